@@ -29,7 +29,6 @@ from metaloom.flows.references.index import read_index, shipped
 from metaloom.flows.views import charts
 from metaloom.flows.views.class_returns import classes_of, returns_by_class
 from metaloom.flows.views.formatting import count, number
-from metaloom.flows.views.run_info import planned_iterations
 from metaloom.flows.views.series import AFTER, BEFORE, BETWEEN
 from metaloom.pipeline.comparison.groups import Estimate
 from metaloom.storage import Run
@@ -81,10 +80,10 @@ def complete(folder: Path) -> Iterator[Run]:
     """The runs of a folder that are named by their seeds and have all their iterations; says which have not."""
     for path in sorted(path for path in folder.iterdir() if group_of(path.name) != path.name):
         run = storage.open_run(path)
-        if len(run.iterations) == planned_iterations(run):
+        if len(run.iterations) == run.capacity:
             yield run
         else:
-            print(f"left out: {path}, {len(run.iterations)} of {planned_iterations(run)} iterations")
+            print(f"left out: {path}, {len(run.iterations)} of {run.capacity} iterations")
 
 
 def group_of(name: str) -> str:

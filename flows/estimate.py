@@ -11,13 +11,13 @@ from typing import Any, cast
 from metaloom.flows.graph.context import build_learner
 from metaloom.flows.graph.off_policy import plan_of
 from metaloom.flows.rollouts.workers import SamplerSpec
-from metaloom.flows.views.formatting import size
 from metaloom.pipeline.algorithms.off_policy.settings import OffPolicySettings
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.memory import machine_memory
 from metaloom.pipeline.nn.cells import RECURRENT_NETWORKS
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.schema import ConfigError
+from metaloom.pipeline.shown import size
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan
 
 _LOG = logging.getLogger(__name__)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from metaloom import storage
 from metaloom.flows.errors import UsageError
-from metaloom.flows.views.formatting import plural
 
 
 def runs_root() -> Path:
@@ -191,7 +190,7 @@ class RunAt:
             run = storage.open_run(folder)
             done = len(run.iterations)
             if not learner and number < -done:
-                raise UsageError(f"{text}: found {plural(done, 'complete iteration')}; required at least {-number}")
+                raise UsageError(f"{text}: found {done:,} complete; required at least {-number}")
             number = updates_at(run, number) if learner else done + number
         return cls(folder, number)
 

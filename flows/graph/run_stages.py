@@ -19,7 +19,6 @@ from metaloom.flows.graph.tables import graph_of
 from metaloom.flows.rollouts.backends import rollout_workers
 from metaloom.flows.rollouts.workers import Backend, usable_cores
 from metaloom.flows.trust import require_trust
-from metaloom.flows.views.run_info import planned_iterations
 from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.config.run import RunConfig, build_stored
 from metaloom.pipeline.config.sources import plugin_sources
@@ -170,7 +169,7 @@ def config_of(run: Run, ref: StageRef | None = None) -> RunConfig:
     """
     require_trust(run)
     settings = run.config if ref is None else run.config_of(ref)
-    return build_stored({**settings, "iterations": planned_iterations(run)})
+    return build_stored({**settings, "iterations": run.capacity})
 
 
 def config_at(run: Run, iteration: int) -> RunConfig:

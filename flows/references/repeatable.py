@@ -9,7 +9,7 @@ from metaloom.flows.graph.run_stages import stages_of_run
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.trust import names_of_run
 from metaloom.flows.views.formatting import plural
-from metaloom.flows.views.run_info import planned_iterations, state_of
+from metaloom.flows.views.run_info import state_of
 from metaloom.storage import Run, argument
 from metaloom.storage.read.sessions import mapping
 
@@ -26,7 +26,7 @@ def require_repeatable(run: Run) -> None:
     done = len(run.iterations)
     if not done or state_of(run, None) != "complete":
         raise UsageError(
-            f"{run.location}: found {done} of {plural(planned_iterations(run), 'iteration')}; required a complete run: "
+            f"{run.location}: found {done} of {plural(run.capacity, 'iteration')}; required a complete run: "
             f"metaloom resume {argument(run.path)}"
         )
     infos: list[Mapping[str, Any]] = [run.info, *run.info.get("ancestors", [])]

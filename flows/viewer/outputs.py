@@ -17,7 +17,6 @@ from metaloom.flows.views.formatting import dotted, plural, program, short_time,
 from metaloom.flows.views.run_info import (
     class_returns_of,
     iteration_metrics,
-    planned_iterations,
     run_info,
     stage_info,
     state_of,
@@ -46,7 +45,7 @@ def live(run: Run) -> dict[str, Any]:
         "state": state_of(run, writer),
         "writer": str(writer) if writer else None,
         "iterations_done": done,
-        "iterations": planned_iterations(run),
+        "iterations": run.capacity,
         "newest": None if newest is None else {"iteration": newest.iteration, "label": stage_name(newest)},
     }
 

@@ -15,7 +15,6 @@ from metaloom.flows.views.history import History, load_history
 from metaloom.flows.views.interactive import Drawings, plotly_file
 from metaloom.flows.views.page import Drawn, Figure, Page, Picture
 from metaloom.flows.views.run_charts import learning_chart, run_charts, stage_seconds
-from metaloom.flows.views.run_info import planned_iterations
 from metaloom.flows.views.series import Chart
 from metaloom.pipeline.types import Array
 from metaloom.storage import Run, StageRef
@@ -169,7 +168,7 @@ def _tiles(run: Run, history: History, stage_seconds: Mapping[StageRef, Array]) 
         else {f"last return, {statistic}": returns[0]}
     )
     return [
-        ("iterations done", f"{len(history.iterations):,} of {planned_iterations(run):,}"),
+        ("iterations done", f"{len(history.iterations):,} of {run.capacity:,}"),
         ("environment steps", count(float(history.env_steps[-1]))),
         *((what, number(value)) for what, value in shown.items()),
         ("computing time (h:mm:ss)", duration(compute)),

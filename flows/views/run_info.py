@@ -34,7 +34,7 @@ def run_info(run: Run) -> dict[str, Any]:
         "state": state_of(run, writer),
         "writer": str(writer) if writer else None,
         "iterations_done": done,
-        "iterations": planned_iterations(run),
+        "iterations": run.capacity,
         "config": dict(run.config),
         "environment": dict(run.info["environment"]),
         "versions": dict(run.info["versions"]),
@@ -78,11 +78,6 @@ def session_changes(run: Run) -> list[dict[str, Any]]:
         for (_, before), (session, after) in pairwise(known)
     )
     return [change for change in changes if change["changed"]]
-
-
-def planned_iterations(run: Run) -> int:
-    """Number of iterations that the run shall have: as configured, or more if `resume --iterations` extended it."""
-    return run.capacity
 
 
 def iteration_info(run: Run, iteration: int) -> dict[str, Any]:
@@ -200,7 +195,7 @@ def list_run_row(folder: Path) -> dict[str, Any]:
             "env": run.config["env"]["name"],
             "algorithm": run.config["algorithm"]["name"],
             "iterations_done": len(run.iterations),
-            "iterations": planned_iterations(run),
+            "iterations": run.capacity,
             "last_return": finite(returns[-1]) if returns else None,
             "last_return_is": statistic if returns else None,
             **({"last_success_rate": success[-1]} if success else {}),
@@ -214,7 +209,7 @@ def state_of(run: Run, writer: storage.Writer | None) -> State:
     """Tell whether somebody writes a run; if not, whether it has all its iterations; if not, how its writer ended."""
     if writer is not None:
         return "training"
-    if len(run.iterations) >= planned_iterations(run) or _has_met_its_end(run):
+    if len(run.iterations) >= run.capacity or _has_met_its_end(run):
         return "complete"
     return "killed" if storage.was_killed(run.path, run.files.remote) else "stopped"
 

@@ -5,7 +5,6 @@ from datetime import datetime
 
 from metaloom.flows.observer import IterationReport, mean_test_returns
 from metaloom.flows.views.class_returns import classes_of, returns_by_class
-from metaloom.flows.views.run_info import planned_iterations
 from metaloom.pipeline.types import Array
 from metaloom.storage import Run, StageRef
 
@@ -38,7 +37,7 @@ class StoredReports:
         steps = sum(run.episodes(iteration)["length"].to_pylist())
         return IterationReport(
             iteration=iteration,
-            iterations=planned_iterations(run),
+            iterations=run.capacity,
             metrics=run[iteration].metrics(),
             stage_seconds={f"{record.ref.stage}.{record.ref.step}": record.seconds for record in records},
             elapsed_seconds=last - self._base,

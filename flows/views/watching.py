@@ -17,7 +17,7 @@ from metaloom.flows.run_log import LogLine, LogReader
 from metaloom.flows.views.formatting import plural, size, stage_name
 from metaloom.flows.views.parts import as_text
 from metaloom.flows.views.progress import SPARKLINE_WIDTH, Panel, PlainLines, ProgressMode, is_live, json_line
-from metaloom.flows.views.run_info import planned_iterations, state_of
+from metaloom.flows.views.run_info import state_of
 from metaloom.flows.views.stored_reports import StoredReports, seconds_of
 from metaloom.storage import StageRef, argument
 
@@ -95,7 +95,7 @@ class Watch:
 
     def ending(self) -> Ending:
         """How the run stands, once nobody writes it."""
-        run, total = self.run, planned_iterations(self.run)
+        run, total = self.run, self.run.capacity
         how = f"{len(run.iterations)} of {plural(total, 'iteration')}"
         again = f"go on with: metaloom resume {argument(run.path)}"
         if state_of(run, None) == "complete":
