@@ -21,11 +21,10 @@ from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.run import build_config
-from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.config import REPRODUCED, EnvConfig
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.envs.facts import class_path
 from metaloom.pipeline.schema import ConfigError
-from metaloom.stages.witness import REPRODUCED
 
 ITERATIONS = 2
 SETTINGS = {
