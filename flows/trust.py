@@ -63,7 +63,7 @@ class Settings:
         """Those of a run and of its ancestors."""
         remedy = (
             f"add --trust (in Python: metaloom.trust_run({run.location!r})). `metaloom show "
-            f"{storage.argument(run.path)}` shows the settings and runs nothing"
+            f"{storage.argument(run.path)} --all` shows the settings and runs nothing"
         )
         return cls(run.location, str(run.info["sha256"]), names_of_run(run), remedy, tuple(_starts_elsewhere(run)))
 

@@ -5,6 +5,7 @@ import os
 import secrets
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -83,22 +84,27 @@ def _rehearsed(settings: str, steps: int, timeout_seconds: float) -> Mapping[str
 def _in_process(settings: str, arguments: list[str], timeout_seconds: float) -> dict[str, Any]:
     mark = secrets.token_hex(8)
     paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    try:
-        ended = subprocess.run(
-            # Without -P, modules of the folder one stands in would be found before installed ones.
-            [sys.executable, "-P", "-m", rehearsal.__name__, *arguments, str(timeout_seconds)],
-            input=settings,
-            env={**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": arguments[-1], MARK: mark},
-            text=True,
-            capture_output=True,
-            timeout=timeout_seconds + 30 * rehearsal.SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        return {"notes": [f"the rehearsal did not end within {timeout_seconds:g} s; copies are kept over episodes"]}
-    finally:
-        end_marked(mark)
-    if ended.returncode == 0:
-        return json.loads(ended.stdout)
+    limit = timeout_seconds + 30 * rehearsal.SECONDS
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as answer:
+        try:
+            ended = subprocess.run(
+                # Without -P, modules of the folder one stands in would be found before installed ones.
+                [sys.executable, "-P", "-m", rehearsal.__name__, *arguments, str(timeout_seconds)],
+                input=settings,
+                env={**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": arguments[-1], MARK: mark},
+                text=True,
+                # No pipes, which what the environment leaves running would hold open.
+                stdout=answer,
+                stderr=subprocess.DEVNULL,
+                timeout=limit,
+            )
+        except subprocess.TimeoutExpired:
+            return {"notes": [f"the rehearsal did not end within {limit:g} s; copies are kept over episodes"]}
+        finally:
+            end_marked(mark)
+        if ended.returncode == 0:
+            answer.seek(0)
+            return json.load(answer)
     return {
         "notes": [f"the process of the rehearsal ended with status {ended.returncode}; copies are kept over episodes"]
     }

@@ -325,7 +325,8 @@ _warm = _WarmSamplers()
 
 
 def _random_watch(spec: SamplerSpec) -> GlobalRandomWatch:
-    return GlobalRandomWatch(on=bool(own_paths(acting_paths(spec.env, spec.policy))))
+    # What is played again has been watched when it was played first.
+    return GlobalRandomWatch(on=spec.actor != "recorded" and bool(own_paths(acting_paths(spec.env, spec.policy))))
 
 
 def close_samplers() -> None:

@@ -20,9 +20,11 @@ from gymnasium.spaces import Box, Discrete
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import BatchEnv, EnvError
 from metaloom.pipeline.envs.fact_checks import check_facts, declared_facts
+from metaloom.pipeline.envs.facts import component_facts
 from metaloom.pipeline.envs.finite_checks import last_line
 from metaloom.pipeline.envs.registry import make_batch_env, make_env, require_env
 from metaloom.pipeline.envs.wrappers import is_bounded
+from metaloom.pipeline.global_random import Draw, GlobalRandomWatch
 from metaloom.pipeline.seeding import generator, seed_for
 from metaloom.pipeline.types import Array
 
@@ -33,12 +35,18 @@ of rounds takes no more, and no other round begins after it. Many short episodes
 _ALTERNATIVES = 4
 
 
-def refusal(who: str) -> str:
-    """The sentence that refuses an environment of which two copies do not do the same."""
+def refusal(who: str, draw: Draw | None = None) -> str:
+    """The sentence that refuses an environment of which two copies do not do the same.
+
+    Args:
+        who: does not do the same.
+        draw: of a global generator, if that is why. Training refuses it as well, unless it is an installed package's.
+    """
+    why = draw or "Draw from self.np_random alone and begin anew in reset"
+    remedy = "" if draw and not draw.installed else "; to train on it all the same: --set env.copies=kept"
     return (
         f"{who} gave other answers to the same task, seed and actions; required the same bits, or no run could be "
-        "resumed or replayed. Draw from self.np_random alone and begin anew in reset; to train on it all the same: "
-        "--set env.copies=kept"
+        f"resumed or replayed. {why}{remedy}"
     )
 
 
@@ -68,6 +76,7 @@ class Rehearsal:
         self.seeds = np.array(seeds, np.uint64)
         env.close()
         self.hurries = False
+        self.pid = os.getpid()
         self.making, self.playing = list[float](), list[float]()
 
     def alone(self, n: int, *, task: int | None = None, seed: int | None = None) -> list[Answer]:
@@ -92,11 +101,13 @@ class Rehearsal:
             self.seeds[[*episodes] if seed is None else [seed]],
         )
         answers = [[Answer(-1, "observations", row)] for row in batch.reset(tasks, seeds).copy()]
+        self._end_copies()
         rows = np.arange(len(episodes))
         began = 0.0
         for t in range(self.steps):
             actions = np.stack([_random_action(self.space, rng) for rng in rngs])
             step = batch.step(actions[rows], rows)
+            self._end_copies()
             check_facts(step.facts, self.facts, rows)
             arrays = {"observations": step.observations, **step.reward_terms, **step.facts}
             arrays |= {"terminated": step.terminated, "truncated": step.truncated}
@@ -112,6 +123,11 @@ class Rehearsal:
                 break
         faulthandler.cancel_dump_traceback_later()
         return answers
+
+    def _end_copies(self) -> None:
+        """End this process if it is a copy that came back from a fork in the environment: each would go on to fork."""
+        if os.getpid() != self.pid:
+            os._exit(0)
 
     def find(self) -> dict[str, Any]:
         """Return what `copies` should be and `notes` for the user, or a `refusal`.
@@ -130,11 +146,10 @@ class Rehearsal:
                 where = first_difference(new, answers[: len(new)])
                 if where and not past:
                     if again := first_difference(new, self.alone(n)):
-                        return {"refusal": refusal(f"two new copies ({again} of episode {n})")}
+                        return {"refusal": refusal(f"two new copies ({again} of episode {n})", self._draw(n))}
                     if number == 0:
-                        return {
-                            "refusal": refusal(f"a copy beside another one, and one alone ({where} of episode {n}),")
-                        }
+                        who = f"a copy beside another one, and one alone ({where} of episode {n}),"
+                        return {"refusal": refusal(who, self._draw(n))}
                     past = f"{where} of episode {n}"
             if past or (number + 1 >= LEAST_ROUNDS and _seconds() - began > SECONDS):
                 break
@@ -145,6 +160,11 @@ class Rehearsal:
             "alone": [digest(answer for answer in new if answer.step < self.steps) for new in alone[:ROWS]],
             "steps": self.steps,
         }
+
+    def _draw(self, n: int) -> Draw | None:
+        """Find out what draws from a global generator in episode n, or seeds it."""
+        self.alone((n + 1) % len(self.seeds))  # or an environment that seeds it would leave it as it was
+        return GlobalRandomWatch().draw_of(lambda: self.alone(n))[1]
 
     def _notes(self, past: str) -> Iterator[str]:
         if past:
@@ -234,6 +254,7 @@ def main(steps: int, thorough: bool, timeout_seconds: float) -> dict[str, Any]:
     faulthandler.dump_traceback_later(timeout_seconds, exit=True)
     try:
         env = make_env(config)
+        component_facts(env)
     except EnvError:  # as training will report it
         return {}
     found: dict[str, Any] = {"discrete": isinstance(env.action_space, Discrete), "misses": missed_box(env.action_space)}

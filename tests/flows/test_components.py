@@ -65,7 +65,7 @@ class Tank(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        return self.observation_space.sample() * 0, {}
+        return np.zeros(2, np.float32), {}
 
     def step(self, action):
         return np.array([action[0], 0.5], np.float32), float(action[0]), False, False, {}

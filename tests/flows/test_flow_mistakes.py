@@ -19,6 +19,7 @@ from metaloom.flows.graph.check import require_one_adaptation
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline import global_random
 from metaloom.pipeline.algorithms.contract import Learner
+from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.global_random import GlobalRandomWatch
 from metaloom.pipeline.schema import ConfigError
 from metaloom.stages.faults import StageFault
@@ -313,6 +314,10 @@ def test_a_metric_that_is_a_number_of_another_type_replays_identical(flow, tiny_
     assert all(outcome.identical for outcome in replay(Path("run")))
 
 
+KEPT_DRIFT = {"name": "own_flow:Drift", "copies": "kept"}
+"""It plays without a rehearsal, which would refuse it."""
+
+
 @pytest.mark.parametrize(
     ("settings", "who", "generator"),
     [
@@ -321,7 +326,7 @@ def test_a_metric_that_is_a_number_of_another_type_replays_identical(flow, tiny_
         ({"algorithm": "own_flow:Drawing"}, "halve k=0: own_flow:drawing", "random"),
         ({"baseline": "own_flow:RandomBaseline"}, "process_samples k=0: own_flow:RandomBaseline.fit_predict", "torch"),
         ({"metrics": ["own_flow:measure"]}, "meta_optimize k=0: own_flow:measure", "random"),
-        ({"env": "own_flow:Drift"}, "inner step 0: own_flow:Drift.step", "numpy.random"),
+        ({"env": KEPT_DRIFT}, "inner step 0: own_flow:Drift.step", "numpy.random"),
     ],
 )
 def test_whoever_draws_from_a_global_generator_is_refused_by_name(flow, tiny_config, settings, who, generator):
@@ -333,12 +338,21 @@ def test_whoever_draws_from_a_global_generator_is_refused_by_name(flow, tiny_con
     )
 
 
+def test_the_rehearsal_names_who_draws_from_a_global_generator_and_offers_no_way_that_training_refuses(
+    flow, tiny_config
+):
+    flow()
+    with pytest.raises(EnvError, match=r"Drift.step, line \d+ drew from .* of numpy.random, .* seeds$"):
+        train(tiny_config(iterations=1, env="own_flow:Drift"), Path("run"), backend=SERIAL)
+    assert not Path("run").exists()
+
+
 def test_an_installed_environment_that_draws_from_a_global_generator_is_named_once(
     flow, tiny_config, monkeypatch, caplog
 ):
     flow()
     monkeypatch.setattr(global_random, "is_installed", lambda file: Path(file).name == "own_flow.py")
-    train(tiny_config(iterations=1, env="own_flow:Drift"), Path("run"), backend=SERIAL)
+    train(tiny_config(iterations=1, env=KEPT_DRIFT), Path("run"), backend=SERIAL)
     told = [record.getMessage() for record in caplog.records if "global generator" in record.getMessage()]
     assert len(told) == 1
     assert told[0].startswith("env.name is own_flow:Drift: own_flow:Drift.step, line ")

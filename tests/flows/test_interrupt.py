@@ -39,7 +39,8 @@ def slow_once(tiny_config, tmp_path, monkeypatch):
         monkeypatch.syspath_prepend(path)
     monkeypatch.delitem(sys.modules, "interrupted_env", raising=False)
     monkeypatch.setattr(metaloom.flows.interrupt, "STAGE_SECONDS", 0.5)
-    env = {"name": "interrupted_env:SlowOnce", "options": {"mark": str(tmp_path / "slept")}}
+    # Its rollouts are to be slow, not its rehearsal.
+    env = {"name": "interrupted_env:SlowOnce", "options": {"mark": str(tmp_path / "slept")}, "copies": "kept"}
     return tiny_config(env=env, num_tasks=2, iterations=2)
 
 
