@@ -19,6 +19,7 @@ from metaloom.flows.graph.check import check_graph
 from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views.formatting import count, duration, plural, short_time, size
+from metaloom.flows.views.report import write_report
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.memory import machine_memory
 from metaloom.storage.unfinished import unfinished_folder
@@ -137,7 +138,7 @@ def dry_run(config: RunConfig, folder: Path, backend: Backend = Backend(), *, pr
 
 
 def _probe(config: RunConfig, backend: Backend) -> Probe:
-    """Train two iterations: in the first one, things are imported and built."""
+    """Train two iterations, and write the report: in the first one, things are imported and built."""
     ends, stored, began = [0.0], [0], time.monotonic()
     evaluation = config.evaluation.model_copy(update={"every": None})
     short = config.model_copy(update={"iterations": min(_PROBED, config.iterations), "evaluation": evaluation})
@@ -149,7 +150,9 @@ def _probe(config: RunConfig, backend: Backend) -> Probe:
 
         too_long = lambda: time.monotonic() - began > _PROBE_SECONDS  # noqa: E731
         train(short, folder / "run", backend=backend, observer=Observer(iteration_done=note, should_stop=too_long))
-    complete = len(ends) - 1 == short.iterations
+        complete = len(ends) - 1 == short.iterations
+        if complete:  # charts take memory too
+            write_report(storage.open_run(folder / "run"), folder / "report")
     iteration_bytes = stored[-1] - stored[-2]
     return Probe(
         trainer_bytes=_most_memory(resource.RUSAGE_SELF),

@@ -154,6 +154,7 @@ def program(name: str) -> str:
     """Return how to call a program of this environment: by its name where that finds it, else by its path."""
     ours = Path(sys.executable).with_name(name)
     found = shutil.which(name)
-    if not ours.exists() or (found and Path(found).parent == ours.parent):
+    # A link counts: what it leads to may lie in somebody's home, where nobody else may look.
+    if not os.path.lexists(ours) or (found and Path(found).parent == ours.parent):
         return name
     return os.path.relpath(ours)

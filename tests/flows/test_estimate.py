@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import metaloom.flows.commands.dry_run
 import metaloom.flows.estimate
 from metaloom.flows.cli import run as main
 from metaloom.flows.commands.evaluate import evaluate
@@ -14,7 +15,9 @@ from metaloom.flows.commands.train import resume, train
 from metaloom.flows.estimate import check_sizes, refusal_of
 from metaloom.flows.recipes import new_config
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.views.report import write_report
 from metaloom.pipeline.schema import ConfigError
+from metaloom.storage import Run
 
 HERE = Backend(workers=0)
 HUGE = {
@@ -147,12 +150,20 @@ def test_a_dry_run_prints_what_it_counts_and_measures_and_creates_nothing(
     assert main([*arguments, "--workers", "0"]) == 0
     printed = capsys.readouterr().out
     assert printed.count("not measured; --probe does") == 3
+    reported: list[int] = []
+
+    def write(run: Run, out: Path) -> None:
+        reported.append(len(run.iterations))
+        write_report(run, out)
+
+    monkeypatch.setattr(metaloom.flows.commands.dry_run, "write_report", write)
     assert main([*arguments, "--workers", "0", "--probe", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["steps"] == 2 * 20 * 100 * 2
     probe = found["probe"]
     assert found["run_seconds"] == 3 * probe["iteration_seconds"] > 0
     assert probe["trainer_bytes"] > 10**8
+    assert reported == [2]  # a real run writes one too, and its charts take memory
     assert not (tmp_path / "runs").exists()
     config = new_config("promp-point-corner", ("iterations=3", "num_tasks=2"))
     train(config, tmp_path / "run", backend=HERE)

@@ -18,6 +18,7 @@ from metaloom import storage
 from metaloom.flows import cli
 from metaloom.flows.commands.disk import disk_use, in_ranges
 from metaloom.flows.commands.fork import fork
+from metaloom.flows.views.formatting import program
 from metaloom.storage.read.committed import bytes_in
 
 KILLED_IN_BETWEEN = """
@@ -156,6 +157,23 @@ def somebody_else():
         yield
     finally:
         os.seteuid(0)
+
+
+def test_a_program_is_named_by_its_path_where_that_leads_into_a_home_that_nobody_else_may_read(monkeypatch):
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(sys, "executable", f"{folder}/bin/python")
+        home = Path(folder, "home")
+        home.mkdir()
+        Path(folder, "bin").mkdir()
+        Path(sys.executable).symlink_to(home / "python")
+        home.chmod(0)
+        try:
+            with somebody_else():
+                assert program("python") == "bin/python"
+        finally:
+            home.chmod(0o700)
 
 
 class TestUnreadableRuns:
