@@ -9,6 +9,7 @@ from small_runs import SMALL_RUNS
 
 from metaloom import storage
 from metaloom.flows.commands.train import Observer, train
+from metaloom.flows.graph import runner
 from metaloom.flows.graph.run_stages import stages_of_run
 from metaloom.flows.graph.stage import WITNESS
 from metaloom.flows.recipes import load_settings
@@ -18,6 +19,7 @@ from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.replay.index import RowIndex
 from metaloom.pipeline.seeding import generator
+from metaloom.stages import witness
 from metaloom.storage import Span, StageRef
 
 COMMON = ("iterations=3", "policy.hidden_sizes=[8]", "evaluation.every=3", "evaluation.test_episodes=1")
@@ -57,6 +59,17 @@ def trained(request, tmp_path_factory, drawn):
     with pytest.MonkeyPatch.context() as patch:
         digest = seeding._digest
         patch.setattr(seeding, "_digest", lambda *position: drawn.append(position) or digest(*position))
+
+        def play_again(*arguments):
+            # It resets with a seed of the rollouts; the actor is seeded as well, but plays what is recorded.
+            before, found = drawn.copy(), witness.play_again(*arguments)
+            again = {at for at in drawn[len(before) :] if at[1] not in ("witness", "actions")}
+            assert {at[1] for at in again} == {"resets"}
+            assert again <= set(before)
+            drawn[:] = before
+            return found
+
+        patch.setattr(runner, "play_again", play_again)
         begins = Observer(stage_started=lambda ref: ref.stage == "initialize" and drawn.clear())
         train(config, path, backend=Backend(workers=0), observer=begins)
     return storage.open_run(path)
@@ -148,8 +161,9 @@ EPOCHS = {"a2c", "ppo", "ppo2", "recurrent-ppo", "rl2", "varibad"}
 
 
 def test_no_epoch_iteration_or_step_draws_what_another_one_has_drawn(trained, drawn):
-    # The tasks of iteration 0 fill a replay buffer as well; an evaluation's own seed is asked for over and over.
-    counts = Counter(at for at in drawn if at[1] not in ("evaluation", "tasks"))
+    # The tasks of iteration 0 fill a replay buffer as well; an evaluation's own seed is asked for over and over, and so
+    # is the batch that a witness is from, by whoever asks what a stage reads.
+    counts = Counter(at for at in drawn if at[1] not in ("evaluation", "tasks", "witness"))
     assert [at for at, count in counts.items() if count > 1] == []
     algorithm = trained.config["algorithm"]["name"]
     epochs = {(position[0], position[1]) for _, stream, position in counts if stream == "minibatches"}
