@@ -143,6 +143,7 @@ class _Rollout:
         """Run every episode from reset to end; returns the simulators' state after the resets."""
         self.watch.entered(None)
         first = self.env.reset(np.repeat(self.tasks.params, self.E, axis=0), np.array(self.seeds, np.uint64))
+        self.watch.left()
         _require_shape("reset: observations", first, self.observations[0].shape)
         self.observations[0] = first
         initial_state = self.env.state
@@ -152,6 +153,7 @@ class _Rollout:
             actions = self.actor.act(t, self.observations[t], rows)
             self.watch.entered(t)
             result = self.env.step(actions, rows)
+            self.watch.left()
             self._record(t, rows, result)
             ended = result.terminated | result.truncated
             self.actor.learn_of(rows, self.rewards[t, rows], ended | (t == self.T - 1))

@@ -135,6 +135,10 @@ class FlightRecorder(RolloutWatch):
         self._position[1] = -1
         self._watchdog.alive()
 
+    def left(self) -> None:
+        """The environments have come back from that call: a copy that was forked in it must not write any action."""
+        self._watchdog.left()
+
     def row(self, row: int) -> None:
         """The environment of a row is about to be called."""
         self._position[1] = row

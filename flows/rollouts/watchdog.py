@@ -43,6 +43,9 @@ class Watchdog:
             self._tell(now + self._patience + self._slack)
             _set_deadline(self, now + self._patience, self._report)
 
+    def left(self) -> None:
+        """A call has ended; the time allowed goes on until the next one begins."""
+
     def rest(self) -> None:
         """Watch no longer, until `alive` is called again."""
         self._set_again = 0.0
@@ -72,7 +75,7 @@ class EndOfCopy(Watchdog):
             os.write(2, _FORKED)
         os._exit(0)
 
-    rest = alive
+    rest = left = alive
 
 
 _FORKED = (

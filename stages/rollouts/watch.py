@@ -20,6 +20,9 @@ class RolloutWatch:
     def entered(self, env_step: int | None) -> None:
         """The environments are about to be reset (None) or to take a step."""
 
+    def left(self) -> None:
+        """The environments have come back from that call."""
+
     def row(self, row: int) -> None:
         """The environment of a row is about to be called, where a loop calls one after the other."""
 
