@@ -29,9 +29,8 @@ def du(runs: Runs = (), /, *, as_json: AsJson = False) -> int:
     root = runs_root()
     paths = [run_folder(run) for run in runs] or find_runs(root)
     uses: list[DiskUse] = []
-    for path in paths:
-        STATUS.far(f"run {len(uses) + 1} of {len(paths)}")
-        uses.append(disk_use(path))
+    for n, path in enumerate(paths, 1):
+        uses.append(disk_use(path, STATUS.counted(f"outputs of run {n} of {len(paths)}")))
     leftovers = unfinished_removals(root)
 
     def data() -> dict[str, Any]:

@@ -10,6 +10,7 @@ from metaloom import storage
 from metaloom.flows.views.formatting import stage_name
 from metaloom.flows.views.run_info import bytes_by_group
 from metaloom.storage import Run
+from metaloom.storage.progress import Progress, unseen
 from metaloom.storage.read.committed import file_stats
 
 RANGES = 10
@@ -44,8 +45,12 @@ class DiskUse:
     problem: str = ""
 
 
-def disk_use(path: Path) -> DiskUse:
+def disk_use(path: Path, on_progress: Progress = unseen) -> DiskUse:
     """Add up what a run takes; of one that cannot be read, only its files.
+
+    Args:
+        path: of the run.
+        on_progress: Called with the number of outputs looked at so far, and of all.
 
     Raises:
         storage.RunNotFound, storage.NotARun: there is none.
@@ -57,7 +62,7 @@ def disk_use(path: Path) -> DiskUse:
     try:
         run = storage.open_run(path)
         sizes = run.files.sizes()
-        stages, iterations, thinnable = _committed(run)
+        stages, iterations, thinnable = _committed(run, on_progress)
     except (storage.RunNotFound, storage.NotARun):
         raise
     except storage.StoreError as error:
@@ -99,14 +104,16 @@ def in_ranges(iterations: Mapping[int, int]) -> dict[tuple[int, int], int]:
     }
 
 
-def _committed(run: Run) -> tuple[Counter[str], Counter[int], list[str]]:
+def _committed(run: Run, on_progress: Progress) -> tuple[Counter[str], Counter[int], list[str]]:
     """Bytes of what is stored in full by stage and by iteration, and the files that thinning would remove."""
     stages, iterations = Counter[str](), Counter[int]()
-    removable = {ref for ref in run.thinnable(run.iterations) if not run.is_thinned(ref)}
+    removable = {*run.thinnable(run.iterations)}
     thinnable: list[str] = []
-    for ref in run.refs():
+    refs = run.refs()
+    for n, ref in enumerate(refs):
+        on_progress(n, len(refs))
         record = run.record(ref)
-        if run.is_thinned(ref):
+        if run.files.is_thinned(record):
             continue
         stages[stage_name(ref)] += record.stored_bytes
         iterations[ref.iteration] += record.stored_bytes

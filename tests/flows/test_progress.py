@@ -190,6 +190,7 @@ def test_a_command_says_on_a_terminal_what_it_does_and_how_far_it_is(options, tm
     ("command", "all_of_it"),
     [
         ("verify first", "{outputs} outputs"),
+        ("du", "{outputs} outputs of run 1 of 1"),
         ("fork first --run second", "{outputs} outputs"),
         ("report first", "{read} tables and records"),
         ("resume first", "{read} tables and records"),
