@@ -156,8 +156,8 @@ def test_every_input_of_a_stage_is_an_argument_of_what_computes_it(trained):
             )
 
 
-EPOCHS = {"a2c", "ppo", "ppo2", "recurrent-ppo", "rl2", "varibad"}
-"""Algorithms that draw minibatches anew in every epoch."""
+EPOCHS = {"ppo", "ppo2", "recurrent-ppo", "rl2", "varibad"}
+"""Algorithms that draw minibatches anew in each of several epochs."""
 
 
 def test_no_epoch_iteration_or_step_draws_what_another_one_has_drawn(trained, drawn):
