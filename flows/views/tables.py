@@ -398,7 +398,7 @@ def _metrics_view(metrics: Mapping[str, float | None]) -> RenderableType:
         if short and k.isdecimal():
             by_step.setdefault(short, {})[int(k)] = optional(value)
         else:
-            others.append((name, Text(f"{optional(value)}{_meaning(name, value)}")))
+            others.append((name, Text(f"{optional(value)}  {meaning(name, value)}".rstrip())))
     last = max((k for values in by_step.values() for k in values), default=-1)
     table = new_table("by inner step", *(f">{adaptation_label(k, last)}" for k in range(last + 1)))
     table.columns[0].no_wrap = True
@@ -408,11 +408,11 @@ def _metrics_view(metrics: Mapping[str, float | None]) -> RenderableType:
     return Group(table, fact_grid(others)) if by_step else fact_grid(others)
 
 
-def _meaning(name: str, value: float | None) -> str:
+def meaning(name: str, value: float | None) -> str:
     """Explain a loss that is zero by construction."""
     if name != "loss_before" or not value or abs(value) > 1e-6:
         return ""
-    return "  (0 but for rounding: advantages have mean 0)"
+    return "(0 but for rounding: advantages have mean 0)"
 
 
 def _classes_view(rows: Sequence[Mapping[str, Any]], labels: Sequence[str] | None = None) -> list[RenderableType]:
