@@ -334,18 +334,23 @@ def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: finite(value) if isinstance(value, float) else value for name, value in row.items()}
 
 
-def doctor_table(checks: Sequence["Check"]) -> Table:
-    """`metaloom doctor`."""
+def doctor_view(checks: Sequence["Check"]) -> RenderableType:
+    """`metaloom doctor`: a table, and below it what failed, in full width."""
     table = new_table("check", "", "found", "required", "what helps")
     for check in checks:
         table.add_row(
             check.name,
             Text(check.status, CHECK_STYLES[check.status]),
-            as_text(check.found),
+            as_text(check.found if check.ok else "see below"),
             check.required,
-            as_text(check.advice),
+            as_text(check.advice if check.ok else ""),
         )
-    return table
+    below: list[Text] = []
+    for check in checks:
+        if not check.ok:
+            below.append(as_text(f"{check.name}: {check.found}", "bold"))
+            below += [as_text(f"what helps: {check.advice}")] if check.advice else []
+    return Group(table, *below)
 
 
 def _recipe_row(name: str, recipes: Mapping[str, "Callable[[], RunConfig]"]) -> dict[str, Any]:
