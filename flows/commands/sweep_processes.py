@@ -100,8 +100,9 @@ def _listen(one: _Working, observer: SweepObserver) -> Outcome | None:
 
 def _work(config: RunConfig, folder: Path, backend: Backend, stop: Event, tell: Connection, logs: LogPlan) -> None:
     """Train a run in this process, and tell of it."""
-    # Ctrl-C reaches all processes of a terminal; the one that was started by the user decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # These reach all processes of a terminal; the one that was started by the user decides what they mean.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     Thread(target=_end_with_parent, args=(stop,), daemon=True).start()
 
     def iteration_done(report: IterationReport) -> None:
