@@ -5,17 +5,25 @@ a scheduler or a terminal that kills the process soon afterwards, so a stage tha
 """
 
 import os
+import select
 import signal
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from types import FrameType
+
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from metaloom.flows.rollouts.guard import tell_asked_to_end
 
 EXIT_INTERRUPTED = 130
 STAGE_SECONDS = 10.0
 """Time for the current stage after SIGTERM or SIGHUP: Slurm kills after 30 s, Docker after 10 by default."""
 _CLOSING_SECONDS = 6.0
 _LOOK_EVERY_SECONDS = 0.2
+_SHOW_CURSOR = "\x1b[?25h"
 
 
 class StageAbandoned(KeyboardInterrupt):
@@ -36,28 +44,75 @@ def abandonable() -> Generator[None, None, None]:
         _can_be_abandoned = False
 
 
+@dataclass
+class Stop:
+    """A request to stop; called, it returns True once there is one, and a live panel draws it below the rest.
+
+    Attributes:
+        how: what it means for the current stage; empty before there is a request.
+        panel: console of the live panel, past which nothing may be written.
+    """
+
+    how: str = ""
+    panel: Console | None = None
+
+    def __call__(self) -> bool:
+        """Tell if this process is to stop."""
+        return bool(self.how)
+
+    def __rich__(self) -> RenderableType:
+        """Draw the request, or nothing."""
+        return Text(f"stopping after this stage; {self.how}", "bold") if self.how else Group()
+
+    @contextmanager
+    def drawn_in(self, panel: Console) -> Generator[None, None, None]:
+        """Leave it to a live panel to show the request while the context lasts."""
+        self.panel = panel
+        try:
+            yield
+        finally:
+            self.panel = None
+
+    def end_at_once(self, again: str) -> None:
+        """End the process: what is committed is committed, the rest is invisible and will be computed again."""
+        tell_asked_to_end()
+        text = f"\nstopped at once; {again}\n"
+        with suppress(OSError):  # the terminal may be what has gone
+            out = 2
+            if self.panel is not None:
+                self.panel.quiet = True  # its thread would draw over the text
+                out, text = self.panel.file.fileno(), _SHOW_CURSOR + text
+            if select.select([], [out], [], 0)[1]:  # a terminal that takes nothing does not keep the process
+                os.write(out, text.encode())
+        os._exit(EXIT_INTERRUPTED)
+
+
 @contextmanager
-def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns True once a signal has asked this process to stop."""
-    received: list[int] = []
+def stop_on_interrupt(again: Callable[[], str]) -> Iterator[Stop]:
+    """Yield what knows whether a signal has asked this process to stop.
+
+    Args:
+        again: says how to go on, for a process that ends at once.
+    """
+    stop, received = Stop(), list[int]()
     # What cannot be interrupted, such as a call of a simulator, does not keep the process either.
-    end = threading.Timer(STAGE_SECONDS + _CLOSING_SECONDS, os._exit, (EXIT_INTERRUPTED,))
+    end = threading.Timer(STAGE_SECONDS + _CLOSING_SECONDS, lambda: stop.end_at_once(again()))
     end.daemon = True
 
     def handle(number: int, frame: FrameType | None) -> None:
         del frame
         if number == signal.SIGINT and received:
-            # Nothing to tidy: what is committed is committed, the rest is invisible and will be computed again.
-            os._exit(EXIT_INTERRUPTED)
+            stop.end_at_once(again())
         if number != signal.SIGINT and {*received} <= {signal.SIGINT}:
             signal.setitimer(signal.ITIMER_REAL, STAGE_SECONDS, _LOOK_EVERY_SECONDS)
             end.start()
         if not received:
-            how = "press Ctrl-C again to stop at once"
+            stop.how = "press Ctrl-C again to stop at once"
             if number != signal.SIGINT:
-                how = f"after {STAGE_SECONDS:g} s it is abandoned, and computed again by `metaloom resume`"
-            with suppress(OSError):  # the terminal may be what has gone
-                os.write(2, f"\nfinishing the current stage; {how}\n".encode())
+                stop.how = f"after {STAGE_SECONDS:g} s it is abandoned, and computed again by `metaloom resume`"
+            if stop.panel is None:
+                with suppress(OSError):  # the terminal may be what has gone
+                    os.write(2, f"\nfinishing the current stage; {stop.how}\n".encode())
         received.append(number)
 
     def abandon(number: int, frame: FrameType | None) -> None:
@@ -71,7 +126,7 @@ def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
         del handlers[signal.SIGHUP]
     previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        yield lambda: bool(received)
+        yield stop
     finally:
         end.cancel()
         signal.setitimer(signal.ITIMER_REAL, 0)

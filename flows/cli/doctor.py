@@ -13,7 +13,7 @@ def doctor(*, env: str | None = None, overrides: Overrides = (), as_json: AsJson
 
     Of the machine: packages, cores, disk, physics and Prefect.
 
-    Exit code 1 when something is wrong; the table says what helps.
+    Exit code 1 when something is wrong; the output says what helps.
 
     Example: `metaloom doctor --env my_envs:Thermostat --set env.options.target=20`
 
@@ -23,7 +23,7 @@ def doctor(*, env: str | None = None, overrides: Overrides = (), as_json: AsJson
     if env is None and overrides:
         raise UsageError("found --set without --env; required both: the machine has no settings")
     from metaloom.flows.commands.doctor import check_all
-    from metaloom.flows.views.tables import doctor_table
+    from metaloom.flows.views.tables import doctor_view
 
     if env is None:
         checks = check_all(runs_root())
@@ -32,5 +32,5 @@ def doctor(*, env: str | None = None, overrides: Overrides = (), as_json: AsJson
         from metaloom.flows.commands.check_env import check_environment, env_config
 
         checks = check_environment(env_config(env, overrides))
-    answer(as_json, lambda: [asdict(check) for check in checks], lambda: doctor_table(checks))
+    answer(as_json, lambda: [asdict(check) for check in checks], lambda: doctor_view(checks))
     return 0 if all(check.ok for check in checks) else 1

@@ -177,19 +177,18 @@ def _train(
     done = sum(is_complete(planned.folder(run)) for run in planned.runs)
     tell = unless_closed(say)
     tell(as_json, f"sweep {planned.name}: {plural(planned.num_runs, 'run')}, {done} complete")
+    go_on = f"go on with the same command, or: metaloom sweep {planned.name}"
     STATUS.end()
     with (
-        stop_on_interrupt() as should_stop,
-        sweep_progress(
-            planned.num_runs, done, "json" if as_json else "auto", should_stop=should_stop, out=sys.stdout
-        ) as observer,
+        stop_on_interrupt(lambda: go_on) as stop,
+        sweep_progress(planned.num_runs, done, "json" if as_json else "auto", stop=stop, out=sys.stdout) as observer,
     ):
         told = replace(observer, begun=unless_closed(observer.begun), ended=unless_closed(observer.ended))
         result = train_sweep(
             planned, configs, extend=extend, parallel=parallel, backend=backend, observer=told, logs=logs
         )
     if result.stopped:
-        tell(as_json, f"stopped; go on with the same command, or: metaloom sweep {planned.name}")
+        tell(as_json, f"stopped; {go_on}")
         return EXIT_INTERRUPTED
     if result.failed:
         lines = [f"failed  {outcome.run.name}  {outcome.message}" for outcome in result.failed]

@@ -199,20 +199,22 @@ def _train(
     from metaloom.flows.views.progress import progress
     from metaloom.storage import argument, location
 
+    go_on = f"go on with: metaloom resume {argument(folder)}"
+
+    def again() -> str:
+        return go_on if (folder / "run.json").exists() else "nothing was stored yet"
+
     STATUS.end()
     with (
-        stop_on_interrupt() as should_stop,
-        progress(mode="json" if as_json else "auto", should_stop=should_stop, out=sys.stdout) as observer,
+        stop_on_interrupt(again) as stop,
+        progress(mode="json" if as_json else "auto", stop=stop, out=sys.stdout) as observer,
     ):
         shown = replace(observer, iteration_done=unless_closed(observer.iteration_done))
         with _measured(metrics_port, folder, shown) as measured, also.to(folder, measured) as watching:
             result = start(strictly(watching) if strict else watching)
     tell = unless_closed(say)
     if result.stopped:
-        place = argument(folder)
-        tell(
-            as_json, f"stopped after {plural(result.iterations_done, 'iteration')}; go on with: metaloom resume {place}"
-        )
+        tell(as_json, f"stopped after {plural(result.iterations_done, 'iteration')}; {go_on}")
         return EXIT_INTERRUPTED
     if result.damage is not None:
         lines = [*(f"repaired  {line}" for line in result.repaired), *(f"damaged   {line}" for line in result.damage)]

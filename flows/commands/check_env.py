@@ -9,7 +9,7 @@ from metaloom.flows.errors import UsageError
 from metaloom.flows.rollouts.rehearsal import settled
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.envs.config import EnvConfig, gymnasium_limit
-from metaloom.pipeline.envs.contract import EnvError
+from metaloom.pipeline.envs.contract import BatchEnv, EnvError
 from metaloom.pipeline.envs.registry import make_batch_env
 from metaloom.pipeline.envs.rehearsal import ROWS, Rehearsal
 
@@ -42,19 +42,22 @@ def check_environment(config: EnvConfig) -> list[Check]:
         config, notes = settled(config, gymnasium_limit(config.name) or STEPS, always=True)
     except EnvError as error:
         return [Check("repeats", "fail", str(error), required, _ADVICE)]
+    batch: BatchEnv | None = None
     try:
-        count = _play(config)
+        batch = make_batch_env(config, ROWS)
+        count = _play(config, batch)
     except Exception as error:
+        if batch is None and isinstance(error, EnvError):  # a name or an option: it says what helps
+            return [Check("episodes", "fail", str(error), "an environment that can be made")]
         return [Check("episodes", "fail", f"{type(error).__name__}: {error}", "sound answers", _ADVICE)]
     episodes = Check("episodes", "ok", f"{ROWS} of up to {count} steps", "sound answers")
     found = "twice the same" if config.copies == "kept" else "the same on new copies"
     return [episodes, Check("repeats", "ok", found, required), *(Check("notice", "ok", note, "") for note in notes)]
 
 
-def _play(config: EnvConfig) -> int:
+def _play(config: EnvConfig, batch: BatchEnv) -> int:
     """Play some episodes in this process, where what they raise can be read; returns the steps of the longest."""
     rehearsal = Rehearsal(config, STEPS)
-    batch = make_batch_env(config, ROWS)
     try:
         answers = rehearsal.play(batch, range(ROWS))
     finally:

@@ -44,7 +44,7 @@ class Check:
         status: fail: training does not work; warn: it works, but worse than it could.
         found: what is there.
         required: what is needed.
-        advice: what helps; empty when the status is ok.
+        advice: what helps; empty when the status is ok, or `found` says it.
     """
 
     name: str

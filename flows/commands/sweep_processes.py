@@ -16,6 +16,7 @@ from metaloom.flows.commands.sweep_runs import Ending, Job, Outcome, SweepObserv
 from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.loggers import LogPlan
 from metaloom.flows.observer import IterationReport, Observer
+from metaloom.flows.rollouts.guard import tell_asked_to_end
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.sweeps.stored import PlannedRun
 from metaloom.pipeline.config.run import RunConfig
@@ -99,9 +100,10 @@ def _listen(one: _Working, observer: SweepObserver) -> Outcome | None:
 
 def _work(config: RunConfig, folder: Path, backend: Backend, stop: Event, tell: Connection, logs: LogPlan) -> None:
     """Train a run in this process, and tell of it."""
-    # Ctrl-C reaches all processes of a terminal; the one that was started by the user decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Thread(target=_end_with_parent, daemon=True).start()
+    # These reach all processes of a terminal; the one that was started by the user decides what they mean.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    Thread(target=_end_with_parent, args=(stop,), daemon=True).start()
 
     def iteration_done(report: IterationReport) -> None:
         with suppress(BrokenPipeError):
@@ -111,9 +113,11 @@ def _work(config: RunConfig, folder: Path, backend: Backend, stop: Event, tell: 
     tell.send(train_or_resume(config, folder, backend, observer, logs))
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(stop: Event) -> None:
     """End this process when the one that started it is gone, even by kill -9: what is committed is committed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
+    if stop.is_set():
+        tell_asked_to_end()
     os._exit(1)

@@ -27,6 +27,7 @@ MARK = "METALOOM_WORKER_OF"
 NOT_YET, RESET = -2, -1
 STOPPED = "Stopped"
 _TRAINER = "trainer.json"
+_ASKED = "asked_to_end"
 _LOOK_EVERY_SECONDS = 0.2
 _LAYOUT = struct.Struct("=12q2d")
 
@@ -87,6 +88,14 @@ def tell_who_trains(folder: Path, mark: str, env: str) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     trainer = {"pid": os.getpid(), "born": psutil.Process().create_time(), "mark": mark, "env": env}
     (folder / _TRAINER).write_text(json.dumps(trainer), encoding="utf-8")
+    _trained.append(folder)
+
+
+def tell_asked_to_end() -> None:
+    """Have nobody say that this process was killed: its user has asked it to end at once."""
+    for folder in _trained:
+        with suppress(OSError):  # of a run before
+            (folder / _ASKED).touch()
 
 
 def start_guard(folder: Path) -> None:
@@ -118,6 +127,7 @@ def end_marked(mark: str) -> int:
 
 
 _started: list[subprocess.Popen[bytes]] = []  # a Popen that is forgotten warns
+_trained: list[Path] = []
 
 
 def _marked(mark: str) -> Iterator[psutil.Process]:
@@ -174,9 +184,11 @@ class _Trainer(NamedTuple):
             places = "".join(f"\n  {self.env}, {header.words()}" for header in headers)
             again = "If it happens there again, an environment kills it."
             found = f"Environments that were being called then:{places}\n{again}"
-        sys.stderr.write(
-            f"metaloom: the trainer's process was killed. {found} What is stored is safe: `metaloom resume` goes on\n"
-        )
+        if not (folder / _ASKED).exists():
+            sys.stderr.write(
+                f"metaloom: the trainer's process was killed. {found} What is stored is safe: `metaloom resume` goes "
+                "on\n"
+            )
         end_marked(self.mark)
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from metaloom.flows.views.formatting import number, plural, short_time, stage_name
 from metaloom.flows.views.parts import as_text, heading, new_table, optional
-from metaloom.flows.views.tables import difference_table
+from metaloom.flows.views.tables import difference_table, meaning
 
 if TYPE_CHECKING:
     from metaloom.flows.commands.diff import Difference, RunDiff
@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 
 def counterfactual_table(result: "Counterfactual") -> Table:
     """`metaloom optimize`: both outcomes side by side."""
-    table = new_table("", ">as in the run", ">changed")
+    table = new_table("", ">as in the run", ">changed", "")
     table.title = f"iteration {result.ref.iteration}, {stage_name(result.ref)}: {_settings(result)}"
     for name, (stored, changed) in result.quantities().items():
         if name == "seconds":
             continue
         style = "" if stored == changed else "bold"
-        table.add_row(as_text(name), optional(stored), Text(optional(changed), style))
+        note = meaning(name, stored) and meaning(name, changed)
+        table.add_row(as_text(name), optional(stored), Text(optional(changed), style), note)
     table.add_row("time", short_time(result.stored.seconds), short_time(result.changed.seconds))
     table.caption = _caption(result)
     return table
@@ -61,10 +62,11 @@ def diff_view(diff: "RunDiff") -> RenderableType:
     if diff.first is not None:
         parts += [heading(f"first difference: iteration {diff.first.iteration}, {stage_name(diff.first)}")]
         parts += [difference_table(diff.arrays, ("a", "b"))]
-    words = f"{diff.different} of {plural(diff.compared, 'output')} that both have differ"
+    outputs = f"{plural(diff.compared, 'output')} that both have"
+    words = f"equal: all {outputs}" if diff.equal else f"{diff.different} of {outputs} differ"
     for run, count in ((diff.a, diff.only_a), (diff.b, diff.only_b)):
         words += f"; {count} {'is' if count == 1 else 'are'} in {run} only" if count else ""
-    return Group(*parts, as_text("equal: " + words if diff.equal else words))
+    return Group(*parts, as_text(words))
 
 
 def _difference_rows(diff: "RunDiff", rows: Sequence["Difference"]) -> Table:

@@ -17,6 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from metaloom.flows.interrupt import Stop
 from metaloom.flows.observer import IterationReport, Observer
 from metaloom.flows.views.class_returns import class_rows, classes_text
 from metaloom.flows.views.formatting import (
@@ -44,7 +45,7 @@ SPARKS = "▁▂▃▄▅▆▇█"
 def progress(
     mode: ProgressMode = "auto",
     *,
-    should_stop: Callable[[], bool] = lambda: False,
+    stop: Stop | None = None,
     out: TextIO | None = None,
 ) -> Generator[Observer, None, None]:
     """Give an Observer that reports to `out` for as long as the context lasts.
@@ -52,19 +53,19 @@ def progress(
     Args:
         mode: auto: a short line per iteration above a live panel if `out` is a terminal, else plain; plain: one line
             per iteration; json: one JSON object per iteration and line.
-        should_stop: asked before every stage.
+        stop: asked before every stage, and drawn by the live panel; nobody asks to stop when None.
         out: where to write; standard output when None.
     """
-    stream = sys.stdout if out is None else out
+    stream, stop = sys.stdout if out is None else out, stop or Stop()
     console = _PanelConsole(file=stream, highlight=False)
     if mode == "auto" and is_live(console):
-        with _live_panel(console) as panel:
+        with _live_panel(console, stop) as panel:
 
             def show_iteration(report: IterationReport) -> None:
                 console.print(iteration_text(report))  # above the panel
                 panel.iteration_done(report)
 
-            yield Observer(panel.stage_started, show_iteration, should_stop)
+            yield Observer(panel.stage_started, show_iteration, stop)
         return
     line = json_line if mode == "json" else PlainLines()
 
@@ -72,7 +73,7 @@ def progress(
         stream.write(line(report) + "\n")
         stream.flush()
 
-    yield Observer(iteration_done=iteration_done, should_stop=should_stop)
+    yield Observer(iteration_done=iteration_done, should_stop=stop)
 
 
 class _PanelConsole(Console):
@@ -223,10 +224,11 @@ def sparkline(values: "deque[float]") -> str:
 
 
 @contextmanager
-def _live_panel(console: Console) -> Generator[Panel, None, None]:
+def _live_panel(console: Console, stop: Stop) -> Generator[Panel, None, None]:
     panel = Panel()
     # Only a terminal's standard error may be drawn above the panel: a redirected one belongs to its file.
-    with Live(Group(panel), console=console, refresh_per_second=4, redirect_stderr=sys.stderr.isatty()):
+    live = Live(Group(panel, stop), console=console, refresh_per_second=4, redirect_stderr=sys.stderr.isatty())
+    with stop.drawn_in(console), live:
         yield panel
 
 

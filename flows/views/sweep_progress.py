@@ -3,14 +3,16 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from metaloom.flows.commands.sweep_runs import Outcome, SweepObserver
+from metaloom.flows.interrupt import Stop
 from metaloom.flows.observer import IterationReport
 from metaloom.flows.sweeps.stored import PlannedRun
 from metaloom.flows.views.formatting import adaptation_returns, duration, number
@@ -24,7 +26,7 @@ def sweep_progress(
     num_done: int,
     mode: ProgressMode = "auto",
     *,
-    should_stop: Callable[[], bool] = lambda: False,
+    stop: Stop | None = None,
     out: TextIO | None = None,
 ) -> Generator[SweepObserver, None, None]:
     """Give a SweepObserver that reports to `out`, standard output when None, for as long as the context lasts.
@@ -33,10 +35,10 @@ def sweep_progress(
         num_runs: of the sweep.
         num_done: of them, complete before.
         mode: as of flows.views.progress.progress.
-        should_stop: asked before every stage.
+        stop: asked before every stage, and drawn below the bars; nobody asks to stop when None.
         out: where to write.
     """
-    stream = sys.stdout if out is None else out
+    stream, stop = sys.stdout if out is None else out, stop or Stop()
     console = Console(file=stream, highlight=False)
     if mode == "auto" and is_live(console):
         columns = (
@@ -45,12 +47,13 @@ def sweep_progress(
             MofNCompleteColumn(),
             TimeElapsedColumn(),
         )
-        with Progress(*columns, TextColumn("{task.fields[told]}", markup=False), console=console) as bars:
+        bars = Progress(*columns, TextColumn("{task.fields[told]}", markup=False), console=console)
+        with stop.drawn_in(console), Live(Group(bars, stop), console=console, refresh_per_second=10):
             shown = _Bars(bars, num_runs, num_done)
-            yield SweepObserver(shown.begun, shown.iteration_done, shown.ended, should_stop)
+            yield SweepObserver(shown.begun, shown.iteration_done, shown.ended, stop)
         return
     lines = _Lines(stream, num_runs, num_done, as_json=mode == "json")
-    yield SweepObserver(lines.begun, lines.iteration_done, lines.ended, should_stop)
+    yield SweepObserver(lines.begun, lines.iteration_done, lines.ended, stop)
 
 
 class _Lines:

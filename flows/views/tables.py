@@ -334,18 +334,23 @@ def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: finite(value) if isinstance(value, float) else value for name, value in row.items()}
 
 
-def doctor_table(checks: Sequence["Check"]) -> Table:
-    """`metaloom doctor`."""
+def doctor_view(checks: Sequence["Check"]) -> RenderableType:
+    """`metaloom doctor`: a table, and below it what failed, in full width."""
     table = new_table("check", "", "found", "required", "what helps")
     for check in checks:
         table.add_row(
             check.name,
             Text(check.status, CHECK_STYLES[check.status]),
-            as_text(check.found),
+            as_text(check.found if check.ok else "see below"),
             check.required,
-            as_text(check.advice),
+            as_text(check.advice if check.ok else ""),
         )
-    return table
+    below: list[Text] = []
+    for check in checks:
+        if not check.ok:
+            below.append(as_text(f"{check.name}: {check.found}", "bold"))
+            below += [as_text(f"what helps: {check.advice}")] if check.advice else []
+    return Group(table, *below)
 
 
 def _recipe_row(name: str, recipes: Mapping[str, "Callable[[], RunConfig]"]) -> dict[str, Any]:
@@ -398,7 +403,7 @@ def _metrics_view(metrics: Mapping[str, float | None]) -> RenderableType:
         if short and k.isdecimal():
             by_step.setdefault(short, {})[int(k)] = optional(value)
         else:
-            others.append((name, Text(f"{optional(value)}{_meaning(name, value)}")))
+            others.append((name, Text(f"{optional(value)}  {meaning(name, value)}".rstrip())))
     last = max((k for values in by_step.values() for k in values), default=-1)
     table = new_table("by inner step", *(f">{adaptation_label(k, last)}" for k in range(last + 1)))
     table.columns[0].no_wrap = True
@@ -408,11 +413,11 @@ def _metrics_view(metrics: Mapping[str, float | None]) -> RenderableType:
     return Group(table, fact_grid(others)) if by_step else fact_grid(others)
 
 
-def _meaning(name: str, value: float | None) -> str:
+def meaning(name: str, value: float | None) -> str:
     """Explain a loss that is zero by construction."""
     if name != "loss_before" or not value or abs(value) > 1e-6:
         return ""
-    return "  (0 but for rounding: advantages have mean 0)"
+    return "(0 but for rounding: advantages have mean 0)"
 
 
 def _classes_view(rows: Sequence[Mapping[str, Any]], labels: Sequence[str] | None = None) -> list[RenderableType]:

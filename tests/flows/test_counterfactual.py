@@ -173,6 +173,8 @@ def test_the_command_prints_both_outcomes(stored, capsys):
     printed = capsys.readouterr().out
     for word in ("as in the run", "changed", "loss_after", "meta_gradient_norm", "distance", "gives the stored bits"):
         assert word in printed
+    (loss_before,) = (line for line in printed.splitlines() if line.strip().startswith("loss_before"))
+    assert "(0 but for rounding: advantages have mean 0)" in loss_before
 
 
 def test_the_grid_command_prints_one_table_and_json(stored, capsys):

@@ -36,7 +36,7 @@ def test_two_runs_of_one_configuration_are_equal(stored, other, capsys):
     assert outcome.equal
     assert (outcome.compared, outcome.different, outcome.first) == (15, 0, None)
     assert cli.run(["diff", str(stored), str(outcome.b)]) == 0
-    assert "equal: 0 of 15" in capsys.readouterr().out
+    assert "equal: all 15 outputs that both have\n" in capsys.readouterr().out
 
 
 def test_the_first_output_that_differs_is_named_with_how_much_each_array_does(stored, other):

@@ -334,6 +334,21 @@ def test_doctor_finds_what_is_wrong_with_an_environment(fault, statuses, found, 
 
 
 @pytest.mark.parametrize(
+    ("tokens", "found"),
+    [
+        (["half-cheetah-dri"], "env.name is 'half-cheetah-dri'; did you mean half-cheetah-dir?"),
+        (["point-corner", "--set", "env.options.rewrd=1"], "unexpected keyword argument 'rewrd'; allowed: reward,"),
+        (["nowhere:Env"], "required module:Class"),
+    ],
+)
+def test_doctor_leaves_it_to_the_message_to_say_what_helps_where_no_environment_can_be_made(tokens, found, capsys):
+    assert run(["doctor", "--env", *tokens]) == 1
+    printed = capsys.readouterr().out
+    assert found in printed
+    assert "hostile_environments" not in printed
+
+
+@pytest.mark.parametrize(
     "tokens",
     [["--set", "env.options.at=1"], ["--env", "point-2d", "--set", "seed=1"], ["--env", "x", "--set", "env.y=1"]],
 )

@@ -14,8 +14,9 @@ import metaloom.flows.interrupt
 from metaloom import storage
 from metaloom.flows.cli.output import EXIT_OUTPUT_CLOSED
 from metaloom.flows.commands.train import Observer, resume, train
-from metaloom.flows.interrupt import stop_on_interrupt
+from metaloom.flows.interrupt import EXIT_INTERRUPTED, stop_on_interrupt
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline.envs.config import EnvConfig
 
 HERE = Backend(workers=0)
 SLOW_ONCE = """
@@ -28,6 +29,14 @@ class SlowOnce(Hostile):
             open(self.mark, "w").close()
             time.sleep(600)
         return super().reset(**options)
+
+class Unending(Hostile):
+    def reset(self, **options):
+        while True:
+            try:
+                time.sleep(600)
+            except BaseException:
+                pass
 """
 
 
@@ -61,7 +70,7 @@ def test_a_stage_that_takes_too_long_is_abandoned_and_resumed_with_the_same_bits
         os.kill(os.getpid(), number)
 
     asking = threading.Thread(target=ask_to_end)
-    with stop_on_interrupt() as should_stop:
+    with stop_on_interrupt(str) as should_stop:
         asking.start()
         result = train(
             slow_once, tmp_path / "run", backend=Backend(workers=workers), observer=Observer(should_stop=should_stop)
@@ -78,7 +87,7 @@ def test_a_stage_that_takes_too_long_is_abandoned_and_resumed_with_the_same_bits
 def test_hang_ups_are_ignored_under_nohup(monkeypatch):
     ignored = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with stop_on_interrupt() as should_stop:
+        with stop_on_interrupt(str) as should_stop:
             os.kill(os.getpid(), signal.SIGHUP)
             assert not should_stop()
     finally:
@@ -124,15 +133,66 @@ def test_a_command_whose_answer_cannot_be_written_fails(command, tmp_path):
     assert ended.returncode == EXIT_OUTPUT_CLOSED
 
 
+def read_until(end: int, words: bytes | None) -> bytes:
+    """What a terminal shows up to some words; to the end, when its last process has gone, if there are none."""
+    screen = b""
+    while words is None or words not in screen:
+        try:
+            screen += os.read(end, 4096)
+        except OSError:
+            assert words is None, screen
+            break
+    return screen
+
+
 @pytest.mark.parametrize("terminal", ["xterm", pytest.param("dumb", marks=pytest.mark.sweep)])
 def test_a_terminal_that_goes_away_costs_no_iteration(terminal, command, tmp_path):
     pid, end = pty.fork()
     if pid == 0:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         os.execve(command[0], command, {**os.environ, "TERM": terminal})
-    screen = b""
-    while b"iteration" not in screen:
-        screen += os.read(end, 4096)
+    read_until(end, b"iteration")
     os.close(end)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert done(tmp_path / "runs")
+
+
+AT_ONCE = (
+    "import sys; from metaloom.flows import cli, interrupt; "
+    "interrupt.STAGE_SECONDS, interrupt._CLOSING_SECONDS = 1.0, 0.5; sys.exit(cli.run(sys.argv[1:]))"
+)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "workers"),
+    [
+        ((signal.SIGINT, signal.SIGINT), 0),
+        ((signal.SIGTERM,), 0),
+        pytest.param((signal.SIGINT, signal.SIGINT), 1, marks=[pytest.mark.dask, pytest.mark.slow]),
+    ],
+)
+def test_the_panel_shows_the_request_and_an_end_at_once_leaves_a_cursor_and_how_to_go_on(
+    numbers, workers, slow_once, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    env = {"name": "interrupted_env:Unending", "copies": "kept", "action_scale": 1.0, "witness": False}
+    run, settings = tmp_path / "my run", tmp_path / "settings.json"
+    settings.write_text(slow_once.model_copy(update={"env": EnvConfig.model_validate(env)}).model_dump_json())
+    command = [sys.executable, "-c", AT_ONCE, "train", str(settings), "--run", str(run), "--workers", str(workers)]
+    pid, end = pty.fork()
+    if pid == 0:
+        os.execve(command[0], command, {**os.environ, "TERM": "xterm", "COLUMNS": "300"})
+    screen = read_until(end, b"collect_rollouts")
+    os.kill(pid, numbers[0])
+    screen += read_until(end, b"stopping after this stage; ")
+    for number in numbers[1:]:
+        os.kill(pid, number)
+    screen += read_until(end, None)
+    os.close(end)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == EXIT_INTERRUPTED
+    shown = screen.decode()
+    how = "press Ctrl-C again to stop at once" if numbers[0] == signal.SIGINT else "after 1 s it is abandoned"
+    assert how in shown
+    assert "finishing the current stage" not in shown
+    assert shown.endswith(f"\x1b[?25h\r\nstopped at once; go on with: metaloom resume {storage.argument(run)}\r\n")
+    assert storage.verify_run(run) == []

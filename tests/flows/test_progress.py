@@ -12,6 +12,7 @@ from rich.console import Console
 from metaloom import storage
 from metaloom.flows import cli
 from metaloom.flows.commands.train import IterationReport, train
+from metaloom.flows.interrupt import Stop
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views import status
 from metaloom.flows.views.progress import Panel, progress, sparkline
@@ -151,15 +152,16 @@ def test_sparklines_span_their_values():
     assert sparkline(deque([2.0])) == ""
 
 
-def test_the_observer_asks_the_given_function_whether_to_stop(tmp_path, tiny_config):
+def test_the_observer_asks_before_every_stage_whether_to_stop(tmp_path, tiny_config):
     calls = []
 
-    def stop_at_the_tenth_stage() -> bool:
-        calls.append(None)
-        return len(calls) > 9
+    class AtTheTenthStage(Stop):
+        def __call__(self) -> bool:
+            calls.append(None)
+            return len(calls) > 9
 
     out = io.StringIO()
-    with progress("plain", should_stop=stop_at_the_tenth_stage, out=out) as observer:
+    with progress("plain", stop=AtTheTenthStage(), out=out) as observer:
         result = train(tiny_config(), tmp_path / "run", backend=Backend(workers=0), observer=observer)
     assert result.stopped
     assert len(out.getvalue().splitlines()) == result.iterations_done == 1

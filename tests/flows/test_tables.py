@@ -284,9 +284,15 @@ def test_evaluation_as_json_has_null_for_a_return_that_is_not_finite(complete, m
     json.dumps(info, allow_nan=False)
 
 
-def test_doctor_shows_what_helps():
-    table = tables.doctor_table([Check("disk", "fail", "0 B free", "10 GB free", "delete [old] runs")])
-    assert row_with(table, "disk").split("  ")[-1].strip() == "delete [old] runs"
+def test_doctor_shows_what_helps_and_what_failed_in_full_width():
+    warned, failed = (
+        Check("disk", status, f"[a] {'b ' * 30}c", "10 GB", "delete [c] runs") for status in ("warn", "fail")
+    )
+    assert "delete [c] runs" in row_with(tables.doctor_view([warned]), "disk")
+    assert text_of(tables.doctor_view([failed])).splitlines()[-2:] == [
+        f"disk: {failed.found}",
+        "what helps: delete [c] runs",
+    ]
 
 
 def test_names_from_disk_reach_the_terminal_as_text(tmp_path):
