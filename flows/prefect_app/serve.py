@@ -95,7 +95,7 @@ def serve(folder: Path, port: int, *, host: str = HOST, database: str | None = N
         port: of the server and its page; that of reports is the next one.
         host: address that the server listens on.
         database: URL of a PostgreSQL database for Prefect; a SQLite file in the folder when None.
-        trust: use the folder's `.prefect`, whoever has made it.
+        trust: use the folder and its database, whoever has made them.
 
     Raises:
         UsageError: the server would be open to other machines without a password, or the database cannot be used.

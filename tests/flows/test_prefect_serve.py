@@ -16,6 +16,7 @@ import yaml
 from prefect_server import clean_environment, free_port
 
 from metaloom.flows.errors import UsageError
+from metaloom.flows.prefect_app import home as home_module
 from metaloom.flows.prefect_app.database import require_answer, server_url, without_password
 from metaloom.flows.prefect_app.deploy import FILE
 from metaloom.flows.prefect_app.home import API, AUTH, folder_settings, make_home, read_environment, write_environment
@@ -176,6 +177,50 @@ class TestHome:
         assert "cannot be remembered as yours" in caplog.text
         assert "the next start needs --trust" in caplog.text
 
+    @pytest.mark.parametrize("mode", [0o755, 0o775])
+    def test_one_that_others_can_read_is_closed_to_them(self, tmp_path, mode):
+        (tmp_path / ".prefect").mkdir()
+        (tmp_path / ".prefect").chmod(mode)
+        home, _ = make_home(tmp_path, trust=False)
+        assert stat.S_IMODE(home.stat().st_mode) == 0o700
+
+    @pytest.mark.parametrize("trust", [False, True])
+    @pytest.mark.parametrize("planted", ["open to all", "of somebody else", "a file"])
+    def test_one_in_which_others_can_have_put_something_is_refused(self, tmp_path, monkeypatch, trust, planted):
+        home = tmp_path / ".prefect"
+        if planted == "a file":
+            home.touch()
+        else:
+            home.mkdir()
+        if planted == "open to all":
+            home.chmod(0o777)
+        if planted == "of somebody else":
+            user = os.geteuid() + 1
+            monkeypatch.setattr(os, "geteuid", lambda: user)
+            monkeypatch.setattr(home_module, "_require_kept", lambda folder: None)  # which would refuse it first
+        with pytest.raises(
+            UsageError, match=r"prefect (can be|belongs|is a).*required a folder of your own.*Remove it"
+        ):
+            make_home(home.parent, trust=trust)
+        assert home.is_file() or not any(home.iterdir())
+
+    def test_a_folder_that_others_can_write_is_refused_unless_they_are_trusted_or_cannot_rename(self, tmp_path):
+        for mode, gid in ((0o777, os.getegid()), (0o775, 4321)):
+            folder = tmp_path / f"{mode:o}"
+            folder.mkdir()
+            folder.chmod(mode)
+            if mode == 0o775:
+                if os.geteuid():
+                    continue  # only root can give a folder to a group that it is not in
+                os.chown(folder, -1, gid)
+            with pytest.raises(UsageError, match=rf"{mode:o} can be written by others .*; required .* --trust"):
+                make_home(folder, trust=False)
+            assert not any(folder.iterdir())
+            folder.chmod(mode | stat.S_ISVTX)
+            make_home(folder, trust=False)
+            folder.chmod(mode)
+            make_home(folder, trust=True)
+
     @pytest.mark.parametrize("name", [".", "password", "environment", ".gitignore", "logging.yml"])
     def test_links_in_a_folder_are_not_followed(self, tmp_path, name):
         (tmp_path / "outside").mkdir()
@@ -186,7 +231,7 @@ class TestHome:
         if name == ".":
             (folder / ".prefect").rmdir()
             (folder / ".prefect").symlink_to(target.parent)
-            with pytest.raises(UsageError, match="is a link; required a folder"):
+            with pytest.raises(UsageError, match="is a link; required a folder of your own"):
                 make_home(folder, trust=False)
         else:
             (folder / ".prefect" / name).symlink_to(target)
