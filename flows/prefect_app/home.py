@@ -116,7 +116,8 @@ def write_environment(folder: Path, api: str, password: str | None) -> None:
 def read_environment(folder: Path) -> dict[str, str]:
     """Return what a shell reads to reach the server of a folder; empty where none was started."""
     with suppress(OSError, ValueError):
-        words = shlex.split((folder / ENVIRONMENT).read_text("utf-8"))
+        file = folder / ENVIRONMENT
+        words = shlex.split(file.read_text("utf-8")) if file.is_file() else []
         return dict(word.split("=", 1) for word in words if "=" in word)
     return {}
 

@@ -25,6 +25,10 @@ LASTED_SECONDS = 60.0
 # What does not answer for so long is stuck: a server that is busy answers late, but within Prefect's own time limits.
 STUCK_SECONDS = 90.0
 
+LOCK = "serve.lock"
+# `prefect` commands hold it for an instant to see whether it is held.
+_LOOKED_AT_SECONDS = 0.5
+
 _PR_SET_PDEATHSIG = 1
 # If `metaloom serve` is killed, nobody else would end its parts, which would hold the port against the next one. Only
 # Linux ends a process with its parent.
@@ -47,6 +51,7 @@ class Part:
         log: the file its output goes to; None for this process's own output.
         answers: tells if it does its work; by default a process that lives does.
         ended: is called when it has ended by itself, before it is started again.
+        inherits: file descriptors that the process gets under the same numbers.
     """
 
     name: str
@@ -55,6 +60,7 @@ class Part:
     answers: Callable[[], bool] = lambda: True
     ended: Callable[[], None] = lambda: None
     clock: Callable[[], float] = time.monotonic
+    inherits: tuple[int, ...] = ()
     _process: "subprocess.Popen[bytes] | None" = field(default=None, init=False)
     _output: BinaryIO | None = field(default=None, init=False)
     _began: float = field(default=0.0, init=False)
@@ -77,6 +83,7 @@ class Part:
             # A group of its own: Ctrl-C in a terminal reaches this process alone, which stops the parts in order.
             start_new_session=True,
             preexec_fn=_END_WITH_PARENT,
+            pass_fds=self.inherits,
         )
         self._began = self._answered = self.clock()
         self._due = None
@@ -100,6 +107,12 @@ class Part:
     def code(self) -> int | None:
         """Exit code; None while it runs."""
         return None if self._process is None else self._process.poll()
+
+    @property
+    def lives(self) -> bool:
+        """Whether there is a process; none between its end and the next start."""
+        process = self._process
+        return process is not None and process.poll() is None
 
     def explain(self, problem: str) -> ServeError:
         """Return the error for a problem, with the end of the log."""
@@ -172,15 +185,35 @@ def alone(folder: Path, home: Path) -> Iterator[None]:
     Raises:
         ServeError: another one does.
     """
-    with (home / "serve.lock").open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ServeError(
-                f"{folder} is being served by another `metaloom serve`; required one for a folder. Stop it, or start "
-                "this one in a folder of its own"
-            ) from None
+    deadline = time.monotonic() + _LOOKED_AT_SECONDS
+    with (home / LOCK).open("ab") as file:
+        while not _locked(file, fcntl.LOCK_EX):
+            if time.monotonic() > deadline:
+                raise ServeError(
+                    f"{folder} is being served by another `metaloom serve`; required one for a folder. Stop it, or "
+                    "start this one in a folder of its own"
+                )
+            time.sleep(0.02)
         yield
+
+
+def is_served(home: Path) -> bool:
+    """Tell whether a `metaloom serve` of this user holds the folder of its own files now."""
+    try:
+        with open(os.open(home / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            is_own = os.fstat(file.fileno()).st_uid == os.geteuid()
+            # Shared: two who look at once do not take each other for the holder.
+            return is_own and not _locked(file, fcntl.LOCK_SH)
+    except OSError:
+        return False
+
+
+def _locked(file: BinaryIO, kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _reason(code: int) -> str:

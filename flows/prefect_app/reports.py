@@ -1,6 +1,7 @@
 """Reports of runs over HTTP, for links on Prefect's page: a browser opens no file:// from there."""
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -34,18 +35,16 @@ def address_of(run: Path, file: str) -> str | None:
 
 
 @contextmanager
-def served_reports(host: str, port: int) -> Iterator[str]:
-    """Serve the reports while the context lasts; yields their address.
-
-    Raises:
-        OSError: the port is taken.
-    """
-    root = reports_root().resolve()
-    server = ThreadingHTTPServer((host, port), partial(_Reports, directory=str(root)))
+def served_reports(listening: socket.socket) -> Iterator[str]:
+    """Serve the reports at a socket that listens, while the context lasts; yields their address."""
+    root, (host, port) = reports_root().resolve(), listening.getsockname()
+    server = ThreadingHTTPServer((host, port), partial(_Reports, directory=str(root)), bind_and_activate=False)
+    server.socket.close()
+    server.socket = listening
     server.daemon_threads = True
     Thread(target=server.serve_forever, daemon=True).start()
     try:
-        yield f"http://{host}:{server.server_port}"
+        yield f"http://{host}:{port}"
     finally:
         server.shutdown()
         server.server_close()

@@ -14,6 +14,7 @@ Both lean on Prefect's private modules; tests/flows/test_prefect_server.py and t
 real server.
 """
 
+import socket
 import sys
 import warnings
 from collections.abc import AsyncIterator
@@ -107,8 +108,14 @@ def skip_stored_events() -> None:
     module._write_sqlite_events = write_new
 
 
-def main(host: str, port: str) -> None:
-    """Serve until SIGTERM."""
+def main(host: str, listening: str) -> None:
+    """Serve until SIGTERM.
+
+    Args:
+        host: address that is listened on.
+        listening: descriptor of the socket, which `metaloom serve` holds all the time: a port that is free for a moment
+            is one that somebody else can take, and be told the password.
+    """
     import uvicorn
     from prefect.server.api.server import create_app
     from prefect.settings import get_current_settings
@@ -116,15 +123,17 @@ def main(host: str, port: str) -> None:
     lock_at_once()
     skip_stored_events()
     settings = get_current_settings().server
-    uvicorn.run(
+    config = uvicorn.Config(
         guarded(create_app(final=True), any_host=host not in HOSTS),
-        host=host,
-        port=int(port),
         timeout_keep_alive=settings.api.keepalive_timeout,
         ws_ping_interval=settings.api.websocket_ping_interval,
         ws_ping_timeout=settings.api.websocket_ping_timeout,
         log_level=settings.logging_level.lower(),
     )
+    server = uvicorn.Server(config)
+    server.run(sockets=[socket.socket(fileno=int(listening))])
+    if not server.started:
+        sys.exit("the server did not start")
 
 
 if __name__ == "__main__":

@@ -20,10 +20,10 @@ from metaloom.flows.prefect_app import home as home_module
 from metaloom.flows.prefect_app.database import require_answer, server_url, without_password
 from metaloom.flows.prefect_app.deploy import FILE
 from metaloom.flows.prefect_app.home import API, AUTH, folder_settings, make_home, read_environment, write_environment
-from metaloom.flows.prefect_app.parts import Stop, alone
+from metaloom.flows.prefect_app.parts import Part, ServeError, Stop, alone, running
 from metaloom.flows.prefect_app.quiet import write_settings
 from metaloom.flows.prefect_app.reports import address_of, served_reports
-from metaloom.flows.prefect_app.serve import Address, _prepare, settings
+from metaloom.flows.prefect_app.serve import Address, _listening, _prepare, _wait, settings
 from metaloom.flows.prefect_app.serve import serve as serve_flows
 
 
@@ -40,6 +40,27 @@ def test_a_port_in_use_is_refused_with_the_way_to_another(tmp_path):
     assert f"port {port}" in refused.stderr
     assert "--port" in refused.stderr
     assert not any(tmp_path.iterdir())
+
+
+def test_nobody_can_take_a_port_that_is_served(tmp_path):
+    """Neither who has bound it before, since that is no use, nor anybody later."""
+    with socket.socket() as before, socket.socket() as later:
+        for other in (before, later):
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        before.bind(("0.0.0.0", 0))
+        port = before.getsockname()[1]
+        with _listening(Address(port)):
+            with pytest.raises(OSError, match="in use"):
+                before.listen()
+            with pytest.raises(OSError, match="in use"):
+                later.bind(("127.0.0.1", port))
+
+
+def test_a_server_that_has_ended_is_not_asked_whoever_answers_in_its_place():
+    with running(Part("it", ["timeit", "-n", "1", "-r", "1", "raise ValueError"])) as part:
+        part._process.wait()
+        with pytest.raises(ServeError, match="it ended with code 1"):
+            _wait(Stop(), part)
 
 
 def test_a_folder_with_broken_settings_of_prefect_is_refused(tmp_path):
@@ -105,6 +126,8 @@ def test_what_the_server_asks_for_is_what_workers_and_flows_say(tmp_path):
     assert told["PREFECT_API_AUTH_STRING"] == told["PREFECT_SERVER_API_AUTH_STRING"] == "lab:secret"
     # The parts are on this machine, which has no address 0.0.0.0 to call.
     assert told["PREFECT_API_URL"] == "http://127.0.0.1:4300/api"
+    # Which may be ::1 as well, where somebody else may listen.
+    assert settings(tmp_path, Address(4300, "localhost"), "lab:secret")["PREFECT_API_URL"] == told["PREFECT_API_URL"]
     assert settings(tmp_path, Address(4300, "10.0.0.7"), "lab:secret")["PREFECT_API_URL"] == "http://10.0.0.7:4300/api"
 
 
@@ -397,7 +420,7 @@ class TestReports:
             (folder / name).mkdir()
             (folder / name / f"index.{name}").symlink_to(tmp_path / "secret")
         os.mkfifo(folder / "pipe")
-        with served_reports("127.0.0.1", 0) as address:
+        with served_reports(socket.create_server(("127.0.0.1", 0))) as address:
             monkeypatch.setenv("METALOOM_REPORTS_URL", address)
             yield tmp_path / "runs" / "a run"
 
