@@ -4,6 +4,7 @@ import ctypes
 import fcntl
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -72,9 +73,7 @@ class Part:
     def start(self) -> None:
         """Start the process."""
         if self.log is not None:
-            # A link in its place is not followed: it would be written to.
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
-            self._output = os.fdopen(os.open(self.log, flags, 0o600), "ab")
+            self._output = _opened(self.log)
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", *self.arguments],
             stdin=subprocess.DEVNULL,
@@ -183,10 +182,10 @@ def alone(folder: Path, home: Path) -> Iterator[None]:
     """Hold the folder: another `metaloom serve` would take what is being trained for left over, and train it as well.
 
     Raises:
-        ServeError: another one does.
+        ServeError: another one does, or something else is in the place of the file that says so.
     """
     deadline = time.monotonic() + _LOOKED_AT_SECONDS
-    with (home / LOCK).open("ab") as file:
+    with _opened(home / LOCK) as file:
         while not _locked(file, fcntl.LOCK_EX):
             if time.monotonic() > deadline:
                 raise ServeError(
@@ -206,6 +205,23 @@ def is_served(home: Path) -> bool:
             return is_own and not _locked(file, fcntl.LOCK_SH)
     except OSError:
         return False
+
+
+def _opened(file: Path) -> BinaryIO:
+    """Open a file to add to it. A link in its place is not followed, and nobody is waited for at a pipe.
+
+    Raises:
+        ServeError: it is no file, or cannot be written.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        opened = os.fdopen(os.open(file, flags, 0o600), "ab")
+    except OSError as error:
+        raise ServeError(f"{file} cannot be written ({error.strerror}); required a file. Remove it") from None
+    if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+        opened.close()
+        raise ServeError(f"{file} is a pipe or a device; required a file. Remove it")
+    return opened
 
 
 def _locked(file: BinaryIO, kind: int) -> bool:

@@ -264,6 +264,25 @@ class TestHome:
         assert target.read_text() == "as it was"
         assert [*target.parent.iterdir()] == [target]
 
+    @pytest.mark.parametrize("name", ["server.log", "serve.lock"])
+    @pytest.mark.parametrize("put", ["a link", "a pipe", "a pipe that is read", "a folder"])
+    def test_only_files_are_written(self, tmp_path, name, put):
+        file, target = tmp_path / name, tmp_path / "target"
+        reader = None
+        if put == "a link":
+            file.symlink_to(target)
+        elif put == "a folder":
+            file.mkdir()
+        else:
+            os.mkfifo(file)
+            reader = os.open(file, os.O_RDONLY | os.O_NONBLOCK) if "read" in put else None
+        held = alone(tmp_path, tmp_path) if name == "serve.lock" else running(Part("it", ["this"], log=file))
+        with pytest.raises(ServeError, match=rf"{name} (cannot be written|is a pipe).*; required a file\. Remove it"):
+            held.__enter__()
+        assert not target.exists()
+        if reader is not None:
+            os.close(reader)
+
 
 class TestDatabase:
     @pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+asyncpg"])
