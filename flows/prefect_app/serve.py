@@ -170,8 +170,7 @@ def _serve(
         _wait(stop, server)
         _say("deploying the flows ...")
         caretaker = Caretaker(home, _tell)
-        with _client() as client:
-            go_on_with_left_over(client, home, _tell)
+        _go_on(server, home)
         with running(Part("the deployment of the flows", ["metaloom.flows.prefect_app.deploy"])) as step:
             _wait(stop, server, step)
         command = ["prefect", "worker", "start", "--pool", POOL, "--type", "process", "--name", "metaloom"]
@@ -181,6 +180,24 @@ def _serve(
         _keep_running(stop, server, worker, caretaker)
         what = "can be resumed" if stop.for_good else "goes on when `metaloom serve` is started again"
         _say(f"\nstopping; a run that is being trained keeps every stage it has stored, and {what} ...")
+
+
+def _go_on(server: Part, home: Path) -> None:
+    """Have flow runs go on that were left over.
+
+    Raises:
+        ServeError: the server does not take it.
+    """
+    from httpx import HTTPError
+    from prefect.exceptions import PrefectException
+
+    try:
+        with _client() as client:
+            go_on_with_left_over(client, home, _tell)
+    # Prefect's client raises RuntimeError for a server that it cannot reach, ValueError for an answer it cannot read.
+    except (HTTPError, PrefectException, RuntimeError, ValueError) as error:
+        told = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise server.explain(f"does not say which flow runs were left over ({told})") from None
 
 
 def _keep_running(stop: Event, server: Part, worker: Part, caretaker: Caretaker) -> None:

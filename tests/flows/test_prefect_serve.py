@@ -7,12 +7,15 @@ import socket
 import stat
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from urllib.request import proxy_bypass
 
 import pytest
 import requests
 import yaml
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect_server import clean_environment, free_port
 
 from metaloom.flows.errors import UsageError
@@ -23,7 +26,7 @@ from metaloom.flows.prefect_app.home import API, AUTH, folder_settings, make_hom
 from metaloom.flows.prefect_app.parts import Part, ServeError, Stop, alone, running
 from metaloom.flows.prefect_app.quiet import write_settings
 from metaloom.flows.prefect_app.reports import address_of, served_reports
-from metaloom.flows.prefect_app.serve import Address, _listening, _prepare, _wait, settings
+from metaloom.flows.prefect_app.serve import Address, _go_on, _listening, _prepare, _wait, settings
 from metaloom.flows.prefect_app.serve import serve as serve_flows
 
 
@@ -61,6 +64,32 @@ def test_a_server_that_has_ended_is_not_asked_whoever_answers_in_its_place():
         part._process.wait()
         with pytest.raises(ServeError, match="it ended with code 1"):
             _wait(Stop(), part)
+
+
+@pytest.mark.parametrize("does", ["refuses", "answers nonsense"])
+def test_a_server_that_fails_while_serve_starts_is_told_in_a_line(tmp_path, monkeypatch, does):
+    answer = {"refuses": (401, b"{}"), "answers nonsense": (200, b"<p>")}[does]
+
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.send_response(answer[0])
+            self.send_header("Content-Length", str(len(answer[1])))
+            self.end_headers()
+            self.wfile.write(answer[1])
+
+        do_POST = do_GET
+
+        def log_message(self, format, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Other) as other:
+        Thread(target=other.serve_forever, daemon=True).start()
+        told = r"^the server does not say which flow runs were left over \(\w+: .*\)$"
+        api = {PREFECT_API_URL: f"http://127.0.0.1:{other.server_port}/api"}
+        with temporary_settings(api), pytest.raises(ServeError, match=told):
+            _go_on(Part("the server", []), tmp_path)
+        other.shutdown()
 
 
 def test_a_folder_with_broken_settings_of_prefect_is_refused(tmp_path):
