@@ -65,7 +65,8 @@ class Part:
     _process: "subprocess.Popen[bytes] | None" = field(default=None, init=False)
     _output: BinaryIO | None = field(default=None, init=False)
     _began: float = field(default=0.0, init=False)
-    _answered: float = field(default=0.0, init=False)
+    # When it was first looked at in vain since it has answered.
+    _silent: float | None = field(default=None, init=False)
     _due: float | None = field(default=None, init=False)
     _failures: int = field(default=0, init=False)
     _lost: float | None = field(default=None, init=False)
@@ -84,8 +85,8 @@ class Part:
             preexec_fn=_END_WITH_PARENT,
             pass_fds=self.inherits,
         )
-        self._began = self._answered = self.clock()
-        self._due = None
+        self._began = self.clock()
+        self._due = self._silent = None
 
     def stop(self) -> None:
         """End the process and whatever it has started."""
@@ -131,12 +132,13 @@ class Part:
             self._bury(f"ended ({_reason(self.code)})", now, say)
             return False
         if self.answers():
-            self._answered = now
+            self._silent = None
             if self._lost is not None:
                 say(f"{self.name} is back after {now - self._lost:.0f} s")
                 self._lost = None
             return True
-        if now - self._answered > STUCK_SECONDS:
+        self._silent = now if self._silent is None else self._silent
+        if now - self._silent > STUCK_SECONDS:
             self._bury(f"has not answered for {STUCK_SECONDS:.0f} s", now, say)
         return False
 

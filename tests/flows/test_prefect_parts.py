@@ -109,6 +109,8 @@ class TestPart:
     def test_one_that_does_not_answer_any_more_is_ended_and_started_again(self, now, said):
         with running(Part("it", [*self.SLEEPS], answers=lambda: False, clock=now)) as part:
             first = part._process
+            now.time += 10 * STUCK_SECONDS  # nobody looked, since something else took so long
+            assert not part.revive(said.append)
             now.time += STUCK_SECONDS
             assert not part.revive(said.append)
             assert said == []
