@@ -238,7 +238,10 @@ def _wait(stop: Event, server: Part, step: Part | None = None, seconds: float = 
 
 
 def _require_password(address: Address) -> None:
-    user, _, password = os.environ.get(PASSWORD, "").partition(":")
+    chosen = os.environ.get(PASSWORD, "")
+    if not chosen.isascii():
+        raise UsageError(f"{PASSWORD} has other characters than those of ASCII, which Prefect's page cannot send")
+    user, _, password = chosen.partition(":")
     if not address.is_private and not (user and password):
         raise UsageError(
             f"--host {address.host}: other machines could start deployments as you; required a password: `export "

@@ -1,6 +1,9 @@
 """Refusals of `metaloom serve` before it starts anything; all it starts is in test_prefect_server.py."""
 
+import asyncio
+import base64
 import http.client
+import json
 import os
 import signal
 import socket
@@ -12,11 +15,14 @@ from pathlib import Path
 from threading import Thread
 from urllib.request import proxy_bypass
 
+import httpx
 import pytest
 import requests
 import yaml
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.server.api.server import create_app
+from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_API_AUTH_STRING, temporary_settings
 from prefect_server import clean_environment, free_port
+from starlette.types import ASGIApp, Message
 
 from metaloom.flows.errors import UsageError
 from metaloom.flows.prefect_app import home as home_module
@@ -28,6 +34,7 @@ from metaloom.flows.prefect_app.quiet import write_settings
 from metaloom.flows.prefect_app.reports import address_of, served_reports
 from metaloom.flows.prefect_app.serve import Address, _go_on, _listening, _prepare, _wait, settings
 from metaloom.flows.prefect_app.serve import serve as serve_flows
+from metaloom.flows.prefect_app.server import compare_bytes, guarded
 
 
 def serve(folder: Path, port: int, *options: str) -> "subprocess.CompletedProcess[str]":
@@ -113,6 +120,49 @@ def test_half_a_password_is_none(password, monkeypatch, tmp_path):
     monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", password)
     with pytest.raises(UsageError, match=r"--host 0\.0\.0\.0: .* required a password"):
         serve_flows(tmp_path, 4300, host="0.0.0.0")
+
+
+def test_a_password_that_the_page_cannot_send_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "lab:gehe\u00efm")
+    with pytest.raises(UsageError, match=r"has other characters than those of ASCII"):
+        serve_flows(tmp_path, 4300)
+
+
+def test_without_the_password_prefect_s_server_shows_no_docs_and_knows_no_other_one():
+    async def statuses(app: ASGIApp) -> dict[str, int]:
+        transport, found = httpx.ASGITransport(app), {}
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:4300") as client:
+            for path in ("/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json", "/api/docs", "/api/openapi.json"):
+                found[path] = (await client.get(path)).status_code
+            for password in ("lab:gehe\u00efm", "lab:\u20ac", "lab:secret"):
+                said = {"Authorization": f"Basic {base64.b64encode(password.encode()).decode()}"}
+                found[password] = (await client.get("/api/admin/version", headers=said)).status_code
+        return found
+
+    async def heard(app: ASGIApp, token: str) -> list[str]:
+        said = json.dumps({"type": "auth", "token": token})
+        heard: list[str] = []
+        told = iter([{"type": "websocket.connect"}, {"type": "websocket.receive", "text": said}])
+
+        async def receive() -> Message:
+            return next(told, {"type": "websocket.disconnect", "code": 1000})
+
+        async def send(message: Message) -> None:
+            heard.append(message.get("reason") or message.get("text") or message["type"])
+
+        scope = {"type": "websocket", "path": "/api/events/out", "raw_path": b"/api/events/out", "query_string": b""}
+        headers = [(b"host", b"127.0.0.1:4300"), (b"sec-websocket-protocol", b"prefect")]
+        await app({**scope, "headers": headers}, receive, send)
+        return heard[1:2]
+
+    with temporary_settings({PREFECT_SERVER_API_AUTH_STRING: "lab:secret"}):
+        compare_bytes()
+        app = guarded(create_app(final=True), any_host=False)
+        found = asyncio.run(statuses(app))
+        refused, let_in = (asyncio.run(heard(app, token)) for token in ("lab:\u20ac", "lab:secret"))
+    assert [*found.values()] == [404, 404, 404, 404, 401, 401, 401, 401, 200], found
+    assert "nvalid token" in refused[0]
+    assert "auth_success" in let_in[0]
 
 
 def test_a_folder_is_served_once(tmp_path):
@@ -496,6 +546,23 @@ class TestReports:
         answer = requests.get(address_of(served, "report.html"), headers={"Host": "example.org"}, timeout=10)
         assert answer.status_code == 421
         assert "of the run" not in answer.text
+
+    @pytest.mark.parametrize(
+        ("headers", "status"),
+        [
+            ({"Origin": "http://127.0.0.1:4200"}, 403),
+            ({"Origin": "null"}, 403),
+            ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "script"}, 403),
+            ({"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}, 403),
+            ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "image", "Origin": "http://evil.example"}, 403),
+            ({"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}, 200),
+            ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}, 200),
+            ({"Sec-Fetch-Site": "same-origin", "X-Name": "\u00ef"}, 200),
+        ],
+    )
+    def test_other_pages_open_reports_and_show_images_and_get_nothing_else(self, served, headers, status):
+        address = address_of(served, "report.html")
+        assert requests.get(address, headers=headers, timeout=10).status_code == status
 
     def test_nothing_is_linked_where_nobody_serves(self, served, monkeypatch):
         monkeypatch.delenv("METALOOM_REPORTS_URL")
