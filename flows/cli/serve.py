@@ -26,7 +26,7 @@ def serve(
         port: Port of the server and its page; reports have the next one.
         host: Address to listen on; any but this machine's own needs a password in PREFECT_SERVER_API_AUTH_STRING.
         database: PostgreSQL database for Prefect, `postgresql://USER@HOST/DATABASE`; a SQLite file in .prefect if none.
-        trust: Use the database in .prefect although an earlier version or somebody else made it.
+        trust: Use this folder although others can write it, and the database in .prefect whoever made it.
     """
     # Prefect is imported by what this starts, not here.
     from metaloom.flows.prefect_app.serve import serve as serve_flows

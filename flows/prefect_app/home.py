@@ -9,6 +9,7 @@ import logging
 import os
 import secrets
 import shlex
+import stat
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
@@ -33,20 +34,59 @@ def make_home(folder: Path, *, trust: bool) -> tuple[Path, str]:
 
     Args:
         folder: where it is made.
-        trust: use what is there, whoever has made it.
+        trust: use what is there, whoever has made it, but no `.prefect` that others own or can write.
 
     Raises:
         ServeError: it cannot be written.
-        UsageError: it has a database that this user's `metaloom serve` has not made.
+        UsageError: others can put files or another folder there, or it has a database that this user's `metaloom serve`
+            has not made.
     """
     home = folder / ENVIRONMENT.parent
-    if home.is_symlink():
-        raise UsageError(f"{home} is a link; required a folder")
     try:
-        home.mkdir(exist_ok=True, mode=0o700)
+        if not trust:
+            _require_kept(folder)
+        with suppress(FileExistsError):
+            home.mkdir(mode=0o700)
+        _require_own(home)
         return home, _password(home, trust=trust)
     except OSError as error:
         raise ServeError(f"{folder} cannot be served from ({error}); start it in a folder of your own") from None
+
+
+def _require_kept(folder: Path) -> None:
+    """Require that nobody else can put another `.prefect` in the place of ours."""
+    found = folder.stat()
+    mode = stat.S_IMODE(found.st_mode)
+    is_shared = mode & stat.S_IWOTH or (mode & stat.S_IWGRP and found.st_gid != os.getegid())
+    if found.st_uid not in (0, os.geteuid()):
+        fault = f"belongs to the user {found.st_uid}"
+    elif is_shared and not mode & stat.S_ISVTX:
+        fault = f"can be written by others (mode {mode:04o})"
+    else:
+        return
+    raise UsageError(
+        f"{folder} {fault}, who can put a .prefect there that runs programs as you; required a folder that you alone "
+        "can write. Start it in another folder, or add --trust if you trust them"
+    )
+
+
+def _require_own(home: Path) -> None:
+    """Require that nobody else has put anything in a folder, or can; close it to those who can only read it."""
+    found = home.lstat()
+    mode = stat.S_IMODE(found.st_mode)
+    if not stat.S_ISDIR(found.st_mode):
+        fault = "is a link" if stat.S_ISLNK(found.st_mode) else "is a file"
+    elif found.st_uid != os.geteuid():
+        fault = f"belongs to the user {found.st_uid}"
+    elif mode & stat.S_IWOTH:
+        fault = f"can be written by everybody (mode {mode:04o})"
+    else:
+        home.chmod(0o700)
+        return
+    raise UsageError(
+        f"{home} {fault}; required a folder of your own that you alone can write, since what is in it can run programs "
+        "as you. Remove it, or start in another folder"
+    )
 
 
 def _password(home: Path, *, trust: bool) -> str:
@@ -76,7 +116,8 @@ def write_environment(folder: Path, api: str, password: str | None) -> None:
 def read_environment(folder: Path) -> dict[str, str]:
     """Return what a shell reads to reach the server of a folder; empty where none was started."""
     with suppress(OSError, ValueError):
-        words = shlex.split((folder / ENVIRONMENT).read_text("utf-8"))
+        file = folder / ENVIRONMENT
+        words = shlex.split(file.read_text("utf-8")) if file.is_file() else []
         return dict(word.split("=", 1) for word in words if "=" in word)
     return {}
 

@@ -4,6 +4,7 @@ import ctypes
 import fcntl
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -24,6 +25,10 @@ PAUSES = (0.0, 2.0, 5.0, 15.0, 60.0)
 LASTED_SECONDS = 60.0
 # What does not answer for so long is stuck: a server that is busy answers late, but within Prefect's own time limits.
 STUCK_SECONDS = 90.0
+
+LOCK = "serve.lock"
+# `prefect` commands hold it for an instant to see whether it is held.
+_LOOKED_AT_SECONDS = 0.5
 
 _PR_SET_PDEATHSIG = 1
 # If `metaloom serve` is killed, nobody else would end its parts, which would hold the port against the next one. Only
@@ -47,6 +52,7 @@ class Part:
         log: the file its output goes to; None for this process's own output.
         answers: tells if it does its work; by default a process that lives does.
         ended: is called when it has ended by itself, before it is started again.
+        inherits: file descriptors that the process gets under the same numbers.
     """
 
     name: str
@@ -55,10 +61,12 @@ class Part:
     answers: Callable[[], bool] = lambda: True
     ended: Callable[[], None] = lambda: None
     clock: Callable[[], float] = time.monotonic
+    inherits: tuple[int, ...] = ()
     _process: "subprocess.Popen[bytes] | None" = field(default=None, init=False)
     _output: BinaryIO | None = field(default=None, init=False)
     _began: float = field(default=0.0, init=False)
-    _answered: float = field(default=0.0, init=False)
+    # When it was first looked at in vain since it has answered.
+    _silent: float | None = field(default=None, init=False)
     _due: float | None = field(default=None, init=False)
     _failures: int = field(default=0, init=False)
     _lost: float | None = field(default=None, init=False)
@@ -66,9 +74,7 @@ class Part:
     def start(self) -> None:
         """Start the process."""
         if self.log is not None:
-            # A link in its place is not followed: it would be written to.
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
-            self._output = os.fdopen(os.open(self.log, flags, 0o600), "ab")
+            self._output = _opened(self.log)
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", *self.arguments],
             stdin=subprocess.DEVNULL,
@@ -77,9 +83,10 @@ class Part:
             # A group of its own: Ctrl-C in a terminal reaches this process alone, which stops the parts in order.
             start_new_session=True,
             preexec_fn=_END_WITH_PARENT,
+            pass_fds=self.inherits,
         )
-        self._began = self._answered = self.clock()
-        self._due = None
+        self._began = self.clock()
+        self._due = self._silent = None
 
     def stop(self) -> None:
         """End the process and whatever it has started."""
@@ -101,6 +108,12 @@ class Part:
         """Exit code; None while it runs."""
         return None if self._process is None else self._process.poll()
 
+    @property
+    def lives(self) -> bool:
+        """Whether there is a process; none between its end and the next start."""
+        process = self._process
+        return process is not None and process.poll() is None
+
     def explain(self, problem: str) -> ServeError:
         """Return the error for a problem, with the end of the log."""
         if self.log is None:
@@ -119,12 +132,13 @@ class Part:
             self._bury(f"ended ({_reason(self.code)})", now, say)
             return False
         if self.answers():
-            self._answered = now
+            self._silent = None
             if self._lost is not None:
                 say(f"{self.name} is back after {now - self._lost:.0f} s")
                 self._lost = None
             return True
-        if now - self._answered > STUCK_SECONDS:
+        self._silent = now if self._silent is None else self._silent
+        if now - self._silent > STUCK_SECONDS:
             self._bury(f"has not answered for {STUCK_SECONDS:.0f} s", now, say)
         return False
 
@@ -170,17 +184,54 @@ def alone(folder: Path, home: Path) -> Iterator[None]:
     """Hold the folder: another `metaloom serve` would take what is being trained for left over, and train it as well.
 
     Raises:
-        ServeError: another one does.
+        ServeError: another one does, or something else is in the place of the file that says so.
     """
-    with (home / "serve.lock").open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ServeError(
-                f"{folder} is being served by another `metaloom serve`; required one for a folder. Stop it, or start "
-                "this one in a folder of its own"
-            ) from None
+    deadline = time.monotonic() + _LOOKED_AT_SECONDS
+    with _opened(home / LOCK) as file:
+        while not _locked(file, fcntl.LOCK_EX):
+            if time.monotonic() > deadline:
+                raise ServeError(
+                    f"{folder} is being served by another `metaloom serve`; required one for a folder. Stop it, or "
+                    "start this one in a folder of its own"
+                )
+            time.sleep(0.02)
         yield
+
+
+def is_served(home: Path) -> bool:
+    """Tell whether a `metaloom serve` of this user holds the folder of its own files now."""
+    try:
+        with open(os.open(home / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            is_own = os.fstat(file.fileno()).st_uid == os.geteuid()
+            # Shared: two who look at once do not take each other for the holder.
+            return is_own and not _locked(file, fcntl.LOCK_SH)
+    except OSError:
+        return False
+
+
+def _opened(file: Path) -> BinaryIO:
+    """Open a file to add to it. A link in its place is not followed, and nobody is waited for at a pipe.
+
+    Raises:
+        ServeError: it is no file, or cannot be written.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        opened = os.fdopen(os.open(file, flags, 0o600), "ab")
+    except OSError as error:
+        raise ServeError(f"{file} cannot be written ({error.strerror}); required a file. Remove it") from None
+    if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+        opened.close()
+        raise ServeError(f"{file} is a pipe or a device; required a file. Remove it")
+    return opened
+
+
+def _locked(file: BinaryIO, kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _reason(code: int) -> str:

@@ -1,6 +1,6 @@
 """Lets `prefect deployment run meta-train` reach the server of the folder, and find `meta-train/meta-train`.
 
-It hands Prefect the password that `metaloom serve` keeps in the folder, for this server alone.
+It hands Prefect the password that `metaloom serve` keeps in the folder, for this server alone and while it runs.
 
 Prefect names a deployment FLOW/DEPLOYMENT and takes nothing shorter. This plugin makes a name without a slash stand for
 NAME/NAME. Prefect loads it through the entry point group `prefect.plugins` wherever plugins are enabled, as they are by
@@ -18,7 +18,8 @@ from typing import Any
 
 from prefect.plugins import HookContext, SetupResult, register_hook
 
-from metaloom.flows.prefect_app.home import API, AUTH, is_same_api, read_environment, unproxied
+from metaloom.flows.prefect_app.home import API, AUTH, ENVIRONMENT, is_same_api, read_environment, unproxied
+from metaloom.flows.prefect_app.parts import is_served
 
 _METHOD = "read_deployment_by_name"
 
@@ -43,7 +44,14 @@ def setup_environment(*, ctx: HookContext) -> SetupResult | None:
         return None
     # Where the user has chosen the password it is not kept, and the user exports it.
     password = {AUTH: served[AUTH]} if AUTH in served else {}
-    return SetupResult(env={**password, **unproxied(os.environ, ctx.api_url)})
+    if password and not is_served(ENVIRONMENT.parent):
+        ctx.logger_factory(__name__).warning(
+            "no `metaloom serve` runs in this folder: its password is not sent to %s, where anybody can listen now",
+            ctx.api_url,
+        )
+        password = {}
+    # By its address and not as `localhost`, which may be another one, where somebody else can listen.
+    return SetupResult(env={API: served[API], **password, **unproxied(os.environ, served[API])})
 
 
 def accept_bare_names(client: type) -> None:

@@ -1,6 +1,7 @@
 """Reports of runs over HTTP, for links on Prefect's page: a browser opens no file:// from there."""
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -11,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from metaloom.flows.runs import report_path, runs_root
-from metaloom.flows.this_machine import REQUIRED_HOST, names_this_machine
+from metaloom.flows.viewer.gate import refusal_of_other_pages
 from metaloom.storage import url_of
 
 VARIABLE = "METALOOM_REPORTS_URL"
@@ -34,18 +35,16 @@ def address_of(run: Path, file: str) -> str | None:
 
 
 @contextmanager
-def served_reports(host: str, port: int) -> Iterator[str]:
-    """Serve the reports while the context lasts; yields their address.
-
-    Raises:
-        OSError: the port is taken.
-    """
-    root = reports_root().resolve()
-    server = ThreadingHTTPServer((host, port), partial(_Reports, directory=str(root)))
+def served_reports(listening: socket.socket) -> Iterator[str]:
+    """Serve the reports at a socket that listens, while the context lasts; yields their address."""
+    root, (host, port) = reports_root().resolve(), listening.getsockname()
+    server = ThreadingHTTPServer((host, port), partial(_Reports, directory=str(root)), bind_and_activate=False)
+    server.socket.close()
+    server.socket = listening
     server.daemon_threads = True
     Thread(target=server.serve_forever, daemon=True).start()
     try:
-        yield f"http://{host}:{server.server_port}"
+        yield f"http://{host}:{port}"
     finally:
         server.shutdown()
         server.server_close()
@@ -55,8 +54,14 @@ class _Reports(SimpleHTTPRequestHandler):
     """Answers this machine's browser only with files that lie in the folder, whatever links lead out of it."""
 
     def send_head(self) -> Any:
-        if not names_this_machine(self.headers.get_all("Host", [])):
-            self.send_error(421, REQUIRED_HOST)
+        # Prefect's page shows curves, and is of another origin. No page can read an image of another one.
+        is_image = self.headers.get("Sec-Fetch-Dest") == "image"
+        said = [(name.lower(), value) for name, value in self.headers.items()]
+        headers = [
+            (n.encode("latin-1"), v.encode("latin-1")) for n, v in said if not (is_image and n == "sec-fetch-site")
+        ]
+        if refusal := refusal_of_other_pages({"type": "http", "headers": headers}):
+            self.send_error(*refusal)
             return None
         if not self._is_within(Path(self.translate_path(self.path))):
             self.send_error(404)

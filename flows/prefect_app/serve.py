@@ -7,18 +7,20 @@ against other pages in the user's browser (server.py), and listens beyond this m
 
 import base64
 import os
+import select
 import shlex
 import signal
 import socket
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 from urllib.request import ProxyHandler, build_opener
 
@@ -76,7 +78,8 @@ class Address:
     @property
     def page(self) -> str:
         """Address of the page, as this machine reaches it."""
-        return f"http://{HOST if self.host == EVERYWHERE else self.host}:{self.port}"
+        # Not as `localhost`: that may also be ::1, where somebody else can listen.
+        return f"http://{HOST if self.is_private or self.host == EVERYWHERE else self.host}:{self.port}"
 
     @property
     def api(self) -> str:
@@ -95,7 +98,7 @@ def serve(folder: Path, port: int, *, host: str = HOST, database: str | None = N
         port: of the server and its page; that of reports is the next one.
         host: address that the server listens on.
         database: URL of a PostgreSQL database for Prefect; a SQLite file in the folder when None.
-        trust: use the folder's `.prefect`, whoever has made it.
+        trust: use the folder and its database, whoever has made them.
 
     Raises:
         UsageError: the server would be open to other machines without a password, or the database cannot be used.
@@ -107,21 +110,22 @@ def serve(folder: Path, port: int, *, host: str = HOST, database: str | None = N
     stop = Stop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop.heard)
-    _require_free(address)
-    if address.is_private:
-        _require_free(Address(port + 1))  # of reports
-    if url is not None:
-        require_answer(url)
-        os.environ[DATABASE] = url
-    given = os.environ.get(PASSWORD)
-    found = folder_settings(folder)
-    home, own = make_home(folder, trust=trust)
-    with suppress(Interrupted), alone(folder, home):
-        ready = _prepare(folder, address, found, None if given else own)
-        os.environ.update(settings(home, address, given or own))
-        # The key of Prefect's cloud, which this server does not know.
-        os.environ.pop("PREFECT_API_KEY", None)
-        _serve(home, address, stop, ready)
+    # Both are held all the time, also while the server is started again.
+    with ExitStack() as sockets:
+        listening = sockets.enter_context(_listening(address))
+        reports = sockets.enter_context(_listening(Address(port + 1))) if address.is_private else None
+        if url is not None:
+            require_answer(url)
+            os.environ[DATABASE] = url
+        given = os.environ.get(PASSWORD)
+        found = folder_settings(folder)
+        home, own = make_home(folder, trust=trust)
+        with suppress(Interrupted), alone(folder, home):
+            ready = _prepare(folder, address, found, None if given else own)
+            os.environ.update(settings(home, address, given or own))
+            # The key of Prefect's cloud, which this server does not know.
+            os.environ.pop("PREFECT_API_KEY", None)
+            _serve(home, address, listening, reports, stop, ready)
     _say("stopped")
 
 
@@ -147,31 +151,53 @@ def settings(home: Path, address: Address, password: str) -> dict[str, str]:
     }
 
 
-def _serve(home: Path, address: Address, stop: Stop, ready: str) -> None:
+def _serve(
+    home: Path, address: Address, listening: socket.socket, reports: socket.socket | None, stop: Stop, ready: str
+) -> None:
     with ExitStack() as stack:
         # The worker and its flows learn of it through the environment. Reports are for browsers of this machine.
-        if address.is_private:
-            os.environ[VARIABLE] = stack.enter_context(served_reports(HOST, address.port + 1))
+        if reports is not None:
+            os.environ[VARIABLE] = stack.enter_context(served_reports(reports))
         # Prefect reads settings in the folder where it works, which may be somebody else's.
         os.chdir("/")
         _say("starting the Prefect server ...")
-        command = ["metaloom.flows.prefect_app.server", address.host, str(address.port)]
-        server = Part("the Prefect server", command, home / "server.log", answers=lambda: _answers(address))
+        number = listening.fileno()
+        command = ["metaloom.flows.prefect_app.server", address.host, str(number)]
+        answers = partial(_answers, address)
+        server = Part("the Prefect server", command, home / "server.log", answers, inherits=(number,))
         stack.enter_context(running(server))
-        _wait(stop, [server], lambda: _answers(address))
+        stack.enter_context(_refusing(listening, server))
+        _wait(stop, server)
         _say("deploying the flows ...")
         caretaker = Caretaker(home, _tell)
-        with _client() as client:
-            go_on_with_left_over(client, home, _tell)
+        _go_on(server, home)
         with running(Part("the deployment of the flows", ["metaloom.flows.prefect_app.deploy"])) as step:
-            _wait(stop, [server, step], lambda: step.code == 0)
+            _wait(stop, server, step)
         command = ["prefect", "worker", "start", "--pool", POOL, "--type", "process", "--name", "metaloom"]
         worker = stack.enter_context(running(Part("the worker", command, ended=caretaker.worker_lost)))
-        stack.callback(_end_runs, stop, worker, home)
+        stack.callback(_end_runs, stop, server, worker, home)
         _say(ready)
         _keep_running(stop, server, worker, caretaker)
         what = "can be resumed" if stop.for_good else "goes on when `metaloom serve` is started again"
         _say(f"\nstopping; a run that is being trained keeps every stage it has stored, and {what} ...")
+
+
+def _go_on(server: Part, home: Path) -> None:
+    """Have flow runs go on that were left over.
+
+    Raises:
+        ServeError: the server does not take it.
+    """
+    from httpx import HTTPError
+    from prefect.exceptions import PrefectException
+
+    try:
+        with _client() as client:
+            go_on_with_left_over(client, home, _tell)
+    # Prefect's client raises RuntimeError for a server that it cannot reach, ValueError for an answer it cannot read.
+    except (HTTPError, PrefectException, RuntimeError, ValueError) as error:
+        told = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise server.explain(f"does not say which flow runs were left over ({told})") from None
 
 
 def _keep_running(stop: Event, server: Part, worker: Part, caretaker: Caretaker) -> None:
@@ -189,26 +215,33 @@ def _keep_running(stop: Event, server: Part, worker: Part, caretaker: Caretaker)
             caretaker.look(client)
 
 
-def _wait(stop: Event, parts: list[Part], until: Callable[[], bool], seconds: float = START_SECONDS) -> None:
-    """Return when the condition holds.
+def _wait(stop: Event, server: Part, step: Part | None = None, seconds: float = START_SECONDS) -> None:
+    """Return when a step is done that is a process, or else when the server answers.
 
     Raises:
-        ServeError: one of the parts ended first, or the time is up.
+        ServeError: it ended before, or the time is up.
         Interrupted: Ctrl-C was pressed.
     """
     deadline = time.monotonic() + seconds
-    while not until():
-        for part in parts:
-            if part.code is not None:
-                raise part.explain(f"ended with code {part.code}")
+    while True:
+        # Before anything is asked of it, and told the password.
+        if server.code is not None:
+            raise server.explain(f"ended with code {server.code}")
+        if step is not None and step.code:
+            raise step.explain(f"ended with code {step.code}")
+        if server.answers() if step is None else step.code == 0:
+            return
         if time.monotonic() > deadline:
-            raise parts[-1].explain(f"is not ready after {seconds:.0f} s")
+            raise (step or server).explain(f"is not ready after {seconds:.0f} s")
         if stop.wait(0.2):
             raise Interrupted
 
 
 def _require_password(address: Address) -> None:
-    user, _, password = os.environ.get(PASSWORD, "").partition(":")
+    chosen = os.environ.get(PASSWORD, "")
+    if not chosen.isascii():
+        raise UsageError(f"{PASSWORD} has other characters than those of ASCII, which Prefect's page cannot send")
+    user, _, password = chosen.partition(":")
     if not address.is_private and not (user and password):
         raise UsageError(
             f"--host {address.host}: other machines could start deployments as you; required a password: `export "
@@ -216,17 +249,48 @@ def _require_password(address: Address) -> None:
         )
 
 
-def _require_free(address: Address) -> None:
-    port = address.port
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address.host, port))
-        except OSError as error:
-            raise ServeError(
-                f"port {port} of {address.host} cannot be used ({error}). If another Prefect server runs there, stop "
-                f"it; or take another port: metaloom serve --port {4300 if port in (4200, 4201) else port + 2}"
-            ) from None
+def _listening(address: Address) -> socket.socket:
+    """Return a socket that listens: one that were only tried would be free for others again.
+
+    Raises:
+        ServeError: the port is taken.
+    """
+    port, listening = address.port, socket.socket()
+    try:
+        # What is left of connections to an earlier server does not count.
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((address.host, port))
+        listening.listen(socket.SOMAXCONN)
+    except OSError as error:
+        listening.close()
+        raise ServeError(
+            f"port {port} of {address.host} cannot be used ({error}). If another Prefect server runs there, stop "
+            f"it; or take another port: metaloom serve --port {4300 if port in (4200, 4201) else port + 2}"
+        ) from None
+    return listening
+
+
+@contextmanager
+def _refusing(listening: socket.socket, server: Part) -> Iterator[None]:
+    """Close connections at once while there is no server: what waits for it would wait until it is started again."""
+    done = Event()
+
+    def refuse() -> None:
+        while not done.is_set():
+            if server.lives:
+                done.wait(0.2)
+            elif select.select([listening], [], [], 0.2)[0] and not server.lives:
+                with suppress(OSError):  # it has gone away meanwhile
+                    listening.accept()[0].close()
+
+    listening.setblocking(False)
+    thread = Thread(target=refuse, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def _answers(address: Address) -> bool:
@@ -244,10 +308,11 @@ def _client() -> "SyncPrefectClient":
     return get_client(sync_client=True)
 
 
-def _end_runs(stop: Stop, worker: Part, home: Path) -> None:
+def _end_runs(stop: Stop, server: Part, worker: Part, home: Path) -> None:
     from httpx import HTTPError
 
-    # If the server is what went away, nobody is left to ask.
+    if not server.lives:
+        return  # nobody is left to ask
     with suppress(HTTPError), _client() as client:
         if stop.for_good:
             cancel_all(client, CANCEL_SECONDS)

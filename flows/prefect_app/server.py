@@ -3,25 +3,33 @@
 Prefect answers every page in the user's browser (`access-control-allow-origin: *`) and looks at no `Host`. The gate
 refuses what other pages ask for. Prefect refuses other users and programs, since it always has a password here.
 
-Two faults of Prefect's server under SQLite are mended:
+Its pages over its API at `/docs` are closed: they ask for no password, and load scripts of others on the origin that
+keeps the user's.
+
+Faults of Prefect's server are mended, two of them under SQLite:
 
 - Transactions take their lock when they begin, and wait for it. Prefect 3.8 takes it at the first write, which fails at
   once with "database is locked" when another transaction has written since this one has read.
 - A batch of events that are all stored already, as clients send after they have lost the server, is no error. Prefect
   3.8 inserts nothing, which SQLite refuses, and drops new events with it.
 
-Both lean on Prefect's private modules; tests/flows/test_prefect_server.py and test_prefect_databases.py run them in a
+- Passwords are compared as bytes. Prefect 3.8 compares text, which raises an error (500) where it is not ASCII.
+
+All lean on Prefect's private modules; tests/flows/test_prefect_server.py and test_prefect_databases.py run them in a
 real server.
 """
 
+import hmac
+import socket
 import sys
 import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from metaloom.flows.this_machine import HOSTS
@@ -57,13 +65,21 @@ _OPENING = HTMLResponse(
         "Cache-Control": "no-store",
     },
 )
+_DOCS = ("/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json")
+_CLOSED = PlainTextResponse("not served: it would load scripts of other hosts\n", 404)
 
 
 def guarded(prefect: ASGIApp, *, any_host: bool) -> ASGIApp:
     """Return Prefect's application behind the gate, with the page that opens it logged in."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        await (_OPENING if scope.get("path") == OPEN and scope["type"] == "http" else prefect)(scope, receive, send)
+        path, app = scope.get("path", ""), prefect
+        if scope["type"] == "http" and path == OPEN:
+            app = _OPENING
+        # Those of the API itself are behind the password.
+        elif scope["type"] == "http" and path.endswith(_DOCS) and not path.startswith("/api/"):
+            app = _CLOSED
+        await app(scope, receive, send)
 
     return Gate(answer, partial(refusal_of_other_pages, any_host=any_host))
 
@@ -107,24 +123,46 @@ def skip_stored_events() -> None:
     module._write_sqlite_events = write_new
 
 
-def main(host: str, port: str) -> None:
-    """Serve until SIGTERM."""
+def compare_bytes() -> None:
+    """Have passwords and tokens compared that are not ASCII."""
+    from prefect.server.api import middleware, server
+    from prefect.server.utilities import subscriptions
+
+    def is_same(one: object, other: object) -> bool:
+        return hmac.compare_digest(str(one).encode(errors="surrogatepass"), str(other).encode(errors="surrogatepass"))
+
+    modules: list[Any] = [middleware, server, subscriptions]
+    for module in modules:
+        module.hmac = SimpleNamespace(compare_digest=is_same)
+
+
+def main(host: str, listening: str) -> None:
+    """Serve until SIGTERM.
+
+    Args:
+        host: address that is listened on.
+        listening: descriptor of the socket, which `metaloom serve` holds all the time: a port that is free for a moment
+            is one that somebody else can take, and be told the password.
+    """
     import uvicorn
     from prefect.server.api.server import create_app
     from prefect.settings import get_current_settings
 
     lock_at_once()
     skip_stored_events()
+    compare_bytes()
     settings = get_current_settings().server
-    uvicorn.run(
+    config = uvicorn.Config(
         guarded(create_app(final=True), any_host=host not in HOSTS),
-        host=host,
-        port=int(port),
         timeout_keep_alive=settings.api.keepalive_timeout,
         ws_ping_interval=settings.api.websocket_ping_interval,
         ws_ping_timeout=settings.api.websocket_ping_timeout,
         log_level=settings.logging_level.lower(),
     )
+    server = uvicorn.Server(config)
+    server.run(sockets=[socket.socket(fileno=int(listening))])
+    if not server.started:
+        sys.exit("the server did not start")
 
 
 if __name__ == "__main__":

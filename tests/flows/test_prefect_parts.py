@@ -4,6 +4,7 @@ import logging
 import logging.config
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ import pytest
 import yaml
 from prefect.exceptions import CancelledRun, TerminationSignal
 from prefect.states import Cancelled, Cancelling, Completed, Crashed, Pending, Running
+from prefect_server import free_port
 
 from metaloom.flows.prefect_app import cancelling, flow_runs, reporting
 from metaloom.flows.prefect_app.cancelling import finishing_the_stage
@@ -28,6 +30,7 @@ from metaloom.flows.prefect_app.flow_runs import Caretaker
 from metaloom.flows.prefect_app.parts import STUCK_SECONDS, Part, ServeError, running
 from metaloom.flows.prefect_app.quiet import WithoutFalseAlarms, write_settings
 from metaloom.flows.prefect_app.reporting import Reporting
+from metaloom.flows.prefect_app.serve import Address, _listening, _refusing
 
 ID = UUID(int=1)
 HOME = Path("/served/.prefect")
@@ -48,6 +51,12 @@ class Now:
 
     def __call__(self) -> float:
         return self.time
+
+
+def heard(listening: socket.socket) -> bytes:
+    """What is said to who connects."""
+    with socket.create_connection(listening.getsockname(), timeout=30) as connection:
+        return connection.recv(6)
 
 
 @pytest.fixture
@@ -100,6 +109,8 @@ class TestPart:
     def test_one_that_does_not_answer_any_more_is_ended_and_started_again(self, now, said):
         with running(Part("it", [*self.SLEEPS], answers=lambda: False, clock=now)) as part:
             first = part._process
+            now.time += 10 * STUCK_SECONDS  # nobody looked, since something else took so long
+            assert not part.revive(said.append)
             now.time += STUCK_SECONDS
             assert not part.revive(said.append)
             assert said == []
@@ -107,6 +118,26 @@ class TestPart:
             part.revive(said.append)
             assert said == ["it has not answered for 90 s; starting it again now"]
             assert first.poll() is not None
+
+    def test_its_port_is_held_while_it_is_gone_and_nobody_waits_there(self, now, said):
+        """By the process that keeps it, so that nobody else can listen there in between."""
+        with _listening(Address(free_port())) as listening:
+            number = listening.fileno()
+            code = (
+                f"import socket, select; s = socket.socket(fileno={number})\n"
+                "while select.select([s], [], []): s.accept()[0].sendall(b'served')"
+            )
+            arguments = ["timeit", "-n", "1", "-r", "1", code]
+            with running(Part("it", arguments, clock=now, inherits=(number,))) as part, _refusing(listening, part):
+                assert heard(listening) == b"served"
+                part._process.kill()
+                part._process.wait()
+                part.revive(said.append)
+                assert heard(listening) == b""
+                with pytest.raises(OSError, match="in use"):
+                    socket.create_server(listening.getsockname())
+                part.revive(said.append)
+                assert heard(listening) == b"served"
 
     def test_a_problem_at_the_start_has_the_end_of_the_log(self, tmp_path):
         log = tmp_path / "log"

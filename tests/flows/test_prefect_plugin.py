@@ -8,6 +8,7 @@ import pytest
 from prefect.plugins import HookContext
 
 from metaloom.flows.prefect_app.home import write_environment
+from metaloom.flows.prefect_app.parts import alone
 from metaloom.flows.prefect_app.plugin import accept_bare_names, full_name, setup_environment
 
 
@@ -66,6 +67,8 @@ class TestPassword:
         (tmp_path / ".prefect").mkdir()
         write_environment(tmp_path, "http://127.0.0.1:4300/api", "metaloom:secret")
         monkeypatch.chdir(tmp_path)
+        with alone(tmp_path, tmp_path / ".prefect"):
+            yield
 
     @pytest.mark.parametrize("api", ["http://127.0.0.1:4300/api", "http://localhost:4300/api/"])
     def test_commands_in_the_folder_get_it_and_ask_no_proxy(self, api, monkeypatch):
@@ -73,6 +76,8 @@ class TestPassword:
         told = setup_environment(ctx=context(api))
         assert told is not None
         assert told.env["PREFECT_API_AUTH_STRING"] == "metaloom:secret"
+        # Where `localhost` is ::1, somebody else may listen there.
+        assert told.env["PREFECT_API_URL"] == "http://127.0.0.1:4300/api"
         assert told.env["no_proxy"] == told.env["NO_PROXY"] == "intranet,127.0.0.1,localhost"
 
     @pytest.mark.parametrize(
@@ -80,6 +85,24 @@ class TestPassword:
     )
     def test_no_other_server_gets_it(self, api):
         assert setup_environment(ctx=context(api)) is None
+
+    def test_it_is_not_said_where_no_serve_runs_any_more(self, tmp_path, monkeypatch, caplog):
+        api = "http://127.0.0.1:4300/api"
+        stopped = tmp_path / "stopped"
+        (stopped / ".prefect").mkdir(parents=True)
+        write_environment(stopped, api, "metaloom:secret")
+        monkeypatch.chdir(stopped)
+        for _ in range(2):  # as it was never served, and as it was once
+            told = setup_environment(ctx=context(api))
+            assert told is not None
+            assert "PREFECT_API_AUTH_STRING" not in told.env
+            assert "no `metaloom serve` runs in this folder: its password is not sent" in caplog.text
+            caplog.clear()
+            with alone(stopped, stopped / ".prefect"):
+                told = setup_environment(ctx=context(api))
+                assert told is not None
+                assert told.env["PREFECT_API_AUTH_STRING"] == "metaloom:secret"
+            caplog.clear()
 
     def test_a_password_that_the_user_chose_is_the_user_s_to_say(self, tmp_path):
         write_environment(tmp_path, "http://127.0.0.1:4300/api", None)

@@ -1,29 +1,40 @@
 """Refusals of `metaloom serve` before it starts anything; all it starts is in test_prefect_server.py."""
 
+import asyncio
+import base64
 import http.client
+import json
 import os
 import signal
 import socket
 import stat
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from urllib.request import proxy_bypass
 
+import httpx
 import pytest
 import requests
 import yaml
+from prefect.server.api.server import create_app
+from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_API_AUTH_STRING, temporary_settings
 from prefect_server import clean_environment, free_port
+from starlette.types import ASGIApp, Message
 
 from metaloom.flows.errors import UsageError
+from metaloom.flows.prefect_app import home as home_module
 from metaloom.flows.prefect_app.database import require_answer, server_url, without_password
 from metaloom.flows.prefect_app.deploy import FILE
 from metaloom.flows.prefect_app.home import API, AUTH, folder_settings, make_home, read_environment, write_environment
-from metaloom.flows.prefect_app.parts import Stop, alone
+from metaloom.flows.prefect_app.parts import Part, ServeError, Stop, alone, running
 from metaloom.flows.prefect_app.quiet import write_settings
 from metaloom.flows.prefect_app.reports import address_of, served_reports
-from metaloom.flows.prefect_app.serve import Address, _prepare, settings
+from metaloom.flows.prefect_app.serve import Address, _go_on, _listening, _prepare, _wait, settings
 from metaloom.flows.prefect_app.serve import serve as serve_flows
+from metaloom.flows.prefect_app.server import compare_bytes, guarded
 
 
 def serve(folder: Path, port: int, *options: str) -> "subprocess.CompletedProcess[str]":
@@ -39,6 +50,53 @@ def test_a_port_in_use_is_refused_with_the_way_to_another(tmp_path):
     assert f"port {port}" in refused.stderr
     assert "--port" in refused.stderr
     assert not any(tmp_path.iterdir())
+
+
+def test_nobody_can_take_a_port_that_is_served(tmp_path):
+    """Neither who has bound it before, since that is no use, nor anybody later."""
+    with socket.socket() as before, socket.socket() as later:
+        for other in (before, later):
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        before.bind(("0.0.0.0", 0))
+        port = before.getsockname()[1]
+        with _listening(Address(port)):
+            with pytest.raises(OSError, match="in use"):
+                before.listen()
+            with pytest.raises(OSError, match="in use"):
+                later.bind(("127.0.0.1", port))
+
+
+def test_a_server_that_has_ended_is_not_asked_whoever_answers_in_its_place():
+    with running(Part("it", ["timeit", "-n", "1", "-r", "1", "raise ValueError"])) as part:
+        part._process.wait()
+        with pytest.raises(ServeError, match="it ended with code 1"):
+            _wait(Stop(), part)
+
+
+@pytest.mark.parametrize("does", ["refuses", "answers nonsense"])
+def test_a_server_that_fails_while_serve_starts_is_told_in_a_line(tmp_path, monkeypatch, does):
+    answer = {"refuses": (401, b"{}"), "answers nonsense": (200, b"<p>")}[does]
+
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.send_response(answer[0])
+            self.send_header("Content-Length", str(len(answer[1])))
+            self.end_headers()
+            self.wfile.write(answer[1])
+
+        do_POST = do_GET
+
+        def log_message(self, format, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Other) as other:
+        Thread(target=other.serve_forever, daemon=True).start()
+        told = r"^the server does not say which flow runs were left over \(\w+: .*\)$"
+        api = {PREFECT_API_URL: f"http://127.0.0.1:{other.server_port}/api"}
+        with temporary_settings(api), pytest.raises(ServeError, match=told):
+            _go_on(Part("the server", []), tmp_path)
+        other.shutdown()
 
 
 def test_a_folder_with_broken_settings_of_prefect_is_refused(tmp_path):
@@ -62,6 +120,49 @@ def test_half_a_password_is_none(password, monkeypatch, tmp_path):
     monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", password)
     with pytest.raises(UsageError, match=r"--host 0\.0\.0\.0: .* required a password"):
         serve_flows(tmp_path, 4300, host="0.0.0.0")
+
+
+def test_a_password_that_the_page_cannot_send_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "lab:gehe\u00efm")
+    with pytest.raises(UsageError, match=r"has other characters than those of ASCII"):
+        serve_flows(tmp_path, 4300)
+
+
+def test_without_the_password_prefect_s_server_shows_no_docs_and_knows_no_other_one():
+    async def statuses(app: ASGIApp) -> dict[str, int]:
+        transport, found = httpx.ASGITransport(app), {}
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:4300") as client:
+            for path in ("/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json", "/api/docs", "/api/openapi.json"):
+                found[path] = (await client.get(path)).status_code
+            for password in ("lab:gehe\u00efm", "lab:\u20ac", "lab:secret"):
+                said = {"Authorization": f"Basic {base64.b64encode(password.encode()).decode()}"}
+                found[password] = (await client.get("/api/admin/version", headers=said)).status_code
+        return found
+
+    async def heard(app: ASGIApp, token: str) -> list[str]:
+        said = json.dumps({"type": "auth", "token": token})
+        heard: list[str] = []
+        told = iter([{"type": "websocket.connect"}, {"type": "websocket.receive", "text": said}])
+
+        async def receive() -> Message:
+            return next(told, {"type": "websocket.disconnect", "code": 1000})
+
+        async def send(message: Message) -> None:
+            heard.append(message.get("reason") or message.get("text") or message["type"])
+
+        scope = {"type": "websocket", "path": "/api/events/out", "raw_path": b"/api/events/out", "query_string": b""}
+        headers = [(b"host", b"127.0.0.1:4300"), (b"sec-websocket-protocol", b"prefect")]
+        await app({**scope, "headers": headers}, receive, send)
+        return heard[1:2]
+
+    with temporary_settings({PREFECT_SERVER_API_AUTH_STRING: "lab:secret"}):
+        compare_bytes()
+        app = guarded(create_app(final=True), any_host=False)
+        found = asyncio.run(statuses(app))
+        refused, let_in = (asyncio.run(heard(app, token)) for token in ("lab:\u20ac", "lab:secret"))
+    assert [*found.values()] == [404, 404, 404, 404, 401, 401, 401, 401, 200], found
+    assert "nvalid token" in refused[0]
+    assert "auth_success" in let_in[0]
 
 
 def test_a_folder_is_served_once(tmp_path):
@@ -104,6 +205,8 @@ def test_what_the_server_asks_for_is_what_workers_and_flows_say(tmp_path):
     assert told["PREFECT_API_AUTH_STRING"] == told["PREFECT_SERVER_API_AUTH_STRING"] == "lab:secret"
     # The parts are on this machine, which has no address 0.0.0.0 to call.
     assert told["PREFECT_API_URL"] == "http://127.0.0.1:4300/api"
+    # Which may be ::1 as well, where somebody else may listen.
+    assert settings(tmp_path, Address(4300, "localhost"), "lab:secret")["PREFECT_API_URL"] == told["PREFECT_API_URL"]
     assert settings(tmp_path, Address(4300, "10.0.0.7"), "lab:secret")["PREFECT_API_URL"] == "http://10.0.0.7:4300/api"
 
 
@@ -176,6 +279,50 @@ class TestHome:
         assert "cannot be remembered as yours" in caplog.text
         assert "the next start needs --trust" in caplog.text
 
+    @pytest.mark.parametrize("mode", [0o755, 0o775])
+    def test_one_that_others_can_read_is_closed_to_them(self, tmp_path, mode):
+        (tmp_path / ".prefect").mkdir()
+        (tmp_path / ".prefect").chmod(mode)
+        home, _ = make_home(tmp_path, trust=False)
+        assert stat.S_IMODE(home.stat().st_mode) == 0o700
+
+    @pytest.mark.parametrize("trust", [False, True])
+    @pytest.mark.parametrize("planted", ["open to all", "of somebody else", "a file"])
+    def test_one_in_which_others_can_have_put_something_is_refused(self, tmp_path, monkeypatch, trust, planted):
+        home = tmp_path / ".prefect"
+        if planted == "a file":
+            home.touch()
+        else:
+            home.mkdir()
+        if planted == "open to all":
+            home.chmod(0o777)
+        if planted == "of somebody else":
+            user = os.geteuid() + 1
+            monkeypatch.setattr(os, "geteuid", lambda: user)
+            monkeypatch.setattr(home_module, "_require_kept", lambda folder: None)  # which would refuse it first
+        with pytest.raises(
+            UsageError, match=r"prefect (can be|belongs|is a).*required a folder of your own.*Remove it"
+        ):
+            make_home(home.parent, trust=trust)
+        assert home.is_file() or not any(home.iterdir())
+
+    def test_a_folder_that_others_can_write_is_refused_unless_they_are_trusted_or_cannot_rename(self, tmp_path):
+        for mode, gid in ((0o777, os.getegid()), (0o775, 4321)):
+            folder = tmp_path / f"{mode:o}"
+            folder.mkdir()
+            folder.chmod(mode)
+            if mode == 0o775:
+                if os.geteuid():
+                    continue  # only root can give a folder to a group that it is not in
+                os.chown(folder, -1, gid)
+            with pytest.raises(UsageError, match=rf"{mode:o} can be written by others .*; required .* --trust"):
+                make_home(folder, trust=False)
+            assert not any(folder.iterdir())
+            folder.chmod(mode | stat.S_ISVTX)
+            make_home(folder, trust=False)
+            folder.chmod(mode)
+            make_home(folder, trust=True)
+
     @pytest.mark.parametrize("name", [".", "password", "environment", ".gitignore", "logging.yml"])
     def test_links_in_a_folder_are_not_followed(self, tmp_path, name):
         (tmp_path / "outside").mkdir()
@@ -186,7 +333,7 @@ class TestHome:
         if name == ".":
             (folder / ".prefect").rmdir()
             (folder / ".prefect").symlink_to(target.parent)
-            with pytest.raises(UsageError, match="is a link; required a folder"):
+            with pytest.raises(UsageError, match="is a link; required a folder of your own"):
                 make_home(folder, trust=False)
         else:
             (folder / ".prefect" / name).symlink_to(target)
@@ -195,6 +342,25 @@ class TestHome:
             write_settings(home)
         assert target.read_text() == "as it was"
         assert [*target.parent.iterdir()] == [target]
+
+    @pytest.mark.parametrize("name", ["server.log", "serve.lock"])
+    @pytest.mark.parametrize("put", ["a link", "a pipe", "a pipe that is read", "a folder"])
+    def test_only_files_are_written(self, tmp_path, name, put):
+        file, target = tmp_path / name, tmp_path / "target"
+        reader = None
+        if put == "a link":
+            file.symlink_to(target)
+        elif put == "a folder":
+            file.mkdir()
+        else:
+            os.mkfifo(file)
+            reader = os.open(file, os.O_RDONLY | os.O_NONBLOCK) if "read" in put else None
+        held = alone(tmp_path, tmp_path) if name == "serve.lock" else running(Part("it", ["this"], log=file))
+        with pytest.raises(ServeError, match=rf"{name} (cannot be written|is a pipe).*; required a file\. Remove it"):
+            held.__enter__()
+        assert not target.exists()
+        if reader is not None:
+            os.close(reader)
 
 
 class TestDatabase:
@@ -352,7 +518,7 @@ class TestReports:
             (folder / name).mkdir()
             (folder / name / f"index.{name}").symlink_to(tmp_path / "secret")
         os.mkfifo(folder / "pipe")
-        with served_reports("127.0.0.1", 0) as address:
+        with served_reports(socket.create_server(("127.0.0.1", 0))) as address:
             monkeypatch.setenv("METALOOM_REPORTS_URL", address)
             yield tmp_path / "runs" / "a run"
 
@@ -380,6 +546,23 @@ class TestReports:
         answer = requests.get(address_of(served, "report.html"), headers={"Host": "example.org"}, timeout=10)
         assert answer.status_code == 421
         assert "of the run" not in answer.text
+
+    @pytest.mark.parametrize(
+        ("headers", "status"),
+        [
+            ({"Origin": "http://127.0.0.1:4200"}, 403),
+            ({"Origin": "null"}, 403),
+            ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "script"}, 403),
+            ({"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}, 403),
+            ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "image", "Origin": "http://evil.example"}, 403),
+            ({"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}, 200),
+            ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}, 200),
+            ({"Sec-Fetch-Site": "same-origin", "X-Name": "\u00ef"}, 200),
+        ],
+    )
+    def test_other_pages_open_reports_and_show_images_and_get_nothing_else(self, served, headers, status):
+        address = address_of(served, "report.html")
+        assert requests.get(address, headers=headers, timeout=10).status_code == status
 
     def test_nothing_is_linked_where_nobody_serves(self, served, monkeypatch):
         monkeypatch.delenv("METALOOM_REPORTS_URL")
