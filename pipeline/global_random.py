@@ -24,6 +24,10 @@ _CURE = (
     "metaloom.pipeline.seeding.generator(run_seed, stream, *position), or in a policy's sample from torch's own "
     "generator, which is seeded for it"
 )
+_CURE_OF_TORCH = (
+    ". A module that is only filled afterwards is built by torch.nn.utils.skip_init(torch.nn.Linear, ...), or under "
+    "`with torch.random.fork_rng():`"
+)
 
 
 class Draw(NamedTuple):
@@ -44,8 +48,8 @@ class Draw(NamedTuple):
     def __str__(self) -> str:
         cure = "self.np_random, which reset(seed=...) seeds" if self.in_env else _CURE
         return (
-            f"{self.where} drew from the global generator of {self.generator}, so nobody could compute it again; "
-            f"required draws from {cure}"
+            f"{self.where} drew from the global generator of {self.generator}, whose state is shared with all other "
+            f"code; required draws from {cure}{_CURE_OF_TORCH if self.generator == 'torch' else ''}"
         )
 
 

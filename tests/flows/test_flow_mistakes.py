@@ -4,10 +4,12 @@ import random
 import re
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import metaloom
 from metaloom import storage
@@ -321,27 +323,47 @@ def test_a_metric_that_is_a_number_of_another_type_replays_identical(flow, tiny_
         ({"algorithm": "own_flow:Drawing"}, "halve k=0: own_flow:drawing", "random"),
         ({"baseline": "own_flow:RandomBaseline"}, "process_samples k=0: own_flow:RandomBaseline.fit_predict", "torch"),
         ({"metrics": ["own_flow:measure"]}, "meta_optimize k=0: own_flow:measure", "random"),
-        ({"env": "own_flow:Drift"}, "inner step 0: own_flow:Drift.step", "numpy.random"),
+        ({"env": {"name": "own_flow:Drift", "copies": "kept"}}, "inner step 0: own_flow:Drift.step", "numpy.random"),
     ],
 )
 def test_whoever_draws_from_a_global_generator_is_refused_by_name(flow, tiny_config, settings, who, generator):
     flow()
-    with pytest.raises(StageFault, match="could compute it again; required draws from") as caught:
+    with pytest.raises(StageFault, match="shared with all other code; required draws from") as caught:
         train(tiny_config(iterations=1, **settings), Path("run"), backend=SERIAL)
     assert re.search(
         rf"iteration 0, {re.escape(who)}, line \d+ drew from the global gen.* of {generator},", str(caught.value)
     )
 
 
-def test_an_installed_environment_that_draws_from_a_global_generator_is_named_once(
+def test_an_installed_environment_that_draws_from_a_global_generator_is_named_once_in_training_and_once_by_the_witness(
     flow, tiny_config, monkeypatch, caplog
 ):
     flow()
     monkeypatch.setattr(global_random, "is_installed", lambda file: Path(file).name == "own_flow.py")
-    train(tiny_config(iterations=1, env="own_flow:Drift"), Path("run"), backend=SERIAL)
+    train(tiny_config(iterations=1, env={"name": "own_flow:Drift", "copies": "kept"}), Path("run"), backend=SERIAL)
     told = [record.getMessage() for record in caplog.records if "global generator" in record.getMessage()]
-    assert len(told) == 1
+    assert len(told) == 2
+    assert told[0] == told[1]
     assert told[0].startswith("env.name is own_flow:Drift: own_flow:Drift.step, line ")
+
+
+def test_a_module_that_is_only_filled_afterwards_passes_by_either_cure_that_its_refusal_names():
+    state = torch.nn.Linear(3, 2).state_dict()
+
+    def filled(build):
+        build().load_state_dict(state)
+
+    def forked():
+        with torch.random.fork_rng():
+            filled(lambda: torch.nn.Linear(3, 2))
+
+    _, draw = GlobalRandomWatch().draw_of(lambda: filled(lambda: torch.nn.Linear(3, 2)))
+    assert str(draw).endswith(
+        "built by torch.nn.utils.skip_init(torch.nn.Linear, ...), or under `with torch.random.fork_rng():`"
+    )
+    skipped = partial(torch.nn.utils.skip_init, torch.nn.Linear, 3, 2)
+    for work in (partial(filled, skipped), forked):
+        assert GlobalRandomWatch().draw_of(work)[1] is None
 
 
 def test_what_another_thread_draws_is_no_fault_of_the_work():
