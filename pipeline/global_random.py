@@ -20,10 +20,9 @@ T = TypeVar("T")
 _LIBRARIES = ("random", "numpy", "torch", "metaloom")
 _RANDOM = cast(Any, random.random).__self__
 _MOST_FRUITLESS = 3
-_CURE = (
-    "metaloom.pipeline.seeding.generator(run_seed, stream, *position), or in a policy's sample from torch's own "
-    "generator, which is seeded for it"
-)
+SEEDED = "metaloom.pipeline.seeding.generator(run_seed, stream, *position)"
+"""What plug-ins draw from."""
+_CURE = f"{SEEDED}, or in a policy's sample from torch's own generator, which is seeded for it"
 _CURE_OF_TORCH = (
     ". A module that is only filled afterwards is built by torch.nn.utils.skip_init(torch.nn.Linear, ...), or under "
     "`with torch.random.fork_rng():`"

@@ -124,6 +124,18 @@ def measured(value):
 
 
 own("Counting", update=count)
+class Kept:
+    n = 0
+
+
+def class_counted(learner, state, experience, **options):
+    Kept.n += 1
+    return moved(learner, max(0, Kept.n - KEPT_FROM), state, experience, **options)
+
+
+KEPT_FROM = 0
+own("ClassCounting", update=class_counted)
+own("Unseeded", update=lambda learner, *state, **how: moved(learner, np.random.default_rng().normal(), *state, **how))
 own("Noisy", update=lambda learner, *state, **options: moved(learner, np.random.normal(), *state, **options))
 own("Shuffling", process=lambda learner, *state, **options: moved_away(learner, *state, **options))
 
@@ -282,6 +294,28 @@ def test_a_learner_with_hidden_state_replays_as_different_though_all_iterations_
     assert cli.run(["replay", "run"]) == 1
     told = capsys.readouterr().out.replace("\n", " ")
     assert "nothing that is recorded; own_flow:Counting, own_flow:CountingLearner may keep numbers outside" in told
+
+
+def test_state_in_a_class_is_found_by_the_iterations_that_are_replayed_again(flow, tiny_config, capsys):
+    flow("\nKEPT_FROM = 3\n")
+    train(tiny_config(algorithm="own_flow:ClassCounting"), Path("run"), backend=SERIAL)
+    sys.modules["own_flow"].Kept.n = 1  # as if the first update had been computed twice here, too
+    assert cli.run(["replay", "run"]) == 1
+    told = " ".join(capsys.readouterr().out.split())
+    assert "all identical" not in told
+    assert "meta_optimize(i=2, k=0) was identical at first and differs when it is computed after other iter" in told
+    sys.modules["own_flow"].Kept.n = 1
+    assert [outcome.identical for outcome in replay(Path("run"), stage="meta_optimize")] == [True] * 3 + [False]
+
+
+@pytest.mark.parametrize("name", ["ClassCounting", "Unseeded"])
+def test_a_learner_that_computes_its_first_update_otherwise_the_second_time_is_refused(flow, tiny_config, name):
+    flow()
+    with pytest.raises(StageFault) as caught:
+        train(tiny_config(iterations=1, algorithm=f"own_flow:{name}"), Path("run"), backend=SERIAL)
+    assert "iteration 0, meta_optimize k=0: two computations of the same inputs differ, first in " in str(caught.value)
+    assert f"required the same bits of own_flow:{name}, own_flow:{name}Learner. Draw from meta" in str(caught.value)
+    assert not storage.open_run("run").contains(storage.StageRef(0, "meta_optimize"))
 
 
 @pytest.mark.parametrize(
