@@ -391,13 +391,70 @@ def test_a_module_that_is_only_filled_afterwards_passes_by_either_cure_that_its_
         with torch.random.fork_rng():
             filled(lambda: torch.nn.Linear(3, 2))
 
-    _, draw = GlobalRandomWatch().draw_of(lambda: filled(lambda: torch.nn.Linear(3, 2)))
+    _, draw = GlobalRandomWatch().draw_of(lambda: filled(lambda: torch.nn.Linear(3, 2)), "adapt")
     assert str(draw).endswith(
         "built by torch.nn.utils.skip_init(torch.nn.Linear, ...), or under `with torch.random.fork_rng():`"
     )
     skipped = partial(torch.nn.utils.skip_init, torch.nn.Linear, 3, 2)
     for work in (partial(filled, skipped), forked):
-        assert GlobalRandomWatch().draw_of(work)[1] is None
+        assert GlobalRandomWatch().draw_of(work, "adapt")[1] is None
+
+
+@pytest.fixture
+def warned(caplog):
+    """The warnings about global generators."""
+    return lambda: [record.getMessage() for record in caplog.records if "global generator" in record.getMessage()]
+
+
+def test_what_is_drawn_once_and_kept_is_warned_of_once_per_generator_and_stage(warned):
+    watch = GlobalRandomWatch()
+
+    def kept(name, values):
+        if name not in values:
+            values[name] = np.random.random()  # noqa: NPY002
+
+    for stage in ("adapt", "adapt", "adapt", "meta_optimize"):
+        values = {}
+        assert watch.draw_of(partial(kept, "x", values), stage)[1] is None
+    assert [words.split(",")[0] for words in warned()] == [
+        "the global generator of numpy.random changed during adapt",
+        "the global generator of numpy.random changed 3 times so: unwatched during adapt",
+        "the global generator of numpy.random changed during meta_optimize",
+    ]
+    assert "something drew once and kept it, so that replay in another process may differ" in warned()[0]
+
+
+def test_an_error_of_repeated_work_is_named(warned):
+    def work(left=[1]):  # noqa: B006
+        left.pop()
+        np.random.random()  # noqa: NPY002
+
+    assert GlobalRandomWatch().draw_of(work, "adapt")[1] is None
+    assert "repeated (which raised IndexError: pop from empty list): something drew once" in warned()[0]
+
+
+def test_work_beside_a_thread_that_draws_all_the_time_is_warned_of_and_not_refused(warned):
+    done, drawn = threading.Event(), []
+
+    def draw():
+        while not done.is_set():
+            np.random.random()  # noqa: NPY002
+            drawn.append(torch.rand(1))
+
+    def work():
+        start = len(drawn)
+        while len(drawn) < start + 3:
+            sorted(range(9))
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        _, accused = GlobalRandomWatch().draw_of(work, "adapt")
+    finally:
+        done.set()
+        thread.join()
+    assert accused is None
+    assert warned()[0].endswith("or another thread draws")
 
 
 def test_what_another_thread_draws_is_no_fault_of_the_work():
@@ -409,8 +466,8 @@ def test_what_another_thread_draws_is_no_fault_of_the_work():
         thread.start()
         thread.join()
 
-    assert [watch.draw_of(work)[1] for _ in range(6)] == [None] * 6
+    assert [watch.draw_of(work, "adapt")[1] for _ in range(6)] == [None] * 6
     assert len(calls) == 9  # it is done again three times, and then this generator is watched no more
-    _, draw = watch.draw_of(lambda: np.random.normal(size=2))  # noqa: NPY002
+    _, draw = watch.draw_of(lambda: np.random.normal(size=2), "adapt")  # noqa: NPY002
     assert draw is not None
     assert draw.generator == "numpy.random"
