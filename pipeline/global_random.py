@@ -4,8 +4,10 @@ Workers import this module: no torch, unless it has been imported already.
 """
 
 import ctypes
+import logging
 import random
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -17,12 +19,17 @@ from metaloom.pipeline.plugins import is_installed
 
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+
 _LIBRARIES = ("random", "numpy", "torch", "metaloom")
 _RANDOM = cast(Any, random.random).__self__
 _MOST_FRUITLESS = 3
-_CURE = (
-    "metaloom.pipeline.seeding.generator(run_seed, stream, *position), or in a policy's sample from torch's own "
-    "generator, which is seeded for it"
+SEEDED = "metaloom.pipeline.seeding.generator(run_seed, stream, *position)"
+"""What plug-ins draw from."""
+_CURE = f"{SEEDED}, or in a policy's sample from torch's own generator, which is seeded for it"
+_CURE_OF_TORCH = (
+    ". A module that is only filled afterwards is built by torch.nn.utils.skip_init(torch.nn.Linear, ...), or under "
+    "`with torch.random.fork_rng():`"
 )
 
 
@@ -44,8 +51,8 @@ class Draw(NamedTuple):
     def __str__(self) -> str:
         cure = "self.np_random, which reset(seed=...) seeds" if self.in_env else _CURE
         return (
-            f"{self.where} drew from the global generator of {self.generator}, so nobody could compute it again; "
-            f"required draws from {cure}"
+            f"{self.where} drew from the global generator of {self.generator}, whose state is shared with all other "
+            f"code; required draws from {cure}{_CURE_OF_TORCH if self.generator == 'torch' else ''}"
         )
 
 
@@ -61,17 +68,22 @@ class GlobalRandomWatch:
 
     def __init__(self, *, on: bool = True) -> None:
         self._on = on
-        self._fruitless = Counter[str]()
+        self._fruitless = Counter[tuple[str, str]]()
 
     def stop(self) -> None:
         """Watch no more."""
         self._on = False
 
-    def draw_of(self, work: Callable[[], T], again: Callable[[], object] | None = None) -> tuple[T, Draw | None]:
+    def draw_of(
+        self, work: Callable[[], T], stage: str, again: Callable[[], object] | None = None
+    ) -> tuple[T, Draw | None]:
         """Return what work gives, and what of it drew, if anything did.
+
+        Warns once per generator and stage where a state changed and nobody is found to have drawn.
 
         Args:
             work: Work to watch.
+            stage: Name of such work.
             again: The same work on this thread alone, done where a generator has changed; `work` when None.
         """
         if not self._on:
@@ -81,13 +93,28 @@ class GlobalRandomWatch:
         after = _states()
         changed = [name for name in after if after[name] != before.get(name, after[name])]
         # Some are what other threads draw from all the time.
-        changed = [name for name in changed if self._fruitless[name] < _MOST_FRUITLESS]
+        changed = [name for name in changed if self._fruitless[stage, name] < _MOST_FRUITLESS]
         if not changed:
             return result, None
-        draw = _first_draw(again or work, changed)
-        if draw is None:
-            self._fruitless.update(changed)
+        draw, problem = _repeated_draw(again or work, changed)
+        for name in changed if draw is None else ():
+            self._fruitless[stage, name] += 1
+            self._warn(name, stage, problem)
         return result, draw
+
+    def _warn(self, generator: str, stage: str, problem: Exception | None) -> None:
+        times = self._fruitless[stage, generator]
+        if times == 1:
+            log.warning(
+                "the global generator of %s changed during %s, and no function drew from it each time the work was "
+                "repeated%s: something drew once and kept it, so that replay in another process may differ; or another "
+                "thread draws",
+                generator,
+                stage,
+                f" (which raised {type(problem).__name__}: {problem})" if problem else "",
+            )
+        elif times == _MOST_FRUITLESS:
+            log.warning("the global generator of %s changed %d times so: unwatched during %s", generator, times, stage)
 
 
 def _states(*, exact: bool = False) -> dict[str, object]:
@@ -110,7 +137,26 @@ def _numpy_state(*, exact: bool) -> object:
     return ctypes.string_at(of_numpy.ctypes.state_address, 625 * 4)
 
 
-def _first_draw(work: Callable[[], object], generators: Sequence[str]) -> Draw | None:
+def _repeated_draw(
+    work: Callable[[], object], generators: Sequence[str]
+) -> tuple[Draw, None] | tuple[None, Exception | None]:
+    """Find the function that draws each time the work is done again, or the error by which doing so ended."""
+    began = time.perf_counter()
+    draw, problem = _first_draw(work, generators)
+    if draw is None:
+        return None, problem
+    if draw.generator == "random":  # calls of this thread were seen
+        return draw, None
+    again, problem = _first_draw(work, generators)
+    before = _states(exact=True)[draw.generator]
+    time.sleep(min(max(time.perf_counter() - began, 0.02), 1.0))
+    # A thread that draws all the time is seen at the same line twice, but also while this one does nothing.
+    alone = _states(exact=True)[draw.generator] == before
+    return (draw, None) if again == draw and alone else (None, problem)
+
+
+def _first_draw(work: Callable[[], object], generators: Sequence[str]) -> tuple[Draw | None, Exception | None]:
+    problem = None
     found: list[Draw] = []
     others = [name for name in generators if name != "random"]
     before = _states(exact=True)
@@ -131,11 +177,11 @@ def _first_draw(work: Callable[[], object], generators: Sequence[str]) -> Draw |
     sys.setprofile(look)
     try:
         work()
-    except Exception:  # it went well before, and what it drew is known by now
-        pass
+    except Exception as error:  # it went well before, and what it drew is known by now
+        problem = error
     finally:
         sys.setprofile(profiler)
-    return found[0] if found else None
+    return (found[0] if found else None), problem
 
 
 def _draw(generator: str, frame: FrameType) -> Draw:

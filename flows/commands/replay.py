@@ -1,7 +1,7 @@
 """Run stored stages again from their stored inputs and compare what comes out, bit for bit."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +101,9 @@ def replay(
 ) -> Iterator[StageReplay]:
     """Run the stored stages of an iteration (of every iteration when None) again, one after another.
 
-    Each iteration is computed by a new learner, so that what comes out identical would in a fresh process, too. Inputs
-    that were thinned are computed again too.
+    Each iteration is computed by a new learner. A plug-in may still keep state in a class or a module, so its last and
+    first iterations are computed once more at the end: a stage that then differs is given a second time. Inputs that
+    were thinned are computed again too.
 
     Args:
         path: the run's folder.
@@ -121,17 +122,40 @@ def replay(
     run = storage.open_run(path)
     with stages_of_run(run, backend) as stages:
         outputs = Recomputed(run, stages)
-        last = None
-        for ref in _selected(run, stages, iteration, stage, step):
-            if ref.iteration != last:
-                stages.renew_learners()
-                last = ref.iteration
-            outcome, value = _replay_stage(run, stages, ref, outputs)
-            if outcome.identical and outcome.with_record:
-                outputs.remember(ref, value)
+        refs, all_identical = _selected(run, stages, iteration, stage, step), True
+        for outcome in _in_order(run, stages, refs, outputs):
+            all_identical &= outcome.identical
             yield outcome
             if until_diff and not outcome.identical:
                 return
+        first, last = refs[0].iteration, refs[-1].iteration
+        if not all_identical or first == last:
+            return
+        # After the last iteration itself, and after all: other histories than the run had.
+        again = [ref for i in (last, first) for ref in refs if ref.iteration == i and stages.plugins(ref)]
+        for outcome in _in_order(run, stages, again, outputs):
+            if not outcome.identical:
+                names = ", ".join(stages.plugins(outcome.ref))
+                kept = (
+                    f"nothing that is recorded; {outcome.ref} was identical at first and differs when it is computed "
+                    f"after other iterations, so {names} keeps state between iterations outside of what stages give, "
+                    "such as in a class or a module; it belongs in LearnerState.extra"
+                )
+                yield replace(outcome, changed=(kept,))
+                return
+
+
+def _in_order(run: Run, stages: RunStages, refs: Sequence[StageRef], outputs: Recomputed) -> Iterator[StageReplay]:
+    """Run stages again, those of each iteration by a new learner."""
+    last = None
+    for ref in refs:
+        if ref.iteration != last:
+            stages.renew_learners()
+            last = ref.iteration
+        outcome, value = _replay_stage(run, stages, ref, outputs)
+        if outcome.identical and outcome.with_record:
+            outputs.remember(ref, value)
+        yield outcome
 
 
 def replay_from_learner(

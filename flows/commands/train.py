@@ -14,7 +14,7 @@ import numpy as np
 from metaloom import storage
 from metaloom.flows.estimate import check_sizes
 from metaloom.flows.graph.changed_sources import tell_changed_sources
-from metaloom.flows.graph.faults import compute_checked, kept_in_quarantine
+from metaloom.flows.graph.faults import compute_checked, kept_in_quarantine, require_repeatable
 from metaloom.flows.graph.run_stages import changed_since, config_of, stages_of, stages_of_run
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.graph.warm_start import pinned
@@ -410,7 +410,10 @@ def run_once(stages: Runner, writer: RunWriter, ref: StageRef, seconds: dict[str
         started, began = time.time(), time.perf_counter()
         with kept_in_quarantine(writer.run.path, ref, stages.seed_position(ref)), abandonable():
             value = compute_checked(stages, ref, writer)
-        took = time.perf_counter() - began
+            took, start = time.perf_counter() - began, writer.run.learner_ref(ref.iteration)
+            # The first iteration under these settings, in a fork too.
+            if ref.iteration == 0 or writer.run.config_of(start) != writer.run.config_of(ref):
+                require_repeatable(stages, ref, writer, value)
         seconds[f"{ref.stage}.{ref.step}"] = took
         writer.put(
             ref,

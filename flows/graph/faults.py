@@ -2,18 +2,24 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from metaloom import storage
 from metaloom.flows.graph.outputs import Outputs
 from metaloom.flows.graph.runner import Runner
-from metaloom.flows.graph.stage import StageOutput
+from metaloom.flows.graph.stage import WITNESS, StageOutput
 from metaloom.pipeline.algorithms.finite_checks import NumericalError
 from metaloom.pipeline.baselines import BaselineError
+from metaloom.pipeline.config.sources import plugin_paths
+from metaloom.pipeline.envs.config import REPRODUCED
+from metaloom.pipeline.global_random import SEEDED
+from metaloom.pipeline.plugin_files import own_paths
 from metaloom.stages.faults import StageFault
 from metaloom.stages.finite_checks import require_finite
 from metaloom.storage import StageRef
+from metaloom.storage.format.digests import array_digests
 
 FAULTS = (StageFault, NumericalError, BaselineError)
 """Errors of stages about numbers and environments, as opposed to bugs in the program."""
@@ -43,6 +49,30 @@ def run_checked(stages: Runner, ref: StageRef, inputs: dict[str, Any]) -> StageO
         )
     require_finite(value, stage=ref.stage, iteration=ref.iteration, step=ref.step)
     return value
+
+
+def require_repeatable(stages: Runner, ref: StageRef, outputs: Outputs, value: StageOutput) -> None:
+    """Refuse an output that plug-ins compute otherwise when a new learner has the same inputs.
+
+    Stages that run environments are not computed again: the witness plays one of their episodes again.
+
+    Raises:
+        StageFault: naming the first array that differs.
+    """
+    own = sorted(own_paths(plugin_paths(stages.config)))
+    if not own or stages.graph[ref.stage].samples:
+        return
+    again = replace(stages, context=stages.context.with_new_learner())
+    inputs = {name: given for name, given in again.load_inputs(ref, outputs).items() if name not in WITNESS}
+    first, second = array_digests(value), array_digests(again.run(ref, inputs))
+    first.pop(f"metrics.{REPRODUCED}", None)
+    for name in sorted({*first, *second}):
+        if first.get(name) != second.get(name):
+            raise StageFault(
+                f"iteration {ref.iteration}, {ref.stage} k={ref.step}: two computations of the same inputs differ, "
+                f"first in {name}; required the same bits of {', '.join(own)}. Draw from {SEEDED}, not from a "
+                "generator without a seed, and keep state in LearnerState.extra, not in a class or a module"
+            )
 
 
 @contextmanager

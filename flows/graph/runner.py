@@ -128,7 +128,10 @@ class Runner:
         stage, where = self.graph[ref.stage], f"iteration {ref.iteration}, {ref.stage} k={ref.step}"
         declared = {name: value for name, value in inputs.items() if name not in WITNESS}
         value = self._compute(
-            lambda context: stage.run(context, ref.iteration, ref.step, **declared), where, samples=stage.samples
+            lambda context: stage.run(context, ref.iteration, ref.step, **declared),
+            where,
+            stage.name,
+            samples=stage.samples,
         )
         return self._witnessed(ref, value, **inputs) if len(declared) < len(inputs) else value
 
@@ -164,10 +167,11 @@ class Runner:
         return self._compute(
             lambda context: self.graph.evaluate(context, learner, updates, tested),
             f"evaluation after {updates} updates",
+            "evaluation",
             samples=True,
         )
 
-    def _compute(self, work: Callable[[Context], T], where: str, *, samples: bool) -> T:
+    def _compute(self, work: Callable[[Context], T], where: str, stage: str, *, samples: bool) -> T:
         """Return what work gives, computed under the settings of runs and without global random numbers.
 
         Raises:
@@ -176,7 +180,9 @@ class Runner:
         watch, alone = self.watches[samples], replace(self.context, parallel=map)
         with normal_numerics(self.config.device):
             found, draw = watch.draw_of(
-                lambda: self.context.rollouts.uninterrupted(lambda: work(self.context), where), lambda: work(alone)
+                lambda: self.context.rollouts.uninterrupted(lambda: work(self.context), where),
+                stage,
+                lambda: work(alone),
             )
         if draw is not None and draw.in_env:  # which collects episodes watches itself, and allows it to some
             watch.stop()

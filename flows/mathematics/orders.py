@@ -152,7 +152,9 @@ def compute(order: Order, values: Sequence[Any]) -> Answer:
         work: Callable[[Any], Any] = loads(values[order.work], items.settings)
         try:
             for chunk in order.chunks:
-                result, draw = _random_watch(settings).draw_of(partial(_computed, work, items, chunk))
+                result, draw = _random_watch(settings).draw_of(
+                    partial(_computed, work, items, chunk), "a learner's stages"
+                )
                 if draw is not None:
                     raise StageFault(str(draw))
                 results.append(result)

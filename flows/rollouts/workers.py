@@ -270,7 +270,7 @@ def collect_shard(
     with normal_numerics():
         sampler, random_watch = _warm.sampler(spec)
         episodes, draw = random_watch.draw_of(
-            lambda: collect_rollouts(sampler, params, tasks, position=position, watch=watch)
+            lambda: collect_rollouts(sampler, params, tasks, position=position, watch=watch), "rollouts"
         )
     if draw is not None and not (draw.in_env and draw.installed):
         place = f"iteration {position.iteration}, inner step {position.step}"

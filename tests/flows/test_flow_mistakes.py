@@ -4,10 +4,12 @@ import random
 import re
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import metaloom
 from metaloom import storage
@@ -123,6 +125,18 @@ def measured(value):
 
 
 own("Counting", update=count)
+class Kept:
+    n = 0
+
+
+def class_counted(learner, state, experience, **options):
+    Kept.n += 1
+    return moved(learner, max(0, Kept.n - KEPT_FROM), state, experience, **options)
+
+
+KEPT_FROM = 0
+own("ClassCounting", update=class_counted)
+own("Unseeded", update=lambda learner, *state, **how: moved(learner, np.random.default_rng().normal(), *state, **how))
 own("Noisy", update=lambda learner, *state, **options: moved(learner, np.random.normal(), *state, **options))
 own("Shuffling", process=lambda learner, *state, **options: moved_away(learner, *state, **options))
 
@@ -283,6 +297,28 @@ def test_a_learner_with_hidden_state_replays_as_different_though_all_iterations_
     assert "nothing that is recorded; own_flow:Counting, own_flow:CountingLearner may keep numbers outside" in told
 
 
+def test_state_in_a_class_is_found_by_the_iterations_that_are_replayed_again(flow, tiny_config, capsys):
+    flow("\nKEPT_FROM = 3\n")
+    train(tiny_config(algorithm="own_flow:ClassCounting"), Path("run"), backend=SERIAL)
+    sys.modules["own_flow"].Kept.n = 1  # as if the first update had been computed twice here, too
+    assert cli.run(["replay", "run"]) == 1
+    told = " ".join(capsys.readouterr().out.split())
+    assert "all identical" not in told
+    assert "meta_optimize(i=2, k=0) was identical at first and differs when it is computed after other iter" in told
+    sys.modules["own_flow"].Kept.n = 1
+    assert [outcome.identical for outcome in replay(Path("run"), stage="meta_optimize")] == [True] * 3 + [False]
+
+
+@pytest.mark.parametrize("name", ["ClassCounting", "Unseeded"])
+def test_a_learner_that_computes_its_first_update_otherwise_the_second_time_is_refused(flow, tiny_config, name):
+    flow()
+    with pytest.raises(StageFault) as caught:
+        train(tiny_config(iterations=1, algorithm=f"own_flow:{name}"), Path("run"), backend=SERIAL)
+    assert "iteration 0, meta_optimize k=0: two computations of the same inputs differ, first in " in str(caught.value)
+    assert f"required the same bits of own_flow:{name}, own_flow:{name}Learner. Draw from meta" in str(caught.value)
+    assert not storage.open_run("run").contains(storage.StageRef(0, "meta_optimize"))
+
+
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
@@ -331,7 +367,7 @@ KEPT_DRIFT = {"name": "own_flow:Drift", "copies": "kept"}
 )
 def test_whoever_draws_from_a_global_generator_is_refused_by_name(flow, tiny_config, settings, who, generator):
     flow()
-    with pytest.raises(StageFault, match="could compute it again; required draws from") as caught:
+    with pytest.raises(StageFault, match="shared with all other code; required draws from") as caught:
         train(tiny_config(iterations=1, **settings), Path("run"), backend=SERIAL)
     assert re.search(
         rf"iteration 0, {re.escape(who)}, line \d+ drew from the global gen.* of {generator},", str(caught.value)
@@ -358,6 +394,82 @@ def test_an_installed_environment_that_draws_from_a_global_generator_is_named_on
     assert told[0].startswith("env.name is own_flow:Drift: own_flow:Drift.step, line ")
 
 
+def test_a_module_that_is_only_filled_afterwards_passes_by_either_cure_that_its_refusal_names():
+    state = torch.nn.Linear(3, 2).state_dict()
+
+    def filled(build):
+        build().load_state_dict(state)
+
+    def forked():
+        with torch.random.fork_rng():
+            filled(lambda: torch.nn.Linear(3, 2))
+
+    _, draw = GlobalRandomWatch().draw_of(lambda: filled(lambda: torch.nn.Linear(3, 2)), "adapt")
+    assert str(draw).endswith(
+        "built by torch.nn.utils.skip_init(torch.nn.Linear, ...), or under `with torch.random.fork_rng():`"
+    )
+    skipped = partial(torch.nn.utils.skip_init, torch.nn.Linear, 3, 2)
+    for work in (partial(filled, skipped), forked):
+        assert GlobalRandomWatch().draw_of(work, "adapt")[1] is None
+
+
+@pytest.fixture
+def warned(caplog):
+    """The warnings about global generators."""
+    return lambda: [record.getMessage() for record in caplog.records if "global generator" in record.getMessage()]
+
+
+def test_what_is_drawn_once_and_kept_is_warned_of_once_per_generator_and_stage(warned):
+    watch = GlobalRandomWatch()
+
+    def kept(name, values):
+        if name not in values:
+            values[name] = np.random.random()  # noqa: NPY002
+
+    for stage in ("adapt", "adapt", "adapt", "meta_optimize"):
+        values = {}
+        assert watch.draw_of(partial(kept, "x", values), stage)[1] is None
+    assert [words.split(",")[0] for words in warned()] == [
+        "the global generator of numpy.random changed during adapt",
+        "the global generator of numpy.random changed 3 times so: unwatched during adapt",
+        "the global generator of numpy.random changed during meta_optimize",
+    ]
+    assert "something drew once and kept it, so that replay in another process may differ" in warned()[0]
+
+
+def test_an_error_of_repeated_work_is_named(warned):
+    def work(left=[1]):  # noqa: B006
+        left.pop()
+        np.random.random()  # noqa: NPY002
+
+    assert GlobalRandomWatch().draw_of(work, "adapt")[1] is None
+    assert "repeated (which raised IndexError: pop from empty list): something drew once" in warned()[0]
+
+
+def test_work_beside_a_thread_that_draws_all_the_time_is_warned_of_and_not_refused(warned):
+    done, drawn = threading.Event(), []
+
+    def draw():
+        while not done.is_set():
+            np.random.random()  # noqa: NPY002
+            drawn.append(torch.rand(1))
+
+    def work():
+        start = len(drawn)
+        while len(drawn) < start + 3:
+            sorted(range(9))
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        _, accused = GlobalRandomWatch().draw_of(work, "adapt")
+    finally:
+        done.set()
+        thread.join()
+    assert accused is None
+    assert warned()[0].endswith("or another thread draws")
+
+
 def test_what_another_thread_draws_is_no_fault_of_the_work():
     watch, calls = GlobalRandomWatch(), []
 
@@ -367,8 +479,8 @@ def test_what_another_thread_draws_is_no_fault_of_the_work():
         thread.start()
         thread.join()
 
-    assert [watch.draw_of(work)[1] for _ in range(6)] == [None] * 6
+    assert [watch.draw_of(work, "adapt")[1] for _ in range(6)] == [None] * 6
     assert len(calls) == 9  # it is done again three times, and then this generator is watched no more
-    _, draw = watch.draw_of(lambda: np.random.normal(size=2))  # noqa: NPY002
+    _, draw = watch.draw_of(lambda: np.random.normal(size=2), "adapt")  # noqa: NPY002
     assert draw is not None
     assert draw.generator == "numpy.random"
