@@ -204,14 +204,17 @@ def _keep_running(stop: Event, server: Part, worker: Part, caretaker: Caretaker)
     """Start again what ends, and have flow runs go on that lose their process, until Ctrl-C."""
     from httpx import HTTPError
     from prefect.exceptions import PrefectException
+    from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
+    # Prefect's client asks for a minute, in which nobody would start a server again that has died meanwhile.
+    at_once: dict[Any, Any] = {PREFECT_CLIENT_MAX_RETRIES: 0}
     while not stop.wait(LOOK_SECONDS):
         works = server.revive(_tell)
         worker.revive(_tell)
         if not works:
             continue
         # A server that went away in between, or was too busy, is asked again in a moment.
-        with suppress(HTTPError, PrefectException), _client() as client:
+        with suppress(HTTPError, PrefectException), temporary_settings(at_once), _client() as client:
             caretaker.look(client)
 
 
