@@ -164,7 +164,7 @@ class Rehearsal:
     def _draw(self, n: int) -> Draw | None:
         """Find out what draws from a global generator in episode n, or seeds it."""
         self.alone((n + 1) % len(self.seeds))  # or an environment that seeds it would leave it as it was
-        return GlobalRandomWatch().draw_of(lambda: self.alone(n))[1]
+        return GlobalRandomWatch().draw_of(lambda: self.alone(n), "the rehearsal")[1]
 
     def _notes(self, past: str) -> Iterator[str]:
         if past:
