@@ -189,7 +189,7 @@ def test_a_run_continues_whose_writer_was_killed_after_making_a_folder(tmp_path,
         if isinstance(op, power_loss.Names) and any(inode in disk.folders for _, _, inode in op.entries)
     ]
     assert len(made) > 10
-    for kill in made[::3]:
+    for kill in made[::2]:
         left = disk.killed(kill, tmp_path / f"killed at {kill}")
         cut_power(left.root, act, holds, left, moments=1)
 
