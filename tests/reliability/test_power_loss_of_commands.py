@@ -135,7 +135,7 @@ def cut_power(request, tmp_path, power_loss, write_points):
                 if isinstance(op := disk.operations[n], power_loss.Names)
                 and any(name in APPEARS for _, name, _ in op.entries)
             ]
-            chosen = [*syncs[:: -(-len(syncs) // moments)], *syncs[-4:], *named, end]
+            chosen = [*syncs[:: len(syncs) // moments + 1], *syncs[-4:], *named, end]
         for length, adversary in itertools.product(chosen, power_loss.ADVERSARIES):
             content = disk.after_power_cut(length, adversary)
             if (state := (length == end, hash(tuple(content.items())))) in seen:
