@@ -19,7 +19,7 @@ from metaloom.flows.references.zips import LARGEST_ARCHIVE, pack, unpack
 from metaloom.flows.views.formatting import plural
 from metaloom.storage import Run
 from metaloom.storage.errors import damaged, system_errors
-from metaloom.storage.format.files import lock, read_file
+from metaloom.storage.format.files import lock, make_folders, read_file, replace_file
 from metaloom.storage.format.paths import check_run_name
 from metaloom.storage.unfinished import unfinished_folder
 
@@ -59,7 +59,7 @@ def add(path: Path, folder: Path, name: str | None = None, *, learners: int = 20
             _reduce(copied, learners)
         archive = pack(copied, place / f"{name}.zip")
         reference = _described(storage.open_run(copied), learners, archive)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folders(folder)
         with _held(folder):
             known = _known_without(name, folder)
             _put(archive, folder)
@@ -218,9 +218,7 @@ def _put(archive: Path, folder: Path) -> None:
         raise UsageError(
             f"{place}: found a file that the index does not know; required a free place: move it away, or --name NAME"
         )
-    part = folder / f".{archive.name}.part"
-    shutil.copyfile(archive, part)
-    part.replace(place)
+    replace_file(place, archive.read_bytes(), folder / f".{archive.name}.part")
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from metaloom.flows.references.remedies import broken
 from metaloom.pipeline.schema import suggestion
 from metaloom.storage import DamagedRun
 from metaloom.storage.format.canonical import read_sealed, render, sealed
+from metaloom.storage.format.files import replace_file
 from metaloom.storage.format.paths import check_run_name
 
 INDEX = "index.json"
@@ -114,9 +115,8 @@ def read_index(folder: Path) -> list[Reference]:
 def write_index(folder: Path, references: Sequence[Reference]) -> None:
     """Write the index of a folder anew."""
     entries = [asdict(reference) for reference in sorted(references, key=lambda reference: reference.name)]
-    part = folder / f"{INDEX}.part"
-    part.write_bytes(render(sealed({"schema": SCHEMA, "references": entries}), indented=True))
-    part.replace(folder / INDEX)
+    content = render(sealed({"schema": SCHEMA, "references": entries}), indented=True)
+    replace_file(folder / INDEX, content, folder / f"{INDEX}.part")
 
 
 def find(folder: Path, name: str) -> Reference:

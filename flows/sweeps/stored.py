@@ -24,7 +24,7 @@ from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.config.yaml import parse
 from metaloom.pipeline.schema import ConfigError
 from metaloom.storage import DamagedRun, check_run_name, url_of
-from metaloom.storage.format.files import lock, read_file
+from metaloom.storage.format.files import lock, read_file, replace_file
 
 FORMAT = "metaloom-sweep/1"
 _LARGEST = 2**26
@@ -160,12 +160,8 @@ class Sweep:
     def write(self) -> None:
         """Write the file, all of it or nothing, and trust what it names from now on."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        aside = self.file.with_suffix(f".{os.getpid()}.new")
-        with aside.open("w", encoding="utf-8") as file:
-            json.dump(self.document(), file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(self.file)
+        content = json.dumps(self.document(), indent=1).encode()
+        replace_file(self.file, content, self.file.with_suffix(f".{os.getpid()}.new"))
         self._named().trust()
 
 

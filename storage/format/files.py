@@ -5,6 +5,7 @@ import os
 import stat
 from io import FileIO
 from pathlib import Path
+from typing import IO
 
 from metaloom.storage.errors import StorageFailed, damaged, linked
 
@@ -110,6 +111,34 @@ def make_folder(path: Path) -> None:
     except FileExistsError:
         return
     sync_folder(path.parent)
+
+
+def make_folders(path: Path) -> None:
+    """Make a folder and those above it, safe from a power cut, as far as they are missing."""
+    if not path.parent.is_dir():
+        make_folders(path.parent)
+    make_folder(path)
+
+
+def replace_file(path: Path, content: bytes, part: Path) -> None:
+    """Replace a file in one step; a power cut leaves the old content or the new one, and the new one afterwards.
+
+    Args:
+        path: Path of the file.
+        content: New content.
+        part: Path in the same folder that the new file has until it is whole.
+    """
+    with open(part, "wb") as file:
+        file.write(content)
+        sync_file(file)
+    os.replace(part, path)
+    sync_folder(path.parent)
+
+
+def sync_file(file: IO[bytes]) -> None:
+    """Make what was written to a file survive a power cut, what Python still holds of it included."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def sync_folder(path: Path) -> None:

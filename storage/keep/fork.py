@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from metaloom.storage.errors import DamagedRun, RunExists, damaged
-from metaloom.storage.format.files import make_folder, sync_folder
+from metaloom.storage.format.files import make_folder, make_folders, sync_file, sync_folder
 from metaloom.storage.format.paths import check_path
 from metaloom.storage.format.records import StageRecord, StoredFile, has_shards
 from metaloom.storage.format.segments import FOLDER as SEGMENTS
@@ -182,7 +182,7 @@ def _build(
 @contextmanager
 def _workshop(path: Path) -> Generator[Path]:
     """A folder beside the new run's, in which it is made out of sight; empty, and gone afterwards."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(path.parent)
     # Named after the run, so that what a kill leaves is found and cleared by whoever tries again.
     outer = path.parent / f".metaloom-fork-{path.name}"
     outer.mkdir(exist_ok=True)
@@ -383,8 +383,7 @@ class _Links:
 def _copy(source: Path, target: Path) -> None:
     with open(source, "rb") as old, open(target, "xb") as new:
         shutil.copyfileobj(old, new, 2**20)
-        new.flush()
-        os.fsync(new.fileno())
+        sync_file(new)
 
 
 def _upload(folder: Path, path: Path) -> None:

@@ -83,8 +83,7 @@ def remove_run(path: Path) -> None:
                 raise damaged(aside.parent, "is a symbolic link")
             make_folder(aside.parent)
             path.rename(aside)
-            sync_folder(path.parent)
-            sync_folder(aside.parent)
+            sync_folder(path.parent)  # one of the two folders of a rename is enough
         finally:
             lock.release()
     _remove(aside)

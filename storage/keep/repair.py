@@ -20,7 +20,7 @@ from typing import Any
 from metaloom.storage.errors import DamagedRun, StoreError, damaged
 from metaloom.storage.format.arrays import group_document, read_metadata, render_metadata
 from metaloom.storage.format.canonical import read_sealed, render, sealed
-from metaloom.storage.format.files import make_folder, read_file, sync_folder
+from metaloom.storage.format.files import make_folder, read_file
 from metaloom.storage.format.layout import plan_of
 from metaloom.storage.format.records import SCHEMA, StageRecord
 from metaloom.storage.format.refs import StageRef
@@ -295,7 +295,6 @@ class _Repair:
             ref for ref, record in self._records.items() if ref.iteration in iterations and self._is_thinned(record)
         }
         self._session.remove(path for ref in lost if (path := self._files.record_path(ref)).exists())
-        sync_folder(self._files.root / "_commits")
         self._files.forget_specs()
 
     def _lose(self, ref: StageRef, error: DamagedRun) -> str:

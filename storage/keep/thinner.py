@@ -6,7 +6,7 @@ from itertools import groupby
 from metaloom.storage.errors import DigestMismatch, StageExists
 from metaloom.storage.format.codec import Value, encode
 from metaloom.storage.format.digests import array_digests, output_digest
-from metaloom.storage.format.files import make_folder, sync_folder
+from metaloom.storage.format.files import make_folder
 from metaloom.storage.format.provenance import versions
 from metaloom.storage.format.records import StageRecord
 from metaloom.storage.format.refs import StageRef
@@ -90,7 +90,6 @@ class Thinner:
         # Where the marker of a segment has said that they are gone, one has to say that they are back.
         if not outputs and not (segment and iteration in self._files.packed_markers(segment)):
             self._session.remove([path])
-            sync_folder(path.parent)
             return
         make_folder(path.parent)
         self._session.replace(self._session.write_aside([(render_marker(iteration, outputs),)]), [path])

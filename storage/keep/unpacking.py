@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from metaloom.storage.errors import DamagedRun, StoreError
 from metaloom.storage.format.chunks import check_chunk, crc32c, largest_chunk
-from metaloom.storage.format.files import make_folder, read_file, sync_folder
+from metaloom.storage.format.files import make_folder, read_file
 from metaloom.storage.format.records import StageRecord, StoredFile, parse_record
 from metaloom.storage.format.segments import FOLDER, RECORDS, SEAL, Link, Seal, segment_iterations
 from metaloom.storage.keep.thinning import FOLDER as THINNED
@@ -105,7 +105,6 @@ class _Unpacking:
             )
         # From here on the files that were put back count.
         self._session.remove([self._folder])
-        sync_folder(self._folder.parent)
         self._session.remove([packed_marker_path(self._files.root, self._iterations)])
 
     def _open(self) -> Segment:

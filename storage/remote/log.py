@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from metaloom.storage.errors import DamagedRun, StoreError, system_errors
-from metaloom.storage.format.files import lock, read_file
+from metaloom.storage.format.files import lock, read_file, sync_file
 from metaloom.storage.format.sessions import CLAIM_NAME
 from metaloom.storage.remote.cached_segments import (
     drop_segment,
@@ -115,7 +115,7 @@ class RemoteLog:
         try:
             with open(part, "xb") as file:
                 file.write(raw)
-                _sync(file.fileno())
+                sync_file(file)
             path.parent.mkdir(parents=True, exist_ok=True)
             os.replace(part, path)
         finally:
@@ -139,7 +139,7 @@ class RemoteLog:
         """Note that a session is one of this cache, before it stores anything."""
         with self._locked(), open(self._beside / "sessions", "ab") as file:
             file.write(f"{session}\n".encode())
-            _sync(file.fileno())
+            sync_file(file)
         self._read_sessions()
 
     def surplus(self) -> list[Path]:
@@ -323,7 +323,7 @@ class RemoteLog:
         self._beside.mkdir(parents=True, exist_ok=True)
         with open(self._entries, "ab") as file:
             file.write(raw)
-            _sync(file.fileno())
+            sync_file(file)
         self._take(entry)
         self._offset += len(raw)
 
@@ -402,7 +402,3 @@ def log_folder(root: Path) -> Path:
 
 def _holds(path: Path, raw: bytes) -> bool:
     return path.is_file() and read_file(path, limit=LARGEST) == raw
-
-
-def _sync(descriptor: int) -> None:
-    os.fsync(descriptor)

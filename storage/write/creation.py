@@ -10,7 +10,7 @@ from typing import Any
 from metaloom.storage.errors import RunExists, system_errors
 from metaloom.storage.format.arrays import group_document, render_metadata
 from metaloom.storage.format.canonical import render, sealed
-from metaloom.storage.format.files import make_folder, sync_folder
+from metaloom.storage.format.files import make_folder, make_folders, sync_folder
 from metaloom.storage.format.paths import check_path
 from metaloom.storage.format.provenance import system, utc, versions
 from metaloom.storage.format.records import FORMATS
@@ -58,8 +58,8 @@ def create_run(
     with creating(path):
         follow(path)
         check_free(path)
-        path.mkdir(parents=True, exist_ok=True)
-        sync_folder(path.parent)
+        make_folders(path)
+        sync_folder(path.parent)  # a creation that was killed may have made it
         session = begin_session(path, take_over=False)
         try:
             check_free(path)

@@ -29,7 +29,6 @@ from metaloom.storage.format.segments import (
     segment_name,
     shard_index,
 )
-from metaloom.storage.keep.thinning import FOLDER as THINNED
 from metaloom.storage.keep.thinning import marker_path, packed_marker_path, render_packed_marker
 from metaloom.storage.progress import Progress, unseen
 from metaloom.storage.read.committed import TABLES, CommittedFiles
@@ -297,6 +296,5 @@ def _join_markers(files: CommittedFiles, session: Session, segment: Segment) -> 
         path = packed_marker_path(files.root, segment.iterations)
         raw = render_packed_marker(segment.iterations, thinned)
         session.replace(session.write_aside([(raw,)]), [path])
-        session.remove(marker_path(files.root, i) for i in live)
-        sync_folder(files.root / THINNED)
+        session.remove(marker_path(files.root, i) for i in live)  # one that comes back says the same
     return {ref: sha256 for outputs in thinned.values() for ref, sha256 in outputs.items()}

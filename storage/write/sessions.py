@@ -137,7 +137,9 @@ class Session:
         self._note([target])
 
     def remove(self, paths: Iterable[Path]) -> None:
-        """Take files away, those that are there; what went is not yet safe from coming back after a power cut.
+        """Take files away, those that are there.
+
+        What went may come back after a power cut until its folder is synced, or that of the session, as by `describe`.
 
         Raises:
             FencedOut: a later session has begun.

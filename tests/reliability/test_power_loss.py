@@ -22,7 +22,7 @@ def disk(tmp_path_factory, power_loss, write_points, train_tiny):
     """The operations of a run of one iteration that is then resumed for one more."""
     folder = tmp_path_factory.mktemp("recorded")
     disk = power_loss.Disk(folder / "run")
-    with write_points.writes_replaced(disk.watched):
+    with disk.recording(write_points):
         train_tiny(folder / "run", iterations=1)
         resume(folder / "run", iterations=2, backend=Backend(workers=0))
     return disk
@@ -114,7 +114,7 @@ def test_a_group_that_a_power_cut_took_away_from_its_arrays_comes_back(tmp_path,
 
 def test_the_model_notices_a_commit_that_is_not_synced(tmp_path, power_loss, write_points, train_tiny, monkeypatch):
     disk = power_loss.Disk(tmp_path / "run")
-    with write_points.writes_replaced(disk.watched), monkeypatch.context() as patch:
+    with disk.recording(write_points), monkeypatch.context() as patch:
         patch.setattr("os.fsync", lambda descriptor: None)
         train_tiny(tmp_path / "run", iterations=1)
     content = disk.after_power_cut(len(disk.operations), "names")
