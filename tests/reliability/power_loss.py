@@ -120,7 +120,8 @@ class Disk:
 
     def _opening(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(file: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
-            if not isinstance(file, str | Path) or not {*mode} & {*"wxa+"} or self._find(file) is None:
+            # The log of what people are shown ("ab+") promises nothing.
+            if not isinstance(file, str | Path) or mode == "ab+" or not {*mode} & {*"wxa+"} or self._find(file) is None:
                 return original(file, mode, *arguments, **named)
             assert "+" not in mode, f"{file}: mode {mode} is not modelled"
             binary = io.BufferedWriter(_RecordedFile(self, file, mode.replace("b", "").replace("t", "")))
