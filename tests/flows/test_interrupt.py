@@ -48,9 +48,11 @@ def slow_once(tiny_config, tmp_path, monkeypatch):
         monkeypatch.syspath_prepend(path)
     monkeypatch.delitem(sys.modules, "interrupted_env", raising=False)
     monkeypatch.setattr(metaloom.flows.interrupt, "STAGE_SECONDS", 0.5)
+    hang_up = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores, as our handlers then do
     # Its rollouts are to be slow, not its rehearsal.
     env = {"name": "interrupted_env:SlowOnce", "options": {"mark": str(tmp_path / "slept")}, "copies": "kept"}
-    return tiny_config(env=env, num_tasks=2, iterations=2)
+    yield tiny_config(env=env, num_tasks=2, iterations=2)
+    signal.signal(signal.SIGHUP, hang_up)
 
 
 @pytest.mark.parametrize(
