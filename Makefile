@@ -105,8 +105,7 @@ lock: $(READY)  ## resolve requirements.lock again, with torch held at its versi
 
 # Half of what pip does is compiling, on one processor. Some packages bring templates that are no Python, so that may fail.
 # The stamp is the last thing written, so an interrupted set-up is taken up again by the next call.
-# Without it a clone named metaloom hides the package from whoever is in the folder that contains the clone.
-OURS_FIRST = import sys; sys.meta_path.sort(key=lambda f: not getattr(f, "__module__", "").startswith("__editable___metaloom"))
+# Without the clone's own path, a clone named metaloom hides the package from whoever is in the folder that contains it.
 SITE = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
 $(READY): requirements.lock pyproject.toml
@@ -115,6 +114,6 @@ $(READY): requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --no-compile --only-binary :all: --constraint requirements.lock --editable '.[dev]'
 	$(BIN)/python -m pip install --no-compile --only-binary :all: --no-deps '$(METAWORLD)'
-	@echo '$(OURS_FIRST)' > "$(SITE)/metaloom.pth"
+	@echo "$(CURDIR)" > "$(SITE)/metaloom.pth"
 	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 	@touch $(READY)

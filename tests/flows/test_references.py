@@ -451,7 +451,7 @@ def test_references_that_are_added_at_once_are_all_in_the_index(made, tmp_path):
 def test_what_the_system_refuses_is_told_in_one_line(made, tmp_path, monkeypatch, capsys):
     (tmp_path / "file").touch()
     assert command(["reference", "add", str(made / "tiny"), "--to", str(tmp_path / "file")]) == 1
-    assert "File exists" in capsys.readouterr().err
+    assert "Not a directory" in capsys.readouterr().err
 
     def full(archive, folder):
         raise OSError(errno.ENOSPC, "No space left on device")
