@@ -29,15 +29,16 @@ class Status:
     def shown(self, what: str, console: Console) -> Generator[None]:
         """Show what a command does: at once on a terminal, else as a line on standard error every 10 seconds."""
         self._what, self._how_far, self._began = what, "", time.monotonic()
-        self._ended = threading.Event()
+        ended = self._ended = threading.Event()
         if console.is_terminal and not console.is_dumb_terminal:
             self._live = Live(self, console=console, transient=True, redirect_stderr=sys.stderr.isatty())
             self._live.start(refresh=True)
         else:
-            threading.Thread(target=self._print_lines, args=(self._ended,), daemon=True).start()
+            threading.Thread(target=self._print_lines, args=(ended,), daemon=True).start()
         try:
             yield
         finally:
+            ended.set()  # another thread may have shown a status since
             self.end()
 
     def far(self, how_far: str) -> None:
