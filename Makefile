@@ -103,11 +103,11 @@ lock: $(READY)  ## resolve requirements.lock again, with torch held at its versi
 	  grep '; python_' requirements.lock; } > build/requirements.lock
 	mv build/requirements.lock requirements.lock
 
-# Half of what pip does is compiling, on one processor. Some packages bring templates that are no Python, so that may fail.
-# The stamp is the last thing written, so an interrupted set-up is taken up again by the next call.
 # Without the clone's own path, a clone named metaloom hides the package from whoever is in the folder that contains it.
 SITE = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
+# Half of what pip does is compiling, on one processor. Some packages bring templates that are no Python, so that may fail.
+# The stamp is the last thing written, so an interrupted set-up is taken up again by the next call.
 $(READY): requirements.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "No Python 3.11 or newer on PATH. Install one, or name it:" \
 		"make setup PYTHON=/path/to/python3" >&2; exit 1; }
