@@ -28,7 +28,7 @@ from side_by_side import Curve, Row, compared_returns, complete_row, draw, last_
 
 from metaloom import storage
 from metaloom.flows.commands.train import train
-from metaloom.flows.recipes.actor_critic import CUSTOMARY_PPO
+from metaloom.flows.recipes import RECIPES
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.algorithms.actor_critic.a2c import A2C
 from metaloom.pipeline.config.run import RunConfig
@@ -41,7 +41,7 @@ SMOOTHED = 10
 """Episodes whose mean is a point of a curve."""
 LEARNING_RATE_A2C = 7e-4
 ALGORITHMS = {
-    "ppo": CUSTOMARY_PPO,
+    "ppo": RECIPES["ppo"]().algorithm,
     "a2c": A2C(
         learning_rate=LEARNING_RATE_A2C,
         batch_size=10**6,  # all steps of an iteration

@@ -33,7 +33,8 @@ def test_it_holds_every_source_file_under_one_name_and_nothing_else(installed, p
     sources = {path.relative_to(root).as_posix() for part in PARTS for path in (root / part).rglob("*.py")}
     data = {f"flows/prefect_app/{name}" for name in ("prefect.toml", "prefect.yaml", "profiles.toml")}
     static = (path for room in ("viewer", "views") for path in (root / "flows" / room / "static").iterdir())
-    data |= {path.relative_to(root).as_posix() for path in static}
+    recipes = (root / "flows" / "recipes").glob("*.yaml")
+    data |= {path.relative_to(root).as_posix() for path in (*static, *recipes)}
     assert held == sources | data | {"__init__.py", "py.typed"}
     assert not any(path.is_symlink() for path in installed.rglob("*"))
 

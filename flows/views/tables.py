@@ -354,9 +354,12 @@ def doctor_view(checks: Sequence["Check"]) -> RenderableType:
 
 
 def _recipe_row(name: str, recipes: Mapping[str, "Callable[[], RunConfig]"]) -> dict[str, Any]:
+    from metaloom.flows.recipes import Recipe
+
     try:
         recipe = recipes[name]
-        doc, config = getdoc(recipe) or "", recipe().model_dump(mode="json")
+        about = recipe.about if isinstance(recipe, Recipe) else getdoc(recipe) or ""
+        config = recipe().model_dump(mode="json")
     except Exception as problem:  # of an installed package, whose mistakes are not to hide the others
         return {"name": name, "problem": printable(f"{type(problem).__name__}: {problem}")}
     return {
@@ -364,7 +367,7 @@ def _recipe_row(name: str, recipes: Mapping[str, "Callable[[], RunConfig]"]) -> 
         "env": config["env"]["name"],
         "algorithm": config["algorithm"]["name"],
         "sizes": _sizes(config),
-        "about": doc.partition("\n")[0],
+        "about": about.partition("\n")[0],
         "config": config,
     }
 

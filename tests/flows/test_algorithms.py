@@ -70,15 +70,9 @@ def words_of_sources() -> dict[str, set[str]]:
     return found
 
 
-def recipes_of(algorithm: str) -> list[str]:
-    """Where its recipes are: beside those of its like, or beside those of an environment."""
-    paths = RECIPES.plugins.builtin
-    return [path for name, path in paths.items() if RECIPES[name]().algorithm.name == algorithm]
-
-
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_only_its_settings_learner_and_recipe_and_one_line_know_an_algorithm(algorithm):
-    places = [algorithms.ALGORITHMS.builtin[algorithm], *recipes_of(algorithm)]
+def test_only_its_settings_and_learner_and_one_line_know_an_algorithm(algorithm):
+    places = [algorithms.ALGORITHMS.builtin[algorithm]]
     settings = load(places[0])
     places += [settings.learner, f"{algorithms.__name__}.__init__"]
     names = {algorithm, settings.__name__, settings.learner.partition(":")[2]}

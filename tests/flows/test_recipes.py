@@ -55,7 +55,7 @@ def test_recipes_are_named_for_what_they_run_and_say_where_they_are_from(name):
         assert config.env.name == "bernoulli-bandit"
     else:
         assert name == f"{config.algorithm.name}-{config.env.name}"
-    assert RECIPES[name].__doc__
+    assert RECIPES[name].about
 
 
 @pytest.mark.parametrize("name", RECIPES)
