@@ -98,6 +98,21 @@ class Trials:
         inputs[trials, last + 1] = np.concatenate([*(part[trials, last] for part in seen), end], axis=-1)
         return inputs
 
+    def position(self, max_episode_steps: int, discount: float) -> Array:
+        """Return how far a trial has come at every step, [N, L, n+2] float32.
+
+        That is which of its n episodes it is in (one-hot), the fraction of the episode's T steps that lie behind, and
+        the discounted number of steps left, Σ γ^k over them, as a fraction of that of a whole trial of n·T steps.
+        """
+        _, E, T = self._shape
+        step = self.along(np.broadcast_to(np.arange(T), self._shape))
+        episode = self.along(np.broadcast_to((np.arange(E) // (E // self._n))[:, None], self._shape))
+        left = (self._n - episode) * max_episode_steps - step
+        whole = self._n * max_episode_steps
+        share = left / whole if discount == 1 else (1 - discount**left) / (1 - discount**whole)
+        place = np.eye(self._n)[episode]
+        return np.concatenate([place, (step / max_episode_steps)[..., None], share[..., None]], -1, dtype=np.float32)
+
     def advantages(self, values: Array, discount: float, gae_lambda: float, behind: Array | None = None) -> Array:
         """Return advantages [N, L] float64 by values [N, L] of the steps' beginnings, zero on padding.
 

@@ -45,6 +45,16 @@ def test_advantages_run_through_the_ends_of_episodes_and_stop_at_the_trials_end(
     np.testing.assert_allclose(apart, [[1.25, 1.0], [2.5, 0.0]])
 
 
+def test_a_position_is_the_episode_the_step_in_it_and_the_discounted_share_that_is_left():
+    trials = Trials(episodes([[2, 3]]), 2, 0)
+    # Of at most six steps; the second episode begins although the first one ended before its limit.
+    left = np.array([6, 5, 3, 2, 1])
+    place, step = [[1, 0]] * 2 + [[0, 1]] * 3, np.array([0, 1, 0, 1, 2]) / 3
+    for discount, share in ((1.0, left / 6), (0.5, (1 - 0.5**left) / (1 - 0.5**6)), (0.0, np.ones(5))):
+        expected = np.column_stack([place, step, share])
+        np.testing.assert_allclose(trials.position(T, discount)[0], expected, rtol=1e-6)
+
+
 def test_a_trials_episodes_are_every_mth_of_its_task():
     batch = episodes([[3, 2, 1, 3], [1, 1, 3, 2]])
     trials = Trials(batch, 2, 0)

@@ -36,7 +36,32 @@ CRITIC_KERNEL, CRITIC_BIAS = "critic.output.kernel", "critic.output.bias"
 
 
 class MemoryPolicy(RecurrentPolicy):
-    """A recurrent policy with a layer of values on its memory; see TrialPolicy."""
+    """A recurrent policy with a layer of values on its memory; see TrialPolicy.
+
+    Attributes:
+        critic_size: numbers on which the values are linear.
+    """
+
+    def __init__(self, settings: WithMemory, setup: Setup) -> None:
+        super().__init__(setup, setup.policy)
+        F, P = self.cell.feature_size, settings.position_size
+        self.critic_size = 2 * F + P if P else F
+        self._position_size = P
+
+    def features(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+        """See RecurrentPolicy; what is behind its own inputs stays unseen."""
+        return super().features(params, inputs[..., : inputs.shape[-1] - self._position_size])
+
+    def judging(self, features: Tensor, inputs: Tensor) -> Tensor:
+        """Return what values are linear on, [L, N, critic_size].
+
+        Where the trial's end is seen: the memory h, d·h with the share d of the discounted steps that are left, and the
+        position, which d ends. A trial that pays the same r(h) at every step is worth d·r(h), so this is linear too.
+        """
+        if not self._position_size:
+            return features
+        position = inputs[..., -self._position_size :]
+        return torch.cat([features, features * position[..., -1:], position], -1)
 
     def inputs(self, trials: Trials) -> Array:
         """All that trials show; see TrialPolicy."""
@@ -48,13 +73,14 @@ class MemoryPolicy(RecurrentPolicy):
 
     def judged(self, params: Mapping[str, Tensor], of: Sequences) -> tuple[Distribution, Tensor]:
         """See TrialPolicy."""
-        rows = of.rows(self.features(params, of.inputs))
+        features = self.features(params, of.inputs)
+        rows = of.rows(self.judging(features, of.inputs))
         values = torch.addmm(params[CRITIC_BIAS], rows, params[CRITIC_KERNEL]).squeeze(-1)
-        return self.distribution(params, rows), values
+        return self.distribution(params, of.rows(features)), values
 
     def values(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         """See TrialPolicy."""
-        features = self.features(params, inputs)
+        features = self.judging(self.features(params, inputs), inputs)
         return torch.nn.functional.linear(features, params[CRITIC_KERNEL].t(), params[CRITIC_BIAS]).squeeze(-1)
 
 
@@ -69,7 +95,7 @@ class WithMemoryLearner(Learner[Step, Sequence[Step]]):
 
     def __init__(self, settings: WithMemory, setup: Setup) -> None:
         self._output_scale, self.setup = settings.initial_output_scale, setup
-        self.policy = MemoryPolicy(setup, setup.policy)
+        self.policy = MemoryPolicy(settings, setup)
         self.estimates = TrialEstimates(settings, setup, self.policy, use_device(setup.device))
         self.kernel = Kernel("torch", "recurrent networks have no fused kernel")
 
@@ -81,8 +107,10 @@ class WithMemoryLearner(Learner[Step, Sequence[Step]]):
     def initialize(self, *, run_seed: int) -> LearnerState:
         """Return a policy that has learned nothing and values of zero; see Learner."""
         params = self.policy.initialize(generator(run_seed, "initialize"), self._output_scale)
-        F = self.policy.cell.feature_size
-        critic: Params = {CRITIC_KERNEL: np.zeros((F, 1), np.float32), CRITIC_BIAS: np.zeros(1, np.float32)}
+        critic: Params = {
+            CRITIC_KERNEL: np.zeros((self.policy.critic_size, 1), np.float32),
+            CRITIC_BIAS: np.zeros(1, np.float32),
+        }
         optimizer = self.initial_optimizer(params | critic)
         counter = np.array(0, np.int64)
         return LearnerState(params, optimizer, {**critic, CRITIC_SCALE: UNSCALED.copy(), NUM_UPDATES: counter})

@@ -85,16 +85,13 @@ class WithinEpisode(WithMemorySteps):
 
     episodes_per_trial: Literal[1] = 1
     """One: every episode begins with nothing remembered."""
+    trial_end: Literal["bootstrapped"] = later("bootstrapped")
+    """Bootstrapped: an episode that its step limit ends has not come to its end."""
 
     @property
     def adapts(self) -> bool:
         """No episode knows of another."""
         return False
-
-    @property
-    def goes_on(self) -> bool:
-        """An episode that its step limit ends has not come to its end; see TrialSettings."""
-        return True
 
     @property
     def run_defaults(self) -> Mapping[str, Any]:

@@ -178,6 +178,7 @@ class RL2TRPOLearner(WithMemoryLearner):
             "gradient_norm": float(np.linalg.norm(gradient)),
             **searched,
             **self.estimates.episode_returns(step.episodes),
+            **(batch.end_advantages() if self._settings.position_size else {}),
         }
         counter = np.array(int(state.extra[NUM_UPDATES]) + 1, np.int64)
         extra = {**state.extra, **critic, CRITIC_SCALE: batch.scale, NUM_UPDATES: counter}
@@ -191,11 +192,12 @@ class RL2TRPOLearner(WithMemoryLearner):
     @torch.no_grad()
     def _fit(self, params: Mapping[str, Array], chunks: Sequence[Chunk]) -> tuple[Params, float]:
         """Fit the values by least squares; also gives half their mean squared error, in units of their scale."""
-        F = self.policy.cell.feature_size
+        F = self.policy.critic_size
         gram, moments, squares, num_steps = np.zeros((F + 1, F + 1)), np.zeros(F + 1), 0.0, 0
         for of, _ in chunks:
             tensors = {name: torch.tensor(value, device=of.inputs.device) for name, value in params.items()}
-            features = of.rows(self.policy.features(tensors, of.inputs)).cpu().numpy().astype(np.float64)
+            judging = self.policy.judging(self.policy.features(tensors, of.inputs), of.inputs)
+            features = of.rows(judging).cpu().numpy().astype(np.float64)
             rows = np.concatenate([features, np.ones((len(features), 1))], axis=1)
             targets = of.targets.cpu().numpy().astype(np.float64)
             gram, moments = gram + rows.T @ rows, moments + rows.T @ targets

@@ -10,7 +10,7 @@ from metaloom.pipeline.algorithms.trials.losses import Sequences, TrialPolicy
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.estimation.trials import Trials
 from metaloom.pipeline.nn.distributions import Distribution
-from metaloom.pipeline.types import Array, Samples
+from metaloom.pipeline.types import Array, Metrics, Samples
 
 _SMALLEST_STD = 1e-4
 """Where all targets are equal there is nothing to divide by."""
@@ -27,20 +27,34 @@ class Batch:
         self,
         trials: Trials,
         samples: Samples,
+        inputs: Array,
         policy: TrialPolicy,
         processing: ProcessingConfig,
         device: torch.device,
         behind: Array | None = None,
     ) -> None:
-        """`behind` [N] is what trials' ends are credited with; None for nothing."""
+        """Take an iteration's trials to a device.
+
+        Args:
+            trials: of the iteration.
+            samples: made of them.
+            inputs: [N, L, in], of policy and critic.
+            policy: that acted and learns.
+            processing: section of the settings.
+            device: where torch computes.
+            behind: [N], what trials' ends are credited with; None for nothing.
+        """
         self._device = device
         values = trials.along(samples.values)
         # Not the stored advantages: those are shifted and scaled.
         targets = values + trials.advantages(values, processing.discount, processing.gae_lambda, behind)
         real_targets = targets[trials.mask]
         self.scale = np.array([real_targets.mean(), max(real_targets.std(), _SMALLEST_STD)], np.float32)
-        self._inputs, self._actions = self._tensor(policy.inputs(trials)), self._tensor(trials.actions)
-        self._advantages = self._tensor(trials.along(samples.advantages))
+        self._inputs, self._actions = self._tensor(inputs), self._tensor(trials.actions)
+        advantages = trials.along(samples.advantages)
+        self._advantages = self._tensor(advantages)
+        self._end = advantages[trials.mask & (np.arange(advantages.shape[1]) >= trials.lengths[:, None] * 11 // 12)]
+        self._sum_of_squares = float(np.square(advantages[trials.mask], dtype=np.float64).sum())
         mean, std = self.scale
         self._targets = self._tensor(((targets - mean) / std).astype(np.float32))
         self._real = None if trials.mask.all() else self._tensor(trials.mask)
@@ -63,6 +77,15 @@ class Batch:
         chosen = torch.from_numpy(which).to(self._device)
         real = self._places(None if self._real is None else self._real[:, chosen])
         return self._policy.recorded({name: _rows(value[:, chosen], real) for name, value in self._behavior.items()})
+
+    def end_advantages(self) -> Metrics:
+        """Describe the advantages of the last twelfth of every trial: a critic that sees the end has none to blame.
+
+        Their share of all squared advantages is about a twelfth, and their mean about 0, in standard deviations.
+        """
+        squares = float(np.square(self._end, dtype=np.float64).sum())
+        share = squares / self._sum_of_squares if self._sum_of_squares else 0.0
+        return {"end_advantage_share": share, "end_advantage_mean": float(self._end.mean())}
 
     @staticmethod
     def _places(real: Tensor | None) -> Tensor | None:

@@ -37,6 +37,14 @@ class TrialEstimates:
         """Return the trials that some episodes are."""
         return Trials(episodes, self._settings.episodes_per_trial, self._setup.num_actions)
 
+    def inputs(self, trials: Trials) -> Array:
+        """Return what the policy sees and, behind it, what the critic alone sees, [N, L, in] float32."""
+        inputs = self._policy.inputs(trials)
+        if not self._settings.position_size:
+            return inputs
+        position = trials.position(self._setup.max_episode_steps, self._setup.processing.discount)
+        return np.concatenate([inputs, position], axis=-1)
+
     def process(self, params: Mapping[str, Array], values_scale: Array, episodes: EpisodeBatch) -> Samples:
         """Estimate along the trials, by the values as they are before they learn from them.
 
@@ -63,8 +71,10 @@ class TrialEstimates:
     def batch(self, params: Mapping[str, Array], values_scale: Array, step: Step) -> Batch:
         """Return the trials of a step to learn from, processed with the same parameters; see `process`."""
         trials = self.trials(step.episodes)
-        behind = self._values(params, values_scale, trials)[1] if self._settings.goes_on else None
-        return Batch(trials, step.samples, self._policy, self._setup.processing, self.device, behind)
+        behind = self._values(params, values_scale, trials)[1] if self._settings.trial_end == "bootstrapped" else None
+        return Batch(
+            trials, step.samples, self.inputs(trials), self._policy, self._setup.processing, self.device, behind
+        )
 
     def episode_returns(self, episodes: EpisodeBatch) -> Metrics:
         """Mean returns of the first and the last episodes of trials."""
@@ -74,8 +84,8 @@ class TrialEstimates:
 
     def _values(self, params: Mapping[str, Array], values_scale: Array, trials: Trials) -> tuple[Array, Array | None]:
         """V [N, L] of the steps of trials, and what their ends are credited with, [N]; float32."""
-        if not self._settings.goes_on:
-            return self._values_of(params, values_scale, self._policy.inputs(trials)), None
+        if self._settings.trial_end != "bootstrapped":
+            return self._values_of(params, values_scale, self.inputs(trials)), None
         # One pass: what is known behind the last step follows from what was known in it.
         values = self._values_of(params, values_scale, trials.inputs_to_end)
         behind = values[np.arange(len(trials)), trials.lengths]

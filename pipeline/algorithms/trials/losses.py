@@ -20,7 +20,7 @@ class Sequences:
     """Trials [L, N] that a gradient step learns from, time first as recurrent networks take them.
 
     Attributes:
-        inputs: [L, N, in].
+        inputs: [L, N, in], what the policy sees and, behind it, the position that the critic alone sees.
         real: [n], the places of real steps among L·N; None where all are.
         actions: [n, A] or [n] of real steps, as all that follows.
         old_log_prob: [n], under the policy that acted.
@@ -49,7 +49,7 @@ class TrialPolicy(Protocol):
         ...
 
     def inputs(self, trials: Trials) -> Array:
-        """Return what policy and values see at every step of trials, [N, L, in] float32."""
+        """Return what the policy sees at every step of trials, [N, L, in] float32."""
         ...
 
     def recorded(self, behavior: Mapping[str, Tensor]) -> Distribution:

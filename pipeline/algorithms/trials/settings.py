@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -21,6 +21,9 @@ class TrialSettings(AlgorithmSettings):
     episodes_per_trial: int = Field(default=2, ge=1)
     """Episodes of a task, one after the other, through which the policy's memory lasts; episodes_per_task are those of
     one trial or of several."""
+    trial_end: Literal["seen", "unseen", "bootstrapped"] = later("seen", before="unseen")
+    """Value behind a trial's last step: 0, and the critic alone sees how far the trial has come; 0, which an unseen
+    end makes look like bad luck; or, where the step limit ended it, the critic's own, as if the trial went on."""
 
     @property
     def trial(self) -> int:
@@ -28,9 +31,9 @@ class TrialSettings(AlgorithmSettings):
         return self.episodes_per_trial
 
     @property
-    def goes_on(self) -> bool:
-        """Whether a trial that the step limit ends is credited with the value of where it ended."""
-        return False
+    def position_size(self) -> int:
+        """Numbers that tell the critic how far a trial has come; see Trials.position."""
+        return self.episodes_per_trial + 2 if self.trial_end == "seen" else 0
 
     @property
     def evaluation_steps(self) -> int:

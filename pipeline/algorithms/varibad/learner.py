@@ -43,14 +43,17 @@ POLICY_STATE, MODEL_STATE = "policy", "model"
 
 
 class VariBADPolicy(InferringPolicy):
-    """A policy with values of its own, both on an observation and the posterior that was acted on; see TrialPolicy."""
+    """A policy and its critic, both on an observation and the posterior that was acted on; see TrialPolicy."""
 
     def __init__(self, settings: VariBAD, setup: Setup) -> None:
         sizes = EncoderSizes(settings.embedding_size, settings.encoder_size, settings.latent_size)
         super().__init__(setup, setup.policy, sizes)
         critic = setup.policy.critic(settings.critic_hidden_sizes)
-        self.critic = build_network(CRITIC, critic.network_spec(setup, 1, extra_size=2 * sizes.latent))
+        self.critic = build_network(
+            CRITIC, critic.network_spec(setup, 1, extra_size=2 * sizes.latent + settings.position_size)
+        )
         self._observation_size = setup.observation_size
+        self._input_size = setup.observation_size + 2 * sizes.latent
 
     def learned(self, params: Mapping[str, object]) -> tuple[str, ...]:
         """See TrialPolicy."""
@@ -64,7 +67,7 @@ class VariBADPolicy(InferringPolicy):
     def judged(self, params: Mapping[str, Tensor], of: Sequences) -> tuple[Distribution, Tensor]:
         """See TrialPolicy."""
         rows = of.rows(of.inputs)
-        return self.policy.distribution(params, rows), self.critic(params, rows).squeeze(-1)
+        return self.policy.distribution(params, rows[:, : self._input_size]), self.critic(params, rows).squeeze(-1)
 
     def values(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         """See TrialPolicy."""

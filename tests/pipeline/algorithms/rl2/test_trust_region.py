@@ -27,7 +27,7 @@ def toy(network, kind):
     setup = small_setup(PolicyConfig(network=name, hidden_sizes=(HIDDEN,), network_options=options))
     if discrete:
         setup = replace(setup, action_size=0, num_actions=NUM_ACTIONS)
-    policy, rng = MemoryPolicy(setup, setup.policy), np.random.default_rng(0)
+    policy, rng = MemoryPolicy(RL2TRPO(trial_end="unseen"), setup), np.random.default_rng(0)
     params = {name: value.astype(np.float64) for name, value in policy.initialize(rng, 1.0).items()}
     size = O + (NUM_ACTIONS if discrete else A) + 2
     chunks = []
@@ -162,9 +162,10 @@ def test_values_are_fitted_to_their_targets_on_the_memory_after_the_step(episode
     step = Step(episodes, learner.process(state, episodes, seed=0), 0)
     after, metrics = learner.update(state, [step], run_seed=1, iteration=0)
     trials = learner.estimates.trials(episodes)
-    inputs = torch.from_numpy(np.ascontiguousarray(trials.inputs.swapaxes(0, 1)))
+    inputs = torch.from_numpy(np.ascontiguousarray(learner.estimates.inputs(trials).swapaxes(0, 1)))
     tensors = {name: torch.tensor(value) for name, value in after.params.items()}
-    features = learner.policy.features(tensors, inputs).flatten(0, 1).numpy().astype(np.float64)
+    features = learner.policy.judging(learner.policy.features(tensors, inputs), inputs)
+    features = features.flatten(0, 1).numpy().astype(np.float64)
     setup = learner.setup.processing
     targets = trials.advantages(np.zeros(trials.mask.shape), setup.discount, setup.gae_lambda).swapaxes(0, 1).ravel()
     rows = np.concatenate([features, np.ones((len(features), 1))], 1)
@@ -178,7 +179,7 @@ def test_values_are_fitted_to_their_targets_on_the_memory_after_the_step(episode
 def replace_behavior(episodes, learner, state):
     """The same episodes as if the policy had acted in them."""
     trials = learner.estimates.trials(episodes)
-    inputs = torch.from_numpy(np.ascontiguousarray(trials.inputs.swapaxes(0, 1)))
+    inputs = torch.from_numpy(np.ascontiguousarray(learner.estimates.inputs(trials).swapaxes(0, 1)))
     tensors = {name: torch.tensor(value) for name, value in state.params.items()}
     features = learner.policy.features(tensors, inputs)
     means = learner.policy.distribution(tensors, features.flatten(0, 1)).mean
@@ -186,3 +187,33 @@ def replace_behavior(episodes, learner, state):
     B, E, T = episodes.rewards.shape
     by_episode = np.ascontiguousarray(means.reshape(B, E // 2, 2, T, A).swapaxes(1, 2)).reshape(B, E, T, A)
     return replace(episodes, behavior={**episodes.behavior, "mean": by_episode})
+
+
+@pytest.mark.parametrize(("trial_end", "blamed"), [("seen", False), ("unseen", True)])
+def test_a_critic_that_sees_how_far_a_trial_has_come_does_not_blame_its_last_steps(episodes, trial_end, blamed):
+    # Every step pays 1 whatever is done, so a trial is worth the discounted number of steps that are left.
+    paid = replace(episodes, rewards=np.ones_like(episodes.rewards))
+    learner = RL2TRPO(episodes_per_trial=2, critic_regularization=1e-9, trial_end=trial_end).build(
+        small_setup(PolicyConfig(network="gru", hidden_sizes=(2,)), max_episode_steps=paid.rewards.shape[2])
+    )
+    state = learner.initialize(run_seed=1)
+    _, samples, discount = paid, learner.process(state, paid, seed=0), learner.setup.processing.discount
+    after, metrics = learner.update(state, [Step(paid, samples, 0)], run_seed=1, iteration=0)
+    worth = (1 - discount ** np.arange(10, 0, -1)) / (1 - discount)
+    values = learner.estimates.trials(paid).along(learner.process(after, paid, seed=0).values)
+    assert (np.abs(values - worth).max() > 0.05) == blamed
+    assert ("end_advantage_share" in metrics) == (not blamed)
+
+
+def test_the_last_twelfth_of_a_trial_is_described(episodes):
+    learner = RL2TRPO(episodes_per_trial=2).build(small_setup(PolicyConfig(network="gru", hidden_sizes=(6,))))
+    state = learner.initialize(run_seed=1)
+    samples = learner.process(state, episodes, seed=0)
+    advantages = np.zeros_like(samples.advantages)
+    advantages[:, :, 0] = 1.0
+    advantages[:, 2:, -1] = -3.0  # of ten steps of a trial in two episodes, one is a twelfth
+    _, metrics = learner.update(
+        state, [Step(episodes, replace(samples, advantages=advantages), 0)], run_seed=1, iteration=0
+    )
+    assert metrics["end_advantage_share"] == pytest.approx(9 / 11)
+    assert metrics["end_advantage_mean"] == -3

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from small_setups import A, O, small_setup
 
 from metaloom.pipeline.algorithms.varibad.experience import TrialExperience
@@ -90,6 +91,19 @@ def test_values_see_the_posterior_that_was_acted_on():
         changed = replace(episodes, behavior={**episodes.behavior, name: episodes.behavior[name] + 1})
         values = [learner.process(state, of, seed=0).values for of in (episodes, changed)]
         assert not np.allclose(*values, atol=1e-3)
+
+
+def test_the_critic_alone_sees_how_far_a_trial_has_come():
+    learner, state, experience, *_ = updated()
+    policy, estimates, episodes = learner._policy, learner._estimates, experience.step.episodes
+    of = estimates.batch(learner._critic(state), state.extra["critic.scale"], experience.step).sequences(np.arange(2))
+    moved = of.inputs.clone()
+    moved[..., -1] -= 0.5
+    params = {name: torch.tensor(value) for name, value in (state.params | state.extra).items()}
+    (acting, values), (acting_there, values_there) = (policy.judged(params, x) for x in (of, replace(of, inputs=moved)))
+    assert torch.equal(acting.mean, acting_there.mean)
+    assert not torch.allclose(values, values_there)
+    assert estimates.inputs(estimates.trials(episodes)).shape[-1] == of.inputs.shape[-1]
 
 
 def test_an_update_is_the_same_again_and_leaves_its_input_alone():
