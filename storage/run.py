@@ -19,13 +19,14 @@ from metaloom.storage.errors import (
 )
 from metaloom.storage.format.canonical import read_sealed
 from metaloom.storage.format.codec import KINDS, Value
+from metaloom.storage.format.places import argument, folder_of, location, url_of
 from metaloom.storage.format.records import FORMATS, StageRecord, read_record
 from metaloom.storage.format.refs import StageRef
 from metaloom.storage.format.segments import Link
 from metaloom.storage.format.sessions import newest_session
 from metaloom.storage.format.stages import EARLIER, ON_POLICY, StageTable
+from metaloom.storage.format.thinning import thinnable
 from metaloom.storage.iteration import Iteration
-from metaloom.storage.keep.thinning import thinnable
 from metaloom.storage.read.ancestry import (
     boundaries,
     contributors,
@@ -39,7 +40,6 @@ from metaloom.storage.read.history import chain_problems
 from metaloom.storage.read.selection import Places, Steps, places, whole_numbers
 from metaloom.storage.read.sessions import ComputedWith, mapping, read_sessions
 from metaloom.storage.remote.log import RemoteLog, follow
-from metaloom.storage.remote.places import argument, folder_of, location, url_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

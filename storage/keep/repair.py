@@ -35,7 +35,7 @@ from metaloom.storage.format.sessions import (
     session_facts,
 )
 from metaloom.storage.format.stages import LEARNER
-from metaloom.storage.keep.thinning import marker_path, packed_marker_path
+from metaloom.storage.format.thinning import marker_path, packed_marker_path
 from metaloom.storage.read.ancestry import first_session
 from metaloom.storage.read.committed import CommittedFiles
 from metaloom.storage.read.history import describe_missing, missing_positions, sealed_links

@@ -12,13 +12,13 @@ from metaloom.storage.format.arrays import group_document, render_metadata
 from metaloom.storage.format.canonical import render, sealed
 from metaloom.storage.format.files import make_folder, make_folders, sync_folder
 from metaloom.storage.format.paths import check_path
+from metaloom.storage.format.places import argument, folder_of, location
 from metaloom.storage.format.provenance import system, utc, versions
 from metaloom.storage.format.records import FORMATS
 from metaloom.storage.format.stages import ON_POLICY, StageTable
+from metaloom.storage.format.thinning import KEEP_ALL, Retention
 from metaloom.storage.keep.repair import keep_copy
-from metaloom.storage.keep.thinning import KEEP_ALL, Retention
 from metaloom.storage.remote.log import follow
-from metaloom.storage.remote.places import argument, folder_of, location
 from metaloom.storage.write.sessions import Session, begin_session
 from metaloom.storage.write.writer import WRITABLE, RunWriter, run_writer
 

@@ -22,9 +22,11 @@ from metaloom.storage.errors import (
 )
 from metaloom.storage.format.codec import Value, encode, flatten
 from metaloom.storage.format.files import read_file, sync_folder
+from metaloom.storage.format.places import argument, folder_of
 from metaloom.storage.format.records import StageRecord, has_shards
 from metaloom.storage.format.refs import Span, StageRef
 from metaloom.storage.format.sessions import newest_session
+from metaloom.storage.format.thinning import KEEP_ALL, Retention, Thinned, thinnable
 from metaloom.storage.keep.repair import (
     can_restore_info,
     info_copies,
@@ -34,12 +36,10 @@ from metaloom.storage.keep.repair import (
     restore_info,
 )
 from metaloom.storage.keep.thinner import Thinner
-from metaloom.storage.keep.thinning import KEEP_ALL, Retention, Thinned, thinnable
 from metaloom.storage.progress import Progress, unseen
 from metaloom.storage.read.ancestry import first_session
 from metaloom.storage.read.history import History, describe_missing, read_history
 from metaloom.storage.remote.log import follow
-from metaloom.storage.remote.places import argument, folder_of
 from metaloom.storage.run import Run, read_info, require_own_records
 from metaloom.storage.write.array_store import ArrayStore
 from metaloom.storage.write.background import BackgroundQueue
