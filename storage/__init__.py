@@ -49,6 +49,8 @@ from metaloom.storage.keep.removal import check_removable as check_removable
 from metaloom.storage.keep.removal import finish_removals as finish_removals
 from metaloom.storage.keep.removal import remove_run as remove_run
 from metaloom.storage.keep.removal import unfinished_removals as unfinished_removals
+from metaloom.storage.opening import create_run as create_run
+from metaloom.storage.opening import open_writer as open_writer
 from metaloom.storage.read.verify import Damage as Damage
 from metaloom.storage.read.verify import verify_run as verify_run
 from metaloom.storage.remote.listing import find_runs as find_runs
@@ -56,11 +58,9 @@ from metaloom.storage.run import Run as Run
 from metaloom.storage.run import open_run as open_run
 from metaloom.storage.run import run_exists as run_exists
 from metaloom.storage.write.creation import check_new_run as check_new_run
-from metaloom.storage.write.creation import create_run as create_run
 from metaloom.storage.write.holder import Writer as Writer
 from metaloom.storage.write.holder import ask_to_stop as ask_to_stop
 from metaloom.storage.write.holder import current_writer as current_writer
 from metaloom.storage.write.holder import was_killed as was_killed
 from metaloom.storage.write.holder import withdraw as withdraw
-from metaloom.storage.write.writer import RunWriter as RunWriter
-from metaloom.storage.write.writer import open_writer as open_writer
+from metaloom.storage.writer import RunWriter as RunWriter

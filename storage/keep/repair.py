@@ -66,11 +66,6 @@ def restore_info(session: Session) -> list[str]:
     return []
 
 
-def keep_copy(session: Session, info: bytes) -> None:
-    """Keep a copy of run.json in the session's folder."""
-    session.replace(session.write_aside([(info,)]), [session.folder / INFO_COPY])
-
-
 def repair_run(files: CommittedFiles, session: Session, info: Mapping[str, Any]) -> list[str]:
     """Mend a run, or take out what has to be computed again.
 
