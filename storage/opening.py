@@ -16,8 +16,9 @@ from metaloom.storage.format.thinning import KEEP_ALL, Retention
 from metaloom.storage.keep.repair import can_restore_info, info_copies, mend_segments, repair_run, restore_info
 from metaloom.storage.read.ancestry import first_session
 from metaloom.storage.read.history import describe_missing, read_history
+from metaloom.storage.read.info import read_info
 from metaloom.storage.remote.log import follow
-from metaloom.storage.run import Run, read_info, require_own_records
+from metaloom.storage.run import Run, require_own_records
 from metaloom.storage.write.array_store import ArrayStore
 from metaloom.storage.write.creation import (
     WRITABLE,

@@ -51,11 +51,11 @@ from metaloom.storage.read.history import (
     missing_positions,
     sealed_links,
 )
+from metaloom.storage.read.info import read_info
 from metaloom.storage.read.segments import Segment
 from metaloom.storage.read.spans import SpanSums
 from metaloom.storage.remote.checks import problems
 from metaloom.storage.remote.log import RemoteLog, follow
-from metaloom.storage.run import read_info
 
 _LOCK_NAME = re.compile(r"writer\.lock(\.[0-9a-f]{16})?")
 _CHUNK_NAME = re.compile(r"c\.([0-9]+)(\.0)*")
