@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from metaloom.flows.graph.context import build_learner
+from metaloom.pipeline.building import build_learner
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies import PolicyConfig

@@ -23,12 +23,13 @@ from PIL import Image
 from results_stability import Groups, falls, returns_after, running_mean, stability, with_error
 
 from metaloom import storage
-from metaloom.flows.commands.compare import Comparison, compare
+from metaloom.flows.commands.compare import compare
+from metaloom.flows.formatting import count, number
 from metaloom.flows.references.archive import opened
 from metaloom.flows.references.index import read_index, shipped
+from metaloom.flows.results.class_returns import classes_of, returns_by_class
+from metaloom.flows.results.comparison import Comparison
 from metaloom.flows.views import charts
-from metaloom.flows.views.class_returns import classes_of, returns_by_class
-from metaloom.flows.views.formatting import count, number
 from metaloom.flows.views.series import AFTER, BEFORE, BETWEEN
 from metaloom.pipeline.comparison.groups import Estimate
 from metaloom.storage import Run

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from metaloom.flows.views.formatting import by_inner_step, number
+from metaloom.flows.formatting import by_inner_step, number
 from metaloom.storage import Run
 
 EARLY, LATE = slice(50, 100), slice(150, 200)

@@ -29,8 +29,8 @@ from distributed import Client, LocalCluster
 
 from metaloom import storage
 from metaloom.flows.commands.train import train
-from metaloom.flows.mathematics.slots import most_slots
 from metaloom.flows.recipes import load_settings
+from metaloom.flows.rollouts.mathematics.slots import most_slots
 from metaloom.flows.rollouts.shards import tasks_per_shard
 from metaloom.flows.rollouts.workers import Backend, usable_cores
 from metaloom.pipeline.config.input import override

@@ -18,13 +18,13 @@ from metaloom.flows.commands import optimize as counterfactuals
 from metaloom.flows.commands import replay as replays
 from metaloom.flows.commands import sweep as sweeping
 from metaloom.flows.commands import train as training
-from metaloom.flows.commands import video as films
-from metaloom.flows.commands.sweep_runs import SweepObserver
 from metaloom.flows.errors import UsageError
+from metaloom.flows.films import video as films
 from metaloom.flows.loggers import LoggerName, LogPlan
 from metaloom.flows.loggers.live import logging_to
 from metaloom.flows.opened import Run, RunLike, Runs, folder_of
 from metaloom.flows.recipes import RECIPES, new_config
+from metaloom.flows.results.sweep import SweepObserver
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.run_names import runs_named
 from metaloom.flows.runs import new_run_name, run_folder
@@ -201,7 +201,7 @@ def video(run: RunLike, out: str | Path, iteration: int = -1, **options: Any) ->
         run: the run.
         out: .gif, .webp, .mp4, or .png for the last picture alone.
         iteration: -1 is the newest.
-        **options: of `metaloom.flows.commands.video.video`: task, episode, steps, size, every, renderer.
+        **options: of `metaloom.flows.films.video.video`: task, episode, steps, size, every, renderer.
 
     Raises:
         UsageError: there is no such episode, or it cannot be drawn or written so.

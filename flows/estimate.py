@@ -8,10 +8,10 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
-from metaloom.flows.graph.context import build_learner
 from metaloom.flows.graph.off_policy import plan_of
 from metaloom.flows.rollouts.workers import SamplerSpec
 from metaloom.pipeline.algorithms.off_policy.settings import OffPolicySettings
+from metaloom.pipeline.building import build_learner
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.memory import machine_memory
 from metaloom.pipeline.nn.cells import RECURRENT_NETWORKS

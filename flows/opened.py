@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, overload
 import pyarrow as pa
 
 from metaloom import storage
+from metaloom.flows import formatting
 from metaloom.flows.errors import UsageError
+from metaloom.flows.formatting import plural
 from metaloom.flows.runs import run_folder, runs_root
-from metaloom.flows.views import formatting
-from metaloom.flows.views.formatting import plural
 from metaloom.flows.views.plots import Plots
 from metaloom.flows.views.run_info import headline_return
 from metaloom.pipeline.shown import as_html
@@ -62,7 +62,7 @@ class Run(storage.Run):
             UsageError: the run recorded no classes of tasks.
             storage.StageMissing: an iteration is not complete.
         """
-        from metaloom.flows.views.class_returns import class_table, classes_of
+        from metaloom.flows.results.class_returns import class_table, classes_of
 
         if (classes := classes_of(self)) is None:
             raise UsageError(

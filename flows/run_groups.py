@@ -4,10 +4,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from metaloom.flows.commands.diff import settings_of
 from metaloom.flows.errors import UsageError
-from metaloom.flows.views.formatting import plural
-from metaloom.pipeline.schema import suggestion
+from metaloom.flows.formatting import dotted, plural
+from metaloom.flows.trust import names_of_run
+from metaloom.pipeline.config.run import build_stored
+from metaloom.pipeline.schema import ConfigError, suggestion
 from metaloom.storage import Run
 
 BESIDE = ("seed", "iterations", "stop", "evaluation", "retention", "replay")
@@ -30,6 +31,19 @@ class RunGroup:
 
     settings: Mapping[str, str]
     runs: tuple[Run, ...]
+
+
+def settings_of(run: Run) -> dict[str, str]:
+    """Return a run's settings as names and values; those that its version did not have stand for what it did."""
+    # As many iterations as it is to have by now: `resume --iterations` does not change what it was created with.
+    config = {**run.config, "iterations": run.capacity}
+    # To look at a run, nothing that it names is imported, whoever made it.
+    if names_of_run(run):
+        return dict(dotted(config))
+    try:
+        return dict(dotted(build_stored(config).model_dump(mode="json")))
+    except ConfigError:
+        return dict(dotted(config))
 
 
 def section(setting: str) -> str:

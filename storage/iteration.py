@@ -18,13 +18,12 @@ from metaloom.pipeline.types import (
 from metaloom.storage.errors import StageMissing, damaged
 from metaloom.storage.format.codec import Value
 from metaloom.storage.format.refs import StageRef
+from metaloom.storage.read.outputs import StoredOutputs
 from metaloom.storage.read.selection import Places, places, shape_of_rounds
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import xarray as xr
-
-    from metaloom.storage.run import Run
 
 V = TypeVar("V", bound=Value)
 
@@ -33,7 +32,7 @@ V = TypeVar("V", bound=Value)
 class Iteration(Shown):
     """The stored batches of one iteration. Every method raises StageMissing for what is not stored."""
 
-    run: "Run"
+    run: StoredOutputs
     index: int
 
     def shown(self) -> tuple[str, list[Row]]:
@@ -109,8 +108,10 @@ class Iteration(Shown):
         """The numbers that describe the iteration."""
         if not self.run.is_thinned(self.run.last_ref(self.index)):
             return self.update().metrics
+        from metaloom.storage.read.frames import read_metrics
+
         # Of a reference, whose learner went with them: the table has them too.
-        (row,) = self.run.metrics([self.index]).drop_columns(["iteration"]).to_pylist()
+        (row,) = read_metrics(self.run.files, [self.index]).drop_columns(["iteration"]).to_pylist()
         return {name: value for name, value in row.items() if value is not None}
 
     def xarray(self, k: int = 0, *, task: Places = None) -> "xr.Dataset":

@@ -22,7 +22,8 @@ def du(runs: Runs = (), /, *, as_json: AsJson = False) -> int:
 
     Example: `metaloom du first`
     """
-    from metaloom.flows.commands.disk import DiskUse, bytes_together, disk_use
+    from metaloom.flows.commands.disk import disk_use
+    from metaloom.flows.results.disk import DiskUse, bytes_together
     from metaloom.flows.views.disk_tables import disk_view
     from metaloom.storage import find_runs, unfinished_removals
 

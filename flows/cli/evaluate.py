@@ -66,7 +66,7 @@ def evaluate(
     agree(at.path, trust)
     film = None if video is None else _film(video, at.path)
     from metaloom.flows.commands.evaluate import evaluate as evaluate_run
-    from metaloom.flows.views.formatting import plural
+    from metaloom.flows.formatting import plural
     from metaloom.flows.views.tables import evaluation_info, evaluation_view
     from metaloom.pipeline.types import EpisodeBatch
     from metaloom.stages.evaluate import unseen

@@ -9,8 +9,8 @@ from metaloom.flows.cli.options import AsJson, RunArgument
 from metaloom.flows.cli.output import console, print_json
 from metaloom.flows.exports import By, format_names
 from metaloom.flows.exports import export as export_run
+from metaloom.flows.formatting import plural
 from metaloom.flows.runs import parse_span, run_folder
-from metaloom.flows.views.formatting import plural
 from metaloom.flows.views.status import STATUS
 from metaloom.storage import open_run
 

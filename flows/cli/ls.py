@@ -12,8 +12,8 @@ from cyclopts.validators import Number
 from metaloom.flows.cli.options import AsJson, Flag
 from metaloom.flows.cli.output import answer
 from metaloom.flows.errors import UsageError
+from metaloom.flows.formatting import seconds_of
 from metaloom.flows.runs import runs_root
-from metaloom.flows.views.formatting import seconds_of
 from metaloom.storage import location
 
 Row = Mapping[str, Any]

@@ -140,11 +140,11 @@ def add(
         learners: Iterations from one stored learner to the next: fewer learners make a smaller archive, and `verify`
             computes up to so many iterations.
     """
+    from metaloom.flows.formatting import size
     from metaloom.flows.references.archive import add as add_reference
     from metaloom.flows.references.index import INDEX, shipped
     from metaloom.flows.references.tables import reference_rows
     from metaloom.flows.runs import run_folder
-    from metaloom.flows.views.formatting import size
 
     if to is None and not (shipped() / INDEX).exists():
         raise UsageError("found no checkout, whose references it would be among; required a folder: --to FOLDER")

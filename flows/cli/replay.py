@@ -12,7 +12,7 @@ from metaloom.flows.views.status import STATUS
 from metaloom.storage import argument
 
 if TYPE_CHECKING:
-    from metaloom.flows.commands.replay import StageReplay
+    from metaloom.flows.results.replay import StageReplay
     from metaloom.storage import StageRef
 
 
@@ -92,9 +92,9 @@ def _replay(
     as_json: bool,
 ) -> int:
     backend = where.backend()
-    from metaloom.flows.commands.replay import StageReplay
     from metaloom.flows.commands.replay import replay as replay_run
-    from metaloom.flows.views.formatting import plural
+    from metaloom.flows.formatting import plural
+    from metaloom.flows.results.replay import StageReplay
     from metaloom.flows.views.parts import as_text
     from metaloom.flows.views.tables import difference_table, replay_line
 
@@ -120,7 +120,7 @@ def _replay(
 
 
 def _verdict(outcomes: "Sequence[StageReplay]") -> str:
-    from metaloom.flows.views.formatting import plural
+    from metaloom.flows.formatting import plural
 
     if not outcomes:
         return "nothing to replay"
@@ -162,7 +162,7 @@ def _materialise(at: RunAt, where: BackendOptions, *, whole: bool, as_json: bool
         raise UsageError("found --materialise with --stage, --step or --until-diff; it is about whole iterations")
     backend = where.backend()
     from metaloom.flows.commands.thin import materialise
-    from metaloom.flows.views.formatting import plural, stage_label
+    from metaloom.flows.formatting import plural, stage_label
 
     refs: list[StageRef] = []
     for ref in materialise(at.path, at.iteration, backend=backend):

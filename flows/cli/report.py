@@ -62,7 +62,7 @@ def _film(run: Run) -> "Picture":
     from metaloom.flows.films.opengl import choose_renderer
 
     renderer = choose_renderer("auto")  # before MuJoCo is imported
-    from metaloom.flows.commands.video import video
+    from metaloom.flows.films.video import video
     from metaloom.flows.views.page import Picture
 
     with TemporaryDirectory() as folder:

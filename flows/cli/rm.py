@@ -29,9 +29,9 @@ def rm(runs: Runs = (), /, *, yes: Flag = False) -> int:
     Args:
         yes: Do not ask.
     """
-    from metaloom.flows.commands.disk import bytes_freed
     from metaloom.flows.commands.remove import check_removable, dependents
-    from metaloom.flows.views.formatting import plural, size
+    from metaloom.flows.formatting import plural, size
+    from metaloom.flows.results.disk import bytes_freed
     from metaloom.storage import remove_run
 
     tell = console().out
@@ -61,7 +61,7 @@ def _agreed(question: str) -> bool:
 
 
 def _finish(roots: list[Path]) -> str:
-    from metaloom.flows.views.formatting import plural
+    from metaloom.flows.formatting import plural
     from metaloom.storage import finish_removals
 
     finished = [path for root in dict.fromkeys(roots) for path in finish_removals(root)]

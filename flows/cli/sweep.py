@@ -168,9 +168,10 @@ def _train(
     logs: LogPlan,
 ) -> int:
     from metaloom.flows.commands.sweep import train_sweep
-    from metaloom.flows.commands.trial_scores import best_of, trials_of
+    from metaloom.flows.commands.trial_scores import trials_of
+    from metaloom.flows.formatting import plural
     from metaloom.flows.interrupt import EXIT_INTERRUPTED, stop_on_interrupt
-    from metaloom.flows.views.formatting import plural
+    from metaloom.flows.results.sweep import best_of
     from metaloom.flows.views.run_info import is_complete
     from metaloom.flows.views.sweep_progress import sweep_progress
 

@@ -193,9 +193,9 @@ def _train(
     strict: bool,
 ) -> int:
     from metaloom.flows.cli.verify import what_helps
+    from metaloom.flows.formatting import plural
     from metaloom.flows.interrupt import EXIT_INTERRUPTED, stop_on_interrupt
     from metaloom.flows.observer import strict as strictly
-    from metaloom.flows.views.formatting import plural
     from metaloom.flows.views.progress import progress
     from metaloom.storage import argument, location
 
@@ -248,8 +248,8 @@ def _measured(port: int | None, folder: Path, observer: "Observer") -> "Abstract
 
 def _next_steps(folder: Path) -> str:
     from metaloom.flows.cli.report import write
+    from metaloom.flows.formatting import program
     from metaloom.flows.runs import report_folder, run_folder
-    from metaloom.flows.views.formatting import program
     from metaloom.storage import argument, location, open_run
 
     files = write(open_run(folder), report_folder(folder))

@@ -54,7 +54,7 @@ def video(
         raise UsageError(f"found --every {every}; required 1 or more")
     agree(at.path, trust)
     drawn_by = choose_renderer(renderer)  # before MuJoCo is imported
-    from metaloom.flows.commands.video import video as film
+    from metaloom.flows.films.video import video as film
 
     which = "best" if best else "worst" if worst else task or 0
     done = film(

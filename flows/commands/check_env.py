@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from pydantic import ValidationError
 
-from metaloom.flows.commands.doctor import Check
 from metaloom.flows.errors import UsageError
+from metaloom.flows.results.doctor import Check
 from metaloom.flows.rollouts.rehearsal import settled
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.envs.config import EnvConfig, gymnasium_limit

@@ -11,11 +11,11 @@ from typing import Any
 from metaloom import storage
 from metaloom.flows.commands.replay import require_known
 from metaloom.flows.errors import UsageError
+from metaloom.flows.formatting import stage_name
 from metaloom.flows.graph.faults import debug_command, run_checked
 from metaloom.flows.graph.recomputed import Recomputed
 from metaloom.flows.graph.run_stages import config_of, stages_of_run
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.flows.views.formatting import stage_name
 from metaloom.stages.faults import StageFault
 from metaloom.stages.rollouts.reproduce import reproduce
 from metaloom.storage import Quarantined, StageRef

@@ -1,76 +1,16 @@
 """Two runs compared: settings, code and packages, and the first output that differs, by how much."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from metaloom import storage
-from metaloom.flows.commands.replay import ArrayDifference, compare, compare_digests
-from metaloom.flows.trust import names_of_run
-from metaloom.flows.views.formatting import dotted
-from metaloom.flows.views.tables import difference_info
-from metaloom.pipeline.config.run import build_stored
-from metaloom.pipeline.schema import ConfigError
+from metaloom.flows.commands.replay import compare, compare_digests
+from metaloom.flows.formatting import dotted
+from metaloom.flows.results.diff import Difference, RunDiff
+from metaloom.flows.results.replay import ArrayDifference
+from metaloom.flows.run_groups import settings_of
 from metaloom.storage import Run, StageRef
 from metaloom.storage.format.codec import flatten
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A setting or version that differs; None where one run has none of that name."""
-
-    name: str
-    a: str | None
-    b: str | None
-
-
-@dataclass(frozen=True)
-class RunDiff:
-    """Differences between two runs.
-
-    Attributes:
-        a, b: their folders.
-        settings: those that differ.
-        environment: code digest, package versions and machine, where they differ. They explain and do not decide.
-        first: the first output that both have and whose digests differ.
-        arrays: the arrays of that output that differ; only their names are known if the output was thinned.
-        compared: outputs that both have.
-        different: how many of them differ.
-        only_a, only_b: how many outputs one run has and the other lacks.
-    """
-
-    a: Path
-    b: Path
-    settings: tuple[Difference, ...]
-    environment: tuple[Difference, ...]
-    first: StageRef | None
-    arrays: tuple[ArrayDifference, ...]
-    compared: int
-    different: int
-    only_a: int
-    only_b: int
-
-    @property
-    def equal(self) -> bool:
-        """True if settings and outputs are the same."""
-        return not (self.settings or self.different or self.only_a or self.only_b)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The comparison as plain data."""
-        first = self.first
-        return {
-            "a": str(self.a),
-            "b": str(self.b),
-            "equal": self.equal,
-            "settings": {d.name: {"a": d.a, "b": d.b} for d in self.settings},
-            "environment": {d.name: {"a": d.a, "b": d.b} for d in self.environment},
-            "first": first and {**asdict(first), "arrays": [difference_info(array) for array in self.arrays]},
-            "compared": self.compared,
-            "different": self.different,
-            "only_a": self.only_a,
-            "only_b": self.only_b,
-        }
 
 
 def diff_runs(path_a: Path, path_b: Path) -> RunDiff:
@@ -96,19 +36,6 @@ def diff_runs(path_a: Path, path_b: Path) -> RunDiff:
         only_a=len(refs_a - refs_b),
         only_b=len(refs_b - refs_a),
     )
-
-
-def settings_of(run: Run) -> dict[str, str]:
-    """Return a run's settings as names and values; those that its version did not have stand for what it did."""
-    # As many iterations as it is to have by now: `resume --iterations` does not change what it was created with.
-    config = {**run.config, "iterations": run.capacity}
-    # To look at a run, nothing that it names is imported, whoever made it.
-    if names_of_run(run):
-        return dict(dotted(config))
-    try:
-        return dict(dotted(build_stored(config).model_dump(mode="json")))
-    except ConfigError:
-        return dict(dotted(config))
 
 
 def _environment(run: Run) -> dict[str, str]:

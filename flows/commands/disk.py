@@ -1,13 +1,12 @@
 """Bytes that runs take on the disk: of what, of which stages and iterations, shared with whom, and what could go."""
 
-import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
 from metaloom import storage
-from metaloom.flows.views.formatting import stage_name
+from metaloom.flows.formatting import stage_name
+from metaloom.flows.results.disk import DiskUse
 from metaloom.flows.views.run_info import bytes_by_group
 from metaloom.storage import Run
 from metaloom.storage.progress import Progress, unseen
@@ -15,34 +14,6 @@ from metaloom.storage.read.committed import file_stats
 
 RANGES = 10
 """Into so many ranges of about as many iterations a run is divided."""
-
-
-@dataclass(frozen=True)
-class DiskUse:
-    """What a run takes on the disk.
-
-    Attributes:
-        name, path: of the run.
-        num_bytes: of all its files.
-        only_remote: of those that are under its URL and not in the cache.
-        shared: of those that it shares with another run by hard links; they stay when one of the two is removed.
-        thinning: that go if all its complete iterations are thinned, and that no other run keeps.
-        groups: by what they hold.
-        stages: by stage and inner step, of what is committed.
-        ranges: by the first and last iteration of a range.
-        problem: why the rest is not known, of a damaged run.
-    """
-
-    name: str
-    path: str
-    num_bytes: int
-    only_remote: int = 0
-    shared: int = 0
-    thinning: int = 0
-    groups: Mapping[str, int] | None = None
-    stages: Mapping[str, int] | None = None
-    ranges: Mapping[tuple[int, int], int] | None = None
-    problem: str = ""
 
 
 def disk_use(path: Path, on_progress: Progress = unseen) -> DiskUse:
@@ -80,19 +51,6 @@ def disk_use(path: Path, on_progress: Progress = unseen) -> DiskUse:
     )
 
 
-def bytes_together(paths: Iterable[Path]) -> int:
-    """Add up what folders take on this machine; a file that several of them share counts once."""
-    return sum(status.st_size for status in _inodes(paths).values())
-
-
-def bytes_freed(paths: Iterable[Path]) -> int:
-    """Add up what is free once folders are removed: all but what others share with them by hard links."""
-    paths = [*paths]
-    links = Counter(_inode(status) for path in paths for _, status in file_stats(path))
-    found = _inodes(paths)
-    return sum(status.st_size for inode, status in found.items() if status.st_nlink == links[inode])
-
-
 def in_ranges(iterations: Mapping[int, int]) -> dict[tuple[int, int], int]:
     """Add up bytes by iteration over at most RANGES ranges of as many iterations, the last one perhaps shorter."""
     count = max(iterations, default=-1) + 1
@@ -121,11 +79,3 @@ def _committed(run: Run, on_progress: Progress) -> tuple[Counter[str], Counter[i
             found = (file for chunk in record.chunks for file in run.files.files_of(record, chunk))
             thinnable += [file.relative_to(run.path).as_posix() for file in found]
     return stages, iterations, thinnable
-
-
-def _inodes(paths: Iterable[Path]) -> dict[tuple[int, int], os.stat_result]:
-    return {_inode(status): status for path in paths for _, status in file_stats(path)}
-
-
-def _inode(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino

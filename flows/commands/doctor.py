@@ -11,15 +11,14 @@ import tomllib
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr
-from dataclasses import dataclass
 from importlib import import_module, metadata
 from io import StringIO
 from pathlib import Path
-from typing import Literal
 
 from packaging.requirements import Requirement
 
-from metaloom.flows.views.formatting import size
+from metaloom.flows.formatting import size
+from metaloom.flows.results.doctor import Check
 
 DISTRIBUTION = "metaloom"
 REINSTALL = "make setup"
@@ -33,30 +32,6 @@ LOW_MEMORY_BYTES = 2e9
 PROBE_BYTES = 16_000_000
 PREFECT_TIMEOUT_SECONDS = 3
 _SETTINGS = "prefect.toml, pyproject.toml or .env in this folder, ~/.prefect/profiles.toml or PREFECT_ variables"
-
-
-@dataclass(frozen=True)
-class Check:
-    """One finding.
-
-    Attributes:
-        name: what was looked at.
-        status: fail: training does not work; warn: it works, but worse than it could.
-        found: what is there.
-        required: what is needed.
-        advice: what helps; empty when the status is ok, or `found` says it.
-    """
-
-    name: str
-    status: Literal["ok", "warn", "fail"]
-    found: str
-    required: str
-    advice: str = ""
-
-    @property
-    def ok(self) -> bool:
-        """True if training works in spite of it."""
-        return self.status != "fail"
 
 
 def check_all(runs_root: Path) -> list[Check]:

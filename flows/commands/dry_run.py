@@ -15,10 +15,10 @@ from rich.table import Table
 from metaloom import storage
 from metaloom.flows.commands.train import IterationReport, Observer, train
 from metaloom.flows.estimate import most_steps, refusal_of
+from metaloom.flows.formatting import count, duration, plural, short_time, size
 from metaloom.flows.graph.check import check_graph
 from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.flows.views.formatting import count, duration, plural, short_time, size
 from metaloom.flows.views.report import write_report
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.memory import machine_memory

@@ -1,111 +1,25 @@
 """Evaluation of a stored learner after the fact; training evaluates the same way as it goes."""
-# pyarrow ships no types.
-# pyright: reportUnknownParameterType=false
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
-
-import pyarrow as pa
 
 from metaloom import storage
 from metaloom.flows.commands.task_files import load_tasks
 from metaloom.flows.errors import UsageError
 from metaloom.flows.estimate import check_sizes
 from metaloom.flows.graph.run_stages import config_of, require_stored_sizes, stages_of
+from metaloom.flows.results.evaluation import EvaluationOutcome
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import check_seed, updates_at
-from metaloom.flows.views.class_returns import ByStep
-from metaloom.flows.views.evaluation_summary import (
-    AdaptationSummary,
-    summarize_classes,
-    summarize_steps,
-    summarize_tasks,
-)
-from metaloom.flows.views.formatting import number, plural
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.envs.registry import make_env
-from metaloom.pipeline.envs.task_classes import Classes
-from metaloom.pipeline.shown import Row, Shown
 from metaloom.pipeline.tasks.evaluation import tasks_are_new, tasks_drawn_from
-from metaloom.pipeline.types import Evaluation, LearnerState, TaskBatch, Update
+from metaloom.pipeline.types import LearnerState, Update
 from metaloom.stages.evaluate import Tested, unseen
-
-
-@dataclass(frozen=True, repr=False)
-class EvaluationOutcome(Shown):
-    """A learner's returns after 0 ... K adaptation steps.
-
-    Attributes:
-        updates: that the learner has had.
-        config: the run's configuration, with the evaluation that was asked for.
-        evaluation: the returns.
-        tasks_are_new: whether no task of it occurs in training.
-        drawn_from: how many tasks its tasks were chosen from; None where they come from a distribution.
-        classes: that the environment declares.
-    """
-
-    updates: int
-    config: RunConfig
-    evaluation: Evaluation
-    tasks_are_new: bool
-    drawn_from: int | None
-    classes: Classes | None = None
-
-    def shown(self) -> tuple[str, list[Row]]:
-        """Return over tasks after every number of adaptation steps, with its interval; see pipeline.shown."""
-        updates = plural(self.updates, "update")
-        rows = [
-            (str(s.adaptation_steps), number(s.average_return), f"{number(s.average_low)} to {number(s.average_high)}")
-            for s in self.summary()
-        ]
-        tests = f"{plural(self.evaluation.test_returns.shape[2], 'test episode')} each"
-        tests += f"; {self.extrapolation}" if self.extrapolation else ""
-        return (
-            f"EvaluationOutcome of the learner after {updates}: {self.counted_tasks}, {tests}",
-            [("adaptation steps", "average return", "95 % interval"), *rows],
-        )
-
-    @property
-    def tasks(self) -> TaskBatch:
-        """The tasks."""
-        return self.evaluation.tasks
-
-    @property
-    def counted_tasks(self) -> str:
-        """The number of tasks, and of those that they are some of: "10 tasks (of 80)"."""
-        count = len(self.tasks)
-        return plural(count, "task") + (f" (of {self.drawn_from:,})" if count < (self.drawn_from or 0) else "")
-
-    @property
-    def env_steps(self) -> int:
-        """Environment steps that the evaluation took; training does not count them."""
-        return self.evaluation.num_steps
-
-    @property
-    def extrapolation(self) -> str:
-        """Warning that some steps lie beyond those of training, or nothing; PEARL trains for no number of steps."""
-        algorithm = self.config.algorithm
-        trained = algorithm.evaluation_steps
-        if algorithm.graph == "task_inference" or self.evaluation.adaptation_steps <= trained:
-            return ""
-        return f"trained for {plural(trained, 'step')}; later rows extrapolate"
-
-    def table(self) -> pa.Table:
-        """One row per adaptation step and task; see `flows/views/evaluation_summary.py`."""
-        return pa.Table.from_pylist(summarize_tasks(self.evaluation))
-
-    def summary(self) -> list[AdaptationSummary]:
-        """Averages over tasks for every number of adaptation steps."""
-        return summarize_steps(self.evaluation, self.classes)
-
-    def by_class(self) -> ByStep:
-        """Test returns by class of task after every number of adaptation steps; nothing without classes."""
-        return summarize_classes(self.evaluation, self.classes)
 
 
 def evaluate(

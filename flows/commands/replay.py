@@ -1,7 +1,7 @@
 """Run stored stages again from their stored inputs and compare what comes out, bit for bit."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,82 +12,15 @@ from metaloom.flows.errors import UsageError
 from metaloom.flows.graph.faults import compute_checked, explained
 from metaloom.flows.graph.recomputed import Recomputed, nearest_learner
 from metaloom.flows.graph.run_stages import RunStages, stages_of_run
+from metaloom.flows.results.replay import ArrayDifference, StageReplay
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import require_iteration
-from metaloom.flows.views.tables import difference_info
-from metaloom.pipeline.device import EQUAL_IN_WORDS, EQUALITY, EqualityClass
+from metaloom.pipeline.device import EQUALITY
 from metaloom.storage import Run, StageRef
 from metaloom.storage.format.codec import Value, flatten
 from metaloom.storage.format.digests import array_digests
 from metaloom.storage.format.records import ArrayDigest
 from metaloom.storage.keep.thinner import changed_versions
-
-
-@dataclass(frozen=True)
-class ArrayDifference:
-    """Difference of one array of a replayed stage from the stored one.
-
-    Attributes:
-        ref: the stage.
-        array: the array's name.
-        index: position of the first element that differs; empty when shapes or dtypes differ.
-        stored: that element as stored (or shape and dtype).
-        replayed: that element as replayed (or shape and dtype).
-        max_abs: largest absolute difference.
-        max_ulp: largest difference in units in the last place; None for integers and booleans.
-        count: elements that differ.
-    """
-
-    ref: StageRef
-    array: str
-    index: tuple[int, ...]
-    stored: str
-    replayed: str
-    max_abs: float
-    max_ulp: int | None
-    count: int
-
-
-@dataclass(frozen=True)
-class StageReplay:
-    """One stage run again: equal, in the class that its device can claim, when there are no differences.
-
-    Attributes:
-        ref: the stage.
-        differences: between what is stored and what was computed.
-        seconds_stored: how long it took then.
-        equality: the class that the device can claim.
-        with_record: only the digests of its record were there to compare with, because it was thinned.
-        changed: what decides bits and was otherwise when it was computed, a few words each; of one that differs.
-    """
-
-    ref: StageRef
-    differences: tuple[ArrayDifference, ...]
-    seconds_stored: float
-    equality: EqualityClass = "bits"
-    with_record: bool = False
-    changed: tuple[str, ...] = ()
-
-    @property
-    def identical(self) -> bool:
-        """True if every array came out with the stored bits."""
-        return not self.differences
-
-    @property
-    def proved(self) -> str:
-        """In words, what no difference means; only on the CPU it is called identical."""
-        return EQUAL_IN_WORDS[self.equality]
-
-    def as_dict(self) -> dict[str, Any]:
-        """The outcome as JSON can hold it."""
-        return {
-            **asdict(self.ref),
-            "identical": self.identical,
-            "equality": self.equality,
-            "compared_with": "record" if self.with_record else "arrays",
-            "differences": [difference_info(difference) for difference in self.differences],
-            "changed": list(self.changed),
-        }
 
 
 def replay(

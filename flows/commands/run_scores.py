@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from metaloom import storage
-from metaloom.flows.commands.diff import settings_of
 from metaloom.flows.errors import UsageError
-from metaloom.flows.run_groups import RunGroup, environment_of, section
-from metaloom.flows.views.formatting import plural, trial_length
+from metaloom.flows.formatting import plural, trial_length
+from metaloom.flows.results.comparison import History
+from metaloom.flows.run_groups import RunGroup, environment_of, section, settings_of
 from metaloom.pipeline.comparison.scores import Scores
 from metaloom.pipeline.schema import suggestion
 from metaloom.pipeline.types import Array
@@ -26,35 +26,6 @@ _NOT_MEASURED = ("evaluation.every", "evaluation.seed")
 
 class NoFiniteScore(UsageError):
     """A run has an iteration whose score is no finite number."""
-
-
-@dataclass(frozen=True)
-class History:
-    """A run's score over training.
-
-    Attributes:
-        path, name, seed: of the run.
-        environment: what its episodes are of.
-        iterations: [n], those that have a score.
-        steps: [n], environment steps of training up to them.
-        values: [n], the mean score.
-    """
-
-    path: Path
-    name: str
-    seed: int
-    environment: str
-    iterations: Array
-    steps: Array
-    values: Array
-
-    def at(self, steps: Array) -> Array:
-        """The newest values at so many environment steps, [m]."""
-        return self.values[np.searchsorted(self.steps, steps, side="right") - 1]
-
-    def before(self, steps: float) -> Array:
-        """The iterations that were done by then."""
-        return self.iterations[self.steps <= steps]
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,10 @@ from dataclasses import replace
 from typing import Protocol
 
 from metaloom.flows.commands.run_scores import AFTER_ADAPTATION, EVALUATION
-from metaloom.flows.commands.sweep_runs import (
-    Job,
-    Outcome,
-    SweepObserver,
-    SweepResult,
-    require_own,
-    was_stopped,
-)
+from metaloom.flows.commands.sweep_runs import Job, require_own, was_stopped
 from metaloom.flows.commands.trial_scores import mean_score, runs_of, score_of
 from metaloom.flows.observer import IterationReport
+from metaloom.flows.results.sweep import Outcome, SweepObserver, SweepResult
 from metaloom.flows.sweeps.plan import trial_runs
 from metaloom.flows.sweeps.space import Search
 from metaloom.flows.sweeps.stored import PlannedRun, Sweep

@@ -6,16 +6,17 @@ from functools import partial
 
 from metaloom.flows.commands.search import train_trials
 from metaloom.flows.commands.sweep_processes import train_runs
-from metaloom.flows.commands.sweep_runs import SweepObserver, SweepResult, require_own, was_stopped
+from metaloom.flows.commands.sweep_runs import require_own, was_stopped
 from metaloom.flows.errors import UsageError
 from metaloom.flows.estimate import check_sizes
+from metaloom.flows.formatting import plural
 from metaloom.flows.graph.run_stages import stages_of
 from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.loggers import LogPlan, check_loggers
+from metaloom.flows.results.sweep import SweepObserver, SweepResult
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.sweeps.plan import check_unchanged, probe_configs
 from metaloom.flows.sweeps.stored import Sweep, find_sweep, held
-from metaloom.flows.views.formatting import plural
 from metaloom.flows.views.run_info import is_complete
 from metaloom.pipeline.config.run import RunConfig
 

@@ -12,10 +12,11 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from threading import Thread
 
-from metaloom.flows.commands.sweep_runs import Ending, Job, Outcome, SweepObserver, train_one_by_one, train_or_resume
+from metaloom.flows.commands.sweep_runs import Job, train_one_by_one, train_or_resume
 from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.loggers import LogPlan
 from metaloom.flows.observer import IterationReport, Observer
+from metaloom.flows.results.sweep import Ending, Outcome, SweepObserver
 from metaloom.flows.rollouts.guard import tell_asked_to_end
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.sweeps.stored import PlannedRun

@@ -1,10 +1,8 @@
 """Runs of a sweep: how work on them is watched, and how they end."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from metaloom import storage
 from metaloom.flows.commands import train as training
@@ -12,47 +10,14 @@ from metaloom.flows.errors import UsageError, exit_code
 from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.loggers import LogPlan
 from metaloom.flows.loggers.live import logging_to
-from metaloom.flows.observer import IterationReport, Observer
+from metaloom.flows.observer import Observer
+from metaloom.flows.results.sweep import Ending, Outcome, SweepObserver
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.sweeps.stored import PlannedRun, Sweep
 from metaloom.pipeline.config.run import RunConfig
 
-Ending = Literal["complete", "stopped", "failed"]
 Job = tuple[PlannedRun, RunConfig, Path]
 """A run to train, its settings and its folder."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How the work on one run ended: complete, stopped in order, or failed, with the reason."""
-
-    run: PlannedRun
-    ending: Ending
-    message: str = ""
-
-
-@dataclass(frozen=True)
-class SweepResult:
-    """A sweep after work on it: how each run ended that was worked on, and whether all was asked to stop."""
-
-    sweep: Sweep
-    outcomes: tuple[Outcome, ...]
-    stopped: bool
-
-    @property
-    def failed(self) -> tuple[Outcome, ...]:
-        """The runs that failed."""
-        return tuple(outcome for outcome in self.outcomes if outcome.ending == "failed")
-
-
-@dataclass(frozen=True)
-class SweepObserver:
-    """Callbacks of whoever watches a sweep; by default they do nothing and never stop it."""
-
-    begun: Callable[[PlannedRun], None] = lambda run: None
-    iteration_done: Callable[[PlannedRun, IterationReport], None] = lambda run, report: None
-    ended: Callable[[Outcome], None] = lambda outcome: None
-    should_stop: Callable[[], bool] = lambda: False
 
 
 def train_or_resume(

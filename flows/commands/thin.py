@@ -6,11 +6,11 @@ from pathlib import Path
 
 from metaloom import storage
 from metaloom.flows.errors import UsageError
+from metaloom.flows.formatting import plural
 from metaloom.flows.graph.recomputed import Recomputed
 from metaloom.flows.graph.run_stages import changed_since, stages_of_run
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import require_iteration
-from metaloom.flows.views.formatting import plural
 from metaloom.pipeline.schema import ConfigError
 from metaloom.storage import Retention, StageRef, Thinned
 from metaloom.storage.format.codec import Value

@@ -13,6 +13,7 @@ import numpy as np
 
 from metaloom import storage
 from metaloom.flows.estimate import check_sizes
+from metaloom.flows.formatting import plural
 from metaloom.flows.graph.changed_sources import tell_changed_sources
 from metaloom.flows.graph.faults import compute_checked, kept_in_quarantine, require_repeatable
 from metaloom.flows.graph.run_stages import changed_since, config_of, stages_of, stages_of_run
@@ -25,7 +26,6 @@ from metaloom.flows.observer import mean_test_returns
 from metaloom.flows.rollouts.workers import Backend, code_digest
 from metaloom.flows.run_log import kept_log
 from metaloom.flows.trust import require_trust, trust_run
-from metaloom.flows.views.formatting import plural
 from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.config.sources import plugin_sources

@@ -1,31 +1,16 @@
 """Scores of the trials of a search, as their stored runs tell them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
 import numpy as np
 
 from metaloom import storage
+from metaloom.flows.results.sweep import Trial
 from metaloom.flows.sweeps.stored import PlannedRun, Sweep
 from metaloom.flows.views.run_info import is_complete
 from metaloom.pipeline.types import Array
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A trial of a search.
-
-    Attributes:
-        number: counted from 0.
-        runs: one of every seed.
-        score: the mean of its runs' scores; None until all are complete.
-    """
-
-    number: int
-    runs: tuple[PlannedRun, ...]
-    score: float | None
 
 
 def trials_of(sweep: Sweep) -> list[Trial]:
@@ -34,12 +19,6 @@ def trials_of(sweep: Sweep) -> list[Trial]:
         return []
     known = [runs_of(sweep, number) for number in range(len(sweep.runs) // len(sweep.seeds))]
     return [Trial(number, runs, mean_score(sweep, runs, sweep.search.metric)) for number, runs in enumerate(known)]
-
-
-def best_of(trials: Sequence[Trial]) -> Trial | None:
-    """The trial with the highest score, the first of several; None where none has a score."""
-    scored = [(trial.score, -trial.number, trial) for trial in trials if trial.score is not None]
-    return max(scored)[-1] if scored else None
 
 
 def score_of(folder: Path, metric: str) -> float | None:

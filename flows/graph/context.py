@@ -1,21 +1,17 @@
 """Shared context of a run's stages: one small object that holds what does not change between iterations."""
 
 from collections.abc import Callable
-from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar, cast
 
 from metaloom.flows.rollouts.workers import RolloutWorkers
 from metaloom.pipeline.algorithms.contract import Learner, Setup
+from metaloom.pipeline.building import build_learner, measures_of, setup_of
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.contract import MetaEnv
-from metaloom.pipeline.envs.registry import make_env
-from metaloom.pipeline.envs.spaces import spaces_of
 from metaloom.pipeline.estimation.measures import Measures
-from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.numerics import normal_numerics
-from metaloom.pipeline.schema import ConfigError
-from metaloom.pipeline.types import Array, LearnerState, ParallelMap, Update
+from metaloom.pipeline.types import LearnerState, ParallelMap, Update
 
 T = TypeVar("T")
 
@@ -87,48 +83,3 @@ class Context:
         if name not in self._kept:
             self._kept[name] = build()
         return cast(T, self._kept[name])
-
-
-def build_learner(config: RunConfig) -> tuple[Setup, Learner[Any, Any], MetaEnv]:
-    """Build the algorithm of a run, and the environment that it was built for.
-
-    Raises:
-        ConfigError: the algorithm or an option is not for such an environment.
-    """
-    # Which actions there are is told before a scale of them is asked for, which discrete ones do not have.
-    with closing(make_env(config.env.model_copy(update={"action_scale": None}))) as plain:
-        setup = setup_of(config, plain)
-    return setup, config.algorithm.build(setup), make_env(config.env)
-
-
-def measures_of(config: RunConfig, env: MetaEnv) -> Measures:
-    """Collect the measures of every round that a run asks for.
-
-    Raises:
-        ConfigError: there is no such function, or the environment has no diagnostics.
-    """
-    if config.env.diagnostics and not env.has_diagnostics:
-        raise ConfigError(
-            f"env.diagnostics is on, but {config.env.name} has none; leave it out, or define MetaEnv.diagnostics in an "
-            "environment of your own"
-        )
-    return Measures.named(config.metrics, diagnostics=env.diagnostics if config.env.diagnostics else None)
-
-
-def setup_of(config: RunConfig, env: MetaEnv) -> Setup:
-    """Describe a run and its environment to a learner."""
-    return setup_for(config, spaces_of(env), env.sparse_rewards)
-
-
-def setup_for(config: RunConfig, spaces: Spaces, sparse_rewards: Callable[[Array], Array]) -> Setup:
-    """Describe them where no environment is at hand."""
-    return Setup(
-        **asdict(spaces),
-        env_name=config.env.name,
-        max_episode_steps=config.max_episode_steps,
-        policy=config.policy,
-        baseline=config.baseline,
-        processing=config.processing,
-        device=config.device,
-        sparse_rewards=sparse_rewards,
-    )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from metaloom.flows.observer import IterationReport
-from metaloom.flows.views.class_returns import BALANCED, named_estimates
+from metaloom.flows.results.class_returns import BALANCED, named_estimates
 from metaloom.pipeline.types import Array
 
 LAST_RETURN = re.compile(r"step_\d+\.average_return")

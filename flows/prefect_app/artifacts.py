@@ -22,15 +22,15 @@ from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.events import emit_event
 
 from metaloom import storage
-from metaloom.flows.commands.evaluate import EvaluationOutcome
-from metaloom.flows.commands.replay import StageReplay
 from metaloom.flows.commands.train import IterationReport
+from metaloom.flows.formatting import adaptation_returns, duration, finite, number, plural, speed, stage_name
 from metaloom.flows.prefect_app.reporting import Reporting
 from metaloom.flows.prefect_app.reports import address_of
+from metaloom.flows.results.class_returns import classes_text, headline_returns, named_estimates
+from metaloom.flows.results.evaluation import EvaluationOutcome
+from metaloom.flows.results.replay import StageReplay
 from metaloom.flows.runs import report_folder
 from metaloom.flows.views.charts import png_bytes
-from metaloom.flows.views.class_returns import classes_text, headline_returns, named_estimates
-from metaloom.flows.views.formatting import adaptation_returns, duration, finite, number, plural, speed, stage_name
 from metaloom.flows.views.history import load_history
 from metaloom.flows.views.report import ReportFiles, learning_curve, write_report
 

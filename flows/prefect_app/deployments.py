@@ -29,6 +29,7 @@ from metaloom import storage
 from metaloom.flows.commands.evaluate import evaluate as evaluate_run
 from metaloom.flows.commands.replay import replay as replay_run
 from metaloom.flows.commands.train import Observer, config_of, resume, train
+from metaloom.flows.formatting import plural
 from metaloom.flows.graph.tables import stage_names
 from metaloom.flows.graph.warm_start import as_pinned
 from metaloom.flows.loggers import LoggerName
@@ -46,7 +47,6 @@ from metaloom.flows.rollouts.workers import (
 )
 from metaloom.flows.runs import run_folder
 from metaloom.flows.trust import names_in, names_of_run, trust_run
-from metaloom.flows.views.formatting import plural
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.envs.registry import with_all_options

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.request import ProxyHandler, build_opener
 
 from metaloom.flows.errors import UsageError
+from metaloom.flows.formatting import program
 from metaloom.flows.prefect_app.database import require_answer, server_url
 from metaloom.flows.prefect_app.flow_runs import POOL, Caretaker, cancel_all, go_on_with_left_over, leave_all
 from metaloom.flows.prefect_app.home import (
@@ -45,7 +46,6 @@ from metaloom.flows.prefect_app.parts import START_SECONDS, Part, ServeError, St
 from metaloom.flows.prefect_app.quiet import write_settings
 from metaloom.flows.prefect_app.reports import VARIABLE, served_reports
 from metaloom.flows.prefect_app.server import OPEN
-from metaloom.flows.views.formatting import program
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient

@@ -12,11 +12,11 @@ from typing import Any
 
 from metaloom import storage
 from metaloom.flows.errors import UsageError
+from metaloom.flows.formatting import plural
 from metaloom.flows.references.index import INDEX, Reference, read_index, write_index
 from metaloom.flows.references.remedies import broken, told_of_archive
 from metaloom.flows.references.repeatable import require_repeatable
 from metaloom.flows.references.zips import LARGEST_ARCHIVE, pack, unpack
-from metaloom.flows.views.formatting import plural
 from metaloom.storage import Run
 from metaloom.storage.errors import damaged, system_errors
 from metaloom.storage.format.files import lock, make_folders, read_file, replace_file

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from metaloom.flows.graph.run_stages import config_of
-from metaloom.flows.views.class_returns import classes_of
+from metaloom.flows.results.class_returns import classes_of
 from metaloom.pipeline.envs.fact_checks import described_facts
 from metaloom.pipeline.envs.facts import component_facts, env_facts
 from metaloom.pipeline.envs.registry import make_env

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from metaloom.flows.errors import UsageError
+from metaloom.flows.formatting import plural
 from metaloom.flows.graph.run_stages import stages_of_run
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.trust import names_of_run
-from metaloom.flows.views.formatting import plural
 from metaloom.flows.views.run_info import state_of
 from metaloom.storage import Run, argument
 from metaloom.storage.read.sessions import mapping

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Iterator
 
+from metaloom.flows.formatting import stage_name
 from metaloom.flows.graph.run_stages import stages_of_run
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.flows.views.formatting import stage_name
 from metaloom.storage import Run, Span, StageRef
 from metaloom.storage.format.records import Input
 

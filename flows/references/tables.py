@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
+from metaloom.flows.formatting import adaptation_returns, duration, size
 from metaloom.flows.references.index import Reference
-from metaloom.flows.views.formatting import adaptation_returns, duration, size
 from metaloom.flows.views.parts import as_text, new_table, optional
 
 

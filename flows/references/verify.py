@@ -7,14 +7,15 @@ from typing import Any
 
 from metaloom import storage
 from metaloom.flows.as_recorded import Arithmetic, arithmetic_of
-from metaloom.flows.commands.replay import StageReplay, replay_from_learner
+from metaloom.flows.commands.replay import replay_from_learner
 from metaloom.flows.errors import UsageError
+from metaloom.flows.formatting import adaptation_returns, number, plural, stage_name
 from metaloom.flows.references.environment import false_facts
 from metaloom.flows.references.stored_stages import false_records
 from metaloom.flows.references.tabled import TableCheck
+from metaloom.flows.results.replay import StageReplay
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import require_iteration
-from metaloom.flows.views.formatting import adaptation_returns, number, plural, stage_name
 from metaloom.pipeline.types import Update
 from metaloom.storage import Run, StageRef
 from metaloom.storage.errors import damaged

@@ -14,14 +14,14 @@ from typing import Any, TypeVar, cast
 from distributed import Client, Future, KilledWorker
 
 from metaloom.flows.errors import UsageError, WorkersError
-from metaloom.flows.mathematics.cluster_map import ClusterMap
-from metaloom.flows.mathematics.orders import arithmetic
-from metaloom.flows.mathematics.places import Piece, Places
-from metaloom.flows.mathematics.slots import Slots
 from metaloom.flows.rollouts.connection import Connection, connected
 from metaloom.flows.rollouts.flight_recorder import Recording, recordings_folder, remove_recordings
 from metaloom.flows.rollouts.guard import NOT_YET, tell_who_trains
 from metaloom.flows.rollouts.local_cluster import ending_of
+from metaloom.flows.rollouts.mathematics.cluster_map import ClusterMap
+from metaloom.flows.rollouts.mathematics.orders import arithmetic
+from metaloom.flows.rollouts.mathematics.places import Piece, Places
+from metaloom.flows.rollouts.mathematics.slots import Slots
 from metaloom.flows.rollouts.rounds import Piece as RolloutPiece
 from metaloom.flows.rollouts.rounds import Rounds, ShardDied, pieces_of
 from metaloom.flows.rollouts.shards import ShardCosts

@@ -10,8 +10,8 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from metaloom.flows.graph.context import setup_for
 from metaloom.pipeline.algorithms.contract import Learner
+from metaloom.pipeline.building import setup_for
 from metaloom.pipeline.config.run import RunConfig, build_stored
 from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.envs.registry import make_env

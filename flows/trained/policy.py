@@ -10,13 +10,13 @@ import gymnasium
 import numpy as np
 
 from metaloom.flows.errors import UsageError
+from metaloom.flows.formatting import plural
 from metaloom.flows.graph.check import require_one_adaptation
 from metaloom.flows.trained.acting import Acting
 from metaloom.flows.trained.blueprint import Blueprint
 from metaloom.flows.trained.deployment import DeployedPolicy, save_onnx, save_program
 from metaloom.flows.trained.files import PolicyFile
 from metaloom.flows.trained.own_env import collect_in
-from metaloom.flows.views.formatting import plural
 from metaloom.pipeline.numerics import normal_numerics
 from metaloom.pipeline.policies.remembering import TRIAL_LAST, TRIAL_STATE
 from metaloom.pipeline.schema import ConfigError

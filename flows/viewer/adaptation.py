@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from metaloom.flows.views.formatting import adaptation_label, trial_length
+from metaloom.flows.formatting import adaptation_label, trial_length
 from metaloom.flows.views.series import numbers, shown_steps, steps_note
 from metaloom.pipeline.shown import error_text
 from metaloom.pipeline.types import Array, TaskParams

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 
 from metaloom import storage
+from metaloom.flows.formatting import dotted, plural, program, short_time, size, stage_name, trial_length
+from metaloom.flows.results.class_returns import classes_of
 from metaloom.flows.runs import require_iteration
 from metaloom.flows.viewer.adaptation import compared_steps
 from metaloom.flows.views.boxes import Arrow, Box, draw
-from metaloom.flows.views.class_returns import classes_of
-from metaloom.flows.views.formatting import dotted, plural, program, short_time, size, stage_name, trial_length
 from metaloom.flows.views.run_info import (
     class_returns_of,
     iteration_metrics,

@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 from metaloom import storage
 from metaloom.flows.errors import exit_code
+from metaloom.flows.formatting import program
 from metaloom.flows.viewer.adaptation import adaptation_page
 from metaloom.flows.viewer.curves import spark
 from metaloom.flows.viewer.filming import FilmStudio
@@ -20,7 +21,6 @@ from metaloom.flows.viewer.listing import RunList
 from metaloom.flows.viewer.outputs import iteration_page, live, output_page, run_page
 from metaloom.flows.viewer.shelf import OpenRun, Shelf
 from metaloom.flows.viewer.values import episode, episode_length, names_along, slice_of
-from metaloom.flows.views.formatting import program
 from metaloom.pipeline.shown import printable
 from metaloom.storage import StageRef
 

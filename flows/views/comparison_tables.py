@@ -7,13 +7,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from metaloom.flows.views.formatting import number, plural, short_time, stage_name
+from metaloom.flows.formatting import number, plural, short_time, stage_name
 from metaloom.flows.views.parts import as_text, heading, new_table, optional
 from metaloom.flows.views.tables import difference_table, meaning
 
 if TYPE_CHECKING:
-    from metaloom.flows.commands.diff import Difference, RunDiff
-    from metaloom.flows.commands.optimize import Counterfactual
+    from metaloom.flows.results.counterfactual import Counterfactual
+    from metaloom.flows.results.diff import Difference, RunDiff
 
 
 def counterfactual_table(result: "Counterfactual") -> Table:

@@ -6,8 +6,8 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from metaloom.flows.commands.disk import DiskUse, bytes_freed, bytes_together
-from metaloom.flows.views.formatting import plural, size
+from metaloom.flows.formatting import plural, size
+from metaloom.flows.results.disk import DiskUse, bytes_freed, bytes_together
 from metaloom.flows.views.parts import as_text, heading, new_table
 
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from metaloom.flows.views.evaluation_summary import AdaptationSummary, summarize_classes, summarize_steps
-from metaloom.flows.views.formatting import adaptation_label
+from metaloom.flows.formatting import adaptation_label
+from metaloom.flows.results.evaluation_summary import AdaptationSummary, summarize_classes, summarize_steps
 from metaloom.flows.views.series import (
     CLASS_NOTE,
     ERROR_BAND,

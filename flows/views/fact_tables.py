@@ -5,10 +5,10 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from metaloom.flows.views.evaluation_summary import AdaptationSummary
-from metaloom.flows.views.formatting import number, plural
+from metaloom.flows.formatting import number, plural
+from metaloom.flows.results.evaluation_summary import AdaptationSummary
+from metaloom.flows.results.success import OFFICIAL
 from metaloom.flows.views.parts import as_text, heading, new_table
-from metaloom.flows.views.success import OFFICIAL
 from metaloom.pipeline.estimation.class_returns import BALANCED
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow as pa
 
 from metaloom.flows.errors import UsageError
-from metaloom.flows.views.class_returns import ByStep, classes_of, count_alike, episode_classes
-from metaloom.flows.views.formatting import adaptation_label
+from metaloom.flows.formatting import adaptation_label
+from metaloom.flows.results.class_returns import ByStep, classes_of, count_alike, episode_classes
 from metaloom.flows.views.series import (
     CLASS_NOTE,
     ERROR_BAND,

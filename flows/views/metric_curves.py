@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from metaloom.flows.views.formatting import TRIAL_RETURNS, adaptation_label
+from metaloom.flows.formatting import TRIAL_RETURNS, adaptation_label
 from metaloom.flows.views.history import History
 from metaloom.flows.views.series import AFTER, BEFORE, Lines, Series, shown_steps, steps_note
 

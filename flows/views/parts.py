@@ -8,7 +8,7 @@ from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
 
-from metaloom.flows.views.formatting import number
+from metaloom.flows.formatting import number
 from metaloom.pipeline.shown import printable
 
 _HEAD = box.Box("    \n    \n -- \n" + "    \n" * 5, ascii=True)

@@ -17,10 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from metaloom.flows.interrupt import Stop
-from metaloom.flows.observer import IterationReport, Observer
-from metaloom.flows.views.class_returns import class_rows, classes_text
-from metaloom.flows.views.formatting import (
+from metaloom.flows.formatting import (
     adaptation_returns,
     by_inner_step,
     count,
@@ -32,6 +29,9 @@ from metaloom.flows.views.formatting import (
     stage_name,
     trial_returns,
 )
+from metaloom.flows.interrupt import Stop
+from metaloom.flows.observer import IterationReport, Observer
+from metaloom.flows.results.class_returns import class_rows, classes_text
 from metaloom.storage import StageRef
 
 ProgressMode = Literal["auto", "plain", "json"]

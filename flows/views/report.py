@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from metaloom.flows.formatting import adaptation_label, count, dotted, duration, number, plural, size
+from metaloom.flows.results.class_returns import headline_returns, named_estimates, plus_minus
 from metaloom.flows.runs import require_settings
 from metaloom.flows.views import charts
-from metaloom.flows.views.class_returns import headline_returns, named_estimates, plus_minus
-from metaloom.flows.views.formatting import adaptation_label, count, dotted, duration, number, plural, size
 from metaloom.flows.views.history import History, load_history
 from metaloom.flows.views.interactive import Drawings, plotly_file
 from metaloom.flows.views.page import Drawn, Figure, Page, Picture

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from metaloom.flows.formatting import adaptation_label, plural, short_time, stage_name
 from metaloom.flows.views.charts import stage_color
 from metaloom.flows.views.evaluation_lines import stored_evaluations, training_lines, training_lines_by_class
 from metaloom.flows.views.evaluation_plots import per_shot_chart
-from metaloom.flows.views.formatting import adaptation_label, plural, short_time, stage_name
 from metaloom.flows.views.history import History, class_lines, learning_lines
 from metaloom.flows.views.metric_curves import optimization_lines, success_lines, trial_lines
 from metaloom.flows.views.series import (

@@ -9,15 +9,15 @@ from matplotlib.ticker import MaxNLocator
 from rich.console import Group, RenderableType
 from rich.table import Table
 
+from metaloom.flows.formatting import count, number, plural
 from metaloom.flows.views import charts
-from metaloom.flows.views.formatting import count, number, plural
 from metaloom.flows.views.parts import as_text, heading, new_table
 from metaloom.flows.views.series import AFTER, BEFORE, BETWEEN
 from metaloom.pipeline.comparison.groups import Band, Estimate
 from metaloom.pipeline.types import Array
 
 if TYPE_CHECKING:
-    from metaloom.flows.commands.compare import Comparison
+    from metaloom.flows.results.comparison import Comparison
 
 COLORS = (AFTER, BEFORE, *BETWEEN, charts.INK)
 MOST_PAIRS = 12

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from metaloom import storage
+from metaloom.flows.formatting import adaptation_returns, by_inner_step, dotted, finite
+from metaloom.flows.results.class_returns import Headline, class_rows, classes_of, headline_returns, returns_by_class
 from metaloom.flows.runs import require_settings
-from metaloom.flows.views.class_returns import Headline, class_rows, classes_of, headline_returns, returns_by_class
-from metaloom.flows.views.formatting import adaptation_returns, by_inner_step, dotted, finite
 from metaloom.pipeline.shown import error_text
 from metaloom.storage import Run
 from metaloom.storage.format.settings import changed

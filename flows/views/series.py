@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from metaloom.flows.views.formatting import finite
+from metaloom.flows.formatting import finite
 from metaloom.pipeline.estimation.class_returns import Estimate
 from metaloom.pipeline.types import Array
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from metaloom.flows.observer import IterationReport, mean_test_returns
-from metaloom.flows.views.class_returns import classes_of, returns_by_class
+from metaloom.flows.results.class_returns import classes_of, returns_by_class
 from metaloom.pipeline.types import Array
 from metaloom.storage import Run, StageRef
 

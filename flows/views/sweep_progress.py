@@ -11,11 +11,11 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from metaloom.flows.commands.sweep_runs import Outcome, SweepObserver
+from metaloom.flows.formatting import adaptation_returns, duration, number
 from metaloom.flows.interrupt import Stop
 from metaloom.flows.observer import IterationReport
+from metaloom.flows.results.sweep import Outcome, SweepObserver
 from metaloom.flows.sweeps.stored import PlannedRun
-from metaloom.flows.views.formatting import adaptation_returns, duration, number
 from metaloom.flows.views.progress import ProgressMode, is_live, returns_text
 from metaloom.pipeline.shown import printable
 

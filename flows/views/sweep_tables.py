@@ -10,9 +10,9 @@ from typing import Any
 from rich.table import Table
 
 from metaloom import storage
-from metaloom.flows.commands.trial_scores import Trial, best_of
+from metaloom.flows.formatting import number, plural
+from metaloom.flows.results.sweep import Trial, best_of
 from metaloom.flows.sweeps.stored import Sweep
-from metaloom.flows.views.formatting import number, plural
 from metaloom.flows.views.parts import as_text, new_table, optional
 from metaloom.flows.views.run_info import list_run_row
 from metaloom.flows.views.tables import STATE_STYLES

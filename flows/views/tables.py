@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from inspect import getdoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,10 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from metaloom.flows.runs import require_settings
-from metaloom.flows.views.class_returns import class_rows
-from metaloom.flows.views.fact_tables import facts_view, success_view
-from metaloom.flows.views.formatting import (
+from metaloom.flows.formatting import (
     adaptation_label,
     age,
     dotted,
@@ -27,9 +23,12 @@ from metaloom.flows.views.formatting import (
     stage_name,
     trial_length,
 )
+from metaloom.flows.results.class_returns import class_rows
+from metaloom.flows.results.success import success_rows
+from metaloom.flows.runs import require_settings
+from metaloom.flows.views.fact_tables import facts_view, success_view
 from metaloom.flows.views.parts import as_text, fact_grid, heading, new_table, optional
 from metaloom.flows.views.run_info import changed_settings, iteration_info, run_info
-from metaloom.flows.views.success import success_rows
 from metaloom.pipeline.estimation.class_returns import BALANCED
 from metaloom.pipeline.shown import printable
 from metaloom.pipeline.types import Params
@@ -37,9 +36,9 @@ from metaloom.storage import Run, argument, location, url_of
 
 if TYPE_CHECKING:
     # Listing runs should not wait for torch.
-    from metaloom.flows.commands.doctor import Check
-    from metaloom.flows.commands.evaluate import EvaluationOutcome
-    from metaloom.flows.commands.replay import ArrayDifference, StageReplay
+    from metaloom.flows.results.doctor import Check
+    from metaloom.flows.results.evaluation import EvaluationOutcome
+    from metaloom.flows.results.replay import ArrayDifference, StageReplay
     from metaloom.pipeline.config.run import RunConfig
     from metaloom.storage import Damage, Fork, Thinned
 
@@ -214,12 +213,6 @@ def replay_line(outcome: "StageReplay") -> Text:
     arrays = "" if outcome.identical else f"  ({plural(len(outcome.differences), 'array')})"
     thinned = "  (thinned: compared with its record)" if outcome.with_record else ""
     return Text.assemble((word, style), where, arrays, thinned)
-
-
-def difference_info(difference: "ArrayDifference") -> dict[str, Any]:
-    """One difference of `metaloom replay` as plain data."""
-    about = asdict(difference)
-    return {**about.pop("ref"), **about, "index": list(difference.index), "max_abs": finite(difference.max_abs)}
 
 
 def difference_table(

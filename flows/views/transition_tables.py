@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
-from metaloom.flows.views.formatting import finite, number, stage_label
+from metaloom.flows.formatting import finite, number, stage_label
 from metaloom.flows.views.parts import new_table
 from metaloom.storage import Run
 

@@ -12,9 +12,9 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from metaloom import storage
+from metaloom.flows.formatting import plural, size, stage_name
 from metaloom.flows.observer import IterationReport
 from metaloom.flows.run_log import LogLine, LogReader
-from metaloom.flows.views.formatting import plural, size, stage_name
 from metaloom.flows.views.parts import as_text
 from metaloom.flows.views.progress import SPARKLINE_WIDTH, Panel, PlainLines, ProgressMode, is_live, json_line
 from metaloom.flows.views.run_info import state_of

@@ -14,8 +14,8 @@ import numpy as np
 from metaloom.pipeline.algorithms.actor_critic.gradient_steps import CRITIC, POLICY, GradientSteps
 from metaloom.pipeline.algorithms.actor_critic.settings import ActorCritic
 from metaloom.pipeline.estimation.experience import Experience, Rows
-from metaloom.pipeline.kernels.flat_networks import FlatDescent, FlatNetwork, FlatParams, prefixed, unprefixed
 from metaloom.pipeline.nn.distributions import LOG_2PI
+from metaloom.pipeline.nn.flat_networks import FlatDescent, FlatNetwork, FlatParams, prefixed, unprefixed
 from metaloom.pipeline.nn.spec import NetworkSpec
 from metaloom.pipeline.policies.inference import log_softmax
 from metaloom.pipeline.types import Array, LearnerState

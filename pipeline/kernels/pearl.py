@@ -12,12 +12,13 @@ from itertools import pairwise
 
 import numpy as np
 
+from metaloom.pipeline.algorithms.off_policy.gradient_steps import GradientSteps
 from metaloom.pipeline.algorithms.pearl.definition import ADAM_EPSILON, Noise
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.algorithms.pearl.state import TRAINED, PEARLArrays
-from metaloom.pipeline.kernels.flat_networks import FlatDescent, FlatNetwork, FlatParams
 from metaloom.pipeline.kernels.pearl_part import Part, context_features
 from metaloom.pipeline.kernels.posterior import Posterior, inference
+from metaloom.pipeline.nn.flat_networks import FlatDescent, FlatNetwork, FlatParams
 from metaloom.pipeline.nn.spec import layer_names
 from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch, ParallelMap, Params, Transitions
 
@@ -26,7 +27,7 @@ MAX_PARTS = 4
 PARTS = ("kernel", "bias")
 
 
-class PEARLKernel:
+class PEARLKernel(GradientSteps[Noise]):
     """Working copies of a learner's networks and optimizers while gradient steps change them.
 
     Attributes:

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.off_policy.gradient_steps import Counters, merged
+from metaloom.pipeline.algorithms.off_policy.gradient_steps import Counters, GradientSteps, merged
 from metaloom.pipeline.algorithms.off_policy.sac import SAC
 from metaloom.pipeline.algorithms.off_policy.sac_state import SACArrays
 from metaloom.pipeline.estimation.returns import EPSILON
-from metaloom.pipeline.kernels.flat_networks import FlatDescent, FlatNetwork, FlatParams
 from metaloom.pipeline.kernels.tanh_gaussian import TanhGaussianSample
 from metaloom.pipeline.kernels.twin_q import TwinQ
+from metaloom.pipeline.nn.flat_networks import FlatDescent, FlatNetwork, FlatParams
 from metaloom.pipeline.nn.networks import Network
 from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch, ParallelMap, Transitions
 
 
-class SACKernel:
+class SACKernel(GradientSteps[Array]):
     """Policy, Q-functions, targets and temperature while an iteration changes them.
 
     Attributes:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from metaloom.pipeline.algorithms.off_policy.sac_state import TWINS
-from metaloom.pipeline.kernels.flat_networks import ALL, FlatNetwork, FlatParams
+from metaloom.pipeline.nn.flat_networks import ALL, FlatNetwork, FlatParams
 from metaloom.pipeline.nn.spec import NetworkSpec
 from metaloom.pipeline.types import Array, ParallelMap
 

@@ -6,7 +6,7 @@ import unicodedata
 from pathlib import Path
 
 from metaloom.storage.errors import InvalidRunName
-from metaloom.storage.remote.places import folder_of, is_url
+from metaloom.storage.format.places import folder_of, is_url
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}")
 _RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)  # devices, on Windows

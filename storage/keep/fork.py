@@ -13,20 +13,20 @@ from typing import Any
 from metaloom.storage.errors import DamagedRun, RunExists, damaged
 from metaloom.storage.format.files import make_folder, make_folders, sync_file, sync_folder
 from metaloom.storage.format.paths import check_path
+from metaloom.storage.format.places import folder_of, url_of
 from metaloom.storage.format.records import StageRecord, StoredFile, has_shards
 from metaloom.storage.format.segments import FOLDER as SEGMENTS
 from metaloom.storage.format.segments import Link, join, segment_name
 from metaloom.storage.format.sessions import Head, SessionName, read_session
 from metaloom.storage.format.settings import changed
-from metaloom.storage.keep.thinning import FOLDER as THINNED
-from metaloom.storage.keep.thinning import marker_path, packed_marker_path, render_packed_marker
+from metaloom.storage.format.thinning import FOLDER as THINNED
+from metaloom.storage.format.thinning import marker_path, packed_marker_path, render_packed_marker
 from metaloom.storage.progress import Progress, unseen
 from metaloom.storage.read.ancestry import as_ancestor
 from metaloom.storage.read.committed import CommittedFiles
 from metaloom.storage.read.history import missing_positions, sealed_links
 from metaloom.storage.read.segments import Segment, chunk_row
 from metaloom.storage.remote.log import RemoteLog, follow, log_folder
-from metaloom.storage.remote.places import folder_of, url_of
 from metaloom.storage.remote.session import RemoteSession
 from metaloom.storage.run import Run
 from metaloom.storage.write.array_store import ArrayStore

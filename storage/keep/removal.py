@@ -10,10 +10,10 @@ from pathlib import Path
 
 from metaloom.storage.errors import NotARun, RunLocked, RunNotFound, StoreError, damaged, system_errors
 from metaloom.storage.format.files import make_folder, sync_folder
+from metaloom.storage.format.places import argument
 from metaloom.storage.format.segments import FOLDER as SEGMENTS
+from metaloom.storage.read.info import read_info
 from metaloom.storage.read.verify import may_belong
-from metaloom.storage.remote.places import argument
-from metaloom.storage.run import read_info
 from metaloom.storage.write.holder import FOLDER, LOCK_NAME, current_writer
 from metaloom.storage.write.locks import acquire_lock
 

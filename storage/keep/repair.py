@@ -35,7 +35,7 @@ from metaloom.storage.format.sessions import (
     session_facts,
 )
 from metaloom.storage.format.stages import LEARNER
-from metaloom.storage.keep.thinning import marker_path, packed_marker_path
+from metaloom.storage.format.thinning import marker_path, packed_marker_path
 from metaloom.storage.read.ancestry import first_session
 from metaloom.storage.read.committed import CommittedFiles
 from metaloom.storage.read.history import describe_missing, missing_positions, sealed_links
@@ -64,11 +64,6 @@ def restore_info(session: Session) -> list[str]:
         _put(session, path, raw)
         return ["run.json: restored from its copy"]
     return []
-
-
-def keep_copy(session: Session, info: bytes) -> None:
-    """Keep a copy of run.json in the session's folder."""
-    session.replace(session.write_aside([(info,)]), [session.folder / INFO_COPY])
 
 
 def repair_run(files: CommittedFiles, session: Session, info: Mapping[str, Any]) -> list[str]:

@@ -10,7 +10,7 @@ from metaloom.storage.format.files import make_folder
 from metaloom.storage.format.provenance import versions
 from metaloom.storage.format.records import StageRecord
 from metaloom.storage.format.refs import StageRef
-from metaloom.storage.keep.thinning import Thinned, marker_path, render_marker
+from metaloom.storage.format.thinning import Thinned, marker_path, render_marker
 from metaloom.storage.progress import Progress, unseen
 from metaloom.storage.read.committed import CommittedFiles
 from metaloom.storage.write.array_store import ArrayStore

@@ -11,8 +11,8 @@ from metaloom.storage.format.chunks import check_chunk, crc32c, largest_chunk
 from metaloom.storage.format.files import make_folder, read_file
 from metaloom.storage.format.records import StageRecord, StoredFile, parse_record
 from metaloom.storage.format.segments import FOLDER, RECORDS, SEAL, Link, Seal, segment_iterations
-from metaloom.storage.keep.thinning import FOLDER as THINNED
-from metaloom.storage.keep.thinning import marker_path, packed_marker_path, render_marker
+from metaloom.storage.format.thinning import FOLDER as THINNED
+from metaloom.storage.format.thinning import marker_path, packed_marker_path, render_marker
 from metaloom.storage.read.committed import TABLES, CommittedFiles
 from metaloom.storage.read.parquet import open_records, parse_table, read_columns
 from metaloom.storage.read.segments import LARGEST_FILE, TABLE_SCALE, Segment

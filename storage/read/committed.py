@@ -23,7 +23,7 @@ from metaloom.storage.format.refs import StageRef
 from metaloom.storage.format.segments import RECORDS
 from metaloom.storage.format.shards import Part, check_parts, decode_parts, read_parts
 from metaloom.storage.format.stages import METRICS_GROUP, StageTable
-from metaloom.storage.keep.thinning import (
+from metaloom.storage.format.thinning import (
     FOLDER,
     marked_iteration,
     marker_path,

@@ -13,13 +13,13 @@ from metaloom.pipeline.types import EACH_EPISODE, Array
 from metaloom.storage.errors import DamagedRun, IncompatibleFormat, StageMissing, damaged
 from metaloom.storage.format.arrays import ArraySpec
 from metaloom.storage.format.columns import column, column_type
+from metaloom.storage.format.places import argument
 from metaloom.storage.format.records import StageRecord, StoredFile
 from metaloom.storage.format.refs import StageRef
 from metaloom.storage.read.committed import CommittedFiles
 from metaloom.storage.read.parquet import parse_table
 from metaloom.storage.read.segments import Segment
 from metaloom.storage.read.selection import Places, Steps, chosen_steps, places, shape_of_rounds
-from metaloom.storage.remote.places import argument
 
 _POSITION = ("iteration", "step", "task", "episode", "t")
 _NAMES = {"observations": "observation", "actions": "action", "rewards": "reward"}

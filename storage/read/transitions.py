@@ -6,7 +6,6 @@ them only the lengths of episodes are read, and then only the batches that hold 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -16,9 +15,7 @@ from metaloom.pipeline.types import Array, Minibatches
 from metaloom.storage.errors import StageMissing
 from metaloom.storage.format.columns import column
 from metaloom.storage.format.refs import StageRef
-
-if TYPE_CHECKING:
-    from metaloom.storage.run import Run
+from metaloom.storage.read.outputs import StoredOutputs
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,7 @@ class StoredRound:
     lengths: Array
 
 
-def stored_rounds(run: "Run") -> Iterator[StoredRound]:
+def stored_rounds(run: StoredOutputs) -> Iterator[StoredRound]:
     """Go through the stored batches of episodes in the order in which their rows are numbered.
 
     Raises:
@@ -48,7 +45,7 @@ def stored_rounds(run: "Run") -> Iterator[StoredRound]:
         yield StoredRound(ref, _task_ids(run, ref), run.lengths(ref))
 
 
-def read_transitions(run: "Run", rows: Array) -> pa.Table:
+def read_transitions(run: StoredOutputs, rows: Array) -> pa.Table:
     """Read transitions with where each is from, one per row number, in the order of `rows` [n].
 
     Raises:
@@ -65,7 +62,7 @@ def read_transitions(run: "Run", rows: Array) -> pa.Table:
     )
 
 
-def minibatch_table(run: "Run", batches: Minibatches, update: int, *, context: bool, chosen: slice) -> pa.Table:
+def minibatch_table(run: StoredOutputs, batches: Minibatches, update: int, *, context: bool, chosen: slice) -> pa.Table:
     """Read the transitions that a gradient step learned from, with the position of each in the minibatch before it.
 
     Args:
@@ -91,7 +88,7 @@ def minibatch_table(run: "Run", batches: Minibatches, update: int, *, context: b
     return pa.table({**{name: column(values) for name, values in position.items()}, **_columns_of(found)})
 
 
-def _collected(run: "Run") -> list[StageRef]:
+def _collected(run: StoredOutputs) -> list[StageRef]:
     """The stages that collected rows, none missing."""
     stages, refs = run.files.stages, run.refs()
     fill = [ref for ref in refs if ref.stage == stages.named("memory_fill")]
@@ -106,14 +103,14 @@ def _collected(run: "Run") -> list[StageRef]:
     return [*fill, *rounds]
 
 
-def _task_ids(run: "Run", ref: StageRef) -> Array | None:
+def _task_ids(run: StoredOutputs, ref: StageRef) -> Array | None:
     tasks = run.files.stages.in_group("tasks", ref.iteration)
     if tasks is None or ref.stage == run.files.stages.named("memory_fill"):
         return None
     return run.files.read_arrays(run.record(tasks), ("ids",))["tasks"]["ids"][0]
 
 
-def _index(run: "Run", last_row: int) -> tuple[list[StoredRound], RowIndex]:
+def _index(run: StoredOutputs, last_row: int) -> tuple[list[StoredRound], RowIndex]:
     """Return the rounds up to the one with some row, and where their rows are."""
     rounds: list[StoredRound] = []
     index = RowIndex()
@@ -144,7 +141,7 @@ def _lineage(rounds: list[StoredRound], rows: Array, found: Locations) -> dict[s
     }
 
 
-def _values(run: "Run", rounds: list[StoredRound], found: Locations) -> dict[str, Array]:
+def _values(run: StoredOutputs, rounds: list[StoredRound], found: Locations) -> dict[str, Array]:
     # A table without rows has the columns of any batch.
     numbers = np.unique(found.rounds) if found.rounds.size else [0]
     parts = [_values_of(run, rounds[number].ref, found, found.rounds == number) for number in numbers]
@@ -152,7 +149,7 @@ def _values(run: "Run", rounds: list[StoredRound], found: Locations) -> dict[str
     return {name: np.concatenate([part[name] for part in parts])[order] for name in parts[0]}
 
 
-def _values_of(run: "Run", ref: StageRef, found: Locations, chosen: Array) -> dict[str, Array]:
+def _values_of(run: StoredOutputs, ref: StageRef, found: Locations, chosen: Array) -> dict[str, Array]:
     episodes = run.experience(ref)
     b, e, t = found.b[chosen], found.e[chosen], found.t[chosen]
     return {
@@ -168,5 +165,5 @@ def _columns_of(table: pa.Table) -> dict[str, pa.ChunkedArray]:
     return dict(zip(table.column_names, table.columns, strict=True))
 
 
-def _nothing(run: "Run", found: str, required: str, action: str) -> StageMissing:
+def _nothing(run: StoredOutputs, found: str, required: str, action: str) -> StageMissing:
     return StageMissing(run.files.root, found=found, required=required, action=action)

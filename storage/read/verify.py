@@ -22,6 +22,7 @@ from metaloom.storage.errors import (
 from metaloom.storage.format.arrays import read_metadata
 from metaloom.storage.format.canonical import read_sealed
 from metaloom.storage.format.digests import array_digests, output_digest
+from metaloom.storage.format.places import folder_of
 from metaloom.storage.format.records import SpanInput, StageRecord
 from metaloom.storage.format.refs import StageRef
 from metaloom.storage.format.segments import FOLDER as SEGMENTS
@@ -38,8 +39,8 @@ from metaloom.storage.format.sessions import (
     stray_sessions,
 )
 from metaloom.storage.format.stages import EARLIER, ON_POLICY, StageTable
-from metaloom.storage.keep.thinning import FOLDER as THINNED
-from metaloom.storage.keep.thinning import is_marker, marker_path
+from metaloom.storage.format.thinning import FOLDER as THINNED
+from metaloom.storage.format.thinning import is_marker, marker_path
 from metaloom.storage.progress import Progress, unseen
 from metaloom.storage.read.ancestry import boundaries, first_session
 from metaloom.storage.read.committed import TABLES, CommittedFiles
@@ -50,12 +51,11 @@ from metaloom.storage.read.history import (
     missing_positions,
     sealed_links,
 )
+from metaloom.storage.read.info import read_info
 from metaloom.storage.read.segments import Segment
 from metaloom.storage.read.spans import SpanSums
 from metaloom.storage.remote.checks import problems
 from metaloom.storage.remote.log import RemoteLog, follow
-from metaloom.storage.remote.places import folder_of
-from metaloom.storage.run import read_info
 
 _LOCK_NAME = re.compile(r"writer\.lock(\.[0-9a-f]{16})?")
 _CHUNK_NAME = re.compile(r"c\.([0-9]+)(\.0)*")

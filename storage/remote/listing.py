@@ -4,9 +4,9 @@ from pathlib import Path
 
 from metaloom.storage.errors import DamagedRun
 from metaloom.storage.format.canonical import read_sealed
+from metaloom.storage.format.places import folder_of, url_of
 from metaloom.storage.remote.log import follow
 from metaloom.storage.remote.objects import ObjectFolder
-from metaloom.storage.remote.places import folder_of, url_of
 
 
 def find_runs(root: Path) -> list[Path]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from metaloom.storage.errors import DamagedRun, StoreError, system_errors
 from metaloom.storage.format.files import lock, read_file, sync_file
+from metaloom.storage.format.places import url_of
 from metaloom.storage.format.sessions import CLAIM_NAME
 from metaloom.storage.remote.cached_segments import (
     drop_segment,
@@ -19,7 +20,6 @@ from metaloom.storage.remote.cached_segments import (
 )
 from metaloom.storage.remote.entries import Entry, LoggedFile, entry_key, in_groups, problem_of
 from metaloom.storage.remote.objects import ObjectFolder
-from metaloom.storage.remote.places import url_of
 
 _BATCHES = (2, 16, 128)
 LARGEST = 2**40

@@ -13,11 +13,11 @@ from typing import Any
 
 from metaloom.storage.errors import FencedOut, RunLocked, StorageFailed
 from metaloom.storage.format.files import read_file
+from metaloom.storage.format.places import argument
 from metaloom.storage.format.provenance import utc
 from metaloom.storage.remote.checks import give_up, problems
 from metaloom.storage.remote.entries import Entry, Kind, LoggedFile, entry_key, object_key
 from metaloom.storage.remote.log import RemoteLog
-from metaloom.storage.remote.places import argument
 
 _LARGEST = 2**40
 _FILES_PER_ENTRY = 1000

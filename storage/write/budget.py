@@ -5,8 +5,8 @@ from pathlib import Path
 
 from metaloom.storage.errors import BudgetReached
 from metaloom.storage.format.codec import Value, flatten
+from metaloom.storage.format.places import argument
 from metaloom.storage.format.refs import StageRef
-from metaloom.storage.remote.places import argument
 
 _LOG = logging.getLogger(__name__)
 _WARN_AT = 0.9

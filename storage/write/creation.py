@@ -10,65 +10,18 @@ from typing import Any
 from metaloom.storage.errors import RunExists, system_errors
 from metaloom.storage.format.arrays import group_document, render_metadata
 from metaloom.storage.format.canonical import render, sealed
-from metaloom.storage.format.files import make_folder, make_folders, sync_folder
+from metaloom.storage.format.files import make_folder, sync_folder
 from metaloom.storage.format.paths import check_path
+from metaloom.storage.format.places import argument, folder_of, location
 from metaloom.storage.format.provenance import system, utc, versions
 from metaloom.storage.format.records import FORMATS
+from metaloom.storage.format.sessions import INFO_COPY
 from metaloom.storage.format.stages import ON_POLICY, StageTable
-from metaloom.storage.keep.repair import keep_copy
-from metaloom.storage.keep.thinning import KEEP_ALL, Retention
 from metaloom.storage.remote.log import follow
-from metaloom.storage.remote.places import argument, folder_of, location
-from metaloom.storage.write.sessions import Session, begin_session
-from metaloom.storage.write.writer import WRITABLE, RunWriter, run_writer
+from metaloom.storage.write.sessions import Session
 
+WRITABLE = "room and permission to write the run"
 _SKELETON = {"_commits", "_sessions", "data.zarr", "writer.lock"}
-
-
-def create_run(
-    path: str | Path,
-    *,
-    config: Mapping[str, Any],
-    config_digest: str,
-    capacity: int,
-    environment: Mapping[str, Any],
-    stages: StageTable = ON_POLICY,
-    retention: Retention = KEEP_ALL,
-) -> RunWriter:
-    """Create a run and open it for writing.
-
-    Args:
-        path: folder or URL of the run; must not exist, or be empty.
-        config: the settings, as plain JSON data.
-        config_digest: digest of those that decide the numbers.
-        capacity: iterations to make room for; `open_writer` can raise it later.
-        environment: what else decides the numbers or helps to find it again, as plain JSON data.
-        stages: what the run consists of; those of on-policy runs unless given.
-        retention: which iterations keep their arrays while this writer goes on.
-
-    Raises:
-        InvalidRunName: the path cannot be told on one line.
-        RunExists: there is something at the path.
-        RunLocked: another process is creating the same run.
-        StorageFailed: the system does not let us write there.
-    """
-    path = check_path(folder_of(path))
-    if capacity < 1:
-        raise ValueError(f"capacity is {capacity}; a run has room for at least one iteration")
-    with creating(path):
-        follow(path)
-        check_free(path)
-        make_folders(path)
-        sync_folder(path.parent)  # a creation that was killed may have made it
-        session = begin_session(path, take_over=False)
-        try:
-            check_free(path)
-            write_skeleton(path, session, capacity)
-            publish_info(path, session, new_info(config, config_digest, environment, stages))
-            return run_writer(path, session, None, repair=False, retention=retention)
-        except BaseException:
-            session.close()
-            raise
 
 
 def check_new_run(path: str | Path) -> None:
@@ -129,6 +82,11 @@ def publish_info(path: Path, session: Session, info: Mapping[str, Any]) -> None:
     session.publish(content, path / "run.json")
     # Afterwards, so that a creation that is interrupted and repeated leaves no copy of another run's.
     keep_copy(session, content)
+
+
+def keep_copy(session: Session, info: bytes) -> None:
+    """Keep a copy of run.json in the session's folder."""
+    session.replace(session.write_aside([(info,)]), [session.folder / INFO_COPY])
 
 
 def new_info(

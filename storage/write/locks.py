@@ -12,7 +12,7 @@ from pathlib import Path
 from metaloom.storage.errors import RunLocked
 from metaloom.storage.format.canonical import render
 from metaloom.storage.format.files import flags, lock
-from metaloom.storage.remote.places import argument
+from metaloom.storage.format.places import argument
 from metaloom.storage.write.holder import owner_document
 
 _LARGEST = 4096

@@ -29,7 +29,7 @@ from metaloom.storage.format.segments import (
     segment_name,
     shard_index,
 )
-from metaloom.storage.keep.thinning import marker_path, packed_marker_path, render_packed_marker
+from metaloom.storage.format.thinning import marker_path, packed_marker_path, render_packed_marker
 from metaloom.storage.progress import Progress, unseen
 from metaloom.storage.read.committed import TABLES, CommittedFiles
 from metaloom.storage.read.history import Digests

@@ -11,12 +11,12 @@ from metaloom.flows.commands.optimize import optimize
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import config_of, resume, train
 from metaloom.flows.errors import UsageError
-from metaloom.flows.graph.context import setup_of
 from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.recipes import load_settings
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import RunAt, best_iteration
 from metaloom.flows.views.run_info import run_info
+from metaloom.pipeline.building import setup_of
 from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.envs.registry import make_env

@@ -15,11 +15,11 @@ from metaloom.flows.commands.evaluate import evaluate
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import Observer, train
 from metaloom.flows.errors import UsageError
+from metaloom.flows.formatting import number
 from metaloom.flows.prefect_app.artifacts import iteration_line
+from metaloom.flows.results.class_returns import classes_of, classes_text, plus_minus
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views import tables
-from metaloom.flows.views.class_returns import classes_of, classes_text, plus_minus
-from metaloom.flows.views.formatting import number
 from metaloom.flows.views.history import BALANCED_NOTE, BAND_NOTE, load_history
 from metaloom.flows.views.progress import Panel, PlainLines, json_line
 from metaloom.flows.views.report import learning_curve, report_page

@@ -9,11 +9,11 @@ from distributed import Client
 from env_names import ENV_NAMES
 from gymnasium.spaces import Discrete
 
-from metaloom.flows.graph.context import build_learner
 from metaloom.flows.rollouts.connection import connected
 from metaloom.flows.rollouts.workers import Backend, SamplerSpec, collect_shard
 from metaloom.pipeline.algorithms.maml.settings import ProMP
 from metaloom.pipeline.algorithms.rl2.settings import RL2
+from metaloom.pipeline.building import build_learner
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.registry import make_env

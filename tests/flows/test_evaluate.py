@@ -14,10 +14,10 @@ from metaloom.flows.commands.evaluate import evaluate
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import Observer, resume, train
 from metaloom.flows.errors import UsageError
-from metaloom.flows.graph.context import build_learner
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views.tables import evaluation_table
 from metaloom.pipeline.algorithms.maml.learner import MetaLearner
+from metaloom.pipeline.building import build_learner
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.types import Evaluation, Step

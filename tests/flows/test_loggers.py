@@ -276,7 +276,7 @@ def test_a_password_in_the_address_of_a_server_is_not_kept_with_the_run(tmp_path
 def test_what_cannot_be_filmed_is_said_once_and_logged_without_films(tiny_config, tmp_path, monkeypatch, caplog):
     seen = []
     monkeypatch.setattr(live, "opener", lambda name: lambda run, folder: Broken("never", seen))
-    monkeypatch.setattr("metaloom.flows.commands.video.video", lambda *args, **options: 1 / 0)
+    monkeypatch.setattr("metaloom.flows.films.video.video", lambda *args, **options: 1 / 0)
     with logging_to(["wandb"], tmp_path / "run", Observer(), film_every=1) as observer:
         train(tiny_config(), tmp_path / "run", backend=IN_PROCESS, observer=observer)
     assert seen == ["iteration", "iteration", "iteration", "close False"]

@@ -15,25 +15,25 @@ from distributed import Client, LocalCluster
 from hypothesis import given
 from hypothesis import strategies as st
 
-import metaloom.flows.mathematics.slots
+import metaloom.flows.rollouts.mathematics.slots
 import metaloom.flows.rollouts.waiting
 from metaloom import storage
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.errors import UsageError, WorkersError
-from metaloom.flows.graph.context import build_learner
-from metaloom.flows.mathematics import orders
-from metaloom.flows.mathematics.orders import ChunkOrder, Cut, Maker, Order, compute
-from metaloom.flows.mathematics.places import Piece, Places
-from metaloom.flows.mathematics.sending import dumps, loads, packed
-from metaloom.flows.mathematics.slots import Slot, Slots, assign, most_slots
 from metaloom.flows.observer import Observer
 from metaloom.flows.recipes import load_settings
 from metaloom.flows.rollouts.backends import rollout_workers
 from metaloom.flows.rollouts.connection import Connection
+from metaloom.flows.rollouts.mathematics import orders
+from metaloom.flows.rollouts.mathematics.orders import ChunkOrder, Cut, Maker, Order, compute
+from metaloom.flows.rollouts.mathematics.places import Piece, Places
+from metaloom.flows.rollouts.mathematics.sending import dumps, loads, packed
+from metaloom.flows.rollouts.mathematics.slots import Slot, Slots, assign, most_slots
 from metaloom.flows.rollouts.versions import computing_fingerprint, require_own_to_compute
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.algorithms.finite_checks import NumericalError
+from metaloom.pipeline.building import build_learner
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.config.sources import plugin_paths
@@ -235,8 +235,8 @@ def connection(client):
 def test_workers_compute_where_all_compute_alike_and_have_more_threads_than_there_are_cores_here(
     threads, elsewhere, cores, chosen, monkeypatch
 ):
-    monkeypatch.setattr(metaloom.flows.mathematics.slots, "usable_cores", lambda: cores)
-    monkeypatch.setattr(metaloom.flows.mathematics.slots, "arithmetic", lambda: "Haswell")
+    monkeypatch.setattr(metaloom.flows.rollouts.mathematics.slots, "usable_cores", lambda: cores)
+    monkeypatch.setattr(metaloom.flows.rollouts.mathematics.slots, "arithmetic", lambda: "Haswell")
     without, gone = ImportError("no torch", name="torch"), OSError("no answer")
     told = {"a": "Haswell", "b": "Haswell", "other": "Zen", "without": without, "gone": gone}
     slots = Slots(connection(Threads(threads, told)), required=False, elsewhere=elsewhere, num_chunks=20)
@@ -244,15 +244,15 @@ def test_workers_compute_where_all_compute_alike_and_have_more_threads_than_ther
 
 
 def test_the_trainer_computes_what_would_keep_fewer_workers_busy_than_it_has_cores(monkeypatch):
-    monkeypatch.setattr(metaloom.flows.mathematics.slots, "usable_cores", lambda: 8)
-    monkeypatch.setattr(metaloom.flows.mathematics.slots, "arithmetic", lambda: "Haswell")
+    monkeypatch.setattr(metaloom.flows.rollouts.mathematics.slots, "usable_cores", lambda: 8)
+    monkeypatch.setattr(metaloom.flows.rollouts.mathematics.slots, "arithmetic", lambda: "Haswell")
     there = connection(Threads({"a": 40}, {"a": "Haswell"}))
     chosen = [Slots(there, required=False, elsewhere=True, num_chunks=n).chosen() for n in (20, 40)]
     assert [len(slots) for slots in chosen] == [0, 40]
 
 
 def test_workers_of_another_kind_that_have_to_compute_are_refused(monkeypatch):
-    monkeypatch.setattr(metaloom.flows.mathematics.slots, "arithmetic", lambda: "Haswell")
+    monkeypatch.setattr(metaloom.flows.rollouts.mathematics.slots, "arithmetic", lambda: "Haswell")
     with pytest.raises(WorkersError, match="worker a computes by Zen, this process by Haswell"):
         Slots(connection(Threads({"a": 1}, {"a": "Zen"})), required=True, elsewhere=True, num_chunks=20).chosen()
     order = Order("s", frozenset(), 0, 0, (), stays=False, versions={}, arithmetic="Zen")

@@ -16,9 +16,9 @@ from metaloom.flows import cli
 from metaloom.flows.commands.thin import thin
 from metaloom.flows.commands.train import Observer, train
 from metaloom.flows.errors import UsageError
+from metaloom.flows.formatting import size
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views import charts, report
-from metaloom.flows.views.formatting import size
 from metaloom.flows.views.history import BAND_NOTE, load_history
 from metaloom.flows.views.interactive import plotly_file
 from metaloom.flows.views.plots import Plots

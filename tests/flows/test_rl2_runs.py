@@ -16,12 +16,12 @@ from metaloom import storage
 from metaloom.flows.commands.evaluate import evaluate
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.errors import UsageError
+from metaloom.flows.formatting import number, trial_returns
 from metaloom.flows.observer import IterationReport
 from metaloom.flows.recipes import RECIPES, new_config
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.viewer.adaptation import adaptation_page
 from metaloom.flows.viewer.outputs import returns_by_task
-from metaloom.flows.views.formatting import number, trial_returns
 from metaloom.flows.views.history import load_history
 from metaloom.flows.views.progress import returns_text
 from metaloom.flows.views.run_charts import run_charts

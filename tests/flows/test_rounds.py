@@ -26,13 +26,13 @@ import metaloom.flows.rollouts.waiting
 from metaloom import storage
 from metaloom.flows.commands.train import Observer, train
 from metaloom.flows.errors import WorkersError
-from metaloom.flows.graph.context import build_learner
 from metaloom.flows.rollouts.backends import rollout_workers
 from metaloom.flows.rollouts.dask import DaskWorkers
 from metaloom.flows.rollouts.shards import FEWEST_SHARDS, SECONDS_PER_SHARD, ShardCosts, tasks_per_shard
 from metaloom.flows.rollouts.supervised import Collected, Shard, Supervision, collect_watched
 from metaloom.flows.rollouts.versions import fingerprint, require_own_versions, require_versions
 from metaloom.flows.rollouts.workers import Backend, LocalWorkers, SamplerSpec
+from metaloom.pipeline.building import build_learner
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.stages.collect_rollouts import RolloutPosition
 from metaloom.stages.sample_tasks import sample_tasks

@@ -18,7 +18,7 @@ from metaloom import storage
 from metaloom.flows import cli
 from metaloom.flows.commands.disk import disk_use, in_ranges
 from metaloom.flows.commands.fork import fork
-from metaloom.flows.views.formatting import program
+from metaloom.flows.formatting import program
 from metaloom.storage.read.committed import bytes_in
 
 KILLED_IN_BETWEEN = """

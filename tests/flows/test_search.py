@@ -17,9 +17,9 @@ import metaloom
 from metaloom import storage
 from metaloom.flows import cli
 from metaloom.flows.commands.sweep import train_sweep
-from metaloom.flows.commands.sweep_runs import SweepObserver
-from metaloom.flows.commands.trial_scores import best_of, late_mean, trials_of
+from metaloom.flows.commands.trial_scores import late_mean, trials_of
 from metaloom.flows.errors import UsageError
+from metaloom.flows.results.sweep import SweepObserver, best_of
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.sweeps.plan import plan_search
 from metaloom.flows.sweeps.space import Choice, Range, Search, parse_space

@@ -19,8 +19,8 @@ import metaloom
 from metaloom import storage
 from metaloom.flows import cli
 from metaloom.flows.commands.sweep import train_sweep
-from metaloom.flows.commands.sweep_runs import SweepObserver
 from metaloom.flows.errors import UsageError
+from metaloom.flows.results.sweep import SweepObserver
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.sweeps.plan import plan
 from metaloom.flows.sweeps.stored import find_sweep, held

@@ -11,13 +11,13 @@ from rich.console import Console
 
 from metaloom import storage
 from metaloom.flows import cli
-from metaloom.flows.commands.doctor import Check
 from metaloom.flows.commands.evaluate import evaluate
-from metaloom.flows.commands.replay import ArrayDifference, StageReplay
 from metaloom.flows.commands.train import resume, train
+from metaloom.flows.formatting import dotted, number
+from metaloom.flows.results.doctor import Check
+from metaloom.flows.results.replay import ArrayDifference, StageReplay
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views import run_info, tables
-from metaloom.flows.views.formatting import dotted, number
 from metaloom.flows.views.run_info import bytes_by_group
 from metaloom.storage import StageRef
 

@@ -19,10 +19,10 @@ import metaloom
 from metaloom import storage
 from metaloom.flows import cli
 from metaloom.flows.commands import evaluation_film
-from metaloom.flows.commands import video as commands_video
 from metaloom.flows.commands.thin import thin
 from metaloom.flows.errors import ExtraMissing, UsageError
 from metaloom.flows.films import film, opengl
+from metaloom.flows.films import video as commands_video
 from metaloom.flows.films.flat import FlatPainter
 from metaloom.flows.films.painters import drawable, painter_of
 from metaloom.pipeline.envs.config import EnvConfig

@@ -1,6 +1,6 @@
 import pytest
 
-from metaloom.flows.views.formatting import (
+from metaloom.flows.formatting import (
     adaptation_label,
     adaptation_returns,
     count,

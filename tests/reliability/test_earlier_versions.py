@@ -10,8 +10,8 @@ from metaloom.flows.commands.fork import fork
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import config_of, resume
 from metaloom.flows.opened import open_run
+from metaloom.flows.results.class_returns import classes_of
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.flows.views.class_returns import classes_of
 
 ARCHIVE = Path(__file__).parents[1] / "fixtures" / "runs-0.1.tar.gz"
 """Two iterations each of promp, ppo, sac and pearl, at the smallest sizes."""

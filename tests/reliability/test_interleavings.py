@@ -7,9 +7,8 @@ import pytest
 
 from metaloom import storage
 from metaloom.pipeline.types import LearnerState, TaskBatch, Update
-from metaloom.storage import StageRef
+from metaloom.storage import StageRef, opening, writer
 from metaloom.storage.write import sessions
-from metaloom.storage.write import writer as writers
 
 ABOUT = {"inputs": [], "seed_position": [], "started": 0.0, "seconds": 0.0}
 TASKS, LEARNED = StageRef(1, "sample_tasks"), StageRef(1, "meta_optimize")
@@ -69,11 +68,11 @@ def steered(monkeypatch, explored):
         return session
 
     monkeypatch.setattr(sessions.secrets, "token_hex", token)
-    monkeypatch.setattr(writers, "begin_session", note)
+    monkeypatch.setattr(opening, "begin_session", note)
     monkeypatch.setattr(sessions, "begin_session", note)
-    monkeypatch.setattr(writers, "BackgroundQueue", InlineQueue)
+    monkeypatch.setattr(writer, "BackgroundQueue", InlineQueue)
     # Only runs of earlier versions lack it; a look for it is one that changes nothing.
-    monkeypatch.setattr(writers, "info_copies", lambda path: ["that of the session that made the run"])
+    monkeypatch.setattr(opening, "info_copies", lambda path: ["that of the session that made the run"])
 
 
 @pytest.fixture

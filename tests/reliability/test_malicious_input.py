@@ -28,8 +28,8 @@ UNSAFE = re.compile(
 
 # What goes between a trainer and its workers is pickled, as by Dask itself, and is never stored.
 TO_WORKERS = {
-    "flows/mathematics/orders.py": ["import pickle"],
-    "flows/mathematics/sending.py": ["import pickle", "import cloudpickle"],
+    "flows/rollouts/mathematics/orders.py": ["import pickle"],
+    "flows/rollouts/mathematics/sending.py": ["import pickle", "import cloudpickle"],
 }
 
 

@@ -12,8 +12,8 @@ from metaloom import storage
 from metaloom.pipeline.types import LearnerState, TaskBatch, TaskParams, Update
 from metaloom.storage import StageRef
 from metaloom.storage.format.files import replace_file
+from metaloom.storage.format.thinning import packed_marker_path, render_packed_marker
 from metaloom.storage.keep.removal import finish_removals, remove_run, unfinished_removals
-from metaloom.storage.keep.thinning import packed_marker_path, render_packed_marker
 from metaloom.storage.remote.log import RemoteLog
 from metaloom.storage.write import packer
 

@@ -10,7 +10,7 @@ from metaloom.flows.exports import format_of
 from metaloom.storage import Retention, StageRef
 from metaloom.storage.format.canonical import read_sealed, render, sealed
 from metaloom.storage.format.stages import OFF_POLICY
-from metaloom.storage.keep.thinning import marker_path, render_marker
+from metaloom.storage.format.thinning import marker_path, render_marker
 
 MEMORY = ("fill_memory", "collect_rollouts")
 

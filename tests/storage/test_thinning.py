@@ -7,8 +7,8 @@ import pytest
 
 from metaloom import storage
 from metaloom.storage import Retention, StageRef
+from metaloom.storage.format.thinning import marker_path
 from metaloom.storage.keep.thinner import Thinner
-from metaloom.storage.keep.thinning import marker_path
 from metaloom.storage.write.budget import Budget
 from metaloom.storage.write.sessions import Session
 
@@ -112,7 +112,7 @@ def test_a_marker_that_is_lost_or_changed_is_damage_that_repair_mends(thinned, p
 
 @pytest.mark.parametrize("stage", ["initialize", "sample_tasks"])
 def test_what_always_stays_cannot_be_called_thinned(make_run, stage):
-    from metaloom.storage.keep.thinning import render_marker
+    from metaloom.storage.format.thinning import render_marker
 
     path = make_run(1)
     ref = StageRef(0, stage)

@@ -12,9 +12,9 @@ from torch import Tensor
 from metaloom.pipeline.algorithms.actor_critic.losses import policy_loss, value_loss
 from metaloom.pipeline.algorithms.actor_critic.settings import ActorCritic
 from metaloom.pipeline.estimation.experience import Experience, Rows
-from metaloom.pipeline.kernels.flat_networks import FlatDescent, prefixed, unprefixed
 from metaloom.pipeline.nn.descent import Descent
 from metaloom.pipeline.nn.distributions import Distribution, likelihood_ratio
+from metaloom.pipeline.nn.flat_networks import FlatDescent, prefixed, unprefixed
 from metaloom.pipeline.nn.flat_tensors import FlatTensors
 from metaloom.pipeline.nn.networks import Network
 from metaloom.pipeline.policies.contract import Policy

@@ -12,12 +12,11 @@ from metaloom.pipeline.algorithms.actor_critic.settings import ActorCritic
 from metaloom.pipeline.algorithms.actor_critic.update import Update, estimated
 from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Learner, Setup
 from metaloom.pipeline.algorithms.finite_checks import require_finite_params
+from metaloom.pipeline.algorithms.kernel_choice import choose_kernel, fused, network_blockers, optimizer_blockers
 from metaloom.pipeline.estimation.experience import Experience
 from metaloom.pipeline.estimation.returns import discounted_returns
-from metaloom.pipeline.kernels.actor_critic import FusedSteps
-from metaloom.pipeline.kernels.choice import choose_kernel, network_blockers, optimizer_blockers
-from metaloom.pipeline.kernels.flat_networks import prefixed
 from metaloom.pipeline.nn.device import use_device
+from metaloom.pipeline.nn.flat_networks import prefixed
 from metaloom.pipeline.nn.networks import build_network
 from metaloom.pipeline.nn.schedules import lr_factor
 from metaloom.pipeline.nn.vector_optimizers import initial_state
@@ -138,7 +137,7 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
             return TorchSteps(self.settings, self.policy, self.critic, state, self._device)
         policy, config = self.policy.network, self._setup.policy
         of = (self.settings, policy.spec, self.critic.spec, state)
-        return FusedSteps(*of, prefix=policy.prefix, min_std=config.min_std, learn_std=config.learn_std)
+        return fused(TorchSteps)(*of, prefix=policy.prefix, min_std=config.min_std, learn_std=config.learn_std)
 
     def split(self, state: LearnerState) -> list[LearnerState]:
         """Return the state of every policy: one learns from all tasks together."""

@@ -29,8 +29,8 @@ from metaloom.pipeline.algorithms.maml.meta_gradient import (
     sum_in_order,
 )
 from metaloom.pipeline.algorithms.maml.rows import Chunk, minibatch_rows
-from metaloom.pipeline.kernels.flat_networks import FlatParams
 from metaloom.pipeline.nn.distributions import Distribution, kl_from_itself
+from metaloom.pipeline.nn.flat_networks import FlatParams
 from metaloom.pipeline.nn.optimizers import dot
 from metaloom.pipeline.types import Array, ParallelMap
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from metaloom.pipeline.algorithms.contract import Kernel, KernelChoice, Setup
 from metaloom.pipeline.algorithms.finite_checks import NumericalError
+from metaloom.pipeline.algorithms.kernel_choice import choose_kernel, fused, network_blockers
 from metaloom.pipeline.algorithms.maml.curvature import (
     MetaPoint,
     Product,
@@ -37,10 +38,8 @@ from metaloom.pipeline.algorithms.maml.meta_gradient import (
 )
 from metaloom.pipeline.algorithms.maml.rows import Chunk
 from metaloom.pipeline.algorithms.maml.settings import EMAML, MAMLTRPO, TrustRegion
-from metaloom.pipeline.kernels.choice import choose_kernel, network_blockers
-from metaloom.pipeline.kernels.flat_networks import FlatParams
-from metaloom.pipeline.kernels.gauss_newton import fused_gauss_newton_product
 from metaloom.pipeline.nn.distributions import Distribution
+from metaloom.pipeline.nn.flat_networks import FlatParams
 from metaloom.pipeline.nn.trust_region import natural_step, search
 from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.schema import ConfigError
@@ -95,7 +94,7 @@ class TrustRegionStep:
             blockers.append(f"hvp is {self._settings.hvp}")
         kernel = choose_kernel(asked, blockers=blockers, fused=f"plain {network.activation} network on the CPU")
         if kernel.name == "fused":
-            self._gauss_newton_product = fused_gauss_newton_product
+            self._gauss_newton_product = fused(gauss_newton_product)
         return kernel
 
     def initialize(self, learned: Mapping[str, Array]) -> Params:

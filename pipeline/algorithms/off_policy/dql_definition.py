@@ -12,8 +12,8 @@ from torch.nn.functional import huber_loss
 from metaloom.pipeline.algorithms.off_policy.dql import DQL
 from metaloom.pipeline.algorithms.off_policy.gradient_steps import Counters, merged
 from metaloom.pipeline.algorithms.off_policy.tensors import transitions_like
-from metaloom.pipeline.kernels.flat_networks import prefixed, unprefixed
 from metaloom.pipeline.nn.descent import Descent
+from metaloom.pipeline.nn.flat_networks import prefixed, unprefixed
 from metaloom.pipeline.nn.flat_tensors import FlatTensors
 from metaloom.pipeline.nn.networks import Network
 from metaloom.pipeline.types import LearnerState, Minibatch

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from metaloom.pipeline.algorithms.contract import Setup
+from metaloom.pipeline.algorithms.kernel_choice import fused
 from metaloom.pipeline.algorithms.off_policy.dql import DQL
 from metaloom.pipeline.algorithms.off_policy.dql_definition import METRICS, TARGET, DQLDefinition, Q
 from metaloom.pipeline.algorithms.off_policy.gradient_steps import Counters, GradientSteps
 from metaloom.pipeline.algorithms.off_policy.learner import OffPolicyLearner
-from metaloom.pipeline.kernels.dql import DQLKernel
-from metaloom.pipeline.kernels.flat_networks import prefixed, unprefixed
+from metaloom.pipeline.nn.flat_networks import prefixed, unprefixed
 from metaloom.pipeline.nn.networks import build_network
 from metaloom.pipeline.nn.schedules import lr_factor
 from metaloom.pipeline.nn.vector_optimizers import initial_state
@@ -57,7 +57,7 @@ class DQLLearner(OffPolicyLearner[object, None]):
         of, rate = (self.settings, self.network, state), self._learning_rate(state)
         discount = self._setup.processing.discount
         if self.kernel.name == "fused":
-            return DQLKernel(*of, discount=discount, learning_rate=rate)
+            return fused(DQLDefinition)(*of, discount=discount, learning_rate=rate)
         return DQLDefinition(*of, discount=discount, learning_rate=rate, device=self._device)
 
     def noise(self, minibatch: Minibatch, rng: np.random.Generator) -> None:

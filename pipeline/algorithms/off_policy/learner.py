@@ -10,8 +10,8 @@ import numpy as np
 
 from metaloom.pipeline.algorithms.contract import Kernel, KernelChoice, Learner, Setup
 from metaloom.pipeline.algorithms.finite_checks import require_finite_params
+from metaloom.pipeline.algorithms.kernel_choice import choose_kernel, network_blockers, optimizer_blockers
 from metaloom.pipeline.algorithms.off_policy.gradient_steps import GradientSteps, means
-from metaloom.pipeline.kernels.choice import choose_kernel, network_blockers, optimizer_blockers
 from metaloom.pipeline.nn.device import use_device
 from metaloom.pipeline.nn.networks import Network
 from metaloom.pipeline.nn.optimization import OptimizerConfig

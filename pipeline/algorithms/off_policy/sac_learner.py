@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from metaloom.pipeline.algorithms.contract import Setup
+from metaloom.pipeline.algorithms.kernel_choice import fused
 from metaloom.pipeline.algorithms.off_policy.gradient_steps import Counters, GradientSteps
 from metaloom.pipeline.algorithms.off_policy.learner import OffPolicyLearner
 from metaloom.pipeline.algorithms.off_policy.sac import SAC
 from metaloom.pipeline.algorithms.off_policy.sac_definition import METRICS, SACDefinition
 from metaloom.pipeline.algorithms.off_policy.sac_state import TRAINED, TWINS, SACArrays
-from metaloom.pipeline.kernels.sac import SACKernel
 from metaloom.pipeline.nn.networks import build_network
 from metaloom.pipeline.nn.schedules import lr_factor
 from metaloom.pipeline.nn.vector_optimizers import initial_state
@@ -56,7 +56,7 @@ class SACLearner(OffPolicyLearner[object, Array]):
         of = (self.settings, self.policy, self.q, state)
         discount, rate = self._setup.processing.discount, self._learning_rate(state)
         if self.kernel.name == "fused":
-            return SACKernel(*of, discount=discount, learning_rate=rate, parallel=parallel)
+            return fused(SACDefinition)(*of, discount=discount, learning_rate=rate, parallel=parallel)
         return SACDefinition(*of, discount=discount, learning_rate=rate, device=self._device)
 
     def noise(self, minibatch: Minibatch, rng: np.random.Generator) -> Array:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from metaloom.pipeline.algorithms.off_policy.gradient_steps import Counters
-from metaloom.pipeline.kernels.flat_networks import prefixed, unprefixed
+from metaloom.pipeline.nn.flat_networks import prefixed, unprefixed
 from metaloom.pipeline.types import Array, LearnerState, Params
 
 TWINS = ("q1", "q2")

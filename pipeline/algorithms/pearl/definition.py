@@ -19,7 +19,7 @@ from metaloom.pipeline.algorithms.off_policy.twin_q import TwinQ
 from metaloom.pipeline.algorithms.pearl.networks import PEARLNetworks
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.algorithms.pearl.state import TRAINED, TWINS, PEARLArrays
-from metaloom.pipeline.kernels.flat_networks import prefixed, unprefixed
+from metaloom.pipeline.nn.flat_networks import prefixed, unprefixed
 from metaloom.pipeline.nn.flat_tensors import FlatTensors
 from metaloom.pipeline.nn.networks import Network
 from metaloom.pipeline.nn.vector_optimizers import vector_optimizer

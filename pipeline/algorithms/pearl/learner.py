@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from metaloom.pipeline.algorithms.contract import Setup
+from metaloom.pipeline.algorithms.kernel_choice import fused
 from metaloom.pipeline.algorithms.off_policy.gradient_steps import GradientSteps
 from metaloom.pipeline.algorithms.off_policy.learner import OffPolicyLearner
 from metaloom.pipeline.algorithms.off_policy.tensors import transitions_like
@@ -18,8 +19,7 @@ from metaloom.pipeline.algorithms.pearl.definition import METRICS, Noise, PEARLD
 from metaloom.pipeline.algorithms.pearl.networks import POLICY_OUTPUT_LIMIT, PEARLNetworks, initialize
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.algorithms.pearl.state import TRAINED, PEARLArrays
-from metaloom.pipeline.kernels import pearl as kernel
-from metaloom.pipeline.kernels.flat_networks import prefixed, unprefixed
+from metaloom.pipeline.nn.flat_networks import prefixed, unprefixed
 from metaloom.pipeline.nn.flat_tensors import FlatTensors
 from metaloom.pipeline.nn.schedules import lr_factor
 from metaloom.pipeline.nn.vector_optimizers import initial_state
@@ -125,7 +125,8 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
         num_updates, discount = PEARLArrays.of(state).num_updates, self._setup.processing.discount
         rates: dict[str, float] = {name: self._rates[name] * self._lr_factors[name](num_updates) for name in TRAINED}
         if self.kernel.name == "fused":
-            return kernel.PEARLKernel(self.settings, state, discount=discount, learning_rates=rates, parallel=parallel)
+            of = (self.settings, state)
+            return fused(PEARLDefinition)(*of, discount=discount, learning_rates=rates, parallel=parallel)
         return PEARLDefinition(
             self.settings, self.networks, state, discount=discount, learning_rates=rates, device=self._device
         )
@@ -154,7 +155,7 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
 
     def _infer(self, encoder: Params, context: Transitions) -> tuple[Array, Array]:
         if self.kernel.name == "fused":
-            found = kernel.infer(self.settings, encoder, context)
+            found = fused(definition.infer)(self.settings, encoder, context)
             return found.mean, found.variance
         network = self.networks.encoder
         flat = FlatTensors(prefixed(encoder, network.prefix), self._device)

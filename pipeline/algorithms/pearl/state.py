@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from metaloom.pipeline.algorithms.contract import NUM_UPDATES
-from metaloom.pipeline.kernels.flat_networks import prefixed, unprefixed
+from metaloom.pipeline.nn.flat_networks import prefixed, unprefixed
 from metaloom.pipeline.policies.actors.tanh_gaussian import POLICY_NETWORK
 from metaloom.pipeline.types import Array, LearnerState, Params
 

@@ -15,9 +15,9 @@ from metaloom.pipeline.algorithms.varibad.experience import TrialExperience
 from metaloom.pipeline.algorithms.varibad.model import Model
 from metaloom.pipeline.algorithms.varibad.settings import VariBAD
 from metaloom.pipeline.estimation.trials import Trials
-from metaloom.pipeline.kernels.flat_networks import prefixed, unprefixed
 from metaloom.pipeline.nn.device import use_device
 from metaloom.pipeline.nn.distributions import Distribution
+from metaloom.pipeline.nn.flat_networks import prefixed, unprefixed
 from metaloom.pipeline.nn.networks import build_network
 from metaloom.pipeline.nn.vector_optimizers import initial_state
 from metaloom.pipeline.policies.inferring import InferringPolicy

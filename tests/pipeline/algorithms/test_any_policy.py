@@ -21,7 +21,7 @@ from metaloom.pipeline.algorithms.maml.settings import MAMLTRPO, ProMP
 from metaloom.pipeline.algorithms.maml.trpo import bounded_kl
 from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.estimation.config import ProcessingConfig
-from metaloom.pipeline.kernels.flat_networks import FlatParams
+from metaloom.pipeline.nn.flat_networks import FlatParams
 from metaloom.pipeline.policies import PolicyConfig
 
 POLICIES = {

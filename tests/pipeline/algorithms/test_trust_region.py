@@ -25,8 +25,8 @@ from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.kernels import gauss_newton
-from metaloom.pipeline.kernels.flat_networks import FlatParams
 from metaloom.pipeline.kernels.gauss_newton import fused_gauss_newton_product
+from metaloom.pipeline.nn.flat_networks import FlatParams
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from metaloom.flows.views.formatting import number, plural
+from metaloom.flows.formatting import number, plural
 from metaloom.pipeline.comparison.groups import Estimate, Pair
 from metaloom.pipeline.comparison.order import runs_needed
 

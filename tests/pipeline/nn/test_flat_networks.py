@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from metaloom.pipeline.kernels.flat_networks import FlatNetwork, FlatParams, layer_paths, prefixed, unprefixed
+from metaloom.pipeline.nn.flat_networks import FlatNetwork, FlatParams, layer_paths, prefixed, unprefixed
 
 RNG = np.random.default_rng(3)
 N = 6

@@ -1,8 +1,11 @@
+from importlib import import_module
+
 import pytest
 
+from metaloom.pipeline.algorithms import kernel_choice
 from metaloom.pipeline.algorithms.contract import Kernel
+from metaloom.pipeline.algorithms.kernel_choice import choose_kernel, network_blockers
 from metaloom.pipeline.config.input import ConfigError
-from metaloom.pipeline.kernels.choice import choose_kernel, network_blockers
 from metaloom.pipeline.nn.spec import NetworkSpec
 
 PLAIN = NetworkSpec("mlp", (3,), 2)
@@ -34,3 +37,10 @@ def test_what_the_fused_kernel_does_not_know_is_computed_by_torch_or_refused(net
     assert choose_kernel("auto", blockers=blockers, fused="plain network") == Kernel("torch", reason)
     with pytest.raises(ConfigError, match=f"algorithm.kernel is fused, but {reason}; the .* use algorithm.kernel=auto"):
         choose_kernel("fused", blockers=blockers, fused="plain network")
+
+
+@pytest.mark.parametrize("place", kernel_choice._FUSED)
+def test_every_kernel_is_found_by_its_definition(place):
+    module, _, name = place.rpartition(".")
+    definition = getattr(import_module(f"metaloom.pipeline.algorithms.{module}"), name)
+    assert kernel_choice.fused(definition).__module__.startswith("metaloom.pipeline.kernels.")

@@ -17,12 +17,12 @@ import dask.config
 import numpy as np
 from distributed import Future
 
-from metaloom.flows.mathematics.dispatch import Answered, Asked, Dispatch, Held, HeldTasks, Made, Maker
-from metaloom.flows.mathematics.orders import given, together
-from metaloom.flows.mathematics.places import Piece, Places
-from metaloom.flows.mathematics.sending import dumps
-from metaloom.flows.mathematics.slots import Slot, Slots, assign
 from metaloom.flows.rollouts.connection import Connection
+from metaloom.flows.rollouts.mathematics.dispatch import Answered, Asked, Dispatch, Held, HeldTasks, Made, Maker
+from metaloom.flows.rollouts.mathematics.orders import given, together
+from metaloom.flows.rollouts.mathematics.places import Piece, Places
+from metaloom.flows.rollouts.mathematics.sending import dumps
+from metaloom.flows.rollouts.mathematics.slots import Slot, Slots, assign
 from metaloom.flows.rollouts.sizes import num_bytes
 from metaloom.flows.rollouts.traffic import Traffic
 from metaloom.pipeline.algorithms.contract import Learner

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from metaloom.flows.views.success import official_success
+from metaloom.flows.results.success import official_success
 from metaloom.pipeline.estimation.class_returns import ClassReturns
 from metaloom.pipeline.estimation.facts import fact_means
 from metaloom.pipeline.estimation.statistics import bootstrap, interquartile_mean, mean

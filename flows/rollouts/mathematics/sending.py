@@ -13,8 +13,8 @@ from typing import Any
 import cloudpickle
 import torch
 
-from metaloom.flows.graph.context import build_learner
 from metaloom.pipeline.algorithms.contract import Learner
+from metaloom.pipeline.building import build_learner
 from metaloom.pipeline.config.run import RunConfig, build_config
 
 _LEARNER = "learner"

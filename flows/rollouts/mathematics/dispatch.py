@@ -8,11 +8,11 @@ from typing import Any, NamedTuple, cast
 from distributed import Future, KilledWorker
 
 from metaloom.flows.errors import WorkersError
-from metaloom.flows.mathematics import orders
-from metaloom.flows.mathematics.orders import Answer, ChunkOrder, Cut, Order, compute
-from metaloom.flows.mathematics.places import Piece
-from metaloom.flows.mathematics.slots import Slot, slots_of
 from metaloom.flows.rollouts.connection import Connection
+from metaloom.flows.rollouts.mathematics import orders
+from metaloom.flows.rollouts.mathematics.orders import Answer, ChunkOrder, Cut, Order, compute
+from metaloom.flows.rollouts.mathematics.places import Piece
+from metaloom.flows.rollouts.mathematics.slots import Slot, slots_of
 from metaloom.flows.rollouts.sizes import num_bytes
 from metaloom.flows.rollouts.traffic import Traffic
 from metaloom.flows.rollouts.waiting import Patience

@@ -5,7 +5,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -17,39 +16,25 @@ from metaloom.storage.errors import (
     StageExists,
     StageMissing,
     StoreError,
-    linked,
     system_errors,
 )
 from metaloom.storage.format.codec import Value, encode, flatten
-from metaloom.storage.format.files import read_file, sync_folder
-from metaloom.storage.format.records import StageRecord, has_shards
+from metaloom.storage.format.places import argument
+from metaloom.storage.format.records import StageRecord
 from metaloom.storage.format.refs import Span, StageRef
-from metaloom.storage.format.sessions import newest_session
-from metaloom.storage.keep.repair import (
-    can_restore_info,
-    info_copies,
-    keep_copy,
-    mend_segments,
-    repair_run,
-    restore_info,
-)
+from metaloom.storage.format.thinning import Retention, Thinned, thinnable
 from metaloom.storage.keep.thinner import Thinner
-from metaloom.storage.keep.thinning import KEEP_ALL, Retention, Thinned, thinnable
 from metaloom.storage.progress import Progress, unseen
-from metaloom.storage.read.ancestry import first_session
-from metaloom.storage.read.history import History, describe_missing, read_history
-from metaloom.storage.remote.log import follow
-from metaloom.storage.remote.places import argument, folder_of
-from metaloom.storage.run import Run, read_info, require_own_records
+from metaloom.storage.read.history import History
+from metaloom.storage.run import Run
 from metaloom.storage.write.array_store import ArrayStore
 from metaloom.storage.write.background import BackgroundQueue
 from metaloom.storage.write.budget import Budget
+from metaloom.storage.write.creation import WRITABLE
 from metaloom.storage.write.holder import is_asked_to_stop
 from metaloom.storage.write.packer import Packer
 from metaloom.storage.write.publisher import Output, Publisher
-from metaloom.storage.write.sessions import Session, begin_session
-
-WRITABLE = "room and permission to write the run"
+from metaloom.storage.write.sessions import Session
 
 T = TypeVar("T")
 
@@ -405,92 +390,3 @@ class _RecentOutputs:
     def get(self, ref: StageRef) -> Value | None:
         entry = self._values.get(ref)
         return entry[0] if entry else None
-
-
-def open_writer(
-    path: str | Path,
-    *,
-    capacity: int | None = None,
-    take_over: bool = False,
-    repair: bool = False,
-    retention: Retention = KEEP_ALL,
-) -> RunWriter:
-    """Open a run to go on writing it.
-
-    Args:
-        path: folder or URL of the run.
-        capacity: make room for at least so many iterations.
-        take_over: end a writer that still holds the run, because its host is dead or it hangs.
-        repair: read every file, mend what follows from the rest of the run, and take damaged outputs out of it, so that
-            they can be put again; see `metaloom.storage.keep.repair`.
-        retention: which iterations keep their arrays while this writer goes on.
-
-    Raises:
-        RunNotFound, NotARun, IncompatibleFormat: there is no run of this format at the path.
-        RunLocked: another process writes it.
-        DamagedRun: a record is damaged, or a file that one commits is missing or cut short.
-        StorageFailed: the system does not let us write there.
-    """
-    path = folder_of(path)
-    follow(path)
-    if not (repair and can_restore_info(path)):
-        read_info(path)
-    with system_errors(path, required=WRITABLE, action="Free space, or check the folder's permissions and its disk"):
-        _refuse_links(path)
-        session = begin_session(path, take_over=take_over)
-        try:
-            return run_writer(path, session, capacity, repair=repair, retention=retention)
-        except FileNotFoundError as error:  # perhaps what a later writer has taken out meanwhile
-            reason = session.explain(error)
-            session.close()
-            raise reason from error
-        except BaseException:
-            session.close()
-            raise
-
-
-def _refuse_links(path: Path) -> None:
-    """Folders of a run that comes from elsewhere may be links, and to write through them would change what is there."""
-    names = ("run.json", "_commits", "_sessions", "_thinned", "_segments", "data.zarr", "tables")
-    folders = [path / name for name in names]
-    inner = ("data.zarr/*", "data.zarr/*/*", "tables/*")
-    for pattern in (*inner, "_segments/*", *(f"_segments/*/{name}" for name in ("*", *inner))):
-        folders += path.glob(pattern)
-    for entry in folders:
-        if entry.is_symlink():
-            raise linked(entry)
-
-
-def run_writer(path: Path, session: Session, capacity: int | None, *, repair: bool, retention: Retention) -> RunWriter:
-    """The writer of a run that a session has the right to write."""
-    if repair and session.remote is not None:
-        session.remote.give_up_damaged()
-    repaired = restore_info(session) if repair else []
-    run = Run(path, read_info(path), follow(path))
-    if repair and run.files.segments.names():  # a damaged seal would keep everything from being read
-        repaired += mend_segments(run.files, session, run.info)
-        session.share()
-    require_own_records(run)
-    if repair:
-        repaired += repair_run(run.files, session, run.info)
-    # A session that was killed may have made folders that a power cut could still take away, with what is put there.
-    for folder in (path, *path.glob("data.zarr/"), *path.glob("data.zarr/*/"), *path.glob("tables/")):
-        sync_folder(folder)
-    history = read_history(run.files, run.info)
-    if history.newly_lost and not repair:
-        known = newest_session(path, first_session(run.info))
-        _LOG.warning("%s: %s; they are computed again", path, describe_missing(history.newly_lost, known))
-    arrays = ArrayStore(run.files, session, shards=has_shards(run.info))
-    arrays.grow(capacity or 0)
-    session.describe(
-        {
-            "lost": history.lost,
-            "next_sequence": history.next_sequence,
-            **({"head": history.head.document()} if history.head else {}),
-        }
-    )
-    if not info_copies(path):  # a run of an earlier version
-        keep_copy(session, read_file(path / "run.json", limit=2**30))
-    session.remove(history.leftovers)
-    session.share_all()
-    return RunWriter(run, session, arrays, history, retention, repaired)

@@ -20,7 +20,7 @@ from dask.sizeof import sizeof
 from threadpoolctl import threadpool_limits
 
 from metaloom.flows.errors import WorkersError
-from metaloom.flows.mathematics.sending import config_of, loads, packed
+from metaloom.flows.rollouts.mathematics.sending import config_of, loads, packed
 from metaloom.flows.rollouts.sizes import num_bytes
 from metaloom.flows.rollouts.versions import require_own_to_compute
 from metaloom.pipeline.config.sources import plugin_paths

@@ -1,12 +1,31 @@
 """Choice of the implementation of a learner's updates: the definition in torch, or a fused kernel where one fits."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
+from typing import Any
 
 from metaloom.pipeline.algorithms.contract import Kernel, KernelChoice
 from metaloom.pipeline.nn.optimization import OptimizerConfig
 from metaloom.pipeline.nn.spec import NetworkSpec
 from metaloom.pipeline.nn.vector_optimizers import is_customary
 from metaloom.pipeline.schema import ConfigError
+
+_FUSED = {
+    "actor_critic.gradient_steps.TorchSteps": "actor_critic.FusedSteps",
+    "maml.curvature.gauss_newton_product": "gauss_newton.fused_gauss_newton_product",
+    "off_policy.dql_definition.DQLDefinition": "dql.DQLKernel",
+    "off_policy.sac_definition.SACDefinition": "sac.SACKernel",
+    "pearl.definition.PEARLDefinition": "pearl.PEARLKernel",
+    "pearl.definition.infer": "pearl.infer",
+}
+"""By definition in pipeline.algorithms, the kernel in pipeline.kernels that computes the same."""
+
+
+def fused(definition: Callable[..., object]) -> Callable[..., Any]:
+    """Return the kernel that computes what a definition does, from arguments of its own."""
+    place = f"{definition.__module__}.{definition.__qualname__}".partition(".algorithms.")[2]
+    module, _, name = _FUSED[place].rpartition(".")
+    return getattr(import_module(f"metaloom.pipeline.kernels.{module}"), name)
 
 
 def choose_kernel(asked: KernelChoice, *, blockers: Iterable[str], fused: str) -> Kernel:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, cast
 from distributed import Client
 
 from metaloom.flows.errors import WorkersError
-from metaloom.flows.mathematics.orders import arithmetic
 from metaloom.flows.rollouts.connection import Connection
+from metaloom.flows.rollouts.mathematics.orders import arithmetic
 from metaloom.flows.rollouts.workers import usable_cores
 
 log = logging.getLogger(__name__)

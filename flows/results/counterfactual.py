@@ -1,0 +1,152 @@
+"""A stage under the settings of its run and under others."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from metaloom.flows.errors import UsageError
+from metaloom.flows.formatting import finite, number
+from metaloom.flows.graph.stage import StageOutput
+from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.shown import Row, Shown
+from metaloom.pipeline.types import Array, LearnerState, Samples, Update
+from metaloom.storage import StageRef
+from metaloom.storage.format.codec import flatten
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Output of a stage under some settings.
+
+    Attributes:
+        settings: what was changed, as `--set` takes it; empty for the settings of the run.
+        config: all settings.
+        value: the stage's output.
+        seconds: wall time of the stage alone.
+        identical: whether every bit is as stored.
+    """
+
+    settings: tuple[str, ...]
+    config: RunConfig = field(repr=False)
+    value: StageOutput
+    seconds: float
+    identical: bool
+
+    @property
+    def learner(self) -> LearnerState:
+        """The learner that the update led to.
+
+        Raises:
+            UsageError: the stage is no update.
+        """
+        if not isinstance(self.value, Update):
+            raise UsageError(
+                f"found a {type(self.value).__name__}; required the stage that ends an iteration, which gives a learner"
+            )
+        return self.value.learner
+
+
+@dataclass(frozen=True, repr=False)
+class Counterfactual(Shown):
+    """One stage under the settings of its run and under changed ones.
+
+    Attributes:
+        ref: the stage.
+        stored: computed again under the settings of the run.
+        changed: computed under the changed settings.
+        start: arrays that an update of parameters starts from, by name; empty for other stages.
+    """
+
+    ref: StageRef
+    stored: Outcome
+    changed: Outcome
+    start: Mapping[str, Array]
+
+    def shown(self) -> tuple[str, list[Row]]:
+        """Return what describes both outcomes side by side; see pipeline.shown."""
+        rows = [
+            (name, *("-" if value is None else number(value) for value in pair))
+            for name, pair in self.quantities().items()
+        ]
+        title = f"Counterfactual of {self.ref} under {', '.join(self.changed.settings) or 'the same settings'}"
+        return title, [("quantity", "as stored", "changed"), *rows]
+
+    def quantities(self) -> dict[str, tuple[float | None, float | None]]:
+        """Describe both outcomes: name -> (stored, changed); None where one has no such quantity."""
+        left, right = (dict(self._describe(outcome)) for outcome in (self.stored, self.changed))
+        pairs = {name: (left.get(name), right.get(name)) for name in {**left, **right}}
+        # Metrics of inner steps describe the stored episodes, unless processing changed them.
+        return {name: pair for name, pair in pairs.items() if not re.match(r"step_\d", name) or pair[0] != pair[1]}
+
+    def distance(self) -> dict[str, float]:
+        """Measure how far apart the outcomes are: L2 and largest absolute difference over all their numbers.
+
+        For updates it is about the policy's parameters, with the cosine of the angle between the two steps.
+        """
+        left, right = (_numbers(outcome.value) for outcome in (self.stored, self.changed))
+        distance = {"distance": _norm(_minus(right, left)), "max_distance": _largest(_minus(right, left))}
+        if self.start:
+            steps = _minus(left, self.start), _minus(right, self.start)
+            distance["step_cosine"] = _cosine(*steps)
+        return distance
+
+    def as_dict(self) -> dict[str, Any]:
+        """The comparison as plain data."""
+        return {
+            **asdict(self.ref),
+            "settings": list(self.changed.settings),
+            "as_stored": self.stored.identical,
+            "identical": self.changed.identical,
+            "quantities": {
+                name: {"stored": _json(s), "changed": _json(c)} for name, (s, c) in self.quantities().items()
+            },
+            **{name: _json(value) for name, value in self.distance().items()},
+        }
+
+    def _describe(self, outcome: Outcome) -> Iterator[tuple[str, float]]:
+        if isinstance(outcome.value, Update):
+            yield from outcome.value.metrics.items()
+        else:
+            for name, values in _numbers(outcome.value).items():
+                yield f"mean {name}", float(values.mean(dtype=np.float64))
+                yield f"std {name}", float(values.std(dtype=np.float64))
+        if self.start:
+            yield "step_length", _norm(_minus(_numbers(outcome.value), self.start))
+        yield "seconds", outcome.seconds
+
+
+def _json(value: float | None) -> float | None:
+    return None if value is None else finite(value)
+
+
+def _numbers(value: StageOutput) -> dict[str, Array]:
+    """Return the numbers that outcomes are compared by: an update's policy parameters, the real steps of samples."""
+    if isinstance(value, Update):
+        return dict(value.learner.params)
+    arrays = flatten(value)
+    if isinstance(value, Samples):
+        return {name: array[value.mask > 0] for name, array in arrays.items() if name != "mask"}
+    return {name: array for name, array in arrays.items() if array.dtype.kind == "f"}
+
+
+def _minus(left: Mapping[str, Array], right: Mapping[str, Array]) -> dict[str, Array]:
+    shared = [name for name in left if name in right]
+    return {name: left[name].astype(np.float64) - right[name].astype(np.float64) for name in shared}
+
+
+def _norm(arrays: Mapping[str, Array]) -> float:
+    return math.sqrt(sum(float(np.square(array).sum()) for array in arrays.values()))
+
+
+def _largest(arrays: Mapping[str, Array]) -> float:
+    return max((float(np.abs(array).max(initial=0)) for array in arrays.values()), default=0.0)
+
+
+def _cosine(left: Mapping[str, Array], right: Mapping[str, Array]) -> float:
+    product = sum(float((left[name] * right[name]).sum()) for name in left)
+    length = _norm(left) * _norm(right)
+    return product / length if length else math.nan

@@ -1,0 +1,65 @@
+"""Differences between two runs."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from metaloom.flows.results.replay import ArrayDifference, difference_info
+from metaloom.storage import StageRef
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A setting or version that differs; None where one run has none of that name."""
+
+    name: str
+    a: str | None
+    b: str | None
+
+
+@dataclass(frozen=True)
+class RunDiff:
+    """Differences between two runs.
+
+    Attributes:
+        a, b: their folders.
+        settings: those that differ.
+        environment: code digest, package versions and machine, where they differ. They explain and do not decide.
+        first: the first output that both have and whose digests differ.
+        arrays: the arrays of that output that differ; only their names are known if the output was thinned.
+        compared: outputs that both have.
+        different: how many of them differ.
+        only_a, only_b: how many outputs one run has and the other lacks.
+    """
+
+    a: Path
+    b: Path
+    settings: tuple[Difference, ...]
+    environment: tuple[Difference, ...]
+    first: StageRef | None
+    arrays: tuple[ArrayDifference, ...]
+    compared: int
+    different: int
+    only_a: int
+    only_b: int
+
+    @property
+    def equal(self) -> bool:
+        """True if settings and outputs are the same."""
+        return not (self.settings or self.different or self.only_a or self.only_b)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The comparison as plain data."""
+        first = self.first
+        return {
+            "a": str(self.a),
+            "b": str(self.b),
+            "equal": self.equal,
+            "settings": {d.name: {"a": d.a, "b": d.b} for d in self.settings},
+            "environment": {d.name: {"a": d.a, "b": d.b} for d in self.environment},
+            "first": first and {**asdict(first), "arrays": [difference_info(array) for array in self.arrays]},
+            "compared": self.compared,
+            "different": self.different,
+            "only_a": self.only_a,
+            "only_b": self.only_b,
+        }

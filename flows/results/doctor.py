@@ -1,0 +1,28 @@
+"""Findings about a machine."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding.
+
+    Attributes:
+        name: what was looked at.
+        status: fail: training does not work; warn: it works, but worse than it could.
+        found: what is there.
+        required: what is needed.
+        advice: what helps; empty when the status is ok, or `found` says it.
+    """
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    found: str
+    required: str
+    advice: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """True if training works in spite of it."""
+        return self.status != "fail"

@@ -1,0 +1,170 @@
+"""Open a run for writing: a new one, or one that is there."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from metaloom.storage.errors import linked, system_errors
+from metaloom.storage.format.files import make_folders, read_file, sync_folder
+from metaloom.storage.format.paths import check_path
+from metaloom.storage.format.places import folder_of
+from metaloom.storage.format.records import has_shards
+from metaloom.storage.format.sessions import newest_session
+from metaloom.storage.format.stages import ON_POLICY, StageTable
+from metaloom.storage.format.thinning import KEEP_ALL, Retention
+from metaloom.storage.keep.repair import can_restore_info, info_copies, mend_segments, repair_run, restore_info
+from metaloom.storage.read.ancestry import first_session
+from metaloom.storage.read.history import describe_missing, read_history
+from metaloom.storage.read.info import read_info
+from metaloom.storage.remote.log import follow
+from metaloom.storage.run import Run, require_own_records
+from metaloom.storage.write.array_store import ArrayStore
+from metaloom.storage.write.creation import (
+    WRITABLE,
+    check_free,
+    creating,
+    keep_copy,
+    new_info,
+    publish_info,
+    write_skeleton,
+)
+from metaloom.storage.write.sessions import Session, begin_session
+from metaloom.storage.writer import RunWriter
+
+_LOG = logging.getLogger(__name__)
+
+
+def create_run(
+    path: str | Path,
+    *,
+    config: Mapping[str, Any],
+    config_digest: str,
+    capacity: int,
+    environment: Mapping[str, Any],
+    stages: StageTable = ON_POLICY,
+    retention: Retention = KEEP_ALL,
+) -> RunWriter:
+    """Create a run and open it for writing.
+
+    Args:
+        path: folder or URL of the run; must not exist, or be empty.
+        config: the settings, as plain JSON data.
+        config_digest: digest of those that decide the numbers.
+        capacity: iterations to make room for; `open_writer` can raise it later.
+        environment: what else decides the numbers or helps to find it again, as plain JSON data.
+        stages: what the run consists of; those of on-policy runs unless given.
+        retention: which iterations keep their arrays while this writer goes on.
+
+    Raises:
+        InvalidRunName: the path cannot be told on one line.
+        RunExists: there is something at the path.
+        RunLocked: another process is creating the same run.
+        StorageFailed: the system does not let us write there.
+    """
+    path = check_path(folder_of(path))
+    if capacity < 1:
+        raise ValueError(f"capacity is {capacity}; a run has room for at least one iteration")
+    with creating(path):
+        follow(path)
+        check_free(path)
+        make_folders(path)
+        sync_folder(path.parent)  # a creation that was killed may have made it
+        session = begin_session(path, take_over=False)
+        try:
+            check_free(path)
+            write_skeleton(path, session, capacity)
+            publish_info(path, session, new_info(config, config_digest, environment, stages))
+            return _run_writer(path, session, None, repair=False, retention=retention)
+        except BaseException:
+            session.close()
+            raise
+
+
+def open_writer(
+    path: str | Path,
+    *,
+    capacity: int | None = None,
+    take_over: bool = False,
+    repair: bool = False,
+    retention: Retention = KEEP_ALL,
+) -> RunWriter:
+    """Open a run to go on writing it.
+
+    Args:
+        path: folder or URL of the run.
+        capacity: make room for at least so many iterations.
+        take_over: end a writer that still holds the run, because its host is dead or it hangs.
+        repair: read every file, mend what follows from the rest of the run, and take damaged outputs out of it, so that
+            they can be put again; see `metaloom.storage.keep.repair`.
+        retention: which iterations keep their arrays while this writer goes on.
+
+    Raises:
+        RunNotFound, NotARun, IncompatibleFormat: there is no run of this format at the path.
+        RunLocked: another process writes it.
+        DamagedRun: a record is damaged, or a file that one commits is missing or cut short.
+        StorageFailed: the system does not let us write there.
+    """
+    path = folder_of(path)
+    follow(path)
+    if not (repair and can_restore_info(path)):
+        read_info(path)
+    with system_errors(path, required=WRITABLE, action="Free space, or check the folder's permissions and its disk"):
+        _refuse_links(path)
+        session = begin_session(path, take_over=take_over)
+        try:
+            return _run_writer(path, session, capacity, repair=repair, retention=retention)
+        except FileNotFoundError as error:  # perhaps what a later writer has taken out meanwhile
+            reason = session.explain(error)
+            session.close()
+            raise reason from error
+        except BaseException:
+            session.close()
+            raise
+
+
+def _refuse_links(path: Path) -> None:
+    """Folders of a run that comes from elsewhere may be links, and to write through them would change what is there."""
+    names = ("run.json", "_commits", "_sessions", "_thinned", "_segments", "data.zarr", "tables")
+    folders = [path / name for name in names]
+    inner = ("data.zarr/*", "data.zarr/*/*", "tables/*")
+    for pattern in (*inner, "_segments/*", *(f"_segments/*/{name}" for name in ("*", *inner))):
+        folders += path.glob(pattern)
+    for entry in folders:
+        if entry.is_symlink():
+            raise linked(entry)
+
+
+def _run_writer(path: Path, session: Session, capacity: int | None, *, repair: bool, retention: Retention) -> RunWriter:
+    """The writer of a run that a session has the right to write."""
+    if repair and session.remote is not None:
+        session.remote.give_up_damaged()
+    repaired = restore_info(session) if repair else []
+    run = Run(path, read_info(path), follow(path))
+    if repair and run.files.segments.names():  # a damaged seal would keep everything from being read
+        repaired += mend_segments(run.files, session, run.info)
+        session.share()
+    require_own_records(run)
+    if repair:
+        repaired += repair_run(run.files, session, run.info)
+    # A session that was killed may have made folders that a power cut could still take away, with what is put there.
+    for folder in (path, *path.glob("data.zarr/"), *path.glob("data.zarr/*/"), *path.glob("tables/")):
+        sync_folder(folder)
+    history = read_history(run.files, run.info)
+    if history.newly_lost and not repair:
+        known = newest_session(path, first_session(run.info))
+        _LOG.warning("%s: %s; they are computed again", path, describe_missing(history.newly_lost, known))
+    arrays = ArrayStore(run.files, session, shards=has_shards(run.info))
+    arrays.grow(capacity or 0)
+    session.describe(
+        {
+            "lost": history.lost,
+            "next_sequence": history.next_sequence,
+            **({"head": history.head.document()} if history.head else {}),
+        }
+    )
+    if not info_copies(path):  # a run of an earlier version
+        keep_copy(session, read_file(path / "run.json", limit=2**30))
+    session.remove(history.leftovers)
+    session.share_all()
+    return RunWriter(run, session, arrays, history, retention, repaired)

@@ -1,0 +1,182 @@
+"""The outputs of a stored run, one by one."""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from metaloom.pipeline.types import Array, EpisodeBatch
+from metaloom.storage.errors import StageMissing
+from metaloom.storage.format.codec import Value
+from metaloom.storage.format.places import argument, location
+from metaloom.storage.format.records import StageRecord
+from metaloom.storage.format.refs import StageRef
+from metaloom.storage.format.stages import StageTable
+from metaloom.storage.format.thinning import thinnable
+from metaloom.storage.read.committed import CommittedFiles
+from metaloom.storage.read.selection import Places, places
+from metaloom.storage.read.sessions import mapping
+from metaloom.storage.remote.log import RemoteLog
+
+
+class StoredOutputs:
+    """The outputs that a run has, by the stage that gave each. It follows the run while a writer goes on.
+
+    Attributes:
+        path: Folder of the run; for a run under a URL, the folder that caches it.
+        info: What its run.json says.
+        files: What is committed there.
+    """
+
+    def __init__(self, path: Path, info: Mapping[str, Any], remote: RemoteLog | None = None) -> None:
+        self.path = path
+        self.info = info
+        self.files = CommittedFiles(path, StageTable.of(info), remote)
+
+    @property
+    def location(self) -> str:
+        """Place of the run: a URL for a run under object storage, of which `path` is a cache; else the path."""
+        return location(self.path)
+
+    @property
+    def capacity(self) -> int:
+        """Iterations that the run has room for: as many as it shall have.
+
+        Raises:
+            DamagedRun: the file that says so is missing or changed.
+        """
+        return self.files.capacity()
+
+    def components(self, axis: str) -> Mapping[str, str]:
+        """Name the entries of an `observation` or `action`, each with its unit; nothing where none were declared."""
+        declared = mapping(mapping(self.info["environment"].get("components")).get(axis))
+        names, units = (_texts(declared.get(member)) for member in ("names", "units"))
+        return dict(zip(names, units, strict=False))
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """Name what the environment tells besides observations and rewards, each with its unit; often nothing."""
+        declared = mapping(self.info["environment"].get("facts"))
+        return {name: str(mapping(fact).get("unit", "1")) for name, fact in declared.items()}
+
+    @property
+    def stages(self) -> StageTable:
+        """The stages that the run consists of."""
+        return self.files.stages
+
+    def learner_ref(self, iteration: int) -> StageRef:
+        """The stage whose output is the learner that an iteration starts from, stored or not."""
+        return self.stages.learner_ref(iteration)
+
+    def last_ref(self, iteration: int) -> StageRef:
+        """The stage whose output ends an iteration, stored or not."""
+        return self.stages.last_ref(iteration)
+
+    @property
+    def iterations(self) -> range:
+        """The complete iterations: those from the first on whose last stage is stored."""
+        return range(self.files.num_iterations())
+
+    def refs(self) -> list[StageRef]:
+        """Every stored output, in the order in which runs compute them."""
+        return self.stages.sort(self.files.refs())
+
+    def refs_of(self, iterations: Collection[int]) -> list[StageRef]:
+        """Every stored output of some iterations, in the order in which runs compute them."""
+        return self.stages.sort(self.files.refs_of(iterations))
+
+    def contains(self, ref: StageRef) -> bool:
+        """Tell whether an output is stored."""
+        return self.files.contains(ref)
+
+    def is_thinned(self, ref: StageRef) -> bool:
+        """Tell whether an output's arrays were removed by thinning; its record, tables and metrics are still there.
+
+        Raises:
+            StageMissing: the output is not stored.
+        """
+        return self.files.is_thinned(self.record(ref))
+
+    def thinnable(self, iterations: Collection[int]) -> list[StageRef]:
+        """The stored outputs of some iterations whose arrays may go, or are gone."""
+        return thinnable(self.files.refs_of(iterations), {*iterations}, self.stages)
+
+    def thinned_iterations(self) -> list[int]:
+        """The iterations of which arrays were removed by thinning."""
+        return self.files.thinned_iterations()
+
+    def record(self, ref: StageRef) -> StageRecord:
+        """Read the record of an output: what it was made from, and how to check it.
+
+        Raises:
+            StageMissing: it is not stored.
+            DamagedRun: its record is damaged.
+        """
+        try:
+            return self.files.record(ref)
+        except FileNotFoundError:
+            raise self._missing(ref) from None
+
+    def load(self, ref: StageRef, *, task: Places = None) -> Value:
+        """A stage's output, every chunk checked against its record.
+
+        Args:
+            ref: the output.
+            task: places of the tasks to read, of an output that has a task axis; None for all.
+
+        Raises:
+            ValueError: there is no such task, or there are no tasks in it.
+            StageMissing: it is not stored.
+            StageThinned: its arrays were removed.
+            DamagedRun: a file of it is missing or changed.
+        """
+        record = self.record(ref)
+        return self.files.read_value(record, None if task is None else self._places(record, task))
+
+    def _places(self, record: StageRecord, task: Places) -> list[int]:
+        """Places of tasks in an output."""
+        specs = (self.files.spec(chunk.array) for chunk in record.chunks)
+        counts = {spec.shape[0] for spec in specs if spec.dims[1:2] == ("task",)}
+        if len(counts) != 1:
+            raise ValueError(f"found task={task!r} for {record.ref}, whose arrays are not of tasks; leave `task` out")
+        return places(task, counts.pop(), "task")
+
+    def lengths(self, ref: StageRef) -> Array:
+        """Read the steps of each episode of a stored batch, [B, E] int32; nothing else of it is read.
+
+        Raises:
+            StageMissing: it is not stored.
+            StageThinned: its arrays were removed.
+            DamagedRun: it is not what was committed, or no batch of episodes.
+        """
+        return self.files.read_lengths(self.record(ref))
+
+    def experience(self, ref: StageRef) -> EpisodeBatch:
+        """A stored batch of episodes without behavior and reward terms, which are not read; raises as `lengths`."""
+        return self.files.read_experience(self.record(ref))
+
+    def _missing(self, ref: StageRef) -> StageMissing:
+        steps = sorted(r.step for r in self.files.refs_of({ref.iteration}) if r.stage == ref.stage)
+        if steps and ref.iteration in self.iterations:
+            return StageMissing(
+                self.location,
+                found=f"{ref} is not stored, and iteration {ref.iteration} is complete",
+                required=f"an inner step that it has: {', '.join(map(str, steps))}",
+                action=f"`metaloom show {argument(self.path)}@{ref.iteration}` lists them",
+            )
+        return self._incomplete(ref.iteration, f"{ref} is not stored")
+
+    def _incomplete(self, iteration: int, found: str | None = None) -> StageMissing:
+        count = len(self.iterations)
+        # A run that has all that it shall have goes on only if it is told how far.
+        further = f" --iterations {iteration + 1}" if iteration >= self.capacity else ""
+        return StageMissing(
+            self.location,
+            found=f"{found or f'iteration {iteration} is not there'}; {count} iterations are complete",
+            required=f"an iteration from 0 to {count - 1}" if count else "a run with a complete iteration",
+            action=f"`metaloom resume {argument(self.path)}{further}` computes what is missing",
+        )
+
+
+def _texts(value: object) -> list[str]:
+    """The entries of a list as text; a run from elsewhere may have anything in its place."""
+    return [str(entry) for entry in cast(list[object], value)] if isinstance(value, list) else []
