@@ -63,7 +63,6 @@ def _inferred(config: RunConfig, i: int, k: int) -> Mapping[str, Input]:
 
 def _fill_memory(context: Context, i: int, k: int, *, state: Update) -> EpisodeBatch:
     """Episodes of every training task, by the prior."""
-    del i
     config, tasks = context.config, _train_tasks(context)
     episodes = plan_of(config).filling.episodes
     assert episodes is not None, "the buffers of training tasks are filled by episodes"
@@ -74,7 +73,6 @@ def _fill_memory(context: Context, i: int, k: int, *, state: Update) -> EpisodeB
 
 def _sample_tasks(context: Context, i: int, k: int) -> TaskBatch:
     """Different tasks of the training set."""
-    del k
     return distinct_tasks(context.env, context.config.num_tasks, generator(context.config.seed, "tasks", i))
 
 
@@ -97,7 +95,6 @@ def _adapt(context: Context, i: int, k: int, *, state: Update, episodes: tuple[E
 
 
 def _sample_transitions(context: Context, i: int, k: int, *, rounds: SpanOutputs, tasks: SpanOutputs) -> Minibatches:
-    del i, k
     plan = plan_of(context.config)
 
     @cache
@@ -124,7 +121,6 @@ def _update(
     episodes: tuple[EpisodeBatch, ...],
     fill: EpisodeBatch | None = None,
 ) -> Update:
-    del k
     by_posterior: dict[int, list[EpisodeBatch]] = {}
     for batch, part in zip(episodes, plan_of(context.config).rounds, strict=True):
         by_posterior.setdefault(int(part.from_posterior), []).append(batch)

@@ -64,7 +64,6 @@ class GaussianHead:
 
     def entropy(self, outputs: Array) -> float:
         """Mean entropy in nats, which does not depend on the outputs."""
-        del outputs
         return float(self._clamped.sum(dtype=np.float64)) + 0.5 * len(self._log_std) * (LOG_2PI + 1)
 
     def kl(self, behavior: Mapping[str, Array], outputs: Array) -> float:

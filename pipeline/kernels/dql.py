@@ -35,7 +35,6 @@ class DQLKernel(GradientSteps[None]):
 
     def step(self, minibatch: Minibatch, noise: None = None) -> Metrics:
         """Make one gradient step; see DQLDefinition.step."""
-        del noise
         batch = merged(minibatch)
         rows = np.arange(len(batch.rewards))
         following = self._target_network.forward(batch.next_observations).max(axis=1)

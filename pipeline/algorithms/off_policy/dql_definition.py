@@ -77,7 +77,6 @@ class DQLDefinition:
 
     def step(self, minibatch: Minibatch, noise: None = None) -> dict[str, Tensor]:
         """Take a step down the loss; every `target_update_intvl` steps Q̄ becomes Q. Nothing is drawn."""
-        del noise
         batch = transitions_like(self.q.vector, merged(minibatch))
         with torch.no_grad():
             next_values = self._network(self._target.params, batch.next_observations)

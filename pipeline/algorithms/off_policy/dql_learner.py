@@ -53,7 +53,6 @@ class DQLLearner(OffPolicyLearner[object, None]):
 
     def gradient_steps(self, state: LearnerState, *, parallel: ParallelMap = map) -> GradientSteps[None]:
         """See OffPolicyLearner; a single small network has nothing to share out."""
-        del parallel
         of, rate = (self.settings, self.network, state), self._learning_rate(state)
         discount = self._setup.processing.discount
         if self.kernel.name == "fused":

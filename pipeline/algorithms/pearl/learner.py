@@ -100,7 +100,6 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
         self, state: LearnerState, params: TaskParams, evidence: ContextRounds, *, parallel: ParallelMap = map
     ) -> TaskParams:
         """Return the posterior given some transitions of a few rounds, in place of what `params` knew; see Learner."""
-        del parallel
         contexts = evidence.drawn(self.settings.embedding_batch_size)
         return TaskParams({**params.params, **self.infer(state, map(self._shown, contexts)).params})
 
@@ -114,7 +113,6 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
         parallel: ParallelMap = map,
     ) -> TaskParams:
         """Return the posterior given all transitions, once there are `num_exp_traj_eval` episodes; see Learner."""
-        del run_seed, parallel
         if sum(episodes.rewards.shape[1] for episodes in rounds) < self.settings.num_exp_traj_eval:
             return params
         contexts = map(self._shown, all_transitions(rounds))

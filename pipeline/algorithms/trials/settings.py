@@ -60,7 +60,6 @@ class TrialSettings(AlgorithmSettings):
 
     def own_problems(self, run: RunSettings) -> Iterator[str]:
         """Tell what does not fit this algorithm alone, in words that say what to do."""
-        del run
         yield from ()
 
 

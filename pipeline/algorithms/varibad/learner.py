@@ -99,7 +99,6 @@ class VariBADLearner(Learner[Step, TrialExperience]):
         self, state: LearnerState, episodes: EpisodeBatch, *, seed: int, parallel: ParallelMap = map
     ) -> Samples:
         """Estimate along the trials, by the values as they are before they learn from them; see Learner."""
-        del seed, parallel
         return self._estimates.process(self._critic(state), state.extra[CRITIC_SCALE], episodes)
 
     def adapt_to_episodes(
@@ -112,7 +111,6 @@ class VariBADLearner(Learner[Step, TrialExperience]):
         parallel: ParallelMap = map,
     ) -> TaskParams:
         """Add what is remembered of the last round, whose episodes are one trial of every task; see Learner."""
-        del state, run_seed, parallel
         remembering = Remembering(self._setup.policy, self._setup, params, num_rows=1, network=PosteriorNetwork)
         return remembered(remembering, params, rounds[-1])
 
@@ -126,7 +124,6 @@ class VariBADLearner(Learner[Step, TrialExperience]):
         parallel: ParallelMap = map,
     ) -> tuple[LearnerState, Metrics]:
         """Run the policy's epochs on this iteration's trials, and the model's steps on the buffer's; see Learner."""
-        del parallel
         num_updates, critic = int(state.extra[NUM_UPDATES]), self._critic(state)
         encoder = {name: state.params[name] for name in self._policy.encoder.shapes}
         decoder = {name: value for name, value in state.extra.items() if name.startswith(f"{DECODER}.")}
