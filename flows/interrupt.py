@@ -100,6 +100,7 @@ def stop_on_interrupt(again: Callable[[], str]) -> Iterator[Stop]:
     end.daemon = True
 
     def handle(number: int, frame: FrameType | None) -> None:
+        del frame
         if number == signal.SIGINT and received:
             stop.end_at_once(again())
         if number != signal.SIGINT and {*received} <= {signal.SIGINT}:
@@ -115,6 +116,7 @@ def stop_on_interrupt(again: Callable[[], str]) -> Iterator[Stop]:
         received.append(number)
 
     def abandon(number: int, frame: FrameType | None) -> None:
+        del number, frame
         if _can_be_abandoned:
             signal.setitimer(signal.ITIMER_REAL, 0)
             raise StageAbandoned

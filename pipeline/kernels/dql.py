@@ -59,7 +59,6 @@ class DQLKernel(GradientSteps[None]):
         }
 
     def state(self) -> LearnerState:
-        """See GradientSteps."""
         self._counters.updates += 1
         return LearnerState(
             self.q.copies(), prefixed(self._descent.state, Q), self._target.copies() | self._counters.arrays()

@@ -34,7 +34,6 @@ class AdamEpochs:
         return Kernel("torch", "asked for" if asked == "torch" else "the whole update is differentiated by torch")
 
     def initialize(self, learned: Mapping[str, Array]) -> Params:
-        """See MetaStep."""
         return self._optimizer(0).initialize(learned)
 
     def __call__(

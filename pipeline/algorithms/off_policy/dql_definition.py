@@ -90,7 +90,6 @@ class DQLDefinition:
         return dict(zip(METRICS, (value.detach() for value in described), strict=True))
 
     def state(self) -> LearnerState:
-        """See GradientSteps."""
         self._counters.updates += 1
         target = prefixed(unprefixed(self._target.copies(), self._network.prefix), TARGET)
         optimizer = prefixed(self._descent.state, Q)

@@ -63,11 +63,9 @@ class DQLLearner(OffPolicyLearner[object, None]):
         """Draw nothing."""
 
     def networks_of(self, state: LearnerState) -> dict[str, Params]:
-        """See OffPolicyLearner."""
         return {"the Q-function": state.params}
 
     def described(self, state: LearnerState) -> Metrics:
-        """See OffPolicyLearner."""
         return {"epsilon": self._epsilon(state), "learning_rate": self._learning_rate(state)}
 
     def _epsilon(self, state: LearnerState) -> float:

@@ -119,7 +119,6 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
         return TaskParams({**params.params, **self.infer(state, contexts).params})
 
     def gradient_steps(self, state: LearnerState, *, parallel: ParallelMap = map) -> GradientSteps[Noise]:
-        """See OffPolicyLearner."""
         num_updates, discount = PEARLArrays.of(state).num_updates, self._setup.processing.discount
         rates: dict[str, float] = {name: self._rates[name] * self._lr_factors[name](num_updates) for name in TRAINED}
         if self.kernel.name == "fused":
@@ -130,13 +129,11 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
         )
 
     def noise(self, minibatch: Minibatch, rng: np.random.Generator) -> Noise:
-        """See OffPolicyLearner."""
         shape = minibatch.transitions.actions.shape
         latent = rng.standard_normal((shape[0], self.settings.latent_size), np.float32)
         return Noise(latent, rng.standard_normal(shape, np.float32))
 
     def networks_of(self, state: LearnerState) -> Mapping[str, Params]:
-        """See OffPolicyLearner."""
         return PEARLArrays.of(state).params
 
     def shown(self, minibatch: Minibatch) -> Minibatch:

@@ -116,7 +116,6 @@ class PEARL(ScheduledSteps, OffPolicySettings):
 
     @property
     def run_defaults(self) -> Mapping[str, Any]:
-        """See AlgorithmSettings."""
         return {
             "iterations": 500,
             "num_tasks": 5,

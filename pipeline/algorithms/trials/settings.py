@@ -24,7 +24,6 @@ class TrialSettings(AlgorithmSettings):
 
     @property
     def trial(self) -> int:
-        """See AlgorithmSettings."""
         return self.episodes_per_trial
 
     @property
@@ -43,7 +42,6 @@ class TrialSettings(AlgorithmSettings):
         return 1
 
     def problems(self, run: RunSettings) -> Iterator[str]:
-        """See AlgorithmSettings."""
         if run.baseline.name != "zero":
             yield f"baseline is {run.baseline.name} but {self.name} has values of its own instead; leave baseline out"
         yield from self.own_problems(run)
@@ -93,5 +91,4 @@ class TrialClipping(TrialSteps):
 
     @property
     def policy_clip(self) -> float:
-        """See TrialSteps."""
         return self.clip_eps

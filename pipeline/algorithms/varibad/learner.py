@@ -53,7 +53,6 @@ class VariBADPolicy(InferringPolicy):
         self._observation_size = setup.observation_size
 
     def learned(self, params: Mapping[str, object]) -> tuple[str, ...]:
-        """See TrialPolicy."""
         return self.policy.learned(params)
 
     def inputs(self, trials: Trials) -> Array:
@@ -62,12 +61,10 @@ class VariBADPolicy(InferringPolicy):
         return np.concatenate([observations, *(trials.behavior[n] for n in (POSTERIOR_MEAN, POSTERIOR_LOG_STD))], -1)
 
     def judged(self, params: Mapping[str, Tensor], of: Sequences) -> tuple[Distribution, Tensor]:
-        """See TrialPolicy."""
         rows = of.rows(of.inputs)
         return self.policy.distribution(params, rows), self.critic(params, rows).squeeze(-1)
 
     def values(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """See TrialPolicy."""
         return self.critic(params, inputs.flatten(0, 1)).unflatten(0, inputs.shape[:2]).squeeze(-1)
 
 
