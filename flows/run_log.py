@@ -151,7 +151,6 @@ class _LogFile(RotatingFileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Go on without the line: the disk that is full will stop the run itself, which tells more."""
-        del record
 
 
 class _JsonLines(logging.Formatter):

@@ -228,12 +228,10 @@ class ByName(Generic[S]):
 
     def __get_pydantic_core_schema__(self, source: object, handler: object) -> CoreSchema:
         """Any settings that derive from `base`, dumped with all fields of their own class."""
-        del source, handler
         return core_schema.no_info_plain_validator_function(self.validate)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """One of the built-in settings."""
-        del schema
         return handler(TypeAdapter(functools.reduce(_union, self._builtin())).core_schema)
 
     def _builtin(self) -> Iterable[type[S]]:

@@ -32,7 +32,6 @@ _ADAPTATION, _TEST = 0, 1
 
 def unseen(k: int, episodes: EpisodeBatch) -> None:
     """Nobody is shown the test episodes."""
-    del k, episodes
 
 
 def test_position(run_seed: int, k: int) -> RolloutPosition:

@@ -74,7 +74,10 @@ def sweep(
         (iteration,) = run.select(iteration)
     config = config_at(run, iteration)
     settings = tuple(settings)
-    points = [tuple(f"{key}={value}" for key, value in zip(grid, point, strict=True)) for point in _product(grid)]
+    points = [
+        tuple(f"{key}={value}" for key, value in zip(grid, point, strict=True))
+        for point in itertools.product(*grid.values())
+    ]
     variants = [((*settings, *point), changed_config(config, (*settings, *point))) for point in points]
     with stages_of(config, Backend(workers=0)) as stages:
         again = _Again(run, stages, _stage_ref(stages, iteration, stage or run.stages.last, step))
@@ -216,10 +219,6 @@ def _without_other_algorithm(settings: Mapping[str, Any], changes: Iterable[str]
     if names and names[-1] != settings["algorithm"]["name"]:
         return {**settings, "algorithm": {}}
     return dict(settings)
-
-
-def _product(grid: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, ...]]:
-    return itertools.product(*grid.values())
 
 
 def _own_learner(stages: Runner) -> LearnerState:

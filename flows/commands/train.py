@@ -80,7 +80,6 @@ class TrainResult:
 
 def direct(ref: StageRef, inputs: Sequence[StageRef], compute: Callable[[], StageRef]) -> StageRef:
     """Run a stage in this process, without an orchestrator."""
-    del ref, inputs
     return compute()
 
 

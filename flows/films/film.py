@@ -117,7 +117,6 @@ def _few_colors(picture: Image.Image) -> Image.Image:
 
 
 def _write_last(pictures: Iterable[Image.Image], out: Path, fps: float) -> None:
-    del fps
     *_, last = pictures
     last.save(out)
 

@@ -17,19 +17,16 @@ from metaloom.storage.format.stages import LEARNER
 
 def nothing(config: RunConfig, i: int, k: int) -> Mapping[str, Input]:
     """The inputs of a stage that draws all it needs."""
-    del config, i, k
     return {}
 
 
 def _initialize(context: Context, i: int, k: int) -> Update:
-    del i, k
     config = context.config
     start = None if config.init_from is None else read_learner(config.init_from)
     return initialize(context.learner, run_seed=config.seed, start=start)
 
 
 def _sample_tasks(context: Context, i: int, k: int) -> TaskBatch:
-    del k
     return draw_tasks(context, i)
 
 
@@ -97,7 +94,6 @@ def evaluated(
 
 def _seed_of_evaluation(config: RunConfig, i: int, k: int) -> tuple[int, ...]:
     # Equal tasks and episodes in every evaluation make them comparable.
-    del i, k
     return (config.seed, config.evaluation.seed)
 
 
@@ -105,7 +101,6 @@ def evaluation(update: Stage, evaluated: Evaluate = evaluated) -> Stage:
     """The stage that tests what `update` made, every so many iterations."""
 
     def run(context: Context, i: int, k: int, *, state: Update) -> Evaluation:
-        del k
         return evaluated(context, state.learner, i + 1, unseen)
 
     return Stage(

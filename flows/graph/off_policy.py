@@ -160,7 +160,6 @@ def _update(
     episodes: EpisodeBatch,
     fill: EpisodeBatch | None = None,
 ) -> Update:
-    del k
     return learned(context, i, state, _replay(context).minibatches(rounds, drawn), {0: [episodes]}, fill)
 
 

@@ -63,7 +63,6 @@ def _adapt(
     samples: Samples,
     params: TaskParams | None = None,
 ) -> TaskParams:
-    del i
     learner, apart, before = context.learner, context.learner.tasks_apart, context.start(state)
 
     def adapt(
@@ -94,7 +93,6 @@ def _meta_optimize(
     episodes: tuple[EpisodeBatch, ...],
     samples: tuple[Samples, ...],
 ) -> Update:
-    del k
     return meta_optimize(
         context.learner,
         context.start(state),

@@ -5,10 +5,12 @@ collected. The stages around the replay buffer are those of off-policy runs.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 
+from metaloom.flows.graph import off_policy
 from metaloom.flows.graph.common import INITIALIZE, evaluated, evaluation, position
 from metaloom.flows.graph.context import Context
 from metaloom.flows.graph.off_policy import (
@@ -22,7 +24,7 @@ from metaloom.flows.graph.off_policy import (
 )
 from metaloom.flows.graph.outputs import SpanOutputs
 from metaloom.flows.graph.replay import BEFORE_ITERATIONS, Collected, StoredReplay
-from metaloom.flows.graph.stage import ITERATION, ONCE, Graph, Input, Per, Stage
+from metaloom.flows.graph.stage import ITERATION, Graph, Input, Per, Stage
 from metaloom.pipeline.algorithms.pearl.context import ContextRounds
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.config.run import RunConfig
@@ -63,7 +65,6 @@ def _inferred(config: RunConfig, i: int, k: int) -> Mapping[str, Input]:
 
 def _fill_memory(context: Context, i: int, k: int, *, state: Update) -> EpisodeBatch:
     """Episodes of every training task, by the prior."""
-    del i
     config, tasks = context.config, _train_tasks(context)
     episodes = plan_of(config).filling.episodes
     assert episodes is not None, "the buffers of training tasks are filled by episodes"
@@ -74,7 +75,6 @@ def _fill_memory(context: Context, i: int, k: int, *, state: Update) -> EpisodeB
 
 def _sample_tasks(context: Context, i: int, k: int) -> TaskBatch:
     """Different tasks of the training set."""
-    del k
     return distinct_tasks(context.env, context.config.num_tasks, generator(context.config.seed, "tasks", i))
 
 
@@ -97,7 +97,6 @@ def _adapt(context: Context, i: int, k: int, *, state: Update, episodes: tuple[E
 
 
 def _sample_transitions(context: Context, i: int, k: int, *, rounds: SpanOutputs, tasks: SpanOutputs) -> Minibatches:
-    del i, k
     plan = plan_of(context.config)
 
     @cache
@@ -124,7 +123,6 @@ def _update(
     episodes: tuple[EpisodeBatch, ...],
     fill: EpisodeBatch | None = None,
 ) -> Update:
-    del k
     by_posterior: dict[int, list[EpisodeBatch]] = {}
     for batch, part in zip(episodes, plan_of(context.config).rounds, strict=True):
         by_posterior.setdefault(int(part.from_posterior), []).append(batch)
@@ -178,24 +176,13 @@ def _replay(context: Context) -> StoredReplay:
     return replay_of(context, len(_train_tasks(context)))
 
 
-FILL_MEMORY = Stage(
-    "fill_memory",
-    ONCE,
-    lambda config, i, k: {"state": INITIALIZE.at(0)},
-    EpisodeBatch,
-    _fill_memory,
-    group="memory_fill",
-    samples=True,
-)
+FILL_MEMORY = replace(off_policy.FILL_MEMORY, run=_fill_memory)
 SAMPLE_TASKS = Stage("sample_tasks", ITERATION, lambda config, i, k: {}, TaskBatch, _sample_tasks, group="tasks")
-COLLECT_ROLLOUTS = Stage(
-    "collect_rollouts",
-    ROUND,
-    lambda config, i, k: {**begins_from(i), "tasks": SAMPLE_TASKS.at(i), **_inferred(config, i, k)},
-    EpisodeBatch,
-    _collect_rollouts,
-    group="rollouts_{step}",
-    samples=True,
+COLLECT_ROLLOUTS = replace(
+    off_policy.COLLECT_ROLLOUTS,
+    per=ROUND,
+    inputs=lambda config, i, k: {**begins_from(i), "tasks": SAMPLE_TASKS.at(i), **_inferred(config, i, k)},
+    run=_collect_rollouts,
 )
 ADAPT = Stage(
     "adapt",
@@ -206,23 +193,15 @@ ADAPT = Stage(
     group="adapted_{step}",
     thinnable=True,
 )
-SAMPLE_TRANSITIONS = Stage(
-    "sample_transitions",
-    ITERATION,
-    lambda config, i, k: {**all_rounds(i), "tasks": Span((SAMPLE_TASKS.name,), 0, i)},
-    Minibatches,
-    _sample_transitions,
-    group="minibatches",
-    thinnable=True,
+SAMPLE_TRANSITIONS = replace(
+    off_policy.SAMPLE_TRANSITIONS,
+    inputs=lambda config, i, k: {**all_rounds(i), "tasks": Span((SAMPLE_TASKS.name,), 0, i)},
+    run=_sample_transitions,
 )
-UPDATE = Stage(
-    "update",
-    ITERATION,
-    lambda config, i, k: learns_from(i, tuple(COLLECT_ROLLOUTS.at(i, k) for k in ROUND.steps(config, i))),
-    Update,
-    _update,
-    group="learner",
-    ends_iteration=True,
+UPDATE = replace(
+    off_policy.UPDATE,
+    inputs=lambda config, i, k: learns_from(i, tuple(COLLECT_ROLLOUTS.at(i, k) for k in ROUND.steps(config, i))),
+    run=_update,
 )
 TASK_INFERENCE = Graph(
     "task_inference",

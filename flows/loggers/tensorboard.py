@@ -99,5 +99,4 @@ class _Live:
         self._events.film(file, report, self._ended)
 
     def close(self, failed: bool) -> None:
-        del failed
         self._events.close()

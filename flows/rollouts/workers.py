@@ -217,12 +217,10 @@ class RolloutWorkers(ABC):
 
     def mathematics(self, config: "RunConfig", learner: Learner[Any, Any], here: ParallelMap) -> ParallelMap:
         """The map by which a run's learner computes: that of this process, or one over workers where they may."""
-        del config, learner
         return here
 
     def uninterrupted(self, work: Callable[[], T], where: str) -> T:
         """What work with the workers gives; `where` of the run it is, for messages."""
-        del where
         return work()
 
     def traffic(self) -> Traffic | None:

@@ -1,7 +1,7 @@
 """Who may ask a server of this machine: its own page and programs, and no other page in the same browser."""
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from starlette.datastructures import Headers
@@ -52,7 +52,7 @@ class Gate:
         self, app: ASGIApp, refusal: Callable[[Scope], Refusal | None], headers: Mapping[str, str] = KEPT_TO_ITSELF
     ) -> None:
         self._app, self._refusal = app, refusal
-        self._headers = _encoded(headers.items())
+        self._headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -111,7 +111,3 @@ def _refusal_of_token(token: str, scope: Scope) -> Refusal | None:
     if not secrets.compare_digest(asked.encode(), token.encode()):
         return 403, "open the address that `metaloom view` has printed: it has a token in it"
     return None
-
-
-def _encoded(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
-    return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]

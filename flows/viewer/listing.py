@@ -29,7 +29,7 @@ class RunList:
             return [self._row(folder) for folder in folders.values()]
 
     def _row(self, folder: Path) -> Mapping[str, Any]:
-        now, stamp = time.monotonic(), _stamp(folder)
+        now, stamp = time.monotonic(), tuple(_changed(folder / name) for name in _TOLD_BY)
         known = self._rows.get(folder)
         if known is not None:
             told, when, row = known
@@ -40,10 +40,6 @@ class RunList:
         row = list_run_row(folder)
         self._rows[folder] = stamp, now, row
         return row
-
-
-def _stamp(folder: Path) -> object:
-    return tuple(_changed(folder / name) for name in _TOLD_BY)
 
 
 def _changed(path: Path) -> tuple[int, int] | None:

@@ -100,7 +100,6 @@ class Learner(ABC, Generic[Evidence, Experience]):
 
     def at_start(self, state: LearnerState, *, run_seed: int) -> LearnerState:
         """Return the state that an iteration acts and learns with, given the stored one; by default the same."""
-        del run_seed
         return state
 
     def acting_params(self, state: LearnerState, num_tasks: int) -> TaskParams:
@@ -124,7 +123,6 @@ class Learner(ABC, Generic[Evidence, Experience]):
         self, state: LearnerState, params: TaskParams, evidence: Evidence, *, parallel: ParallelMap = map
     ) -> TaskParams:
         """Return what every task acts with after an adaptation step on its own evidence; by default unchanged."""
-        del state, evidence, parallel
         return params
 
     def adapt_to_episodes(
@@ -148,7 +146,6 @@ class Learner(ABC, Generic[Evidence, Experience]):
             run_seed: of what is drawn at random.
             parallel: maps over tasks; the result does not depend on it.
         """
-        del state, rounds, run_seed, parallel
         return params
 
     @abstractmethod
@@ -268,7 +265,6 @@ class AlgorithmSettings(PluginSettings):
 
     def problems(self, run: RunSettings) -> Iterator[str]:
         """Tell what of a run's other settings does not fit, in words that say what to do."""
-        del run
         yield from ()
 
     def warnings(self) -> Iterator[str]:

@@ -35,7 +35,6 @@ class BaselineSettings(PluginSettings, ABC):
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Params:
         """Fit as `fit_predict` does; return the parameters [B, ...] by name, by default none."""
-        del observations, targets, mask, seed, parallel
         return {}
 
     @property

@@ -30,7 +30,6 @@ class LinearTimeBaseline:
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Array:
         """Least-squares fit to every task and its predictions [B, E, T]; see Baseline."""
-        del seed
 
         def task(observations: Array, targets: Array, mask: Array) -> Array:
             rows = self._rows(observations, mask)
@@ -42,7 +41,6 @@ class LinearTimeBaseline:
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Params:
         """Coefficients of every task by feature, [B, ...]; `time` has those of τ, τ², τ³; see Baseline."""
-        del seed
 
         def task(observations: Array, targets: Array, mask: Array) -> Array:
             return self._coefficients(self._rows(observations, mask), targets, mask)

@@ -17,12 +17,10 @@ class ZeroBaseline:
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Array:
         """Zeros [B, E, T], whatever the targets; see Baseline."""
-        del observations, mask, seed, parallel
         return np.zeros_like(targets, dtype=np.float64)
 
     def fit(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Params:
         """No parameters; see Baseline."""
-        del observations, targets, mask, seed, parallel
         return {}

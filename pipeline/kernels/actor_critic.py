@@ -64,7 +64,6 @@ class GaussianHead:
 
     def entropy(self, outputs: Array) -> float:
         """Mean entropy in nats, which does not depend on the outputs."""
-        del outputs
         return float(self._clamped.sum(dtype=np.float64)) + 0.5 * len(self._log_std) * (LOG_2PI + 1)
 
     def kl(self, behavior: Mapping[str, Array], outputs: Array) -> float:
@@ -181,11 +180,9 @@ class FusedSteps(GradientSteps):
         self._head = _head(flat, min_std, learn_std)
 
     def values(self, observations: Array) -> Array:
-        """See GradientSteps."""
         return self._critic_network.forward(observations)[:, 0]
 
     def old_log_prob(self, experience: Experience) -> Array:
-        """See GradientSteps."""
         return self._head.old_log_prob(experience.behavior, experience.actions)
 
     def policy_gradient(self, rows: Rows, critic_weight: float | None = None) -> float:
@@ -200,13 +197,11 @@ class FusedSteps(GradientSteps):
         return self._policy.clip_gradient(settings.max_grad_norm)
 
     def critic_gradient(self, rows: Rows, weight: float, max_norm: float | None = None) -> None:
-        """See GradientSteps."""
         slopes = value_slopes(self.values(rows.observations), rows.old_values, rows.targets, self._settings.value_clip)
         self._critic_network.backward(weight * slopes[:, None])
         self._critic.clip_gradient(max_norm)
 
     def describe(self, rows: Rows, behavior: Mapping[str, Array]) -> dict[str, float]:
-        """See GradientSteps."""
         clip_eps = self._settings.policy_clip
         outputs = self._policy_network.forward(rows.observations)
         log_prob = self._head.log_prob(outputs, rows.actions)

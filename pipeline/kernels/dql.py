@@ -35,7 +35,6 @@ class DQLKernel(GradientSteps[None]):
 
     def step(self, minibatch: Minibatch, noise: None = None) -> Metrics:
         """Make one gradient step; see DQLDefinition.step."""
-        del noise
         batch = merged(minibatch)
         rows = np.arange(len(batch.rewards))
         following = self._target_network.forward(batch.next_observations).max(axis=1)
@@ -60,7 +59,6 @@ class DQLKernel(GradientSteps[None]):
         }
 
     def state(self) -> LearnerState:
-        """See GradientSteps."""
         self._counters.updates += 1
         return LearnerState(
             self.q.copies(), prefixed(self._descent.state, Q), self._target.copies() | self._counters.arrays()

@@ -152,7 +152,6 @@ class GaussianFisher:
         self._log_std_weight = (2 * rows.weights.sum(-1, keepdim=True) * clamp_slope.square()).numpy()
 
     def product(self, tangents: Params) -> Params:
-        """See Fisher."""
         mean = self._network.push(tangents)[-1]
         mean *= self._mean_weight
         return self._network.pull(mean) | {LOG_STD: tangents[LOG_STD] * self._log_std_weight}
@@ -167,7 +166,6 @@ class CategoricalFisher:
         self._weights = rows.weights.unsqueeze(-1).numpy()
 
     def product(self, tangents: Params) -> Params:
-        """See Fisher."""
         logits = self._network.push(tangents)[-1]
         # In the logits it is diag(p) - p pᵀ.
         logits -= (self._probs * logits).sum(-1, keepdims=True)

@@ -70,7 +70,6 @@ class PEARLKernel(GradientSteps[Noise]):
         return {name: value / (K if name in ("kl", "latent_std") else K * N) for name, value in sums.items()}
 
     def state(self) -> LearnerState:
-        """See GradientSteps."""
         params = {name: flat.copies() for name, flat in self.params.items()}
         optimizers = {name: descent.state for name, descent in self._descent.items()}
         return PEARLArrays(params, optimizers, self._num_updates + 1).state()

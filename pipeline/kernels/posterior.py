@@ -84,7 +84,6 @@ class Point:
 
     def backward(self, latent_errors: Array, noise: Array, kl_weight: float) -> Array:
         """[K, C, Z]; see GaussianProduct."""
-        del noise, kl_weight
         return np.repeat(latent_errors[:, None] / self._shape[1], self._shape[1], axis=1)
 
 

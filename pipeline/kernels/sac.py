@@ -67,7 +67,6 @@ class SACKernel(GradientSteps[Array]):
         return described
 
     def state(self) -> LearnerState:
-        """See GradientSteps."""
         self._counters.updates += 1
         (log_alpha,) = self._log_alpha.copies().values()
         policy, q, targets = (flat.copies() for flat in (self.policy, self.q.flat, self._targets.flat))

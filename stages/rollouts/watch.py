@@ -14,7 +14,6 @@ class RolloutWatch:
 
         They are copied when the episodes have ended.
         """
-        del position
         return np.zeros(shape, np.float32)
 
     def entered(self, env_step: int | None) -> None:

@@ -1,6 +1,6 @@
 """The arrays of a run being written: created when first needed, grown when a run is extended."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -73,7 +73,12 @@ class ArrayStore:
             for piece, key, (content, crc) in zip(pieces, keys, encoded, strict=True)
         )
         if expected is not None and {*files} != {*expected}:
-            raise _other_bytes({*files} ^ {*expected})
+            raise DigestMismatch(
+                min(file.path for file in {*files} ^ {*expected}),
+                found="equal arrays, but other bytes once they are compressed",
+                required="the bytes that the record commits",
+                action="Use the version of numcodecs that the record names",
+            )
         self._place({f"data.zarr/{key}": content for key, (content, _) in zip(keys, encoded, strict=True) if content})
         return files
 
@@ -149,15 +154,6 @@ def _check_cases(pieces: Sequence[Piece], data: Path) -> None:
                 required="names that are different on every file system",
                 action="Rename one of them",
             )
-
-
-def _other_bytes(files: Collection[StoredFile]) -> DigestMismatch:
-    return DigestMismatch(
-        min(file.path for file in files),
-        found="equal arrays, but other bytes once they are compressed",
-        required="the bytes that the record commits",
-        action="Use the version of numcodecs that the record names",
-    )
 
 
 def _mismatch(spec: ArraySpec, found: str, required: str) -> LayoutMismatch:

@@ -15,7 +15,7 @@ from metaloom.flows.commands.evaluate import evaluate
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.formatting import dotted, number
 from metaloom.flows.results.doctor import Check
-from metaloom.flows.results.replay import ArrayDifference, StageReplay
+from metaloom.flows.results.replay import ArrayDifference, StageReplay, difference_info
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views import run_info, tables
 from metaloom.flows.views.run_info import bytes_by_group
@@ -199,7 +199,7 @@ def test_replay_lines_and_differences():
         " ".join(row_with(table, "log_std").split()) == "3 adapt k=0 params.log_std [2, 1] 0.5 0.25 0.25 4,194,304 17"
     )
     assert "shape or dtype" in row_with(table, "params.x")
-    assert json.loads(json.dumps(tables.difference_info(reshaped), allow_nan=False))["max_abs"] is None
+    assert json.loads(json.dumps(difference_info(reshaped), allow_nan=False))["max_abs"] is None
 
 
 def test_damage_names_file_iteration_stage_and_array():

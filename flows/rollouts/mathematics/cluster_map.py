@@ -97,7 +97,6 @@ class ClusterMap(KeepingMap):
         return cast(Sequence[T], [Held(made, n) for n in range(len(bounds))])
 
     def join_tasks(self, work: Callable[..., T], tasks_together: int, **batches: TaskBatches) -> T:
-        """See KeepingMap."""
         if not (slots := self._slots.chosen()):
             return work(self.here, **batches)
         num_tasks = _num_tasks(next(iter(batches.values()))[0])

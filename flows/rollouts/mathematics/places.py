@@ -27,7 +27,6 @@ class Piece:
 
 
 def _nothing(spec: SamplerSpec) -> bool:
-    del spec
     return False
 
 

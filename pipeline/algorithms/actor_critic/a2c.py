@@ -31,5 +31,4 @@ class A2C(ActorCritic):
 
     @property
     def critic_weight(self) -> float:
-        """See ActorCritic."""
         return self.value_coeff

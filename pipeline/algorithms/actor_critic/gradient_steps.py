@@ -101,12 +101,10 @@ class TorchSteps(GradientSteps):
         super().__init__(settings, policy_descent, critic_descent, self._policy_params.learned)
 
     def values(self, observations: Array) -> Array:
-        """See GradientSteps."""
         with torch.no_grad():
             return self._values(observations).cpu().numpy()
 
     def old_log_prob(self, experience: Experience) -> Array:
-        """See GradientSteps."""
         acted = self._recorded(experience.behavior)
         return acted.log_prob(self._tensor(experience.actions)).cpu().numpy()
 
@@ -125,14 +123,12 @@ class TorchSteps(GradientSteps):
         return self._policy_params.clip_gradient(settings.max_grad_norm)
 
     def critic_gradient(self, rows: Rows, weight: float, max_norm: float | None = None) -> None:
-        """See GradientSteps."""
         self._critic_params.backward(weight * self._value_loss(rows))
         if max_norm is not None:
             self._critic_params.clip_gradient(max_norm)
 
     @torch.no_grad()
     def describe(self, rows: Rows, behavior: Mapping[str, Array]) -> dict[str, float]:
-        """See GradientSteps."""
         now = self._distribution(rows.observations)
         values, targets = self._values(rows.observations), self._tensor(rows.targets)
         log_prob = now.log_prob(self._tensor(rows.actions))

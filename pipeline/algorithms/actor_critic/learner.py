@@ -54,7 +54,6 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         self, state: LearnerState, episodes: EpisodeBatch, *, seed: int, parallel: ParallelMap = map
     ) -> Samples:
         """Estimate by the critic as it is before it learns from these episodes; see Learner."""
-        del seed, parallel
         mask = episodes.mask
         parts = zip(self.experiences(episodes), self.split(state), strict=True)
         estimates = [estimated(e, self.steps(part), self.settings, self._processing) for e, part in parts]
@@ -78,7 +77,6 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         parallel: ParallelMap = map,
     ) -> tuple[LearnerState, Metrics]:
         """Run the critic's epochs, if it has some of its own, and the policy's; see Learner."""
-        del parallel
         (step,) = experience
         num_updates = int(state.extra[NUM_UPDATES])
         steps = [self.steps(part) for part in self.split(state)]
@@ -154,12 +152,10 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
 
     def directions(self, steps: Sequence[GradientSteps], num_updates: int) -> tuple[Sequence[Array | None], Metrics]:
         """Return what each policy's optimizer descends, None for its gradient, and what describes it."""
-        del num_updates
         return [None] * len(steps), {}
 
     def called(self, j: int) -> str:
         """Return what follows the name of a part of policy j in a message."""
-        del j
         return ""
 
     def _counted(self, state: LearnerState, num_updates: int, moments: Moments | None) -> LearnerState:

@@ -29,7 +29,6 @@ class PPO(ActorCritic):
 
     @property
     def policy_clip(self) -> float:
-        """See ActorCritic."""
         return self.clip_eps
 
     @property

@@ -29,15 +29,12 @@ class PPO2(ActorCritic):
 
     @property
     def policy_clip(self) -> float:
-        """See ActorCritic."""
         return self.clip_eps
 
     @property
     def value_clip(self) -> float:
-        """See ActorCritic."""
         return self.clip_eps
 
     @property
     def critic_weight(self) -> float:
-        """See ActorCritic."""
         return self.value_coeff

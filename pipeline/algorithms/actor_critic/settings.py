@@ -82,7 +82,6 @@ class ActorCritic(AlgorithmSettings, LearningRate):
 
     @property
     def run_defaults(self) -> Mapping[str, Any]:
-        """See RUN_DEFAULTS."""
         return RUN_DEFAULTS
 
     @property

@@ -56,7 +56,6 @@ class SVPG(AlgorithmSettings):
 
     @property
     def num_policies(self) -> int:
-        """See AlgorithmSettings."""
         return self.num_particles
 
     def problems(self, run: RunSettings) -> Iterator[str]:

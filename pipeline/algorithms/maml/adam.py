@@ -31,11 +31,9 @@ class AdamEpochs:
 
     def choose_kernel(self, asked: KernelChoice, policy: Policy, setup: Setup) -> Kernel:
         """Torch; see MetaStep."""
-        del policy, setup
         return Kernel("torch", "asked for" if asked == "torch" else "the whole update is differentiated by torch")
 
     def initialize(self, learned: Mapping[str, Array]) -> Params:
-        """See MetaStep."""
         return self._optimizer(0).initialize(learned)
 
     def __call__(

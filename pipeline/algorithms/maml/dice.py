@@ -27,7 +27,6 @@ class DiceLearner(MetaLearner):
 
     def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
         """The loss after adaptation; see MetaLearner."""
-        del state, steps
 
         def objective(current: Sequence[Distribution], chunk: Chunk) -> dict[str, Tensor]:
             return {LOSS: self._outer_loss(current[-1], chunk.rounds[-1]), **policy_kls(current, chunk)}

@@ -144,7 +144,6 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         self, state: LearnerState, episodes: EpisodeBatch, *, seed: int, parallel: ParallelMap = map
     ) -> Samples:
         """Returns, values and advantages by the run's baseline; see Learner."""
-        del state
         baseline = self._setup.baseline.build()
         return process_samples(episodes, baseline, self._setup.processing, seed=seed, parallel=parallel)
 
@@ -236,7 +235,6 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
 
     def metrics(self, state: LearnerState, made: MetaUpdate) -> Metrics:
         """The loss before and after an update, and all else that the objective gives, after it."""
-        del state
         metrics = {"loss_before": mean_over_tasks(made.before[LOSS]), "loss_after": mean_over_tasks(made.after[LOSS])}
         for name, value in made.after.items():
             if name != LOSS and not name.startswith(INNER_KL):

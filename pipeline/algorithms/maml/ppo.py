@@ -34,7 +34,6 @@ class MAMLPPOLearner(MetaLearner):
 
     def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
         """The clipped surrogate after adaptation, and what describes it; see MetaLearner."""
-        del state, steps
         return partial(_objective, clip_eps=self._clip_eps)
 
 

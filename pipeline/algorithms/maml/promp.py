@@ -45,7 +45,6 @@ class ProMPLearner(MetaLearner):
 
     def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
         """The meta-loss with this iteration's ε and η; see MetaLearner."""
-        del steps
         coeffs = state.extra[INNER_KL_COEFF].tolist()
         return partial(promp_objective, clip_eps=self._clip_eps(state), kl_coeffs=coeffs)
 

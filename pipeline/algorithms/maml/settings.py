@@ -112,7 +112,6 @@ class MetaAdam(ScheduledSteps):
 
     @property
     def minibatches_per_epoch(self) -> int:
-        """See GradientBased."""
         return self.num_minibatches
 
 

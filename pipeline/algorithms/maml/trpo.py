@@ -55,7 +55,6 @@ class TrustRegionLearner(MetaLearner):
 
     def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
         """The surrogate and the KLs, the outer one in the order of kl_order; see MetaLearner."""
-        del state
 
         def objective(current: Sequence[Distribution], chunk: Chunk) -> dict[str, Tensor]:
             values = {LOSS: likelihood_ratio_loss(current[-1], chunk.rounds[-1]), **policy_kls(current, chunk)}
@@ -99,7 +98,6 @@ class TrustRegionStep:
 
     def initialize(self, learned: Mapping[str, Array]) -> Params:
         """There is no state; see MetaStep."""
-        del learned
         return {}
 
     def __call__(

@@ -25,8 +25,6 @@ class MAMLVPGLearner(MetaLearner):
         self._settings = settings
 
     def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
-        """See MetaLearner."""
-        del state
         return with_exploration(_policy_gradient, self._settings, steps)
 
 

@@ -52,7 +52,6 @@ class DQL(ReplaySettings):
 
     @property
     def run_defaults(self) -> Mapping[str, Any]:
-        """See AlgorithmSettings."""
         return {**super().run_defaults, "env": {"action_scale": None}}
 
     def epsilon(self, num_updates: int) -> float:

@@ -77,7 +77,6 @@ class DQLDefinition:
 
     def step(self, minibatch: Minibatch, noise: None = None) -> dict[str, Tensor]:
         """Take a step down the loss; every `target_update_intvl` steps Q̄ becomes Q. Nothing is drawn."""
-        del noise
         batch = transitions_like(self.q.vector, merged(minibatch))
         with torch.no_grad():
             next_values = self._network(self._target.params, batch.next_observations)
@@ -91,7 +90,6 @@ class DQLDefinition:
         return dict(zip(METRICS, (value.detach() for value in described), strict=True))
 
     def state(self) -> LearnerState:
-        """See GradientSteps."""
         self._counters.updates += 1
         target = prefixed(unprefixed(self._target.copies(), self._network.prefix), TARGET)
         optimizer = prefixed(self._descent.state, Q)

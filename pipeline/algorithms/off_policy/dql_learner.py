@@ -53,7 +53,6 @@ class DQLLearner(OffPolicyLearner[object, None]):
 
     def gradient_steps(self, state: LearnerState, *, parallel: ParallelMap = map) -> GradientSteps[None]:
         """See OffPolicyLearner; a single small network has nothing to share out."""
-        del parallel
         of, rate = (self.settings, self.network, state), self._learning_rate(state)
         discount = self._setup.processing.discount
         if self.kernel.name == "fused":
@@ -64,11 +63,9 @@ class DQLLearner(OffPolicyLearner[object, None]):
         """Draw nothing."""
 
     def networks_of(self, state: LearnerState) -> dict[str, Params]:
-        """See OffPolicyLearner."""
         return {"the Q-function": state.params}
 
     def described(self, state: LearnerState) -> Metrics:
-        """See OffPolicyLearner."""
         return {"epsilon": self._epsilon(state), "learning_rate": self._learning_rate(state)}
 
     def _epsilon(self, state: LearnerState) -> float:

@@ -88,7 +88,6 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
 
     def described(self, state: LearnerState) -> Metrics:
         """Return metrics of the iteration that learns from this state, besides those of its gradient steps."""
-        del state
         return {}
 
     def update(

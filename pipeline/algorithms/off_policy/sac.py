@@ -42,6 +42,5 @@ class SAC(ReplaySettings):
 
     @property
     def run_defaults(self) -> Mapping[str, Any]:
-        """See AlgorithmSettings."""
         own = {"env": {"action_scale": 1.0}, "policy": {"hidden_sizes": (256, 256)}}
         return {**super().run_defaults, **own}

@@ -136,7 +136,6 @@ class SACDefinition:
         return dict(zip(METRICS, (value.detach() for value in described), strict=True))
 
     def state(self) -> LearnerState:
-        """See GradientSteps."""
         self._counters.updates += 1
         (log_alpha,) = self._log_alpha.copies().values()
         policy, q, targets = (flat.copies() for flat in (self.policy, self.q, self._targets))

@@ -52,7 +52,6 @@ class SACLearner(OffPolicyLearner[object, Array]):
         return SACArrays(policy, q, targets, log_alpha, optimizers).state(Counters(0, 0))
 
     def gradient_steps(self, state: LearnerState, *, parallel: ParallelMap = map) -> GradientSteps[Array]:
-        """See OffPolicyLearner."""
         of = (self.settings, self.policy, self.q, state)
         discount, rate = self._setup.processing.discount, self._learning_rate(state)
         if self.kernel.name == "fused":
@@ -64,12 +63,10 @@ class SACLearner(OffPolicyLearner[object, Array]):
         return rng.standard_normal((2 * minibatch.transitions.rewards.size, self._setup.action_size), np.float32)
 
     def networks_of(self, state: LearnerState) -> dict[str, Params]:
-        """See OffPolicyLearner."""
         arrays = SACArrays.of(state)
         return {"the policy": arrays.policy, "the Q-functions": arrays.q}
 
     def described(self, state: LearnerState) -> Metrics:
-        """See OffPolicyLearner."""
         return {"learning_rate": self._learning_rate(state)}
 
     def _learning_rate(self, state: LearnerState) -> float:

@@ -165,7 +165,6 @@ class ReplaySettings(LearningRate, OffPolicySettings):
 
     def plan(self, *, episodes_per_task: int, max_episode_steps: int) -> OffPolicyPlan:
         """Fill the buffer by chance unless the run starts warm, and collect one round; see OffPolicySettings."""
-        del max_episode_steps
         return OffPolicyPlan(
             Filling(self.actor if self.use_trained_policy_for_refill else "uniform", steps=self.init_memory_steps),
             (CollectionRound(episodes_per_task),),

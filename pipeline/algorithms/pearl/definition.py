@@ -193,7 +193,6 @@ class PEARLDefinition:
         return dict(zip(METRICS, (value.detach() for value in described), strict=True))
 
     def state(self) -> LearnerState:
-        """See GradientSteps."""
         params = {name: unprefixed(self._flat[name].copies(), prefix) for name, prefix in self._prefixes.items()}
         twins = self._q.copies()
         params |= {name: unprefixed(twins, name) for name in TWINS}

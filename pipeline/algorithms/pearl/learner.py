@@ -100,7 +100,6 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
         self, state: LearnerState, params: TaskParams, evidence: ContextRounds, *, parallel: ParallelMap = map
     ) -> TaskParams:
         """Return the posterior given some transitions of a few rounds, in place of what `params` knew; see Learner."""
-        del parallel
         contexts = evidence.drawn(self.settings.embedding_batch_size)
         return TaskParams({**params.params, **self.infer(state, map(self._shown, contexts)).params})
 
@@ -114,14 +113,12 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
         parallel: ParallelMap = map,
     ) -> TaskParams:
         """Return the posterior given all transitions, once there are `num_exp_traj_eval` episodes; see Learner."""
-        del run_seed, parallel
         if sum(episodes.rewards.shape[1] for episodes in rounds) < self.settings.num_exp_traj_eval:
             return params
         contexts = map(self._shown, all_transitions(rounds))
         return TaskParams({**params.params, **self.infer(state, contexts).params})
 
     def gradient_steps(self, state: LearnerState, *, parallel: ParallelMap = map) -> GradientSteps[Noise]:
-        """See OffPolicyLearner."""
         num_updates, discount = PEARLArrays.of(state).num_updates, self._setup.processing.discount
         rates: dict[str, float] = {name: self._rates[name] * self._lr_factors[name](num_updates) for name in TRAINED}
         if self.kernel.name == "fused":
@@ -132,13 +129,11 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
         )
 
     def noise(self, minibatch: Minibatch, rng: np.random.Generator) -> Noise:
-        """See OffPolicyLearner."""
         shape = minibatch.transitions.actions.shape
         latent = rng.standard_normal((shape[0], self.settings.latent_size), np.float32)
         return Noise(latent, rng.standard_normal(shape, np.float32))
 
     def networks_of(self, state: LearnerState) -> Mapping[str, Params]:
-        """See OffPolicyLearner."""
         return PEARLArrays.of(state).params
 
     def shown(self, minibatch: Minibatch) -> Minibatch:

@@ -116,7 +116,6 @@ class PEARL(ScheduledSteps, OffPolicySettings):
 
     @property
     def run_defaults(self) -> Mapping[str, Any]:
-        """See AlgorithmSettings."""
         return {
             "iterations": 500,
             "num_tasks": 5,
@@ -134,7 +133,6 @@ class PEARL(ScheduledSteps, OffPolicySettings):
 
     def plan(self, *, episodes_per_task: int, max_episode_steps: int) -> OffPolicyPlan:
         """See OffPolicySettings; numbers of steps are rounded up to whole episodes of full length."""
-        del episodes_per_task
         return OffPolicyPlan(
             Filling(self.actor, episodes=_episodes(self.num_initial_steps, max_episode_steps)),
             self.rounds(max_episode_steps),

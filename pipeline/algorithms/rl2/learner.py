@@ -101,7 +101,6 @@ class WithMemoryLearner(Learner[Step, Sequence[Step]]):
 
     def initial_optimizer(self, learned: Mapping[str, Array]) -> Params:
         """Return the state of what learns before its first step, by default none."""
-        del learned
         return {}
 
     def initialize(self, *, run_seed: int) -> LearnerState:
@@ -119,7 +118,6 @@ class WithMemoryLearner(Learner[Step, Sequence[Step]]):
         self, state: LearnerState, episodes: EpisodeBatch, *, seed: int, parallel: ParallelMap = map
     ) -> Samples:
         """Estimate along the trials, by the values as they are before they learn from them; see Learner."""
-        del seed, parallel
         return self.estimates.process(state.params | critic_of(state), state.extra[CRITIC_SCALE], episodes)
 
     def adapt_to_episodes(
@@ -132,7 +130,6 @@ class WithMemoryLearner(Learner[Step, Sequence[Step]]):
         parallel: ParallelMap = map,
     ) -> TaskParams:
         """Add what is remembered of the last round, whose episodes are one trial of every task; see Learner."""
-        del state, run_seed, parallel
         return remembered(Remembering(self.setup.policy, self.setup, params, num_rows=1), params, rounds[-1])
 
 
@@ -158,7 +155,6 @@ class MemoryLearner(WithMemoryLearner):
         parallel: ParallelMap = map,
     ) -> tuple[LearnerState, Metrics]:
         """Run the epochs of gradient steps on minibatches of trials; see Learner."""
-        del parallel
         (step,) = experience
         num_updates = int(state.extra[NUM_UPDATES])
         found = self._update.improve(

@@ -42,7 +42,6 @@ class WithMemory(TrialSettings):
         }
 
     def own_problems(self, run: RunSettings) -> Iterator[str]:
-        """See TrialSettings."""
         if run.policy.name is not None:
             yield (
                 f"policy.name is {run.policy.name} but {self.name} needs a memory; set policy.network to a class of "

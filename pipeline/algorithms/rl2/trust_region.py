@@ -149,7 +149,6 @@ class RL2TRPOLearner(WithMemoryLearner):
         parallel: ParallelMap = map,
     ) -> tuple[LearnerState, Metrics]:
         """Step within the trust region, and fit the values; nothing is drawn. See Learner."""
-        del run_seed, iteration, parallel
         (step,) = experience
         batch = self.estimates.batch(state.params | critic_of(state), state.extra[CRITIC_SCALE], step)
         chunks = self._chunks(batch)

@@ -27,7 +27,6 @@ class TrialSettings(AlgorithmSettings):
 
     @property
     def trial(self) -> int:
-        """See AlgorithmSettings."""
         return self.episodes_per_trial
 
     @property
@@ -46,7 +45,6 @@ class TrialSettings(AlgorithmSettings):
         return 1
 
     def problems(self, run: RunSettings) -> Iterator[str]:
-        """See AlgorithmSettings."""
         if run.baseline.name != "zero":
             yield f"baseline is {run.baseline.name} but {self.name} has values of its own instead; leave baseline out"
         yield from self.own_problems(run)
@@ -63,7 +61,6 @@ class TrialSettings(AlgorithmSettings):
 
     def own_problems(self, run: RunSettings) -> Iterator[str]:
         """Tell what does not fit this algorithm alone, in words that say what to do."""
-        del run
         yield from ()
 
 
@@ -97,5 +94,4 @@ class TrialClipping(TrialSteps):
 
     @property
     def policy_clip(self) -> float:
-        """See TrialSteps."""
         return self.clip_eps

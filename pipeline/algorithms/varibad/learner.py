@@ -56,7 +56,6 @@ class VariBADPolicy(InferringPolicy):
         self._input_size = setup.observation_size + 2 * sizes.latent
 
     def learned(self, params: Mapping[str, object]) -> tuple[str, ...]:
-        """See TrialPolicy."""
         return self.policy.learned(params)
 
     def inputs(self, trials: Trials) -> Array:
@@ -65,12 +64,10 @@ class VariBADPolicy(InferringPolicy):
         return np.concatenate([observations, *(trials.behavior[n] for n in (POSTERIOR_MEAN, POSTERIOR_LOG_STD))], -1)
 
     def judged(self, params: Mapping[str, Tensor], of: Sequences) -> tuple[Distribution, Tensor]:
-        """See TrialPolicy."""
         rows = of.rows(of.inputs)
         return self.policy.distribution(params, rows[:, : self._input_size]), self.critic(params, rows).squeeze(-1)
 
     def values(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """See TrialPolicy."""
         return self.critic(params, inputs.flatten(0, 1)).unflatten(0, inputs.shape[:2]).squeeze(-1)
 
 
@@ -102,7 +99,6 @@ class VariBADLearner(Learner[Step, TrialExperience]):
         self, state: LearnerState, episodes: EpisodeBatch, *, seed: int, parallel: ParallelMap = map
     ) -> Samples:
         """Estimate along the trials, by the values as they are before they learn from them; see Learner."""
-        del seed, parallel
         return self._estimates.process(self._critic(state), state.extra[CRITIC_SCALE], episodes)
 
     def adapt_to_episodes(
@@ -115,7 +111,6 @@ class VariBADLearner(Learner[Step, TrialExperience]):
         parallel: ParallelMap = map,
     ) -> TaskParams:
         """Add what is remembered of the last round, whose episodes are one trial of every task; see Learner."""
-        del state, run_seed, parallel
         remembering = Remembering(self._setup.policy, self._setup, params, num_rows=1, network=PosteriorNetwork)
         return remembered(remembering, params, rounds[-1])
 
@@ -129,7 +124,6 @@ class VariBADLearner(Learner[Step, TrialExperience]):
         parallel: ParallelMap = map,
     ) -> tuple[LearnerState, Metrics]:
         """Run the policy's epochs on this iteration's trials, and the model's steps on the buffer's; see Learner."""
-        del parallel
         num_updates, critic = int(state.extra[NUM_UPDATES]), self._critic(state)
         encoder = {name: state.params[name] for name in self._policy.encoder.shapes}
         decoder = {name: value for name, value in state.extra.items() if name.startswith(f"{DECODER}.")}

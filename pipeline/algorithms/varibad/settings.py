@@ -81,11 +81,9 @@ class VariBAD(TrialClipping):
 
     @property
     def earlier_iterations(self) -> int:
-        """See AlgorithmSettings."""
         return self.buffer_iterations - 1
 
     def own_problems(self, run: RunSettings) -> Iterator[str]:
-        """See TrialSettings."""
         if run.policy.name is not None:
             yield (
                 f"policy.name is {run.policy.name} but varibad has a policy of its own, on a posterior; set "
