@@ -12,10 +12,9 @@ def kept_from_children(*numbers: signal.Signals) -> Iterator[None]:
 
     None is lost: what comes meanwhile is delivered to this process at the end.
     """
+    resource_tracker.ensure_running()  # whose start unblocks some, so that it has to happen before
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
-        resource_tracker.ensure_running()  # whose start unblocks some, so that it has to happen before
-        signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
