@@ -7,6 +7,7 @@ a scheduler or a terminal that kills the process soon afterwards, so a stage tha
 import os
 import select
 import signal
+import socket
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
@@ -94,26 +95,31 @@ def stop_on_interrupt(again: Callable[[], str]) -> Iterator[Stop]:
     Args:
         again: says how to go on, for a process that ends at once.
     """
-    stop, received = Stop(), list[int]()
+    stop, lock = Stop(), threading.RLock()
+    asking = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup
+        asking.remove(signal.SIGHUP)
     # What cannot be interrupted, such as a call of a simulator, does not keep the process either.
     end = threading.Timer(STAGE_SECONDS + _CLOSING_SECONDS, lambda: stop.end_at_once(again()))
     end.daemon = True
 
-    def handle(number: int, frame: FrameType | None) -> None:
-        del frame
-        if number == signal.SIGINT and received:
-            stop.end_at_once(again())
-        if number != signal.SIGINT and {*received} <= {signal.SIGINT}:
-            signal.setitimer(signal.ITIMER_REAL, STAGE_SECONDS, _LOOK_EVERY_SECONDS)
-            end.start()
-        if not received:
+    def receive(number: int, received: list[int]) -> None:
+        """Take a signal: the thread that listens is in time, the handler is there where another has taken its place."""
+        with lock:
+            received.append(number)
+            if number == signal.SIGINT and len(received) > 1:
+                stop.end_at_once(again())
+            if number != signal.SIGINT and end.ident is None:
+                signal.setitimer(signal.ITIMER_REAL, STAGE_SECONDS, _LOOK_EVERY_SECONDS)
+                end.start()
+            if stop.how:
+                return
             stop.how = "press Ctrl-C again to stop at once"
             if number != signal.SIGINT:
                 stop.how = f"after {STAGE_SECONDS:g} s it is abandoned, and computed again by `metaloom resume`"
             if stop.panel is None:
                 with suppress(OSError):  # the terminal may be what has gone
                     os.write(2, f"\nfinishing the current stage; {stop.how}\n".encode())
-        received.append(number)
 
     def abandon(number: int, frame: FrameType | None) -> None:
         del number, frame
@@ -121,14 +127,42 @@ def stop_on_interrupt(again: Callable[[], str]) -> Iterator[Stop]:
             signal.setitimer(signal.ITIMER_REAL, 0)
             raise StageAbandoned
 
-    handlers = {signal.SIGINT: handle, signal.SIGTERM: handle, signal.SIGHUP: handle, signal.SIGALRM: abandon}
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup
-        del handlers[signal.SIGHUP]
+    handled, heard = list[int](), list[int]()
+    handlers = dict.fromkeys(asking, lambda number, frame: receive(number, handled)) | {signal.SIGALRM: abandon}
     previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        yield stop
+        with _listening(lambda number: receive(number, heard) if number in asking else None):
+            yield stop
     finally:
+        for number in asking:
+            signal.signal(number, previous[number])
         end.cancel()
         signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        signal.signal(signal.SIGALRM, previous[signal.SIGALRM])
+
+
+@contextmanager
+def _listening(receive: Callable[[int], None]) -> Iterator[None]:
+    """Pass signals on as they arrive, by a thread: handlers wait while the main thread is in a long call."""
+    listener, ours = socket.socketpair()
+    ours.setblocking(False)
+
+    def listen() -> None:
+        while numbers := listener.recv(64):
+            for number in numbers:
+                receive(number)
+
+    thread = threading.Thread(target=listen, name="metaloom-signals", daemon=True)
+    thread.start()
+    before = signal.set_wakeup_fd(ours.fileno(), warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        ours.close()
+        thread.join()
+        listener.close()
+
+
+# What a copy of this process receives, which a simulator may have forked, is nothing to this one.
+os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))

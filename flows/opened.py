@@ -171,9 +171,9 @@ def open_runs(pattern: str | Path) -> Runs:
         )
     root = Path() if isinstance(pattern, Path) or "/" in pattern else runs_root()
     pattern = Path(pattern).expanduser()
-    files = glob(str(pattern / "run.json"), root_dir=root, recursive=True)
+    folders = (root / path for path in glob(f"{pattern}/", root_dir=root, recursive=True))
     # A run keeps a copy of its run.json in a folder of its own.
-    found = sorted(folder for path in files if not _is_within_a_run(folder := root / Path(path).parent))
+    found = sorted(folder for folder in folders if not _is_within_a_run(folder) and storage.run_exists(folder))
     if not found:
         raise UsageError(f"found no run {str(root / pattern)!r}; required a pattern that the path of a run matches")
     return Runs([Run.open(path) for path in found])

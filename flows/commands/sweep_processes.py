@@ -6,6 +6,7 @@ import signal
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.synchronize import Event
@@ -19,10 +20,12 @@ from metaloom.flows.observer import IterationReport, Observer
 from metaloom.flows.results.sweep import Ending, Outcome, SweepObserver
 from metaloom.flows.rollouts.guard import tell_asked_to_end
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.signals import kept_from_children
 from metaloom.flows.sweeps.stored import PlannedRun
 from metaloom.pipeline.config.run import RunConfig
 
 LOOK_SECONDS = 0.2
+_FOR_ALL = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,9 @@ def _train_at_once(
     context = multiprocessing.get_context("forkserver")
     # So that processes that follow need not import numerics again.
     context.set_forkserver_preload(["metaloom.flows.commands.train"])
+    # From their first moment on, before they can say for themselves what signals mean.
+    with kept_from_children(*_FOR_ALL):
+        forkserver.ensure_running()
     stop, waiting, working = context.Event(), [*jobs], list[_Working]()
     outcomes: list[Outcome] = []
     try:
@@ -101,9 +107,10 @@ def _listen(one: _Working, observer: SweepObserver) -> Outcome | None:
 
 def _work(config: RunConfig, folder: Path, backend: Backend, stop: Event, tell: Connection, logs: LogPlan) -> None:
     """Train a run in this process, and tell of it."""
-    # These reach all processes of a terminal; the one that was started by the user decides what they mean.
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    for number in _FOR_ALL:
+        # What this process starts ignores what it ignores, and is ended by SIGTERM.
+        signal.signal(number, (lambda *_: None) if number == signal.SIGTERM else signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FOR_ALL)
     Thread(target=_end_with_parent, args=(stop,), daemon=True).start()
 
     def iteration_done(report: IterationReport) -> None:

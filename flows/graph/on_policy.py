@@ -40,7 +40,7 @@ def _every_step(config: RunConfig, i: int) -> Mapping[str, Input]:
 def _collect_rollouts(
     context: Context, i: int, k: int, *, tasks: TaskBatch, state: Update | None = None, params: TaskParams | None = None
 ) -> EpisodeBatch:
-    return context.rollouts.collect(_params(context, state, params), tasks, position(context.config, i, k))
+    return context.rollouts.collect(_params(context, state, params, len(tasks)), tasks, position(context.config, i, k))
 
 
 def _process_samples(context: Context, i: int, k: int, *, state: Update, episodes: EpisodeBatch) -> Samples:
@@ -73,15 +73,16 @@ def _adapt(
     ) -> TaskParams:
         return learner.adapt(before, params[0], Step(episodes[0], samples[0], k), parallel=parallel)
 
+    num_tasks = len(episodes.lengths)
     found = join_tasks(
         context.parallel,
         adapt,
         apart.adapt if apart else 0,
-        params=[_params(context, state, params)],
+        params=[_params(context, state, params, num_tasks)],
         episodes=[episodes],
         samples=[samples],
     )
-    return require_adapted(found, len(episodes.lengths), learner)
+    return require_adapted(found, num_tasks, learner)
 
 
 def _meta_optimize(
@@ -104,11 +105,11 @@ def _meta_optimize(
     )
 
 
-def _params(context: Context, state: Update | None, params: TaskParams | None) -> TaskParams:
+def _params(context: Context, state: Update | None, params: TaskParams | None, num_tasks: int) -> TaskParams:
     if params is not None:
         return params
     assert state is not None, "tasks act with a learner's parameters or with adapted ones"
-    return context.learner.acting_params(context.start(state), context.config.num_tasks)
+    return context.learner.acting_params(context.start(state), num_tasks)
 
 
 COLLECT_ROLLOUTS = Stage(

@@ -178,22 +178,24 @@ def config_at(run: Run, iteration: int) -> RunConfig:
 
 
 def require_stored_sizes(run: Run, learner: Learner[Any, Any]) -> None:
-    """Refuse settings whose learner has parameters of other sizes than those that are stored.
+    """Refuse settings whose learner has parameters, or keeps arrays, of other sizes than those that are stored.
 
     Raises:
-        storage.IncompatibleFormat: naming the first parameter that differs.
+        storage.IncompatibleFormat: naming the first array that differs.
     """
     ref = run.learner_ref(0)
     if not run.contains(ref):
         return
-    arrays = run.record(ref).arrays
-    for name, value in learner.initialize(run_seed=0).params.items():
-        stored = arrays.get(f"learner.params.{name}")
+    arrays, state = run.record(ref).arrays, learner.initialize(run_seed=0)
+    # What else learners keep, those of earlier versions may not have.
+    kept = {name: value for name, value in state.extra.items() if f"learner.extra.{name}" in arrays}
+    for part, name, value in [*(("params", *p) for p in state.params.items()), *(("extra", *e) for e in kept.items())]:
+        stored = arrays.get(f"learner.{part}.{name}")
         if stored is None or stored.shape != value.shape:
             raise IncompatibleFormat(
                 run.path / "run.json",
-                found=f"settings by which the parameter {name} has the shape {list(value.shape)}",
-                required=f"{list(stored.shape) if stored else 'no such parameter'}, as stored with {ref}",
+                found=f"settings by which {part}.{name} of the learner has the shape {list(value.shape)}",
+                required=f"{list(stored.shape) if stored else 'no such array'}, as stored with {ref}",
                 action="Restore run.json from a copy of the run",
             )
 

@@ -93,7 +93,7 @@ def _adapt(context: Context, i: int, k: int, *, state: Update, episodes: tuple[E
     """The posterior over every task; of what a task acts with it is all that adaptation changes."""
     evidence = ContextRounds(episodes, (context.config.seed, i, k))
     found = context.learner.adapt(context.start(state), TaskParams({}), evidence, parallel=context.parallel)
-    return require_adapted(found, context.config.num_tasks, context.learner)
+    return require_adapted(found, len(episodes[0].lengths), context.learner)
 
 
 def _sample_transitions(context: Context, i: int, k: int, *, rounds: SpanOutputs, tasks: SpanOutputs) -> Minibatches:

@@ -6,7 +6,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import resource_tracker
 from typing import Any, ClassVar
 
 import dask.config
@@ -15,6 +14,7 @@ from distributed.comm.core import CommClosedError
 from distributed.core import Status
 
 from metaloom.flows.rollouts.guard import MARK, end_marked
+from metaloom.flows.signals import kept_from_children
 
 LOOPBACK = "127.0.0.1"
 _SETTINGS = {
@@ -105,12 +105,9 @@ def local_client(workers: int, retries: int, mark: str) -> Iterator[Client]:
 
 
 def _cluster(workers: int, retries: int, mark: str, security: Security) -> LocalCluster:
-    # Ctrl-C reaches every process of the terminal's group, but the trainer alone decides what it means. Workers inherit
-    # the blocked signal, those that are restarted later as well; here it is delivered as soon as they have started.
-    # Python's resource tracker unblocks it when it starts, so that has to have happened before.
-    resource_tracker.ensure_running()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
+    # A terminal sends these to its whole group. Workers inherit that they are blocked, those that are restarted later
+    # as well.
+    with kept_from_children(signal.SIGINT, signal.SIGHUP):
         return LocalCluster(
             n_workers=workers,
             threads_per_worker=1,
@@ -124,5 +121,3 @@ def _cluster(workers: int, retries: int, mark: str, security: Security) -> Local
             worker_dashboard_address=f"{LOOPBACK}:0",
             scheduler_kwargs={"dashboard": False, "allowed_failures": retries},
         )
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -94,7 +94,10 @@ class StoredOutputs:
         Raises:
             StageMissing: the output is not stored.
         """
-        return self.files.is_thinned(self.record(ref))
+        if not self.contains(ref):
+            raise self._missing(ref)
+        marked = self.files.thinned(ref.iteration).get(ref)
+        return marked is not None and marked == self.record(ref).sha256
 
     def thinnable(self, iterations: Collection[int]) -> list[StageRef]:
         """The stored outputs of some iterations whose arrays may go, or are gone."""

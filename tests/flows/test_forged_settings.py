@@ -1,5 +1,6 @@
 """Runs whose run.json says something else than their outputs: every command explains that in one line."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -67,6 +68,19 @@ def test_every_command_explains_settings_that_are_not_those_of_the_outputs(forge
     computing = COMPUTE if forgery in ("sizes", "last stage", "no algorithm") else ()
     refusals = [explained(words, capsys) for words in (*READ, *computing)]
     assert any(refusals) or forgery == "components"  # which are not shown where they are none
+
+
+@pytest.mark.usefixtures("runs")
+def test_other_numbers_of_tasks_or_inner_steps_are_explained_where_a_run_computes(capsys):
+    forge(Path("runs/forged"), put("config", "num_tasks", value=5))
+    assert cli.run(["replay", "forged@0", "--workers", "0", "--json"]) == 1
+    stages = json.loads(capsys.readouterr().out)
+    assert [stage["stage"] for stage in stages if not stage["identical"]] == ["sample_tasks"]
+    assert "required: shape (" in explained("resume forged --iterations 4 --workers 0", capsys)
+    shutil.rmtree("runs/forged")
+    shutil.copytree("runs/good", "runs/forged")
+    forge(Path("runs/forged"), put("config", "algorithm", "inner_steps", value=2))
+    assert "extra.inner_kl_coeff" in explained("resume forged --iterations 4 --workers 0", capsys)
 
 
 @pytest.mark.usefixtures("runs")

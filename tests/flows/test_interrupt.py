@@ -20,7 +20,7 @@ from metaloom.pipeline.envs.config import EnvConfig
 
 HERE = Backend(workers=0)
 SLOW_ONCE = """
-import os, time
+import hashlib, os, time
 from hostile_envs import Hostile
 
 class SlowOnce(Hostile):
@@ -32,11 +32,8 @@ class SlowOnce(Hostile):
 
 class Unending(Hostile):
     def reset(self, **options):
-        while True:
-            try:
-                time.sleep(600)
-            except BaseException:
-                pass
+        while True:  # without a moment in which Python could run the handler of a signal
+            hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
 """
 
 

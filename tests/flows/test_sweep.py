@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -163,6 +164,32 @@ def test_ctrl_c_stops_runs_in_several_processes_in_order(runs_folder):
     assert "go on with the same command, or: metaloom sweep lr" in rest
     assert find_sweep("lr") is not None
     assert all(storage.current_writer(folder) is None for folder in storage.find_runs(runs_folder))
+
+
+@pytest.mark.slow
+@pytest.mark.no_cover
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
+def test_signals_to_all_processes_of_a_sweep_lose_no_run_in_its_first_moments(number, runs_folder):
+    code = (
+        "import signal, sys; from metaloom.flows import cli; signal.signal(signal.SIGHUP, signal.SIG_DFL); "
+        f"sys.exit(cli.run({words('--name', 'lr', '--seeds', '2', '--parallel', '2')!r}))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    # The server of processes, and with it their processes before they have begun.
+    while not (others := psutil.Process(process.pid).children(recursive=True)):
+        assert process.poll() is None
+    while process.poll() is None and len(others) < 4:  # with the tracker of semaphores
+        for other in others:
+            with suppress(psutil.NoSuchProcess):
+                other.send_signal(number)
+        others = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(number)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "failed" not in said
+    assert "exit code" not in said
 
 
 def test_a_changed_grid_is_told_and_refused_but_more_of_it_can_be_added(runs_folder, capsys):

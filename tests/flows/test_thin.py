@@ -66,10 +66,13 @@ def test_a_run_to_which_nothing_is_missing_says_so_and_how_it_goes_on(trained, c
     assert "run --iterations 8` computes it" in capsys.readouterr().err
 
 
-def test_a_dry_run_tells_what_would_go_and_changes_nothing(trained, capsys):
-    before = files_of(trained)
-    assert command(["thin", "run", "--keep-last", "1", "--dry-run", "--json"]) == 0
+def test_a_dry_run_tells_what_would_go_reads_each_record_once_and_changes_nothing(trained, capsys, monkeypatch):
+    before, read, record = files_of(trained), [], CommittedFiles.record
+    with monkeypatch.context() as patch:
+        patch.setattr(CommittedFiles, "record", lambda files, ref: (read.append(ref), record(files, ref))[1])
+        assert command(["thin", "run", "--keep-last", "1", "--dry-run", "--json"]) == 0
     planned = json.loads(capsys.readouterr().out)
+    assert len(read) == len({*read}) == 10
     assert files_of(trained) == before
     assert command(["thin", "run", "--keep-last", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {**planned, "dry_run": False}
