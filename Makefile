@@ -3,6 +3,9 @@
 RECIPE ?= promp-half-cheetah-dir
 ITERATIONS ?= 20
 SECONDS ?= 60
+SEED ?= 1
+COUNT ?= 40
+ROOM ?=
 ARGS ?=
 
 BIN := .venv/bin
@@ -30,7 +33,8 @@ TEMPORARY = $(shell test "$$(df --output=avail $(MEMORY) 2>/dev/null | tail -n 1
 # It asks for MuJoCo 3.3.0, which has no batches, and works with ours all the same; so without its dependencies.
 METAWORLD = metaworld==3.1.1
 
-.PHONY: help setup metaworld train test coverage lint types layers serve learning sweep digests fuzz bench docs dist lock
+.PHONY: help setup metaworld train test coverage lint types layers serve learning sweep digests mutants fuzz newest bench \
+	docs dist lock
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' Makefile
@@ -72,10 +76,22 @@ sweep: $(READY)  ## the faults of which the tests try a sample, all of them: abo
 digests: $(READY)  ## check that no number has moved: a small run of each algorithm, and every reference run; minutes
 	$(BIN)/python -W ignore tests/digests.py $(ARGS)
 
+mutants: $(READY)  ## plant COUNT faults, drawn by SEED from the folder ROOM, one at a time: which do the tests notice?
+	$(TEMPORARY) nice -n 10 $(BIN)/python tests/mutants.py --seed $(SEED) --count $(COUNT) --room "$(ROOM)" $(ARGS)
+
 # Beside .venv, because it has wheels for Linux alone.
 fuzz: $(READY)  ## fuzz every reader for SECONDS each, guided by what of its code an input reaches
 	test -d build/fuzz/atheris || $(BIN)/python -m pip install --quiet --only-binary :all: --target build/fuzz 'atheris>=3,<4'
 	cd build/fuzz && PYTHONPATH=. ../../$(BIN)/python ../../tests/fuzz/fuzz.py $(SECONDS)
+
+# For a weekly job: it is what a user gets who installs today. It prints the versions that are not those of the lock.
+newest: $(READY)  ## what the lock keeps from us: the newest of every dependency in build/newest, with the core's tests
+	$(BIN)/python -m venv build/newest
+	build/newest/bin/python -m pip install --upgrade --upgrade-strategy eager --only-binary :all: --editable '.[dev]'
+	build/newest/bin/python -m pip install --only-binary :all: --no-deps '$(METAWORLD)'
+	build/newest/bin/python -m pip freeze --all --exclude-editable | sed 's/+[a-z0-9.]*$$//' > build/newest.txt
+	@grep --invert-match --line-regexp --fixed-strings --file requirements.lock build/newest.txt || true
+	$(TEMPORARY) build/newest/bin/pytest $(IN_TWO) $(SUITE) tests/pipeline tests/stages tests/storage $(ARGS)
 
 bench: $(READY)  ## every benchmark, one after the other
 	@for name in startup sampling meta_optimize store iteration replay_buffer pearl_update; do \

@@ -3,15 +3,27 @@
 Fuzzers give them any bytes. A sealed document is also sealed again, so that what lies behind its checksum is reached.
 """
 
+import io
 import json
+import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import patch
 
+from cyclopts import CycloptsError
+from rich.console import Console
+
+from metaloom.flows.cli import app
 from metaloom.flows.commands.task_files import load_tasks
 from metaloom.flows.errors import exit_code
+from metaloom.flows.references.index import read_index
+from metaloom.flows.references.zips import unpack
+from metaloom.flows.run_log import LogReader
 from metaloom.flows.runs import RunAt, parse_span
+from metaloom.flows.sweeps.stored import Sweep, find_sweep
 from metaloom.flows.trained.files import PolicyFile
 from metaloom.flows.trust import Settings
 from metaloom.pipeline.config.input import load_config, override
@@ -23,8 +35,13 @@ from metaloom.storage.format.arrays import ArraySpec, read_spec
 from metaloom.storage.format.canonical import render, sealed
 from metaloom.storage.format.chunks import decode_chunk
 from metaloom.storage.format.records import read_record
+from metaloom.storage.format.segments import read_seal
 from metaloom.storage.format.sessions import SessionName, session_facts
+from metaloom.storage.format.stages import ON_POLICY
+from metaloom.storage.keep.quarantine import read_quarantine
+from metaloom.storage.keep.thinning import read_marker, read_packed_marker
 from metaloom.storage.read.parquet import parse_table
+from metaloom.storage.remote.entries import Entry
 
 CORPUS = Path(__file__).with_name("corpus")
 FOLDER = Path(tempfile.mkdtemp(prefix="metaloom-fuzz-"))
@@ -76,6 +93,81 @@ def _spec(raw: bytes) -> None:
         refused(lambda path: read_spec(path, "group/array"), _file("data/group/array/zarr.json", content).parents[2])
 
 
+def _seal(raw: bytes) -> None:
+    for content in _resealed(raw):
+        refused(read_seal, _file("_segments/00000000-00000002/seal.json", content).parent)
+
+
+def _marker(raw: bytes) -> None:
+    for content in _resealed(raw):
+        refused(lambda path: read_marker(path, ON_POLICY), _file("_thinned/00000001.json", content))
+        packed = _file("_thinned/00000000-00000002.json", content)
+        refused(lambda path: read_packed_marker(path, range(3), ON_POLICY), packed)
+
+
+def _quarantine(raw: bytes) -> None:
+    for content in _resealed(raw, indented=True):
+        _in_quarantine(content, next((CORPUS / "quarantine.npy").iterdir()).read_bytes())
+
+
+def _quarantined_array(raw: bytes) -> None:
+    _in_quarantine(next((CORPUS / "quarantine.json").iterdir()).read_bytes(), raw)
+
+
+def _in_quarantine(about: bytes, array: bytes) -> None:
+    _file("_quarantine/00000001.adapt.0/000.npy", array)
+    refused(_quarantined, _file("_quarantine/00000001.adapt.0/about.json", about).parents[2])
+
+
+def _quarantined(path: Path) -> None:
+    for fault in read_quarantine(path):
+        fault.arrays()
+
+
+def _sweep(raw: bytes) -> None:
+    with patch.dict(os.environ, METALOOM_RUNS=str(FOLDER)):
+        refused(lambda path: _trusted(find_sweep(path.stem)), _file("sweeps/hunt.json", raw))
+
+
+def _trusted(sweep: Sweep | None) -> None:
+    assert sweep is not None
+    sweep.require_trust()
+
+
+def _index(raw: bytes) -> None:
+    for content in _resealed(raw, indented=True):
+        refused(read_index, _file("references/index.json", content).parent)
+
+
+def _archive(raw: bytes) -> None:
+    folder = FOLDER / "unpacked"
+    refused(lambda path: unpack(raw, path, folder), FOLDER / "reference.zip")
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _entry(raw: bytes) -> None:
+    for content in _resealed(raw):
+        with suppress(ValueError):  # which the log reports as damage
+            Entry.parse(content).content()
+
+
+def _log(raw: bytes) -> None:
+    for line in LogReader(_file("_operator/log.jsonl", raw).parents[1]).new_lines():
+        _ = line.ref, line.is_at_least("warning")
+
+
+def _arguments(raw: bytes) -> None:
+    """Parse a command line, an argument per line, and run nothing."""
+    tokens = raw.decode(errors="surrogateescape").splitlines()
+    try:
+        app.parse_args(tokens, exit_on_error=False, error_console=Console(file=io.StringIO()))
+    except CycloptsError:
+        pass
+    except Exception as error:
+        if exit_code(error) is None:
+            raise
+
+
 def refused(read: Callable[[Path], object], path: Path) -> None:
     """Read a file, which may be refused by a documented error and by no other."""
     try:
@@ -113,6 +205,16 @@ READERS: dict[str, Callable[[bytes], object]] = {
     "session.json": _session,
     "run.json": _info,
     "zarr.json": _spec,
+    "seal.json": _seal,
+    "marker.json": _marker,
+    "quarantine.json": _quarantine,
+    "quarantine.npy": _quarantined_array,
+    "sweep.json": _sweep,
+    "index.json": _index,
+    "reference.zip": _archive,
+    "entry.json": _entry,
+    "log.jsonl": _log,
+    "arguments.txt": _arguments,
     "chunk.bin": _chunk,
     "table.parquet": lambda raw: refused(lambda path: parse_table(raw, path), _file("table.parquet", b"")),
     "tasks.parquet": lambda raw: refused(lambda path: load_tasks(path, _FIELDS), _file("tasks.parquet", raw)),
