@@ -19,7 +19,8 @@ _KNOWN_BY_VERSION = ("metaloom.", "gymnasium.")
 def acting_paths(env: EnvConfig, policy: PolicyConfig) -> list[str]:
     """Whatever acts and what it acts in, as module:Class where it is somebody's own."""
     own_policy = [POLICIES.path(policy.name)] if policy.name else []
-    return [env.name, class_path(env), NETWORKS.path(policy.network), *own_policy]
+    wrappers = [wrapper.path for wrapper in env.wrappers]
+    return [env.name, class_path(env), *wrappers, NETWORKS.path(policy.network), *own_policy]
 
 
 def sources_of(paths: Iterable[str]) -> dict[str, str]:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -16,6 +16,9 @@ from metaloom.pipeline.types import Array, EpisodeBatch, TaskBatch
 from metaloom.storage import Run
 from metaloom.storage.export import Export
 from metaloom.storage.run import Iterations
+
+if TYPE_CHECKING:
+    from metaloom.pipeline.envs.wrappers import ActionSpace
 
 Episode = tuple[dict[str, Array], dict[str, float]]
 """Arrays of an episode, and where in the run it is from."""
@@ -66,7 +69,7 @@ def dataset_id(run: Run) -> str:
     return re.sub(r"[^\w-]", "-", run.name, flags=re.ASCII) + "-v0"
 
 
-def _spaces(run: Run) -> tuple[gymnasium.Space[Any], gymnasium.spaces.Box | gymnasium.spaces.Discrete]:
+def _spaces(run: Run) -> tuple[gymnasium.Space[Any], "ActionSpace"]:
     # Of the arrays as a whole: those of an iteration may have been thinned.
     found = run.files.spec("rollouts_0/observations")
     # Here, because runs can be opened without what else these need.
@@ -107,7 +110,7 @@ def _episodes(
     done: Export,
     iterations: Iterations,
     steps: Sequence[int] | None,
-    actions: gymnasium.spaces.Box | gymnasium.spaces.Discrete,
+    actions: "ActionSpace",
 ) -> Iterator[Episode]:
     from metaloom.pipeline.envs.wrappers import action_map
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import gymnasium
 
 from metaloom.flows.rollouts.guard import MARK, end_marked
-from metaloom.pipeline.envs import ENVS, rehearsal
+from metaloom.pipeline.envs import rehearsal
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import EnvError
 
@@ -42,11 +42,11 @@ def settled(config: EnvConfig, max_episode_steps: int, timeout_seconds: float = 
         always: play it even if nothing is left open.
 
     Raises:
-        EnvError: new copies of the environment do not do the same, or only this process knows it.
+        EnvError: new copies of the environment do not do the same, only this process knows it, or a wrapper fails.
     """
     asks_scale = "action_scale" not in config.model_fields_set and config.action_scale is not None
-    asks_scale = asks_scale and config.name not in ENVS
-    if not (asks_scale or config.copies == "auto" or always):
+    asks_scale = asks_scale and not config.is_built_in
+    if not (asks_scale or config.copies == "auto" or config.wrappers or always):
         return Settled(config)
     plain = config.model_copy(update={"action_scale": None}) if asks_scale else config
     steps = max_episode_steps if config.copies == "auto" or always else 0

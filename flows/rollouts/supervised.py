@@ -21,7 +21,6 @@ from metaloom.flows.rollouts.sizes import num_bytes
 from metaloom.flows.rollouts.versions import require_own_versions
 from metaloom.flows.rollouts.workers import SamplerSpec, collect_shard
 from metaloom.flows.streams import print_to_errors
-from metaloom.pipeline.envs import ENVS
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.types import Array, EpisodeBatch, TaskBatch, TaskParams
@@ -173,7 +172,7 @@ def try_environment(spec: SamplerSpec, supervision: Supervision) -> EnvError | N
 
 def is_built_in(spec: SamplerSpec) -> bool:
     """Tell if the environment is one of ours, which is not tried before it is used."""
-    return spec.env.name in ENVS
+    return spec.env.is_built_in
 
 
 def _cause_of_death(recordings: Sequence[Recording], timeout_seconds: float, ending: str | None) -> str:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box
 
 from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.building import setup_for
 from metaloom.pipeline.config.run import RunConfig, build_stored
 from metaloom.pipeline.envs.contract import MetaEnv
+from metaloom.pipeline.envs.facts import described_space, space_from, taken_space
+from metaloom.pipeline.envs.outer_wrappers import in_wrappers, wrapper_class
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.envs.spaces import spaces_of
-from metaloom.pipeline.envs.wrappers import ActionMap, DiscreteActionMap, PolicyActions, SingleTask, action_map
+from metaloom.pipeline.envs.wrappers import ActionSpace, AnyActionMap, PolicyActions, SingleTask, action_map, is_bounded
 from metaloom.pipeline.nn.spec import Spaces
-
-ActionSpace = Box | Discrete
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ class Blueprint:
         env = make_env(config.env)
         try:
             assert isinstance(env, PolicyActions)
-            return cls(config, spaces_of(env), _action_space(env.env))
+            return cls(config, spaces_of(env), taken_space(env))
         finally:
             env.close()
 
     @property
-    def action_map(self) -> ActionMap | DiscreteActionMap:
+    def action_map(self) -> AnyActionMap:
         """Maps what the policy gives to what the environment takes."""
         return action_map(self.actions, self.config.env.action_scale)
 
@@ -73,11 +73,19 @@ class Blueprint:
         # Nobody checks the types of a notebook.
         if not isinstance(env, gymnasium.Env):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"found {env!r} to adapt to; required a gymnasium.Env, or episodes as an EpisodeBatch")
-        inner: MetaEnv = env if isinstance(env, MetaEnv) else SingleTask(env)
-        if isinstance(inner, PolicyActions):
-            inner = inner.env
+        if isinstance(env, PolicyActions):
+            inner: MetaEnv = env.env
+        else:
+            wrappers = self.config.env.wrappers
+            if twice := [w.name for w in wrappers if wrapper_class(w) in _layers(env)]:
+                raise ValueError(
+                    f"found {twice[0]} around the environment; required the environment without it, since the run's "
+                    "env.wrappers are put around it here"
+                )
+            around = in_wrappers(env, wrappers)
+            inner = around if isinstance(around, MetaEnv) else SingleTask(around)
         # Before the actions are scaled, which those of another kind cannot be.
-        found, actions = spaces_of(PolicyActions(inner, None)), _action_space(inner)
+        found, actions = spaces_of(plain := PolicyActions(inner, None)), taken_space(plain)
         if found != self.spaces:
             raise ValueError(
                 f"{type(env.unwrapped).__name__}: found {_sizes(found)}; required {_sizes(self.spaces)}, as in "
@@ -86,19 +94,14 @@ class Blueprint:
         if not _same_actions(actions, self.actions):
             raise ValueError(
                 f"{type(env.unwrapped).__name__}: found the action space {actions}; required {self.actions}, that of "
-                f"{self.config.env.name}, which the policy was trained in; wrap it, for example in "
-                "gymnasium.wrappers.RescaleAction"
+                f"{self.config.env.name}, which the policy was trained in{_remedy(actions, self.actions)}"
             )
         return PolicyActions(inner, self.config.env.action_scale)
 
     def to_json(self) -> dict[str, Any]:
         """Describe it in numbers and strings."""
-        actions = self.actions
-        if isinstance(actions, Discrete):
-            described: dict[str, Any] = {"n": int(actions.n), "start": int(actions.start)}
-        else:
-            described = {"low": actions.low.tolist(), "high": actions.high.tolist(), "dtype": str(actions.dtype)}
-        return {"config": self.config.model_dump(mode="json"), "spaces": asdict(self.spaces), "actions": described}
+        actions = described_space(self.actions)
+        return {"config": self.config.model_dump(mode="json"), "spaces": asdict(self.spaces), "actions": actions}
 
     @classmethod
     def from_json(cls, described: dict[str, Any]) -> Blueprint:
@@ -108,21 +111,16 @@ class Blueprint:
             KeyError, TypeError, ValueError: it is something else.
             ConfigError: the settings are not those of a run.
         """
-        actions, sizes = described["actions"], described["spaces"]
-        shape = tuple(sizes.pop("observation_shape"))
-        spaces = Spaces(shape, **sizes)
-        if "n" in actions:
-            space: ActionSpace = Discrete(actions["n"], start=actions["start"])
-        else:
-            dtype = np.dtype(actions["dtype"]).type
-            space = Box(np.array(actions["low"], dtype), np.array(actions["high"], dtype), dtype=dtype)
-        return cls(build_stored(described["config"]), spaces, space)
+        sizes = described["spaces"]
+        spaces = Spaces(tuple(sizes.pop("observation_shape")), **sizes)
+        return cls(build_stored(described["config"]), spaces, space_from(described["actions"]))
 
 
-def _action_space(env: MetaEnv) -> ActionSpace:
-    space = env.action_space
-    assert isinstance(space, Box | Discrete), "PolicyActions has refused others"
-    return space
+def _layers(env: gymnasium.Env[Any, Any]) -> Iterator[type]:
+    """Yield the classes of the wrappers around an environment, the outermost first."""
+    while isinstance(env, gymnasium.Wrapper):
+        yield type(env)
+        env = env.env
 
 
 def _same_actions(found: ActionSpace, required: ActionSpace) -> bool:
@@ -130,6 +128,17 @@ def _same_actions(found: ActionSpace, required: ActionSpace) -> bool:
     if isinstance(found, Box) and isinstance(required, Box):
         return np.allclose(found.low, required.low) and np.allclose(found.high, required.high)
     return found == required
+
+
+def _remedy(found: ActionSpace, required: ActionSpace) -> str:
+    """End a message about an action box of other bounds with the wrapper that gives it the required ones."""
+    if not (isinstance(found, Box) and isinstance(required, Box) and found.shape == required.shape):
+        return ""
+    if not (is_bounded(found) and is_bounded(required)):
+        return ""
+    ends = {"min_action": required.low, "max_action": required.high}
+    bounds = ", ".join(f"{name}=np.{required.dtype}({values.tolist()})" for name, values in ends.items())
+    return f"; wrap it: gymnasium.wrappers.RescaleAction(env, {bounds})"
 
 
 def _sizes(spaces: Spaces) -> str:

@@ -12,11 +12,12 @@ from typing import cast
 
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, MultiBinary, MultiDiscrete
 from torch import Tensor, nn
 
 from metaloom.flows.errors import ExtraMissing, UsageError
 from metaloom.flows.trained.blueprint import Blueprint
+from metaloom.pipeline.envs.wrappers import ActionSpace, sizes_of
 from metaloom.pipeline.nn.networks import Network, build_network
 from metaloom.pipeline.policies.actors.q_values import Q_NETWORK
 from metaloom.pipeline.policies.actors.tanh_gaussian import POLICY_NETWORK
@@ -55,20 +56,33 @@ class DeployedPolicy(nn.Module):
 
 
 class _ActionMap(nn.Module):
-    """See pipeline.envs.wrappers.ActionMap and DiscreteActionMap."""
+    """Maps a policy's actions [N, ...] to those of its environment, as `pipeline.envs.wrappers.action_map` does."""
 
-    def __init__(self, actions: Box | Discrete, scale: float | None) -> None:
+    def __init__(self, actions: ActionSpace, scale: float | None) -> None:
         super().__init__()
-        self._discrete, self._scale = isinstance(actions, Discrete), scale
-        bounds = (actions.start, actions.start) if isinstance(actions, Discrete) else (actions.low, actions.high)
+        self._scale = scale
+        self._discrete, self._shape = not isinstance(actions, Box), actions.shape or ()
+        if isinstance(actions, Box):
+            bounds = actions.low, actions.high
+        else:
+            start = np.zeros(actions.shape) if isinstance(actions, MultiBinary) else actions.start
+            bounds = start, start
+        kind = torch.int64 if self._discrete else torch.float64
         for name, value in zip(("low", "high"), bounds, strict=True):
-            self.register_buffer(name, torch.tensor(value, dtype=torch.int64 if self._discrete else torch.float64))
-        self._dtype = torch.int64 if self._discrete else torch.tensor(np.zeros(0, actions.dtype)).dtype
+            self.register_buffer(name, torch.tensor(value, dtype=kind))
+        if isinstance(actions, MultiDiscrete | MultiBinary):
+            sizes = np.array(sizes_of(actions))
+            self.register_buffer("sizes", torch.tensor(sizes))
+            self.register_buffer("weights", torch.tensor(np.cumprod(sizes[::-1])[::-1] // sizes))
+        self._dtype = torch.tensor(np.zeros(0, actions.dtype)).dtype if isinstance(actions, Box) else torch.int64
 
     def forward(self, actions: Tensor) -> Tensor:
         low, high = cast(Tensor, self.low), cast(Tensor, self.high)
-        if self._discrete:
+        if self._discrete and not self._shape:
             return actions + low
+        if self._discrete:
+            parts = actions[:, None] // cast(Tensor, self.weights) % cast(Tensor, self.sizes)
+            return parts.unflatten(1, self._shape) + low
         mapped = actions.double()
         if self._scale is not None:
             mapped = (mapped + self._scale) * ((high - low) / (2 * self._scale)) + low

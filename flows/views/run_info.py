@@ -11,6 +11,7 @@ from metaloom import storage
 from metaloom.flows.formatting import adaptation_returns, by_inner_step, dotted, finite
 from metaloom.flows.results.class_returns import Headline, class_rows, classes_of, headline_returns, returns_by_class
 from metaloom.flows.runs import require_settings
+from metaloom.pipeline.envs.config import REPRODUCED
 from metaloom.pipeline.shown import error_text
 from metaloom.storage import Run
 from metaloom.storage.format.settings import changed
@@ -44,11 +45,26 @@ def run_info(run: Run) -> dict[str, Any]:
         "parent": run.info.get("parent"),
         "thinned_iterations": len(run.thinned_iterations()),
         "last_iteration": done - 1 if done else None,
+        "witness": _witness(run),
         "last_metrics": _metrics(run),
         "last_class_returns": class_returns_of(run, done - 1),
         "bytes": dict(bytes_by_group(run)),
         "quarantine": [_quarantined(run, entry) for entry in storage.read_quarantine(run.path)],
     }
+
+
+def _witness(run: Run) -> dict[str, int] | None:
+    """Count the witness episodes of a run and those that were reproduced; None where it has none or cannot be read."""
+    if not (run.config["env"].get("witness") and run.iterations):
+        return None
+    try:
+        table = run.metrics()
+    except storage.StoreError:  # `verify` names it
+        return None
+    if REPRODUCED not in table.column_names:
+        return None
+    reproduced = table[REPRODUCED].to_numpy()
+    return {"replayed": len(reproduced), "reproduced": int(reproduced.sum())}
 
 
 def changed_settings(config: Mapping[str, Any]) -> list[tuple[str, str]]:

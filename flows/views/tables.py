@@ -101,6 +101,9 @@ def run_view(run: Run, *, path: str | None = None, everything: bool = False) -> 
     # Runs that are older than this fact have none.
     if kernel := info["environment"].get("kernel"):
         facts.append(("updates by", as_text(", ".join(f"{value}" for _, value in dotted(kernel)))))
+    if witness := info["witness"]:
+        replayed = plural(witness["replayed"], "episode")
+        facts.append(("witness", Text(f"{replayed} played again, {witness['reproduced']:,} reproduced bit for bit")))
     if info["parent"]:
         facts.append(("forked from", as_text(f"{info['parent']['name']}@{info['parent']['iteration']}")))
     if info["thinned_iterations"]:

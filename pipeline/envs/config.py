@@ -35,6 +35,28 @@ class InfoFact(Settings):
         return {"key": value} if isinstance(value, str) else value
 
 
+class WrapperConfig(Settings):
+    """A wrapper around an environment, with its options.
+
+    A bare string stands for the name: `--set env.wrappers=[FlattenObservation]`.
+    """
+
+    name: str = Field(min_length=1)
+    """Class of gymnasium.wrappers, such as TimeAwareObservation, or module:Class of another gymnasium.Wrapper."""
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+    """Keyword arguments of the class besides the environment."""
+
+    @property
+    def path(self) -> str:
+        """module:Class."""
+        return self.name if ":" in self.name else f"gymnasium.wrappers:{self.name}"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_a_bare_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+
 REPRODUCED = "witness_reproduced"
 """Metric of an iteration: 1 if its witness episode came out bit for bit again, 0 if not."""
 
@@ -60,6 +82,10 @@ class EnvConfig(Settings):
     """Facts to keep that a plain gymnasium environment tells in info, by the names to keep them under, such as
     success: is_success; a MetaEnv declares its facts itself."""
 
+    wrappers: tuple[WrapperConfig, ...] = later(())
+    """Wrappers around the environment, the innermost first, such as [FlattenObservation] or [{name: my_module:Class,
+    options: {key: value}}]."""
+
     observed: tuple[Annotated[int, Field(ge=0)], ...] | None = later(None, min_length=1)
     """Places of the numbers that a policy sees of a plain gymnasium environment's observations, such as [0, 2] for a
     cart-pole without its velocities; null: all."""
@@ -72,6 +98,11 @@ class EnvConfig(Settings):
     witness: bool = later(True, before=False)
     """Play one episode of every iteration again on a new copy and compare it bit for bit, as the metric
     witness_reproduced; off for built-in environments."""
+
+    @property
+    def is_built_in(self) -> bool:
+        """True if no code of others takes part."""
+        return self.name in ENVS and not self.wrappers
 
     def as_in(self, stored: Mapping[str, Any]) -> "EnvConfig":
         """The same with what was found before a stored run, whose env section is given, where it is left open here."""
@@ -92,7 +123,7 @@ class EnvConfig(Settings):
 
     @model_validator(mode="after")
     def _built_in_ones_stay_as_they_were(self) -> "EnvConfig":
-        if self.name in ENVS:
+        if self.is_built_in:
             for name, value in type(self).before().items():
                 if name not in self.model_fields_set:
                     object.__setattr__(self, name, value)

@@ -9,12 +9,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.envs.registration import load_env_creator
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import Component, EnvError, MetaEnv
 from metaloom.pipeline.envs.registry import find_env, require_env
-from metaloom.pipeline.envs.wrappers import PolicyActions
+from metaloom.pipeline.envs.wrappers import ActionSpace, PolicyActions
 
 _COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 
@@ -49,24 +49,33 @@ def env_facts(config: EnvConfig, env: MetaEnv) -> dict[str, Any]:
     }
 
 
-def taken_space(env: MetaEnv) -> Box | Discrete:
+def taken_space(env: MetaEnv) -> ActionSpace:
     """Return the space of the actions that an environment itself takes, behind the map of a policy's."""
     space = (env.env if isinstance(env, PolicyActions) else env).action_space
-    assert isinstance(space, Box | Discrete)
+    assert isinstance(space, ActionSpace)
     return space
 
 
-def described_space(space: Box | Discrete) -> dict[str, Any]:
+def described_space(space: ActionSpace) -> dict[str, Any]:
     """Return a space as plain JSON data; `space_from` reads it."""
     if isinstance(space, Discrete):
         return {"n": int(space.n), "start": int(space.start)}
+    if isinstance(space, MultiDiscrete):
+        return {"nvec": space.nvec.tolist(), "start": space.start.tolist(), "dtype": str(space.dtype)}
+    if isinstance(space, MultiBinary):
+        return {"binary": [*space.shape]}
     return {"low": _plain(space.low), "high": _plain(space.high), "dtype": str(space.dtype)}
 
 
-def space_from(described: Mapping[str, Any]) -> Box | Discrete:
+def space_from(described: Mapping[str, Any]) -> ActionSpace:
     """Return the space that `described_space` has described."""
     if "n" in described:
         return Discrete(described["n"], start=described["start"])
+    if "binary" in described:
+        (n, *more) = shape = tuple(described["binary"])
+        return MultiBinary(shape if more else n)
+    if "nvec" in described:
+        return MultiDiscrete(described["nvec"], np.dtype(described["dtype"]).type, start=described["start"])
     low, high = (np.array([float(value) for value in described[end]]) for end in ("low", "high"))
     return Box(low, high, dtype=np.dtype(described["dtype"]).type)
 

@@ -46,11 +46,7 @@ class LoopBatch:
         first = self._envs[0]
         self._name = type(first.unwrapped).__name__
         space = first.observation_space
-        if not isinstance(space, Box):
-            raise EnvError(
-                f"{self._name} has the observation space {space}; required a Box. "
-                "Wrap it, for example in gymnasium.wrappers.FlattenObservation"
-            )
+        assert isinstance(space, Box), "PolicyActions has made one vector of others"
         self.num_rows = num_rows
         self._shape = space.shape
         self._spaces = _spaces(first)

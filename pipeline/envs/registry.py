@@ -83,10 +83,12 @@ def find_env(name: str) -> type[gymnasium.Env[Any, Any]]:
 
 
 def _make_unscaled(config: EnvConfig) -> MetaEnv:
+    from metaloom.pipeline.envs.outer_wrappers import in_wrappers
     from metaloom.pipeline.envs.wrappers import SingleTask, observe_places
 
     path = require_env(config.name)
     env = _make_from_gymnasium(path, config) if path in gymnasium.registry else _make_from_class(config)
+    env = in_wrappers(env, config.wrappers)
     if not isinstance(env, MetaEnv):
         return SingleTask(env if config.observed is None else observe_places(env, config.observed), config.facts)
     if config.observed is not None:

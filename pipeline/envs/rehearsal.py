@@ -238,6 +238,21 @@ def _share_below(bound: float) -> float:
     return 0.5 * math.erfc(-bound / math.sqrt(2))
 
 
+def _wrapper_problem(config: EnvConfig) -> str:
+    """Say what goes wrong in a first step in wrappers, and not without them; "" if nothing does."""
+    problem = _first_step_problem(config)
+    bare = config.model_copy(update={"wrappers": ()})
+    return problem if problem and not _first_step_problem(bare) else ""
+
+
+def _first_step_problem(config: EnvConfig) -> str:
+    try:
+        Rehearsal(config, 1).alone(0)
+    except BaseException as problem:
+        return last_line(problem)
+    return ""
+
+
 def main(steps: int, thorough: bool, timeout_seconds: float) -> dict[str, Any]:
     """Return what is found of the environment whose settings are on standard input.
 
@@ -259,6 +274,8 @@ def main(steps: int, thorough: bool, timeout_seconds: float) -> dict[str, Any]:
         return {}
     found: dict[str, Any] = {"discrete": isinstance(env.action_space, Discrete), "misses": missed_box(env.action_space)}
     env.close()
+    if config.wrappers and (problem := _wrapper_problem(config)):
+        return {"refusal": f"env.wrappers: {problem}; without them the environment steps as it should"}
     if steps:
         try:
             rehearsal = Rehearsal(config, steps, timeout_seconds)

@@ -7,22 +7,13 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.nn.spec import Spaces, is_image
 
 
 def spaces_of(env: gymnasium.Env[Any, Any]) -> Spaces:
-    """Read the sizes of an environment as `make_env` gives it.
-
-    Raises:
-        EnvError: observations are no array.
-    """
+    """Read the sizes of an environment as `make_env` gives it."""
     observations, actions = env.observation_space, env.action_space
-    if not isinstance(observations, Box):
-        raise EnvError(
-            f"{type(env.unwrapped).__name__} has the observation space {observations}; required a Box. "
-            "Wrap it, for example in gymnasium.wrappers.FlattenObservation"
-        )
+    assert isinstance(observations, Box), "PolicyActions has made one vector of others"
     discrete = isinstance(actions, Discrete)
     return Spaces(
         observation_shape=observations.shape,

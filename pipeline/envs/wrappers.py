@@ -1,19 +1,20 @@
 """Between a policy and an environment: the action box, and plain gymnasium envs as meta-environments."""
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Discrete
-from gymnasium.spaces.utils import flatten, flatten_space
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from gymnasium.wrappers import TransformObservation
 
 from metaloom.pipeline.envs.config import InfoFact
 from metaloom.pipeline.envs.contract import BatchEnv, BatchStep, EnvError, Fact, MetaEnv
 from metaloom.pipeline.envs.fact_checks import declared_facts
 from metaloom.pipeline.envs.finite_checks import is_ctrl_c, last_line, number_of, reward_terms_of
+from metaloom.pipeline.envs.flattening import FlatObservations
 from metaloom.pipeline.types import Array, EpisodeBatch
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ class ActionMap:
         if scale is not None and not is_bounded(box):
             raise EnvError(
                 f"the action box {box} has no bounds, so action_scale {scale} cannot be mapped onto it; "
-                "set env.action_scale to null to act directly"
+                "act directly: --set env.action_scale=null"
             )
 
     def __call__(self, actions: Array) -> Array:
@@ -51,21 +52,58 @@ class DiscreteActionMap:
     """Maps the actions 0 ... n - 1 of a policy to those of an environment, which may start elsewhere."""
 
     def __init__(self, space: Discrete, scale: float | None) -> None:
+        _require_no_scale(space, scale)
         self._start = np.int64(space.start)
-        if scale is not None:
-            raise EnvError(
-                f"env.action_scale: found {scale:g}, but the actions {space} are discrete and have no scale; required "
-                "null: --set env.action_scale=null"
-            )
 
     def __call__(self, actions: Array) -> Array:
         """Int64, of the shape of `actions`."""
         return actions + self._start
 
 
-def action_map(space: Box | Discrete, scale: float | None) -> ActionMap | DiscreteActionMap:
+class JointActionMap:
+    """Maps the actions 0 ... n - 1 of a policy to those of an environment that chooses several things at once.
+
+    Every combination is an action, counted with the last part fastest: any distribution over them can be learned.
+    """
+
+    def __init__(self, space: MultiDiscrete | MultiBinary, scale: float | None) -> None:
+        _require_no_scale(space, scale)
+        self._shape = space.shape
+        self.sizes = sizes_of(space)
+        self._start = space.start if isinstance(space, MultiDiscrete) else np.int64(0)
+
+    def __call__(self, actions: Array) -> Array:
+        """Int64, of the shape of `actions` and that of the space."""
+        parts = np.stack(np.unravel_index(actions, self.sizes), axis=-1)
+        return parts.reshape(*np.shape(actions), *self._shape) + self._start
+
+
+AnyActionMap = ActionMap | DiscreteActionMap | JointActionMap
+ActionSpace = Box | Discrete | MultiDiscrete | MultiBinary
+MOST_ACTIONS = 4096
+"""Combinations of a MultiDiscrete's or MultiBinary's parts, each of which is an output of the policy's network."""
+
+
+def action_map(space: ActionSpace, scale: float | None) -> AnyActionMap:
     """Return the map from a policy's actions into a space."""
-    return DiscreteActionMap(space, scale) if isinstance(space, Discrete) else ActionMap(space, scale)
+    if isinstance(space, Box):
+        return ActionMap(space, scale)
+    return DiscreteActionMap(space, scale) if isinstance(space, Discrete) else JointActionMap(space, scale)
+
+
+def sizes_of(space: MultiDiscrete | MultiBinary) -> tuple[int, ...]:
+    """Return the number of choices of each part."""
+    if isinstance(space, MultiBinary):
+        return (2,) * math.prod(space.shape)
+    return tuple(space.nvec.ravel().tolist())
+
+
+def _require_no_scale(space: gymnasium.Space[Any], scale: float | None) -> None:
+    if scale is not None:
+        raise EnvError(
+            f"env.action_scale: found {scale:g}, but the actions {space} are discrete and have no scale; required "
+            "null: --set env.action_scale=null"
+        )
 
 
 def is_bounded(box: Box) -> bool:
@@ -91,6 +129,9 @@ class Wrapped(MetaEnv):
         super().reset(seed=seed)
         return self.env.reset(seed=seed, options=options)
 
+    def step(self, action: Array) -> tuple[Array, Any, bool, bool, dict[str, Any]]:
+        return self.env.step(action)
+
     def render(self) -> Any:
         return self.env.render()
 
@@ -102,61 +143,66 @@ class Wrapped(MetaEnv):
         return self.env.unwrapped
 
 
-class PolicyActions(Wrapped):
+class WithTasks(Wrapped):
+    """An environment with the tasks of a MetaEnv, which it may have around it wrappers of gymnasium's kind.
+
+    Args:
+        env: the environment.
+        tasks: it, or the MetaEnv in its wrappers.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], tasks: MetaEnv) -> None:
+        super().__init__(env)
+        self._tasks = tasks
+        self.task_fields = tasks.task_fields
+        self.task_set = tasks.task_set
+        self.test_task_set = tasks.test_task_set
+        self.task_classes = tasks.task_classes
+
+    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
+        return self._tasks.sample_tasks(num_tasks, rng)
+
+    def set_task(self, task: Array) -> None:
+        self._tasks.set_task(task)
+
+    @property
+    def task(self) -> Array:
+        return self._tasks.task
+
+    def sparse_rewards(self, rewards: Array) -> Array:
+        return self._tasks.sparse_rewards(rewards)
+
+    def diagnostics(self, episodes: EpisodeBatch) -> Mapping[str, float]:
+        return self._tasks.diagnostics(episodes)
+
+    @property
+    def has_diagnostics(self) -> bool:
+        return self._tasks.has_diagnostics
+
+
+class PolicyActions(WithTasks):
     """A MetaEnv that takes a policy's actions, by way of an ActionMap or a DiscreteActionMap.
 
-    The i-th of n states is seen as the i-th unit vector, observations in a Box as they are.
+    Observations in a Box are seen as they are, others as one vector.
     """
 
     _closed = False
 
     def __init__(self, env: MetaEnv, scale: float | None) -> None:
-        super().__init__(env)
+        # Arrays of any shape stay as they are: whether they are images, a network has to know.
+        super().__init__(env if isinstance(env.observation_space, Box) else WithTasks(FlatObservations(env), env), env)
         space = _action_space(env)
-        self._states = env.observation_space if isinstance(env.observation_space, Discrete) else None
-        if self._states is not None:
-            self.observation_space = cast(Box, flatten_space(self._states))
-        self.task_fields = env.task_fields
-        self.task_set = env.task_set
-        self.test_task_set = env.test_task_set
-        self.task_classes = env.task_classes
         self.action_map = action_map(space, scale)
-        if isinstance(space, Discrete):
-            self.action_space: gymnasium.Space[Any] = Discrete(int(space.n))
-        else:
+        self.action_space: gymnasium.Space[Any]
+        if isinstance(space, Box):
             self.action_space = space if scale is None else Box(-scale, scale, space.shape, np.float32)
-
-    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        return self.env.sample_tasks(num_tasks, rng)
-
-    def set_task(self, task: Array) -> None:
-        self.env.set_task(task)
-
-    @property
-    def task(self) -> Array:
-        return self.env.task
-
-    def sparse_rewards(self, rewards: Array) -> Array:
-        return self.env.sparse_rewards(rewards)
-
-    def diagnostics(self, episodes: EpisodeBatch) -> Mapping[str, float]:
-        return self.env.diagnostics(episodes)
-
-    @property
-    def has_diagnostics(self) -> bool:
-        return self.env.has_diagnostics
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
-        observation, info = super().reset(seed=seed, options=options)
-        return self._seen(observation), info
+        else:
+            self.action_space = Discrete(int(space.n) if isinstance(space, Discrete) else math.prod(sizes_of(space)))
+            if not isinstance(space, Discrete):
+                self.action_components = None  # each action is a combination of them
 
     def step(self, action: Array) -> tuple[Array, Any, bool, bool, dict[str, Any]]:
-        mapped = self.action_map(np.asarray(action)).astype(self.env.action_space.dtype)
-        observation, *rest = self.env.step(mapped)
-        return self._seen(observation), *rest
-
-    def _seen(self, observation: Any) -> Array:
-        return observation if self._states is None else unit_vector(self._states, observation)
+        return self.env.step(self.action_map(np.asarray(action)).astype(self.env.action_space.dtype))
 
     def close(self) -> None:
         """Close the environment once; many cannot be closed twice, or before their first reset."""
@@ -172,14 +218,14 @@ class PolicyActions(Wrapped):
             log.warning("%s.close raised %s", type(self.unwrapped).__name__, last_line(problem))
 
     def batch(self, num_rows: int, num_threads: int) -> BatchEnv | None:
-        batch = self.env.batch(num_rows, num_threads)
+        batch = self._tasks.batch(num_rows, num_threads)
         return None if batch is None else PolicyActionsBatch(batch, self.action_map)
 
 
 class PolicyActionsBatch:
     """A BatchEnv that takes a policy's actions, by way of an ActionMap."""
 
-    def __init__(self, batch: BatchEnv, action_map: ActionMap | DiscreteActionMap) -> None:
+    def __init__(self, batch: BatchEnv, action_map: AnyActionMap) -> None:
         self._batch = batch
         self._action_map = action_map
         self.num_rows = batch.num_rows
@@ -211,8 +257,7 @@ class SingleTask(Wrapped):
     task_set = ((),)
 
     def __init__(self, env: gymnasium.Env[Any, Any], facts: Mapping[str, InfoFact] | None = None) -> None:
-        # Arrays of any shape stay as they are: whether they are images, a network has to know.
-        super().__init__(env if isinstance(env.observation_space, Box) else UnitVectorObservations(env))
+        super().__init__(env)
         self._told = dict(facts or {})
         self._clashes = False
         if self._told:
@@ -223,8 +268,11 @@ class SingleTask(Wrapped):
             from metaloom.pipeline.envs.mujoco_components import gymnasium_components
 
             observation, action = gymnasium_components(robot)
-            self.observation_components = self.observation_components or observation
-            self.action_components = self.action_components or action
+            # A wrapper that changes what is seen or taken declares None.
+            if not env.has_wrapper_attr("observation_components"):
+                self.observation_components = observation
+            if not env.has_wrapper_attr("action_components"):
+                self.action_components = action
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
         del rng
@@ -261,45 +309,13 @@ class SingleTask(Wrapped):
         return {"facts": {name: info[fact.key] for name, fact in self._told.items()}}
 
 
-class UnitVectorObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """An env whose i-th of n states is seen as the i-th unit vector.
-
-    Raises:
-        EnvError: its observations are not discrete.
-    """
-
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        super().__init__(env)
-        space = env.observation_space
-        if not isinstance(space, Discrete):
-            raise EnvError(
-                f"{type(env.unwrapped).__name__} has the observation space {space}; required a Box or Discrete. "
-                "Wrap it, for example in gymnasium.wrappers.FlattenObservation"
-            )
-        self.observation_space = flatten_space(space)
-        self._space = space
-
-    def observation(self, observation: Any) -> Array:
-        return unit_vector(self._space, observation)
-
-
-def unit_vector(states: Discrete, state: Any) -> Array:
-    """Return the i-th unit vector, shape [n], for the i-th of n states.
-
-    Raises:
-        EnvError: there is no such state.
-    """
-    if not states.contains(state):
-        raise EnvError(f"found the observation {state!r}; required an integer in {states}, the observation space")
-    return np.asarray(flatten(states, state))
-
-
 def observe_places(env: gymnasium.Env[Any, Any], places: Sequence[int]) -> gymnasium.Env[Any, Any]:
     """Return an env that shows only the numbers at some places of its observations.
 
     Raises:
         EnvError: its observations are no vectors, or have no such places.
     """
+    env = env if isinstance(env.observation_space, Box) else FlatObservations(env)
     space, chosen = env.observation_space, list(places)
     if not isinstance(space, Box) or len(space.shape) != 1 or max(chosen) >= space.shape[0]:
         raise EnvError(
@@ -315,9 +331,16 @@ def declared_components(env: gymnasium.Env[Any, Any], name: str) -> Sequence[tup
     return env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None
 
 
-def _action_space(env: MetaEnv) -> Box | Discrete:
-    space = env.action_space
+def _action_space(env: MetaEnv) -> ActionSpace:
+    space, name = env.action_space, type(env.unwrapped).__name__
     if isinstance(space, Discrete):
+        return space
+    if isinstance(space, MultiDiscrete | MultiBinary):
+        if (count := math.prod(sizes_of(space))) > MOST_ACTIONS:
+            raise EnvError(
+                f"{name} has the action space {space}, of {count:,} combinations, each of which would be an output of "
+                f"the policy's network; required at most {MOST_ACTIONS:,}. {_OWN_ACTIONS}"
+            )
         return space
     if (
         not isinstance(space, Box)
@@ -326,8 +349,12 @@ def _action_space(env: MetaEnv) -> Box | Discrete:
         or not space.shape[0]
     ):
         raise EnvError(
-            f"{type(env.unwrapped).__name__} has the action space {space}; required a Box of floats with one axis, not "
-            "empty, for a Gaussian policy, or Discrete, for a categorical one. Wrap the environment so that it offers "
-            "one of them"
+            f"{name} has the action space {space}; required a Box of floats with one axis, not empty, for a Gaussian "
+            f"policy, or Discrete, MultiDiscrete or MultiBinary, for a categorical one. {_OWN_ACTIONS}"
         )
     return space
+
+
+_OWN_ACTIONS = (
+    "Wrap it in a gymnasium.ActionWrapper of your own that takes such actions: --set 'env.wrappers=[my_module:Class]'"
+)

@@ -192,7 +192,7 @@ def check_fits(spec: NetworkSpec) -> None:
         raise ConfigError(
             f"policy.network is {spec.name}, but observations are images of shape {shape}, whose pixels it would take "
             "for unrelated numbers; required policy.network=cnn, module:Class of a torch.nn.Module, or "
-            "gymnasium.wrappers.FlattenObservation around the environment to flatten them all the same"
+            "--set 'env.wrappers=[FlattenObservation]' to flatten them all the same"
         )
 
 

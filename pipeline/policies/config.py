@@ -143,8 +143,8 @@ class PolicyConfig(Settings):
         if is_image(spaces.observation_shape, spaces.observation_scale):
             raise ConfigError(
                 f"policy.network is {self.network}, but observations are images of shape {spaces.observation_shape}; "
-                "required observations that are numbers, or gymnasium.wrappers.FlattenObservation around the "
-                "environment to take pixels for such"
+                "required observations that are numbers, or --set 'env.wrappers=[FlattenObservation]' to take pixels "
+                "for such"
             )
         action_size = spaces.num_actions or spaces.action_size
         return CellSpec(

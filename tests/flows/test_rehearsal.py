@@ -86,7 +86,9 @@ def test_an_honest_environment_keeps_its_copies_and_hears_nothing(kind, planted)
     assert (found["copies"], found["notes"]) == ("kept", [])
 
 
-def test_what_no_rehearsal_can_find_the_witness_of_an_iteration_names_once(planted, tiny_config, tmp_path, caplog):
+def test_what_no_rehearsal_can_find_the_witness_of_an_iteration_names_once(
+    planted, tiny_config, tmp_path, caplog, capsys
+):
     settings = {"env": planted("late counter", action_scale=10).model_dump(exclude={"copies"}), "iterations": 12}
     train(tiny_config(**settings, num_tasks=2, episodes_per_task=2), tmp_path / "run", backend=HERE)
     run = storage.open_run(tmp_path / "run")
@@ -95,6 +97,8 @@ def test_what_no_rehearsal_can_find_the_witness_of_an_iteration_names_once(plant
     first = reproduced.index(0)
     assert reproduced == [1] * first + [0] * (12 - first)
     (warning,) = [record.message for record in caplog.records if "played again" in record.message]
+    assert run_command(["show", str(tmp_path / "run")]) == 0
+    assert f"12 episodes played again, {first} reproduced bit for bit" in capsys.readouterr().out
     assert f"iteration {first}, k=" in warning
     assert "observations after reset" in warning
     about = ["--set", "env.options.kind=late counter", "--set", "env.action_scale=10"]

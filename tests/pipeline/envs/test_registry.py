@@ -19,7 +19,7 @@ from metaloom.pipeline.plugin_files import files_of
 MODULE = '''
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Discrete, Text
+from gymnasium.spaces import Box, Discrete
 
 from metaloom.pipeline.envs.contract import MetaEnv, TaskField
 
@@ -78,10 +78,6 @@ class Choices(Plain):
 
 class Endless(Plain):
     action_space = Box(-np.inf, np.inf, (1,), np.float32)
-
-
-class Words(Plain):
-    observation_space = Text(3)
 
 
 class Shown(Plain):
@@ -181,7 +177,7 @@ def test_a_loop_of_envs_records_the_state_that_gymnasiums_mujoco_envs_show() -> 
             "own_envs:Choices",
             r"env.action_scale: found 10, but the actions Discrete\(3\) .* --set env.action_scale=null",
         ),
-        ("own_envs:Endless", r"has no bounds, so action_scale 10.0 .* set env.action_scale to null"),
+        ("own_envs:Endless", r"has no bounds, so action_scale 10.0 .* --set env.action_scale=null"),
     ],
 )
 def test_a_name_that_cannot_be_used_is_refused_with_what_can(name: str, message: str) -> None:
@@ -196,11 +192,6 @@ def test_a_name_that_cannot_be_used_is_refused_with_what_can(name: str, message:
 def test_an_unknown_option_is_refused_with_those_there_are(name: str, allowed: str) -> None:
     with pytest.raises(EnvError, match=f"env.options of {name} are .*'speed'; {allowed}"):
         make_env(EnvConfig(name=name, options={"speed": 3}))
-
-
-def test_an_observation_space_that_is_no_box_is_refused_with_the_wrapper_that_helps() -> None:
-    with pytest.raises(EnvError, match=r"Text\(1, 3.*; required a Box or Discrete.*FlattenObservation"):
-        make_batch_env(EnvConfig(name="own_envs:Words"), 1)
 
 
 def test_reward_terms_that_do_not_sum_to_the_reward_are_refused() -> None:

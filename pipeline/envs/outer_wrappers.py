@@ -1,0 +1,99 @@
+"""Wrappers that a configuration names, around an environment of any kind."""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+from gymnasium.wrappers import NormalizeObservation, NormalizeReward
+
+from metaloom.pipeline.envs.config import WrapperConfig
+from metaloom.pipeline.envs.contract import EnvError, MetaEnv
+from metaloom.pipeline.envs.finite_checks import is_ctrl_c, last_line
+from metaloom.pipeline.envs.wrappers import WithTasks
+from metaloom.pipeline.plugins import load_class
+from metaloom.pipeline.schema import ConfigError, suggestion
+from metaloom.pipeline.types import Array
+
+_STATISTICS = {
+    NormalizeObservation: "policy.normalize_observations=true",
+    NormalizeReward: "processing.scale_rewards=true",
+}
+"""Wrappers that keep statistics over episodes, and the settings that keep them with what is learned."""
+
+
+def in_wrappers(env: gymnasium.Env[Any, Any], wrappers: Sequence[WrapperConfig]) -> gymnasium.Env[Any, Any]:
+    """Put wrappers around an environment, the first one innermost; a MetaEnv keeps its tasks.
+
+    Raises:
+        EnvError: a wrapper is not found, keeps statistics, or does not fit the environment.
+    """
+    found = env
+    for wrapper in wrappers:
+        found = _in_wrapper(found, wrapper)
+    return _InWrappers(found, env) if wrappers and isinstance(env, MetaEnv) else found
+
+
+class _InWrappers(WithTasks):
+    """A MetaEnv in wrappers. What they add to its reward, or take from it, is a term of the reward."""
+
+    def step(self, action: Array) -> tuple[Array, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if "reward_terms" in info:
+            terms = info["reward_terms"]
+            info = {**info, "reward_terms": {**terms, "wrappers": float(reward) - sum(terms.values())}}
+        return observation, reward, terminated, truncated, info
+
+
+def wrapper_class(wrapper: WrapperConfig) -> type[gymnasium.Wrapper[Any, Any, Any, Any]]:
+    """Import the class of a wrapper.
+
+    Raises:
+        EnvError: there is none, or it keeps statistics over episodes.
+    """
+    try:
+        cls = load_class(wrapper.path, gymnasium.Wrapper, wrapper.name)
+    except ConfigError as problem:
+        if ":" in wrapper.name:
+            raise EnvError(f"env.wrappers: {problem}") from problem
+        raise EnvError(
+            f"env.wrappers: found {wrapper.name!r}{suggestion(wrapper.name, gymnasium.wrappers.__all__)}\nRequired: a "
+            "class of gymnasium.wrappers for single environments, or module:Class of another gymnasium.Wrapper"
+        ) from problem
+    for statistics, setting in _STATISTICS.items():
+        if issubclass(cls, statistics):
+            raise EnvError(
+                f"env.wrappers: found {wrapper.name}, whose statistics are of what one copy of the environment has "
+                "seen, so that results would depend on workers and resumes; required statistics that are learned: "
+                f"leave it out and --set {setting}"
+            )
+    return cls
+
+
+def _in_wrapper(env: gymnasium.Env[Any, Any], wrapper: WrapperConfig) -> gymnasium.Env[Any, Any]:
+    cls = wrapper_class(wrapper)
+    about = f"env.wrappers: {wrapper.name} with options {wrapper.options}"
+    try:
+        inspect.signature(cls).bind(env, **wrapper.options)
+    except TypeError as problem:
+        _, *allowed = inspect.signature(cls).parameters
+        raise EnvError(f"{about}: {problem}; allowed: {', '.join(allowed) or 'none'}") from None
+    try:
+        found = cls(env, **wrapper.options)
+        changed = {
+            "observation_components": found.observation_space is not env.observation_space,
+            "action_components": found.action_space is not env.action_space,
+        }
+    except BaseException as problem:
+        if is_ctrl_c(problem):
+            raise
+        raise EnvError(
+            f"{about} raised {last_line(problem)}; required a wrapper that takes an environment with observations in "
+            f"{env.observation_space} and actions in {env.action_space}"
+        ) from problem
+    changed["observation_components"] |= isinstance(found, gymnasium.ObservationWrapper)
+    changed["action_components"] |= isinstance(found, gymnasium.ActionWrapper)
+    for name, differs in changed.items():
+        if differs and not (hasattr(cls, name) or name in vars(found)):
+            setattr(found, name, None)  # what the environment declares is not what is seen of it
+    return found
