@@ -94,6 +94,11 @@ class Learner(ABC, Generic[Evidence, Experience]):
     tasks_apart: TasksApart | None = None
     kernel: Kernel = Kernel("torch", "the algorithm has no fused kernel")
 
+    @property
+    def unwrapped(self) -> Learner[Any, Any]:
+        """The algorithm's own learner, where this one only normalizes what it sees."""
+        return self
+
     @abstractmethod
     def initialize(self, *, run_seed: int) -> LearnerState:
         """The state before the first iteration."""
@@ -291,4 +296,8 @@ class AlgorithmSettings(PluginSettings):
                 f"algorithm.kernel is fused, but {self.name} has no fused kernel ({learner.kernel.reason}); required "
                 "auto or torch"
             )
-        return learner
+        if not (setup.policy.normalize_observations or setup.processing.scale_rewards):
+            return learner
+        from metaloom.pipeline.algorithms.normalizing import NormalizingLearner  # which derives from Learner
+
+        return NormalizingLearner(learner, setup)
