@@ -27,6 +27,8 @@ KernelChoice = Literal["auto", "torch", "fused"]
 NUM_UPDATES = "num_updates"
 """Name in LearnerState.extra of the count of updates so far."""
 
+_NORMALIZING_LEARNER = "metaloom.pipeline.algorithms.normalizing:NormalizingLearner"
+
 Evidence = TypeVar("Evidence", contravariant=True)
 """Input of one adaptation step: a Step of samples, or the rounds of episodes that a task is inferred from."""
 Experience = TypeVar("Experience", contravariant=True)
@@ -298,6 +300,5 @@ class AlgorithmSettings(PluginSettings):
             )
         if not (setup.policy.normalize_observations or setup.processing.scale_rewards):
             return learner
-        from metaloom.pipeline.algorithms.normalizing import NormalizingLearner  # which derives from Learner
-
-        return NormalizingLearner(learner, setup)
+        around: Any = load_class(_NORMALIZING_LEARNER, Learner)
+        return around(learner, setup)
