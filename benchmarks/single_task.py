@@ -8,6 +8,9 @@ Both collect about as many steps per update, here whole episodes and there a fix
 layers of 64 and gradients of norm 0.5 at most. PPO learns in 10 epochs of minibatches of 64 by Adam at 3e-4 and clips
 at 0.2; A2C makes one gradient step from all steps by RMSprop at 7e-4, from standardized advantages.
 
+With --normalize, observations and rewards are normalized: here by policy.normalize_observations and
+processing.scale_rewards, there by VecNormalize.
+
 Each seed runs the two one after the other in this process, on one thread each; Metaloom keeps every batch on disk,
 Stable-Baselines3 nothing. A JSON file per program and seed is written to `--out`, and read instead of training where
 there is one. Steps per second are environment steps over the time from the first reset to the last update.
@@ -34,6 +37,7 @@ from metaloom.pipeline.algorithms.actor_critic.a2c import A2C
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.estimation.config import ProcessingConfig
+from metaloom.pipeline.policies import PolicyConfig
 
 MOST_EPISODES = 128
 """Per iteration: enough for its steps. Places for more, though empty, would take time."""
@@ -58,7 +62,8 @@ def run_metaloom(args: argparse.Namespace, seed: int) -> Row:
     config = RunConfig(
         env=EnvConfig(name=args.env),
         algorithm=ALGORITHMS[args.algorithm],
-        processing=ProcessingConfig(discount=0.99, gae_lambda=0.95),
+        policy=PolicyConfig(normalize_observations=args.normalize),
+        processing=ProcessingConfig(discount=0.99, gae_lambda=0.95, scale_rewards=args.normalize),
         iterations=args.steps,
         episodes_per_task=MOST_EPISODES,
         min_steps=args.steps_per_update,
@@ -78,8 +83,10 @@ def run_stable_baselines3(args: argparse.Namespace, seed: int) -> Row:
     from stable_baselines3 import A2C as ReferenceA2C  # pyright: ignore[reportMissingImports]
     from stable_baselines3 import PPO as ReferencePPO  # pyright: ignore[reportMissingImports]
     from stable_baselines3.common.monitor import Monitor  # pyright: ignore[reportMissingImports]
+    from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize  # pyright: ignore[reportMissingImports]
 
     monitor = Monitor(gymnasium.make(args.env))
+    env: Any = VecNormalize(DummyVecEnv([lambda: monitor]), gamma=0.99) if args.normalize else monitor
     same: dict[str, Any] = {
         "max_grad_norm": 0.5,
         "gae_lambda": 0.95,
@@ -89,12 +96,10 @@ def run_stable_baselines3(args: argparse.Namespace, seed: int) -> Row:
     }
     if args.algorithm == "ppo":
         steps, minibatch = 64 * math.ceil(args.steps_per_update / 64), {"batch_size": 64, "n_epochs": 10}
-        model = ReferencePPO(
-            "MlpPolicy", monitor, n_steps=steps, learning_rate=3e-4, clip_range=0.2, **minibatch, **same
-        )
+        model = ReferencePPO("MlpPolicy", env, n_steps=steps, learning_rate=3e-4, clip_range=0.2, **minibatch, **same)
     else:
         same |= {"n_steps": args.steps_per_update, "learning_rate": LEARNING_RATE_A2C, "normalize_advantage": True}
-        model = ReferenceA2C("MlpPolicy", monitor, **same)
+        model = ReferenceA2C("MlpPolicy", env, **same)
     spent = _timed(lambda: model.learn(args.steps))
     return {"lengths": monitor.get_episode_lengths(), "returns": monitor.get_episode_rewards(), **spent}
 
@@ -125,9 +130,11 @@ def main() -> None:
 
 def _trained(program: str, seed: int, args: argparse.Namespace) -> Row:
     """Contents of a run's file, which is written now if there is none."""
-    path = args.out / f"{args.algorithm}_{args.env}_{program}_seed{seed}.json"
+    kind = f"{args.algorithm}{'-normalized' if args.normalize else ''}"
+    path = args.out / f"{kind}_{args.env}_{program}_seed{seed}.json"
     same = ("algorithm", "env", "steps", "steps_per_update", "threads")
     about = {"program": program, "seed": seed, **{name: getattr(args, name) for name in same}}
+    about |= {"normalize": True} if args.normalize else {}
     if not (row := complete_row(path, about)):
         row = {**about, **PROGRAMS[program](args, seed), "complete": True}
         path.write_text(json.dumps(row))
@@ -166,6 +173,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--steps-per-update", type=int, default=2000, help="at least; there rounded up to minibatches")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--threads", type=int, default=1, help="physics threads of Metaloom, where an env can use them")
+    parser.add_argument("--normalize", action="store_true", help="observations and rewards, by running statistics")
     parser.add_argument("--out", type=Path, default=Path("build/single-task"), help="folder of the results")
     parser.add_argument("--plot", type=Path, help="draw the learning curves into this PNG")
     return parser.parse_args()

@@ -30,12 +30,10 @@ def require_adapted(found: object, num_tasks: int, learner: Learner[Any, Any]) -
     """
     required = f"required TaskParams of {num_tasks} tasks, what each of them acts with"
     if not isinstance(found, TaskParams):
-        raise StageFault(f"adaptation by {path_of(type(learner))} gave {type(found).__name__}; {required}")
+        raise StageFault(f"adaptation by {_name(learner)} gave {type(found).__name__}; {required}")
     for name, value in found.params.items():
         if len(value) != num_tasks:
-            raise StageFault(
-                f"adaptation by {path_of(type(learner))} gave params[{name!r}] of {len(value)} tasks; {required}"
-            )
+            raise StageFault(f"adaptation by {_name(learner)} gave params[{name!r}] of {len(value)} tasks; {required}")
     return found
 
 
@@ -59,9 +57,13 @@ def updated(
             return after, {name: _number(name, value) for name, value in metrics.items()}
         case _:
             raise StageFault(
-                f"the update of {path_of(type(learner))} gave {_type_names(found)}; required (LearnerState, metrics), "
+                f"the update of {_name(learner)} gave {_type_names(found)}; required (LearnerState, metrics), "
                 "with the metrics a mapping from names to numbers"
             )
+
+
+def _name(learner: Learner[Any, Any]) -> str:
+    return path_of(type(learner.unwrapped))
 
 
 def _type_names(found: object) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from metaloom.pipeline.algorithms.contract import Learner
+from metaloom.pipeline.estimation.normalization import PREFIX
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Array, LearnerState, Params, Update
 from metaloom.stages.counters import no_steps
@@ -18,7 +19,8 @@ def initialize(learner: Learner[Any, Any], *, run_seed: int, start: LearnerState
     Args:
         learner: the algorithm.
         run_seed: of the parameters that are drawn.
-        start: whose parameters it starts with instead, the policy's and, where both have one, the critic's.
+        start: whose parameters it starts with instead, the policy's and, where both have one, the critic's; and whose
+            statistics, where observations or rewards are normalized.
 
     Raises:
         ConfigError: the parameters of `start` are not those of this run's policy or critic.
@@ -34,7 +36,9 @@ def _started(state: LearnerState, start: LearnerState) -> LearnerState:
         {name: value for name, value in of.extra.items() if name.startswith(CRITICS)} for of in (state, start)
     )
     critic = _taken(needed, given, "critic") if needed and given else {}
-    return LearnerState(_taken(state.params, start.params, "policy"), state.optimizer, state.extra | critic)
+    statistics = {name: start.extra[name] for name in state.extra if name.startswith(PREFIX)}
+    params = _taken(state.params, start.params, "policy")
+    return LearnerState(params, state.optimizer, state.extra | critic | statistics)
 
 
 def _taken(needed: Mapping[str, Array], given: Mapping[str, Array], of: str) -> Params:

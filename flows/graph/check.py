@@ -118,6 +118,7 @@ def require_one_adaptation(config: RunConfig, learner: Learner[Any, Any]) -> Non
     Raises:
         ConfigError: naming what stands between the episodes and the adapted parameters.
     """
+    learner = learner.unwrapped
     method = type(learner).adapt_to_episodes
     if not method.__module__.startswith("metaloom."):
         return  # whoever wrote it knows the graph

@@ -21,7 +21,15 @@ from metaloom.pipeline.types import LearnerState, Update
 log = logging.getLogger(__name__)
 
 _VIEWS = ("@best", "@latest")
-_DECIDE_FUNCTION = ("name", "options", "network", "network_options", "output_activation", "min_std")
+_DECIDE_FUNCTION = (
+    "name",
+    "options",
+    "network",
+    "network_options",
+    "output_activation",
+    "min_std",
+    "normalize_observations",
+)
 
 
 def pinned(config: RunConfig, *, step_timeout_seconds: float | None = None) -> RunConfig:
@@ -96,12 +104,15 @@ def _require_same_function(config: RunConfig, stored: Mapping[str, Any], where: 
     pairs: dict[str, tuple[object, object]] = {"the actor of algorithm": (actor, known)}
     pairs |= {f"policy.{name}": (getattr(config.policy, name), getattr(given, name)) for name in _DECIDE_FUNCTION}
     pairs["policy.activation"] = (_activation(config.policy, actor), _activation(given, known))
+    scales = stored.get("processing", {}).get("scale_rewards", False)
+    pairs["processing.scale_rewards"] = (config.processing.scale_rewards, scales)
     if (env := stored["env"])["name"] == config.env.name:
         pairs["env.action_scale"] = (config.env.action_scale, EnvConfig.model_validate(env).action_scale)
     for name, (here, there) in pairs.items():
         if here != there:
             raise ConfigError(
-                f"init_from: {name} is {here} here and {there} in {where}, whose parameters would be another policy; "
+                f"init_from: {name} is {here} here and {there} in {where}, whose parameters would be another policy or "
+                f"other values; "
                 f"required {there}"
             )
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from metaloom.flows.errors import ExtraMissing, UsageError
 from metaloom.flows.trained.blueprint import Blueprint
 from metaloom.pipeline.envs.wrappers import ActionSpace, sizes_of
+from metaloom.pipeline.estimation.normalization import CLIP, Normalization, without_normalization
 from metaloom.pipeline.nn.networks import Network, build_network
 from metaloom.pipeline.policies.actors.q_values import Q_NETWORK
 from metaloom.pipeline.policies.actors.tanh_gaussian import POLICY_NETWORK
@@ -40,6 +41,11 @@ class DeployedPolicy(nn.Module):
                 "module has not; required .safetensors, which `metaloom.load_policy` reads"
             )
         self.observation_shape = blueprint.spaces.observation_shape
+        normalization = Normalization.of_params(params) or Normalization()
+        self._normalizes = normalization.mean is not None
+        for name, value in (("mean", normalization.mean), ("std", normalization.std)):
+            self.register_buffer(name, torch.zeros(0) if value is None else torch.tensor(value))
+        params = without_normalization(params)
         self._names = list(params)
         for n, name in enumerate(self._names):
             self.register_buffer(f"param_{n}", torch.tensor(params[name]))
@@ -50,6 +56,8 @@ class DeployedPolicy(nn.Module):
     def forward(self, observations: Tensor) -> Tensor:
         params = {name: cast(Tensor, getattr(self, f"param_{n}")) for n, name in enumerate(self._names)}
         rows = observations.flatten(1).float()
+        if self._normalizes:
+            rows = ((rows - cast(Tensor, self.mean)) / cast(Tensor, self.std)).clamp(-CLIP, CLIP)
         latent = cast(Tensor, self.latent)
         seen = torch.cat([rows, latent.expand(rows.shape[0], -1)], -1) if latent.numel() else rows
         return self._map(self._head(params, seen))

@@ -7,6 +7,7 @@ import numpy as np
 
 from metaloom.flows.formatting import adaptation_label, trial_length
 from metaloom.flows.views.series import numbers, shown_steps, steps_note
+from metaloom.pipeline.estimation.normalization import without_normalization
 from metaloom.pipeline.shown import error_text
 from metaloom.pipeline.types import Array, TaskParams
 from metaloom.storage import Run, StageMissing, StageRef, StoreError
@@ -104,7 +105,7 @@ def _policies(run: Run, iteration: int) -> dict[str, Any] | None:
     if not refs:
         return None
     adapted = [run.load(ref) for ref in refs]
-    params = [value.params for value in adapted if isinstance(value, TaskParams)]
+    params = [without_normalization(value.params) for value in adapted if isinstance(value, TaskParams)]
     start = _start(run, iteration, params[0])
     rows = np.stack([_flat(of_step, start) for of_step in params])
     K, B, D = rows.shape

@@ -27,6 +27,8 @@ KernelChoice = Literal["auto", "torch", "fused"]
 NUM_UPDATES = "num_updates"
 """Name in LearnerState.extra of the count of updates so far."""
 
+_NORMALIZING_LEARNER = "metaloom.pipeline.algorithms.normalizing:NormalizingLearner"
+
 Evidence = TypeVar("Evidence", contravariant=True)
 """Input of one adaptation step: a Step of samples, or the rounds of episodes that a task is inferred from."""
 Experience = TypeVar("Experience", contravariant=True)
@@ -93,6 +95,11 @@ class Learner(ABC, Generic[Evidence, Experience]):
 
     tasks_apart: TasksApart | None = None
     kernel: Kernel = Kernel("torch", "the algorithm has no fused kernel")
+
+    @property
+    def unwrapped(self) -> Learner[Any, Any]:
+        """The algorithm's own learner, where this one only normalizes what it sees."""
+        return self
 
     @abstractmethod
     def initialize(self, *, run_seed: int) -> LearnerState:
@@ -287,4 +294,7 @@ class AlgorithmSettings(PluginSettings):
                 f"algorithm.kernel is fused, but {self.name} has no fused kernel ({learner.kernel.reason}); required "
                 "auto or torch"
             )
-        return learner
+        if not (setup.policy.normalize_observations or setup.processing.scale_rewards):
+            return learner
+        around: Any = load_class(_NORMALIZING_LEARNER, Learner)
+        return around(learner, setup)

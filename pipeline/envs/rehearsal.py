@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
+from gymnasium.wrappers import NormalizeObservation, NormalizeReward
 
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import BatchEnv, EnvError
@@ -233,6 +234,23 @@ def missed_box(space: gymnasium.Space[Any]) -> str:
     )
 
 
+def _statistics_wrapper(env: gymnasium.Env[Any, Any]) -> str:
+    """Name gymnasium's wrapper that normalizes by the statistics of all episodes of a copy; "" if there is none."""
+    inner: Any = env
+    while isinstance(inner, gymnasium.Env):
+        if isinstance(inner, NormalizeObservation | NormalizeReward):
+            return type(inner).__name__
+        inner = getattr(inner, "env", None)
+    return ""
+
+
+_NORMALIZES = (
+    "{wrapper} normalizes by the statistics of all episodes that a copy has played, which no run stores; required the "
+    "environment without it, and policy.normalize_observations=true or processing.scale_rewards=true, which keep such "
+    "statistics in the learner; to train on it all the same: --set env.copies=kept"
+)
+
+
 def _share_below(bound: float) -> float:
     """Share of a standard normal distribution below a bound."""
     return 0.5 * math.erfc(-bound / math.sqrt(2))
@@ -272,6 +290,8 @@ def main(steps: int, thorough: bool, timeout_seconds: float) -> dict[str, Any]:
         component_facts(env)
     except EnvError:  # as training will report it
         return {}
+    if config.copies == "auto" and (wrapper := _statistics_wrapper(env)):
+        return {"refusal": _NORMALIZES.format(wrapper=wrapper)}
     found: dict[str, Any] = {"discrete": isinstance(env.action_space, Discrete), "misses": missed_box(env.action_space)}
     env.close()
     if config.wrappers and (problem := _wrapper_problem(config)):

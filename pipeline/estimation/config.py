@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from metaloom.pipeline.baselines.config import BaselineConfig, BaselineField
 from metaloom.pipeline.baselines.contract import Baseline
-from metaloom.pipeline.schema import Settings
+from metaloom.pipeline.schema import Settings, later
 
 _DICE_OPTIONS = {"return_baseline": None, "dice_norm": "real"}
 
@@ -29,6 +29,9 @@ class ProcessingConfig(Settings):
     """Divisor of normalization. variance is for comparison with garage: it undoes the common scale of tasks."""
     dice_norm: Literal["real", "padded"] = "real"
     """Statistics over real steps. padded is for comparison with the ProMP code: its DiCE counts padding as zeros."""
+    scale_rewards: bool = later(False)
+    """Divide rewards by the running standard deviation of discounted returns so far and clip to ±10. Statistics are
+    part of the learner and constant within an iteration; stored rewards and average_return stay as they are."""
 
     @model_validator(mode="after")
     def _norms_have_something_to_do(self) -> "ProcessingConfig":

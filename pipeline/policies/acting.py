@@ -1,17 +1,20 @@
 """Acting in rollouts: which actor takes the actions, and what it requires of the environment and the parameters."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
+from metaloom.pipeline.estimation.normalization import MEAN, STD, Normalization, without_normalization
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.actors import Actor, ActorSetup
 from metaloom.pipeline.policies.actors.belief import latent_size
 from metaloom.pipeline.policies.actors.categorical import CategoricalActor
 from metaloom.pipeline.policies.actors.gaussian import GaussianActor
+from metaloom.pipeline.policies.actors.normalizing import NormalizingActor
 from metaloom.pipeline.policies.actors.posterior import PosteriorActor
 from metaloom.pipeline.policies.actors.q_values import EPSILON, Q_NETWORK, QValuesActor
 from metaloom.pipeline.policies.actors.recorded import RecordedActor
@@ -22,11 +25,14 @@ from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
 from metaloom.pipeline.policies.inference import LOGITS_NETWORK, MEAN_NETWORK, check_network, check_shapes
 from metaloom.pipeline.policies.posterior import check_posterior
 from metaloom.pipeline.policies.remembering import check_remembering
-from metaloom.pipeline.types import Params
+from metaloom.pipeline.types import Params, TaskParams
 
 
 def make_actor(kind: ActorKind, setup: ActorSetup) -> Actor:
-    """Make an actor."""
+    """Make an actor; where its parameters hold a normalization, one that sees what is normalized."""
+    if (normalization := Normalization.of_params(setup.params.params)) is not None:
+        actor = make_actor(kind, replace(setup, params=TaskParams(without_normalization(setup.params.params))))
+        return NormalizingActor(actor, normalization, setup.num_rows)
     if kind == "policy" and setup.config.name is not None:
         # Imported here: only a policy of the user's own needs torch whatever its network.
         from metaloom.pipeline.policies.actors.own import OwnPolicyActor
@@ -77,6 +83,8 @@ def check_actor_params(kind: ActorKind, config: PolicyConfig, params: Params, sp
         spec = config.network_spec(spaces, output_size, extra_size=extra_size, activation=activation)
         check_network(prefix, spec, params)
 
+    if config.normalize_observations and kind in ("policy", "recurrent"):
+        check_shapes(params, {name: (spaces.observation_size,) for name in (MEAN, STD)})
     match kind:
         case "policy" if config.name is not None:
             _check_own_policy(config, params, spaces)

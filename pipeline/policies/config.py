@@ -61,6 +61,9 @@ class PolicyConfig(Settings):
     off-policy algorithm."""
     output_activation: str = later("identity")
     """Behind the last layer of the policy's network, likewise; critics have none."""
+    normalize_observations: bool = later(False)
+    """Subtract the running mean of all observations so far, divide by their standard deviation and clip to ±10; the
+    critic sees the same. Statistics are part of the learner and constant within an iteration."""
 
     @model_validator(mode="before")
     @classmethod

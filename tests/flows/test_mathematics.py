@@ -50,6 +50,7 @@ ALGORITHMS = {
     "vpg-dice": {"name": "vpg-dice"},
     "promp of minibatches": {"name": "promp", "num_minibatches": 2, "trainable_inner_lr": True},
     "maml-vpg of two steps": {"name": "maml-vpg", "inner_steps": 2, "gradient_noise": True},
+    "promp normalized": {"name": "promp", "num_epochs": 2},
 }
 
 
@@ -70,12 +71,18 @@ def on_workers(there: LocalCluster) -> Backend:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
-    [name if name in ("promp", "maml-trpo") else pytest.param(name, marks=pytest.mark.sweep) for name in ALGORITHMS],
+    [
+        name if name in ("promp", "maml-trpo", "promp normalized") else pytest.param(name, marks=pytest.mark.sweep)
+        for name in ALGORITHMS
+    ],
 )
 def test_workers_give_the_digests_of_one_process(tmp_path, tiny_config, digests, there, algorithm):
     settings = {**ALGORITHMS[algorithm], "tasks_per_chunk": 2}
     processing = {"return_baseline": {"name": "linear_time"}} if algorithm == "vpg-dice" else {}
-    config = tiny_config(algorithm=settings, processing=processing, **SIZES)
+    if algorithm == "promp normalized":
+        processing = {"scale_rewards": True}
+    normalizes = {"hidden_sizes": [8, 8], "normalize_observations": algorithm == "promp normalized"}
+    config = tiny_config(algorithm=settings, policy=normalizes, processing=processing, **SIZES)
     train(config, tmp_path / "here", backend=Backend(workers=0))
     train(config, tmp_path / "there", backend=on_workers(there))
     assert digests(tmp_path / "there") == digests(tmp_path / "here")
@@ -311,19 +318,26 @@ def test_without_workers_keeping_is_mapping():
 
 
 def test_work_is_sent_without_the_learner(tiny_config):
-    config = tiny_config()
+    for normalizes in (False, True):
+        _sends_work_without_the_learner(tiny_config(processing={"scale_rewards": normalizes}))
+
+
+def _sends_work_without_the_learner(config):
     _, learner, _ = build_learner(config)
-    state = learner.initialize(run_seed=7)
+    inner, state = learner.unwrapped, learner.initialize(run_seed=7)
+    assert (inner is learner) is not config.processing.scale_rewards
 
     def work(parallel):
-        return learner, learner.policy, state.params, parallel
+        return learner, inner, inner.policy, state.params, parallel
 
     raw = dumps(work, learner)
-    assert not {name for name in (b"ProMPLearner", b"GaussianPolicy", b"Setup") if name in raw}
-    built, policy, params, parallel = loads(raw, config.model_dump_json())(map)
-    assert (type(built), built.settings, parallel) == (type(learner), learner.settings, map)
+    names = (b"ProMPLearner", b"NormalizingLearner", b"GaussianPolicy", b"Setup")
+    assert not {name for name in names if name in raw}
+    built, own, policy, params, parallel = loads(raw, config.model_dump_json())(map)
+    assert (type(built), own.settings, parallel) == (type(learner), inner.settings, map)
     assert built is not learner
-    assert policy is built.policy
+    assert own is built.unwrapped
+    assert policy is own.policy
     assert all(np.array_equal(params[name], value) for name, value in state.params.items())
 
 

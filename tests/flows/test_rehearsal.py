@@ -194,6 +194,35 @@ def test_what_nobody_set_is_named_where_most_episodes_end_by_it(tiny_config, tmp
     assert "Unlimited: actions lie in Box(0.0, 512.0, (1,), float32), of which a new policy" in said
 
 
+NORMALIZERS = """
+import gymnasium
+from gymnasium.wrappers import ClipReward, NormalizeObservation, NormalizeReward
+
+class Observed(NormalizeObservation):
+    def __init__(self):
+        super().__init__(gymnasium.make("Pendulum-v1"))
+
+class Paid(ClipReward):
+    def __init__(self):
+        super().__init__(NormalizeReward(gymnasium.make("Pendulum-v1")), -1, 1)
+"""
+
+
+@pytest.mark.parametrize(("env", "wrapper"), [("Observed", "Observed"), ("Paid", "NormalizeReward")])
+def test_a_wrapper_that_keeps_statistics_is_refused_by_name_with_the_settings_that_keep_them(
+    env, wrapper, tiny_config, tmp_path, monkeypatch
+):
+    (tmp_path / "normalizers.py").write_text(NORMALIZERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = tiny_config(env=f"normalizers:{env}", algorithm="a2c", iterations=1)
+    required = rf"normalizers:{env}: {wrapper} normalizes by the statistics .* policy.normalize_observations=true"
+    with pytest.raises(EnvError, match=required):
+        train(config, tmp_path / "run", backend=HERE)
+    assert not (tmp_path / "run").exists()
+    kept = config.env.model_copy(update={"copies": "kept"})
+    assert settled(kept, 5).config.copies == "kept"
+
+
 def test_a_copy_that_is_asked_for_is_not_rehearsed(planted):
     for copies in ("kept", "fresh"):
         config = planted("wall clock", copies=copies, action_scale=10)

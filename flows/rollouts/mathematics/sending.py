@@ -68,8 +68,10 @@ class _Unpickler(pickle.Unpickler):
 
 def _parts(learner: Learner[Any, Any]) -> Mapping[str, object]:
     """The learner and its attributes by name, but for plain values, of which there may be equal ones elsewhere."""
-    attributes = {name: value for name, value in vars(learner).items() if hasattr(value, "__dict__")}
-    return {_LEARNER: learner} | attributes
+    parts: dict[str, object] = {_LEARNER: learner}
+    for of in dict.fromkeys((learner, learner.unwrapped)):
+        parts |= {name: value for name, value in vars(of).items() if hasattr(value, "__dict__")}
+    return parts
 
 
 @lru_cache(maxsize=2)

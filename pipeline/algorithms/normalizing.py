@@ -1,0 +1,170 @@
+"""A learner that acts and learns with normalized observations and rewards, whichever algorithm it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from metaloom.pipeline.algorithms.contract import Learner, Setup
+from metaloom.pipeline.estimation.normalization import (
+    MEAN,
+    OBSERVATIONS,
+    PREFIX,
+    RETURNS,
+    REWARD_STD,
+    STD,
+    Normalization,
+    RunningStatistics,
+    merged_observations,
+    merged_returns,
+    without_normalization,
+)
+from metaloom.pipeline.schema import ConfigError
+from metaloom.pipeline.types import (
+    EpisodeBatch,
+    LearnerState,
+    Metrics,
+    ParallelMap,
+    Params,
+    Samples,
+    Step,
+    TaskParams,
+)
+
+
+class NormalizingLearner(Learner[Step, Sequence[Step]]):
+    """Keeps running statistics beside the state of a learner, which sees normalized episodes only. See Learner.
+
+    Attributes:
+        inner: the algorithm.
+    """
+
+    def __init__(self, inner: Learner[Step, Sequence[Step]], setup: Setup) -> None:
+        if setup.policy.normalize_observations and setup.observation_scale != 1:
+            raise ConfigError(
+                f"policy.normalize_observations is on, but the observations of {setup.env_name} are bytes, which are "
+                f"divided by {setup.observation_scale:g}; leave it out"
+            )
+        self.inner, self._discount = inner, setup.processing.discount
+        self.kernel, self.tasks_apart = inner.kernel, inner.tasks_apart
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        if setup.policy.normalize_observations:
+            self._shapes[OBSERVATIONS] = (setup.observation_size,)
+        if setup.processing.scale_rewards:
+            self._shapes[RETURNS] = ()
+
+    @property
+    def unwrapped(self) -> Learner[Step, Sequence[Step]]:
+        """See Learner."""
+        return self.inner
+
+    def initialize(self, *, run_seed: int) -> LearnerState:
+        """Return statistics of nothing beside the algorithm's state; see Learner."""
+        state = self.inner.initialize(run_seed=run_seed)
+        initial = {prefix: RunningStatistics.initial(shape) for prefix, shape in self._shapes.items()}
+        return _with_statistics(state, initial)
+
+    def at_start(self, state: LearnerState, *, run_seed: int) -> LearnerState:
+        """See Learner."""
+        found = self.inner.at_start(_inner(state), run_seed=run_seed)
+        return _with_statistics(found, self._statistics(state))
+
+    def acting_params(self, state: LearnerState, num_tasks: int) -> TaskParams:
+        """Return what tasks act with, and the normalization of what they see; see Learner."""
+        params = self.inner.acting_params(_inner(state), num_tasks)
+        return TaskParams(params.params | TaskParams.broadcast(self._normalization(state), num_tasks).params)
+
+    def process(
+        self, state: LearnerState, episodes: EpisodeBatch, *, seed: int, parallel: ParallelMap = map
+    ) -> Samples:
+        """See Learner."""
+        return self.inner.process(_inner(state), self._normalized(state, episodes), seed=seed, parallel=parallel)
+
+    def adapt(
+        self, state: LearnerState, params: TaskParams, evidence: Step, *, parallel: ParallelMap = map
+    ) -> TaskParams:
+        """See Learner."""
+        step = replace(evidence, episodes=self._normalized(state, evidence.episodes))
+        found = self.inner.adapt(
+            _inner(state), TaskParams(without_normalization(params.params)), step, parallel=parallel
+        )
+        return _with_normalization(found, params)
+
+    def adapt_to_episodes(
+        self,
+        state: LearnerState,
+        params: TaskParams,
+        rounds: Sequence[EpisodeBatch],
+        *,
+        run_seed: int,
+        parallel: ParallelMap = map,
+    ) -> TaskParams:
+        """See Learner."""
+        normalized = [self._normalized(state, episodes) for episodes in rounds]
+        found = self.inner.adapt_to_episodes(
+            _inner(state),
+            TaskParams(without_normalization(params.params)),
+            normalized,
+            run_seed=run_seed,
+            parallel=parallel,
+        )
+        return _with_normalization(found, params)
+
+    def update(
+        self,
+        state: LearnerState,
+        experience: Sequence[Step],
+        *,
+        run_seed: int,
+        iteration: int,
+        parallel: ParallelMap = map,
+    ) -> tuple[LearnerState, Metrics]:
+        """Update the algorithm by this iteration's statistics, then merge its episodes into them; see Learner."""
+        normalized = [replace(step, episodes=self._normalized(state, step.episodes)) for step in experience]
+        found, metrics = self.inner.update(
+            _inner(state), normalized, run_seed=run_seed, iteration=iteration, parallel=parallel
+        )
+        rounds, statistics = [step.episodes for step in experience], self._statistics(state)
+        if OBSERVATIONS in statistics:
+            statistics[OBSERVATIONS] = merged_observations(statistics[OBSERVATIONS], rounds)
+        if RETURNS in statistics:
+            metrics = {**metrics, "reward_std": float(statistics[RETURNS].std)}
+            statistics[RETURNS] = merged_returns(statistics[RETURNS], rounds, self._discount)
+        return _with_statistics(found, statistics), metrics
+
+    def _statistics(self, state: LearnerState) -> dict[str, RunningStatistics]:
+        return {prefix: RunningStatistics.of(state, prefix) for prefix in self._shapes}
+
+    def _normalization(self, state: LearnerState) -> Params:
+        """Return what normalizes in any task, by its name in TaskParams."""
+        statistics, found = self._statistics(state), Params()
+        if observations := statistics.get(OBSERVATIONS):
+            found |= {MEAN: observations.mean.astype(np.float32), STD: observations.std}
+        if returns := statistics.get(RETURNS):
+            found[REWARD_STD] = returns.std
+        return found
+
+    def _normalized(self, state: LearnerState, episodes: EpisodeBatch) -> EpisodeBatch:
+        params = TaskParams.broadcast(self._normalization(state), len(episodes.lengths))
+        normalization = Normalization.of_params(params.params)
+        assert normalization is not None, "no other learner is wrapped"
+        return normalization.episodes(episodes)
+
+
+def _inner(state: LearnerState) -> LearnerState:
+    return replace(state, extra=without_normalization(state.extra))
+
+
+def _with_statistics(state: LearnerState, statistics: Mapping[str, RunningStatistics]) -> LearnerState:
+    kept: Params = {}
+    for prefix, found in statistics.items():
+        kept |= found.stored(prefix)
+    return replace(state, extra=state.extra | kept)
+
+
+def _with_normalization(adapted: TaskParams, params: TaskParams) -> TaskParams:
+    return TaskParams(
+        adapted.params | {name: value for name, value in params.params.items() if name.startswith(PREFIX)}
+    )
