@@ -46,11 +46,11 @@ class MemoryPolicy(RecurrentPolicy):
         super().__init__(setup, setup.policy)
         F, P = self.cell.feature_size, settings.position_size
         self.critic_size = 2 * F + P if P else F
-        self._position_size = P
+        self._position_size, self._input_size = P, setup.policy.cell_spec(setup).input_size
 
     def features(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         """See RecurrentPolicy; what is behind its own inputs stays unseen."""
-        return super().features(params, inputs[..., : inputs.shape[-1] - self._position_size])
+        return super().features(params, inputs[..., : self._input_size])
 
     def judging(self, features: Tensor, inputs: Tensor) -> Tensor:
         """Return what values are linear on, [L, N, critic_size].
