@@ -1,7 +1,6 @@
 """Many small groups of arrays in one HDF5 file. Needs h5py, which comes with the extra `minari`."""
 # h5py's low-level modules are compiled and have no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportAttributeAccessIssue=false, reportUnknownArgumentType=false
+# pyright: reportAttributeAccessIssue=false
 
 from collections.abc import Mapping
 from functools import cache

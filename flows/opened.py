@@ -1,6 +1,4 @@
 """Stored runs as the Python API gives them. Opening one needs no torch and no simulator."""
-# pyarrow ships no types.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 

@@ -148,11 +148,7 @@ def compare_digests(
     for name in sorted({*stored, *replayed}):
         before, after = stored.get(name), replayed.get(name)
         if before != after:
-            yield ArrayDifference(ref, name, (), _digested(before), _digested(after), float("nan"), None, -1)
-
-
-def _digested(digest: ArrayDigest | None) -> str:
-    return "absent" if digest is None else f"{digest.dtype}{list(digest.shape)}"
+            yield ArrayDifference(ref, name, (), _form(before), _form(after), float("nan"), None, -1)
 
 
 def compare(ref: StageRef, stored: Mapping[str, Any], replayed: Mapping[str, Any]) -> Iterator[ArrayDifference]:
@@ -196,7 +192,7 @@ def _bits(values: np.ndarray) -> np.ndarray:
     return values.view(np.dtype(f"u{values.dtype.itemsize}"))
 
 
-def _form(values: np.ndarray | None) -> str:
+def _form(values: np.ndarray | ArrayDigest | None) -> str:
     return "absent" if values is None else f"{values.dtype}{list(values.shape)}"
 
 

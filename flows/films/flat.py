@@ -1,6 +1,5 @@
 """Robots drawn without OpenGL: every geometry projected onto the picture, the far ones first."""
-# pyright: reportAttributeAccessIssue=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportAttributeAccessIssue=false
 # MuJoCo's compiled modules have no type stubs.
 
 from collections.abc import Iterator

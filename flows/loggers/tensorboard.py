@@ -1,6 +1,4 @@
 """TensorBoard's event files. Needs the extra `tensorboard`."""
-# Neither TensorBoard nor its messages bring types.
-# pyright: reportMissingTypeStubs=false
 
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 They are nothing stored of their own: the tables of episodes have the return and the task of every episode, and stay
 when an iteration is thinned, so no digest depends on what counts as a class.
 """
-# pyarrow ships no types.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import math
 from collections.abc import Sequence

@@ -16,8 +16,9 @@ import metaloom
 from metaloom.flows.errors import UsageError
 from metaloom.flows.trained.blueprint import Blueprint
 from metaloom.flows.trust import Settings
+from metaloom.pipeline.nn.flat_networks import unprefixed
 from metaloom.pipeline.schema import ConfigError
-from metaloom.pipeline.types import Array, LearnerState, Params, TaskParams
+from metaloom.pipeline.types import Array, LearnerState, TaskParams
 
 FORMAT = "metaloom-policy-1"
 _PARTS = ("params", "optimizer", "extra")
@@ -86,9 +87,9 @@ class PolicyFile:
             raise UsageError(
                 f"{path}: found a description that is damaged ({problem}); save the policy again"
             ) from None
-        state = LearnerState(**{part: _named(arrays, part) for part in _PARTS})
+        state = LearnerState(**{part: unprefixed(arrays, part) for part in _PARTS})
         try:
-            params = TaskParams(_named(arrays, "task"))
+            params = TaskParams(unprefixed(arrays, "task"))
         except ValueError as problem:
             raise UsageError(f"{path}: {problem}; save the policy again") from None
         return cls(replace(blueprint, origin=origin), state, params, adapted, seed, particle)
@@ -132,7 +133,3 @@ def _contents(path: str | Path) -> tuple[Mapping[str, str], Mapping[str, Array]]
     if metadata.get("sha256") != digest_of(metadata, arrays):
         raise UsageError(f"{path}: found other contents than `policy.save` wrote; save the policy again")
     return metadata, arrays
-
-
-def _named(arrays: Mapping[str, Array], part: str) -> Params:
-    return {name.removeprefix(f"{part}."): value for name, value in arrays.items() if name.startswith(f"{part}.")}

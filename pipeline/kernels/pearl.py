@@ -65,7 +65,9 @@ class PEARLKernel(GradientSteps[Noise]):
         self._descend(("q1", "q2", "encoder"))
         sums |= self._over_parts(lambda part: part.actor_gradients(minibatch, noise))
         self._descend(("v", "policy"))
-        self._move_target()
+        tau, target = self._settings.soft_target_tau, self.params["target_v"].vector
+        target *= 1 - tau
+        target += tau * self.params["v"].vector
         K, N, _ = self._shape
         return {name: value / (K if name in ("kl", "latent_std") else K * N) for name, value in sums.items()}
 
@@ -105,11 +107,6 @@ class PEARLKernel(GradientSteps[Noise]):
         for part in self._parts[1:]:
             flat.gradient += part.params[name].gradient
         self._descent[name].step(self._learning_rates[name])
-
-    def _move_target(self) -> None:
-        tau, target = self._settings.soft_target_tau, self.params["target_v"].vector
-        target *= 1 - tau
-        target += tau * self.params["v"].vector
 
 
 def infer(settings: PEARL, encoder: Params, context: Transitions) -> Posterior:

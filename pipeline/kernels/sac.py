@@ -63,7 +63,9 @@ class SACKernel(GradientSteps[Array]):
         described |= self._step_policy(batch.observations, now)
         self._counters.gradient_steps += 1
         if self._counters.gradient_steps % self._settings.target_update_intvl == 0:
-            self._move_targets()
+            tau, targets = self._settings.tau, self._targets.flat.vector
+            targets *= tau
+            targets += (1 - tau) * self.q.flat.vector
         return described
 
     def state(self) -> LearnerState:
@@ -116,8 +118,3 @@ class SACKernel(GradientSteps[Array]):
         self._descent["policy"].step(self._learning_rate)
         loss = self._alpha * float(now.log_prob.mean()) - float(values.min(axis=0).mean())
         return {"policy_loss": loss, "gradient_norm": norm}
-
-    def _move_targets(self) -> None:
-        tau, targets = self._settings.tau, self._targets.flat.vector
-        targets *= tau
-        targets += (1 - tau) * self.q.flat.vector

@@ -1,7 +1,4 @@
 """Tables of Parquet files, of bounded size."""
-# pyarrow ships no types.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,8 +1,5 @@
 """Settings of the algorithms that adapt by gradient steps: hyper-parameters only, no torch."""
 
-# Settings are immutable, so a subclass may say more exactly what a field is.
-# pyright: reportIncompatibleVariableOverride=false
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
