@@ -93,7 +93,10 @@ def _deploy(client: "SyncPrefectClient", wanted: dict[str, Any], flow: "Flow[...
 
 def _is_ours(command: str | None) -> bool:
     """Return True for what this module has written, maybe for another interpreter, or nobody."""
-    return command is None or shlex.split(command)[1:] == ["-P", "-m", MODULE]
+    try:
+        return command is None or shlex.split(command)[1:] == ["-P", "-m", MODULE]
+    except ValueError:  # a quotation without an end
+        return False
 
 
 def main() -> None:
