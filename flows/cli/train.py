@@ -75,7 +75,7 @@ def train(
         seed: Seed of everything random; short for `--set seed=2`.
         device: Device on which torch computes updates, recorded with the run; short for `--set device=cuda`.
         dry_run: Create nothing: print the environment steps that the run would take, and what this machine has.
-        probe: With --dry-run, measure memory, disk and time too: train two iterations in a temporary folder.
+        probe: With --dry-run, measure memory, disk and time too: train up to ten iterations in a temporary folder.
         strict: Stop with exit code 1 after an iteration whose witness episode cannot be reproduced.
     """
     if not dry_run:
