@@ -228,6 +228,9 @@ def _train(
     elif not result.computed and result.damage is None:
         done, name = plural(result.iterations_done, "iteration"), argument(folder)
         tell(as_json, f"nothing was missing: the run has its {done}; for more: metaloom resume {name} --iterations N")
+    if stop():  # there may be no time left for charts
+        tell(as_json, f"complete; for its report: metaloom report {argument(folder)}")
+        return 0
     with nullcontext() if as_json else STATUS.shown("writing the report", console()):
         steps = _next_steps(result.path)
     tell(as_json, steps)
