@@ -85,7 +85,7 @@ class Sampler:
     def sample(self) -> Sample:
         """Return what was measured, of two iterations at least."""
         first, last = self._sizes[0], self._sizes[-1]
-        each = Counter({kind: (last[kind] - first[kind]) // (self.iterations - 1) for kind in last})
+        each = Counter({kind: max(0, last[kind] - first[kind]) // (self.iterations - 1) for kind in last})
         arrays, tables, log = each.pop("data.zarr", 0), each.pop("tables", 0), each.pop(FOLDER, 0)
         records = each.total()
         seconds = [end - began for began, end in zip(self._ends, self._ends[1:], strict=False)]
