@@ -28,7 +28,7 @@ class StartAgain(Exception):
         self.environment = environment
 
 
-USAGE, FAILURE = 2, 1
+USAGE, FAILURE, EXIT_INTERRUPTED = 2, 1, 130
 
 # By name, because importing them takes seconds and a command that fails has often needed few of them.
 EXIT_CODES = {

@@ -17,9 +17,9 @@ from types import FrameType
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from metaloom.flows.errors import EXIT_INTERRUPTED as EXIT_INTERRUPTED
 from metaloom.flows.rollouts.guard import tell_asked_to_end
 
-EXIT_INTERRUPTED = 130
 STAGE_SECONDS = 10.0
 """Time for the current stage after SIGTERM or SIGHUP: Slurm kills after 30 s, Docker after 10 by default."""
 _CLOSING_SECONDS = 6.0

@@ -5,6 +5,7 @@ import numerics inside the functions, because help, lists and refusals should no
 tests/flows/test_startup.py holds them to it.
 """
 
+import atexit
 import faulthandler
 import logging
 import os
@@ -27,7 +28,7 @@ from metaloom.flows.cli.output import (
     console,
     discard_output,
 )
-from metaloom.flows.errors import USAGE, StartAgain, exit_code
+from metaloom.flows.errors import EXIT_INTERRUPTED, USAGE, StartAgain, exit_code
 from metaloom.flows.streams import keep_streams
 from metaloom.flows.views.status import STATUS
 from metaloom.pipeline.shown import error_text, printable
@@ -148,6 +149,9 @@ def main() -> None:
     except BrokenPipeError:
         discard_output()
         code = code or EXIT_OUTPUT_CLOSED
+    if code == EXIT_INTERRUPTED:  # there may be no time left to take all modules apart, which takes seconds
+        atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
+        os._exit(code)
     sys.exit(code)
 
 

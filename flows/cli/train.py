@@ -75,7 +75,7 @@ def train(
         seed: Seed of everything random; short for `--set seed=2`.
         device: Device on which torch computes updates, recorded with the run; short for `--set device=cuda`.
         dry_run: Create nothing: print the environment steps that the run would take, and what this machine has.
-        probe: With --dry-run, measure memory, disk and time too: train two iterations in a temporary folder.
+        probe: With --dry-run, measure memory, disk and time too: train up to ten iterations in a temporary folder.
         strict: Stop with exit code 1 after an iteration whose witness episode cannot be reproduced.
     """
     if not dry_run:
@@ -228,6 +228,9 @@ def _train(
     elif not result.computed and result.damage is None:
         done, name = plural(result.iterations_done, "iteration"), argument(folder)
         tell(as_json, f"nothing was missing: the run has its {done}; for more: metaloom resume {name} --iterations N")
+    if stop():  # there may be no time left for charts
+        tell(as_json, f"complete; for its report: metaloom report {argument(folder)}")
+        return 0
     with nullcontext() if as_json else STATUS.shown("writing the report", console()):
         steps = _next_steps(result.path)
     tell(as_json, steps)

@@ -1,8 +1,7 @@
-"""What a run would take: environment steps from its settings; memory, disk and time from its first two iterations."""
+"""What a run would take: environment steps from its settings; memory, disk and time from its first iterations."""
 
 import resource
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -19,31 +18,29 @@ from metaloom.flows.formatting import count, duration, plural, short_time, size
 from metaloom.flows.graph.check import check_graph
 from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.usage import Sample, Sampler, most_memory
 from metaloom.flows.views.report import write_report
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.memory import machine_memory
 from metaloom.storage.unfinished import unfinished_folder
 
-_PROBED, _PROBE_SECONDS = 2, 120.0
+_PROBED, _PROBE_SECONDS = 10, 120.0
+_ENOUGH_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What two iterations took.
+    """What a run's first iterations took: ten, or as many as end in 20 seconds, but two.
 
     Attributes:
         trainer_bytes: most memory of this process so far.
         worker_bytes: most memory of a process that it started; 0 where it samples by itself.
-        start_bytes: disk for what is stored once.
-        iteration_bytes: disk for an iteration; None if no second one was complete in two minutes.
-        iteration_seconds: wall seconds of the second iteration; None likewise.
+        sample: of the iterations; None if no second one was complete in two minutes.
     """
 
     trainer_bytes: int
     worker_bytes: int
-    start_bytes: int
-    iteration_bytes: int | None
-    iteration_seconds: float | None
+    sample: Sample | None
 
 
 @dataclass(frozen=True)
@@ -71,16 +68,14 @@ class DryRun:
     @property
     def run_bytes(self) -> int | None:
         """Disk for the run, before its retention removes anything; None if it was not measured."""
-        found = self.probe
-        if found is None or found.iteration_bytes is None:
-            return None
-        return found.start_bytes + self.iterations * found.iteration_bytes
+        sample = self.probe and self.probe.sample
+        return sample and sample.disk_bytes(self.iterations)
 
     @property
     def run_seconds(self) -> float | None:
         """Wall seconds of the run without evaluations; None if they were not measured."""
-        seconds = self.probe and self.probe.iteration_seconds
-        return None if seconds is None else seconds * self.iterations
+        sample = self.probe and self.probe.sample
+        return sample and sample.seconds(self.iterations)
 
     def document(self) -> dict[str, Any]:
         """Return all of it as JSON data."""
@@ -93,9 +88,9 @@ class DryRun:
         trainer = unknown if found is None else size(found.trainer_bytes)
         workers = unknown if found is None else f"{plural(self.workers, 'worker')} of {size(found.worker_bytes)}"
         disk, times = (unknown, ""), (unknown, "")
-        if found is not None and found.iteration_bytes is not None and found.iteration_seconds is not None:
-            disk = size(found.iteration_bytes), size(self.run_bytes or 0)
-            times = short_time(found.iteration_seconds), duration(self.run_seconds or 0.0)
+        if found is not None and (sample := found.sample) is not None:
+            disk = size(sample.disk_bytes(2) - sample.disk_bytes(1)), size(sample.disk_bytes(self.iterations))
+            times = short_time(sample.iteration_seconds), duration(sample.seconds(self.iterations))
         rows: Sequence[tuple[str, str, str, str]] = (
             ("environment steps, at most", count(self.steps), count(self.steps * self.iterations), ""),
             ("memory, trainer", trainer, "", size(self.machine_memory_bytes)),
@@ -115,7 +110,7 @@ def dry_run(config: RunConfig, folder: Path, backend: Backend = Backend(), *, pr
         config: of the run.
         folder: where it would be kept.
         backend: where rollouts would run.
-        probe: measure memory, disk and time, with two iterations in a temporary folder, if the run may fit.
+        probe: measure memory, disk and time of the first iterations in a temporary folder, if the run may fit.
 
     Raises:
         ConfigError, EnvError: a setting is wrong.
@@ -138,31 +133,25 @@ def dry_run(config: RunConfig, folder: Path, backend: Backend = Backend(), *, pr
 
 
 def _probe(config: RunConfig, backend: Backend) -> Probe:
-    """Train two iterations, and write the report: in the first one, things are imported and built."""
-    ends, stored, began = [0.0], [0], time.monotonic()
+    """Train some iterations, and write the report: in the first one, things are imported and built."""
+    sampler, began = Sampler(), time.monotonic()
     evaluation = config.evaluation.model_copy(update={"every": None})
     short = config.model_copy(update={"iterations": min(_PROBED, config.iterations), "evaluation": evaluation})
     with unfinished_folder(Path(tempfile.gettempdir()), "metaloom-probe", 0o700) as folder:
 
+        def enough() -> bool:
+            return time.monotonic() - began > (_PROBE_SECONDS if sampler.iterations < 2 else _ENOUGH_SECONDS)
+
         def note(report: IterationReport) -> None:
-            ends.append(report.elapsed_seconds)
-            stored.append(sum(file.stat().st_size for file in (folder / "run").rglob("*") if file.is_file()))
+            sampler.add(storage.open_run(folder / "run"), report)
 
-        too_long = lambda: time.monotonic() - began > _PROBE_SECONDS  # noqa: E731
-        train(short, folder / "run", backend=backend, observer=Observer(iteration_done=note, should_stop=too_long))
-        complete = len(ends) - 1 == short.iterations
-        if complete:  # charts take memory too
+        train(short, folder / "run", backend=backend, observer=Observer(iteration_done=note, should_stop=enough))
+        sample = sampler.sample() if sampler.iterations > 1 else None
+        if sampler.iterations:  # charts take memory too
             write_report(storage.open_run(folder / "run"), folder / "report")
-    iteration_bytes = stored[-1] - stored[-2]
     return Probe(
-        trainer_bytes=_most_memory(resource.RUSAGE_SELF),
+        trainer_bytes=most_memory(resource.RUSAGE_SELF),
         # Of the largest process that has ended by now.
-        worker_bytes=_most_memory(resource.RUSAGE_CHILDREN) if backend.for_tasks(config.num_tasks).workers else 0,
-        start_bytes=max(stored[-1] - _PROBED * iteration_bytes, 0) if complete else 0,
-        iteration_bytes=iteration_bytes if complete else None,
-        iteration_seconds=ends[-1] - ends[-2] if complete else None,
+        worker_bytes=most_memory(resource.RUSAGE_CHILDREN) if backend.for_tasks(config.num_tasks).workers else 0,
+        sample=sample,
     )
-
-
-def _most_memory(who: int) -> int:
-    return resource.getrusage(who).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -26,6 +26,7 @@ from metaloom.flows.observer import mean_test_returns
 from metaloom.flows.rollouts.workers import Backend, code_digest
 from metaloom.flows.run_log import kept_log
 from metaloom.flows.trust import require_trust, trust_run
+from metaloom.flows.usage import kept_usage
 from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.config.sources import plugin_sources
@@ -118,8 +119,11 @@ def train(
         ) as writer:
             trust_run(writer.run)
             plan = _Plan(config, stages.order, lambda ref: stages)
-            with kept.of(writer, backend.for_tasks(config.num_tasks)):
-                return _train(plan, writer, call, kept.observing(observer, writer))
+            with (
+                kept.of(writer, backend.for_tasks(config.num_tasks)),
+                kept_usage(writer.run, config.iterations, kept.observing(observer, writer)) as watching,
+            ):
+                return _train(plan, writer, call, watching)
 
 
 def resume(
@@ -166,8 +170,9 @@ def resume(
                 tell_changed_sources(run, stored[-1], facts.get("plugins", {}))
             writer.describe(facts)
             plan = _Plan(config, stages.order, stages.of)
-            with _repair_advised(path):
-                result = _train(plan, writer, call, kept.observing(observer, writer))
+            watching = kept_usage(writer.run, config.iterations, kept.observing(observer, writer))
+            with _repair_advised(path), watching as watched:
+                result = _train(plan, writer, call, watched)
     damage = storage.verify_run(path) if repair and not result.stopped else None
     return replace(result, repaired=repaired, damage=damage)
 

@@ -47,10 +47,12 @@ def _make_pool(client: "SyncPrefectClient") -> Iterator[str]:
         if pool.is_paused:
             yield f"the work pool {POOL} is paused: nothing runs until `prefect work-pool resume {POOL}`"
     try:
-        client.read_work_queue_by_name(QUEUE, work_pool_name=POOL)
+        queue = client.read_work_queue_by_name(QUEUE, work_pool_name=POOL)
     except ObjectNotFound:
         queue = client.create_work_queue(QUEUE, work_pool_name=POOL)
         client.update_work_queue(queue.id, concurrency_limit=TRAININGS)
+    if queue.is_paused:
+        yield f"the work queue {QUEUE} is paused: nothing trains until `prefect work-queue resume {QUEUE} -p {POOL}`"
 
 
 def _deploy(client: "SyncPrefectClient", wanted: dict[str, Any], flow: "Flow[..., Any]") -> Iterator[str]:
@@ -93,7 +95,10 @@ def _deploy(client: "SyncPrefectClient", wanted: dict[str, Any], flow: "Flow[...
 
 def _is_ours(command: str | None) -> bool:
     """Return True for what this module has written, maybe for another interpreter, or nobody."""
-    return command is None or shlex.split(command)[1:] == ["-P", "-m", MODULE]
+    try:
+        return command is None or shlex.split(command)[1:] == ["-P", "-m", MODULE]
+    except ValueError:  # a quotation without an end
+        return False
 
 
 def main() -> None:

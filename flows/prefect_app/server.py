@@ -85,8 +85,8 @@ def guarded(prefect: ASGIApp, *, any_host: bool) -> ASGIApp:
 
 
 def lock_at_once() -> None:
-    """Have every transaction of SQLite take its lock when it begins."""
-    from prefect.server.database.configurations import AioSqliteConfiguration
+    """Have every transaction of SQLite that may write take its lock when it begins."""
+    from prefect.server.database.configurations import SQLITE_BEGIN_MODE, AioSqliteConfiguration
 
     begin = AioSqliteConfiguration.begin_transaction
 
@@ -96,7 +96,13 @@ def lock_at_once() -> None:
     ) -> "AsyncIterator[AsyncSessionTransaction]":
         del with_for_update
         async with begin(self, session, with_for_update=True) as transaction:
-            yield transaction
+            await session.connection()  # begins
+            # Not those inside: a request that changes something may read by another session, and wait for itself.
+            mode = SQLITE_BEGIN_MODE.set(None)
+            try:
+                yield transaction
+            finally:
+                SQLITE_BEGIN_MODE.reset(mode)
 
     AioSqliteConfiguration.begin_transaction = begin_immediately
 

@@ -27,7 +27,7 @@ def list_run_rows(root: Path) -> list[dict[str, Any]]:
 
 def run_info(run: Run) -> dict[str, Any]:
     """Describe a run: its settings, how far it got, its last metrics, and what it takes on disk."""
-    done = len(run.iterations)
+    done, sizes = len(run.iterations), bytes_by_group(run)
     writer = storage.current_writer(run.path, run.files.remote)
     return {
         "name": run.path.name,
@@ -48,7 +48,8 @@ def run_info(run: Run) -> dict[str, Any]:
         "witness": _witness(run),
         "last_metrics": _metrics(run),
         "last_class_returns": class_returns_of(run, done - 1),
-        "bytes": dict(bytes_by_group(run)),
+        "bytes": dict(sizes),
+        "usage": _usage_of(run, sizes.total()),
         "quarantine": [_quarantined(run, entry) for entry in storage.read_quarantine(run.path)],
     }
 
@@ -176,6 +177,25 @@ def bytes_by_group(run: Run) -> Counter[str]:
             case _:
                 sizes["records"] += num_bytes
     return Counter(dict(sorted(sizes.items())))
+
+
+def _usage_of(run: Run, disk_bytes: int) -> dict[str, Any] | None:
+    """Return what a run took, and what its first iterations predicted of all; None where nobody measured."""
+    from metaloom.flows.usage import read_usage  # which imports what training needs
+
+    if (usage := read_usage(run.path)) is None:
+        return None
+    sample = usage.sample
+    return {
+        "taken": {"memory_bytes": usage.memory_bytes, "disk_bytes": disk_bytes, "seconds": usage.seconds},
+        "predicted": sample
+        and {
+            "memory_bytes": sample.memory_bytes,
+            "disk_bytes": sample.disk_bytes(run.capacity),
+            "seconds": sample.seconds(run.capacity),
+            "after_iterations": sample.iterations,
+        },
+    }
 
 
 def _quarantined(run: Run, entry: storage.Quarantined) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from metaloom.flows.formatting import (
     adaptation_label,
     age,
     dotted,
+    duration,
     finite,
     number,
     plural,
@@ -98,6 +99,13 @@ def run_view(run: Run, *, path: str | None = None, everything: bool = False) -> 
         ("seed", as_text(config["seed"])),
         ("on disk", Text(size(sum(info["bytes"].values())))),
     ]
+    if info["usage"] is not None:
+        facts.append(
+            (
+                "took" if info["iterations_done"] >= info["iterations"] else "took so far",
+                Text(_usage_line(info["usage"])),
+            )
+        )
     # Runs that are older than this fact have none.
     if kernel := info["environment"].get("kernel"):
         facts.append(("updates by", as_text(", ".join(f"{value}" for _, value in dotted(kernel)))))
@@ -128,6 +136,14 @@ def run_view(run: Run, *, path: str | None = None, everything: bool = False) -> 
     title = "settings" if everything else "settings that differ from the defaults (--all shows all)"
     parts += [heading(title), fact_grid([(name, as_text(value)) for name, value in settings])]
     return Group(*parts)
+
+
+def _usage_line(usage: Mapping[str, Mapping[str, Any] | None]) -> str:
+    taken, said = usage["taken"] or {}, usage["predicted"]
+    shown = (("memory", "memory_bytes", size), ("disk", "disk_bytes", size), ("time", "seconds", duration))
+    parts = [f"{what} {text(taken[name])}{f' ({text(said[name])})' if said else ''}" for what, name, text in shown]
+    after = f"; in brackets what {said['after_iterations']} iterations predicted for all" if said else ""
+    return ", ".join(parts) + after
 
 
 def _sessions_table(sessions: Sequence[Mapping[str, Any]]) -> Table:

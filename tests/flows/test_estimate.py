@@ -15,9 +15,10 @@ from metaloom.flows.commands.train import resume, train
 from metaloom.flows.estimate import check_sizes, refusal_of
 from metaloom.flows.recipes import new_config
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.usage import Sample
 from metaloom.flows.views.report import write_report
 from metaloom.pipeline.schema import ConfigError
-from metaloom.storage import Run
+from metaloom.storage import Run, verify_run
 
 HERE = Backend(workers=0)
 HUGE = {
@@ -161,15 +162,50 @@ def test_a_dry_run_prints_what_it_counts_and_measures_and_creates_nothing(
     found = json.loads(capsys.readouterr().out)
     assert found["steps"] == 2 * 20 * 100 * 2
     probe = found["probe"]
-    assert found["run_seconds"] == 3 * probe["iteration_seconds"] > 0
+    assert found["run_seconds"] == probe["sample"]["first_seconds"] + 2 * probe["sample"]["iteration_seconds"] > 0
     assert probe["trainer_bytes"] > 10**8
-    assert reported == [2]  # a real run writes one too, and its charts take memory
+    assert reported == [3]  # a real run writes one too, and its charts take memory
     assert not (tmp_path / "runs").exists()
     config = new_config("promp-point-corner", ("iterations=3", "num_tasks=2"))
     train(config, tmp_path / "run", backend=HERE)
     stored = sum(file.stat().st_size for file in (tmp_path / "run").rglob("*") if file.is_file())
     assert found["run_bytes"] == pytest.approx(stored, rel=0.1)
     assert main(["train", "promp-point-corner", "--probe"]) == 2
+
+
+def test_a_run_keeps_what_its_first_iterations_predicted_and_what_all_of_its_sessions_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("METALOOM_RUNS", str(tmp_path))
+
+    def show() -> dict[str, dict[str, float]] | None:
+        capsys.readouterr()
+        assert main(["show", "run", "--json"]) == 0
+        return json.loads(capsys.readouterr().out)["usage"]
+
+    train(new_config("promp-point-corner", ("iterations=6", "num_tasks=2")), tmp_path / "run", backend=HERE)
+    first = show()
+    assert first is not None
+    assert first["predicted"]["after_iterations"] == 3
+    assert first["predicted"]["disk_bytes"] == pytest.approx(first["taken"]["disk_bytes"], rel=0.1)
+    assert 10**8 < first["predicted"]["memory_bytes"] <= first["taken"]["memory_bytes"]
+    resume(tmp_path / "run", iterations=8, backend=HERE)
+    second = show()
+    assert second is not None
+    assert second["taken"]["seconds"] > first["taken"]["seconds"] > 0
+    assert second["predicted"]["seconds"] > first["predicted"]["seconds"]  # of eight iterations, by the same three
+    assert main(["show", "run"]) == 0
+    assert "in brackets what 3 iterations predicted for all" in " ".join(capsys.readouterr().out.split())
+    usage = tmp_path / "run" / "_operator" / "usage.json"
+    usage.write_text(usage.read_text().replace("sample", "x"))
+    assert show() is None  # it is no part of the run, and whoever can write there may have put anything
+    assert verify_run(tmp_path / "run") == []
+
+
+def test_iterations_that_will_be_packed_are_predicted_without_their_tables_and_with_smaller_records() -> None:
+    sample = Sample(3, 0, 1.0, 1.0, 7, array_bytes=100, table_bytes=10, record_bytes=60, log_bytes=0)
+    assert sample.disk_bytes(599) == 7 + 599 * 170
+    assert sample.disk_bytes(600) == 7 + 500 * (100 + 10) + 100 * 170
 
 
 def test_a_dry_run_of_what_cannot_fit_prints_counts_and_then_why(

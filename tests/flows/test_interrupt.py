@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+import metaloom.flows.commands.train
 import metaloom.flows.interrupt
 from metaloom import storage
+from metaloom.flows import cli
 from metaloom.flows.cli.output import EXIT_OUTPUT_CLOSED
 from metaloom.flows.commands.train import Observer, resume, train
 from metaloom.flows.interrupt import EXIT_INTERRUPTED, stop_on_interrupt
@@ -81,6 +83,23 @@ def test_a_stage_that_takes_too_long_is_abandoned_and_resumed_with_the_same_bits
     resume(tmp_path / "run", backend=HERE)
     train(slow_once, tmp_path / "whole", backend=HERE)
     assert digests(tmp_path / "run") == digests(tmp_path / "whole")
+
+
+def test_a_run_that_is_complete_when_it_is_told_to_end_leaves_its_report_to_the_next_command(
+    command, tmp_path, monkeypatch, capsys
+):
+    def told_to_end(*args, observer, **options):
+        result = train(*args, observer=observer, **options)
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not observer.should_stop():
+            pass
+        return result
+
+    monkeypatch.setattr(metaloom.flows.commands.train, "train", told_to_end)
+    assert cli.run(command[3:]) == 0
+    assert f"complete; for its report: metaloom report {tmp_path}/runs/run" in capsys.readouterr().out
+    assert len(storage.open_run(tmp_path / "runs" / "run").iterations) == 3
+    assert not (tmp_path / "runs" / "reports").exists()
 
 
 def test_hang_ups_are_ignored_under_nohup(monkeypatch):

@@ -192,7 +192,8 @@ def test_what_people_set_stays_when_the_flows_are_deployed_again(served, monkeyp
         (queue,) = served.ask("work_queues/filter", work_queues={"name": {"any_": ["training"]}})
         pool = served.tell("work_pools/local", method="GET")
         found = {name: deployment[name] for name in (*set_by_people, "schedules", "pull_steps", "entrypoint")}
-        return found | {"limit": queue["concurrency_limit"], "pool": (pool["concurrency_limit"], pool["description"])}
+        limits = {"limit": queue["concurrency_limit"], "pool": (pool["concurrency_limit"], pool["description"])}
+        return found | limits | {"paused queue": queue["is_paused"]}
 
     (deployment,) = served.ask("deployments/filter", deployments={"name": {"any_": ["replay"]}})
     (queue,) = served.ask("work_queues/filter", work_queues={"name": {"any_": ["training"]}})
@@ -207,24 +208,29 @@ def test_what_people_set_stays_when_the_flows_are_deployed_again(served, monkeyp
     path = f"deployments/{deployment['id']}"
     served.tell(f"{path}/schedules", [{"schedule": {"cron": "0 0 1 1 *"}, "active": False, "slug": "yearly"}])
     served.tell(path, set_by_people, method="PATCH")
-    served.tell(f"work_queues/{queue['id']}", {"concurrency_limit": None}, method="PATCH")
+    served.tell(f"work_queues/{queue['id']}", {"concurrency_limit": None, "is_paused": True}, method="PATCH")
     served.tell("work_pools/local", {"concurrency_limit": 7, "description": "Anna's"}, method="PATCH")
     before = of_people()
     assert {name: before[name] for name in set_by_people} == set_by_people
+    waiting = "the work queue training is paused: nothing trains until `prefect work-queue resume training -p local`"
     paused = "deployment replay/replay is paused: its schedules plan nothing until it is resumed in Prefect's page"
     try:
-        assert deployed_again() == [paused]
+        assert deployed_again() == [waiting, paused]
         assert of_people() == before
         # As an earlier version, another interpreter and a flow with other parameters have left it.
         step = {"prefect.deployments.steps.set_working_directory": {"directory": "/tmp"}}
         job = {**set_by_people["job_variables"], "command": f"/old/python -P -m {MODULE}"}
         served.tell(path, {"pull_steps": [step], "entrypoint": "old.module", "job_variables": job}, method="PATCH")
         changed = "deployment replay/replay: brought entrypoint, job_variables, pull_steps up to date"
-        assert deployed_again() == [changed, paused]
+        assert deployed_again() == [waiting, changed, paused]
         assert of_people() == before | {"pull_steps": before["pull_steps"] or []}
+        # A command of their own, whose quotation has no end.
+        served.tell(path, {"job_variables": {"command": "sh -c 'x"}}, method="PATCH")
+        assert deployed_again() == [waiting, paused]
     finally:
         served.tell(path, {"paused": False, "parameters": {}}, method="PATCH")
-        served.tell(f"work_queues/{queue['id']}", {"concurrency_limit": 1}, method="PATCH")
+        served.tell(f"work_queues/{queue['id']}", {"concurrency_limit": 1, "is_paused": False}, method="PATCH")
+        served.tell(path, {"job_variables": deployment["job_variables"]}, method="PATCH")
 
 
 def test_a_schedule_has_its_flow_runs_planned(served, yearly):

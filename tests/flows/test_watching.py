@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import pty
+import shutil
 import signal
 import socket
 import subprocess
@@ -206,8 +207,7 @@ class TestWriter:
 
     def test_the_folder_of_requests_is_not_followed_where_it_is_a_link(self, copy_tiny_run, tmp_path):
         path = copy_tiny_run(tmp_path / "run")
-        (path / "_operator" / "log.jsonl").unlink(missing_ok=True)
-        (path / "_operator").rmdir()
+        shutil.rmtree(path / "_operator")
         (tmp_path / "elsewhere").mkdir()
         (path / "_operator").symlink_to(tmp_path / "elsewhere")
         with storage.open_writer(path), pytest.raises(storage.DamagedRun, match="symbolic link"):

@@ -14,7 +14,6 @@ from pathlib import Path
 from unittest.mock import patch
 
 from cyclopts import CycloptsError
-from metaloom.storage.keep.thinning import read_marker, read_packed_marker
 from rich.console import Console
 
 from metaloom.flows.cli import app
@@ -39,6 +38,7 @@ from metaloom.storage.format.records import read_record
 from metaloom.storage.format.segments import read_seal
 from metaloom.storage.format.sessions import SessionName, session_facts
 from metaloom.storage.format.stages import ON_POLICY
+from metaloom.storage.format.thinning import read_marker, read_packed_marker
 from metaloom.storage.keep.quarantine import read_quarantine
 from metaloom.storage.read.parquet import parse_table
 from metaloom.storage.remote.entries import Entry

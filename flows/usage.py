@@ -1,0 +1,171 @@
+"""Memory, disk and time of a run: what its first iterations show of all, and what it took, kept beside its content."""
+
+import json
+import os
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+
+from metaloom.flows.observer import IterationReport, Observer
+from metaloom.flows.run_log import MOST_BYTES, OLDER_FILES
+from metaloom.storage import Run, StoreError
+from metaloom.storage.format.files import read_file
+from metaloom.storage.write.holder import FOLDER, operator_folder
+from metaloom.storage.write.packer import MARGIN, SIZE
+
+NAME = "usage.json"
+_LARGEST = 4096
+_WRITE_EVERY_SECONDS = 5.0
+_RECORDS_PACKED = 6
+"""How much smaller records are in a segment, where tables take hardly anything."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Measurements of the first iterations of a run.
+
+    Attributes:
+        iterations: number of them.
+        memory_bytes: most memory of the process by then.
+        first_seconds: wall seconds of the first one, in which things are imported and built.
+        iteration_seconds: median of the others.
+        start_bytes: disk for what is stored once.
+        array_bytes, table_bytes, record_bytes, log_bytes: disk per iteration.
+    """
+
+    iterations: int
+    memory_bytes: int
+    first_seconds: float
+    iteration_seconds: float
+    start_bytes: int
+    array_bytes: int
+    table_bytes: int
+    record_bytes: int
+    log_bytes: int
+
+    def seconds(self, iterations: int) -> float:
+        """Wall seconds of a run of this length, without evaluations."""
+        return self.first_seconds + (iterations - 1) * self.iteration_seconds
+
+    def disk_bytes(self, iterations: int) -> int:
+        """Disk for a run of this length, before its retention removes anything; old iterations are packed."""
+        packed = SIZE * max(0, (iterations - MARGIN) // SIZE)
+        arrays = self.start_bytes + iterations * self.array_bytes
+        records = packed * self.record_bytes // _RECORDS_PACKED + (iterations - packed) * self.record_bytes
+        log = min(iterations * self.log_bytes, (1 + OLDER_FILES) * MOST_BYTES)
+        return arrays + records + (iterations - packed) * self.table_bytes + log
+
+
+class Sampler:
+    """Measures the first iterations of a run as they end."""
+
+    def __init__(self) -> None:
+        self._iterations, self._ends, self._sizes = list[int](), [0.0], list[Counter[str]]()
+
+    def add(self, run: Run, report: IterationReport) -> None:
+        """Measure after an iteration."""
+        self._iterations.append(report.iteration)
+        self._ends.append(report.elapsed_seconds)
+        sizes: Counter[str] = Counter()
+        for path, num_bytes in run.files.sizes().items():
+            sizes[path.partition("/")[0]] += num_bytes
+        self._sizes.append(sizes)
+
+    @property
+    def iterations(self) -> int:
+        """Number of iterations measured."""
+        return len(self._iterations)
+
+    def sample(self) -> Sample:
+        """Return what was measured, of two iterations at least."""
+        first, last = self._sizes[0], self._sizes[-1]
+        each = Counter({kind: max(0, last[kind] - first[kind]) // (self.iterations - 1) for kind in last})
+        arrays, tables, log = each.pop("data.zarr", 0), each.pop("tables", 0), each.pop(FOLDER, 0)
+        records = each.total()
+        seconds = [end - began for began, end in zip(self._ends, self._ends[1:], strict=False)]
+        start = first.total() - (self._iterations[0] + 1) * (arrays + tables + log + records)
+        return Sample(
+            iterations=self.iterations,
+            memory_bytes=most_memory(resource.RUSAGE_SELF),
+            first_seconds=seconds[0],
+            iteration_seconds=median(seconds[1:]),
+            start_bytes=max(start, 0),
+            array_bytes=arrays,
+            table_bytes=tables,
+            record_bytes=records,
+            log_bytes=log,
+        )
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a run took so far, in all its sessions.
+
+    Attributes:
+        memory_bytes: most memory of a process that trained it.
+        seconds: wall seconds of training.
+        sample: its first iterations; None where fewer were measured than there have to be.
+    """
+
+    memory_bytes: int = 0
+    seconds: float = 0.0
+    sample: Sample | None = None
+
+
+def read_usage(path: Path) -> Usage | None:
+    """Return the usage of a run; None where it is not known, as in runs of earlier versions."""
+    try:
+        document = json.loads(read_file(path / FOLDER / NAME, limit=_LARGEST))
+        found = document["sample"]
+        sample = found and Sample(**{name: type_(found[name]) for name, type_ in Sample.__annotations__.items()})
+        return Usage(int(document["memory_bytes"]), float(document["seconds"]), sample)
+    except (OSError, StoreError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+@contextmanager
+def kept_usage(run: Run, iterations: int, observer: Observer) -> Iterator[Observer]:
+    """Yield an observer that also keeps what a run of this length takes, until the block ends.
+
+    A file that cannot be written is left out: nothing depends on it.
+    """
+    before, sampler, began = read_usage(run.path) or Usage(), Sampler(), time.perf_counter()
+    enough = max(2, min(10, iterations // 2))
+    usage, written = before, began
+
+    def write() -> None:
+        nonlocal usage, written
+        written = time.perf_counter()
+        memory = max(before.memory_bytes, most_memory(resource.RUSAGE_SELF))
+        usage = replace(usage, memory_bytes=memory, seconds=before.seconds + written - began)
+        with suppress(OSError, StoreError):
+            folder = operator_folder(run.path)
+            part = folder / f"{NAME}.part"
+            part.write_text(json.dumps(asdict(usage)), "utf-8")
+            os.replace(part, folder / NAME)
+
+    def iteration_done(report: IterationReport) -> None:
+        nonlocal usage
+        if usage.sample is None:
+            sampler.add(run, report)
+            if sampler.iterations == enough:
+                usage = replace(usage, sample=sampler.sample())
+        if time.perf_counter() - written > _WRITE_EVERY_SECONDS:
+            write()
+        observer.iteration_done(report)
+
+    try:
+        yield replace(observer, iteration_done=iteration_done)
+    finally:
+        write()
+
+
+def most_memory(who: int) -> int:
+    """Return the most memory of this process (RUSAGE_SELF), or of the largest that it started and that has ended."""
+    return resource.getrusage(who).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
