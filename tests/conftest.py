@@ -2,6 +2,7 @@
 
 import atexit
 import fcntl
+import gc
 import os
 import shutil
 import signal
@@ -34,6 +35,11 @@ settings.register_profile(
 settings.load_profile("untimed")
 
 
+def pytest_collection_finish():
+    """Spare every later collection of garbage the million objects of what has been imported, which stay."""
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter):
     """End with what was skipped for want of a browser, which everybody is meant to have."""
@@ -41,7 +47,7 @@ def pytest_terminal_summary(terminalreporter):
     if skipped := [
         report for report in terminalreporter.stats.get("skipped", ()) if NO_BROWSER in str(report.longrepr)
     ]:
-        terminalreporter.write_line(f"{len(skipped)} tests were skipped: {NO_BROWSER}", yellow=True)
+        terminalreporter.write_line(f"skipped for want of a browser: {len(skipped)}; {NO_BROWSER}", yellow=True)
 
 
 @pytest.fixture(autouse=True)

@@ -84,14 +84,16 @@ def test_what_a_test_leaves_is_named_and_what_it_takes_away_again_is_not(kind, n
 
 
 def test_the_last_lines_say_how_to_install_a_browser_where_there_is_none(pytestconfig, tmp_path) -> None:
-    file = pytestconfig.rootpath / "tests" / "flows" / "test_report_chromium.py"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={tmp_path}", str(file)]
-    done = subprocess.run(
-        command, env={**os.environ, "PATH": str(tmp_path)}, capture_output=True, text=True, check=True
-    )
+    looks = "from browsing import NEEDS_BROWSER\n\n@NEEDS_BROWSER\ndef test_that_looks():\n    pass\n"
+    (tmp_path / "test_page.py").write_text(looks)
+    tests = pytestconfig.rootpath / "tests"
+    path = os.pathsep.join((str(tests), str(tests / "helpers")))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "conftest", "-p", "no:cacheprovider", "test_page.py"]
+    env = {**os.environ, "PATH": str(tmp_path), "PYTHONPATH": path}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
     last = done.stdout.splitlines()[-2]
-    assert "tests were skipped" in last
-    assert "`sudo apt-get install chromium` brings one" in last
+    assert last.startswith("skipped for want of a browser: 1; none of chromium,")
+    assert last.endswith("`sudo apt-get install chromium` brings one")
 
 
 def test_faults_of_every_kind_are_found_and_planted(monkeypatch, pytestconfig) -> None:

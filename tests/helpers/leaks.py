@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
-# pytest-timeout has a handler of SIGALRM for each test, set before the first fixture.
-_SIGNALS = [s for s in signal.Signals if s not in (signal.SIGKILL, signal.SIGSTOP, signal.SIGALRM)]
+# pytest-timeout sets one of SIGALRM for each test, before the first fixture; torch's data loader keeps one of SIGCHLD.
+_SIGNALS = [s for s in signal.Signals if s not in (signal.SIGKILL, signal.SIGSTOP, signal.SIGALRM, signal.SIGCHLD)]
 # Of libraries, which start them once and use them until the process ends.
 _LIBRARY_THREADS = (
     "zarr_io", "fsspecIO", "IO loop", "Profile", "TCP-Executor", "Dask-Offload", "AsyncProcess", "asyncio_",
@@ -21,8 +21,12 @@ _LIBRARY_THREADS = (
     "offload", "pymoo", "tqdm_monitor", "execnet", "Dummy",
 )  # fmt: skip
 _LIBRARY_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
-# pytest's own, and what the library behind a test may set once for the process.
-_OTHERS_VARIABLES = ("PYTEST_CURRENT_TEST", "COV_CORE_", "KMP_", "TORCHINDUCTOR_", "WANDB_SERVICE", "__DASK_PARENT_PID")
+# Of pytest and of libraries, which set them once. Those of Dask come with clusters that tests start themselves;
+# flows/test_local_cluster.py looks at what our own leave.
+_OTHERS_VARIABLES = (
+    "PYTEST_CURRENT_TEST", "COV_CORE_", "KMP_", "TORCHINDUCTOR_", "WANDB_SERVICE", "__DASK_PARENT_PID",
+    "MALLOC_TRIM_THRESHOLD_", "MKL_NUM_THREADS", "PYTHONHASHSEED",
+)  # fmt: skip
 PATIENCE_SECONDS = 5.0
 
 
