@@ -2,6 +2,7 @@
 
 import atexit
 import fcntl
+import gc
 import os
 import shutil
 import signal
@@ -12,7 +13,9 @@ from pathlib import Path
 
 import pytest
 from archives import unpack
+from browsing import NO_BROWSER
 from hypothesis import HealthCheck, settings
+from leaks import left_over, listening, present
 
 # pytest-xdist sets it, and so may a shell: commands are to find the same width with and without.
 os.environ.pop("COLUMNS", None)
@@ -30,6 +33,41 @@ settings.register_profile(
     "untimed", parent=settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("untimed")
+
+
+def pytest_collection_finish():
+    """Spare every later collection of garbage the million objects of what has been imported, which stay."""
+    gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter):
+    """End with what was skipped for want of a browser, which everybody is meant to have."""
+    yield
+    if skipped := [
+        report for report in terminalreporter.stats.get("skipped", ()) if NO_BROWSER in str(report.longrepr)
+    ]:
+        terminalreporter.write_line(f"skipped for want of a browser: {len(skipped)}; {NO_BROWSER}", yellow=True)
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing():
+    """No handler, variable, thread, process or Dask cluster outlives its test."""
+    before = present()
+    yield
+    if left := left_over(before):
+        pytest.fail(f"the test leaves {'; '.join(left)}", pytrace=False)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _module_leaves_nothing(request):
+    """Nor do a module's own outlive it, nor its servers."""
+    before, ports = present(), listening()
+    yield
+    if request.session.shouldfail or request.session.shouldstop:
+        return  # pytest tears down while it ends, where a failure would be taken for one of its own
+    if left := left_over(before) + left_over(ports, listening):
+        pytest.fail(f"the module leaves {'; '.join(left)}", pytrace=False)
 
 
 @pytest.fixture(scope="session")

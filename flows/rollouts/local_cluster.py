@@ -48,6 +48,7 @@ class MarkedNanny(Nanny):
     """A nanny, in this process, whose workers carry a mark from their first instruction on; it keeps how they ended."""
 
     _starting: ClassVar[int] = 0
+    _before: ClassVar[dict[str, str | None]] = {}
 
     def __init__(self, *args: Any, mark: str, **options: Any) -> None:
         super().__init__(*args, worker_class=LocalWorker, **options)
@@ -55,15 +56,22 @@ class MarkedNanny(Nanny):
         self._worker = 0
 
     async def instantiate(self) -> Status:
+        if not MarkedNanny._starting:
+            MarkedNanny._before = {name: os.environ.get(name) for name in self.pre_spawn_env}
         MarkedNanny._starting += 1
         try:
             return await super().instantiate()
         finally:
             self._worker = self.pid or 0
             MarkedNanny._starting -= 1
-            # Dask puts it into this process's environment, which is the only way; nothing else we start is to have it.
+            # Dask puts variables into this process's environment, which is the only way: the mark, one thread, one seed
+            # of hashes. Nothing else that is started from here is to have them.
             if not MarkedNanny._starting:
-                os.environ.pop(MARK, None)
+                for name, value in MarkedNanny._before.items():
+                    if value is None:
+                        os.environ.pop(name, None)
+                    else:
+                        os.environ[name] = value
 
     def _on_worker_exit_sync(self, exitcode: int) -> None:
         with _ended:

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
@@ -279,6 +280,7 @@ def collect_shard(
     return episodes
 
 
+@cache  # a process computes with what it has imported, whatever lies there later
 def code_digest() -> str:
     """SHA-256 of the source files that decide a rollout's numbers, so that processes can tell whether they agree."""
     digest = hashlib.sha256()

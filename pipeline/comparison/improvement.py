@@ -46,8 +46,8 @@ def improvement_interval(x: Scores, y: Scores) -> Interval:
     # all others (as Agresti and Coull 1998 have it for proportions), is not to make them vary more.
     with_ties = [np.pad(wins, (0, 1), constant_values=0.5) for wins in all_wins]
     factor = max(_share_of_newcombe(wins, sizes) for wins in (all_wins, with_ties))
-    # A whole number of degrees stays whole, whichever order the variances were added in.
-    reach = student_quantile((1 + CONFIDENCE) / 2, math.floor(degrees + 1e-9)) * math.sqrt(factor)
+    # Whole degrees may come out a little too small: 7.999..., for one group in place of the other.
+    reach = student_quantile((1 + CONFIDENCE) / 2, math.floor(degrees * (1 + 1e-12))) * math.sqrt(factor)
 
     def end(outside: float) -> float:
         inside = found

@@ -1,5 +1,6 @@
 """Mistakes in a user's stages, graphs, learners and policies: each is refused by a sentence that says what to do."""
 
+import importlib
 import random
 import re
 import sys
@@ -178,19 +179,23 @@ own("NoAdaptTo", adapt_to_episodes=lambda learner, *args, **options: None)
 '''
 
 
+@pytest.fixture(scope="module")
+def own_flow(tmp_path_factory):
+    """The module of such stages and learners, imported once, because it defines 33 classes of settings."""
+    (folder := tmp_path_factory.mktemp("own") / "own_flow.py").write_text(FLOW)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [str(folder.parent), *sys.path])
+        yield importlib.import_module("own_flow")
+    del sys.modules["own_flow"]
+
+
 @pytest.fixture
-def flow(tmp_path, monkeypatch):
-    """The folder of a command, in which such stages and learners are found, and where runs go."""
+def flow(own_flow, tmp_path, monkeypatch):
+    """The module, in a folder where runs go."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setenv("METALOOM_RUNS", str(tmp_path))
-
-    def write(more: str = "") -> Path:
-        Path("own_flow.py").write_text(FLOW + more)
-        return tmp_path
-
-    yield write
-    sys.modules.pop("own_flow", None)
+    monkeypatch.setattr(own_flow.Kept, "n", 0)
+    return own_flow
 
 
 @pytest.fixture
@@ -198,10 +203,9 @@ def refused(flow, tiny_config):
     """The sentence by which training is refused before it creates a folder."""
 
     def refusal(name: str, **settings: object) -> str:
-        folder = flow()
         with pytest.raises(ConfigError) as caught:
-            train(tiny_config(**{"algorithm": f"own_flow:{name}", **settings}), folder / "run", backend=SERIAL)
-        assert not (folder / "run").exists()
+            train(tiny_config(**{"algorithm": f"own_flow:{name}", **settings}), Path("run"), backend=SERIAL)
+        assert not Path("run").exists()
         return str(caught.value)
 
     return refusal
@@ -253,7 +257,7 @@ def test_an_evaluation_that_the_graph_has_no_stage_for_is_refused(refused):
 def test_an_evaluation_beside_a_graph_that_adapts_in_another_way_is_refused(flow, tiny_config, refused, capsys):
     reason = "adapt(i=1, k=0) reads samples from halve(i=1, k=0), but evaluations and trained policies adapt by"
     assert reason in refused("Halved", evaluation={"every": 1})
-    run = flow() / "run"
+    run = Path("run")
     train(tiny_config(iterations=1, algorithm="own_flow:Halved"), run, backend=SERIAL)
     assert all(outcome.identical for outcome in replay(run))
     assert cli.run(["evaluate", "run", "--workers", "0"]) == 2
@@ -276,7 +280,6 @@ def test_a_learner_that_adapts_in_training_alone_is_not_evaluated(tiny_config):
 
 
 def test_a_graph_whose_own_stage_takes_no_part_in_the_adaptation_is_evaluated(flow, tiny_config):
-    flow()
     config = tiny_config(iterations=1, algorithm="own_flow:Beside", evaluation={"every": 1, "num_tasks": 2})
     train(config, Path("run"), backend=SERIAL)
     assert len(evaluate(Path("run"), backend=SERIAL).summary()) == 2
@@ -285,7 +288,6 @@ def test_a_graph_whose_own_stage_takes_no_part_in_the_adaptation_is_evaluated(fl
 def test_a_learner_with_hidden_state_replays_as_different_though_all_iterations_are_replayed_in_order(
     flow, tiny_config, capsys
 ):
-    flow()
     train(tiny_config(algorithm="own_flow:Counting"), Path("run"), backend=SERIAL)
     different = [outcome for outcome in replay(Path("run")) if not outcome.identical]
     assert [(outcome.ref.iteration, outcome.ref.stage) for outcome in different] == [
@@ -297,21 +299,20 @@ def test_a_learner_with_hidden_state_replays_as_different_though_all_iterations_
     assert "nothing that is recorded; own_flow:Counting, own_flow:CountingLearner may keep numbers outside" in told
 
 
-def test_state_in_a_class_is_found_by_the_iterations_that_are_replayed_again(flow, tiny_config, capsys):
-    flow("\nKEPT_FROM = 3\n")
+def test_state_in_a_class_is_found_by_the_iterations_that_are_replayed_again(flow, tiny_config, monkeypatch, capsys):
+    monkeypatch.setattr(flow, "KEPT_FROM", 3)
     train(tiny_config(algorithm="own_flow:ClassCounting"), Path("run"), backend=SERIAL)
-    sys.modules["own_flow"].Kept.n = 1  # as if the first update had been computed twice here, too
+    flow.Kept.n = 1  # as if the first update had been computed twice here, too
     assert cli.run(["replay", "run"]) == 1
     told = " ".join(capsys.readouterr().out.split())
     assert "all identical" not in told
     assert "meta_optimize(i=2, k=0) was identical at first and differs when it is computed after other iter" in told
-    sys.modules["own_flow"].Kept.n = 1
+    flow.Kept.n = 1
     assert [outcome.identical for outcome in replay(Path("run"), stage="meta_optimize")] == [True] * 3 + [False]
 
 
 @pytest.mark.parametrize("name", ["ClassCounting", "Unseeded"])
 def test_a_learner_that_computes_its_first_update_otherwise_the_second_time_is_refused(flow, tiny_config, name):
-    flow()
     with pytest.raises(StageFault) as caught:
         train(tiny_config(iterations=1, algorithm=f"own_flow:{name}"), Path("run"), backend=SERIAL)
     assert "iteration 0, meta_optimize k=0: two computations of the same inputs differ, first in " in str(caught.value)
@@ -335,7 +336,6 @@ def test_a_learner_that_computes_its_first_update_otherwise_the_second_time_is_r
     ],
 )
 def test_what_a_learner_must_not_return_is_refused_by_a_sentence(flow, tiny_config, name, sentence):
-    flow()
     config = tiny_config(iterations=1, algorithm=f"own_flow:{name}", evaluation={"every": 1, "num_tasks": 2})
     with pytest.raises(StageFault) as caught:
         train(config, Path("run"), backend=SERIAL)
@@ -344,7 +344,6 @@ def test_what_a_learner_must_not_return_is_refused_by_a_sentence(flow, tiny_conf
 
 @pytest.mark.parametrize(("name", "stored"), [("Float32", float(np.float32(0.1))), ("Whole", 3.0)])
 def test_a_metric_that_is_a_number_of_another_type_replays_identical(flow, tiny_config, name, stored):
-    flow()
     train(tiny_config(iterations=1, algorithm=f"own_flow:{name}"), Path("run"), backend=SERIAL)
     assert storage.open_run("run")[0].update().metrics["own"] == stored
     assert all(outcome.identical for outcome in replay(Path("run")))
@@ -366,7 +365,6 @@ KEPT_DRIFT = {"name": "own_flow:Drift", "copies": "kept"}
     ],
 )
 def test_whoever_draws_from_a_global_generator_is_refused_by_name(flow, tiny_config, settings, who, generator):
-    flow()
     with pytest.raises(StageFault, match="shared with all other code; required draws from") as caught:
         train(tiny_config(iterations=1, **settings), Path("run"), backend=SERIAL)
     assert re.search(
@@ -377,7 +375,6 @@ def test_whoever_draws_from_a_global_generator_is_refused_by_name(flow, tiny_con
 def test_the_rehearsal_names_who_draws_from_a_global_generator_and_offers_no_way_that_training_refuses(
     flow, tiny_config
 ):
-    flow()
     with pytest.raises(EnvError, match=r"Drift.step, line \d+ drew from .* of numpy.random, .* seeds$"):
         train(tiny_config(iterations=1, env="own_flow:Drift"), Path("run"), backend=SERIAL)
     assert not Path("run").exists()
@@ -386,7 +383,6 @@ def test_the_rehearsal_names_who_draws_from_a_global_generator_and_offers_no_way
 def test_an_installed_environment_that_draws_from_a_global_generator_is_named_once(
     flow, tiny_config, monkeypatch, caplog
 ):
-    flow()
     monkeypatch.setattr(global_random, "is_installed", lambda file: Path(file).name == "own_flow.py")
     train(tiny_config(iterations=1, env=KEPT_DRIFT), Path("run"), backend=SERIAL)
     told = [record.getMessage() for record in caplog.records if "global generator" in record.getMessage()]

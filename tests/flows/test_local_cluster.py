@@ -1,5 +1,7 @@
 """Workers of this machine end without a word."""
 
+import os
+
 import dask.config
 import pytest
 
@@ -36,7 +38,10 @@ def test_a_worker_says_nothing_of_a_heartbeat_that_finds_its_scheduler_closed_an
 
 @pytest.mark.dask
 @pytest.mark.slow
-def test_settings_of_other_clusters_do_not_reach_our_own_and_are_back_afterwards():
+def test_settings_of_other_clusters_do_not_reach_our_own_which_leaves_neither_settings_nor_variables(monkeypatch):
+    for name in ("PYTHONHASHSEED", "MALLOC_TRIM_THRESHOLD_", "MKL_NUM_THREADS"):  # which Dask sets for workers
+        monkeypatch.delenv(name, raising=False)
+    before = {"__DASK_PARENT_PID": str(os.getpid()), **os.environ}
     others = {"distributed.scheduler.idle-timeout": "1s", "distributed.worker.memory.pause": 1e-6}
 
     def read():
@@ -48,3 +53,4 @@ def test_settings_of_other_clusters_do_not_reach_our_own_and_are_back_afterwards
             (of_worker,) = client.run(read).values()
             assert of_worker == read() != [*others.values()]
         assert read() == [*others.values()]
+    assert before == {**before, **os.environ}

@@ -11,9 +11,12 @@ OTHER_HOST = "evil.example"
 NAMES = f"MAP {OTHER_HOST} 127.0.0.1, MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
-NEEDS_BROWSER = pytest.mark.skipif(
-    BROWSER is None, reason=f"none of {', '.join(BROWSERS)} is installed: no browser to look with"
+_INSTALLERS = {"apt-get": "apt-get install", "dnf": "dnf install", "zypper": "zypper install", "pacman": "pacman -S"}
+INSTALL = (
+    f"sudo {next((words for name, words in _INSTALLERS.items() if shutil.which(name)), 'apt-get install')} chromium"
 )
+NO_BROWSER = f"none of {', '.join(BROWSERS)} is installed; `{INSTALL}` brings one"
+NEEDS_BROWSER = pytest.mark.skipif(BROWSER is None, reason=NO_BROWSER)
 
 
 def look(address: str, folder: Path) -> tuple[str, list[str]]:

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -264,13 +265,19 @@ def damage_any(path):
     return ways if content else {"lost": ways["lost"], "folder": ways["folder"]}
 
 
-def test_any_one_damaged_file_is_mended_or_computed_again_by_repair(make_run, put, make_batches, run_digests, tmp_path):
+@pytest.mark.parametrize("which", ["one of each kind", pytest.param("all", marks=pytest.mark.sweep)])
+def test_any_one_damaged_file_is_mended_or_computed_again_by_repair(
+    make_run, put, make_batches, run_digests, tmp_path, which
+):
     whole = make_run(2, name="whole", B=2, E=1, T=3)
     batches = make_batches(B=2, E=1, T=3)
     outputs = [output for i in range(2) for output in batches.iteration(i)]
     expected = run_digests(whole)
     files = sorted(file.relative_to(whole) for file in whole.rglob("*") if file.is_file())
     dice = random.Random(1)
+    if which != "all":  # of an iteration and a step, which are the numbers in its path
+        dice.shuffle(files)
+        files = {re.sub(r"\d", "", str(file)): file for file in files}.values()
     for relative in files:
         ways = damage_any(whole / relative)
         path = tmp_path / "run"

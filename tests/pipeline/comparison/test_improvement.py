@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from metaloom.pipeline.comparison.improvement import improvement_interval, probability_of_improvement
@@ -22,8 +22,9 @@ def test_the_probability_of_improvement_worked_out_task_by_task():
     assert probability_of_improvement(x, other) == pytest.approx(0.5)
 
 
+@example([[0.0], [-1.0], [-1.0], [-1.0], [-2.0]], [[-1.0], [-1.0], [-1.0], [-2.0], [-3.0]])  # 8 degrees of freedom
+@settings(max_examples=20)  # each looks for the ends of two intervals
 @given(tables, tables)
-@example([[0.0], [-1.0], [-1.0], [-1.0], [-2.0]], [[-1.0], [-1.0], [-1.0], [-2.0], [-3.0]])  # eight degrees of freedom
 def test_it_and_that_of_the_other_way_round_add_up_to_one_and_so_do_their_intervals(a, b):
     x, y = Scores.of(a), Scores.of(b)
     found, other = probability_of_improvement(x, y), probability_of_improvement(y, x)
