@@ -24,6 +24,7 @@ ARITHMETIC = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
+NORMALIZED = ("policy.normalize_observations=true", "processing.scale_rewards=true")
 ON_A_ROBOT = ("promp-half-cheetah-dir", "num_tasks=2", "episodes_per_task=2", "max_episode_steps=8")
 
 
@@ -32,7 +33,9 @@ def digests_of_small_runs() -> dict[str, str]:
     sys.path.insert(0, str(Path(__file__).parent / "helpers"))
     from small_runs import SMALL_RUNS
 
-    return {name: _digest_of_run(*settings) for name, settings in {**SMALL_RUNS, "a robot": ON_A_ROBOT}.items()}
+    normalized = {f"{name}, normalized": (*SMALL_RUNS[name], *NORMALIZED) for name in ("ppo", "promp", "rl2")}
+    runs = {**SMALL_RUNS, "a robot": ON_A_ROBOT, **normalized}
+    return {name: _digest_of_run(*settings) for name, settings in runs.items()}
 
 
 def _digest_of_run(recipe: str, *settings: str) -> str:

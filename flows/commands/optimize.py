@@ -111,6 +111,8 @@ def changed_config(config: RunConfig, settings: Iterable[str]) -> RunConfig:
     if after.algorithm.name == config.algorithm.name:
         of_episodes = config.algorithm.decides_episodes
         refused += [f"algorithm.{n}" for n in of_episodes if changed["algorithm"][n] != before["algorithm"][n]]
+    if config.algorithm.trial is not None and after.processing.scale_rewards != config.processing.scale_rewards:
+        refused.append("processing.scale_rewards")  # a memory sees the rewards
     if refused:
         raise UsageError(
             f"found changes of {', '.join(refused)}, which decide what is sampled; required changes of "

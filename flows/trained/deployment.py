@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from metaloom.flows.errors import ExtraMissing, UsageError
 from metaloom.flows.trained.blueprint import Blueprint
 from metaloom.pipeline.envs.wrappers import ActionSpace, sizes_of
-from metaloom.pipeline.estimation.normalization import CLIP, Normalization, without_normalization
+from metaloom.pipeline.estimation.normalization import CLIP, MEAN, STD, without_normalization
 from metaloom.pipeline.nn.networks import Network, build_network
 from metaloom.pipeline.policies.actors.q_values import Q_NETWORK
 from metaloom.pipeline.policies.actors.tanh_gaussian import POLICY_NETWORK
@@ -41,10 +41,10 @@ class DeployedPolicy(nn.Module):
                 "module has not; required .safetensors, which `metaloom.load_policy` reads"
             )
         self.observation_shape = blueprint.spaces.observation_shape
-        normalization = Normalization.of_params(params) or Normalization()
-        self._normalizes = normalization.mean is not None
-        for name, value in (("mean", normalization.mean), ("std", normalization.std)):
-            self.register_buffer(name, torch.zeros(0) if value is None else torch.tensor(value))
+        self._normalizes = MEAN in params
+        if self._normalizes:
+            self.register_buffer("mean", torch.tensor(params[MEAN]))
+            self.register_buffer("std", torch.tensor(params[STD]))
         params = without_normalization(params)
         self._names = list(params)
         for n, name in enumerate(self._names):

@@ -43,7 +43,8 @@ def resume_in_this_process(path):
 def test_a_run_killed_at_random_moments_and_resumed_has_the_digests_of_an_uninterrupted_one(
     tmp_path, tiny_config, digests, kills
 ):
-    config = tiny_config(iterations=10)
+    normalizes = {"hidden_sizes": [8, 8], "normalize_observations": True}
+    config = tiny_config(iterations=10, policy=normalizes, processing={"scale_rewards": True})
     began = time.perf_counter()
     train(config, tmp_path / "whole", backend=SERIAL)
     duration = time.perf_counter() - began

@@ -13,8 +13,10 @@ import metaloom
 from metaloom import storage
 from metaloom.flows.commands.evaluate import evaluate
 from metaloom.flows.commands.fork import fork
+from metaloom.flows.commands.optimize import optimize
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import resume, train
+from metaloom.flows.errors import UsageError
 from metaloom.flows.recipes import load_settings
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.input import ConfigError, override
@@ -64,7 +66,7 @@ def test_a_normalized_run_is_replayed_resumed_and_forked_bit_for_bit(made, tmp_p
 
 
 @pytest.mark.dask
-@pytest.mark.parametrize("name", OFTEN)
+@pytest.mark.parametrize("name", ["promp", "rl2"])
 def test_workers_change_no_bit_of_a_normalized_run(made, tmp_path, digests, name):
     train(small(name), tmp_path / "there", backend=Backend(workers=2))
     assert digests(made(name).path) == digests(tmp_path / "there")
@@ -167,6 +169,22 @@ def test_a_warm_start_goes_on_with_the_statistics_and_not_without_them(made, tmp
         with pytest.raises(ConfigError, match=f"{change} is False here and True in"):
             train(other, tmp_path / "other", backend=HERE)
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("change", ["policy.normalize_observations", "processing.scale_rewards"])
+def test_a_fork_cannot_begin_or_cease_to_normalize(made, tmp_path, change):
+    with pytest.raises(ConfigError, match=rf"the learner.*{PREFIX}.*train a new run instead"):
+        fork(made("ppo").path, 1, tmp_path / "fork", [f"{change}=false"])
+    assert not (tmp_path / "fork").exists()
+
+
+def test_scaling_can_be_changed_in_a_stored_update_unless_a_memory_has_seen_the_rewards(made):
+    off = ["processing.scale_rewards=false"]
+    changed = optimize(made("ppo").path, 2, off)
+    assert changed.stored.identical
+    assert not changed.changed.identical
+    with pytest.raises(UsageError, match=r"found changes of processing\.scale_rewards, which decide what is sampled"):
+        optimize(made("rl2").path, 2, off)
 
 
 @pytest.mark.parametrize("name", ["sac", "dql", "pearl", "varibad"])
