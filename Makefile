@@ -30,7 +30,7 @@ TEMPORARY = $(shell test "$$(df --output=avail $(MEMORY) 2>/dev/null | tail -n 1
 # It asks for MuJoCo 3.3.0, which has no batches, and works with ours all the same; so without its dependencies.
 METAWORLD = metaworld==3.1.1
 
-.PHONY: help setup metaworld train test coverage lint types layers serve learning sweep digests fuzz bench docs dist lock
+.PHONY: help setup metaworld train test coverage lint types layers serve learning sweep digests fuzz bench field docs dist lock
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' Makefile
@@ -80,6 +80,9 @@ fuzz: $(READY)  ## fuzz every reader for SECONDS each, guided by what of its cod
 bench: $(READY)  ## every benchmark, one after the other
 	@for name in startup sampling meta_optimize store iteration replay_buffer pearl_update; do \
 		echo "== benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py || exit 1; done
+
+field: $(READY)  ## train environments of others' packages, each installed apart under build/field; an hour, ARGS="popgym carl" for some
+	$(BIN)/python benchmarks/field.py $(ARGS)
 
 docs: $(READY)  ## the documentation as a site with search, in build/site; a link that leads nowhere is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
