@@ -34,7 +34,7 @@ TEMPORARY = $(shell test "$$(df --output=avail $(MEMORY) 2>/dev/null | tail -n 1
 METAWORLD = metaworld==3.1.1
 
 .PHONY: help setup metaworld train test coverage lint types layers serve learning sweep digests mutants fuzz newest bench \
-	docs dist lock
+	field docs dist lock
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' Makefile
@@ -96,6 +96,9 @@ newest: $(READY)  ## what the lock keeps from us: the newest of every dependency
 bench: $(READY)  ## every benchmark, one after the other
 	@for name in startup sampling meta_optimize store iteration replay_buffer pearl_update; do \
 		echo "== benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py || exit 1; done
+
+field: $(READY)  ## train environments of others' packages, each installed apart under build/field; an hour, ARGS="popgym carl" for some
+	$(BIN)/python benchmarks/field.py $(ARGS)
 
 docs: $(READY)  ## the documentation as a site with search, in build/site; a link that leads nowhere is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build

@@ -13,6 +13,7 @@ from metaloom.flows.rollouts.workers import SamplerSpec
 from metaloom.pipeline.algorithms.off_policy.settings import OffPolicySettings
 from metaloom.pipeline.building import build_learner
 from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.envs.spaces import observation_dtype
 from metaloom.pipeline.memory import machine_memory
 from metaloom.pipeline.nn.cells import RECURRENT_NETWORKS
 from metaloom.pipeline.nn.spec import Spaces
@@ -41,12 +42,14 @@ def refusal_of(config: RunConfig, *, evaluation_alone: bool = False) -> str | No
     """
     setup, _, env = build_learner(config)
     train_tasks, test_tasks = len(env.task_set or ()), len(env.test_task_set or ())
+    numbers = 4 * (max(setup.action_size, 1) + 1)  # action and reward
+    of_step = numbers + setup.observation_size * observation_dtype(env.observation_space, config.env).itemsize
     env.close()
 
     def largest(config: RunConfig) -> tuple[int, str]:
         evaluating = evaluation_alone or config.evaluation.every is not None
-        arrays = {} if evaluation_alone else _training_arrays(config, setup, train_tasks)
-        arrays |= _evaluation_arrays(config, setup, test_tasks) if evaluating else {}
+        arrays = {} if evaluation_alone else _training_arrays(config, setup, train_tasks, of_step)
+        arrays |= _evaluation_arrays(config, test_tasks, of_step) if evaluating else {}
         return max((num_bytes, name) for name, num_bytes in arrays.items())
 
     memory, (least, name) = machine_memory(), largest(config)
@@ -68,7 +71,7 @@ def most_steps(config: RunConfig) -> int:
     return config.num_tasks * episodes * config.max_episode_steps
 
 
-def _training_arrays(config: RunConfig, spaces: Spaces, train_tasks: int) -> dict[str, int]:
+def _training_arrays(config: RunConfig, spaces: Spaces, train_tasks: int, of_step: int) -> dict[str, int]:
     """Return the least bytes of what an iteration holds in memory at once, by name."""
     B, T, spec = config.num_tasks, config.max_episode_steps, SamplerSpec.of(config, 1)
     arrays: dict[str, int] = {}
@@ -84,14 +87,14 @@ def _training_arrays(config: RunConfig, spaces: Spaces, train_tasks: int) -> dic
     else:
         # An update looks at the episodes before and after every inner step.
         steps = B * config.episodes_per_task * T * (config.algorithm.adaptation_steps + 1)
-    arrays["the episodes of an iteration"] = steps * _step_bytes(spaces)
+    arrays["the episodes of an iteration"] = steps * of_step
     if config.policy.network in RECURRENT_NETWORKS:
         state = config.policy.cell_spec(spaces).state_size
         arrays["what the policy remembers while it acts"] = 4 * max(1, spec.episodes_at_once) * state
     return arrays
 
 
-def _evaluation_arrays(config: RunConfig, spaces: Spaces, test_tasks: int) -> dict[str, int]:
+def _evaluation_arrays(config: RunConfig, test_tasks: int, of_step: int) -> dict[str, int]:
     """Return the least bytes of what an evaluation holds in memory at once, by name."""
     plan, asked = EvaluationPlan.of(config), config.evaluation
     given = test_tasks if isinstance(asked.tasks, str) else len(asked.tasks)
@@ -100,13 +103,8 @@ def _evaluation_arrays(config: RunConfig, spaces: Spaces, test_tasks: int) -> di
     at_once = max(plan.test_episodes, plan.episodes if plan.adaptation_steps else 0)
     return {
         "the returns of an evaluation": 8 * tasks * (tested + adapted),
-        "the episodes of an evaluation": tasks * at_once * config.max_episode_steps * _step_bytes(spaces),
+        "the episodes of an evaluation": tasks * at_once * config.max_episode_steps * of_step,
     }
-
-
-def _step_bytes(spaces: Spaces) -> int:
-    """Return the bytes of a step's observation, action and reward."""
-    return 4 * (spaces.observation_size + max(spaces.action_size, 1) + 1)
 
 
 def _refusal(config: RunConfig, least: Callable[[RunConfig], int], memory: int, what: str) -> str:

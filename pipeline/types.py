@@ -76,7 +76,8 @@ class EpisodeBatch(Shown):
     the last ones, are empty: length 0, neither terminated nor truncated.
 
     Attributes:
-        observations: [B, E, T+1, O] float32; the entry at `lengths` is the observation after the last step.
+        observations: [B, E, T+1, O] float32, or the integer type of the environment; the entry at `lengths` is the
+            observation after the last step.
         actions: [B, E, T, A] float32 as the policy emitted them (before any rescaling), or [B, E, T] int64.
         rewards: [B, E, T] float32.
         terminated: [B, E] bool, the task ended the episode.
@@ -109,7 +110,8 @@ class EpisodeBatch(Shown):
         if self.rewards.ndim != 3:
             raise BatchError(f"EpisodeBatch.rewards has shape {self.rewards.shape}; required [B, E, T]")
         B, E, T = self.rewards.shape
-        _require(self, "observations", self.observations, np.float32, (B, E, T + 1, None))
+        kept = self.observations.dtype.type if self.observations.dtype.kind in "iu" else np.float32
+        _require(self, "observations", self.observations, kept, (B, E, T + 1, None))
         if self.actions.dtype == np.int64:
             _require(self, "actions", self.actions, np.int64, (B, E, T))
         else:

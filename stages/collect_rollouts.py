@@ -7,7 +7,7 @@ import numpy as np
 
 from metaloom.pipeline.envs.contract import BatchEnv, BatchStep, EnvError
 from metaloom.pipeline.envs.fact_checks import check_facts
-from metaloom.pipeline.envs.finite_checks import is_ctrl_c
+from metaloom.pipeline.envs.finite_checks import as_integers, is_ctrl_c
 from metaloom.pipeline.policies.acting import check_actor_params, make_actor
 from metaloom.pipeline.policies.actors import Actor, ActorSetup
 from metaloom.pipeline.policies.remembering import Memory
@@ -114,7 +114,7 @@ class _Rollout:
         self.env, self.tasks, self.position, self.watch = env, tasks, position, watch
         self.circumstances = Circumstances(sampler.env, tasks, position, E)
         self.seeds = [position.reset_seed(b, e, sampler.env.seed_bits) for b in range(B) for e in range(E)]
-        self.observations = np.zeros((T + 1, B * E, env.observation_size), np.float32)
+        self.observations = np.zeros((T + 1, B * E, env.observation_size), sampler.observation_dtype)
         self.taken = watch.actions((T, B * E, env.action_size), position)
         self.actor = _actor(sampler, params, self.taken, B, position, memory)
         self.rewards = np.zeros((T, B * E), np.float32)
@@ -145,7 +145,7 @@ class _Rollout:
         first = self.env.reset(np.repeat(self.tasks.params, self.E, axis=0), np.array(self.seeds, np.uint64))
         self.watch.left()
         _require_shape("reset: observations", first, self.observations[0].shape)
-        self.observations[0] = first
+        self.observations[0] = self._kept(first)
         initial_state = self.env.state
         rows = np.arange(self.N)
         for t in range(self.T):
@@ -168,7 +168,7 @@ class _Rollout:
         _require_shape("step: observations", result.observations, (len(rows), self.observations.shape[2]))
         if t == 0:
             self.terms = {name: np.zeros((self.T, self.N), np.float32) for name in result.reward_terms}
-        self.observations[t + 1, at] = result.observations
+        self.observations[t + 1, at] = self._kept(result.observations)
         self.rewards[t, at] = sum(result.reward_terms.values())
         for name, term in result.reward_terms.items():
             self.terms[name][t, at] = term
@@ -180,6 +180,11 @@ class _Rollout:
             (kept[t] if fact.per == "step" else kept)[at] = result.facts[fact.name]
         self.lengths[at] += 1
         self.terminated[at] = result.terminated
+
+    def _kept(self, observations: Array) -> Array:
+        """Observations in the dtype that they are kept in, where that is an integer one."""
+        dtype = self.observations.dtype
+        return observations if dtype.kind == "f" else as_integers(observations, dtype)
 
     def _episodes(self, initial_state: Array) -> EpisodeBatch:
         terminated = self.terminated.reshape(self.B, self.E)

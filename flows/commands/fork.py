@@ -21,8 +21,10 @@ from metaloom.flows.runs import updates_at
 from metaloom.flows.trust import trust_run
 from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import RunConfig, build_config
+from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.fact_checks import declared_facts
 from metaloom.pipeline.envs.registry import make_env
+from metaloom.pipeline.envs.spaces import observation_dtype
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan, evaluation_tasks
 from metaloom.pipeline.types import Evaluation, LearnerState, Update
 from metaloom.storage import Fork, Run
@@ -97,7 +99,7 @@ def _misfits(run: Run, iteration: int, old: RunConfig, stages: Runner) -> Iterat
     if iteration:
         yield from _changed_sizes(old, new)
     if old.env != new.env:
-        yield from _changed_env(make_env(old.env), make_env(new.env))
+        yield from _changed_env(old.env, new.env)
         if iteration and stages.graph.remembers_by_task and make_env(old.env).task_set != stages.context.env.task_set:
             yield f"env: {new.env.name} has other training tasks than {old.env.name}, whose memories they would get"
     fresh = _expect(stages.run(stages.graph.table.learner_ref(0), {}))
@@ -136,21 +138,23 @@ def _changed_evaluation(run: Run, iteration: int, stages: Runner) -> Iterator[st
             yield f"evaluation: its {name} cannot change from {before} to {after}: every array of a run has one shape"
 
 
-def _changed_env(old: Any, new: Any) -> Iterator[str]:
+def _changed_env(old: EnvConfig, new: EnvConfig) -> Iterator[str]:
     before, after = _interface(old), _interface(new)
     for name in before:
         if before[name] != after[name]:
             yield f"env: {name} cannot change from {before[name]} to {after[name]}: every array of a run has one form"
 
 
-def _interface(env: Any) -> dict[str, Any]:
+def _interface(config: EnvConfig) -> dict[str, Any]:
+    env = make_env(config)
     try:
         env.reset(seed=0)
-        info = env.step(np.zeros(env.action_space.shape, env.action_space.dtype))[4]
+        info = env.step(np.zeros(env.action_space.shape or (), env.action_space.dtype))[4]
         return {
             "the size of an observation": env.observation_space.shape,
+            "the type of observations": str(observation_dtype(env.observation_space, config)),
             "the size of an action": env.action_space.shape,
-            "the task fields": [(field.name, field.unit) for field in env.unwrapped.task_fields],
+            "the task fields": [(field.name, field.unit) for field in env.task_fields],
             "the reward terms": sorted(info.get("reward_terms", {"reward": None})),
             "the facts": declared_facts(env),
         }

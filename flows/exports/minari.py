@@ -85,7 +85,9 @@ def _spaces(run: Run) -> tuple[gymnasium.Space[Any], "ActionSpace"]:
 
         with closing(make_env(config_of(run).env)) as env:
             actions = taken_space(env)
-    return gymnasium.spaces.Box(-np.inf, np.inf, found.shape[3:], np.float32), actions
+    kept = np.dtype(found.dtype)
+    low, high = (-np.inf, np.inf) if kept.kind == "f" else (np.iinfo(kept).min, np.iinfo(kept).max)
+    return gymnasium.spaces.Box(low, high, found.shape[3:], kept.type), actions
 
 
 def _write(path: Path, episodes: Iterator[Episode]) -> int:

@@ -7,7 +7,7 @@ import numpy as np
 from metaloom.flows.trained.blueprint import Blueprint
 from metaloom.pipeline.envs.fact_checks import declared_facts
 from metaloom.pipeline.envs.loop_batch import LoopBatch
-from metaloom.pipeline.envs.spaces import spaces_of
+from metaloom.pipeline.envs.spaces import observation_dtype, spaces_of
 from metaloom.pipeline.envs.wrappers import PolicyActions
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
@@ -66,6 +66,7 @@ class _InOneEnv(Sampler):
         )
         self._env = LoopBatch(lambda: env, 1)
         self.spaces = spaces_of(env)
+        self.observation_dtype = observation_dtype(env.observation_space, config.env)
         self.facts = declared_facts(env)
 
     def batch(self, num_tasks: int, watch: RolloutWatch = UNWATCHED) -> LoopBatch:

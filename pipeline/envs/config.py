@@ -90,6 +90,9 @@ class EnvConfig(Settings):
     """Places of the numbers that a policy sees of a plain gymnasium environment's observations, such as [0, 2] for a
     cart-pole without its velocities; null: all."""
 
+    integer_observations: bool = later(True, before=False)
+    """Keep observations of an integer type, such as the bytes of images, as they are; false: as float32."""
+
     copies: Literal["auto", "kept", "fresh"] = later("auto", before="kept")
     """Copies of an environment that is not built in: kept over episodes, or fresh for every episode, which costs the
     time of making one; auto: fresh if a rehearsal before the run finds that an episode depends on its copy's past."""

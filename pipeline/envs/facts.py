@@ -76,8 +76,9 @@ def space_from(described: Mapping[str, Any]) -> ActionSpace:
         return MultiBinary(shape if more else n)
     if "nvec" in described:
         return MultiDiscrete(described["nvec"], np.dtype(described["dtype"]).type, start=described["start"])
-    low, high = (np.array([float(value) for value in described[end]]) for end in ("low", "high"))
-    return Box(low, high, dtype=np.dtype(described["dtype"]).type)
+    dtype = np.dtype(described["dtype"])
+    low, high = (np.array([float(value) for value in described[end]], dtype) for end in ("low", "high"))
+    return Box(low, high, dtype=dtype.type)
 
 
 def _recorded(env: MetaEnv) -> Mapping[str, Any]:

@@ -47,6 +47,25 @@ def observation_of(answer: Any, shape: tuple[int, ...]) -> Array:
     return values.reshape(-1)
 
 
+def as_integers(values: Array, dtype: np.dtype[Any]) -> Array:
+    """Return observations in the integer type of their space.
+
+    Raises:
+        EnvError: one of them is no such integer.
+    """
+    if values.dtype == dtype:
+        return values
+    with np.errstate(invalid="ignore"):
+        kept = values.astype(dtype)
+    if not (kept == values).all():
+        found = values[kept != values].ravel()[0]
+        raise EnvError(
+            f"found {found} in the observation; required integers of type {dtype}, as its observation_space says. To "
+            "keep observations as float32: --set env.integer_observations=false"
+        )
+    return kept
+
+
 def wrong_number(observations: Array) -> tuple[int, str] | None:
     """Find the first of several observations [n, O] float64 with a number that float32 cannot keep.
 

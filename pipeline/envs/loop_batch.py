@@ -10,6 +10,7 @@ from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv
 from metaloom.pipeline.envs.fact_checks import declared_facts, facts_in
 from metaloom.pipeline.envs.finite_checks import (
     RowFault,
+    as_integers,
     flag_of,
     is_ctrl_c,
     last_line,
@@ -31,14 +32,23 @@ class LoopBatch:
 
     Whatever a copy does wrong is a RowFault. Its actions and its answers are copied, so it may keep and change both.
 
-    Attributes:
+    Args:
+        make: makes a copy.
+        num_rows: N.
         watch_row: called with a row before its environment is.
+        dtype: of observations, if they are kept as integers.
     """
 
     def __init__(
-        self, make: Callable[[], MetaEnv], num_rows: int, watch_row: Callable[[int], None] = ignore_row
+        self,
+        make: Callable[[], MetaEnv],
+        num_rows: int,
+        watch_row: Callable[[int], None] = ignore_row,
+        dtype: np.dtype[Any] | None = None,
     ) -> None:
         self.watch_row = watch_row
+        # Numbers that float32 cannot keep are looked for in float64.
+        self._dtype = dtype if dtype is not None and dtype.kind in "iu" else np.dtype(np.float64)
         self._envs: list[MetaEnv] = []
         for row in range(num_rows):
             watch_row(row)
@@ -57,7 +67,7 @@ class LoopBatch:
         self._asking = _Asked(self._name)
 
     def reset(self, tasks: Array, seeds: Array) -> Array:
-        observations = np.empty((self.num_rows, self.observation_size))
+        observations = np.empty((self.num_rows, self.observation_size), self._dtype)
         for row, (task, seed) in enumerate(zip(tasks, seeds.tolist(), strict=True)):
             self.watch_row(row)
             with self._asked(row, "set_task"):
@@ -72,7 +82,7 @@ class LoopBatch:
         if not np.isfinite(actions).all():
             i = int(np.argmin(np.isfinite(actions).reshape(n, -1).all(axis=1)))
             raise RowFault(f"found the action {actions[i]}; required finite numbers from the policy", numbers[i], "act")
-        observations = np.empty((n, self.observation_size))
+        observations = np.empty((n, self.observation_size), self._dtype)
         terminated, truncated = np.empty(n, np.bool_), np.empty(n, np.bool_)
         terms: list[list[float]] = []
         told: list[list[float]] = []
@@ -81,7 +91,7 @@ class LoopBatch:
             with self._asked(row, "step"):
                 observation, reward, ends, is_cut, info = self._envs[row].step(actions[i].copy())
                 terms.append(self._read_terms(reward, info))
-                observations[i] = observation_of(observation, self._shape)
+                observations[i] = self._read(observation)
                 terminated[i], truncated[i] = flag_of(ends, "terminated"), flag_of(is_cut, "truncated")
                 told.append([*facts_in(info, self._facts).values()])
         self._require_finite(observations, numbers, "step")
@@ -104,7 +114,11 @@ class LoopBatch:
         observation, _ = answer
         if (found := _spaces(self._envs[row])) != self._spaces:
             raise EnvError(f"found the spaces {found} in this task; required the same in all tasks, {self._spaces}")
-        return observation_of(observation, self._shape)
+        return self._read(observation)
+
+    def _read(self, observation: Any) -> Array:
+        values = observation_of(observation, self._shape)
+        return values if self._dtype.kind == "f" else as_integers(values, self._dtype)
 
     def _read_terms(self, reward: Any, info: Any) -> list[float]:
         terms = reward_terms_of(number_of(reward, "reward"), info)
@@ -119,7 +133,7 @@ class LoopBatch:
 
     def _require_finite(self, observations: Array, rows: Sequence[int], call: str) -> None:
         """Check the observations of a step at once, which costs less than one by one."""
-        if (wrong := wrong_number(observations)) is not None:
+        if self._dtype.kind == "f" and (wrong := wrong_number(observations)) is not None:
             i, problem = wrong
             raise RowFault(f"{self._name}.{call}: {problem}", rows[i], call)
 

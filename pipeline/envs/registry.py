@@ -11,6 +11,7 @@ from metaloom.pipeline.envs import ENVS, PLUGINS
 from metaloom.pipeline.envs.config import EnvConfig, registered_id
 from metaloom.pipeline.envs.contract import BatchEnv, EnvError, MetaEnv
 from metaloom.pipeline.envs.finite_checks import is_ctrl_c, last_line, own_traceback
+from metaloom.pipeline.envs.spaces import observation_dtype
 from metaloom.pipeline.envs.task_classes import Classes
 from metaloom.pipeline.schema import ConfigError, suggestion
 
@@ -39,8 +40,11 @@ def make_batch_env(
     """
     from metaloom.pipeline.envs.loop_batch import LoopBatch, ignore_row
 
-    batch = make_env(config).batch(num_rows, num_threads)
-    return LoopBatch(lambda: make_env(config), num_rows, watch_row or ignore_row) if batch is None else batch
+    env = make_env(config)
+    if (batch := env.batch(num_rows, num_threads)) is not None:
+        return batch
+    dtype = observation_dtype(env.observation_space, config)
+    return LoopBatch(lambda: make_env(config), num_rows, watch_row or ignore_row, dtype)
 
 
 def with_all_options(config: EnvConfig) -> EnvConfig:

@@ -7,6 +7,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
+from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.nn.spec import Spaces, is_image
 
 
@@ -21,6 +22,19 @@ def spaces_of(env: gymnasium.Env[Any, Any]) -> Spaces:
         action_size=0 if discrete else math.prod(actions.shape or ()),
         num_actions=int(actions.n) if discrete else 0,
     )
+
+
+def observation_dtype(space: gymnasium.Space[Any], config: EnvConfig) -> np.dtype[Any]:
+    """Return the dtype in which observations are kept: float32, or the integer type of their space.
+
+    An integer type that is larger than float32 is kept only where float32 could not hold all numbers of the space.
+    """
+    assert isinstance(space, Box), "PolicyActions has made one vector of others"
+    dtype, float32 = np.dtype(space.dtype), np.dtype(np.float32)
+    if not config.integer_observations or dtype.kind not in "iu":
+        return float32
+    largest = max(abs(float(space.low.min(initial=0))), abs(float(space.high.max(initial=0))))
+    return dtype if dtype.itemsize <= float32.itemsize or largest > 2**24 else float32
 
 
 def _scale(observations: Box) -> float:

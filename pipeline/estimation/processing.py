@@ -60,7 +60,7 @@ def baseline_parameters(
         adjusted = discounted_rewards(rewards, processing.discount)
         fits = {"baseline": (baseline, adjusted), "return_baseline": fits["baseline"]}
     return {
-        name: fitted.fit(episodes.observations[:, :, :-1], targets, episodes.mask, seed=seed, parallel=parallel)
+        name: fitted.fit(_seen(episodes), targets, episodes.mask, seed=seed, parallel=parallel)
         for name, (fitted, targets) in fits.items()
     }
 
@@ -107,11 +107,14 @@ def _with_advantages(
     )
 
 
+def _seen(episodes: EpisodeBatch) -> Array:
+    """Observations before each step in float32, since arithmetic of small integers overflows without a word."""
+    return episodes.observations[:, :, :-1].astype(np.float32, copy=False)
+
+
 def _fit_predict(baseline: Baseline, episodes: EpisodeBatch, targets: Array, seed: int, parallel: ParallelMap) -> Array:
     try:
-        return baseline.fit_predict(
-            episodes.observations[:, :, :-1], targets, episodes.mask, seed=seed, parallel=parallel
-        )
+        return baseline.fit_predict(_seen(episodes), targets, episodes.mask, seed=seed, parallel=parallel)
     except BaselineError as error:
         raise BaselineError(f"process_samples, {error}") from error
 

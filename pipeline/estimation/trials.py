@@ -54,7 +54,7 @@ class Trials:
     @cached_property
     def next_observations(self) -> Array:
         """[N, L, O], to which actions led: of an episode's last step, not those of the next episode."""
-        return self.along(self._episodes.observations[:, :, 1:])
+        return self.along(self._episodes.observations[:, :, 1:]).astype(np.float32, copy=False)
 
     @property
     def num_bytes(self) -> int:

@@ -197,7 +197,7 @@ class FlatNetwork:
 
     def _joined(self, inputs: Sequence[Array]) -> Array:
         if len(inputs) == 1 and not self._ones:
-            return inputs[0]
+            return inputs[0].astype(np.float32, copy=False)  # bytes of an observation, for example
         joined = self._inputs.first(len(inputs[0]))
         np.concatenate(inputs, axis=1, out=joined[:, : self.input_size])
         return joined

@@ -2,14 +2,16 @@
 
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import numpy as np
 
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import BatchEnv, Fact, MetaEnv
 from metaloom.pipeline.envs.fact_checks import declared_facts
 from metaloom.pipeline.envs.loop_batch import LoopBatch
 from metaloom.pipeline.envs.registry import make_batch_env, make_env
-from metaloom.pipeline.envs.spaces import spaces_of
+from metaloom.pipeline.envs.spaces import observation_dtype, spaces_of
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.acting import check_actor
 from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
@@ -64,6 +66,11 @@ class Sampler:
         """
         check_actor(self.actor, self._example.action_space, deterministic=self.deterministic)
         return spaces_of(self._example)
+
+    @cached_property
+    def observation_dtype(self) -> np.dtype[Any]:
+        """Dtype in which observations are kept."""
+        return observation_dtype(self._example.observation_space, self.env)
 
     @cached_property
     def facts(self) -> tuple[Fact, ...]:

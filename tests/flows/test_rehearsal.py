@@ -131,11 +131,11 @@ def test_new_copies_give_the_same_bits_here_on_workers_resumed_replayed_and_eval
 
 def test_runs_of_earlier_versions_keep_their_copies_and_their_seeds_and_have_no_witness(tiny_config):
     stored = tiny_config(env="CartPole-v1", algorithm="a2c").model_dump(mode="json")
-    for name in ("copies", "seed_bits", "witness"):
+    for name in ("copies", "integer_observations", "seed_bits", "witness"):
         del stored["env"][name]
     env = build_stored(stored).env
-    assert (env.copies, env.seed_bits, env.witness) == ("kept", 64, False)
-    assert env.decisive().keys() == stored["env"].keys() - {"diagnostics", "facts", "observed"}
+    assert (env.copies, env.seed_bits, env.witness, env.integer_observations) == ("kept", 64, False, False)
+    assert env.decisive().keys() == stored["env"].keys() - {"diagnostics", "facts", "observed", "wrappers"}
     ours = EnvConfig(name="half-cheetah-dir")
     assert (ours.copies, ours.seed_bits, ours.witness) == ("kept", 64, False)
 

@@ -152,13 +152,13 @@ class TorchSteps(GradientSteps):
         return value_loss(values, old_values, self._tensor(rows.targets), self._settings.value_clip)
 
     def _distribution(self, observations: Array) -> Distribution:
-        return self._policy.distribution(self._policy_params.params, self._tensor(observations))
+        return self._policy.distribution(self._policy_params.params, self._tensor(observations).float())
 
     def _recorded(self, behavior: Mapping[str, Array]) -> Distribution:
         return self._policy.recorded({name: self._tensor(value) for name, value in behavior.items()})
 
     def _values(self, observations: Array) -> Tensor:
-        return self._critic(self._critic_params.params, self._tensor(observations)).squeeze(-1)
+        return self._critic(self._critic_params.params, self._tensor(observations).float()).squeeze(-1)
 
     def _tensor(self, array: Array) -> Tensor:
         tensor = torch.from_numpy(array)

@@ -225,12 +225,12 @@ def task_rows(
     if rows is None and samples.adjusted_rewards is None:
         rows = real_rows(mask)
 
-    def select(values: Array) -> Tensor:
-        # Discrete actions are places among the log-probabilities, in any dtype of those.
-        kind = torch.int64 if values.dtype == np.int64 else dtype
+    def select(values: Array, kind: torch.dtype = dtype) -> Tensor:
         return to_tensor(_take_rows(values[tasks], rows), kind, device)
 
-    actions, mask_rows = select(episodes.actions), select(samples.mask)
+    # Discrete actions are places among the log-probabilities, in any dtype of those.
+    actions = select(episodes.actions, torch.int64 if episodes.actions.dtype == np.int64 else dtype)
+    mask_rows = select(samples.mask)
     # What no state changes, such as a standard deviation, is stored once per task.
     acted = {
         name: to_tensor(value[tasks, None], dtype, device) if value.ndim == 2 else select(value)
