@@ -53,6 +53,11 @@ def test_the_learning_curve_is_the_mean_return_of_every_round_against_environmen
     np.testing.assert_array_equal(figure.axes[0].lines[0].get_xdata(), steps)
 
 
+def test_the_page_begins_with_the_last_returns_before_adaptation_and_after_it(run):
+    tiles = {name.partition(",")[0]: value for name, value in report_page(run, load_history(run)).tiles}
+    assert {"last return before adaptation", "last return after adaptation"} <= {*tiles}
+
+
 def test_the_band_holds_the_middle_half_of_the_tasks(run):
     figure = learning_curve("name", load_history(run))
     before, _after = figure.axes[0].collections
@@ -327,7 +332,7 @@ def test_a_run_without_adaptation_has_one_curve(tmp_path, tiny_config):
     run = storage.open_run(tmp_path / "run")
     history = load_history(run)
     assert list(lines(learning_curve("name", history))) == ["return"]
-    assert "return before adaptation" not in dict(report_page(run, history).tiles)
+    assert not any("before adaptation" in name for name, _ in report_page(run, history).tiles)
     assert write_report(run, tmp_path / "report").png.exists()
 
 

@@ -262,6 +262,7 @@ def test_adaptation_is_told_from_the_learner_and_ways_from_observations(runs, vi
     start, adapted = run[2].learner().params, run[2].adapted(0).params
     moved = [np.sqrt(sum(((adapted[n][b] - start[n]) ** 2).sum() for n in start)) for b in range(4)]
     assert found["policies"]["from_learner"]
+    assert found["policies"]["steps"] == [1]  # gradient steps, of which `adapted(0)` has had one
     np.testing.assert_allclose(found["policies"]["distances"][0], moved, rtol=1e-4)
     before, after = found["ways"]["rounds"]
     assert (before["label"], after["label"]) == ("before adaptation", "after adaptation")
