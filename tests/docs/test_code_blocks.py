@@ -24,7 +24,7 @@ PAGES = [name for name in ("README.md", "CONTRIBUTING.md")] + sorted(
     str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")
 )
 SIZES = ("iterations", "num_tasks", "episodes_per_task", "min_steps", "max_episode_steps", "algorithm.")
-NOT_RUN = 31
+NOT_RUN = 32
 """So many blocks of all pages need a server, a cluster or the checkout itself."""
 
 pytestmark = pytest.mark.slow
@@ -77,11 +77,13 @@ def page(tmp_path, prepared, tmp_path_factory, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     shutil.copytree(ROOT / "examples", "examples", ignore=shutil.ignore_patterns("runs", "__pycache__", "notebooks"))
     Path("benchmarks").symlink_to(ROOT / "benchmarks")
-    before = {*sys.modules}
+    before, variables = {*sys.modules}, dict(os.environ)
     yield Page(Commands(tmp_path_factory.mktemp("bin"), "metaloom", command), prepared)
     for name in {*sys.modules} - before:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
             del sys.modules[name]
+    for name in os.environ.keys() - variables:
+        del os.environ[name]
 
 
 @pytest.mark.parametrize("name", [name for name in PAGES if found(name)])

@@ -25,7 +25,7 @@ _LIBRARY_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forks
 # flows/test_local_cluster.py looks at what our own leave.
 _OTHERS_VARIABLES = (
     "PYTEST_CURRENT_TEST", "COV_CORE_", "KMP_", "TORCHINDUCTOR_", "WANDB_SERVICE", "__DASK_PARENT_PID",
-    "MALLOC_TRIM_THRESHOLD_", "MKL_NUM_THREADS", "PYTHONHASHSEED",
+    "MALLOC_TRIM_THRESHOLD_", "MKL_NUM_THREADS", "PYTHONHASHSEED", "_RJEM_MALLOC_CONF",
 )  # fmt: skip
 PATIENCE_SECONDS = 5.0
 
