@@ -70,9 +70,9 @@ def test_a_run_trains_resumes_and_replays(run, tmp_path):
 def test_two_workers_give_the_digests_of_this_process(tmp_path, digests):
     with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster:
         there = Backend(scheduler=cluster.scheduler_address)
-        for name, run in RUNS.items():
-            train(config_of(run), tmp_path / name / "here", backend=HERE)
-            train(config_of(run), tmp_path / name / "there", backend=there)
+        for name in ("module", "pixels-off-policy"):
+            train(config_of(RUNS[name]), tmp_path / name / "here", backend=HERE)
+            train(config_of(RUNS[name]), tmp_path / name / "there", backend=there)
             assert digests(tmp_path / name / "there") == digests(tmp_path / name / "here"), name
 
 
