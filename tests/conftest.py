@@ -35,7 +35,7 @@ settings.register_profile(
 settings.load_profile("untimed")
 
 
-# Whole files go to one of two processes, in order. One of these at the end would leave the other process idle for a minute.
+# Whole files go to one of two processes. One of these at the end would leave the other process idle for a minute.
 _LONG_FILES = ("tests/flows/test_prefect_server.py", "tests/storage/test_object_storage.py")
 
 
