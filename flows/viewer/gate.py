@@ -1,8 +1,7 @@
 """Who may ask a server of this machine: its own page and programs, and no other page in the same browser."""
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
@@ -52,7 +51,7 @@ class Gate:
         self, app: ASGIApp, refusal: Callable[[Scope], Refusal | None], headers: Mapping[str, str] = KEPT_TO_ITSELF
     ) -> None:
         self._app, self._refusal = app, refusal
-        self._headers = _encoded(headers.items())
+        self._headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -77,7 +76,19 @@ def token_gate(app: ASGIApp, token: str) -> Gate:
         app: what is guarded.
         token: first part of every path.
     """
-    return Gate(app, partial(_refusal_of_token, token), HEADERS)
+
+    def refusal(scope: Scope) -> Refusal | None:
+        if found := refusal_of_other_pages(scope):
+            return found
+        if scope.get("method") not in ("GET", "HEAD"):
+            return 405, "required GET: this page changes nothing"
+        # A request by hand may ask for `*`, or for nothing.
+        asked = f"{scope['path']}/".split("/")[1]
+        if not secrets.compare_digest(asked.encode(), token.encode()):
+            return 403, "open the address that `metaloom view` has printed: it has a token in it"
+        return None
+
+    return Gate(app, refusal, HEADERS)
 
 
 def refusal_of_other_pages(scope: Scope, *, any_host: bool = False) -> Refusal | None:
@@ -99,19 +110,3 @@ def refusal_of_other_pages(scope: Scope, *, any_host: bool = False) -> Refusal |
     if headers.get("sec-fetch-site", "none") not in ("same-origin", "none") and not is_opened:
         return OTHER_PAGE
     return None
-
-
-def _refusal_of_token(token: str, scope: Scope) -> Refusal | None:
-    if refusal := refusal_of_other_pages(scope):
-        return refusal
-    if scope.get("method") not in ("GET", "HEAD"):
-        return 405, "required GET: this page changes nothing"
-    # A request by hand may ask for `*`, or for nothing.
-    asked = f"{scope['path']}/".split("/")[1]
-    if not secrets.compare_digest(asked.encode(), token.encode()):
-        return 403, "open the address that `metaloom view` has printed: it has a token in it"
-    return None
-
-
-def _encoded(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
-    return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]

@@ -54,7 +54,12 @@ def slice_of(run: Run, ref: StageRef, array: str, at: Sequence[int], rows: int |
         raise UsageError(f"found the array {array!r}; required one of {', '.join(c.array for c in record.chunks)}")
     spec = run.files.spec(array)
     shown = [axis for axis in (rows, columns) if axis is not None]
-    _check(spec, at, shown)
+    axes = range(len(spec.shape))
+    if len(at) != len(axes) or len({*shown}) != len(shown) or any(axis not in axes for axis in shown):
+        raise UsageError(f"found the axes {shown} and {len(at)} indices; required those of {spec.dims[1:]}")
+    for axis in axes:
+        if axis not in shown and not 0 <= at[axis] < spec.shape[axis]:
+            raise UsageError(f"found {spec.dims[axis + 1]} {at[axis]}; required one from 0 to {spec.shape[axis] - 1}")
     task = at[0] if spec.dims[1:2] == ("task",) and 0 not in shown else None
     values = _read(run, ref, chunk, task)
     place = [0 if task is not None and axis == 0 else index for axis, index in enumerate(at)]
@@ -205,15 +210,6 @@ def _lengths(run: Run, ref: StageRef, tasks: Sequence[int] | None) -> Array | No
     except StageMissing:
         return None
     return lengths if tasks is None else lengths[[*tasks]]
-
-
-def _check(spec: ArraySpec, at: Sequence[int], shown: Sequence[int]) -> None:
-    axes = range(len(spec.shape))
-    if len(at) != len(spec.shape) or len({*shown}) != len(shown) or any(axis not in axes for axis in shown):
-        raise UsageError(f"found the axes {[*shown]} and {len(at)} indices; required those of {spec.dims[1:]}")
-    for axis in axes:
-        if axis not in shown and not 0 <= at[axis] < spec.shape[axis]:
-            raise UsageError(f"found {spec.dims[axis + 1]} {at[axis]}; required one from 0 to {spec.shape[axis] - 1}")
 
 
 def _strides(shape: tuple[int, ...]) -> tuple[int, int]:
