@@ -38,11 +38,12 @@ class EventFile:
 
     def iteration(self, report: IterationReport, ended: float) -> int:
         """Write an iteration's numbers and histograms; returns how many numbers."""
-        from torch.utils.tensorboard.summary import histogram
+        from torch.utils.tensorboard.summary import histogram, hparams
 
         if not self._begun:
-            self._begun = True
-            self._write_settings(report, ended)
+            self._begun, name = True, return_name(report)
+            for summary in hparams(self._settings, {} if name is None else {name: 0.0}):
+                self._add(summary.value, report, ended)
         numbers = scalars(report)
         values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in numbers.items()]
         values += [self._summary.Value(tag=tag, simple_value=value) for tag, value in timings(report).items()]
@@ -62,13 +63,6 @@ class EventFile:
         """Write out what is still kept back."""
         self._file.close()
 
-    def _write_settings(self, report: IterationReport, ended: float) -> None:
-        from torch.utils.tensorboard.summary import hparams
-
-        name = return_name(report)
-        for summary in hparams(self._settings, {} if name is None else {name: 0.0}):
-            self._add(summary.value, report, ended)
-
     def _add(self, values: Any, report: IterationReport, ended: float) -> None:
         summary = self._summary(value=values)
         self._file.add_event(self._event(wall_time=ended, step=report.iteration, summary=summary))
@@ -81,12 +75,9 @@ def hyper_parameters(run: Run) -> dict[str, bool | int | float | str]:
     }
 
 
-def open_logger(run: Run, folder: Path) -> "_Live":
-    """Begin a new file of the run's events in FOLDER/tensorboard/RUN."""
-    return _Live(run, folder)
-
-
 class _Live:
+    """Begins a new file of the run's events in FOLDER/tensorboard/RUN."""
+
     def __init__(self, run: Run, folder: Path) -> None:
         self._events = EventFile(folder / "tensorboard" / run.path.name, hyper_parameters(run))
         self._ended = 0.0
@@ -101,3 +92,6 @@ class _Live:
     def close(self, failed: bool) -> None:
         del failed
         self._events.close()
+
+
+open_logger = _Live
