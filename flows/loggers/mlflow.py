@@ -35,7 +35,7 @@ class _Live:
         if not server:
             folder.mkdir(parents=True, exist_ok=True)
         self._client: Any = MlflowClient(server or f"sqlite:///{(folder / 'mlflow.db').resolve()}")
-        self._run = self._run_of(run, self._experiment(folder))
+        self._run = self._run_of(run, folder)
 
     def iteration(self, report: IterationReport, ended: float) -> None:
         from mlflow.entities import Metric
@@ -59,20 +59,17 @@ class _Live:
     def close(self, failed: bool) -> None:
         self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
 
-    def _experiment(self, folder: Path) -> str:
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "metaloom"
-        found = self._client.get_experiment_by_name(name)
-        if found is not None:
-            return found.experiment_id
-        # A server has a place of its own for files.
-        own = os.environ.get("MLFLOW_TRACKING_URI")
-        return self._client.create_experiment(
-            name, artifact_location=None if own else (folder / "mlflow").resolve().as_uri()
-        )
-
-    def _run_of(self, run: Run, experiment: str) -> str:
+    def _run_of(self, run: Run, folder: Path) -> str:
         """The run there: training that goes on is the same run."""
-        identity = run.info["id"]
+        name, identity = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "metaloom", run.info["id"]
+        known = self._client.get_experiment_by_name(name)
+        if known is not None:
+            experiment = known.experiment_id
+        else:
+            # A server has a place of its own for files.
+            own = os.environ.get("MLFLOW_TRACKING_URI")
+            place = None if own else (folder / "mlflow").resolve().as_uri()
+            experiment = self._client.create_experiment(name, artifact_location=place)
         found = self._client.search_runs([experiment], filter_string=f"tags.`{_ID}` = '{identity}'", max_results=1)
         if found:
             (stored,) = found
