@@ -180,11 +180,10 @@ def film_of(
     # The first picture is of what reset returns, the last one always of the last step.
     frames = 1 + max(-(-recording.length // every) for recording in recordings)
     difference = max(panel.largest_difference for panel in panels)
-    steps = [recording.position.step for recording in recordings]
-    returns = [float(recording.rewards.sum(dtype=np.float64)) for recording in recordings]
-    episodes = [recording.e for recording in recordings]
-    places = dict(zip(steps, episodes, strict=True)), dict(zip(steps, returns, strict=True))
-    return Film(out, frames, recordings[0].b, *places, difference)
+    shown = {recording.position.step: recording for recording in recordings}
+    returns = {k: float(recording.rewards.sum(dtype=np.float64)) for k, recording in shown.items()}
+    episodes = {k: recording.e for k, recording in shown.items()}
+    return Film(out, frames, recordings[0].b, episodes, returns, difference)
 
 
 class _Panels:

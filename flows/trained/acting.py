@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from threading import RLock
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import check_seed
 from metaloom.flows.trained.blueprint import Blueprint
 from metaloom.pipeline.algorithms.off_policy.tanh_gaussian import log_slope
-from metaloom.pipeline.nn.distributions import Categorical
+from metaloom.pipeline.nn.distributions import Categorical, Distribution
 from metaloom.pipeline.policies.acting import check_actor_params, make_actor
 from metaloom.pipeline.policies.actors import Actor, ActorSetup
 from metaloom.pipeline.policies.actors.q_values import EPSILON
@@ -27,14 +27,6 @@ from metaloom.pipeline.types import Array, TaskParams
 
 DRAWN_AHEAD = 32
 """Steps whose noise is drawn at once: an actor draws before its first step, not in each."""
-
-
-class Acted(Protocol):
-    """Distributions of actions."""
-
-    def log_prob(self, actions: Tensor) -> Tensor:
-        """Log-densities or log-probabilities of actions, joint over their dimensions."""
-        ...
 
 
 class Acting:
@@ -158,7 +150,7 @@ class Acting:
             )
         steps.actor.recall(memory)
 
-    def _distribution(self, rows: Array) -> Acted:
+    def _distribution(self, rows: Array) -> TanhGaussian | Distribution:
         steps = self._steps(rows.shape[1], deterministic=True)
         self._go_on(steps)
         actor = steps.actor

@@ -122,12 +122,12 @@ def returns_by_task(run: Run, iteration: int) -> dict[str, Any]:
     firsts = [int(np.flatnonzero(places == b)[0]) for b in range(int(places.max(initial=-1)) + 1)]
     params = {name: columns[name][firsts] for name in columns if name.startswith("task_") and name != "task_id"}
     classes = classes_of(run)
-    known = classes is not None and {f"task_{field}" for field in classes.fields} <= {*params}
-    named = (
-        classes.of(np.stack([params[f"task_{field}"] for field in classes.fields], 1), classes.fields)
-        if known and classes is not None and firsts
-        else None
-    )
+    named, colors = None, dict[str, str]()
+    if classes is not None and firsts and {f"task_{field}" for field in classes.fields} <= {*params}:
+        found = classes.of(np.stack([params[f"task_{field}"] for field in classes.fields], 1), classes.fields)
+        named = [classes.names[c] for c in found]
+        # As in the curves, which count those that tasks are drawn from.
+        colors = {classes.names[c]: class_color(n) for n, c in enumerate(classes.among(found))}
     steps: dict[int, Any] = {}
     for k in sorted({int(step) for step in columns["step"]}):
         rows = [np.flatnonzero((places == b) & (columns["step"] == k)) for b in range(len(firsts))]
@@ -137,11 +137,8 @@ def returns_by_task(run: Run, iteration: int) -> dict[str, Any]:
         }
     return {
         "tasks": {name.removeprefix("task_"): numbers(values) for name, values in params.items()},
-        "classes": None if named is None or classes is None else [classes.names[c] for c in named],
-        # As in the curves, which count those that tasks are drawn from.
-        "colors": {}
-        if named is None or classes is None
-        else {classes.names[c]: class_color(n) for n, c in enumerate(classes.among(named))},
+        "classes": named,
+        "colors": colors,
         "steps": steps,
         **compared_steps([*steps]),
         "trial": trial_length(run.config),

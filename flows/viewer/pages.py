@@ -104,9 +104,11 @@ class Pages:
         rows = int(asked["rows"]) if "rows" in asked else None
         opened = self._opened(request)
         with opened.lock:
-            found = slice_of(opened.run, _ref(request), asked.get("array", ""), at, rows, int(asked.get("columns", 0)))
-        about = {"X-Shape": _listed(found.values.shape), "X-Every": _listed(found.every)}
-        return Response(found.values.tobytes(), media_type="application/octet-stream", headers={**FRESH, **about})
+            values, every = slice_of(
+                opened.run, _ref(request), asked.get("array", ""), at, rows, int(asked.get("columns", 0))
+            )
+        about = {"X-Shape": _listed(values.shape), "X-Every": _listed(every)}
+        return Response(values.tobytes(), media_type="application/octet-stream", headers={**FRESH, **about})
 
     def _film(self, request: Request) -> Response:
         opened, ref = self._opened(request), _ref(request)

@@ -115,20 +115,14 @@ class RunList:
         """One row for every run, as `metaloom ls --json` has them."""
         with self._lock:
             self._rows = {folder: row for folder, row in self._rows.items() if folder in folders.values()}
-            return [self._row(folder) for folder in folders.values()]
-
-    def _row(self, folder: Path) -> Mapping[str, Any]:
-        now, stamp = time.monotonic(), [_changed(folder / name) for name in _TOLD_BY]
-        known = self._rows.get(folder)
-        if known is not None:
-            told, when, row = known
-            # A writer may die without a trace, and what is under a URL has none here.
-            is_fresh = now - when < REMOTE_SECONDS if storage.url_of(folder) else row.get("state") != "training"
-            if told == stamp and is_fresh:
-                return row
-        row = list_run_row(folder)
-        self._rows[folder] = stamp, now, row
-        return row
+            for folder in folders.values():
+                now, stamp = time.monotonic(), [_changed(folder / name) for name in _TOLD_BY]
+                told, when, row = self._rows.get(folder, (None, now, {}))
+                # A writer may die without a trace, and what is under a URL has none here.
+                is_fresh = now - when < REMOTE_SECONDS if storage.url_of(folder) else row.get("state") != "training"
+                if told != stamp or not is_fresh:
+                    self._rows[folder] = stamp, now, list_run_row(folder)
+            return [self._rows[folder][2] for folder in folders.values()]
 
 
 def _changed(path: Path) -> tuple[int, int, int] | None:

@@ -1,7 +1,6 @@
 """Numbers of stored arrays for the page: a slice of any array, an episode step by step."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,20 +19,9 @@ MOST_BYTES = 2**30
 _STEP_AXES = ("t", "t_with_final")
 
 
-@dataclass(frozen=True)
-class Slice:
-    """Numbers of an array along one or two of its axes.
-
-    Attributes:
-        values: [rows, columns] float64; NaN where there is padding.
-        every: of so many entries one is shown, along rows and along columns.
-    """
-
-    values: Array
-    every: tuple[int, int]
-
-
-def slice_of(run: Run, ref: StageRef, array: str, at: Sequence[int], rows: int | None, columns: int) -> Slice:
+def slice_of(
+    run: Run, ref: StageRef, array: str, at: Sequence[int], rows: int | None, columns: int
+) -> tuple[Array, tuple[int, int]]:
     """Read a slice of a stored array.
 
     Args:
@@ -43,6 +31,10 @@ def slice_of(run: Run, ref: StageRef, array: str, at: Sequence[int], rows: int |
         at: the index on every axis; those of the axes shown do not count.
         rows: the axis shown from top to bottom; None for a single row.
         columns: the axis shown from left to right.
+
+    Returns:
+        [rows, columns] float64 with NaN where there is padding; and how many entries stand for one that is shown, along
+        rows and along columns.
 
     Raises:
         UsageError: there is no such array, axis or index.
@@ -69,7 +61,7 @@ def slice_of(run: Run, ref: StageRef, array: str, at: Sequence[int], rows: int |
     elif rows > columns:
         picked = picked.T
     every = _strides(picked.shape)
-    return Slice(np.ascontiguousarray(picked[:: every[0], :: every[1]], dtype="<f8"), every)
+    return np.ascontiguousarray(picked[:: every[0], :: every[1]], dtype="<f8"), every
 
 
 def episode(run: Run, ref: StageRef, task: int, index: int) -> dict[str, Any]:
