@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 def complete_runs(context: object) -> list[str]:
     """Names for the shell to complete: those of the runs in the runs folder; of runs under a URL, none."""
-    del context
     # Not above, because a refused recipe need not wait for NumPy, which the store imports.
     from metaloom.flows.runs import runs_root
     from metaloom.storage import find_runs, url_of
@@ -31,7 +30,6 @@ def complete_runs(context: object) -> list[str]:
 
 def complete_recipes(context: object) -> list[str]:
     """Names for the shell to complete: those of all recipes."""
-    del context
     from metaloom.flows.recipes import RECIPES
 
     return [*RECIPES]

@@ -1,6 +1,5 @@
 """Who draws an environment: OpenGL, our own flat drawing, or the environment itself."""
-# pyright: reportAttributeAccessIssue=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportAttributeAccessIssue=false
 # MuJoCo's compiled modules have no type stubs.
 
 from collections.abc import Callable, Iterator

@@ -75,7 +75,7 @@ class Recording:
 
 def _difference(observation: Any, stored: Array) -> float:
     # As the sampler keeps them.
-    found = np.asarray(observation, np.float64).ravel().astype(np.float32)
+    found = np.asarray(observation, np.float64).ravel().astype(stored.dtype)
     if found.shape != stored.shape:
         return float("inf")
     return float(np.max(np.abs(found.astype(np.float64) - stored), initial=0.0))

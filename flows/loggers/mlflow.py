@@ -53,7 +53,6 @@ class _Live:
         )
 
     def film(self, file: Path, report: IterationReport) -> None:
-        del report
         self._client.log_artifact(self._run, str(file), "films")
 
     def close(self, failed: bool) -> None:

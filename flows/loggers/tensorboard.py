@@ -1,6 +1,4 @@
 """TensorBoard's event files. Needs the extra `tensorboard`."""
-# Neither TensorBoard nor its messages bring types.
-# pyright: reportMissingTypeStubs=false
 
 from pathlib import Path
 from typing import Any
@@ -66,7 +64,6 @@ class EventFile:
 
     def close(self, failed: bool = False) -> None:
         """Write out what is still kept back, whether or not an error ended the training."""
-        del failed
         self._file.close()
 
     def _add(self, values: Any, report: IterationReport) -> None:

@@ -44,7 +44,6 @@ class _Live:
         )
 
     def iteration(self, report: IterationReport, ended: float) -> None:
-        del ended
         histograms = {
             name: self._wandb.Histogram(np_histogram=np.histogram(returns, bins="auto"))
             for name, returns in distributions(report).items()

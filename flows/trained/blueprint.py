@@ -83,10 +83,7 @@ class Blueprint:
                 f"{type(env.unwrapped).__name__}: found {_sizes(found)}; required {_sizes(self.spaces)}, as in "
                 f"{self.config.env.name}, which the policy was trained in"
             )
-        required, is_same = self.actions, actions == self.actions
-        if isinstance(actions, Box) and isinstance(required, Box):  # they mean the same, in whatever precision
-            is_same = np.allclose(actions.low, required.low) and np.allclose(actions.high, required.high)
-        if not is_same:
+        if not _same_actions(actions, self.actions):
             raise ValueError(
                 f"{type(env.unwrapped).__name__}: found the action space {actions}; required {self.actions}, that of "
                 f"{self.config.env.name}, which the policy was trained in; wrap it, for example in "
@@ -126,6 +123,13 @@ def _action_space(env: MetaEnv) -> ActionSpace:
     space = env.action_space
     assert isinstance(space, Box | Discrete), "PolicyActions has refused others"
     return space
+
+
+def _same_actions(found: ActionSpace, required: ActionSpace) -> bool:
+    """Tell whether actions mean the same, in whatever precision."""
+    if isinstance(found, Box) and isinstance(required, Box):
+        return np.allclose(found.low, required.low) and np.allclose(found.high, required.high)
+    return found == required
 
 
 def _sizes(spaces: Spaces) -> str:

@@ -69,6 +69,5 @@ class _InOneEnv(Sampler):
         self.facts = declared_facts(env)
 
     def batch(self, num_tasks: int, watch: RolloutWatch = UNWATCHED) -> LoopBatch:
-        del num_tasks
         self._env.watch_row = watch.row
         return self._env

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
@@ -76,19 +77,7 @@ def token_gate(app: ASGIApp, token: str) -> Gate:
         app: what is guarded.
         token: first part of every path.
     """
-
-    def refusal(scope: Scope) -> Refusal | None:
-        if found := refusal_of_other_pages(scope):
-            return found
-        if scope.get("method") not in ("GET", "HEAD"):
-            return 405, "required GET: this page changes nothing"
-        # A request by hand may ask for `*`, or for nothing.
-        asked = f"{scope['path']}/".split("/")[1]
-        if not secrets.compare_digest(asked.encode(), token.encode()):
-            return 403, "open the address that `metaloom view` has printed: it has a token in it"
-        return None
-
-    return Gate(app, refusal, HEADERS)
+    return Gate(app, partial(_refusal_of_token, token), HEADERS)
 
 
 def refusal_of_other_pages(scope: Scope, *, any_host: bool = False) -> Refusal | None:
@@ -109,4 +98,16 @@ def refusal_of_other_pages(scope: Scope, *, any_host: bool = False) -> Refusal |
     is_opened = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
     if headers.get("sec-fetch-site", "none") not in ("same-origin", "none") and not is_opened:
         return OTHER_PAGE
+    return None
+
+
+def _refusal_of_token(token: str, scope: Scope) -> Refusal | None:
+    if refusal := refusal_of_other_pages(scope):
+        return refusal
+    if scope.get("method") not in ("GET", "HEAD"):
+        return 405, "required GET: this page changes nothing"
+    # A request by hand may ask for `*`, or for nothing.
+    asked = f"{scope['path']}/".split("/")[1]
+    if not secrets.compare_digest(asked.encode(), token.encode()):
+        return 403, "open the address that `metaloom view` has printed: it has a token in it"
     return None

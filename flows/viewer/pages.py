@@ -78,13 +78,11 @@ class Pages:
         ]
 
     def _runs(self, request: Request) -> Response:
-        del request
         rows = self._list.rows(self._shelf.folders())
         # No browser makes an address of a name that is no text, and would show no run at all.
         return _json({"runs": [{**row, "name": row["name"].encode(errors="replace").decode()} for row in rows]})
 
     def _place(self, request: Request) -> Response:
-        del request
         place = storage.location(self._shelf.place)
         train = shlex.join([program("metaloom"), "train", "first-steps", "--run", f"{place}/first"])
         return _json({"place": place, "only": self._shelf.only, "train": train})
@@ -135,7 +133,6 @@ def _axes(run: storage.Run, request: Request) -> dict[str, Any]:
 
 def no_page(request: Request, problem: Exception) -> Response:
     """Answer an address that leads to nothing with a link to the list of runs."""
-    del problem
     token = request.url.path.split("/")[1]
     return HTMLResponse(f'<!doctype html><p>There is no such page. <a href="/{token}/">All runs</a></p>\n', 404)
 

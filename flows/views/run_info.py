@@ -44,21 +44,10 @@ def run_info(run: Run) -> dict[str, Any]:
         "parent": run.info.get("parent"),
         "thinned_iterations": len(run.thinned_iterations()),
         "last_iteration": done - 1 if done else None,
-        "last_metrics": iteration_metrics(run, done - 1),
+        "last_metrics": _metrics(run),
         "last_class_returns": class_returns_of(run, done - 1),
         "bytes": dict(bytes_by_group(run)),
-        "quarantine": [
-            {
-                **asdict(entry.ref),
-                "path": str(entry.path),
-                "message": entry.message,
-                "when": entry.when,
-                "arrays": {name: asdict(form) for name, form in entry.forms.items()},
-                "about": dict(entry.about),
-                "stored_since": run.contains(entry.ref),
-            }
-            for entry in storage.read_quarantine(run.path)
-        ],
+        "quarantine": [_quarantined(run, entry) for entry in storage.read_quarantine(run.path)],
     }
 
 
@@ -127,7 +116,7 @@ def stage_info(run: Run, record: storage.StageRecord) -> dict[str, Any]:
     }
 
 
-def iteration_metrics(run: Run, iteration: int) -> dict[str, Any]:
+def iteration_metrics(run: Run, iteration: int) -> dict[str, float | None]:
     """Return the metrics of an iteration; none while it is not complete."""
     metrics = run[iteration].metrics() if iteration in run.iterations else {}
     return {name: finite(value) for name, value in metrics.items()}
@@ -174,6 +163,18 @@ def bytes_by_group(run: Run) -> Counter[str]:
     return Counter(dict(sorted(sizes.items())))
 
 
+def _quarantined(run: Run, entry: storage.Quarantined) -> dict[str, Any]:
+    return {
+        **asdict(entry.ref),
+        "path": str(entry.path),
+        "message": entry.message,
+        "when": entry.when,
+        "arrays": {name: asdict(form) for name, form in entry.forms.items()},
+        "about": dict(entry.about),
+        "stored_since": run.contains(entry.ref),
+    }
+
+
 def list_run_row(folder: Path) -> dict[str, Any]:
     """Return the row of one run; see `list_run_rows`."""
     row: dict[str, Any] = {
@@ -186,7 +187,7 @@ def list_run_row(folder: Path) -> dict[str, Any]:
         require_settings(run)
         row["bytes"] = run.files.num_bytes()
         writer = storage.current_writer(folder, run.files.remote)
-        metrics = iteration_metrics(run, len(run.iterations) - 1)
+        metrics = _metrics(run)
         (returns, statistic), success = headline_return(run), by_inner_step(metrics, "success_rate")
         return row | {
             "state": state_of(run, writer),
@@ -230,3 +231,7 @@ def _has_met_its_end(run: Run) -> bool:
     # The last ones are all that the criteria look at.
     first = max(0, done - (stop["convergence_window"] or 1))
     return StoppingConfig(**stop).met([run[i].metrics() for i in range(first, done)])
+
+
+def _metrics(run: Run) -> dict[str, Any]:
+    return {**iteration_metrics(run, len(run.iterations) - 1)}
