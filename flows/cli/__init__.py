@@ -182,15 +182,10 @@ def run(tokens: Sequence[str]) -> int:
         code = exit_code(error)
         if code is None:
             raise
-        print(f"metaloom: {error_text(error)}{_similar_run(error)}", file=sys.stderr)
+        from metaloom.pipeline.schema import suggestion
+        from metaloom.storage import RunNotFound
+
+        # A name may resemble that of a run that is there.
+        similar = suggestion(Path(error.where).name, complete_runs(None)) if isinstance(error, RunNotFound) else ""
+        print(f"metaloom: {error_text(error)}{similar}", file=sys.stderr)
         return code
-
-
-def _similar_run(error: Exception) -> str:
-    """Suggest a run of a name that resembles the one that is not there."""
-    from metaloom.pipeline.schema import suggestion
-    from metaloom.storage import RunNotFound
-
-    if not isinstance(error, RunNotFound):
-        return ""
-    return suggestion(Path(error.where).name, complete_runs(None))

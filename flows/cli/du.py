@@ -35,17 +35,16 @@ def du(runs: Runs = (), /, *, as_json: AsJson = False) -> int:
     leftovers = unfinished_removals(root)
 
     def data() -> dict[str, Any]:
+        rows = [asdict(use) for use in uses]
+        for row, use in zip(rows, uses, strict=True):
+            if use.ranges is not None:
+                ranges = use.ranges.items()
+                row["ranges"] = [{"first": first, "last": last, "bytes": size} for (first, last), size in ranges]
         return {
-            "runs": [asdict(use) | {"ranges": _listed(use.ranges)} for use in uses],
+            "runs": rows,
             "bytes": bytes_together(paths),
             "unfinished_removals": {"paths": [*map(str, leftovers)], "bytes": bytes_together(leftovers)},
         }
 
     answer(as_json, data, lambda: disk_view(uses, paths, leftovers, details=bool(runs)))
     return 0
-
-
-def _listed(ranges: Any) -> list[dict[str, int]] | None:
-    if ranges is None:
-        return None
-    return [{"first": first, "last": last, "bytes": size} for (first, last), size in ranges.items()]

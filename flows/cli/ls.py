@@ -65,10 +65,15 @@ def list_runs(
     from metaloom.flows.views.run_info import list_run_rows
     from metaloom.flows.views.tables import runs_table
 
-    earliest = None if since is None else _moment(since)
+    earliest = -math.inf if since is None else _moment(since).timestamp()
     found = list_run_rows(runs_root())
     wanted = {"algorithm": algorithm, "env": env, "state": status}
-    rows: Sequence[Row] = [row for row in found if _has(row, wanted) and _is_since(row, earliest)]
+    rows: Sequence[Row] = [
+        row
+        for row in found
+        if all(value is None or row.get(name) == value for name, value in wanted.items())
+        and seconds_of(row.get("started")) >= earliest
+    ]
     rows = sorted(rows, key=_ORDERS[sort])[:: -1 if reverse else 1][:limit]
     if found:
         nothing = f"none of {len(found)} runs in {location(runs_root())} is like that"
@@ -78,20 +83,8 @@ def list_runs(
     return 0
 
 
-def _has(row: Row, wanted: Mapping[str, str | None]) -> bool:
-    return all(value is None or row.get(name) == value for name, value in wanted.items())
-
-
-def _is_since(row: Row, earliest: datetime | None) -> bool:
-    return earliest is None or seconds_of(row.get("started")) >= earliest.timestamp()
-
-
 def _moment(text: str) -> datetime:
-    """The moment that --since names.
-
-    Raises:
-        UsageError: it names none.
-    """
+    """Return the moment that --since names."""
     if match := re.fullmatch(r"(\d{1,4})([mhdw])", text):
         return datetime.now(UTC) - timedelta(**{_UNITS[match[2]]: int(match[1])})
     try:

@@ -21,11 +21,8 @@ def pack(run: RunArgument, *, as_json: AsJson = False) -> int:
         packed = writer.pack(STATUS.counted("iterations"))
     segments = [[iterations.start, iterations.stop - 1] for iterations in packed]
     count = sum(map(len, packed))
-    answer(as_json, lambda: {"iterations": count, "segments": segments}, lambda: _line(count, len(segments)))
+    told = f"packed {count} iteration{'s'[: count != 1]} into {len(segments)} segment{'s'[: len(segments) != 1]}"
+    if not count:
+        told = "nothing to pack: every complete iteration but the newest is packed already"
+    answer(as_json, lambda: {"iterations": count, "segments": segments}, lambda: told)
     return 0
-
-
-def _line(iterations: int, segments: int) -> str:
-    if not iterations:
-        return "nothing to pack: every complete iteration but the newest is packed already"
-    return f"packed {iterations} iteration{'s'[: iterations != 1]} into {segments} segment{'s'[: segments != 1]}"

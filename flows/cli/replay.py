@@ -1,6 +1,5 @@
 """`metaloom replay`."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,6 @@ from metaloom.flows.views.status import STATUS
 from metaloom.storage import argument
 
 if TYPE_CHECKING:
-    from metaloom.flows.results.replay import StageReplay
     from metaloom.storage import StageRef
 
 
@@ -59,7 +57,16 @@ def replay(
     if as_recorded:
         _start_as_recorded(at, say=not as_json)
     if quarantine:
-        return _reproduce(at, stage, step, debug=pdb)
+        if at.iteration is None:
+            raise UsageError(f"{at.path}: --quarantine is about one iteration, such as {at.path}@0")
+        from pdb import Pdb
+
+        from metaloom.flows.commands.debug import reproduce_kept
+
+        entry = reproduce_kept(at.path, at.iteration, stage, step, debugger=Pdb() if pdb else None)
+        told = f"the episode of {entry.path} went well this time. It failed with:\n{entry.message}"
+        console().print(told, markup=False)
+        return 0
     if pdb:
         return _debug(at, stage, step, where.threads)
     if where.workers is None and where.scheduler is None:
@@ -114,19 +121,13 @@ def _replay(
         console().print(as_text(f"Other than when it was computed: {told}"))
         if not as_recorded and any(change.startswith("arithmetic of ") for change in changed):
             console().print("`--as-recorded` computes by the recorded machine code, where the processor can")
+    elif outcomes:
+        thinned = sum(outcome.with_record for outcome in outcomes)
+        about = f"; {thinned} of them were thinned and compared with their records only" if thinned else ""
+        console().print(f"{plural(len(outcomes), 'stage')} replayed: all {outcomes[-1].proved}{about}")
     else:
-        console().print(_verdict(outcomes))
+        console().print("nothing to replay")
     return 1 if different else 0
-
-
-def _verdict(outcomes: "Sequence[StageReplay]") -> str:
-    from metaloom.flows.formatting import plural
-
-    if not outcomes:
-        return "nothing to replay"
-    thinned = sum(outcome.with_record for outcome in outcomes)
-    about = f"; {thinned} of them were thinned and compared with their records only" if thinned else ""
-    return f"{plural(len(outcomes), 'stage')} replayed: all {outcomes[-1].proved}{about}"
 
 
 def _debug(at: RunAt, stage: str | None, step: int | None, threads: int) -> int:
@@ -143,18 +144,6 @@ def _debug(at: RunAt, stage: str | None, step: int | None, threads: int) -> int:
     )
     console().print(str(outcome))
     return 1 if outcome.fault else 0
-
-
-def _reproduce(at: RunAt, stage: str | None, step: int | None, *, debug: bool) -> int:
-    if at.iteration is None:
-        raise UsageError(f"{at.path}: --quarantine is about one iteration, such as {at.path}@0")
-    from pdb import Pdb
-
-    from metaloom.flows.commands.debug import reproduce_kept
-
-    entry = reproduce_kept(at.path, at.iteration, stage, step, debugger=Pdb() if debug else None)
-    console().print(f"the episode of {entry.path} went well this time. It failed with:\n{entry.message}", markup=False)
-    return 0
 
 
 def _materialise(at: RunAt, where: BackendOptions, *, whole: bool, as_json: bool) -> int:

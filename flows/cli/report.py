@@ -52,7 +52,11 @@ def report(
     files = write(opened, out if out is not None else report_folder(opened.path), static=static, film=film)
     console().print(f"learning curve  {files.png}\nreport page     {files.html}")
     if figures is not None:
-        written = _write_figures(opened, figures, format or "svg")
+        from metaloom.flows.views.report import write_figures
+
+        action = "Free space, or choose another folder"
+        with system_errors(figures, required="a folder to write figures to", action=action):
+            written = write_figures(opened, figures, format or "svg")
         console().print(f"{len(written)} figures      {figures}: {', '.join(file.name for file in written)}")
     return 0
 
@@ -76,13 +80,6 @@ def _film(run: Run) -> "Picture":
             "stored ones."
         )
     return Picture(source, "Film of an episode before and after adaptation", caption, enlarged=False)
-
-
-def _write_figures(run: Run, folder: Path, kind: Literal["svg", "pdf"]) -> list[Path]:
-    from metaloom.flows.views.report import write_figures
-
-    with system_errors(folder, required="a folder to write figures to", action="Free space, or choose another folder"):
-        return write_figures(run, folder, kind)
 
 
 def write(run: Run, folder: Path, *, static: bool = False, film: "Picture | None" = None) -> "ReportFiles":

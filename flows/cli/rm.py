@@ -2,7 +2,6 @@
 
 import sys
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -32,7 +31,7 @@ def rm(runs: Runs = (), /, *, yes: Flag = False) -> int:
     from metaloom.flows.commands.remove import check_removable, dependents
     from metaloom.flows.formatting import plural, size
     from metaloom.flows.results.disk import bytes_freed
-    from metaloom.storage import remove_run
+    from metaloom.storage import finish_removals, remove_run
 
     tell = console().out
     paths = list(dict.fromkeys(check_removable(run_folder(run)) for run in runs))
@@ -41,30 +40,22 @@ def rm(runs: Runs = (), /, *, yes: Flag = False) -> int:
         for line in dependents(path, path.parent):
             tell(f"  {line}")
     freed = bytes_freed(paths)
-    if paths and not yes and not _agreed(f"{plural(len(paths), 'run')}, {size(freed)} to be freed. Remove? [y/N] "):
-        tell("nothing removed")
-        return 1
+    if paths and not yes:
+        if not sys.stdin.isatty():
+            raise UsageError("found no terminal to ask on; required --yes")
+        STATUS.end()
+        answer = input(f"{plural(len(paths), 'run')}, {size(freed)} to be freed. Remove? [y/N] ")
+        if answer.strip().lower() not in ("y", "yes"):
+            tell("nothing removed")
+            return 1
     with nullcontext() if yes else STATUS.shown("removing", console()):
         for n, path in enumerate(paths, 1):
             STATUS.far(f"run {n} of {len(paths)}")
             remove_run(path)
-    finished = _finish([path.parent for path in paths] or [runs_root()])
-    tell(f"removed {plural(len(paths), 'run')}, {size(freed)} freed" if paths else f"{finished} to finish")
-    return 0
-
-
-def _agreed(question: str) -> bool:
-    if not sys.stdin.isatty():
-        raise UsageError("found no terminal to ask on; required --yes")
-    STATUS.end()
-    return input(question).strip().lower() in ("y", "yes")
-
-
-def _finish(roots: list[Path]) -> str:
-    from metaloom.flows.formatting import plural
-    from metaloom.storage import finish_removals
-
-    finished = [path for root in dict.fromkeys(roots) for path in finish_removals(root)]
+    roots = dict.fromkeys([path.parent for path in paths] or [runs_root()])
+    finished = [path for root in roots for path in finish_removals(root)]
     for path in finished:
-        console().out(f"finished the removal of {path}")
-    return plural(len(finished), "removal") if finished else "no removal"
+        tell(f"finished the removal of {path}")
+    left = plural(len(finished), "removal") if finished else "no removal"
+    tell(f"removed {plural(len(paths), 'run')}, {size(freed)} freed" if paths else f"{left} to finish")
+    return 0

@@ -47,7 +47,9 @@ def video(
         renderer: What draws MuJoCo's robots. auto: the first of egl, glfw and osmesa that works, else flat shapes,
             which need no OpenGL.
     """
-    at, pixels = RunAt.parse(run), _size(size)
+    at, (width, _, height) = RunAt.parse(run), size.partition("x")
+    if not (width.isdecimal() and height.isdecimal() and all(16 <= int(side) <= 4096 for side in (width, height))):
+        raise UsageError(f"found --size {size}; required WIDTHxHEIGHT in pixels, from 16 to 4096, such as 480x360")
     if sum((best, worst, task is not None)) > 1:
         raise UsageError("found several of --task, --best and --worst; leave all but one out")
     if every < 1:
@@ -64,7 +66,7 @@ def video(
         task=which,
         episode=episode,
         steps=step or None,
-        size=pixels,
+        size=(int(width), int(height)),
         every=every,
         renderer=drawn_by,
     )
@@ -72,10 +74,3 @@ def video(
     console().print(f"{done.path}  {done.frames} frames, task {done.task}, return {shown}")
     console().print(done.agreement)
     return 0 if done.agrees else FAILURE
-
-
-def _size(text: str) -> tuple[int, int]:
-    width, _, height = text.partition("x")
-    if not (width.isdecimal() and height.isdecimal() and all(16 <= int(side) <= 4096 for side in (width, height))):
-        raise UsageError(f"found --size {text}; required WIDTHxHEIGHT in pixels, from 16 to 4096, such as 480x360")
-    return int(width), int(height)

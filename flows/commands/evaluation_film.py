@@ -7,8 +7,7 @@ import numpy as np
 from metaloom.flows.films.film import check_film_file
 from metaloom.flows.films.opengl import RendererName
 from metaloom.flows.films.painters import drawable
-from metaloom.flows.films.resimulation import Recording
-from metaloom.flows.films.video import Film, described, film_of, median_episode
+from metaloom.flows.films.video import Film, Recording, described, film_of, median_episode
 from metaloom.flows.formatting import plural
 from metaloom.flows.results.evaluation import EvaluationOutcome
 from metaloom.pipeline.envs.config import EnvConfig

@@ -111,26 +111,12 @@ def export(
         metaloom.storage.export.ExportExists: there is something at `out`.
     """
     form = format_of(to)
-    given = {
-        name: value
-        for name, value, is_given in (
-            ("iterations", iterations, iterations is not None),
-            ("steps", steps, bool(steps)),
-            ("by", by, by is not None),
-        )
-        if is_given
-    }
+    options = (("iterations", iterations), ("steps", steps or None), ("by", by))
+    given = {name: value for name, value in options if value is not None}
     for name in given:
         if not form.takes(name):
             option = "step" if name == "steps" else name
             raise UsageError(f"found --{option} with --to {to}, which does not take it; leave it out")
-    _check_there_is_something(run, out, form, iterations, steps)
-    return form.export(run, out, on_progress, **given)
-
-
-def _check_there_is_something(
-    run: Run, out: Path, form: ExportFormat, iterations: Iterations, steps: Sequence[int]
-) -> None:
     if not len(run.select(iterations)):
         raise UsageError(f"{run.path}: found no complete iteration to export; required at least one")
     stored = sorted({ref.step for ref in run.refs() if ref.stage == run.stages.named("rollouts")})
@@ -143,3 +129,4 @@ def _check_there_is_something(
             f"{run.path}: found no iteration whose episodes are stored; required one. "
             f"`metaloom replay {argument(run.path)} --materialise` brings back what was thinned"
         )
+    return form.export(run, out, on_progress, **given)

@@ -4,7 +4,6 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -14,9 +13,6 @@ from metaloom.storage.errors import system_errors
 from metaloom.storage.export import Export, ExportExists
 from metaloom.storage.format.refs import StageRef
 from metaloom.storage.run import Run
-
-if TYPE_CHECKING:
-    from deltalake import DeltaTable
 
 TABLES = ("episodes", "tasks", "metrics", "evaluations")
 _PARTITION = "run_id"
@@ -38,20 +34,6 @@ def export_delta(run: Run, folder: Path, done: Export) -> None:
     """
     if find_spec("deltalake") is None:
         raise ExtraMissing("delta", "deltalake")
-    _require_lake(folder)
-    evaluated = [i for i in run.iterations if _is_evaluated(run, i)]
-    read = {"episodes": run.episodes, "tasks": run.tasks, "metrics": run.metrics, "evaluations": run.evaluations}
-    appended: set[int] = set()
-    with system_errors(
-        folder, required="room and permission to write it", action="Free space, or choose another --out"
-    ):
-        for name in TABLES:
-            new = _append(run, folder / name, read[name], evaluated if name == "evaluations" else run.iterations, done)
-            appended.update(new)
-    done.iterations = len(appended)
-
-
-def _require_lake(folder: Path) -> None:
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     foreign = [name for name in names if name not in TABLES]
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()) or foreign:
@@ -61,10 +43,17 @@ def _require_lake(folder: Path) -> None:
             required=f"a new folder, or one with nothing but {', '.join(TABLES)}",
             action="Choose another --out",
         )
-
-
-def _is_evaluated(run: Run, iteration: int) -> bool:
-    return any(run.contains(StageRef(iteration, stage)) for stage in run.files.table_stages("evaluations"))
+    stages = run.files.table_stages("evaluations")
+    evaluated = [i for i in run.iterations if any(run.contains(StageRef(i, stage)) for stage in stages)]
+    read = {"episodes": run.episodes, "tasks": run.tasks, "metrics": run.metrics, "evaluations": run.evaluations}
+    appended: set[int] = set()
+    with system_errors(
+        folder, required="room and permission to write it", action="Free space, or choose another --out"
+    ):
+        for name in TABLES:
+            new = _append(run, folder / name, read[name], evaluated if name == "evaluations" else run.iterations, done)
+            appended.update(new)
+    done.iterations = len(appended)
 
 
 def _append(
@@ -85,13 +74,19 @@ def _append(
     if not new:
         return []
     schema = _without_units(_with_run(read(new[-1:]), run, who).schema)
-    _require_types(folder, known, schema)
-    batches = _Counted(_batches(run, who, read, new, schema, done))
+    there = pa.schema(known.schema().to_arrow()) if known is not None else pa.schema([])
+    for field in schema:
+        index = there.get_field_index(field.name)
+        if index >= 0 and there.field(index).type != field.type:
+            raise UsageError(
+                f"{folder}: found the column {field.name!r} of type {there.field(index).type}, of which the run has "
+                f"{field.type}; required one type for all runs. Choose another --out for runs of this environment"
+            )
     folder.mkdir(parents=True, exist_ok=True)
     try:
         write_deltalake(
             known or folder,
-            pa.RecordBatchReader.from_batches(schema, batches),
+            pa.RecordBatchReader.from_batches(schema, _batches(run, who, read, new, schema, done)),
             mode="append",
             partition_by=[_PARTITION],
             schema_mode="merge",
@@ -102,26 +97,12 @@ def _append(
             f"{folder}: found another export of the same run at the same time; required one. Run the command again, "
             f"and it appends what is missing ({error})"
         ) from error
-    done.rows += batches.rows
     return new
 
 
 def _without_units(schema: pa.Schema) -> pa.Schema:
     """Columns without metadata: one may hold metres of one run and cells of another, and Delta merges no two units."""
     return pa.schema([field.remove_metadata() for field in schema])
-
-
-class _Counted:
-    """Batches on their way, and how many rows they were."""
-
-    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
-        self._batches = batches
-        self.rows = 0
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        for batch in self._batches:
-            self.rows += batch.num_rows
-            yield batch
 
 
 def _batches(
@@ -135,7 +116,9 @@ def _batches(
     for start in range(0, len(iterations), _AT_ONCE):
         done.progress(start, len(iterations))
         table = _with_run(read(iterations[start : start + _AT_ONCE]), run, who)
-        yield from table.select(schema.names).cast(schema).to_batches()
+        for batch in table.select(schema.names).cast(schema).to_batches():
+            done.rows += batch.num_rows
+            yield batch
 
 
 def _with_run(table: pa.Table, run: Run, who: str) -> pa.Table:
@@ -153,17 +136,6 @@ def _identity(run: Run) -> str:
             f"{run.path}: found no identity that Metaloom gives to runs in its run.json; required one, to tell the "
             "run from others in the same tables"
         ) from None
-
-
-def _require_types(folder: Path, known: "DeltaTable | None", schema: pa.Schema) -> None:
-    there = pa.schema(known.schema().to_arrow()) if known is not None else pa.schema([])
-    for field in schema:
-        index = there.get_field_index(field.name)
-        if index >= 0 and there.field(index).type != field.type:
-            raise UsageError(
-                f"{folder}: found the column {field.name!r} of type {there.field(index).type}, of which the run has "
-                f"{field.type}; required one type for all runs. Choose another --out for runs of this environment"
-            )
 
 
 FORMAT = ExportFormat(export_delta, grows=True)

@@ -43,7 +43,8 @@ def export_histories(
     episode in its history. `observations` has one entry more than `actions` and `rewards`.
     """
     available = list(done.available(run, iterations, steps))
-    if by == "task" and not _is_fixed(run, available):
+    # Tasks that are fresh draws have no ids.
+    if by == "task" and not all((run[i].tasks().ids >= 0).all() for i, _ in available):
         for n, (i, steps_of) in enumerate(available):
             done.progress(n, len(available))
             with _Files(folder, "iteration") as files:
@@ -56,10 +57,6 @@ def export_histories(
             for n, (i, ks) in enumerate(available):
                 done.progress(n, len(available))
                 done.rows += sum(_write_step(run, files, i, k, by, wanted) for k in ks)
-
-
-def _is_fixed(run: Run, available: Sequence[tuple[int, list[int]]]) -> bool:
-    return all((run[i].tasks().ids >= 0).all() for i, _ in available)
 
 
 def _keys(tasks: TaskBatch, by: By) -> Array:

@@ -24,18 +24,9 @@ def export_parquet(
     OUT/steps/iteration=3/stage=rollouts_0/steps.parquet    columns as of `Run.steps`, without `iteration`
     OUT/episodes.parquet  OUT/tasks.parquet  OUT/metrics.parquet  and, where there are any, OUT/evaluations.parquet
     """
-    done.rows = _write_steps(run, folder, done, [i for i, _ in done.available(run, iterations, steps)], steps)
-    chosen = run.select(iterations)
-    for name, table_of in (("episodes", run.episodes), ("tasks", run.tasks), ("metrics", run.metrics)):
-        _write_table(folder / f"{name}.parquet", table_of, chosen, steps if name == "episodes" else None)
-    evaluations = run.files.table_stages("evaluations")
-    evaluated = [i for i in chosen if any(run.contains(StageRef(i, name)) for name in evaluations)]
-    _write_table(folder / "evaluations.parquet", run.evaluations, evaluated, None)
-
-
-def _write_steps(run: Run, folder: Path, done: Export, iterations: Sequence[int], steps: Sequence[int] | None) -> int:
-    rows, places = 0, {i: place for place, i in enumerate(iterations)}
-    with run.scan_steps(iterations, steps=steps) as batches:
+    available = [i for i, _ in done.available(run, iterations, steps)]
+    places = {i: place for place, i in enumerate(available)}
+    with run.scan_steps(available, steps=steps) as batches:
         names = [name for name in batches.schema.names if name != "iteration"]
         schema = pa.schema([batches.schema.field(name) for name in names])
         for batch in batches:  # one inner step each
@@ -45,8 +36,13 @@ def _write_steps(run: Run, folder: Path, done: Export, iterations: Sequence[int]
             file.parent.mkdir(parents=True)
             with pq.ParquetWriter(file, schema, compression="zstd") as writer:
                 writer.write_batch(batch.select(names), row_group_size=ROW_GROUP)
-            rows += batch.num_rows
-    return rows
+            done.rows += batch.num_rows
+    chosen = run.select(iterations)
+    for name, table_of in (("episodes", run.episodes), ("tasks", run.tasks), ("metrics", run.metrics)):
+        _write_table(folder / f"{name}.parquet", table_of, chosen, steps if name == "episodes" else None)
+    evaluations = run.files.table_stages("evaluations")
+    evaluated = [i for i in chosen if any(run.contains(StageRef(i, name)) for name in evaluations)]
+    _write_table(folder / "evaluations.parquet", run.evaluations, evaluated, None)
 
 
 def _write_table(

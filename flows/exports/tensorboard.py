@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from metaloom.flows.exports import ExportFormat
-from metaloom.flows.loggers.tensorboard import EventFile, hyper_parameters
+from metaloom.flows.loggers.tensorboard import EventFile
 from metaloom.flows.views.stored_reports import StoredReports, seconds_of
 from metaloom.storage import Run, StageRef
 from metaloom.storage.export import Export
@@ -16,7 +16,7 @@ def export_tensorboard(run: Run, folder: Path, done: Export, *, iterations: Iter
     Raises:
         ExtraMissing: TensorBoard is not installed.
     """
-    events, reports = EventFile(folder, hyper_parameters(run)), StoredReports(run)
+    events, reports = EventFile(run, folder), StoredReports(run)
     chosen = run.select(iterations)
     refs: dict[int, list[StageRef]] = {i: [] for i in chosen}
     for ref in run.refs():

@@ -65,14 +65,24 @@ def write_film(frames: Iterable[Sequence[Panel]], out: Path, fps: float, caption
     ):
         unfinished = folder / f"film{suffix}"
         pictures = (compose(panels, caption) for panels in frames)
-        write = {".mp4": _write_mp4, ".png": _write_last}.get(suffix, _write_animation)
-        write(pictures, unfinished, fps)
+        if suffix == ".mp4":
+            # Every player shows this pixel format, and none of ours is a photograph.
+            with _mp4_writer()(unfinished, fps=fps, codec="libx264", pixelformat="yuv420p", macro_block_size=2) as film:
+                for picture in pictures:
+                    film.append_data(np.asarray(picture))
+        elif suffix == ".png":
+            *_, last = pictures
+            last.save(unfinished)
+        else:
+            _write_animation(pictures, unfinished, fps)
         unfinished.replace(out)
 
 
 def compose(panels: Sequence[Panel], caption: str) -> Image.Image:
     """One picture: the film's caption, and the panels side by side under it."""
-    pictures = _legible([panel.picture for panel in panels])
+    # Every pixel becomes several where captions would be wider than all pictures.
+    times = -(-_NARROWEST // sum(panel.picture.shape[1] for panel in panels))
+    pictures = [panel.picture.repeat(times, axis=0).repeat(times, axis=1) for panel in panels]
     widths = [picture.shape[1] for picture in pictures]
     height = max(picture.shape[0] for picture in pictures)
     image = Image.new("RGB", (sum(widths) + 4 * (len(panels) - 1), height + 3 * _BAR), _PAPER)
@@ -87,12 +97,6 @@ def compose(panels: Sequence[Panel], caption: str) -> Image.Image:
     return image.crop((0, 0, image.width + image.width % 2, image.height + image.height % 2))
 
 
-def _legible(pictures: Sequence[Array]) -> list[Array]:
-    """Pictures, of which every pixel becomes several where captions would be wider than all of them."""
-    times = -(-_NARROWEST // sum(picture.shape[1] for picture in pictures))
-    return [picture.repeat(times, axis=0).repeat(times, axis=1) for picture in pictures]
-
-
 def _write(canvas: ImageDraw.ImageDraw, text: str, left: int, width: int, top: int) -> None:
     """Write a line in the middle of a bar, as large as it fits."""
     for size in (15, 13, 11, 9):
@@ -103,29 +107,16 @@ def _write(canvas: ImageDraw.ImageDraw, text: str, left: int, width: int, top: i
 
 
 def _write_animation(pictures: Iterable[Image.Image], out: Path, fps: float) -> None:
-    # Without dithering, which changes every pixel of a film from frame to frame, and is three times as large.
-    rest = (_few_colors(picture) if out.suffix == ".gif" else picture for picture in pictures)
+    rest = iter(pictures)
+    if out.suffix == ".gif":
+        # Without dithering, which changes every pixel of a film from frame to frame, and is three times as large.
+        few: dict[str, Any] = {"method": Image.Quantize.FASTOCTREE, "dither": Image.Dither.NONE}
+        rest = (picture.quantize(128, **few) for picture in pictures)
     first = next(rest)
     # Both formats count whole milliseconds, GIF tens of them, and what is shown for less is slowed down by viewers.
     duration = max(round(1000 / fps), 20)
     options: dict[str, Any] = {"quality": 80} if out.suffix == ".webp" else {"optimize": False}
     first.save(out, save_all=True, append_images=rest, duration=duration, loop=0, **options)
-
-
-def _few_colors(picture: Image.Image) -> Image.Image:
-    return picture.quantize(128, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
-
-
-def _write_last(pictures: Iterable[Image.Image], out: Path, fps: float) -> None:
-    *_, last = pictures
-    last.save(out)
-
-
-def _write_mp4(pictures: Iterable[Image.Image], out: Path, fps: float) -> None:
-    # Every player shows this pixel format, and none of ours is a photograph.
-    with _mp4_writer()(out, fps=fps, codec="libx264", pixelformat="yuv420p", macro_block_size=2) as film:
-        for picture in pictures:
-            film.append_data(np.asarray(picture))
 
 
 def _mp4_writer() -> Any:

@@ -25,32 +25,18 @@ def choose_renderer(asked: RendererName) -> RendererName:
         UsageError: the one that was asked for does not work, or comes too late.
     """
     named = os.environ.get("MUJOCO_GL", "").lower()
-    if "mujoco" in sys.modules:
-        return _of_this_process(asked, named)
+    is_late = "mujoco" in sys.modules
     wanted = named if asked == "auto" and named else asked
     for name in _PLATFORMS:
-        if wanted not in ("auto", name):
-            continue
-        if problem_with(name) is None:
+        may_be = name == named and asked in ("auto", name) if is_late else wanted in ("auto", name)
+        if may_be and problem_with(name) is None:
             os.environ["MUJOCO_GL"] = name
             return name
-    return _without(asked)
-
-
-def _of_this_process(asked: RendererName, named: str) -> RendererName:
-    for name in _PLATFORMS:
-        if name == named and asked in ("auto", name) and problem_with(name) is None:
-            return name
-    if asked not in ("auto", "flat", named):
+    if is_late and asked not in ("auto", "flat", named):
         raise UsageError(
             f"found the renderer {asked} asked for after MuJoCo was imported, with MUJOCO_GL={named!r}; required "
             f"MUJOCO_GL={asked} before Python starts, or the renderer flat, which needs no OpenGL"
         )
-    return _without(asked)
-
-
-def _without(asked: RendererName) -> RendererName:
-    """Draw flat shapes, unless something else was asked for."""
     if asked in ("auto", "flat"):
         return "flat"
     raise UsageError(

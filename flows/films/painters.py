@@ -2,20 +2,30 @@
 # pyright: reportAttributeAccessIssue=false
 # MuJoCo's compiled modules have no type stubs.
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import mujoco
 import numpy as np
+from PIL import Image, ImageDraw
 
 from metaloom.flows.errors import UsageError
-from metaloom.flows.films.flat import FlatPainter
 from metaloom.flows.films.opengl import RendererName, choose_renderer
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.shown import error_text
 from metaloom.pipeline.types import Array
+
+_SKY, _GROUND, _LINE = (214, 228, 240), (176, 190, 176), (150, 165, 150)
+_SMOOTH = 2
+"""Pictures are drawn this much larger and scaled down, which smooths their edges."""
+_FAR = 25
+"""Meters around the camera in which lines on the ground are drawn."""
+_CORNERS = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], np.float64)
+_FACES = ((0, 1, 3, 2), (4, 5, 7, 6), (0, 1, 5, 4), (2, 3, 7, 6), (0, 2, 6, 4), (1, 3, 7, 5))
+
+Point = tuple[float, float]
 
 
 class Painter(Protocol):
@@ -156,3 +166,116 @@ class _Own:
 
     def close(self) -> None:
         pass
+
+
+class _View:
+    """A camera's projection of points [n, 3], in m, to pixels of a picture."""
+
+    def __init__(self, eyes: Any, width: int, height: int) -> None:
+        camera = eyes[0]
+        self.pos = np.mean([np.array(eye.pos, np.float64) for eye in eyes], axis=0)
+        self.forward, up = np.array(camera.forward, np.float64), np.array(camera.up, np.float64)
+        self._axes = np.stack([np.cross(self.forward, up), up, self.forward])
+        self._center = np.array([width / 2, height / 2])
+        self.focal = height / 2 * camera.frustum_near / camera.frustum_top
+
+    def depth(self, points: Array) -> Array:
+        """[n], distances along the line of sight, in m."""
+        return (points - self.pos) @ self.forward
+
+    def pixels(self, points: Array) -> list[Point]:
+        """Places in the picture of points before the camera."""
+        across, up, ahead = self._axes @ (points - self.pos).T
+        ahead = np.maximum(ahead, 1e-3)
+        places = self._center[:, None] + self.focal * np.stack([across, -up]) / ahead
+        return [(float(x), float(y)) for x, y in places.T]
+
+
+class FlatPainter:
+    """Draws a MuJoCo scene as flat shapes, with what its camera sees in the right places.
+
+    Capsules, cylinders, spheres, ellipsoids and boxes are drawn; of a mesh the box around it.
+    """
+
+    def __init__(self, model: Any, data: Any, camera: Any, width: int, height: int) -> None:
+        self._model, self._data, self._camera = model, data, camera
+        self._size = (width * _SMOOTH, height * _SMOOTH)
+        self._scene = mujoco.MjvScene(model=model, maxgeom=10_000)
+
+    def draw(self) -> Array:
+        """Return the picture [height, width, 3] uint8 of the present state."""
+        every, option = mujoco.mjtCatBit.mjCAT_ALL, mujoco.MjvOption()
+        mujoco.mjv_updateScene(self._model, self._data, option, None, self._camera, every, self._scene)
+        view = _View(self._scene.camera, *self._size)
+        image = Image.new("RGB", self._size, _SKY)
+        canvas = ImageDraw.Draw(image)
+        geoms = [self._scene.geoms[i] for i in range(self._scene.ngeom)]
+        self._draw_ground(canvas, view)
+        solid = [geom for geom in geoms if geom.type != mujoco.mjtGeom.mjGEOM_PLANE]
+        for geom in sorted(solid, key=lambda geom: -float(view.depth(np.array(geom.pos)))):
+            if view.depth(np.array(geom.pos)) > 0.05:
+                _draw_geom(canvas, view, geom)
+        width, height = (side // _SMOOTH for side in self._size)
+        return np.asarray(image.resize((width, height), Image.Resampling.LANCZOS))
+
+    def close(self) -> None:
+        """Free nothing: all of it is Python's."""
+
+    def _draw_ground(self, canvas: ImageDraw.ImageDraw, view: _View) -> None:
+        width, height = self._size
+        # Where the ground meets the sky: a point far ahead, at the height of the ground.
+        ahead = view.forward * [1, 1, 0]
+        if np.linalg.norm(ahead) < 1e-6:
+            canvas.rectangle((0, 0, width, height), fill=_GROUND)
+        else:
+            far = view.pos * [1, 1, 0] + 1e4 * ahead / np.linalg.norm(ahead)
+            horizon = min(view.pixels(far[None])[0][1], height)  # below the picture where the camera looks up
+            canvas.rectangle((0, horizon, width, height), fill=_GROUND)
+        for line in _lines_around(view):
+            canvas.line(view.pixels(line), fill=_LINE, width=_SMOOTH)
+
+
+def _lines_around(view: _View) -> Iterator[Array]:
+    """Lines [2, 3] on the ground, 1 m apart, cut off before they pass the camera."""
+    x, y = np.round(view.pos[:2])
+    for offset in range(-_FAR, _FAR + 1):
+        for ends in (
+            [[x + offset, y - _FAR, 0], [x + offset, y + _FAR, 0]],
+            [[x - _FAR, y + offset, 0], [x + _FAR, y + offset, 0]],
+        ):
+            line = np.array(ends, np.float64)
+            near, far = sorted(line, key=lambda point: float(view.depth(point)))
+            depths = view.depth(np.array([near, far]))
+            if depths[1] <= 0.2:
+                continue
+            if depths[0] < 0.2:
+                near = near + (far - near) * (0.2 - depths[0]) / (depths[1] - depths[0])
+            yield np.array([near, far])
+
+
+def _draw_geom(canvas: ImageDraw.ImageDraw, view: _View, geom: Any) -> None:
+    color = tuple(round(255 * float(part)) for part in geom.rgba[:3])
+    edge = tuple(part * 55 // 100 for part in color)
+    pos, mat, size = np.array(geom.pos, np.float64), np.array(geom.mat, np.float64), np.array(geom.size, np.float64)
+    if geom.type in (mujoco.mjtGeom.mjGEOM_CAPSULE, mujoco.mjtGeom.mjGEOM_CYLINDER):
+        ends = np.stack([pos - mat[:, 2] * size[2], pos + mat[:, 2] * size[2]])
+        _draw_rod(canvas, view, ends, float(size[0]), color, edge)
+    elif geom.type in (mujoco.mjtGeom.mjGEOM_SPHERE, mujoco.mjtGeom.mjGEOM_ELLIPSOID):
+        _draw_rod(canvas, view, np.stack([pos, pos]), float(size.mean()), color, edge)
+    else:
+        corners = pos + (_CORNERS * size) @ mat.T
+        places = view.pixels(corners)
+        for face in sorted(_FACES, key=lambda face: -float(view.depth(corners[[*face]]).mean())):
+            canvas.polygon([places[i] for i in face], fill=color, outline=edge)
+
+
+def _draw_rod(
+    canvas: ImageDraw.ImageDraw, view: _View, ends: Array, radius: float, color: tuple[int, ...], edge: tuple[int, ...]
+) -> None:
+    """A rod with round ends, or where both ends are one point a ball."""
+    places = view.pixels(ends)
+    r = radius * view.focal / max(float(view.depth(ends).mean()), 0.05)
+    for wider, fill in ((_SMOOTH, edge), (0, color)):
+        canvas.line(places, fill=fill, width=max(round(2 * (r + wider)), 1))
+        for x, y in places:
+            canvas.ellipse((x - r - wider, y - r - wider, x + r + wider, y + r + wider), fill=fill)

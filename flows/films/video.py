@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -14,18 +14,71 @@ from metaloom.flows.errors import UsageError
 from metaloom.flows.films.film import Panel, check_film_file, write_film
 from metaloom.flows.films.opengl import RendererName
 from metaloom.flows.films.painters import Painter, drawable, painter_of
-from metaloom.flows.films.resimulation import Recording
 from metaloom.flows.graph.common import position
 from metaloom.flows.graph.recomputed import Recomputed
 from metaloom.flows.graph.run_stages import stages_of_run
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import require_iteration
-from metaloom.pipeline.types import EpisodeBatch, TaskBatch
-from metaloom.storage import Run, StageRef
+from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.envs.contract import MetaEnv
+from metaloom.pipeline.types import Array, EpisodeBatch, TaskBatch
+from metaloom.stages.rollouts.faults import RolloutPosition
+from metaloom.storage import Run
 
 WhichTask = int | Literal["best", "worst"]
 AGREES = 1e-5
 """Largest difference of an observation from the stored one up to which a film shows what happened."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A stored episode, and all that it takes to simulate it again.
+
+    Attributes:
+        config: settings under which it was sampled.
+        position: at which its batch was sampled.
+        b, e: places of its task and of the episode in the batch.
+        tasks: of the iteration.
+        episodes: the batch.
+    """
+
+    config: RunConfig
+    position: RolloutPosition
+    b: int
+    e: int
+    tasks: TaskBatch
+    episodes: EpisodeBatch
+
+    @property
+    def length(self) -> int:
+        """Steps in the episode."""
+        return int(self.episodes.lengths[self.b, self.e])
+
+    @property
+    def rewards(self) -> Array:
+        """[T], of its real steps."""
+        return self.episodes.rewards[self.b, self.e, : self.length]
+
+    def simulate(self, env: MetaEnv) -> Iterator[float]:
+        """Reset the environment and take the episode's steps.
+
+        Yields:
+            After the reset, and after every step: the largest difference of an observation from the stored one.
+        """
+        env.set_task(self.tasks.params[self.b])
+        stored = self.episodes.observations[self.b, self.e]
+        observation, _ = env.reset(seed=self.position.reset_seed(self.b, self.e, self.config.env.seed_bits))
+        yield _difference(observation, stored[0])
+        for t, action in enumerate(self.episodes.actions[self.b, self.e, : self.length]):
+            yield _difference(env.step(action)[0], stored[t + 1])
+
+
+def _difference(observation: Any, stored: Array) -> float:
+    # As the sampler keeps them.
+    found = np.asarray(observation, np.float64).ravel().astype(stored.dtype)
+    if found.shape != stored.shape:
+        return float("inf")
+    return float(np.max(np.abs(found.astype(np.float64) - stored), initial=0.0))
 
 
 @dataclass(frozen=True)
@@ -127,11 +180,10 @@ def film_of(
     # The first picture is of what reset returns, the last one always of the last step.
     frames = 1 + max(-(-recording.length // every) for recording in recordings)
     difference = max(panel.largest_difference for panel in panels)
-    steps = [recording.position.step for recording in recordings]
-    returns = [float(recording.rewards.sum(dtype=np.float64)) for recording in recordings]
-    episodes = [recording.e for recording in recordings]
-    places = dict(zip(steps, episodes, strict=True)), dict(zip(steps, returns, strict=True))
-    return Film(out, frames, recordings[0].b, *places, difference)
+    shown = {recording.position.step: recording for recording in recordings}
+    returns = {k: float(recording.rewards.sum(dtype=np.float64)) for k, recording in shown.items()}
+    episodes = {k: recording.e for k, recording in shown.items()}
+    return Film(out, frames, recordings[0].b, episodes, returns, difference)
 
 
 class _Panels:
@@ -158,7 +210,12 @@ class _Panels:
     def pictures(self, every: int) -> Iterator[Panel]:
         recording = self._recording
         sums = np.concatenate([[0.0], np.cumsum(recording.rewards, dtype=np.float64)])
-        above = f"{_when(recording.position.step, adapts=self._adapts)}: return {sums[-1]:.2f}"
+        k = recording.position.step
+        if self._adapts:
+            when = f"after {k} step{'s' * (k > 1)} of adaptation" if k else "before adaptation"
+        else:
+            when = f"round {k}" if k else "episode"
+        above = f"{when}: return {sums[-1]:.2f}"
         for t, difference in enumerate(recording.simulate(self._env)):
             self.largest_difference = max(self.largest_difference, difference)
             if t % every == 0 or t == recording.length:
@@ -176,7 +233,16 @@ def _frames(panels: Sequence[_Panels], every: int) -> Iterator[list[Panel]]:
 def _recordings(
     run: Run, iteration: int, task: WhichTask, episode: int | None, steps: Sequence[int] | None
 ) -> list[Recording]:
-    stored = _rounds(run, iteration)
+    name = run.stages.named("rollouts")
+    refs = [ref for ref in run.refs() if ref.iteration == iteration and ref.stage == name]
+    if not refs:
+        raise storage.StageMissing(
+            run.path,
+            found=f"no episodes of iteration {iteration} are stored",
+            required="an iteration that has sampled some",
+            action=f"`metaloom show {storage.argument(run.path)}` lists what is stored",
+        )
+    stored = {ref.step: ref for ref in sorted(refs, key=lambda ref: ref.step)}
     chosen = [*dict.fromkeys((min(stored), max(stored)) if steps is None else steps)]
     for step in chosen:
         if step not in stored:
@@ -192,20 +258,6 @@ def _recordings(
             )
             for k, config in ((k, stages.config(stored[k])) for k in chosen)
         ]
-
-
-def _rounds(run: Run, iteration: int) -> dict[int, StageRef]:
-    """The stored rounds of episodes of an iteration, by inner step."""
-    name = run.stages.named("rollouts")
-    refs = {ref.step: ref for ref in run.refs() if ref.iteration == iteration and ref.stage == name}
-    if not refs:
-        raise storage.StageMissing(
-            run.path,
-            found=f"no episodes of iteration {iteration} are stored",
-            required="an iteration that has sampled some",
-            action=f"`metaloom show {storage.argument(run.path)}` lists what is stored",
-        )
-    return dict(sorted(refs.items()))
 
 
 def _place(task: WhichTask, after: EpisodeBatch) -> int:
@@ -227,13 +279,6 @@ def median_episode(batch: EpisodeBatch, b: int, asked: int | None = None) -> int
     if not 0 <= asked < episodes:
         raise UsageError(f"found episode {asked} of task {b}; required one from 0 to {episodes - 1}")
     return asked
-
-
-def _when(k: int, *, adapts: bool) -> str:
-    """When an episode was sampled, in words."""
-    if not adapts:
-        return "episode" if not k else f"round {k}"
-    return "before adaptation" if not k else f"after {k} step{'s' * (k > 1)} of adaptation"
 
 
 def described(tasks: TaskBatch, b: int) -> str:

@@ -3,7 +3,6 @@
 import logging
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,9 @@ _LONGEST_PARAM = 500
 _ID = "metaloom.id"
 
 
-def open_logger(run: Run, folder: Path) -> "_Live":
-    """Begin or go on with the run at MLflow, whose database and files are under the folder."""
-    return _Live(run, folder)
-
-
 class _Live:
+    """Begins or goes on with the run at MLflow, whose database and files are under the folder."""
+
     def __init__(self, run: Run, folder: Path) -> None:
         # Before the import, which would tell its makers of use.
         for name, value in {**_PATIENCE, "MLFLOW_DISABLE_TELEMETRY": "true"}.items():
@@ -35,13 +31,20 @@ class _Live:
 
         # It tells of every table that it creates.
         logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
-        self._client: Any = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or _database(folder))
-        self._run = self._run_of(run, self._experiment(folder))
+        server = os.environ.get("MLFLOW_TRACKING_URI")
+        if not server:
+            folder.mkdir(parents=True, exist_ok=True)
+        self._client: Any = MlflowClient(server or f"sqlite:///{(folder / 'mlflow.db').resolve()}")
+        self._run = self._run_of(run, folder)
 
     def iteration(self, report: IterationReport, ended: float) -> None:
         from mlflow.entities import Metric
 
-        numbers = {**scalars(report), **timings(report), **dict(_quartiles(report))}
+        numbers = {**scalars(report), **timings(report)}
+        # MLflow has no histograms: five numbers of each.
+        for name, returns in distributions(report).items():
+            quantiles = np.quantile(returns, [*_QUARTILES.values()]).tolist()
+            numbers |= {f"{name}.{which}": value for which, value in zip(_QUARTILES, quantiles, strict=True)}
         self._client.log_batch(
             self._run,
             metrics=[
@@ -55,20 +58,17 @@ class _Live:
     def close(self, failed: bool) -> None:
         self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
 
-    def _experiment(self, folder: Path) -> str:
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "metaloom"
-        found = self._client.get_experiment_by_name(name)
-        if found is not None:
-            return found.experiment_id
-        # A server has a place of its own for files.
-        own = os.environ.get("MLFLOW_TRACKING_URI")
-        return self._client.create_experiment(
-            name, artifact_location=None if own else (folder / "mlflow").resolve().as_uri()
-        )
-
-    def _run_of(self, run: Run, experiment: str) -> str:
+    def _run_of(self, run: Run, folder: Path) -> str:
         """The run there: training that goes on is the same run."""
-        identity = run.info["id"]
+        name, identity = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "metaloom", run.info["id"]
+        known = self._client.get_experiment_by_name(name)
+        if known is not None:
+            experiment = known.experiment_id
+        else:
+            # A server has a place of its own for files.
+            own = os.environ.get("MLFLOW_TRACKING_URI")
+            place = None if own else (folder / "mlflow").resolve().as_uri()
+            experiment = self._client.create_experiment(name, artifact_location=place)
         found = self._client.search_runs([experiment], filter_string=f"tags.`{_ID}` = '{identity}'", max_results=1)
         if found:
             (stored,) = found
@@ -85,18 +85,9 @@ class _Live:
         return made.info.run_id
 
 
-def _database(folder: Path) -> str:
-    folder.mkdir(parents=True, exist_ok=True)
-    return f"sqlite:///{(folder / 'mlflow.db').resolve()}"
-
-
-def _quartiles(report: IterationReport) -> Iterator[tuple[str, float]]:
-    """MLflow has no histograms: five numbers of each."""
-    for name, returns in distributions(report).items():
-        for which, value in zip(_QUARTILES, np.quantile(returns, [*_QUARTILES.values()]), strict=True):
-            yield f"{name}.{which}", float(value)
-
-
 def _allowed(name: str) -> str:
     """A name as MLflow takes it."""
     return re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)
+
+
+open_logger = _Live

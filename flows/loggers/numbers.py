@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -20,9 +19,13 @@ def scalars(report: IterationReport) -> dict[str, float]:
     task in `by_class` (`by_class/step_1.forward`, where there were any), test returns in `evaluation`
     (`evaluation/after_2_steps`).
     """
+    by_class: dict[str, float] = {}
+    for k, returns in enumerate(report.class_returns):
+        by_class |= {f"by_class/step_{k}.{name}": found.mean for name, _, found in named_estimates(returns)}
+        by_class[f"by_class/step_{k}.{BALANCED}_standard_error"] = returns.balanced.standard_error
     return {
         **{_grouped(name): value for name, value in report.metrics.items()},
-        **{name: value for name, value in _by_class(report) if math.isfinite(value)},
+        **{name: value for name, value in by_class.items() if math.isfinite(value)},
         **{f"evaluation/after_{k}_steps": value for k, value in enumerate(report.evaluation_returns)},
     }
 
@@ -47,10 +50,3 @@ def return_name(report: IterationReport) -> str | None:
 def _grouped(metric: str) -> str:
     group, dot, name = metric.partition(".")
     return f"{group}/{name}" if dot else f"update/{metric}"
-
-
-def _by_class(report: IterationReport) -> Iterator[tuple[str, float]]:
-    for k, returns in enumerate(report.class_returns):
-        for name, _, estimate in named_estimates(returns):
-            yield f"by_class/step_{k}.{name}", estimate.mean
-        yield f"by_class/step_{k}.{BALANCED}_standard_error", returns.balanced.standard_error

@@ -11,12 +11,9 @@ from metaloom.flows.observer import IterationReport
 from metaloom.storage import Run
 
 
-def open_logger(run: Run, folder: Path) -> "_Live":
-    """Begin or go on with the run at Weights & Biases, whose files are under the folder."""
-    return _Live(run, folder)
-
-
 class _Live:
+    """Begins or goes on with the run at Weights & Biases, whose files are under the folder."""
+
     def __init__(self, run: Run, folder: Path) -> None:
         # Before the import, which would tell its makers of errors.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
@@ -63,3 +60,6 @@ class _Live:
 
     def close(self, failed: bool) -> None:
         self._run.finish(exit_code=int(failed))
+
+
+open_logger = _Live

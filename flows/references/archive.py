@@ -56,9 +56,16 @@ def add(path: Path, folder: Path, name: str | None = None, *, learners: int = 20
         copied = place / name
         shutil.copytree(path, copied, ignore=_left_out)
         with _told_of(run, copied):
-            _reduce(copied, learners)
+            with storage.open_writer(copied) as writer:
+                writer.thin(writer.run.iterations)
+                writer.thin_learners(learners)
+                writer.pack()
+            for damage in storage.verify_run(copied):
+                raise damaged(copied / damage.file, damage.problem)
         archive = pack(copied, place / f"{name}.zip")
-        reference = _described(storage.open_run(copied), learners, archive)
+        raw, told = archive.read_bytes(), _told(storage.open_run(copied))
+        digest = hashlib.sha256(raw).hexdigest()
+        reference = Reference(name=name, learners=learners, **told, archive=archive.name, size=len(raw), sha256=digest)
         make_folders(folder)
         with _held(folder):
             known = _known_without(name, folder)
@@ -133,11 +140,7 @@ def _require_free(path: Path) -> None:
 
 
 def _require_folder(path: Path) -> None:
-    """Refuse a place under a URL.
-
-    Raises:
-        UsageError: it is.
-    """
+    """Refuse a place under a URL."""
     if url := storage.url_of(path):
         raise UsageError(f"found {url}; required a run in a folder: references are copied from and to folders only")
 
@@ -189,16 +192,6 @@ def _left_out(folder: str, names: Sequence[str]) -> set[str]:
     return left_out
 
 
-def _reduce(path: Path, learners: int) -> None:
-    """Leave of a run what a reference has."""
-    with storage.open_writer(path) as writer:
-        writer.thin(writer.run.iterations)
-        writer.thin_learners(learners)
-        writer.pack()
-    for damage in storage.verify_run(path):
-        raise damaged(path / damage.file, damage.problem)
-
-
 @contextmanager
 def _told_of(run: Run, copied: Path) -> Iterator[None]:
     """Tell what is wrong with a copy, which goes away, of the run itself."""
@@ -244,15 +237,3 @@ def _require_learners(run: Run, every: int) -> None:
 def _thinned_learners(run: Run, every: int) -> list[int]:
     """Iterations of which a reference with every so many learners has to have that which they start from."""
     return [i for i in run.iterations if not i % every and run.is_thinned(run.learner_ref(i))]
-
-
-def _described(run: Run, learners: int, archive: Path) -> Reference:
-    raw = archive.read_bytes()
-    return Reference(
-        name=run.name,
-        **_told(run),
-        learners=learners,
-        archive=archive.name,
-        size=len(raw),
-        sha256=hashlib.sha256(raw).hexdigest(),
-    )

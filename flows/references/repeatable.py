@@ -36,7 +36,10 @@ def require_repeatable(run: Run) -> None:
                 f"{run.location}: found init_from={mapping(start).get('run')}, a run that others do not have; required "
                 "a run whose first learner comes of its seed: train one without init_from"
             )
-    if names := [*names_of_run(run), *_plugins(run)]:
+    # Installed packages bring plug-ins under names without a module.
+    environments = [run.info["environment"], *(session.environment for session in run.sessions())]
+    plugins = {str(name) for environment in environments for name in mapping(environment.get("plugins"))}
+    if names := [*names_of_run(run), *sorted(plugins)]:
         raise UsageError(
             f"{run.location}: found settings that name {', '.join(names)}; required a run of nothing but what Metaloom "
             "brings, since others could not compute it again"
@@ -46,24 +49,13 @@ def require_repeatable(run: Run) -> None:
             f"{run.location}: found settings that name {', '.join(paths)}, a path of this machine; required a run of "
             "nothing but what Metaloom brings, since others could not compute it again"
         )
-    _require_all_stages(run)
-
-
-def _require_all_stages(run: Run) -> None:
-    """Refuse a run that lacks an output in a complete iteration, such as an evaluation before which it was killed."""
+    # A complete iteration may lack an output, such as an evaluation before which the run was killed.
     with stages_of_run(run, Backend(workers=0)) as stages:
-        for ref in (ref for i in run.iterations for ref in stages.order(i)):
-            if not run.contains(ref):
-                raise UsageError(
-                    f"{run.location}: found no {ref.stage} of iteration {ref.iteration}, which the settings ask for; "
-                    f"required a complete run: metaloom resume {argument(run.path)}"
-                )
-
-
-def _plugins(run: Run) -> list[str]:
-    """What installed packages brought to a run under names without a module."""
-    environments = [run.info["environment"], *(session.environment for session in run.sessions())]
-    return sorted({str(name) for environment in environments for name in mapping(environment.get("plugins"))})
+        for ref in (ref for i in run.iterations for ref in stages.order(i) if not run.contains(ref)):
+            raise UsageError(
+                f"{run.location}: found no {ref.stage} of iteration {ref.iteration}, which the settings ask for; "
+                f"required a complete run: metaloom resume {argument(run.path)}"
+            )
 
 
 def _paths_in(settings: object) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Compute an iteration of a reference again and compare everything on the way with its records."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,12 @@ from metaloom.flows.as_recorded import Arithmetic, arithmetic_of
 from metaloom.flows.commands.replay import replay_from_learner
 from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import adaptation_returns, number, plural, stage_name
-from metaloom.flows.references.environment import false_facts
-from metaloom.flows.references.stored_stages import false_records
-from metaloom.flows.references.tabled import TableCheck
+from metaloom.flows.references.claims import TableCheck, false_facts, false_records
 from metaloom.flows.results.replay import StageReplay
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import require_iteration
 from metaloom.pipeline.types import Update
-from metaloom.storage import Run, StageRef
+from metaloom.storage import StageRef
 from metaloom.storage.errors import damaged
 from metaloom.storage.progress import Progress, unseen
 
@@ -72,12 +70,15 @@ class Verified:
 
     def _outcome(self) -> str:
         about = f"{self.name}@{self.iteration}: {plural(self.stages, 'stage')} recomputed from learner {self.start}"
+        # There may be hundreds.
+        records, more = [*self.false_records[:3]], len(self.false_records) - 3
+        records += [f"and {more} more"] if more > 0 else []
         places = [
             f"in {where} {', '.join(names)}"
             for where, names in (
                 ("its tables of", self.false_tables),
                 ("what it records of its environment:", self.false_facts),
-                ("its records:", _some(self.false_records)),
+                ("its records:", records),
             )
             if names
         ]
@@ -106,27 +107,6 @@ class Verified:
         )
 
 
-@dataclass
-class _Watched:
-    """Sums up the stages of one iteration and those before it."""
-
-    stages: int = 0
-    start: int | None = None
-    first: StageReplay | None = None
-    proved: str = ""
-    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
-    false_tables: dict[str, None] = field(default_factory=dict[str, None])
-
-    def see(self, outcome: StageReplay, value: object) -> None:
-        self.stages += 1
-        self.start = outcome.ref.iteration if self.start is None else self.start
-        self.proved = outcome.proved
-        if self.first is None and not outcome.identical:
-            self.first = outcome
-        if isinstance(value, Update):
-            self.metrics = value.metrics
-
-
 def verify(
     path: Path, iteration: int | None, *, backend: Backend = Backend(workers=0), on_progress: Progress = unseen
 ) -> Verified:
@@ -143,49 +123,36 @@ def verify(
         storage.DamagedRun: a file that is read is damaged; any file, when all iterations are asked for.
         UsageError: the iteration is not complete.
     """
-    run, seen = storage.open_run(path), _Watched()
+    run = storage.open_run(path)
     if iteration is None:
-        _require_undamaged(path)
+        # Files that computing it again does not read count too.
+        for damage in storage.verify_run(path):
+            raise damaged(path / damage.file, damage.problem)
     first, iteration = (0, max(len(run.iterations) - 1, 0)) if iteration is None else (None, iteration)
-    _require_complete(run, iteration)
-    tables = TableCheck(run)
-    for outcome, value in replay_from_learner(path, iteration, first=first, backend=backend):
-        seen.see(outcome, value)
-        on_progress(outcome.ref.iteration, iteration)
-        seen.false_tables |= dict.fromkeys(tables.see(outcome.ref, value, identical=outcome.identical))
-    assert seen.start is not None, f"iteration {iteration} has no stage"
-    return Verified(
-        *(run.name, iteration, seen.start, seen.stages, seen.proved),
-        first_difference=seen.first.ref if seen.first else None,
-        differs=seen.first.changed if seen.first else (),
-        returns=_returns(run, iteration, seen.metrics),
-        false_tables=tuple(seen.false_tables),
-        false_facts=tuple(false_facts(run)),
-        false_records=tuple(false_records(run, range(seen.start, iteration + 1))),
-        arithmetic=arithmetic_of(run, range(seen.start, iteration + 1)),
-    )
-
-
-def _require_complete(run: Run, iteration: int) -> None:
     require_iteration(run, iteration)
     if iteration not in run.iterations:
         raise UsageError(
             f"{run.location}: found iteration {iteration} under way; required one that is complete, of which there are "
             f"{len(run.iterations)}: what was not computed cannot be compared"
         )
-
-
-def _require_undamaged(path: Path) -> None:
-    """Refuse a run with damage anywhere: files that computing it again does not read count too."""
-    for damage in storage.verify_run(path):
-        raise damaged(path / damage.file, damage.problem)
-
-
-def _some(told: Sequence[str], most: int = 3) -> list[str]:
-    """The first few of what there may be hundreds of."""
-    return [*told[:most], *([f"and {len(told) - most} more"] if len(told) > most else [])]
-
-
-def _returns(run: Run, iteration: int, computed: Mapping[str, float]) -> tuple[float, float] | None:
-    recorded, now = adaptation_returns(run[iteration].metrics()), adaptation_returns(computed)
-    return (recorded[-1], now[-1]) if recorded and now else None
+    tables, outcomes = TableCheck(run), list[StageReplay]()
+    metrics: Mapping[str, float] = {}
+    false_tables: dict[str, None] = {}
+    for outcome, value in replay_from_learner(path, iteration, first=first, backend=backend):
+        outcomes.append(outcome)
+        metrics = value.metrics if isinstance(value, Update) else metrics
+        on_progress(outcome.ref.iteration, iteration)
+        false_tables |= dict.fromkeys(tables.see(outcome.ref, value, identical=outcome.identical))
+    assert outcomes, f"iteration {iteration} has no stage"
+    start, different = outcomes[0].ref.iteration, next((each for each in outcomes if not each.identical), None)
+    recorded, now = adaptation_returns(run[iteration].metrics()), adaptation_returns(metrics)
+    return Verified(
+        *(run.name, iteration, start, len(outcomes), outcomes[-1].proved),
+        first_difference=different.ref if different else None,
+        differs=different.changed if different else (),
+        returns=(recorded[-1], now[-1]) if recorded and now else None,
+        false_tables=tuple(false_tables),
+        false_facts=tuple(false_facts(run)),
+        false_records=tuple(false_records(run, range(start, iteration + 1))),
+        arithmetic=arithmetic_of(run, range(start, iteration + 1)),
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from threading import RLock
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import check_seed
 from metaloom.flows.trained.blueprint import Blueprint
 from metaloom.pipeline.algorithms.off_policy.tanh_gaussian import log_slope
-from metaloom.pipeline.nn.distributions import Categorical
+from metaloom.pipeline.nn.distributions import Categorical, Distribution
 from metaloom.pipeline.policies.acting import check_actor_params, make_actor
 from metaloom.pipeline.policies.actors import Actor, ActorSetup
 from metaloom.pipeline.policies.actors.q_values import EPSILON
@@ -27,14 +27,6 @@ from metaloom.pipeline.types import Array, TaskParams
 
 DRAWN_AHEAD = 32
 """Steps whose noise is drawn at once: an actor draws before its first step, not in each."""
-
-
-class Acted(Protocol):
-    """Distributions of actions."""
-
-    def log_prob(self, actions: Tensor) -> Tensor:
-        """Log-densities or log-probabilities of actions, joint over their dimensions."""
-        ...
 
 
 class Acting:
@@ -85,7 +77,9 @@ class Acting:
             steps = self._steps(rows.shape[1], deterministic)
             self._go_on(steps)
             actions = steps.act(rows)
-            self._last, self._awaits = (steps, True) if self._remembers else (None, False)
+            self._last, self._awaits = (
+                (steps, True) if self._blueprint.config.algorithm.trial is not None else (None, False)
+            )
             return np.array(actions.reshape((*leading, *actions.shape[1:])))
 
     def observe(self, rewards: Array, ended: Array) -> None:
@@ -105,7 +99,10 @@ class Acting:
                 )
             actor.learn_of(np.arange(num_rows), earned, flags)
             if not self._blueprint.config.algorithm.adapts:
-                _forget(actor, flags)
+                # Its memory is of one episode: rows [N] whose episodes have ended begin anew.
+                memory, goes_on = actor.memory, ~flags[None, :, None]
+                if memory is not None:
+                    actor.recall(Memory(np.where(goes_on, memory.state, 0), np.where(goes_on, memory.last, 0)))
             self._awaits = False
 
     def log_prob(self, observations: Array, actions: Array) -> Array:
@@ -115,8 +112,13 @@ class Acting:
         own = () if num_actions else (action_size,)
         if np.shape(actions) != (*leading, *own):
             raise ValueError(f"found actions of shape {np.shape(actions)}; required {(*leading, *own)}")
-        taken = np.asarray(actions)
-        _check_actions(taken, num_actions)
+        taken, required = np.asarray(actions), "finite numbers"
+        fit = np.isfinite(taken)
+        if num_actions:
+            required = f"integers from 0 to {num_actions - 1}, as `act` gives them"
+            fit &= (taken >= 0) & (taken < num_actions) & (np.floor(taken) == taken)
+        if not fit.all():
+            raise ValueError(f"found the action {taken[~fit].flat[0]}; required {required}")
         dtype = torch.int64 if num_actions else torch.float32
         with self._turn:
             found = self._distribution(rows).log_prob(torch.as_tensor(taken).to(dtype).reshape(*rows.shape[:2], *own))
@@ -128,10 +130,6 @@ class Acting:
         with self._turn:
             actor = self._steps(1, deterministic=True).actor
             return {*actor.behavior_by_step, *actor.behavior_by_task}
-
-    @property
-    def _remembers(self) -> bool:
-        return self._blueprint.config.algorithm.trial is not None
 
     def _go_on(self, steps: _Steps) -> None:
         """Have a policy with a memory act on what it has kept, whoever acted last."""
@@ -152,7 +150,7 @@ class Acting:
             )
         steps.actor.recall(memory)
 
-    def _distribution(self, rows: Array) -> Acted:
+    def _distribution(self, rows: Array) -> TanhGaussian | Distribution:
         steps = self._steps(rows.shape[1], deterministic=True)
         self._go_on(steps)
         actor = steps.actor
@@ -217,14 +215,6 @@ class Acting:
         return self._actors[key]
 
 
-def _forget(actor: Actor, ended: Array) -> None:
-    """Begin anew in rows [N] whose episodes have ended, of a policy whose memory is of one episode."""
-    memory = actor.memory
-    if memory is not None:
-        goes_on = ~ended[None, :, None]
-        actor.recall(Memory(np.where(goes_on, memory.state, 0), np.where(goes_on, memory.last, 0)))
-
-
 class _Steps:
     """The steps of an episode in B tasks x N rows."""
 
@@ -278,16 +268,6 @@ class _Steps:
             memory=memory,
         )
         return make_actor(self._blueprint.config.algorithm.actor, setup)
-
-
-def _check_actions(actions: Array, num_actions: int) -> None:
-    required = "finite numbers"
-    fit = np.isfinite(actions)
-    if num_actions:
-        required = f"integers from 0 to {num_actions - 1}, as `act` gives them"
-        fit &= (actions >= 0) & (actions < num_actions) & (np.floor(actions) == actions)
-    if not fit.all():
-        raise ValueError(f"found the action {actions[~fit].flat[0]}; required {required}")
 
 
 class TanhGaussian(NamedTuple):

@@ -15,15 +15,7 @@ def policy_of(run: Run, iteration: int = -1, *, seed: int = 0) -> TrainedPolicy:
     """The policy that an iteration starts from, the one after as many updates; see flows.opened.Run.policy."""
     updates = updates_at(run, iteration)
     state, config = learner_after(run, updates), config_of(run, run.learner_ref(updates))
-    blueprint = replace(Blueprint.of(config), origin=_origin(run, updates))
-    learner = blueprint.learner()
-    require_stored_sizes(run, learner)
-    return TrainedPolicy(blueprint, learner.at_start(state, run_seed=config.seed), seed=seed)
-
-
-def _origin(run: Run, updates: int) -> dict[str, str]:
-    """Describe where a policy comes from, and what its observations and actions are made of where that is declared."""
-    found = {
+    origin = {
         "run": run.name,
         "run_id": str(run.info["id"]),
         "iteration": str(updates),
@@ -31,5 +23,8 @@ def _origin(run: Run, updates: int) -> dict[str, str]:
     }
     for axis in ("observation", "action"):
         if units := run.components(axis):
-            found |= {f"{axis}_names": json.dumps([*units]), f"{axis}_units": json.dumps([*units.values()])}
-    return found
+            origin |= {f"{axis}_names": json.dumps([*units]), f"{axis}_units": json.dumps([*units.values()])}
+    blueprint = replace(Blueprint.of(config), origin=origin)
+    learner = blueprint.learner()
+    require_stored_sizes(run, learner)
+    return TrainedPolicy(blueprint, learner.at_start(state, run_seed=config.seed), seed=seed)

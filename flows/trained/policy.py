@@ -355,13 +355,11 @@ def load_policy(path: str | Path, *, trust: bool = False) -> TrainedPolicy:
     return policy
 
 
-def _save_numbers(policy: TrainedPolicy, path: Path) -> None:
-    params = TaskParams(dict(policy.params))
-    PolicyFile(policy.blueprint, policy.state, params, policy.adapted, policy.seed, policy.particle).write(path)
-
-
 _FORMATS: dict[str, Callable[[TrainedPolicy, Path], None]] = {
-    ".safetensors": _save_numbers,
+    ".safetensors": lambda policy, path: PolicyFile(
+        *(policy.blueprint, policy.state, TaskParams(dict(policy.params))),
+        *(policy.adapted, policy.seed, policy.particle),
+    ).write(path),
     ".onnx": lambda policy, path: save_onnx(
         policy.deployed(), path, {**policy.blueprint.origin, "adapted": str(policy.adapted).lower()}
     ),

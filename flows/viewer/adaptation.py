@@ -60,7 +60,12 @@ def _ways(run: Run, iteration: int) -> dict[str, Any] | None:
         for k in dict.fromkeys((stored[0], last))
         for label, *share in shares
     ]
-    return {"unit": run.components("observation")["x"], "rounds": rounds, "goals": _goals(run, iteration)}
+    # Where tasks want their robot, if that is what tells them apart.
+    tasks, fields, goals = run[iteration].tasks(), [f"goal_{axis}" for axis in _PLANE], None
+    if {*fields} <= {*tasks.names}:
+        wanted = [tasks.names.index(field) for field in fields]
+        goals = [numbers(params[wanted]) for params in tasks.params[:MOST_TASKS]]
+    return {"unit": run.components("observation")["x"], "rounds": rounds, "goals": goals}
 
 
 def _positions(
@@ -82,16 +87,6 @@ def _positions(
         ]
         for b in tasks
     ]
-
-
-def _goals(run: Run, iteration: int) -> list[list[float | None]] | None:
-    """Where tasks want their robot, if that is what tells them apart: [x, y] of each."""
-    tasks = run[iteration].tasks()
-    fields = [f"goal_{axis}" for axis in _PLANE]
-    if not {*fields} <= {*tasks.names}:
-        return None
-    columns = [tasks.names.index(field) for field in fields]
-    return [numbers(params[columns]) for params in tasks.params[:MOST_TASKS]]
 
 
 def _policies(run: Run, iteration: int) -> dict[str, Any] | None:

@@ -6,9 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from metaloom.flows.views.evaluation_lines import training_lines, training_lines_by_class
-from metaloom.flows.views.history import History, class_lines, learning_lines, load_history
-from metaloom.flows.views.metric_curves import optimization_lines, success_lines, trial_lines
+from metaloom.flows.views.history import (
+    History,
+    class_lines,
+    learning_lines,
+    load_history,
+    optimization_lines,
+    success_lines,
+    training_lines,
+    training_lines_by_class,
+    trial_lines,
+)
 from metaloom.flows.views.series import Lines, evenly_spaced, numbers, series_data
 from metaloom.pipeline.shown import error_text
 from metaloom.pipeline.types import Array, Evaluation
@@ -43,27 +51,26 @@ class Curves:
         with self._lock:
             if (remote := self._run.files.remote) is not None:
                 remote.pull()
-            self._read_on(self._run)
-            return self._told(self._run)
+            self._read_on()
+            history = self._history
+            told = {"iterations_done": len(self._run.iterations), "every": self._every}
+            problems = [{"iteration": i, "message": text} for i, text in sorted(self._problems.items())]
+            if history is None:
+                return {**told, "iterations": [], "env_steps": [], "charts": [], "metrics": {}, "problems": problems}
+            return {
+                **told,
+                "iterations": history.iterations.tolist(),
+                "env_steps": numbers(history.env_steps) if "env_steps" in history.metrics else None,
+                "charts": [*_charts(self._run, history, self._evaluations)],
+                "metrics": {name: numbers(values) for name, values in history.metrics.items()},
+                "problems": problems,
+            }
 
-    def _told(self, run: Run) -> dict[str, Any]:
-        history = self._history
-        told = {"iterations_done": len(run.iterations), "every": self._every}
-        problems = [{"iteration": i, "message": text} for i, text in sorted(self._problems.items())]
-        if history is None:
-            return {**told, "iterations": [], "env_steps": [], "charts": [], "metrics": {}, "problems": problems}
-        return {
-            **told,
-            "iterations": history.iterations.tolist(),
-            "env_steps": numbers(history.env_steps) if "env_steps" in history.metrics else None,
-            "charts": [*_charts(run, history), *_evaluation_charts(run, history, self._evaluations)],
-            "metrics": {name: numbers(values) for name, values in history.metrics.items()},
-            "problems": problems,
-        }
-
-    def _read_on(self, run: Run) -> None:
+    def _read_on(self) -> None:
+        run, every = self._run, 1
         done = len(run.iterations)
-        every = _stride(done)
+        while done > MOST_POINTS * every:
+            every *= 2
         if every != self._every or done < self._next or self._is_mended(run):
             self._history, self._problems, self._evaluations, self._next, self._every = None, {}, {}, 0, every
         # That of the last iteration that was read may have come since: an iteration is complete before its evaluation.
@@ -122,14 +129,9 @@ def spark(run: Run) -> list[float | None]:
     return numbers(learning_lines(run.name, history).series[-1].values)
 
 
-def _stride(done: int) -> int:
-    every = 1
-    while done > MOST_POINTS * every:
-        every *= 2
-    return every
-
-
-def _charts(run: Run, history: History) -> Iterator[dict[str, Any]]:
+def _charts(
+    run: Run, history: History, evaluations: Mapping[int, tuple[float, Evaluation]]
+) -> Iterator[dict[str, Any]]:
     steps = history.env_steps if "env_steps" in history.metrics else history.iterations
     shown: list[tuple[str, Iterable[Lines]]] = [
         ("Return", [learning_lines(run.name, history), *trial_lines(history)]),
@@ -139,19 +141,13 @@ def _charts(run: Run, history: History) -> Iterator[dict[str, Any]]:
     ]
     for heading, charts in shown:
         yield from (_chart(heading, lines, steps, history.iterations) for lines in charts)
-
-
-def _evaluation_charts(
-    run: Run, history: History, found: Mapping[int, tuple[float, Evaluation]]
-) -> Iterator[dict[str, Any]]:
-    if not found:
-        return
-    iterations = sorted(found)
-    steps, evaluations = np.array([found[i][0] for i in iterations]), [found[i][1] for i in iterations]
-    yield _chart("Evaluation", training_lines(run.name, evaluations), steps, iterations)
-    if history.classes is not None:
-        lines = training_lines_by_class(run.name, evaluations, history.classes)
-        yield _chart("Evaluation", lines, steps, iterations)
+    if evaluations:
+        iterations = sorted(evaluations)
+        steps, found = np.array([evaluations[i][0] for i in iterations]), [evaluations[i][1] for i in iterations]
+        yield _chart("Evaluation", training_lines(run.name, found), steps, iterations)
+        if history.classes is not None:
+            by_class = training_lines_by_class(run.name, found, history.classes)
+            yield _chart("Evaluation", by_class, steps, iterations)
 
 
 def _chart(heading: str, lines: Lines, steps: Array, iterations: Sequence[int] | Array) -> dict[str, Any]:

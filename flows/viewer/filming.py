@@ -81,18 +81,13 @@ def _film(run_at: str, chosen: list[str], every: int) -> Sheet:
             raise UsageError(f"found no film of {run_at} after {SECONDS} s; `metaloom video` waits longer") from None
         if not out.exists():
             raise UsageError(printable(done.stderr.strip() or f"`metaloom video` ended with code {done.returncode}"))
-        told = done.stdout.strip().splitlines()
-        return _sheet(out, every, printable(told[-1] if told else ""))
-
-
-def _sheet(film: Path, every: int, told: str) -> Sheet:
-    with Image.open(film) as pictures:
-        frames, (width, height) = int(getattr(pictures, "n_frames", 1)), pictures.size
-        columns = min(_COLUMNS, frames)
-        sheet = Image.new("RGB", (width * columns, height * -(-frames // columns)))
-        for n in range(frames):
-            pictures.seek(n)
-            sheet.paste(pictures.convert("RGB"), (n % columns * width, n // columns * height))
-    image = io.BytesIO()
+        with Image.open(out) as pictures:
+            frames, (width, height) = int(getattr(pictures, "n_frames", 1)), pictures.size
+            columns = min(_COLUMNS, frames)
+            sheet = Image.new("RGB", (width * columns, height * -(-frames // columns)))
+            for n in range(frames):
+                pictures.seek(n)
+                sheet.paste(pictures.convert("RGB"), (n % columns * width, n // columns * height))
+    image, told = io.BytesIO(), done.stdout.strip().splitlines()
     sheet.save(image, "WEBP", quality=80)
-    return Sheet(image.getvalue(), frames, columns, every, told)
+    return Sheet(image.getvalue(), frames, columns, every, printable(told[-1] if told else ""))

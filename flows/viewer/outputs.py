@@ -14,17 +14,12 @@ from metaloom.flows.results.class_returns import classes_of
 from metaloom.flows.runs import require_iteration
 from metaloom.flows.viewer.adaptation import compared_steps
 from metaloom.flows.views.boxes import Arrow, Box, draw
-from metaloom.flows.views.run_info import (
-    class_returns_of,
-    iteration_metrics,
-    run_info,
-    stage_info,
-    state_of,
-)
+from metaloom.flows.views.run_info import class_returns_of, iteration_metrics, run_info, stage_info, state_of
 from metaloom.flows.views.series import class_color, numbers
 from metaloom.pipeline.shown import error_text
 from metaloom.pipeline.types import Array
 from metaloom.storage import Run, StageRecord, StageRef, StoreError
+from metaloom.storage.format.segments import ranges
 from metaloom.storage.read.sessions import mapping
 
 _LONGEST_LINE = 30
@@ -35,7 +30,8 @@ def live(run: Run) -> dict[str, Any]:
     """How a run stands: what it trains, its state, how far it is, and what was stored last; little is read for it."""
     writer = storage.current_writer(run.path, run.files.remote)
     done = len(run.iterations)
-    newest = _newest(run, done)
+    under_way, _ = _records(run, done)
+    newest = under_way[-1].ref if under_way else None
     settings = {name: mapping(run.config.get(name)).get("name") for name in ("algorithm", "env")}
     return {
         "path": run.location,
@@ -61,7 +57,7 @@ def run_page(run: Run) -> dict[str, Any]:
         "info": either(lambda: run_info(run)),
         "settings": [*dotted(run.config)],
         "stages": stages,
-        "thinned": either(lambda: {"spans": _spans(run.thinned_iterations())}),
+        "thinned": either(lambda: {"spans": [[r.start, r.stop - 1] for r in ranges(run.thinned_iterations())]}),
         "packed": [[s.iterations.start, s.iterations.stop - 1] for s in run.files.segments.all(refresh=True)],
         "commands": [_command(name, run) for name in ("show", "watch", "report", "replay", "verify")],
     }
@@ -81,7 +77,15 @@ def iteration_page(run: Run, iteration: int) -> dict[str, Any]:
         "iteration": iteration,
         "last": len(run.iterations) - (not run.files.refs_of({len(run.iterations)})),
         "complete": iteration in run.iterations,
-        "stages": [_stage(run, record) for record in records],
+        "stages": [
+            {
+                **stage_info(run, record),
+                "label": stage_name(record.ref),
+                "output": run.stages[record.ref.stage].output,
+                "arrays": arrays_of(run, record),
+            }
+            for record in records
+        ],
         "problems": problems,
         "graph": draw_graph(run, records),
         "returns": either(lambda: returns_by_task(run, iteration)),
@@ -89,11 +93,6 @@ def iteration_page(run: Run, iteration: int) -> dict[str, Any]:
         "class_returns": either(lambda: {"rows": class_returns_of(run, iteration)}),
         "commands": [_command(name, run, iteration) for name in ("show", "replay")],
     }
-
-
-def _stage(run: Run, record: StageRecord) -> dict[str, Any]:
-    about = {"label": stage_name(record.ref), "output": run.stages[record.ref.stage].output}
-    return {**stage_info(run, record), **about, "arrays": arrays_of(run, record)}
 
 
 def _records(run: Run, iteration: int) -> tuple[list[StageRecord], list[str]]:
@@ -123,12 +122,12 @@ def returns_by_task(run: Run, iteration: int) -> dict[str, Any]:
     firsts = [int(np.flatnonzero(places == b)[0]) for b in range(int(places.max(initial=-1)) + 1)]
     params = {name: columns[name][firsts] for name in columns if name.startswith("task_") and name != "task_id"}
     classes = classes_of(run)
-    known = classes is not None and {f"task_{field}" for field in classes.fields} <= {*params}
-    named = (
-        classes.of(np.stack([params[f"task_{field}"] for field in classes.fields], 1), classes.fields)
-        if known and classes is not None and firsts
-        else None
-    )
+    named, colors = None, dict[str, str]()
+    if classes is not None and firsts and {f"task_{field}" for field in classes.fields} <= {*params}:
+        found = classes.of(np.stack([params[f"task_{field}"] for field in classes.fields], 1), classes.fields)
+        named = [classes.names[c] for c in found]
+        # As in the curves, which count those that tasks are drawn from.
+        colors = {classes.names[c]: class_color(n) for n, c in enumerate(classes.among(found))}
     steps: dict[int, Any] = {}
     for k in sorted({int(step) for step in columns["step"]}):
         rows = [np.flatnonzero((places == b) & (columns["step"] == k)) for b in range(len(firsts))]
@@ -138,11 +137,8 @@ def returns_by_task(run: Run, iteration: int) -> dict[str, Any]:
         }
     return {
         "tasks": {name.removeprefix("task_"): numbers(values) for name, values in params.items()},
-        "classes": None if named is None or classes is None else [classes.names[c] for c in named],
-        # As in the curves, which count those that tasks are drawn from.
-        "colors": {}
-        if named is None or classes is None
-        else {classes.names[c]: class_color(n) for n, c in enumerate(classes.among(named))},
+        "classes": named,
+        "colors": colors,
         "steps": steps,
         **compared_steps([*steps]),
         "trial": trial_length(run.config),
@@ -180,6 +176,8 @@ def output_page(run: Run, ref: StageRef) -> dict[str, Any]:
         StageMissing: it is not stored.
     """
     record = run.record(ref)
+    # Readers are of its own iteration, and of the next one, which reads the learner.
+    near = (other for i in (ref.iteration, ref.iteration + 1) for other in _records(run, i)[0])
     return {
         "iteration": ref.iteration,
         "stage": ref.stage,
@@ -203,7 +201,7 @@ def output_page(run: Run, ref: StageRef) -> dict[str, Any]:
             {**_ref(item.ref), "digest": item.digest, "stored": run.contains(item.ref)} for item in record.inputs
         ],
         "spans": [item.as_dict() for item in record.spans],
-        "read_by": [_ref(reader) for reader in _readers(run, ref)],
+        "read_by": [_ref(other.ref) for other in near if any(item.ref == ref for item in other.inputs)],
         "arrays": arrays_of(run, record),
         "commands": [_command("replay", run, ref.iteration, ref)],
     }
@@ -260,18 +258,6 @@ def draw_graph(run: Run, records: Sequence[StageRecord]) -> str:
     return draw(boxes, arrows)
 
 
-def _readers(run: Run, ref: StageRef) -> list[StageRef]:
-    """What was made from an output: of its own iteration and the next one, which reads the learner."""
-    near = (record for i in (ref.iteration, ref.iteration + 1) for record in _records(run, i)[0])
-    return [record.ref for record in near if any(item.ref == ref for item in record.inputs)]
-
-
-def _newest(run: Run, done: int) -> StageRef | None:
-    """What was stored last of the iteration under way."""
-    under_way, _ = _records(run, done)
-    return under_way[-1].ref if under_way else None
-
-
 def _ref(ref: StageRef) -> dict[str, Any]:
     return {"iteration": ref.iteration, "stage": ref.stage, "step": ref.step, "label": stage_name(ref)}
 
@@ -286,17 +272,6 @@ def _command(name: str, run: Run, iteration: int | None = None, ref: StageRef | 
     if ref is not None:
         words += ["--stage", ref.stage, *(["--step", str(ref.step)] if run.stages[ref.stage].stepped else [])]
     return shlex.join(words)
-
-
-def _spans(numbers: list[int]) -> list[list[int]]:
-    """Ascending numbers as [first, last] of what is consecutive."""
-    found: list[list[int]] = []
-    for number in numbers:
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return found
 
 
 def either(read: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:

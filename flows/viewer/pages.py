@@ -17,9 +17,8 @@ from metaloom.flows.formatting import program
 from metaloom.flows.viewer.adaptation import adaptation_page
 from metaloom.flows.viewer.curves import spark
 from metaloom.flows.viewer.filming import FilmStudio
-from metaloom.flows.viewer.listing import RunList
 from metaloom.flows.viewer.outputs import iteration_page, live, output_page, run_page
-from metaloom.flows.viewer.shelf import OpenRun, Shelf
+from metaloom.flows.viewer.shelf import OpenRun, RunList, Shelf
 from metaloom.flows.viewer.values import episode, episode_length, names_along, slice_of
 from metaloom.pipeline.shown import printable
 from metaloom.storage import StageRef
@@ -49,24 +48,33 @@ class Pages:
         """Every address, below the token."""
         run = "/api/run/{run}"
         output = "{iteration:int}/{stage}/{step:int}"
-        asked: dict[str, Answer] = {
+        answers: dict[str, Answer] = {
             "/api/place": self._place,
             "/api/runs": self._runs,
-            f"{run}": self._of_run(run_page),
-            f"{run}/live": self._of_run(live),
-            f"{run}/spark": self._of_run(lambda run: {"values": spark(run)}),
-            f"{run}/curves": self._curves,
-            f"{run}/iteration/{{iteration:int}}": self._of_iteration(iteration_page),
-            f"{run}/adaptation/{{iteration:int}}": self._of_iteration(adaptation_page),
-            f"{run}/output/{output}": self._output,
-            f"{run}/array/{output}": self._array,
+            f"{run}": self._of_run(lambda run, _: run_page(run)),
+            f"{run}/live": self._of_run(lambda run, _: live(run)),
+            f"{run}/spark": self._of_run(lambda run, _: {"values": spark(run)}),
+            f"{run}/curves": lambda asked: _json(self._opened(asked).curves.data()),
+            f"{run}/iteration/{{iteration:int}}": self._of_run(
+                lambda run, asked: iteration_page(run, asked.path_params["iteration"])
+            ),
+            f"{run}/adaptation/{{iteration:int}}": self._of_run(
+                lambda run, asked: adaptation_page(run, asked.path_params["iteration"])
+            ),
+            f"{run}/output/{output}": self._of_run(lambda run, asked: output_page(run, _ref(asked))),
+            f"{run}/array/{output}": self._of_run(_axes),
             f"{run}/values/{output}": self._values,
-            f"{run}/episode/{output}": self._episode,
+            f"{run}/episode/{output}": self._of_run(
+                lambda run, asked: episode(run, _ref(asked), _number(asked, "task"), _number(asked, "episode"))
+            ),
             f"{run}/film/{output}": self._film,
         }
+        # The files of the page itself; there are no others to ask for.
+        static = (file for file in (Path(__file__).parent / "static").iterdir() if file.suffix in _KINDS)
+        files = {**{f"/{file.name}": file for file in static}, "/plotly.min.js": self._plotly}
         return [
-            *(Route(path, _told(answer)) for path, answer in asked.items()),
-            *(Route(path, _file(file)) for path, file in {**_static(), "/plotly.min.js": self._plotly}.items()),
+            *(Route(path, _told(answer)) for path, answer in answers.items()),
+            *(Route(path, _file(file)) for path, file in {"/": files["/index.html"], **files}.items()),
         ]
 
     def _runs(self, request: Request) -> Response:
@@ -79,38 +87,13 @@ class Pages:
         train = shlex.join([program("metaloom"), "train", "first-steps", "--run", f"{place}/first"])
         return _json({"place": place, "only": self._shelf.only, "train": train})
 
-    def _of_run(self, tell: Callable[[storage.Run], Mapping[str, Any]]) -> Answer:
+    def _of_run(self, tell: Callable[[storage.Run, Request], Mapping[str, Any]]) -> Answer:
         def answer(request: Request) -> Response:
             opened = self._opened(request)
             with opened.lock:
-                return _json(tell(opened.run))
+                return _json(tell(opened.run, request))
 
         return answer
-
-    def _of_iteration(self, tell: Callable[[storage.Run, int], Mapping[str, Any]]) -> Answer:
-        def answer(request: Request) -> Response:
-            opened = self._opened(request)
-            with opened.lock:
-                return _json(tell(opened.run, request.path_params["iteration"]))
-
-        return answer
-
-    def _curves(self, request: Request) -> Response:
-        return _json(self._opened(request).curves.data())
-
-    def _output(self, request: Request) -> Response:
-        opened = self._opened(request)
-        with opened.lock:
-            return _json(output_page(opened.run, _ref(request)))
-
-    def _array(self, request: Request) -> Response:
-        """What the axes of an array are called."""
-        opened, array = self._opened(request), request.query_params.get("array", "")
-        with opened.lock:
-            record = opened.run.record(_ref(request))
-            if array not in [chunk.array for chunk in record.chunks]:
-                raise ValueError(f"found the array {array!r}; required one of {record.ref}")
-            return _json({"names": names_along(opened.run, opened.run.files.spec(array))})
 
     def _values(self, request: Request) -> Response:
         """Numbers of an array, [rows, columns] float64, little-endian."""
@@ -119,14 +102,11 @@ class Pages:
         rows = int(asked["rows"]) if "rows" in asked else None
         opened = self._opened(request)
         with opened.lock:
-            found = slice_of(opened.run, _ref(request), asked.get("array", ""), at, rows, int(asked.get("columns", 0)))
-        about = {"X-Shape": _listed(found.values.shape), "X-Every": _listed(found.every)}
-        return Response(found.values.tobytes(), media_type="application/octet-stream", headers={**FRESH, **about})
-
-    def _episode(self, request: Request) -> Response:
-        opened = self._opened(request)
-        with opened.lock:
-            return _json(episode(opened.run, _ref(request), _number(request, "task"), _number(request, "episode")))
+            values, every = slice_of(
+                opened.run, _ref(request), asked.get("array", ""), at, rows, int(asked.get("columns", 0))
+            )
+        about = {"X-Shape": _listed(values.shape), "X-Every": _listed(every)}
+        return Response(values.tobytes(), media_type="application/octet-stream", headers={**FRESH, **about})
 
     def _film(self, request: Request) -> Response:
         opened, ref = self._opened(request), _ref(request)
@@ -143,16 +123,18 @@ class Pages:
         return self._shelf.open(request.path_params["run"])
 
 
+def _axes(run: storage.Run, request: Request) -> dict[str, Any]:
+    """What the axes of an array are called."""
+    array, record = request.query_params.get("array", ""), run.record(_ref(request))
+    if array not in [chunk.array for chunk in record.chunks]:
+        raise ValueError(f"found the array {array!r}; required one of {record.ref}")
+    return {"names": names_along(run, run.files.spec(array))}
+
+
 def no_page(request: Request, problem: Exception) -> Response:
     """Answer an address that leads to nothing with a link to the list of runs."""
     token = request.url.path.split("/")[1]
     return HTMLResponse(f'<!doctype html><p>There is no such page. <a href="/{token}/">All runs</a></p>\n', 404)
-
-
-def _static() -> dict[str, Path]:
-    """The files of the page itself by their address; there are no others to ask for."""
-    files = {f"/{file.name}": file for file in (Path(__file__).parent / "static").iterdir() if file.suffix in _KINDS}
-    return {"/": files["/index.html"], **files}
 
 
 def _file(path: Path) -> Answer:

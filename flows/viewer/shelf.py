@@ -1,16 +1,21 @@
-"""The runs that a page shows, opened once and followed while others write them."""
+"""The runs that a page shows, listed and opened once, and followed while others write them."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import RLock
+from threading import Lock, RLock
+from typing import Any
 
 from metaloom import storage
 from metaloom.flows.viewer.curves import Curves
+from metaloom.flows.views.run_info import list_run_row
 from metaloom.storage import Run
 
 REMOTE_SECONDS = 5.0
 """Between two looks at what is under a URL, where a look is a request."""
+_TOLD_BY = ("run.json", "_commits", "_sessions", "_thinned", "_segments")
+"""Whatever happens to a run changes one of these."""
 
 
 @dataclass
@@ -76,7 +81,7 @@ class Shelf:
             )
         with self._lock:
             # Another run of the same name has another run.json.
-            identity = _identity(folder)
+            identity = _changed(folder / "run.json")
             known = self._open.get(name)
             if known is None or known[0] != identity:
                 self._open[name] = known = (
@@ -99,9 +104,31 @@ class Shelf:
         return True
 
 
-def _identity(folder: Path) -> object:
+class RunList:
+    """Rows of `metaloom ls` about runs."""
+
+    def __init__(self) -> None:
+        self._rows: dict[Path, tuple[object, float, Mapping[str, Any]]] = {}
+        self._lock = Lock()
+
+    def rows(self, folders: Mapping[str, Path]) -> list[Mapping[str, Any]]:
+        """One row for every run, as `metaloom ls --json` has them."""
+        with self._lock:
+            self._rows = {folder: row for folder, row in self._rows.items() if folder in folders.values()}
+            for folder in folders.values():
+                now, stamp = time.monotonic(), [_changed(folder / name) for name in _TOLD_BY]
+                told, when, row = self._rows.get(folder, (None, now, {}))
+                # A writer may die without a trace, and what is under a URL has none here.
+                is_fresh = now - when < REMOTE_SECONDS if storage.url_of(folder) else row.get("state") != "training"
+                if told != stamp or not is_fresh:
+                    self._rows[folder] = stamp, now, list_run_row(folder)
+            return [self._rows[folder][2] for folder in folders.values()]
+
+
+def _changed(path: Path) -> tuple[int, int, int] | None:
+    """What differs once a file or folder is another one, or was written to; None if it is missing."""
     try:
-        status = (folder / "run.json").stat()
+        status = path.stat()
     except OSError:
         return None
     return status.st_ino, status.st_mtime_ns, status.st_size

@@ -1,7 +1,6 @@
 """Numbers of stored arrays for the page: a slice of any array, an episode step by step."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,20 +19,9 @@ MOST_BYTES = 2**30
 _STEP_AXES = ("t", "t_with_final")
 
 
-@dataclass(frozen=True)
-class Slice:
-    """Numbers of an array along one or two of its axes.
-
-    Attributes:
-        values: [rows, columns] float64; NaN where there is padding.
-        every: of so many entries one is shown, along rows and along columns.
-    """
-
-    values: Array
-    every: tuple[int, int]
-
-
-def slice_of(run: Run, ref: StageRef, array: str, at: Sequence[int], rows: int | None, columns: int) -> Slice:
+def slice_of(
+    run: Run, ref: StageRef, array: str, at: Sequence[int], rows: int | None, columns: int
+) -> tuple[Array, tuple[int, int]]:
     """Read a slice of a stored array.
 
     Args:
@@ -43,6 +31,10 @@ def slice_of(run: Run, ref: StageRef, array: str, at: Sequence[int], rows: int |
         at: the index on every axis; those of the axes shown do not count.
         rows: the axis shown from top to bottom; None for a single row.
         columns: the axis shown from left to right.
+
+    Returns:
+        [rows, columns] float64 with NaN where there is padding; and how many entries stand for one that is shown, along
+        rows and along columns.
 
     Raises:
         UsageError: there is no such array, axis or index.
@@ -54,7 +46,12 @@ def slice_of(run: Run, ref: StageRef, array: str, at: Sequence[int], rows: int |
         raise UsageError(f"found the array {array!r}; required one of {', '.join(c.array for c in record.chunks)}")
     spec = run.files.spec(array)
     shown = [axis for axis in (rows, columns) if axis is not None]
-    _check(spec, at, shown)
+    axes = range(len(spec.shape))
+    if len(at) != len(axes) or len({*shown}) != len(shown) or any(axis not in axes for axis in shown):
+        raise UsageError(f"found the axes {shown} and {len(at)} indices; required those of {spec.dims[1:]}")
+    for axis in axes:
+        if axis not in shown and not 0 <= at[axis] < spec.shape[axis]:
+            raise UsageError(f"found {spec.dims[axis + 1]} {at[axis]}; required one from 0 to {spec.shape[axis] - 1}")
     task = at[0] if spec.dims[1:2] == ("task",) and 0 not in shown else None
     values = _read(run, ref, chunk, task)
     place = [0 if task is not None and axis == 0 else index for axis, index in enumerate(at)]
@@ -64,7 +61,7 @@ def slice_of(run: Run, ref: StageRef, array: str, at: Sequence[int], rows: int |
     elif rows > columns:
         picked = picked.T
     every = _strides(picked.shape)
-    return Slice(np.ascontiguousarray(picked[:: every[0], :: every[1]], dtype="<f8"), every)
+    return np.ascontiguousarray(picked[:: every[0], :: every[1]], dtype="<f8"), every
 
 
 def episode(run: Run, ref: StageRef, task: int, index: int) -> dict[str, Any]:
@@ -205,15 +202,6 @@ def _lengths(run: Run, ref: StageRef, tasks: Sequence[int] | None) -> Array | No
     except StageMissing:
         return None
     return lengths if tasks is None else lengths[[*tasks]]
-
-
-def _check(spec: ArraySpec, at: Sequence[int], shown: Sequence[int]) -> None:
-    axes = range(len(spec.shape))
-    if len(at) != len(spec.shape) or len({*shown}) != len(shown) or any(axis not in axes for axis in shown):
-        raise UsageError(f"found the axes {[*shown]} and {len(at)} indices; required those of {spec.dims[1:]}")
-    for axis in axes:
-        if axis not in shown and not 0 <= at[axis] < spec.shape[axis]:
-            raise UsageError(f"found {spec.dims[axis + 1]} {at[axis]}; required one from 0 to {spec.shape[axis] - 1}")
 
 
 def _strides(shape: tuple[int, ...]) -> tuple[int, int]:

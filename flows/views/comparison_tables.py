@@ -13,7 +13,7 @@ from metaloom.flows.views.tables import difference_table, meaning
 
 if TYPE_CHECKING:
     from metaloom.flows.results.counterfactual import Counterfactual
-    from metaloom.flows.results.diff import Difference, RunDiff
+    from metaloom.flows.results.diff import RunDiff
 
 
 def counterfactual_table(result: "Counterfactual") -> Table:
@@ -27,7 +27,9 @@ def counterfactual_table(result: "Counterfactual") -> Table:
         note = meaning(name, stored) and meaning(name, changed)
         table.add_row(as_text(name), optional(stored), Text(optional(changed), style), note)
     table.add_row("time", short_time(result.stored.seconds), short_time(result.changed.seconds))
-    table.caption = _caption(result)
+    distance = ", ".join(f"{name.replace('_', ' ')} {number(value)}" for name, value in result.distance().items())
+    same = "identical to what is stored" if result.changed.identical else f"apart: {distance}"
+    table.caption = f"{same}; {_stored_words(result)}"
     return table
 
 
@@ -58,7 +60,11 @@ def diff_view(diff: "RunDiff") -> RenderableType:
     parts: list[RenderableType] = []
     for title, rows in (("settings", diff.settings), ("code, packages, machine", diff.environment)):
         if rows:
-            parts += [heading(title), _difference_rows(diff, rows)]
+            table = new_table("", diff.a.name, diff.b.name)
+            for row in rows:
+                values = ("-" if value is None else value for value in (row.a, row.b))
+                table.add_row(as_text(row.name), *map(as_text, values))
+            parts += [heading(title), table]
     if diff.first is not None:
         parts += [heading(f"first difference: iteration {diff.first.iteration}, {stage_name(diff.first)}")]
         parts += [difference_table(diff.arrays, ("a", "b"))]
@@ -67,19 +73,6 @@ def diff_view(diff: "RunDiff") -> RenderableType:
     for run, count in ((diff.a, diff.only_a), (diff.b, diff.only_b)):
         words += f"; {count} {'is' if count == 1 else 'are'} in {run} only" if count else ""
     return Group(*parts, as_text(words))
-
-
-def _difference_rows(diff: "RunDiff", rows: Sequence["Difference"]) -> Table:
-    table = new_table("", diff.a.name, diff.b.name)
-    for row in rows:
-        table.add_row(as_text(row.name), *(as_text("-" if value is None else value) for value in (row.a, row.b)))
-    return table
-
-
-def _caption(result: "Counterfactual") -> str:
-    distance = ", ".join(f"{name.replace('_', ' ')} {number(value)}" for name, value in result.distance().items())
-    same = "identical to what is stored" if result.changed.identical else f"apart: {distance}"
-    return f"{same}; {_stored_words(result)}"
 
 
 def _stored_words(result: "Counterfactual") -> str:

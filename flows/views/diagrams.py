@@ -1,6 +1,6 @@
 """The stages of a kind of run drawn from their table: as text, as a Mermaid flowchart, as SVG."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from metaloom.flows.graph.stage import Graph, Stage
@@ -42,10 +42,6 @@ class Diagram:
     stages: tuple[Stage, ...]
     edges: tuple[Edge, ...]
 
-    def inputs(self, stage: Stage) -> list[Edge]:
-        """Return what a stage reads."""
-        return [edge for edge in self.edges if edge.target == stage.name]
-
 
 def diagram_of(config: RunConfig) -> Diagram:
     """Return the diagram of a run with this configuration, without stages that it never reaches."""
@@ -63,7 +59,7 @@ def as_text(diagram: Diagram) -> str:
     rows = [("stage", "", "reads", "gives")]
     for stage in diagram.stages:
         sources: dict[str, list[str]] = {}
-        for edge in diagram.inputs(stage):
+        for edge in (edge for edge in diagram.edges if edge.target == stage.name):
             sources.setdefault(edge.name, []).append(f"{edge.source} ({edge.which})" if edge.which else edge.source)
         reads = [f"{name} <- {' or '.join(found)}" for name, found in sources.items()]
         for n, read in enumerate(reads or [""]):
@@ -104,15 +100,10 @@ def _edges(graph: Graph, config: RunConfig, ref: StageRef) -> Iterator[Edge]:
             late = graph.inputs(config, StageRef(MOST_ITERATIONS - 1, ref.stage, ref.step))[name]
             which = LATEST if isinstance(late, Span) and late.first else ALL_SO_FAR
             yield from (Edge(source, ref.stage, name, which) for source in wanted.stages)
+        elif isinstance(wanted, tuple):
+            yield from (Edge(one.stage, ref.stage, name, STEPS) for one in wanted)
         else:
-            yield from (Edge(source, ref.stage, name, which) for source, which in _sources(graph, wanted, ref))
-
-
-def _sources(graph: Graph, wanted: StageRef | tuple[StageRef, ...], ref: StageRef) -> Sequence[tuple[str, str]]:
-    if isinstance(wanted, tuple):
-        return [(one.stage, STEPS) for one in wanted]
-    if wanted.iteration < ref.iteration:
-        return [(wanted.stage, BEFORE)]
-    # Of what an iteration has once, there is no step before.
-    is_earlier = wanted.step < ref.step and graph.table[wanted.stage].stepped
-    return [(wanted.stage, EARLIER_STEP if is_earlier else SAME)]
+            # Of what an iteration has once, there is no step before.
+            is_earlier = wanted.step < ref.step and graph.table[wanted.stage].stepped
+            which = BEFORE if wanted.iteration < ref.iteration else EARLIER_STEP if is_earlier else SAME
+            yield Edge(wanted.stage, ref.stage, name, which)

@@ -1,10 +1,9 @@
 """Output of `metaloom du`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 
 from metaloom.flows.formatting import plural, size
 from metaloom.flows.results.disk import DiskUse, bytes_freed, bytes_together
@@ -27,21 +26,14 @@ def disk_view(
     table.add_row("together", size(bytes_together(paths)))
     parts: list[RenderableType] = [table] if uses else []
     for use in uses if details else ():
-        parts += [heading(f"{use.name}, by {what}") if n == 0 else rows for what, rows in _parts(use) for n in (0, 1)]
+        ranges = {f"{first} to {last}": num_bytes for (first, last), num_bytes in (use.ranges or {}).items()}
+        for what, sizes in (("group", use.groups), ("stage", use.stages), ("iteration", ranges)):
+            if sizes:
+                rows = new_table(what, ">size")
+                for name, num_bytes in sizes.items():
+                    rows.add_row(as_text(name), size(num_bytes))
+                parts += [heading(f"{use.name}, by {what}"), rows]
     if leftovers:
         left = plural(len(leftovers), "interrupted removal")
         parts.append(as_text(f"{left}, {size(bytes_together(leftovers))}: `metaloom rm` finishes that", "yellow"))
     return Group(*parts)
-
-
-def _parts(use: DiskUse) -> list[tuple[str, Table]]:
-    ranges = {f"{first} to {last}": num_bytes for (first, last), num_bytes in (use.ranges or {}).items()}
-    by = {"group": use.groups or {}, "stage": use.stages or {}, "iteration": ranges}
-    return [(what, _table(what, sizes)) for what, sizes in by.items() if sizes]
-
-
-def _table(what: str, sizes: Mapping[str, int]) -> Table:
-    table = new_table(what, ">size")
-    for name, num_bytes in sizes.items():
-        table.add_row(as_text(name), size(num_bytes))
-    return table

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from metaloom.flows.errors import UsageError
 from metaloom.flows.results.evaluation_summary import summarize_steps
 from metaloom.flows.views import charts
-from metaloom.flows.views.evaluation_lines import INTERVAL, INTERVAL_NOTE, interquartile_means
+from metaloom.flows.views.history import INTERVAL, INTERVAL_NOTE, interquartile_means
 from metaloom.flows.views.series import AFTER, BEFORE, Chart, Lines, Series, chart_of
 from metaloom.pipeline.types import Evaluation
 from metaloom.storage.errors import system_errors

@@ -1,4 +1,4 @@
-"""What a run learned, iteration by iteration, and the curves that show it."""
+"""What a run learned, iteration by iteration, and the curves that show it. Needs no torch."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,9 +7,12 @@ import numpy as np
 import pyarrow as pa
 
 from metaloom.flows.errors import UsageError
-from metaloom.flows.formatting import adaptation_label
+from metaloom.flows.formatting import TRIAL_RETURNS, adaptation_label
 from metaloom.flows.results.class_returns import ByStep, classes_of, count_alike, episode_classes
+from metaloom.flows.results.evaluation_summary import AdaptationSummary, summarize_classes, summarize_steps
 from metaloom.flows.views.series import (
+    AFTER,
+    BEFORE,
     CLASS_NOTE,
     ERROR_BAND,
     Lines,
@@ -21,7 +24,7 @@ from metaloom.flows.views.series import (
     steps_note,
 )
 from metaloom.pipeline.envs.task_classes import Classes
-from metaloom.pipeline.types import Array
+from metaloom.pipeline.types import Array, Evaluation
 from metaloom.storage import Run, argument
 from metaloom.storage.progress import Progress, unseen
 
@@ -32,6 +35,8 @@ BAND = "middle half of the tasks"
 BALANCED_NOTE = (
     "line: mean of the means of all classes of tasks, which count alike; band: ± 1 standard error over tasks"
 )
+INTERVAL_NOTE = "lines: averages over tasks of their mean test return; bands: 95 % bootstrap intervals"
+INTERVAL = "95 % bootstrap interval"
 
 
 @dataclass(frozen=True)
@@ -66,13 +71,12 @@ class History:
 
     def followed_by(self, newer: "History") -> "History":
         """Put the history of later iterations behind this one."""
-        rows = len(self.iterations), len(newer.iterations)
-        both = [_filled(history.metrics, n) for history, n in zip((self, newer), rows, strict=True)]
+        both = [(history.metrics, np.full(len(history.iterations), np.nan)) for history in (self, newer)]
         names = {**self.metrics, **newer.metrics}
         return replace(
             newer,
             iterations=np.concatenate([self.iterations, newer.iterations]),
-            metrics={name: np.concatenate([part(name) for part in both]) for name in names},
+            metrics={name: np.concatenate([metrics.get(name, none) for metrics, none in both]) for name in names},
             task_returns=np.concatenate([self.task_returns, newer.task_returns]),
             by_class=[*self.by_class, *newer.by_class],
             task_classes=None
@@ -104,23 +108,20 @@ def load_history(run: Run, iterations: Sequence[int] | None = None, *, on_progre
     # In blocks: a row per episode takes far more memory than what is kept of it.
     for first in range(0, len(chosen), _BLOCK):
         on_progress(first, len(chosen))
-        newer = _read(run, chosen[first : first + _BLOCK], classes)
+        block = chosen[first : first + _BLOCK]
+        episodes = run.episodes(block)
+        by_class, task_classes = ({}, None) if classes is None else episode_classes(episodes, classes)
+        newer = History(
+            iterations=np.asarray(block),
+            metrics=metric_columns(run.metrics(block)),
+            task_returns=_task_returns(episodes, len(block)),
+            by_class=[*by_class.values()],
+            task_classes=task_classes,
+            classes=classes,
+        )
         history = newer if history is None else history.followed_by(newer)
     assert history is not None
     return history
-
-
-def _read(run: Run, iterations: Sequence[int], classes: Classes | None) -> History:
-    episodes = run.episodes(iterations)
-    by_class, task_classes = ({}, None) if classes is None else episode_classes(episodes, classes)
-    return History(
-        iterations=np.asarray(iterations),
-        metrics=metric_columns(run.metrics(iterations)),
-        task_returns=_task_returns(episodes, len(iterations)),
-        by_class=[*by_class.values()],
-        task_classes=task_classes,
-        classes=classes,
-    )
 
 
 def learning_lines(name: str, history: History) -> Lines:
@@ -128,14 +129,23 @@ def learning_lines(name: str, history: History) -> Lines:
 
     All classes count alike where `count_alike` says so: which ones an iteration drew more of does not show then.
     """
-    title, unshown = f"Learning curve of {name}", steps_note(history.last_step)
-    if count_alike(history.by_class):
-        series = tuple(_balanced_series(history))
-        return explain_gaps(
-            Lines("learning_curve", title, "class-balanced episode return", BALANCED_NOTE + unshown, ERROR_BAND, series)
-        )
-    series = tuple(_return_series(history))
-    return Lines("learning_curve", title, "average episode return", BAND_NOTE + unshown, BAND, series)
+    last, is_balanced, series = history.last_step, count_alike(history.by_class), list[Series]()
+    for k, color in shown_steps(last).items():
+        label = adaptation_label(k, last)
+        # Between the first and the last a band would only cover the others.
+        if is_balanced:
+            line = estimates_series(label, color, [steps[k].balanced for steps in history.by_class])
+            series.append(line if k in (0, last) else replace(line, band=None))
+        else:
+            by_task = history.task_returns[:, k]
+            low, high = np.quantile(by_task, [0.25, 0.75], axis=1)
+            band = (low, high) if k in (0, last) and by_task.shape[1] > 1 else None
+            series.append(Series(label, color, by_task.mean(axis=1), band))
+    title, unshown = f"Learning curve of {name}", steps_note(last)
+    if is_balanced:
+        note, y_label = BALANCED_NOTE + unshown, "class-balanced episode return"
+        return explain_gaps(Lines("learning_curve", title, y_label, note, ERROR_BAND, tuple(series)))
+    return Lines("learning_curve", title, "average episode return", BAND_NOTE + unshown, BAND, tuple(series))
 
 
 def class_lines(history: History) -> Iterator[Lines]:
@@ -160,24 +170,6 @@ def metric_columns(table: pa.Table) -> dict[str, Array]:
     }
 
 
-def _balanced_series(history: History) -> Iterator[Series]:
-    last = history.last_step
-    for k, color in shown_steps(last).items():
-        series = estimates_series(adaptation_label(k, last), color, [steps[k].balanced for steps in history.by_class])
-        # As without classes: between the first and the last a band would only cover the others.
-        yield series if k in (0, last) else replace(series, band=None)
-
-
-def _return_series(history: History) -> Iterator[Series]:
-    last = history.last_step
-    for k, color in shown_steps(last).items():
-        by_task = history.task_returns[:, k]
-        # Between the first and the last a band would only cover the others.
-        edges = np.quantile(by_task, [0.25, 0.75], axis=1) if k in (0, last) else None
-        band = None if edges is None or by_task.shape[1] == 1 else (edges[0], edges[1])
-        yield Series(adaptation_label(k, last), color, by_task.mean(axis=1), band)
-
-
 def _task_returns(episodes: pa.Table, num_iterations: int) -> Array:
     means = episodes.group_by(["iteration", "step", "task"]).aggregate([("return", "mean")])
     means = means.sort_by([("iteration", "ascending"), ("step", "ascending"), ("task", "ascending")])
@@ -185,5 +177,158 @@ def _task_returns(episodes: pa.Table, num_iterations: int) -> Array:
     return means["return_mean"].to_numpy().reshape(num_iterations, inner_steps, -1)
 
 
-def _filled(metrics: Mapping[str, Array], rows: int):
-    return lambda name: metrics[name] if name in metrics else np.full(rows, np.nan)
+def success_lines(history: History) -> Iterator[Lines]:
+    """Share of successful episodes, where the environment tells of success."""
+    yield from _lines(
+        history,
+        "success_rate",
+        "Success rate",
+        "share of episodes",
+        _of_steps(history, "success_rate"),
+        f"Episodes in any step of which the environment told of success{steps_note(history.last_step)}.",
+    )
+
+
+def trial_lines(history: History) -> Iterator[Lines]:
+    """Returns of the first and the last episodes of trials, where trials have several."""
+    first, last = (history.metrics.get(name) for name in TRIAL_RETURNS)
+    if first is None or last is None or np.array_equal(first, last, equal_nan=True):
+        return
+    yield from _lines(
+        history,
+        "trial_returns",
+        "First and last episode of a trial",
+        "average episode return",
+        dict(zip(TRIAL_RETURNS, (("first episode", BEFORE), ("last episode", AFTER)), strict=True)),
+        "Over all trials of an iteration; the gap is what the policy gains by remembering earlier episodes.",
+    )
+
+
+def optimization_lines(history: History) -> Iterator[Lines]:
+    """How the updates went, as far as the algorithm has such metrics."""
+    yield from _lines(
+        history,
+        "kl_divergence",
+        "KL divergence of the update",
+        "KL divergence (nats)",
+        {"inner_kl": ("before adaptation (inner)", BEFORE), "outer_kl": ("after adaptation (outer)", AFTER)},
+        "How far an iteration's update moved the policy from the one that collected its episodes.",
+    )
+    yield from _lines(
+        history,
+        "entropy",
+        "Policy entropy",
+        "entropy (nats)",
+        _of_steps(history, "entropy"),
+        f"Falls as the policy grows certain of its actions{steps_note(history.last_step)}.",
+    )
+    gained = "; the gap is what the update gained on them" if "loss_before" in history.metrics else ""
+    yield from _lines(
+        history,
+        "loss",
+        "Loss of the update",
+        "surrogate loss",
+        {"loss_before": ("before the update", BEFORE), "loss_after": ("after the update", AFTER)},
+        f"On the iteration's episodes{gained}.",
+    )
+    norm = {"meta_gradient_norm": ("meta-gradient", AFTER)}
+    if "meta_gradient_standard_error" in history.metrics:
+        yield from _lines(
+            history,
+            "meta_gradient",
+            "Signal and noise of the meta-gradient",
+            "norm",
+            {**norm, "meta_gradient_standard_error": ("its standard error over tasks", BEFORE)},
+            "Where the norm is no larger than its standard error, other tasks would have led elsewhere.",
+        )
+    else:
+        yield from _lines(
+            history,
+            "meta_gradient",
+            "Norm of the meta-gradient",
+            "norm",
+            norm,
+            "How much of it is noise a run records with algorithm.gradient_noise=true.",
+        )
+    yield from _lines(
+        history,
+        "gradient_norm",
+        "Norm of the gradient",
+        "norm",
+        {"gradient_norm": ("of the loss", AFTER), "q_gradient_norm": ("of the value function's loss", BEFORE)},
+        "Of the updates of an iteration, before any clipping.",
+    )
+    yield from _lines(
+        history,
+        "meta_gradient_agreement",
+        "Agreement of two halves of the tasks",
+        "cosine of their meta-gradients",
+        {"meta_gradient_split_cosine": ("cosine", AFTER)},
+        "1: both halves lead the same way; around 0: the direction of the update is that of noise.",
+    )
+    yield from _lines(
+        history,
+        "explained_variance",
+        "Explained variance of the baseline",
+        "share of variance",
+        _of_steps(history, "explained_variance"),
+        f"1: the baseline predicts the returns exactly; 0: no better than their mean{steps_note(history.last_step)}.",
+    )
+
+
+def _of_steps(history: History, metric: str) -> dict[str, tuple[str, str]]:
+    last = history.last_step
+    return {f"step_{k}.{metric}": (adaptation_label(k, last), color) for k, color in shown_steps(last).items()}
+
+
+def _lines(
+    history: History, name: str, title: str, y_label: str, lines: Mapping[str, tuple[str, str]], note: str
+) -> Iterator[Lines]:
+    """Lines of metrics, name -> (label, colour), if the run has any of them."""
+    series = tuple(
+        Series(label, color, history.metrics[metric])
+        for metric, (label, color) in lines.items()
+        if metric in history.metrics
+    )
+    if series:
+        yield Lines(name, title, y_label, note, "", series)
+
+
+def stored_evaluations(run: Run) -> dict[int, Evaluation]:
+    """A run's evaluations during training, by the iteration that they follow."""
+    kept = (run.stages.in_group("evaluation", i) for i in run.iterations)
+    return {ref.iteration: run[ref.iteration].evaluation() for ref in kept if ref is not None and run.contains(ref)}
+
+
+def training_lines(name: str, evaluations: list[Evaluation]) -> Lines:
+    """Interquartile mean of the test return of every evaluation, after every number of adaptation steps."""
+    last = evaluations[0].adaptation_steps
+    summaries = [summarize_steps(evaluation) for evaluation in evaluations]
+    series: list[Series] = []
+    for k, color in shown_steps(last).items():
+        line, band = interquartile_means([steps[k] for steps in summaries])
+        # Between the first and the last a band would only cover the others.
+        label = adaptation_label(k, last) if last else "test return"
+        series.append(Series(label, color, line, band if k in (0, last) else None))
+    y_label = "return of test episodes (interquartile mean)"
+    note = INTERVAL_NOTE + steps_note(last)
+    return Lines("evaluation", f"Evaluation of {name}", y_label, note, INTERVAL, tuple(series))
+
+
+def training_lines_by_class(name: str, evaluations: list[Evaluation], classes: Classes) -> Lines:
+    """Test return of every evaluation after the last adaptation step, by class of task."""
+    returns = [summarize_classes(evaluation, classes)[-1] for evaluation in evaluations]
+    series = (
+        estimates_series(name, class_color(c), [by_class.estimates[c] for by_class in returns])
+        for c, name in enumerate(returns[0].names)
+    )
+    title = f"Evaluation of {name} by class of task"
+    return explain_gaps(
+        Lines("evaluation_by_class", title, "return of test episodes", CLASS_NOTE, ERROR_BAND, tuple(series))
+    )
+
+
+def interquartile_means(steps: list[AdaptationSummary]) -> tuple[Array, tuple[Array, Array]]:
+    """Interquartile means, and the ends of their intervals."""
+    low, high = np.array([s.iqm_low for s in steps]), np.array([s.iqm_high for s in steps])
+    return np.array([s.iqm_return for s in steps]), (low, high)

@@ -41,7 +41,8 @@ class Drawings:
     @property
     def policy(self) -> str:
         """The Content-Security-Policy of a page that holds these: two scripts, and no network."""
-        scripts = " ".join(f"'sha256-{_digest(text)}'" for text in (self.script, self.plotly))
+        digests = (hashlib.sha256(text.encode()).digest() for text in (self.script, self.plotly))
+        scripts = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
         # plotly.js saves a chart as a picture through a blob.
         return f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src {scripts}"
 
@@ -84,7 +85,3 @@ def plotly_file() -> Path:
     raise UsageError(
         "found no plotly.min.js in the package plotly; required for charts. `pip install plotly` brings it"
     )
-
-
-def _digest(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -1,6 +1,6 @@
 """A self-contained HTML page in one file that loads nothing: text, tables, and images or charts it draws itself."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -118,6 +118,18 @@ class Page:
 
     def html(self) -> str:
         """Render the page as one HTML document."""
+        tiles = (
+            f'<div class="tile"><b>{escape(value)}</b><span>{escape(what)}</span></div>' for what, value in self.tiles
+        )
+        sections = (
+            f'<h2>{escape(heading)}</h2>\n<div class="charts">{"".join(map(_figure, figures))}</div>'
+            for heading, figures in self.sections
+        )
+        tables: list[str] = []
+        for heading, rows in self.tables.items():
+            body = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in rows)
+            card = f'<details class="card"{" open" if heading in self.unfolded else ""}>'
+            tables.append(f"{card}<summary>{escape(heading)}</summary><table>{body}</table></details>")
         policy = POLICY if self.drawings is None else self.drawings.policy
         return "\n".join(
             [
@@ -126,26 +138,15 @@ class Page:
                 '<meta name="viewport" content="width=device-width, initial-scale=1">',
                 f"<title>{escape(self.title)}</title>\n<style>\n{STYLE}\n</style>\n</head>\n<body>\n<main>",
                 f'<h1>{escape(self.title)}</h1>\n<p class="subtitle">{escape(self.subtitle)}</p>',
-                _tiles(self.tiles),
+                f'<div class="tiles">{"".join(tiles)}</div>',
                 "" if self.drawings is None else CONTROLS,
                 f'<div class="wide">{_figure(self.main_figure)}</div>',
-                *(_section(heading, pictures) for heading, pictures in self.sections),
+                *sections,
                 "<h2>Details</h2>",
-                *(_table(heading, rows, heading in self.unfolded) for heading, rows in self.tables.items()),
+                *tables,
                 f"</main>\n{self.drawings.html if self.drawings else ''}\n</body>\n</html>\n",
             ]
         )
-
-
-def _tiles(tiles: Iterable[tuple[str, str]]) -> str:
-    inner = "".join(
-        f'<div class="tile"><b>{escape(value)}</b><span>{escape(what)}</span></div>' for what, value in tiles
-    )
-    return f'<div class="tiles">{inner}</div>'
-
-
-def _section(heading: str, figures: Sequence[Figure]) -> str:
-    return f'<h2>{escape(heading)}</h2>\n<div class="charts">{"".join(map(_figure, figures))}</div>'
 
 
 def _figure(figure: Figure) -> str:
@@ -157,9 +158,3 @@ def _figure(figure: Figure) -> str:
     css_class, name, title = "chart across" if figure.wide else "chart", escape(figure.name), escape(figure.title)
     place = f'<div id="chart-{name}" role="img" aria-label="{title}"></div>'
     return f'<figure class="{css_class}"><h3>{title}</h3>{place}{caption}</figure>'
-
-
-def _table(heading: str, rows: Sequence[tuple[str, str]], unfolded: bool) -> str:
-    body = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in rows)
-    state = " open" if unfolded else ""
-    return f'<details class="card"{state}><summary>{escape(heading)}</summary><table>{body}</table></details>'

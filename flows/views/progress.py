@@ -59,12 +59,15 @@ def progress(
     stream, stop = sys.stdout if out is None else out, stop or Stop()
     console = _PanelConsole(file=stream, highlight=False)
     if mode == "auto" and is_live(console):
-        with _live_panel(console, stop) as panel:
+        panel = Panel()
+        # Only a terminal's standard error may be drawn above the panel: a redirected one belongs to its file.
+        live = Live(Group(panel, stop), console=console, refresh_per_second=4, redirect_stderr=sys.stderr.isatty())
 
-            def show_iteration(report: IterationReport) -> None:
-                console.print(iteration_text(report))  # above the panel
-                panel.iteration_done(report)
+        def show_iteration(report: IterationReport) -> None:
+            console.print(iteration_text(report))  # above the panel
+            panel.iteration_done(report)
 
+        with stop.drawn_in(console), live:
             yield Observer(panel.stage_started, show_iteration, stop)
         return
     line = json_line if mode == "json" else PlainLines()
@@ -156,14 +159,19 @@ class Panel:
         if stage is not None and not _finished(report):
             yield "stage", f"{stage_name(stage[0])}  {self._clock() - stage[1]:.1f} s"
         if report is not None:
-            yield "return", self._returns(report)
+            yield "return", Text("   ").join([returns_text(report), Text(sparkline(self._after), "cyan")])
             if report.class_returns:
                 yield "by class", classes_text(report.class_returns)
             if self._evaluation:
                 yield "evaluation", self._evaluation
-            yield "speed", self._speed(report)
+            pace = f"{speed(report.steps_per_second)}   {self._pace.seconds_per_iteration:.2f} s per iteration"
+            taken = report.metrics.get("env_steps")
+            yield "speed", pace if taken is None else f"{pace}   {count(taken)} env steps so far"
         if self._began is not None:
-            yield "time", self._time(self._clock() - self._began, report)
+            elapsed = f"{duration(self._clock() - self._began)} elapsed"
+            if report is not None and not _finished(report):
+                elapsed += f"   {duration(self._pace.seconds_left(report))} left"
+            yield "time", elapsed
 
     def _iteration(self, stage: tuple[StageRef, float] | None, report: IterationReport | None) -> RenderableType:
         if report is None:
@@ -172,24 +180,6 @@ class Panel:
         row = Table.grid(padding=(0, 2))
         row.add_row(f"{done} of {total} done", ProgressBar(total, done, width=30), f"{100 * done / total:.0f} %")
         return row
-
-    def _returns(self, report: IterationReport) -> Text:
-        return Text("   ").join([returns_text(report), Text(sparkline(self._after), "cyan")])
-
-    def _speed(self, report: IterationReport) -> str:
-        parts = [
-            speed(report.steps_per_second),
-            f"{self._pace.seconds_per_iteration:.2f} s per iteration",
-        ]
-        if "env_steps" in report.metrics:
-            parts.append(f"{count(report.metrics['env_steps'])} env steps so far")
-        return "   ".join(parts)
-
-    def _time(self, seconds: float, report: IterationReport | None) -> str:
-        elapsed = f"{duration(seconds)} elapsed"
-        if report is None or _finished(report):
-            return elapsed
-        return f"{elapsed}   {duration(self._pace.seconds_left(report))} left"
 
 
 class PlainLines:
@@ -223,15 +213,6 @@ def sparkline(values: "deque[float]") -> str:
     return "".join(SPARKS[round((value - low) * scale)] for value in values)
 
 
-@contextmanager
-def _live_panel(console: Console, stop: Stop) -> Generator[Panel, None, None]:
-    panel = Panel()
-    # Only a terminal's standard error may be drawn above the panel: a redirected one belongs to its file.
-    live = Live(Group(panel, stop), console=console, refresh_per_second=4, redirect_stderr=sys.stderr.isatty())
-    with stop.drawn_in(console), live:
-        yield panel
-
-
 def json_line(report: IterationReport) -> str:
     """One JSON object for an iteration."""
     return json.dumps(
@@ -260,12 +241,9 @@ def returns_text(report: IterationReport, prefix: str = "") -> Text:
     before = "" if len(returns) == 1 else f"before {number(returns[0])}  after "
     success = " to ".join(map(number, by_inner_step(report.metrics, "success_rate")))
     told = f"  success rate {success}" if success else ""
-    return Text.assemble(prefix, before, (number(returns[-1]), "bold"), _trial_text(report), told)
-
-
-def _trial_text(report: IterationReport) -> str:
-    returns = [*map(number, trial_returns(report.metrics))]
-    return f" (first episode {returns[0]}, last {returns[1]})" if returns else ""
+    ends = [*map(number, trial_returns(report.metrics))]
+    trial = f" (first episode {ends[0]}, last {ends[1]})" if ends else ""
+    return Text.assemble(prefix, before, (number(returns[-1]), "bold"), trial, told)
 
 
 def _evaluation_text(returns: Sequence[float]) -> str:

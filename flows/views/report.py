@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -99,30 +99,42 @@ def report_page(
 ) -> Page:
     """Compose the page of a run; `seconds` as in `run_charts`, `static` and `film` as in `write_report`."""
     seconds = stage_seconds(run, len(history.iterations)) if seconds is None else seconds
-    first, *others = run_charts(run, history, seconds)
-    figure = _pictured if static else _drawn
+    shown = run_charts(run, history, seconds)
+
+    def figure(chart: Chart) -> Figure:
+        if not static:
+            return Drawn(chart.name, chart.title, chart.note, chart.wide)
+        source = charts.svg_data_uri(charts.draw(chart, told_elsewhere=True))
+        alternative = chart.title if chart.kind == "bars" else f"{chart.title}, against {chart.x_label}"
+        return Picture(source, alternative, chart.note)
+
     sections: dict[str, list[Figure]] = {}
-    for chart in others:
+    for chart in shown[1:]:
         sections.setdefault(chart.section, []).append(figure(chart))
     if film is not None:
         sections["Film"] = [film]
+    info, told = run.info, run.info["environment"]
+    about_env = {"env": run.config["env"], **{name: told[name] for name in ABOUT_ENV if told.get(name)}}
+    others = {name: fact for name, fact in told.items() if name not in ABOUT_ENV}
+    # Each fact once, however many parts of the run recorded it.
+    made = {"created": info["created"], "configuration digest": info["config_digest"]} | info["versions"] | others
     return Page(
         title=run.path.name,
         subtitle=_subtitle(run),
         tiles=_tiles(run, history, seconds),
-        main_figure=figure(first),
+        main_figure=figure(shown[0]),
         sections=[*sections.items()],
         tables={
             **_class_table(history),
             "Configuration": list(dotted(run.config)),
-            "Environment": _environment(run),
+            "Environment": list(dotted(about_env)),
             f"Metrics of iteration {history.iterations[-1]}": [
                 (name, number(float(values[-1]))) for name, values in history.metrics.items()
             ],
-            "Versions and machine": _provenance(run.info),
+            "Versions and machine": list(dotted(made | info["system"])),
         },
         unfolded=["Configuration", CLASS_TABLE],
-        drawings=None if static else Drawings([first, *others], plotly_file().read_text(encoding="utf-8")),
+        drawings=None if static else Drawings(shown, plotly_file().read_text(encoding="utf-8")),
     )
 
 
@@ -134,16 +146,6 @@ def _subtitle(run: Run) -> str:
     # The curves are one; the settings below are those of their later part.
     shared = parent["iteration"]
     return f"{told}, forked from {parent['name']}@{shared}: settings as below from iteration {shared} on"
-
-
-def _pictured(chart: Chart) -> Figure:
-    source = charts.svg_data_uri(charts.draw(chart, told_elsewhere=True))
-    alternative = chart.title if chart.kind == "bars" else f"{chart.title}, against {chart.x_label}"
-    return Picture(source, alternative, chart.note)
-
-
-def _drawn(chart: Chart) -> Figure:
-    return Drawn(chart.name, chart.title, chart.note, chart.wide)
 
 
 def _class_table(history: History) -> dict[str, list[tuple[str, str]]]:
@@ -174,17 +176,3 @@ def _tiles(run: Run, history: History, stage_seconds: Mapping[StageRef, Array]) 
         ("computing time (h:mm:ss)", duration(compute)),
         ("on disk", size(run.files.num_bytes())),
     ]
-
-
-def _environment(run: Run) -> list[tuple[str, str]]:
-    """List what the environment is, in its own settings and in what it told of its observations, actions and tasks."""
-    told = run.info["environment"]
-    parts = {"env": run.config["env"], **{name: told[name] for name in ABOUT_ENV if told.get(name)}}
-    return list(dotted(parts))
-
-
-def _provenance(info: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """List when, where and with what the run was made; each fact once, however many places recorded it."""
-    facts = {"created": info["created"], "configuration digest": info["config_digest"]}
-    environment = {name: fact for name, fact in info["environment"].items() if name not in ABOUT_ENV}
-    return list(dotted(facts | info["versions"] | environment | info["system"]))

@@ -7,10 +7,18 @@ import numpy as np
 
 from metaloom.flows.formatting import adaptation_label, plural, short_time, stage_name
 from metaloom.flows.views.charts import stage_color
-from metaloom.flows.views.evaluation_lines import stored_evaluations, training_lines, training_lines_by_class
 from metaloom.flows.views.evaluation_plots import per_shot_chart
-from metaloom.flows.views.history import History, class_lines, learning_lines
-from metaloom.flows.views.metric_curves import optimization_lines, success_lines, trial_lines
+from metaloom.flows.views.history import (
+    History,
+    class_lines,
+    learning_lines,
+    optimization_lines,
+    stored_evaluations,
+    success_lines,
+    training_lines,
+    training_lines_by_class,
+    trial_lines,
+)
 from metaloom.flows.views.series import (
     AFTER,
     CLASS_NOTE,
@@ -73,26 +81,22 @@ def _class_charts(history: History) -> Iterator[Chart]:
     if not history.by_class:
         return
     section, names, last = "By class of task", history.by_class[0][0].names, history.last_step
-    panels = tuple(Panel(name, tuple(_series_of_class(history, c))) for c, name in enumerate(names))
+    colors, panels = shown_steps(last), list[Panel]()
+    for c, name in enumerate(names):
+        ends = ((k, [steps[k].estimates[c] for steps in history.by_class]) for k in dict.fromkeys((0, last)))
+        series = (estimates_series(adaptation_label(k, last), colors[k], estimates) for k, estimates in ends)
+        panels.append(Panel(name, tuple(series)))
     if len(names) > 1 and last:
         # Lines of all panels together, to see whether any of them has a gap.
-        series = tuple(series for panel in panels for series in panel.series)
-        told = explain_gaps(Lines("", "", "", CLASS_NOTE, ERROR_BAND, series))
+        every = tuple(line for panel in panels for line in panel.series)
+        told = explain_gaps(Lines("", "", "", CLASS_NOTE, ERROR_BAND, every))
         title = "Before and after adaptation, each class of task"
         yield Chart(
             "classes", section, "lines", title, STEPS, "average episode return", told.note, told.band,
-            history.env_steps, panels, iterations=history.iterations, wide=True,
+            history.env_steps, tuple(panels), iterations=history.iterations, wide=True,
         )  # fmt: skip
     for lines in class_lines(history):
         yield _over_training(lines, section, history)
-
-
-def _series_of_class(history: History, c: int) -> Iterator[Series]:
-    last = history.last_step
-    colors = shown_steps(last)
-    for k in dict.fromkeys((0, last)):
-        estimates = [steps[k].estimates[c] for steps in history.by_class]
-        yield estimates_series(adaptation_label(k, last), colors[k], estimates)
 
 
 def _task_charts(history: History) -> Iterator[Chart]:
@@ -100,7 +104,10 @@ def _task_charts(history: History) -> Iterator[Chart]:
     last, num_tasks = history.last_step, history.task_returns.shape[2]
     if num_tasks == 1:
         return
-    names, kinds = _kinds(history)
+    # The class of every task, [I, B]; one class where there are none.
+    names, kinds = ("tasks",), np.zeros((len(history.iterations), num_tasks), int)
+    if history.task_classes is not None and history.by_class:
+        names, kinds = history.by_class[0][0].names, history.task_classes
     if last:
         before, after = history.task_returns[-1, 0], history.task_returns[-1, last]
         note = (
@@ -122,13 +129,6 @@ def _task_charts(history: History) -> Iterator[Chart]:
         _by_kind(names, kinds[rows].ravel(), history.task_returns[rows, last].ravel()),
         iterations=np.repeat(history.iterations[rows], num_tasks),
     )  # fmt: skip
-
-
-def _kinds(history: History) -> tuple[Sequence[str], Array]:
-    """Names of the classes of tasks, and the class of every task, [I, B]; one class where there are none."""
-    if history.task_classes is not None and history.by_class:
-        return history.by_class[0][0].names, history.task_classes
-    return ("tasks",), np.zeros((len(history.iterations), history.task_returns.shape[2]), int)
 
 
 def _by_kind(names: Sequence[str], kinds: Array, values: Array) -> tuple[Panel, ...]:

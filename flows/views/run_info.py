@@ -135,7 +135,8 @@ def stage_info(run: Run, record: storage.StageRecord) -> dict[str, Any]:
 
 def iteration_metrics(run: Run, iteration: int) -> dict[str, float | None]:
     """Return the metrics of an iteration; none while it is not complete."""
-    return _json_metrics(run[iteration].metrics()) if iteration in run.iterations else {}
+    metrics = run[iteration].metrics() if iteration in run.iterations else {}
+    return {name: finite(value) for name, value in metrics.items()}
 
 
 def headline_return(run: Run) -> Headline:
@@ -269,8 +270,4 @@ def _has_met_its_end(run: Run) -> bool:
 
 
 def _metrics(run: Run) -> dict[str, Any]:
-    return _json_metrics(run[run.iterations[-1]].metrics()) if run.iterations else {}
-
-
-def _json_metrics(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: finite(value) for name, value in metrics.items()}
+    return {**iteration_metrics(run, len(run.iterations) - 1)}

@@ -31,10 +31,6 @@ def settings_file(config: RunConfig, form: SettingsFormat) -> str:
     return text
 
 
-def _toml(settings: Mapping[str, Any]) -> str:
-    return "".join(f"{line}\n" for line in _toml_lines(settings))
-
-
 def _toml_lines(settings: Mapping[str, Any], *sections: str) -> Iterator[str]:
     """A line for every setting, by the name that it has in `--set`; TOML has no null, so what is null is left out."""
     for name, value in settings.items():
@@ -43,15 +39,12 @@ def _toml_lines(settings: Mapping[str, Any], *sections: str) -> Iterator[str]:
             yield from _toml_lines(value, *path)
         elif value is not None:
             # JSON's numbers, texts and lists of them are TOML's.
-            yield f"{'.'.join(map(_key, path))} = {json.dumps(value)}"
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)
+            keys = (key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key) for key in path)
+            yield f"{'.'.join(keys)} = {json.dumps(value)}"
 
 
 _FORMATS: Mapping[SettingsFormat, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
     "yaml": (dump, parse),
-    "toml": (_toml, tomllib.loads),
+    "toml": (lambda settings: "".join(f"{line}\n" for line in _toml_lines(settings)), tomllib.loads),
     "json": (lambda settings: json.dumps(settings, indent=2) + "\n", json.loads),
 }

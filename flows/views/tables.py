@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from inspect import getdoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,9 +25,8 @@ from metaloom.flows.formatting import (
     trial_length,
 )
 from metaloom.flows.results.class_returns import class_rows
-from metaloom.flows.results.success import success_rows
+from metaloom.flows.results.success import OFFICIAL, success_rows
 from metaloom.flows.runs import require_settings
-from metaloom.flows.views.fact_tables import facts_view, success_view
 from metaloom.flows.views.parts import as_text, fact_grid, heading, new_table, optional
 from metaloom.flows.views.run_info import changed_settings, iteration_info, run_info
 from metaloom.pipeline.estimation.class_returns import BALANCED
@@ -39,8 +38,8 @@ if TYPE_CHECKING:
     # Listing runs should not wait for torch.
     from metaloom.flows.results.doctor import Check
     from metaloom.flows.results.evaluation import EvaluationOutcome
+    from metaloom.flows.results.evaluation_summary import AdaptationSummary
     from metaloom.flows.results.replay import ArrayDifference, StageReplay
-    from metaloom.pipeline.config.run import RunConfig
     from metaloom.storage import Damage, Fork, Thinned
 
 
@@ -151,13 +150,10 @@ def _sessions_table(sessions: Sequence[Mapping[str, Any]]) -> Table:
     for session in sessions:
         for n, (name, values) in enumerate(session["changed"].items()):
             first = ("", "") if n else (str(session["session"]), session["started"][:19].replace("T", " "))
-            table.add_row(*map(as_text, first), as_text(name), *map(_fact, values))
+            told = ["-" if value is None else str(value) for value in values]
+            told = [text[:DIGEST_PREFIX] if re.fullmatch("[0-9a-f]{64}", text) else text for text in told]
+            table.add_row(*map(as_text, (*first, name, *told)))
     return table
-
-
-def _fact(value: object) -> Text:
-    text = "-" if value is None else str(value)
-    return as_text(text[:DIGEST_PREFIX] if re.fullmatch("[0-9a-f]{64}", text) else text)
 
 
 def iteration_view(run: Run, iteration: int) -> RenderableType:
@@ -170,7 +166,11 @@ def iteration_view(run: Run, iteration: int) -> RenderableType:
             stage_label(i["stage"], i["step"]) + (f" i={i['iteration']}" if i["iteration"] != iteration else "")
             for i in stage["inputs"]
         ]
-        inputs += [_span(item) for item in stage["spans"]]
+        for item in stage["spans"]:
+            iterations = f"{item['first']['iteration']}-{item['last']['iteration']}"
+            steps = f" with {plural(item['steps'], 'step')}" if item["steps"] else ""
+            outputs = f"{plural(item['outputs'], 'output')}{steps}"
+            inputs.append(f"all {' and '.join(item['stages'])} i={iterations} ({outputs})")
         table.add_row(
             stage_label(stage["stage"], stage["step"]),
             f"{stage['seconds']:.3f}",
@@ -183,12 +183,6 @@ def iteration_view(run: Run, iteration: int) -> RenderableType:
         parts += [heading("metrics"), _metrics_view(info["metrics"])]
     parts += _classes_view(info["class_returns"])
     return Group(*parts)
-
-
-def _span(item: Mapping[str, Any]) -> str:
-    iterations = f"{item['first']['iteration']}-{item['last']['iteration']}"
-    steps = f" with {plural(item['steps'], 'step')}" if item["steps"] else ""
-    return f"all {' and '.join(item['stages'])} i={iterations} ({plural(item['outputs'], 'output')}{steps})"
 
 
 def fork_view(fork: "Fork", parent: Path) -> RenderableType:
@@ -258,9 +252,20 @@ def difference_table(
 
 def recipe_rows() -> list[dict[str, Any]]:
     """One row per recipe: its name, what it trains, its sizes, and where it is from; or why it cannot be used."""
-    from metaloom.flows.recipes import RECIPES
+    from metaloom.flows.recipes import RECIPES, Recipe
 
-    return [_recipe_row(name, RECIPES) for name in RECIPES]
+    rows: list[dict[str, Any]] = []
+    for name in RECIPES:
+        try:
+            recipe = RECIPES[name]
+            about = recipe.about if isinstance(recipe, Recipe) else getdoc(recipe) or ""
+            config = recipe().model_dump(mode="json")
+        except Exception as problem:  # of an installed package, whose mistakes are not to hide the others
+            rows.append({"name": name, "problem": printable(f"{type(problem).__name__}: {problem}")})
+            continue
+        trained = {"env": config["env"]["name"], "algorithm": config["algorithm"]["name"], "sizes": _sizes(config)}
+        rows.append({"name": name, **trained, "about": about.partition("\n")[0], "config": config})
+    return rows
 
 
 def recipes_table(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -338,6 +343,35 @@ def evaluation_view(outcome: "EvaluationOutcome") -> RenderableType:
     return Group(evaluation_table(outcome), *facts_view(outcome.summary()), *_classes_view(rows, labels), *success)
 
 
+def facts_view(steps: Sequence["AdaptationSummary"]) -> list[RenderableType]:
+    """What the environment told of test episodes, steps side by side; nothing where it tells nothing."""
+    if not steps[0].facts:
+        return []
+    table = new_table("of test episodes", *(f">{plural(step.adaptation_steps, 'adaptation step')}" for step in steps))
+    for name in steps[0].facts:
+        table.add_row(as_text(name.replace("_", " ")), *(number(step.facts[name]) for step in steps))
+    return [table]
+
+
+def success_view(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
+    """`success_rows` after the last adaptation step as a table; nothing where there are none."""
+    if not rows:
+        return []
+    last = rows[-1]["adaptation_steps"]
+    table = new_table("class", ">tasks", ">success rate", *([">official success rate"] if OFFICIAL in rows[0] else []))
+    for row in (row for row in rows if row["adaptation_steps"] == last):
+        if row["class"] == BALANCED:
+            table.add_section()
+        rates = [row[name] for name in ("success_rate", OFFICIAL) if name in row]
+        table.add_row(as_text(row["class"]), str(row["num_tasks"]), *map(number, rates))
+    if OFFICIAL in rows[0]:
+        table.caption = (
+            "success rate: of all test episodes; official: of the first three of a class to finish, where success ends "
+            "an episode, which is too high"
+        )
+    return [heading(f"success by class of task, after {plural(last, 'adaptation step')}"), table]
+
+
 def _range(low: float, high: float) -> str:
     return "-" if math.isnan(low) else f"{number(low)} to {number(high)}"
 
@@ -363,25 +397,6 @@ def doctor_view(checks: Sequence["Check"]) -> RenderableType:
             below.append(as_text(f"{check.name}: {check.found}", "bold"))
             below += [as_text(f"what helps: {check.advice}")] if check.advice else []
     return Group(table, *below)
-
-
-def _recipe_row(name: str, recipes: Mapping[str, "Callable[[], RunConfig]"]) -> dict[str, Any]:
-    from metaloom.flows.recipes import Recipe
-
-    try:
-        recipe = recipes[name]
-        about = recipe.about if isinstance(recipe, Recipe) else getdoc(recipe) or ""
-        config = recipe().model_dump(mode="json")
-    except Exception as problem:  # of an installed package, whose mistakes are not to hide the others
-        return {"name": name, "problem": printable(f"{type(problem).__name__}: {problem}")}
-    return {
-        "name": name,
-        "env": config["env"]["name"],
-        "algorithm": config["algorithm"]["name"],
-        "sizes": _sizes(config),
-        "about": about.partition("\n")[0],
-        "config": config,
-    }
 
 
 def _sizes(config: Mapping[str, Any]) -> str:
@@ -446,14 +461,11 @@ def _classes_view(rows: Sequence[Mapping[str, Any]], labels: Sequence[str] | Non
         of_class = [row for row in rows if row["class"] == first["class"]]
         if first["class"] == BALANCED:
             table.add_section()
-        table.add_row(as_text(first["class"]), str(first["num_tasks"]), *map(_mean_and_error, of_class))
+        returns = ((row["average_return"], row["standard_error"]) for row in of_class)
+        cells = (optional(mean) if error is None else f"{number(mean)} ± {number(error)}" for mean, error in returns)
+        table.add_row(as_text(first["class"]), str(first["num_tasks"]), *cells)
     table.caption = "mean over tasks ± its standard error; balanced: every class counts alike"
     return [heading("return by class of task"), table]
-
-
-def _mean_and_error(row: Mapping[str, Any]) -> str:
-    mean, error = row["average_return"], row["standard_error"]
-    return optional(mean) if error is None else f"{number(mean)} ± {number(error)}"
 
 
 def _disk_table(sizes: Mapping[str, int]) -> Table:

@@ -79,7 +79,15 @@ class Watch:
         # Before anything else: whatever a writer has stored that is gone by now is seen below.
         self.writer = storage.current_writer(self.run.path, remote)
         for line in self._log.new_lines():
-            self._take(line)
+            if "workers" in line.fields:  # a session begins
+                self.workers, self._error, self.stage = str(line.fields["workers"]), "", None
+                self.warnings.clear()
+            elif line.level == "debug" and line.ref is not None:
+                self.stage = line.ref, seconds_of(line.time)
+            elif line.level == "error" and "ended_by" in line.fields:
+                self._error = line.message
+            elif line.is_at_least("warning"):
+                self.warnings.append(line)
         if time.monotonic() - self._weighed >= WEIGH_SECONDS or self.writer is None:
             self.num_bytes, self._weighed = self.run.files.num_bytes(), time.monotonic()
         done = len(self.run.iterations)
@@ -105,17 +113,6 @@ class Watch:
         if state_of(run, None) == "killed":
             return Ending("killed", f"its writer was killed after {how}; nothing stored is lost, {again}")
         return Ending("stopped", f"stopped after {how}; {again}")
-
-    def _take(self, line: LogLine) -> None:
-        if "workers" in line.fields:  # a session begins
-            self.workers, self._error, self.stage = str(line.fields["workers"]), "", None
-            self.warnings.clear()
-        elif line.level == "debug" and line.ref is not None:
-            self.stage = line.ref, seconds_of(line.time)
-        elif line.level == "error" and "ended_by" in line.fields:
-            self._error = line.message
-        elif line.is_at_least("warning"):
-            self.warnings.append(line)
 
 
 class WatchPanel(Panel):

@@ -9,9 +9,8 @@ from metaloom.flows.errors import UsageError
 from metaloom.flows.results.evaluation_summary import summarize_steps, summarize_tasks
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views import charts
-from metaloom.flows.views.evaluation_lines import stored_evaluations, training_lines
 from metaloom.flows.views.evaluation_plots import check_plot_file, per_shot_curve, write_plot
-from metaloom.flows.views.history import load_history
+from metaloom.flows.views.history import load_history, stored_evaluations, training_lines
 from metaloom.flows.views.report import report_page, write_report
 from metaloom.flows.views.run_charts import run_charts, stage_seconds
 from metaloom.flows.views.series import chart_of

@@ -14,8 +14,7 @@ from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.viewer.curves import Curves
 from metaloom.flows.viewer.outputs import returns_by_task
 from metaloom.flows.views import charts
-from metaloom.flows.views.evaluation_lines import training_lines
-from metaloom.flows.views.history import History, load_history
+from metaloom.flows.views.history import History, load_history, training_lines
 from metaloom.flows.views.report import learning_curve, write_report
 from metaloom.flows.views.run_charts import run_charts
 from metaloom.flows.views.series import AFTER, BEFORE, BETWEEN, MOST_STEPS, evenly_spaced, shown_steps, steps_note

@@ -23,8 +23,7 @@ from metaloom.flows.commands.thin import thin
 from metaloom.flows.errors import ExtraMissing, UsageError
 from metaloom.flows.films import film, opengl
 from metaloom.flows.films import video as commands_video
-from metaloom.flows.films.flat import FlatPainter
-from metaloom.flows.films.painters import drawable, painter_of
+from metaloom.flows.films.painters import FlatPainter, drawable, painter_of
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.point_corner import PointCorner
 from metaloom.storage import Retention
