@@ -23,13 +23,13 @@ from metaloom.storage.errors import StageMissing as StageMissing
 from metaloom.storage.errors import StageThinned as StageThinned
 from metaloom.storage.errors import StorageFailed as StorageFailed
 from metaloom.storage.errors import StoreError as StoreError
-from metaloom.storage.format.digests import digest as digest
-from metaloom.storage.format.digests import output_digest as output_digest
-from metaloom.storage.format.paths import check_run_name as check_run_name
-from metaloom.storage.format.paths import run_path as run_path
+from metaloom.storage.format.codec import digest as digest
+from metaloom.storage.format.codec import output_digest as output_digest
 from metaloom.storage.format.places import argument as argument
+from metaloom.storage.format.places import check_run_name as check_run_name
 from metaloom.storage.format.places import folder_of as folder_of
 from metaloom.storage.format.places import location as location
+from metaloom.storage.format.places import run_path as run_path
 from metaloom.storage.format.places import url_of as url_of
 from metaloom.storage.format.records import StageRecord as StageRecord
 from metaloom.storage.format.records import read_record as read_record

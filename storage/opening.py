@@ -7,8 +7,7 @@ from typing import Any
 
 from metaloom.storage.errors import linked, system_errors
 from metaloom.storage.format.files import make_folders, read_file, sync_folder
-from metaloom.storage.format.paths import check_path
-from metaloom.storage.format.places import folder_of
+from metaloom.storage.format.places import check_path, folder_of
 from metaloom.storage.format.records import has_shards
 from metaloom.storage.format.sessions import newest_session
 from metaloom.storage.format.stages import ON_POLICY, StageTable

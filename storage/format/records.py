@@ -196,37 +196,33 @@ def parse_record(raw: bytes, where: Path) -> StageRecord:
 
 def _parsed(document: Mapping[str, Any], where: Path) -> StageRecord:
     try:
-        return _parse(document)
+        if document["schema"] != SCHEMA:
+            raise ValueError(f"schema {document['schema']!r}")
+        session, token = parse_session(document["session"], document["token"])
+        return StageRecord(
+            ref=_parse_ref(document),
+            sequence=int(document["sequence"]),
+            session=session,
+            token=token,
+            inputs=tuple(Input(_parse_ref(item), str(item["digest"])) for item in document["inputs"]),
+            seed_position=tuple(int(number) for number in document["seed_position"]),
+            config_digest=str(document["config_digest"]),
+            chunks=_parse_files(document["chunks"]),
+            tables=_parse_files(document["tables"]),
+            arrays={
+                str(name): ArrayDigest(str(a["sha256"]), str(a["dtype"]), tuple(int(size) for size in a["shape"]))
+                for name, a in document["arrays"].items()
+            },
+            digest=str(document["digest"]),
+            versions={str(name): str(version) for name, version in document["versions"].items()},
+            started=str(document["started"]),
+            seconds=float(document["seconds"]),
+            previous=str(document["previous"]),
+            sha256=str(document["sha256"]),
+            spans=tuple(_parse_span(item) for item in document.get("spans", [])),
+        )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise damaged(where, f"is no commit record ({type(error).__name__}: {error})") from None
-
-
-def _parse(document: Mapping[str, Any]) -> StageRecord:
-    if document["schema"] != SCHEMA:
-        raise ValueError(f"schema {document['schema']!r}")
-    session, token = parse_session(document["session"], document["token"])
-    return StageRecord(
-        ref=_parse_ref(document),
-        sequence=int(document["sequence"]),
-        session=session,
-        token=token,
-        inputs=tuple(Input(_parse_ref(item), str(item["digest"])) for item in document["inputs"]),
-        seed_position=tuple(int(number) for number in document["seed_position"]),
-        config_digest=str(document["config_digest"]),
-        chunks=_parse_files(document["chunks"]),
-        tables=_parse_files(document["tables"]),
-        arrays={
-            str(name): ArrayDigest(str(a["sha256"]), str(a["dtype"]), tuple(int(size) for size in a["shape"]))
-            for name, a in document["arrays"].items()
-        },
-        digest=str(document["digest"]),
-        versions={str(name): str(version) for name, version in document["versions"].items()},
-        started=str(document["started"]),
-        seconds=float(document["seconds"]),
-        previous=str(document["previous"]),
-        sha256=str(document["sha256"]),
-        spans=tuple(_parse_span(item) for item in document.get("spans", [])),
-    )
 
 
 def parse_session(number: Any, token: Any) -> tuple[int, str]:

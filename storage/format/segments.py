@@ -158,7 +158,25 @@ def read_seal(folder: Path) -> Seal:
     """
     document = read_sealed(folder / SEAL)
     try:
-        seal = _parse(document)
+        if document["schema"] != SCHEMA:
+            raise ValueError(f"schema {document['schema']!r}")
+        seal = Seal(
+            iterations=_parse_range(document["iterations"]),
+            outputs={
+                (str(item["stage"]), int(item["step"])): tuple(_parse_range(part) for part in item["iterations"])
+                for item in document["outputs"]
+            },
+            links=tuple(
+                Link(int(link["first"]), str(link["previous"]), Head.parse(link["head"])) for link in document["links"]
+            ),
+            sessions=frozenset(parse_session(number, token) for number, token in document["sessions"]),
+            arrays={
+                str(path): PackedArray(int(array["first_row"]), int(array["rows"]), bool(array["sharded"]))
+                for path, array in document["arrays"].items()
+            },
+            files={str(path): PackedFile(int(f["size"]), str(f["sha256"])) for path, f in document["files"].items()},
+        )
+        _check(seal)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise damaged(folder / SEAL, f"is no seal of a segment ({type(error).__name__}: {error})") from None
     if segment_name(seal.iterations) != folder.name:
@@ -262,31 +280,6 @@ def ranges(numbers: Iterable[int]) -> Iterator[range]:
         last = number
     if first is not None and last is not None:
         yield range(first, last + 1)
-
-
-def _parse(document: Mapping[str, Any]) -> Seal:
-    if document["schema"] != SCHEMA:
-        raise ValueError(f"schema {document['schema']!r}")
-    seal = Seal(
-        iterations=_parse_range(document["iterations"]),
-        outputs={
-            (str(item["stage"]), int(item["step"])): tuple(_parse_range(part) for part in item["iterations"])
-            for item in document["outputs"]
-        },
-        links=tuple(
-            Link(int(link["first"]), str(link["previous"]), Head.parse(link["head"])) for link in document["links"]
-        ),
-        sessions=frozenset(parse_session(number, token) for number, token in document["sessions"]),
-        arrays={
-            str(path): PackedArray(int(array["first_row"]), int(array["rows"]), bool(array["sharded"]))
-            for path, array in document["arrays"].items()
-        },
-        files={
-            str(path): PackedFile(int(file["size"]), str(file["sha256"])) for path, file in document["files"].items()
-        },
-    )
-    _check(seal)
-    return seal
 
 
 def _check(seal: Seal) -> None:

@@ -151,7 +151,10 @@ def read_marker(path: Path, stages: StageTable) -> dict[StageRef, str]:
     """
     document = read_sealed(path)
     try:
-        return _parse(document, marked_iteration(path.name), stages)
+        iteration = marked_iteration(path.name)
+        if document["schema"] != SCHEMA or iteration is None or document["iteration"] != iteration:
+            raise ValueError(f"schema {document['schema']!r}, iteration {document['iteration']!r}")
+        return _outputs(document["outputs"], iteration, stages)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise damaged(path, f"is no marker of a thinned iteration ({type(error).__name__}: {error})") from None
 
@@ -184,12 +187,6 @@ def thinned_error(root: Path, ref: StageRef) -> StageThinned:
         action=f"`metaloom replay {argument(root)}@{ref.iteration} --materialise` computes it again and stores it if "
         "it has its old digest",
     )
-
-
-def _parse(document: Mapping[str, Any], iteration: int | None, stages: StageTable) -> dict[StageRef, str]:
-    if document["schema"] != SCHEMA or iteration is None or document["iteration"] != iteration:
-        raise ValueError(f"schema {document['schema']!r}, iteration {document['iteration']!r}")
-    return _outputs(document["outputs"], iteration, stages)
 
 
 def _outputs(entries: Iterable[Mapping[str, Any]], iteration: int, stages: StageTable) -> dict[StageRef, str]:

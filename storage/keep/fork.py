@@ -12,8 +12,7 @@ from typing import Any
 
 from metaloom.storage.errors import DamagedRun, RunExists, damaged
 from metaloom.storage.format.files import make_folder, make_folders, sync_file, sync_folder
-from metaloom.storage.format.paths import check_path
-from metaloom.storage.format.places import folder_of, url_of
+from metaloom.storage.format.places import check_path, folder_of, url_of
 from metaloom.storage.format.records import StageRecord, StoredFile, has_shards
 from metaloom.storage.format.segments import FOLDER as SEGMENTS
 from metaloom.storage.format.segments import Link, join, segment_name

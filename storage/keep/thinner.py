@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
 from metaloom.storage.errors import DigestMismatch, StageExists
-from metaloom.storage.format.codec import Value, encode
-from metaloom.storage.format.digests import array_digests, output_digest
+from metaloom.storage.format.codec import Value, array_digests, encode, output_digest
 from metaloom.storage.format.files import make_folder
 from metaloom.storage.format.provenance import versions
 from metaloom.storage.format.records import StageRecord

@@ -14,14 +14,22 @@ import numpy as np
 from metaloom.pipeline.types import Array, EpisodeBatch
 from metaloom.storage.errors import damaged
 from metaloom.storage.format.arrays import ARRAY_PATH, ArraySpec, read_metadata, read_spec
-from metaloom.storage.format.chunks import check_chunk, crc32c, decode_chunk, largest_chunk
+from metaloom.storage.format.chunks import (
+    Part,
+    check_chunk,
+    check_parts,
+    crc32c,
+    decode_chunk,
+    decode_parts,
+    largest_chunk,
+    read_parts,
+)
 from metaloom.storage.format.codec import Stored, Value, decode
 from metaloom.storage.format.files import open_file, read_file
 from metaloom.storage.format.layout import plan_of
 from metaloom.storage.format.records import StageRecord, StoredFile, read_record
 from metaloom.storage.format.refs import StageRef
 from metaloom.storage.format.segments import RECORDS
-from metaloom.storage.format.shards import Part, check_parts, decode_parts, read_parts
 from metaloom.storage.format.stages import METRICS_GROUP, StageTable
 from metaloom.storage.format.thinning import (
     FOLDER,

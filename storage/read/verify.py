@@ -21,7 +21,7 @@ from metaloom.storage.errors import (
 )
 from metaloom.storage.format.arrays import read_metadata
 from metaloom.storage.format.canonical import read_sealed
-from metaloom.storage.format.digests import array_digests, output_digest
+from metaloom.storage.format.codec import array_digests, output_digest
 from metaloom.storage.format.places import folder_of
 from metaloom.storage.format.records import SpanInput, StageRecord
 from metaloom.storage.format.refs import StageRef

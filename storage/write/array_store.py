@@ -7,11 +7,10 @@ from typing import Any, cast
 from metaloom.pipeline.types import Array
 from metaloom.storage.errors import DigestMismatch, LayoutMismatch, StoreError
 from metaloom.storage.format.arrays import ArraySpec, group_document, render_metadata
-from metaloom.storage.format.chunks import crc32c, encode_chunk
+from metaloom.storage.format.chunks import crc32c, encode_chunk, encode_shard
 from metaloom.storage.format.codec import Piece
 from metaloom.storage.format.files import Content, make_folder
 from metaloom.storage.format.records import StoredFile
-from metaloom.storage.format.shards import encode_shard
 from metaloom.storage.read.committed import CommittedFiles
 from metaloom.storage.write.sessions import Session
 

@@ -6,8 +6,7 @@ from typing import Any
 
 from metaloom.pipeline.types import EACH_EPISODE, EpisodeBatch, Evaluation, TaskBatch, Update
 from metaloom.storage.errors import StageExists
-from metaloom.storage.format.codec import Piece, Value
-from metaloom.storage.format.digests import array_digests, output_digest
+from metaloom.storage.format.codec import Piece, Value, array_digests, output_digest
 from metaloom.storage.format.provenance import utc, versions
 from metaloom.storage.format.records import Input, SpanInput, StageRecord, StoredFile
 from metaloom.storage.format.refs import Span, StageRef
