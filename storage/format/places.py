@@ -20,11 +20,6 @@ def cache_root() -> Path:
     return Path(chosen or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "metaloom").expanduser().absolute()
 
 
-def is_url(text: object) -> bool:
-    """Tell whether a text is a URL and no path."""
-    return isinstance(text, str) and _URL.fullmatch(text) is not None
-
-
 def folder_of(place: str | os.PathLike[str]) -> Path:
     """The folder of a run or of all runs: the place itself if it is a path, its place in the cache if it is a URL.
 
@@ -82,7 +77,7 @@ def run_path(name_or_path: str | os.PathLike[str], root: str | os.PathLike[str])
     Raises:
         InvalidRunName: the name is one that no run can have.
     """
-    if is_url(name_or_path):
+    if isinstance(name_or_path, str) and _URL.fullmatch(name_or_path):
         return folder_of(name_or_path)
     if isinstance(name_or_path, str) and "/" not in name_or_path and os.sep not in name_or_path:
         return Path(root) / check_run_name(name_or_path)

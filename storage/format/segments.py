@@ -8,6 +8,7 @@ import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ class Seal:
             held.setdefault((record.ref.stage, record.ref.step), []).append(record.ref.iteration)
         outputs = {output: (*ranges(numbers),) for output, numbers in sorted(held.items())}
         sessions = frozenset((record.session, record.token) for record in records)
-        return cls(iterations, outputs, (*join(map(Link.of, records)),), sessions, arrays, files)
+        return cls(iterations, outputs, join(map(Link.of, records)), sessions, arrays, files)
 
     def holds(self, ref: StageRef) -> bool:
         """Tell whether the segment has an output."""
@@ -196,18 +197,16 @@ def segment_iterations(name: str) -> range | None:
     return found or None
 
 
-def join(links: Iterable[Link]) -> Iterator[Link]:
+def join(links: Iterable[Link]) -> tuple[Link, ...]:
     """Join links that follow one another, in order of their positions."""
-    last: Link | None = None
+    joined: list[Link] = []
     for link in sorted(links, key=lambda link: link.first):
+        last = joined[-1] if joined else None
         if last is not None and (link.first, link.previous) == (last.head.sequence + 1, last.head.sha256):
-            last = Link(last.first, last.previous, link.head)
-            continue
-        if last is not None:
-            yield last
-        last = link
-    if last is not None:
-        yield last
+            joined[-1] = Link(last.first, last.previous, link.head)
+        else:
+            joined.append(link)
+    return tuple(joined)
 
 
 def array_document(spec: ArraySpec, array: PackedArray) -> Document:
@@ -271,15 +270,9 @@ def place_in_shard(index: bytes, row: int, where: Path) -> tuple[int, int] | Non
 
 def ranges(numbers: Iterable[int]) -> Iterator[range]:
     """Join numbers that follow one another."""
-    first = last = None
-    for number in sorted(numbers):
-        if first is None or last is None or number != last + 1:
-            if first is not None and last is not None:
-                yield range(first, last + 1)
-            first = number
-        last = number
-    if first is not None and last is not None:
-        yield range(first, last + 1)
+    for _, group in groupby(enumerate(sorted(numbers)), key=lambda item: item[1] - item[0]):
+        part = [number for _, number in group]
+        yield range(part[0], part[-1] + 1)
 
 
 def _check(seal: Seal) -> None:

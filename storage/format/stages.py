@@ -125,10 +125,6 @@ class StageTable:
         name = self.named(group)
         return StageRef(iteration, name, step) if name else None
 
-    def yielding(self, output: str) -> tuple[str, ...]:
-        """The stages whose outputs are of a type, by its name."""
-        return tuple(stage.name for stage in self.stages if stage.output == output)
-
     def thinnable(self, ref: StageRef) -> bool:
         """Tell whether the arrays of an output may go when its iteration is thinned."""
         return ref.stage in self and self[ref.stage].thinnable

@@ -110,22 +110,12 @@ def marked_iteration(name: str) -> int | None:
 
 
 def render_marker(iteration: int, outputs: Mapping[StageRef, str]) -> bytes:
-    """The bytes of a marker.
-
-    Args:
-        iteration: the iteration it is about.
-        outputs: the thinned outputs, with the hash of the record that commits each.
-    """
+    """The bytes of the marker of an iteration; each thinned output has the hash of the record that commits it."""
     return render(sealed({"schema": SCHEMA, "iteration": iteration, "outputs": _entries(outputs)}))
 
 
 def render_packed_marker(iterations: range, outputs: Mapping[int, Mapping[StageRef, str]]) -> bytes:
-    """The bytes of the marker of a segment.
-
-    Args:
-        iterations: of the segment.
-        outputs: the thinned outputs by iteration, with the hash of the record that commits each.
-    """
+    """The bytes of the marker of a segment, as of one for each of its iterations."""
     by_iteration = [{"iteration": i, "outputs": _entries(outputs[i])} for i in sorted(outputs) if outputs[i]]
     about = {"schema": SCHEMA, "iterations": [iterations.start, iterations.stop], "thinned": by_iteration}
     return render(sealed(about))
@@ -140,10 +130,6 @@ def _entries(outputs: Mapping[StageRef, str]) -> list[dict[str, Any]]:
 
 def read_marker(path: Path, stages: StageTable) -> dict[StageRef, str]:
     """The thinned outputs that a marker names, with the hash of the record of each.
-
-    Args:
-        path: of the marker.
-        stages: of the run.
 
     Raises:
         FileNotFoundError: there is no marker.
