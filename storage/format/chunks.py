@@ -131,14 +131,7 @@ def encode_shard(row: Array) -> tuple[Content, int]:
 
 
 def read_parts(descriptor: int, spec: ArraySpec, where: Path, *, size: int, crc: int) -> list[Part]:
-    """Read where the parts of a shard are.
-
-    Args:
-        descriptor: of the file.
-        spec: of the array.
-        where: path of the file.
-        size: that was committed.
-        crc: that was committed, of table and index.
+    """Read where the parts of a shard are, of which a size was committed, and the CRC-32C of its table and index.
 
     Raises:
         DamagedRun: the file has another size, or its table or index is not what was committed.

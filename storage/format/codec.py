@@ -112,12 +112,7 @@ def encode(stages: StageTable, ref: StageRef, value: Value) -> list[Piece]:
 
 
 def decode(output: str, group: str, groups: Mapping[str, Stored]) -> Value:
-    """An output from the arrays of each group that it was written to.
-
-    Args:
-        output: the name of its type.
-        group: that holds it; metrics are in one of their own.
-        groups: what was read.
+    """An output, by the name of its type, from the arrays of its group; metrics are in a group of their own.
 
     Raises:
         KeyError: an array that belongs to the output is not among them.

@@ -92,7 +92,14 @@ class _Repair:
         yield from self._mend_sessions()
         yield from self._drop_arrays()
         yield from self._mend_groups()
-        self._take_out()
+        # Lost outputs are taken out of the run, with what has to be computed again for their sake. Without its update
+        # an iteration is not complete, so whoever resumes comes back to it; what its outputs are computed from has to
+        # be there.
+        iterations = {ref.iteration for ref in self._lost}
+        lost = self._lost | {self._files.stages.last_ref(iteration) for iteration in iterations}
+        lost |= {r for r, record in self._records.items() if r.iteration in iterations and self._is_thinned(record)}
+        self._session.remove(path for ref in lost if (path := self._files.record_path(ref)).exists())
+        self._files.forget_specs()
 
     def _mend_copies(self) -> Iterator[str]:
         raw = read_file(self._files.root / "run.json", limit=2**30)
@@ -260,18 +267,6 @@ class _Repair:
         ends = [segment.iterations.stop for segment in self._files.segments.all()]
         reached = max([ref.iteration + 1 for ref in self._records] + ends, default=1)
         return max([*rows, reached]) if rows else max(int(configured), reached)
-
-    def _take_out(self) -> None:
-        """Take lost outputs out of the run, with what has to be computed again for their sake."""
-        # Without its update an iteration is not complete, so whoever resumes comes back to it.
-        iterations = {ref.iteration for ref in self._lost}
-        lost = self._lost | {self._files.stages.last_ref(iteration) for iteration in iterations}
-        # What the outputs of an iteration are computed from has to be there.
-        lost |= {
-            ref for ref, record in self._records.items() if ref.iteration in iterations and self._is_thinned(record)
-        }
-        self._session.remove(path for ref in lost if (path := self._files.record_path(ref)).exists())
-        self._files.forget_specs()
 
     def _lose(self, ref: StageRef, error: DamagedRun) -> str:
         self._lost.add(ref)

@@ -27,10 +27,6 @@ class Thinner:
     def thin(self, refs: Sequence[StageRef], progress: Progress = unseen) -> Thinned:
         """Remove the arrays of outputs; those that are thinned already are left as they are.
 
-        Args:
-            refs: the outputs.
-            progress: Receives the number of iterations thinned so far and the number of all.
-
         Raises:
             FencedOut: a later session has begun.
         """

@@ -52,13 +52,7 @@ _LARGEST_TABLE = 2**30
 
 
 class CommittedFiles:
-    """The committed content of one run's folder.
-
-    Args:
-        root: the folder.
-        stages: of the run.
-        remote: the log of the run that the folder caches, None if it is the run itself.
-    """
+    """The committed content of one run's folder; `remote` is the log of the run that the folder caches, if it does."""
 
     def __init__(self, root: Path, stages: StageTable, remote: RemoteLog | None = None) -> None:
         self.root = root

@@ -58,12 +58,7 @@ def chosen_steps(chosen: Steps) -> list[int] | None:
 
 
 def places(chosen: Places, count: int, what: str) -> list[int]:
-    """The places that are meant, of `count` there are.
-
-    Args:
-        chosen: which.
-        count: how many there are.
-        what: they are, as errors say it: "task" or "episode".
+    """The places that are meant, of `count` tasks or episodes; `what` they are is said in errors.
 
     Raises:
         ValueError: there is no such place.
@@ -117,8 +112,10 @@ class StoredOutputs:
     def components(self, axis: str) -> Mapping[str, str]:
         """Name the entries of an `observation` or `action`, each with its unit; nothing where none were declared."""
         declared = mapping(mapping(self.info["environment"].get("components")).get(axis))
-        names, units = (_texts(declared.get(member)) for member in ("names", "units"))
-        return dict(zip(names, units, strict=False))
+        # A run from elsewhere may have anything in the place of a list.
+        members = [cast(object, declared.get(member)) for member in ("names", "units")]
+        names, units = (cast(list[object], member) if isinstance(member, list) else [] for member in members)
+        return {str(name): str(unit) for name, unit in zip(names, units, strict=False)}
 
     @property
     def facts(self) -> Mapping[str, str]:
@@ -238,8 +235,3 @@ class StoredOutputs:
             required=f"an iteration from 0 to {count - 1}" if count else "a run with a complete iteration",
             action=f"`metaloom resume {argument(self.path)}{further}` computes what is missing",
         )
-
-
-def _texts(value: object) -> list[str]:
-    """The entries of a list as text; a run from elsewhere may have anything in its place."""
-    return [str(entry) for entry in cast(list[object], value)] if isinstance(value, list) else []

@@ -423,15 +423,14 @@ class _Verification:
                 relative = path.relative_to(self.root).as_posix()
                 if path.is_symlink():
                     yield self._damage(path, _LINK)
-                elif relative not in committed and not self._is_known(relative):
+                    continue
+                match relative.split("/", 2):
+                    case [top, segment, file] if top == SEGMENTS and segment_iterations(segment):
+                        known = segment not in self.segments or self.segments[segment].has_place_for(file)
+                    case _:
+                        known = may_belong(relative, self.files.stages)
+                if relative not in committed and not known:
                     yield self._damage(path, _FOREIGN)
-
-    def _is_known(self, relative: str) -> bool:
-        match relative.split("/", 2):
-            case [folder, name, file] if folder == SEGMENTS and segment_iterations(name):
-                return name not in self.segments or self.segments[name].has_place_for(file)
-            case _:
-                return may_belong(relative, self.files.stages)
 
     def _damage(self, file: Path | str, problem: str, ref: StageRef | None = None, array: str | None = None) -> Damage:
         relative = file if isinstance(file, str) else file.relative_to(self.root).as_posix()
@@ -457,9 +456,7 @@ def _problem(error: Exception) -> str:
 def may_belong(relative: str, stages: StageTable | None) -> bool:
     """Tell whether a file that no record commits may lie at a path: metadata, or what an interruption leaves.
 
-    Args:
-        relative: path in the run's folder.
-        stages: of the run; None where they are not known, for any.
+    Without `stages`, records of any stage may.
     """
     match relative.split("/"):
         case (

@@ -44,11 +44,7 @@ class ArrayStore:
         self._write_metadata(documents)
 
     def write(self, pieces: Sequence[Piece], *, expected: Sequence[StoredFile] | None = None) -> tuple[StoredFile, ...]:
-        """Write rows, safe from a power cut, and say what a record has to commit.
-
-        Args:
-            pieces: the rows.
-            expected: what a record commits already; then no other files are written.
+        """Write rows, safe from a power cut, and say what a record has to commit; no other files than `expected` ones.
 
         Raises:
             LayoutMismatch: a row does not fit the array that earlier iterations created.

@@ -95,11 +95,7 @@ def current_writer(root: Path, remote: RemoteLog | None = None) -> Writer | None
     """Find the process that is writing a run, as far as its lock tells; None when there is none.
 
     Looks without touching the lock, which a writer that starts at this moment must find free. A lock left behind by a
-    killed process of this host is told by the process being gone.
-
-    Args:
-        root: the run's folder.
-        remote: the log of the run that the folder caches; tells of a writer on another machine.
+    killed process of this host is told by the process being gone, a writer on another machine by the log of the run.
     """
     try:
         owner = json.loads(read_file(root / LOCK_NAME, limit=_LARGEST))
@@ -222,12 +218,7 @@ class WriterLock:
 
 
 def acquire_lock(path: Path, token: str, *, take_over: bool) -> WriterLock:
-    """Lock a run for writing.
-
-    Args:
-        path: the lock file.
-        token: identifies the new holder.
-        take_over: put a new lock in place of one that a lost host still holds.
+    """Lock a run for writing; taking over puts a new lock in place of one that a lost host still holds.
 
     Raises:
         RunLocked: another process holds it.

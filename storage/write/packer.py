@@ -57,9 +57,6 @@ class Packer:
     def pack(self, progress: Progress = unseen) -> list[range]:
         """Pack all complete iterations but the newest; returns those of each new segment.
 
-        Args:
-            progress: Receives the number of iterations packed so far and the number of all.
-
         Raises:
             StoreError: the run is of the first format.
             DamagedRun: a file that is to be packed is not what was committed.
