@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, Sampler
 from metaloom.flows.errors import UsageError
 from metaloom.pipeline.types import Array
 from metaloom.storage import Run, StageMissing, StageRef, argument
-from metaloom.storage.read.selection import Steps, chosen_steps
+from metaloom.storage.read.outputs import Steps, chosen_steps
 from metaloom.storage.run import Iterations
 
 Unit = Literal["transitions", "episodes", "trials"]

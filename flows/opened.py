@@ -18,7 +18,7 @@ from metaloom.flows.runs import run_folder, runs_root
 from metaloom.flows.views.plots import Plots
 from metaloom.flows.views.run_info import headline_return
 from metaloom.pipeline.shown import as_html
-from metaloom.storage.read.selection import Steps
+from metaloom.storage.read.outputs import Steps
 from metaloom.storage.run import Iterations
 
 if TYPE_CHECKING:

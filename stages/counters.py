@@ -56,20 +56,15 @@ def updated(
         case (LearnerState() as after, Mapping() as metrics):
             return after, {name: _number(name, value) for name, value in metrics.items()}
         case _:
+            kinds = f"({', '.join(type(part).__name__ for part in found)})" if isinstance(found, tuple) else ""
             raise StageFault(
-                f"the update of {_name(learner)} gave {_type_names(found)}; required (LearnerState, metrics), "
-                "with the metrics a mapping from names to numbers"
+                f"the update of {_name(learner)} gave {kinds or type(found).__name__}; required (LearnerState, "
+                "metrics), with the metrics a mapping from names to numbers"
             )
 
 
 def _name(learner: Learner[Any, Any]) -> str:
     return path_of(type(learner.unwrapped))
-
-
-def _type_names(found: object) -> str:
-    if isinstance(found, tuple):
-        return f"({', '.join(type(part).__name__ for part in found)})"
-    return type(found).__name__
 
 
 def _number(name: object, value: Any) -> float:
@@ -88,7 +83,10 @@ def finished(
         StageFault: the learner gave parameters of another form, with which no iteration could begin, or metrics under
             names that the run always has.
     """
-    before, after = (_forms(learner.params) for learner in (state, updated))
+    before, after = (
+        {name: f"{value.dtype}{list(value.shape)}" for name, value in learner.params.items()}
+        for learner in (state, updated)
+    )
     if other := sorted(name for name in before | after if before.get(name) != after.get(name)):
         found, required = (form.get(other[0], "absent") for form in (after, before))
         raise StageFault(f"the update gave params[{other[0]!r}] as {found}; required {required}, as it was before")
@@ -100,10 +98,6 @@ def finished(
         )
     learner = LearnerState(updated.params, updated.optimizer, updated.extra | counters)
     return Update(learner, {**metrics, **of_update, **numbers})
-
-
-def _forms(params: Params) -> dict[str, str]:
-    return {name: f"{value.dtype}{list(value.shape)}" for name, value in params.items()}
 
 
 def counted(learner: LearnerState, rounds: Sequence[EpisodeBatch]) -> Params:

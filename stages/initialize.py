@@ -27,18 +27,14 @@ def initialize(learner: Learner[Any, Any], *, run_seed: int, start: LearnerState
     """
     state = learner.initialize(run_seed=run_seed)
     if start is not None:
-        state = _started(state, start)
+        needed, given = (
+            {name: value for name, value in of.extra.items() if name.startswith(CRITICS)} for of in (state, start)
+        )
+        critic = _taken(needed, given, "critic") if needed and given else {}
+        statistics = {name: start.extra[name] for name in state.extra if name.startswith(PREFIX)}
+        params = _taken(state.params, start.params, "policy")
+        state = LearnerState(params, state.optimizer, state.extra | critic | statistics)
     return Update(LearnerState(state.params, state.optimizer, state.extra | no_steps()), {})
-
-
-def _started(state: LearnerState, start: LearnerState) -> LearnerState:
-    needed, given = (
-        {name: value for name, value in of.extra.items() if name.startswith(CRITICS)} for of in (state, start)
-    )
-    critic = _taken(needed, given, "critic") if needed and given else {}
-    statistics = {name: start.extra[name] for name in state.extra if name.startswith(PREFIX)}
-    params = _taken(state.params, start.params, "policy")
-    return LearnerState(params, state.optimizer, state.extra | critic | statistics)
 
 
 def _taken(needed: Mapping[str, Array], given: Mapping[str, Array], of: str) -> Params:

@@ -32,8 +32,10 @@ def sample_tasks(env: MetaEnv, *, num_tasks: int, run_seed: int, iteration: int,
         params = balanced_draw(classes, env.task_fields, num_tasks, rng, draw, source)
     else:
         params = _draw(env, num_tasks, rng=rng, iteration=iteration)
+    places = {task: index for index, task in enumerate(env.task_set or ())}  # none where tasks are drawn freely
+    ids = np.array([places.get(tuple(task), -1) for task in params.tolist()], np.int64)
     fields = env.task_fields
-    return TaskBatch(params, _ids(env, params), tuple(f.name for f in fields), tuple(f.unit for f in fields))
+    return TaskBatch(params, ids, tuple(f.name for f in fields), tuple(f.unit for f in fields))
 
 
 def _draw(env: MetaEnv, num_tasks: int, *, rng: np.random.Generator, iteration: int) -> Array:
@@ -53,10 +55,3 @@ def _draw(env: MetaEnv, num_tasks: int, *, rng: np.random.Generator, iteration: 
             f"required {(num_tasks, len(names))} finite numbers: one row per task, columns {names}"
         )
     return params
-
-
-def _ids(env: MetaEnv, params: Array) -> Array:
-    if env.task_set is None:
-        return np.full(len(params), -1, np.int64)
-    place = {task: index for index, task in enumerate(env.task_set)}
-    return np.array([place.get(tuple(task), -1) for task in params.tolist()], np.int64)

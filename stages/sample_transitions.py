@@ -57,7 +57,10 @@ def sample_transitions(
     _require_rows(where, "replay buffer", buffers)
     _require_rows(where, "context", contexts)
 
-    drawn = _draw_tasks(np.asarray(task_ids), num_updates, num_tasks, generator(run_seed, "minibatches", iteration, 0))
+    # Of every gradient step the tasks [u, K] are the first K of a random order.
+    order = generator(run_seed, "minibatches", iteration, 0).random((num_updates, len(task_ids)))
+    chosen = order.argsort(axis=1, kind="stable")[:, :num_tasks]
+    drawn = np.asarray(task_ids)[chosen].astype(np.int64)
 
     def draw(purpose: int, count: int, choices: dict[int, TaskRows], pick: Callable[[Array, TaskRows], Array]) -> Array:
         uniforms = generator(run_seed, "minibatches", iteration, purpose).random((num_updates, num_tasks, count))
@@ -80,12 +83,6 @@ def _require_rows(where: str, what: str, choices: dict[int, TaskRows]) -> None:
             f"{where}: the {what} of {len(empty)} of {len(choices)} tasks is empty, first of task {empty[0]}; required "
             "at least one transition of each. Fill it with every train task before the first update"
         )
-
-
-def _draw_tasks(task_ids: Array, num_updates: int, num_tasks: int, rng: np.random.Generator) -> Array:
-    """Return the first K of a random order of the tasks for every gradient step: [u, K] int64."""
-    order = rng.random((num_updates, len(task_ids))).argsort(axis=1, kind="stable")
-    return task_ids[order[:, :num_tasks]].astype(np.int64)
 
 
 def _with_replacement(uniforms: Array, choice: TaskRows) -> Array:

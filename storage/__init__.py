@@ -23,13 +23,13 @@ from metaloom.storage.errors import StageMissing as StageMissing
 from metaloom.storage.errors import StageThinned as StageThinned
 from metaloom.storage.errors import StorageFailed as StorageFailed
 from metaloom.storage.errors import StoreError as StoreError
-from metaloom.storage.format.digests import digest as digest
-from metaloom.storage.format.digests import output_digest as output_digest
-from metaloom.storage.format.paths import check_run_name as check_run_name
-from metaloom.storage.format.paths import run_path as run_path
+from metaloom.storage.format.codec import digest as digest
+from metaloom.storage.format.codec import output_digest as output_digest
 from metaloom.storage.format.places import argument as argument
+from metaloom.storage.format.places import check_run_name as check_run_name
 from metaloom.storage.format.places import folder_of as folder_of
 from metaloom.storage.format.places import location as location
+from metaloom.storage.format.places import run_path as run_path
 from metaloom.storage.format.places import url_of as url_of
 from metaloom.storage.format.records import StageRecord as StageRecord
 from metaloom.storage.format.records import read_record as read_record
@@ -39,7 +39,6 @@ from metaloom.storage.format.stages import StageTable as StageTable
 from metaloom.storage.format.stages import StoredStage as StoredStage
 from metaloom.storage.format.thinning import Retention as Retention
 from metaloom.storage.format.thinning import Thinned as Thinned
-from metaloom.storage.iteration import Iteration as Iteration
 from metaloom.storage.keep.fork import Fork as Fork
 from metaloom.storage.keep.fork import fork_run as fork_run
 from metaloom.storage.keep.quarantine import Quarantined as Quarantined
@@ -53,8 +52,9 @@ from metaloom.storage.opening import create_run as create_run
 from metaloom.storage.opening import open_writer as open_writer
 from metaloom.storage.read.verify import Damage as Damage
 from metaloom.storage.read.verify import verify_run as verify_run
-from metaloom.storage.remote.listing import find_runs as find_runs
+from metaloom.storage.run import Iteration as Iteration
 from metaloom.storage.run import Run as Run
+from metaloom.storage.run import find_runs as find_runs
 from metaloom.storage.run import open_run as open_run
 from metaloom.storage.run import run_exists as run_exists
 from metaloom.storage.write.creation import check_new_run as check_new_run

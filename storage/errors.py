@@ -5,6 +5,7 @@ import shlex
 import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 _TOP = ("run.json", "writer.lock", "_commits", "_sessions", "_thinned", "_segments", "data.zarr", "tables")
@@ -32,7 +33,8 @@ class StoreError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword-only arguments do not survive the default pickling, and workers send errors home.
-        return _rebuild, (type(self), self.where, self.found, self.required, self.action)
+        said = {"found": self.found, "required": self.required, "action": self.action}
+        return partial(type(self), self.where, **said), ()
 
 
 class RunNotFound(StoreError, FileNotFoundError):
@@ -154,7 +156,3 @@ def path_argument(run: Path) -> str:
     """
     text = str(run)
     return shlex.quote(text if os.sep in text else os.path.join(os.curdir, text))
-
-
-def _rebuild(kind: type[StoreError], where: str, found: str, required: str, action: str) -> StoreError:
-    return kind(where, found=found, required=required, action=action)

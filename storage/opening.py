@@ -7,16 +7,14 @@ from typing import Any
 
 from metaloom.storage.errors import linked, system_errors
 from metaloom.storage.format.files import make_folders, read_file, sync_folder
-from metaloom.storage.format.paths import check_path
-from metaloom.storage.format.places import folder_of
+from metaloom.storage.format.places import check_path, folder_of
 from metaloom.storage.format.records import has_shards
 from metaloom.storage.format.sessions import newest_session
 from metaloom.storage.format.stages import ON_POLICY, StageTable
 from metaloom.storage.format.thinning import KEEP_ALL, Retention
 from metaloom.storage.keep.repair import can_restore_info, info_copies, mend_segments, repair_run, restore_info
-from metaloom.storage.read.ancestry import first_session
 from metaloom.storage.read.history import describe_missing, read_history
-from metaloom.storage.read.info import read_info
+from metaloom.storage.read.info import first_session, read_info
 from metaloom.storage.remote.log import follow
 from metaloom.storage.run import Run, require_own_records
 from metaloom.storage.write.array_store import ArrayStore

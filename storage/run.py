@@ -1,37 +1,175 @@
-"""Open a run and read what it holds. Nothing is seen before its commit record, and nothing unchecked is decoded."""
+"""Open a run and read what it holds, as tables or one iteration batch by batch.
+
+Nothing is seen before its commit record, and nothing unchecked is decoded.
+"""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
-from metaloom.pipeline.types import Array
-from metaloom.storage.errors import DamagedRun, damaged, system_errors
+from metaloom.pipeline.shown import Row, Shown, size
+from metaloom.pipeline.types import (
+    Array,
+    EpisodeBatch,
+    Evaluation,
+    LearnerState,
+    Metrics,
+    Minibatches,
+    Samples,
+    TaskBatch,
+    TaskParams,
+    Update,
+)
+from metaloom.storage.errors import DamagedRun, StageMissing, damaged, system_errors
+from metaloom.storage.format.canonical import read_sealed
+from metaloom.storage.format.codec import Value
 from metaloom.storage.format.places import argument, folder_of, url_of
 from metaloom.storage.format.records import read_record
 from metaloom.storage.format.refs import StageRef
 from metaloom.storage.format.segments import Link
 from metaloom.storage.format.sessions import newest_session
-from metaloom.storage.iteration import Iteration
-from metaloom.storage.read.ancestry import (
+from metaloom.storage.read.history import chain_problems
+from metaloom.storage.read.info import (
     boundaries,
     contributors,
     first_iteration,
     first_sequence,
     first_session,
     origin,
+    read_info,
 )
-from metaloom.storage.read.history import chain_problems
-from metaloom.storage.read.info import read_info
-from metaloom.storage.read.outputs import StoredOutputs
-from metaloom.storage.read.selection import Places, Steps, whole_numbers
+from metaloom.storage.read.outputs import Places, Steps, StoredOutputs, places, shape_of_rounds, whole_numbers
 from metaloom.storage.read.sessions import ComputedWith, mapping, read_sessions
 from metaloom.storage.remote.log import RemoteLog, follow
+from metaloom.storage.remote.objects import ObjectFolder
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import xarray as xr
+
+V = TypeVar("V", bound=Value)
+
+
+@dataclass(frozen=True, repr=False)
+class Iteration(Shown):
+    """The stored batches of one iteration. Every method raises StageMissing for what is not stored."""
+
+    run: StoredOutputs
+    index: int
+
+    def shown(self) -> tuple[str, list[Row]]:
+        """Stages that are stored: what each gave, its size on disk, how long it took."""
+        records = [self.run.record(ref) for ref in self.run.refs() if ref.iteration == self.index]
+        rows = [
+            (
+                str(record.ref),
+                f"{len(record.arrays)} arrays",
+                "thinned" if self.run.is_thinned(record.ref) else size(record.stored_bytes),
+                f"{record.seconds:.3g} s",
+            )
+            for record in records
+        ]
+        return f"Iteration {self.index} of {self.run.location}", rows
+
+    def tasks(self, *, task: Places = None) -> TaskBatch:
+        """The tasks, or some of them by place."""
+        return self._load("tasks", 0, TaskBatch, task)
+
+    def memory_fill(self, *, task: Places = None) -> EpisodeBatch:
+        """The episodes that the replay buffer begins with; they are those of iteration 0, before its tasks."""
+        return self._load("memory_fill", 0, EpisodeBatch, task)
+
+    def rollouts(self, k: int = 0, *, task: Places = None) -> EpisodeBatch:
+        """The episodes of inner step k: 0 before adaptation, K after it.
+
+        Args:
+            k: the inner step.
+            task: places of tasks; only their parts of the arrays are read. None for all.
+        """
+        return self._load("rollouts", k, EpisodeBatch, task)
+
+    def samples(self, k: int = 0, *, task: Places = None) -> Samples:
+        """Read what processing added to the episodes of inner step k; tasks as `rollouts` takes them."""
+        return self._load("samples", k, Samples, task)
+
+    def adapted(self, k: int = 0, *, task: Places = None) -> TaskParams:
+        """Every task's parameters after k + 1 inner steps; tasks as `rollouts` takes them."""
+        return self._load("adapted", k, TaskParams, task)
+
+    def minibatches(self) -> Minibatches:
+        """Read the numbers of the transitions that the gradient steps learned from."""
+        return self._load("minibatches", 0, Minibatches)
+
+    def transitions(self, update: int = 0, *, context: bool = False, rows: slice = slice(None)) -> "pa.Table":
+        """Read what a gradient step learned from: one row per transition, as `Run.transitions` gives them.
+
+        Before those columns stand `place` (k of K), `memory` (the task whose replay buffer the row is from) and `n`.
+
+        Args:
+            update: the gradient step, from 0.
+            context: the transitions that tasks were inferred from instead.
+            rows: which of the K x N transitions; only what holds those is read.
+        """
+        from metaloom.storage.read.transitions import minibatch_table
+
+        return minibatch_table(self.run, self.minibatches(), update, context=context, chosen=rows)
+
+    def learner(self) -> LearnerState:
+        """Read the learner that the iteration started from."""
+        return self._expect(self.run.files.stages.learner_ref(self.index), Update).learner
+
+    def update(self) -> Update:
+        """Read what the iteration led to: the next learner, and the metrics."""
+        return self._expect(self.run.files.stages.last_ref(self.index), Update)
+
+    def evaluation(self) -> Evaluation:
+        """Read the evaluation of the learner that the iteration led to."""
+        return self._load("evaluation", 0, Evaluation)
+
+    def metrics(self) -> Metrics:
+        """The numbers that describe the iteration."""
+        if not self.run.is_thinned(self.run.last_ref(self.index)):
+            return self.update().metrics
+        from metaloom.storage.read.frames import read_metrics
+
+        # Of a reference, whose learner went with them: the table has them too.
+        (row,) = read_metrics(self.run.files, [self.index]).drop_columns(["iteration"]).to_pylist()
+        return {name: value for name, value in row.items() if value is not None}
+
+    def xarray(self, k: int = 0, *, task: Places = None) -> "xr.Dataset":
+        """Tasks, episodes and samples of inner step k with named axes and units; tasks as `rollouts` takes them."""
+        from metaloom.storage.read.datasets import to_xarray
+
+        self.run.record(ref := self._ref("rollouts", k))
+        count, _, _ = shape_of_rounds(self.run.files, self.run.stages.group_of(ref))
+        components = {axis: self.run.components(axis) for axis in ("observation", "action")}
+        return to_xarray(self.run.files, self.index, k, places(task, count, "task"), components, self.run.facts)
+
+    def _load(self, group: str, step: int, kind: type[V], task: Places = None) -> V:
+        return self._expect(self._ref(group, step), kind, task)
+
+    def _ref(self, group: str, step: int) -> StageRef:
+        stages = self.run.files.stages
+        ref = stages.in_group(group, self.index, step)
+        if ref is None:
+            raise StageMissing(
+                self.run.files.root,
+                found=f"none of its stages gives {group}",
+                required=f"one of {', '.join(stage.group for stage in stages.stages)}",
+                action="`metaloom show RUN` says what its algorithm is",
+            )
+        return ref
+
+    def _expect(self, ref: StageRef, kind: type[V], task: Places = None) -> V:
+        value = self.run.load(ref, task=task)
+        if not isinstance(value, kind):
+            raise damaged(self.run.files.record_path(ref), f"holds a {type(value).__name__}")
+        return value
+
 
 _LOG = logging.getLogger(__name__)
 
@@ -60,7 +198,10 @@ class Run(StoredOutputs):
         remote = follow(folder)
         run = cls(folder, read_info(folder), remote)
         require_own_records(run)
-        if lost := _lost_newest(run):
+        known = newest_session(run.path, first_session(run.info))
+        head = known.head if known else None
+        if known and head and head.sequence not in known.lost and not run.contains(head.ref):
+            lost = f"its newest record, of {head.ref} at position {head.sequence} of the history, is missing"
             _LOG.warning("%s: %s; `metaloom verify %s` tells more", run.location, lost, argument(run.path))
         return run
 
@@ -292,9 +433,40 @@ def _link_at(run: Run, sequence: int, iteration: int) -> Link | None:
     return None
 
 
-def _lost_newest(run: Run) -> str:
-    """Words about the newest record, if it is known that there was one and it is gone; else none."""
-    known = newest_session(run.path, first_session(run.info))
-    if known is None or known.head is None or known.head.sequence in known.lost or run.contains(known.head.ref):
+def find_runs(root: Path) -> list[Path]:
+    """The folders of the runs below the folder of all runs, the newest first.
+
+    A run that cannot be read is one of them, for whoever opens it to say why.
+
+    Raises:
+        StorageFailed: the object store cannot be read.
+    """
+    url = url_of(root)
+    if url is None:
+        folders = [entry for entry in root.iterdir() if entry.is_dir()] if root.is_dir() else []
+        written = {folder: when for folder in folders if (when := _written(folder)) is not None}
+        return sorted(written, key=lambda folder: written[folder], reverse=True)
+    folders = (folder_of(f"{url}/{name}") for name in ObjectFolder(url).folders())
+    created = {folder: when for folder in folders if (when := _created(folder)) is not None}
+    return sorted(created, key=lambda folder: created[folder], reverse=True)
+
+
+def _written(folder: Path) -> float | None:
+    """Modification time of a run's run.json, of the folder if another user keeps us out; None if it is no run."""
+    try:
+        return (folder / "run.json").stat().st_mtime
+    except PermissionError:
+        return folder.stat().st_mtime
+    except OSError:
+        return None
+
+
+def _created(folder: Path) -> str | None:
+    """Time of creation of the run that a folder caches; None if there is none, "" if it cannot be read."""
+    try:
+        follow(folder)
+        return str(read_sealed(folder / "run.json", indented=True).get("created", ""))
+    except FileNotFoundError:
+        return None
+    except DamagedRun:
         return ""
-    return f"its newest record, of {known.head.ref} at position {known.head.sequence} of the history, is missing"

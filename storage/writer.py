@@ -5,11 +5,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from metaloom.pipeline.types import Array, EpisodeBatch
 from metaloom.storage.errors import (
+    BudgetReached,
     DamagedRun,
     FencedOut,
     LayoutMismatch,
@@ -28,8 +31,6 @@ from metaloom.storage.progress import Progress, unseen
 from metaloom.storage.read.history import History
 from metaloom.storage.run import Run
 from metaloom.storage.write.array_store import ArrayStore
-from metaloom.storage.write.background import BackgroundQueue
-from metaloom.storage.write.budget import Budget
 from metaloom.storage.write.creation import WRITABLE
 from metaloom.storage.write.holder import is_asked_to_stop
 from metaloom.storage.write.packer import Packer
@@ -74,12 +75,15 @@ class RunWriter:
         self._packer = Packer(run.files, session, history.digests, str(run.info["format"]))
         self._packer.finish()
         self._retention = retention
-        self._whole = _whole_iterations(run, history) if retention.thins else set[int]()
+        self._whole: set[int] = set()
+        if retention.thins:
+            complete = {ref.iteration for ref in history.digests if ref.stage == run.stages.last}
+            self._whole = complete.difference(run.files.thinned_iterations())
         held = run.files.num_bytes() if retention.max_bytes is not None else 0
         self._budget = Budget(run.path, retention.max_bytes, held) if retention.max_bytes is not None else None
         self._lock = threading.Lock()
         self._pending: dict[StageRef, Value] = {}
-        self._recent = _RecentOutputs()
+        self._recent: OrderedDict[StageRef, tuple[Value, int]] = OrderedDict()
         self._queue = BackgroundQueue(self._publish, _QUEUE_DEPTH)
         self._closed = False
 
@@ -145,8 +149,13 @@ class RunWriter:
             with self._lock:
                 self._pending.pop(ref, None)
             raise
-        with self._lock:
-            self._recent.add(ref, value)
+        size = sum(array.nbytes for array in flatten(value).values())
+        with self._lock:  # the outputs put last stay in memory, within bounds of number and size
+            self._recent[ref] = (value, size)
+            while len(self._recent) > _RECENT_OUTPUTS or (
+                len(self._recent) > 1 and sum(size for _, size in self._recent.values()) > _RECENT_BYTES
+            ):
+                self._recent.popitem(last=False)
 
     def load(self, ref: StageRef) -> Value:
         """A stage's output: from memory if it was put lately, else from the disk."""
@@ -256,16 +265,12 @@ class RunWriter:
             with self._writing():
                 try:
                     if not self._queue.failed:
-                        self._seal()
+                        self._session.seal(self._history.head)
+                except FencedOut:  # nothing was left to store, and the later writer knows what there is
+                    _LOG.info("%s was taken over before it was closed", self.run.path)
                 finally:
                     self._session.close()
             self._queue.check()
-
-    def _seal(self) -> None:
-        try:
-            self._session.seal(self._history.head)
-        except FencedOut:  # nothing was left to store, and the later writer knows what there is
-            _LOG.info("%s was taken over before it was closed", self.run.path)
 
     def __enter__(self) -> Self:
         return self
@@ -301,8 +306,8 @@ class RunWriter:
 
     def _in_memory(self, ref: StageRef) -> Value | None:
         with self._lock:
-            value = self._pending.get(ref)
-            return self._recent.get(ref) if value is None else value
+            value, _ = self._recent.get(ref, (None, 0))
+            return self._pending.get(ref, value)
 
     def _writing(self) -> AbstractContextManager[None]:
         again = f"`metaloom resume {argument(self.run.path)}` goes on behind what was stored"
@@ -313,22 +318,17 @@ class RunWriter:
             written = self._publisher.publish(output)
             freed = 0
             if output.ref.stage == self.run.stages.last:
-                freed = self._retire(output.ref.iteration)
+                if self._retention.thins:  # what need not be kept now that an iteration is complete
+                    self._whole.add(output.ref.iteration)
+                    complete = max(self._whole) + 1
+                    done = {i for i in self._whole if not self._retention.keeps(i, complete)}
+                    self._whole -= done
+                    freed = self._thinner.thin(self._thinnable(done)).num_bytes
                 self._packer.pack_old()
         with self._lock:
             self._pending.pop(output.ref, None)
             if self._budget:
                 self._budget.release(output.ref, written - freed)
-
-    def _retire(self, iteration: int) -> int:
-        """Thin what need not be kept now that an iteration is complete; returns the bytes that went."""
-        if not self._retention.thins:
-            return 0
-        self._whole.add(iteration)
-        complete = max(self._whole) + 1
-        done = {i for i in self._whole if not self._retention.keeps(i, complete)}
-        self._whole -= done
-        return self._thinner.thin(self._thinnable(done)).num_bytes
 
     def _thinnable(self, iterations: set[int]) -> list[StageRef]:
         refs = (ref for iteration in iterations for ref in self._history.digests.of(iteration))
@@ -367,26 +367,104 @@ class RunWriter:
             )
 
 
-def _whole_iterations(run: Run, history: History) -> set[int]:
-    complete = {ref.iteration for ref in history.digests if ref.stage == run.stages.last}
-    return complete.difference(run.files.thinned_iterations())
+class BackgroundQueue:
+    """One thread that works off jobs in the order they are given; `depth` of them may wait."""
+
+    def __init__(self, work: Callable[[Output], None], depth: int) -> None:
+        self._work = work
+        self._jobs: SimpleQueue[Output | None] = SimpleQueue()
+        self._slots = threading.Semaphore(depth + 1)  # one more is being worked on
+        self._idle = threading.Condition()
+        self._unfinished = 0
+        self._error: BaseException | None = None
+        # A daemon: a process that dies without closing must not hang; what was not committed is computed again.
+        self._thread = threading.Thread(target=self._run, name="metaloom-store", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Output) -> None:
+        """Queue a job; waits while the queue is full. Raises the first error of an earlier job."""
+        self._slots.acquire()
+        with self._idle:
+            if self._error is None:
+                self._unfinished += 1
+                self._jobs.put(job)
+                return
+        self._slots.release()
+        self.check()
+
+    def wait(self) -> None:
+        """Return when every job is done. Raises the first error."""
+        with self._idle:
+            self._idle.wait_for(lambda: self._unfinished == 0)
+        self.check()
+
+    def check(self) -> None:
+        """Raise the first error of a job, the same one every time."""
+        if self._error is not None:
+            raise self._error
+
+    @property
+    def failed(self) -> bool:
+        """True once a job has raised an error."""
+        return self._error is not None
+
+    def stop(self) -> None:
+        """Finish the queued jobs and end the thread. Raises nothing."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            if self._error is None:
+                try:
+                    self._work(job)
+                except BaseException as error:
+                    # Later jobs build on this one: they are dropped, and the caller is told at its next call.
+                    self._error = error
+            self._slots.release()
+            with self._idle:
+                self._unfinished -= 1
+                self._idle.notify_all()
 
 
-class _RecentOutputs:
-    """The outputs put last, within bounds of number and size."""
+_WARN_AT = 0.9
+_BESIDES_ARRAYS = 64 * 2**10  # a record, tables, checksums: more than they take at any size in use
 
-    def __init__(self) -> None:
-        self._values: OrderedDict[StageRef, tuple[Value, int]] = OrderedDict()
-        self._bytes = 0
 
-    def add(self, ref: StageRef, value: Value) -> None:
-        size = sum(array.nbytes for array in flatten(value).values())
-        self._values[ref] = (value, size)
-        self._bytes += size
-        while len(self._values) > _RECENT_OUTPUTS or (self._bytes > _RECENT_BYTES and len(self._values) > 1):
-            _, (_, dropped) = self._values.popitem(last=False)
-            self._bytes -= dropped
+class Budget:
+    """Size of a run's files in bytes, against a limit. Not shared between threads: its owner has a lock."""
 
-    def get(self, ref: StageRef) -> Value | None:
-        entry = self._values.get(ref)
-        return entry[0] if entry else None
+    def __init__(self, root: Path, limit: int, used: int) -> None:
+        self._root = root
+        self._limit = limit
+        self._used = used
+        self._reserved: dict[StageRef, int] = {}
+        self._warned = False
+
+    def reserve(self, ref: StageRef, value: Value) -> None:
+        """Set aside what an output can take at most.
+
+        Raises:
+            BudgetReached: there is not so much left.
+        """
+        arrays = flatten(value).values()
+        need = sum(array.nbytes for array in arrays) + _BESIDES_ARRAYS
+        if self._used + sum(self._reserved.values()) + need > self._limit:
+            name = argument(self._root)
+            raise BudgetReached(
+                self._root,
+                found=f"{self._used} bytes, and up to {need} more to store {ref}",
+                required=f"at most {self._limit} bytes (retention.max_bytes)",
+                action=f"All that was committed is there. `metaloom thin {name} --keep-every 10` makes room for "
+                f"`metaloom resume {name}`; `metaloom resume {name} --set retention.max_bytes=...` raises the limit",
+            )
+        self._reserved[ref] = need
+
+    def release(self, ref: StageRef, written: int) -> None:
+        """Count what an output took instead of what was set aside for it; negative when files went."""
+        self._reserved.pop(ref, None)
+        self._used += written
+        if self._used > _WARN_AT * self._limit and not self._warned:
+            self._warned = True
+            share = self._used / self._limit
+            _LOG.warning("%s holds %d bytes, %.0f %% of its limit", self._root, self._used, 100 * share)

@@ -17,8 +17,7 @@ from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import require_iteration
 from metaloom.pipeline.device import EQUALITY
 from metaloom.storage import Run, StageRef
-from metaloom.storage.format.codec import Value, flatten
-from metaloom.storage.format.digests import array_digests
+from metaloom.storage.format.codec import Value, array_digests, flatten
 from metaloom.storage.format.records import ArrayDigest
 from metaloom.storage.keep.thinner import changed_versions
 

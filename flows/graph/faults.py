@@ -19,7 +19,7 @@ from metaloom.pipeline.plugin_files import own_paths
 from metaloom.stages.faults import StageFault
 from metaloom.stages.finite_checks import require_finite
 from metaloom.storage import StageRef
-from metaloom.storage.format.digests import array_digests
+from metaloom.storage.format.codec import array_digests
 
 FAULTS = (StageFault, NumericalError, BaselineError)
 """Errors of stages about numbers and environments, as opposed to bugs in the program."""

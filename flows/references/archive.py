@@ -20,7 +20,7 @@ from metaloom.flows.references.zips import LARGEST_ARCHIVE, pack, unpack
 from metaloom.storage import Run
 from metaloom.storage.errors import damaged, system_errors
 from metaloom.storage.format.files import lock, make_folders, read_file, replace_file
-from metaloom.storage.format.paths import check_run_name
+from metaloom.storage.format.places import check_run_name
 from metaloom.storage.unfinished import unfinished_folder
 
 _LEFT_OUT = ("_operator", "_quarantine", "writer.lock")

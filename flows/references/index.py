@@ -15,7 +15,7 @@ from metaloom.pipeline.schema import suggestion
 from metaloom.storage import DamagedRun
 from metaloom.storage.format.canonical import read_sealed, render, sealed
 from metaloom.storage.format.files import replace_file
-from metaloom.storage.format.paths import check_run_name
+from metaloom.storage.format.places import check_run_name
 
 INDEX = "index.json"
 SCHEMA = "metaloom-references/1"

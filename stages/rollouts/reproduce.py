@@ -30,7 +30,10 @@ def reproduce(env: EnvConfig, about: Mapping[str, Any], arrays: Mapping[str, Arr
         RolloutError: the same as then, from this process.
         EnvError: the environment cannot be made.
     """
-    tasks, actions, seeds = _episodes(about, arrays)
+    if about["episode"] is None:  # of a whole shard: tasks [n, P], actions [t, n, A], reset seeds [n]
+        tasks, actions, seeds = arrays["tasks"], arrays["actions"], np.array(about["seeds"], np.uint64)
+    else:
+        tasks, actions, seeds = arrays["task"][None], arrays["actions"][:, None], np.array([about["seed"]], np.uint64)
     one = make_env(env)
     if isinstance(one.action_space, Discrete):
         actions = actions[..., 0].astype(np.int64)
@@ -53,13 +56,6 @@ def reproduce(env: EnvConfig, about: Mapping[str, Any], arrays: Mapping[str, Arr
         raise RolloutError(describe(told), told, arrays) from error
     finally:
         batch.close()
-
-
-def _episodes(about: Mapping[str, Any], arrays: Mapping[str, Array]) -> tuple[Array, Array, Array]:
-    """Tasks [n, P], actions [t, n, A] and reset seeds [n]: of one episode, or of a whole shard."""
-    if about["episode"] is None:
-        return arrays["tasks"], arrays["actions"], np.array(about["seeds"], np.uint64)
-    return arrays["task"][None], arrays["actions"][:, None], np.array([about["seed"]], np.uint64)
 
 
 def _step(batch: BatchEnv, action: Array, rows: Array, facts: tuple[Fact, ...]) -> Array:

@@ -61,11 +61,8 @@ class ArraySpec:
         about = {"unit": plan.unit, "description": plan.description} if plan else {}
         dims = dims_of(piece.path, plan, len(shape))
         plain = cls(piece.path, rows, shape, dtype_name(piece.data), dims, {**about, **piece.attributes})
-        return replace(plain, sharded=shards and plain._is_worth_shards())
-
-    def _is_worth_shards(self) -> bool:
-        several = self.dims[1:2] == ("task",) and self.shape[0] > 1
-        return several and self.raw_bytes >= COMPRESS_FROM and SMALLEST_PART <= self.part.raw_bytes <= _COMPRESS_TO
+        large = shards and dims[1:2] == ("task",) and shape[0] > 1 and plain.raw_bytes >= COMPRESS_FROM
+        return replace(plain, sharded=large and SMALLEST_PART <= plain.part.raw_bytes <= _COMPRESS_TO)
 
     @cached_property
     def part(self) -> "ArraySpec":
@@ -93,7 +90,17 @@ class ArraySpec:
     def document(self) -> dict[str, Any]:
         """The content of the array's zarr.json."""
         itemsize = np.dtype(self.dtype).itemsize
-        codecs = [_bytes_codec(itemsize), *([_blosc_codec(itemsize)] if self.compressed else []), _CRC_CODEC]
+        blosc = {"blocksize": 0, "clevel": 5, "cname": "lz4", "shuffle": "shuffle", "typesize": itemsize}
+        compressor = [{"name": "blosc", "configuration": blosc}] if self.compressed else []
+        codecs = [_bytes_codec(itemsize), *compressor, _CRC_CODEC]
+        if self.sharded:
+            sharding = {
+                "chunk_shape": [1, 1, *(max(1, size) for size in self.shape[1:])],
+                "codecs": codecs,
+                "index_codecs": [_bytes_codec(8), _CRC_CODEC],
+                "index_location": "end",
+            }
+            codecs = [{"name": "sharding_indexed", "configuration": sharding}]
         return sealed(
             {
                 "attributes": dict(self.attributes),
@@ -102,10 +109,10 @@ class ArraySpec:
                     "configuration": {"chunk_shape": [1, *(max(1, size) for size in self.shape)]},
                 },
                 "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
-                "codecs": [_sharding_codec(self.shape, codecs)] if self.sharded else codecs,
+                "codecs": codecs,
                 "data_type": self.dtype,
                 "dimension_names": list(self.dims),
-                "fill_value": _fill_value(self.dtype),
+                "fill_value": False if self.dtype == "bool" else "NaN" if self.dtype.startswith("float") else 0,
                 "node_type": "array",
                 "shape": [self.rows, *self.shape],
                 "storage_transformers": [],
@@ -156,29 +163,8 @@ def read_spec(data: Path, path: str) -> ArraySpec:
 _CRC_CODEC: dict[str, Any] = {"name": "crc32c"}
 
 
-def _fill_value(dtype: str) -> str | int | bool:
-    if dtype == "bool":
-        return False
-    return "NaN" if dtype.startswith("float") else 0
-
-
 def _bytes_codec(itemsize: int) -> dict[str, Any]:
     return {"name": "bytes"} | ({"configuration": {"endian": "little"}} if itemsize > 1 else {})
-
-
-def _blosc_codec(itemsize: int) -> dict[str, Any]:
-    settings = {"blocksize": 0, "clevel": 5, "cname": "lz4", "shuffle": "shuffle", "typesize": itemsize}
-    return {"name": "blosc", "configuration": settings}
-
-
-def _sharding_codec(shape: tuple[int, ...], codecs: list[dict[str, Any]]) -> dict[str, Any]:
-    about = {
-        "chunk_shape": [1, 1, *(max(1, size) for size in shape[1:])],
-        "codecs": codecs,
-        "index_codecs": [_bytes_codec(8), _CRC_CODEC],
-        "index_location": "end",
-    }
-    return {"name": "sharding_indexed", "configuration": about}
 
 
 def _parse_spec(document: Mapping[str, Any], path: str) -> ArraySpec | None:

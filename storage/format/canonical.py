@@ -61,7 +61,13 @@ def parse_sealed(raw: bytes, *, indented: bool = False, holder: str | None = Non
     Raises:
         ValueError: it is not; the message says what is wrong.
     """
-    document = _parse(raw)
+    try:
+        document: Any = json.loads(raw, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not valid JSON ({type(error).__name__})") from None
+    if not isinstance(document, dict):
+        raise ValueError(f"JSON holds a {type(document).__name__} at the top, not an object")
+    document = cast(Document, document)
     try:
         canonical = render(document, indented=indented) == raw
         intact = canonical and sealed(document, holder=holder) == document
@@ -70,16 +76,6 @@ def parse_sealed(raw: bytes, *, indented: bool = False, holder: str | None = Non
     if not intact:
         raise ValueError("the content does not match its own checksum")
     return document
-
-
-def _parse(raw: bytes) -> Document:
-    try:
-        document = json.loads(raw, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"not valid JSON ({type(error).__name__})") from None
-    if not isinstance(document, dict):
-        raise ValueError(f"JSON holds a {type(document).__name__} at the top, not an object")
-    return cast(Document, document)
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -1,14 +1,16 @@
-"""Batches as arrays on disk and back.
+"""Batches as arrays on disk and back, and their digests, by which runs, replays and machines are compared.
 
 Two views of one value: `flatten` names the arrays a user thinks in (one per parameter, one per metric), which digests
 and comparisons are about; `encode` names the arrays that are stored, in which each mapping of parameters is packed into
 one array per dtype because Zarr costs per array and not per byte.
 """
 
+import hashlib
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from itertools import accumulate
 from typing import Any, cast
 
 import numpy as np
@@ -18,7 +20,6 @@ from metaloom.pipeline.types import (
     EpisodeBatch,
     Evaluation,
     LearnerState,
-    Metrics,
     Minibatches,
     Params,
     Samples,
@@ -28,6 +29,7 @@ from metaloom.pipeline.types import (
 )
 from metaloom.storage.errors import LayoutMismatch
 from metaloom.storage.format.layout import METRICS, ArrayPlan, plan_in
+from metaloom.storage.format.records import ArrayDigest
 from metaloom.storage.format.refs import StageRef
 from metaloom.storage.format.stages import METRICS_GROUP, StageTable
 
@@ -37,6 +39,7 @@ Stored = Mapping[str, tuple[Array, Mapping[str, Any]]]
 
 DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
 _DTYPE_NAMES = {np.dtype(name): name for name in DTYPES}
+_LEARNER_FIELDS = ("params", "optimizer", "extra")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 KINDS: Mapping[str, type[Value]] = {
     kind.__name__: kind for kind in (TaskBatch, EpisodeBatch, Samples, TaskParams, Minibatches, Update, Evaluation)
@@ -92,72 +95,61 @@ def encode(stages: StageTable, ref: StageRef, value: Value) -> list[Piece]:
     expected = stages[ref.stage].output
     if not isinstance(value, KINDS[expected]):
         raise _mismatch(ref, f"output of type {type(value).__name__}", expected)
-    arrays = _learner_arrays(ref, value.learner) if isinstance(value, Update) else _group_arrays(ref, value)
     group, row = stages.group_of(ref), stages.row_of(ref)
     pieces = [
         Piece(f"{group}/{name}", row, data, plan_in(expected, name), attributes)
-        for name, (data, attributes) in arrays.items()
+        for name, (data, attributes) in _group_arrays(ref, value).items()
     ]
     if not isinstance(value, Update):
         return pieces
     if stages[ref.stage].ends_iteration:
-        return [*pieces, _encode_metrics(ref, value.metrics)]
+        names = sorted(value.metrics)
+        metrics = np.array([value.metrics[_checked_name(ref, name)] for name in names], np.float64)
+        return [*pieces, Piece(f"{METRICS_GROUP}/values", ref.iteration, metrics, METRICS, {"names": names})]
     if value.metrics:
         raise _mismatch(ref, f"{len(value.metrics)} metrics", "none: there is no iteration yet that they describe")
     return pieces
 
 
 def decode(output: str, group: str, groups: Mapping[str, Stored]) -> Value:
-    """An output from the arrays of each group that it was written to.
-
-    Args:
-        output: the name of its type.
-        group: that holds it; metrics are in one of their own.
-        groups: what was read.
+    """An output, by the name of its type, from the arrays of its group; metrics are in a group of their own.
 
     Raises:
         KeyError: an array that belongs to the output is not among them.
         ValueError: the arrays do not fit together.
     """
-    if output == Update.__name__:
-        return Update(_decode_learner(groups[group]), _decode_metrics(groups.get(METRICS_GROUP, {})))
-    return _DECODERS[output](groups[group])
-
-
-def _decode_tasks(arrays: Stored) -> TaskBatch:
-    params, attributes = arrays["params"]
-    return TaskBatch(params, arrays["ids"][0], tuple(attributes["names"]), tuple(attributes["units"]))
-
-
-def _decode_episodes(arrays: Stored) -> EpisodeBatch:
-    return EpisodeBatch(
-        **{f.name: arrays[f.name][0] for f in fields(EpisodeBatch) if f.name in arrays},
-        behavior=_unprefixed(arrays, "behavior."),
-        reward_terms=_unprefixed(arrays, "reward_terms."),
-        facts=_unprefixed(arrays, "facts."),
-    )
-
-
-def _decode_evaluation(arrays: Stored) -> Evaluation:
-    attributes = arrays["task_params"][1]
-    names = [f.name for f in fields(Evaluation) if f.name not in ("names", "units") and not f.name.endswith("_facts")]
-    return Evaluation(
-        names=tuple(attributes["names"]),
-        units=tuple(attributes["units"]),
-        **{name: arrays[name][0] for name in names},
-        test_facts=_unprefixed(arrays, "test_facts."),
-        adaptation_facts=_unprefixed(arrays, "adaptation_facts."),
-    )
-
-
-_DECODERS: Mapping[str, Callable[[Stored], Value]] = {
-    "TaskBatch": _decode_tasks,
-    "EpisodeBatch": _decode_episodes,
-    "Samples": lambda arrays: Samples(**_present(Samples, arrays)),
-    "TaskParams": lambda arrays: TaskParams(_unpack(arrays, "params", leading=1)),
-    "Minibatches": lambda arrays: Minibatches(**_present(Minibatches, arrays)),
-    "Evaluation": _decode_evaluation,
-}
+    arrays = groups[group]
+    match output:
+        case "TaskBatch":
+            params, about = arrays["params"]
+            return TaskBatch(params, arrays["ids"][0], tuple(about["names"]), tuple(about["units"]))
+        case "EpisodeBatch":
+            return EpisodeBatch(
+                **{f.name: arrays[f.name][0] for f in fields(EpisodeBatch) if f.name in arrays},
+                behavior=_unprefixed(arrays, "behavior."),
+                reward_terms=_unprefixed(arrays, "reward_terms."),
+                facts=_unprefixed(arrays, "facts."),
+            )
+        case "Samples":
+            return Samples(**_present(Samples, arrays))
+        case "TaskParams":
+            return TaskParams(_unpack(arrays, "params", leading=1))
+        case "Minibatches":
+            return Minibatches(**_present(Minibatches, arrays))
+        case "Update":
+            learner = LearnerState(**{name: _unpack(arrays, name, leading=0) for name in _LEARNER_FIELDS})
+            values, about = groups.get(METRICS_GROUP, {}).get("values", (np.zeros(0), {"names": []}))
+            return Update(learner, dict(zip(about["names"], values.tolist(), strict=True)))
+        case _:
+            about = arrays["task_params"][1]
+            described = ("names", "units", "test_facts", "adaptation_facts")
+            return Evaluation(
+                names=tuple(about["names"]),
+                units=tuple(about["units"]),
+                **{f.name: arrays[f.name][0] for f in fields(Evaluation) if f.name not in described},
+                test_facts=_unprefixed(arrays, "test_facts."),
+                adaptation_facts=_unprefixed(arrays, "adaptation_facts."),
+            )
 
 
 def _present(kind: type[Samples | Minibatches], arrays: Stored) -> Params:
@@ -167,6 +159,9 @@ def _present(kind: type[Samples | Minibatches], arrays: Stored) -> Params:
 
 
 def _group_arrays(ref: StageRef, value: Value) -> dict[str, tuple[Array, dict[str, Any]]]:
+    if isinstance(value, Update):
+        packed = (_pack(ref, name, getattr(value.learner, name), leading=0) for name in _LEARNER_FIELDS)
+        return {name: array for arrays in packed for name, array in arrays.items()}
     if isinstance(value, TaskParams):
         return _pack(ref, "params", value.params, leading=1)
     arrays: dict[str, tuple[Array, dict[str, Any]]] = {
@@ -176,35 +171,6 @@ def _group_arrays(ref: StageRef, value: Value) -> dict[str, tuple[Array, dict[st
         described = arrays["params" if isinstance(value, TaskBatch) else "task_params"][1]
         described.update(names=list(value.names), units=list(value.units))
     return arrays
-
-
-def _learner_arrays(ref: StageRef, learner: LearnerState) -> dict[str, tuple[Array, dict[str, Any]]]:
-    return {
-        **_pack(ref, "params", learner.params, leading=0),
-        **_pack(ref, "optimizer", learner.optimizer, leading=0),
-        **_pack(ref, "extra", learner.extra, leading=0),
-    }
-
-
-def _encode_metrics(ref: StageRef, metrics: Metrics) -> Piece:
-    names = sorted(metrics)
-    values = np.array([metrics[_checked_name(ref, name)] for name in names], np.float64)
-    return Piece(f"{METRICS_GROUP}/values", ref.iteration, values, METRICS, {"names": names})
-
-
-def _decode_metrics(arrays: Stored) -> Metrics:
-    if "values" not in arrays:
-        return {}
-    values, attributes = arrays["values"]
-    return dict(zip(attributes["names"], values.tolist(), strict=True))
-
-
-def _decode_learner(arrays: Stored) -> LearnerState:
-    return LearnerState(
-        params=_unpack(arrays, "params", leading=0),
-        optimizer=_unpack(arrays, "optimizer", leading=0),
-        extra=_unpack(arrays, "extra", leading=0),
-    )
 
 
 def _pack(ref: StageRef, field_name: str, mapping: Params, *, leading: int) -> dict[str, tuple[Array, dict[str, Any]]]:
@@ -220,23 +186,17 @@ def _pack(ref: StageRef, field_name: str, mapping: Params, *, leading: int) -> d
     order = {name: index for index, name in enumerate(entries)}
     for name in sorted(entries):
         kinds.setdefault(dtype_name(entries[name]), []).append(name)
-    return {
-        f"{field_name}.{kind}": _pack_kind({name: entries[name] for name in names}, order, leading)
-        for kind, names in kinds.items()
-    }
-
-
-def _pack_kind(entries: Params, order: Mapping[str, int], leading: int) -> tuple[Array, dict[str, Any]]:
-    directory: list[dict[str, Any]] = []
-    rows: list[Array] = []
-    offset = 0
-    for name, value in entries.items():
-        shape = value.shape[leading:]
-        size = math.prod(shape)
-        directory.append({"name": name, "shape": list(shape), "offset": offset, "order": order[name]})
-        rows.append(value.reshape(*value.shape[:leading], size))
-        offset += size
-    return np.concatenate(rows, axis=-1), {"entries": directory}
+    packed: dict[str, tuple[Array, dict[str, Any]]] = {}
+    for kind, names in kinds.items():
+        shapes = [entries[name].shape[leading:] for name in names]
+        sizes = [math.prod(shape) for shape in shapes]
+        rows = [entries[n].reshape(*entries[n].shape[:leading], size) for n, size in zip(names, sizes, strict=True)]
+        directory = [
+            {"name": name, "shape": list(shape), "offset": end - size, "order": order[name]}
+            for name, shape, size, end in zip(names, shapes, sizes, accumulate(sizes), strict=True)
+        ]
+        packed[f"{field_name}.{kind}"] = (np.concatenate(rows, axis=-1), {"entries": directory})
+    return packed
 
 
 def _unpack(arrays: Stored, field_name: str, *, leading: int) -> Params:
@@ -271,3 +231,25 @@ def _checked_name(ref: StageRef, name: str) -> str:
 
 def _mismatch(ref: StageRef, found: str, required: str) -> LayoutMismatch:
     return LayoutMismatch(ref, found=found, required=required, action="Change what the stage returns")
+
+
+def digest(value: Value | LearnerState) -> dict[str, str]:
+    """SHA-256 of every array of a value by name, in the order of the names."""
+    return {name: entry.sha256 for name, entry in array_digests(value).items()}
+
+
+def output_digest(digests: Mapping[str, str]) -> str:
+    """Combine the digests of all arrays of a value into one, from what `digest` returns."""
+    lines = "".join(f"{name} {digests[name]}\n" for name in sorted(digests))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def array_digests(value: Value | LearnerState) -> dict[str, ArrayDigest]:
+    """Digest, dtype and shape of every array of a value, in the order of the names."""
+    digests: dict[str, ArrayDigest] = {}
+    for name, array in sorted(flatten(value).items()):
+        # Dtype and shape go in first: the same bytes under another shape are another array.
+        state = hashlib.sha256(f"{array.dtype.str}{list(array.shape)}\n".encode())
+        state.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        digests[name] = ArrayDigest(state.hexdigest(), dtype_name(array), array.shape)
+    return digests

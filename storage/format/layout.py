@@ -36,10 +36,7 @@ _EPISODES = (
     ArrayPlan("terminated", ("task", "episode"), "1", "the task ended the episode"),
     ArrayPlan("truncated", ("task", "episode"), "1", "the step limit ended the episode"),
     ArrayPlan(
-        "lengths",
-        ("task", "episode"),
-        "steps",
-        "steps in the episode, 0 where there is none; what follows is padding",
+        "lengths", ("task", "episode"), "steps", "steps in the episode, 0 where there is none; what follows is padding"
     ),
     ArrayPlan("initial_state", ("task", "episode", "state"), "mixed", "state of the simulator after the reset"),
     ArrayPlan("behavior.mean", ("task", "episode", "t", "action"), "1", "mean of the acting Gaussian"),

@@ -1,7 +1,11 @@
-"""Folders of the cache, and the URLs they stand for. The path says it, so nothing has to be looked up."""
+"""Names, paths and URLs of runs. A name cannot leave the folder of all runs.
+
+A URL stands for a folder of the cache. The path says it, so nothing has to be looked up.
+"""
 
 import os
 import re
+import unicodedata
 from pathlib import Path
 
 from metaloom.storage.errors import InvalidRunName, path_argument
@@ -14,11 +18,6 @@ def cache_root() -> Path:
     """Return the folder that caches runs under object storage: $METALOOM_CACHE, else one in the user's cache folder."""
     chosen = os.environ.get("METALOOM_CACHE")
     return Path(chosen or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "metaloom").expanduser().absolute()
-
-
-def is_url(text: object) -> bool:
-    """Tell whether a text is a URL and no path."""
-    return isinstance(text, str) and _URL.fullmatch(text) is not None
 
 
 def folder_of(place: str | os.PathLike[str]) -> Path:
@@ -61,3 +60,69 @@ def argument(folder: Path) -> str:
 def location(folder: Path) -> str:
     """Name of a folder for users: its URL if it stands for one."""
     return url_of(folder) or str(folder)
+
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}")
+_RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)  # devices, on Windows
+
+
+def run_path(name_or_path: str | os.PathLike[str], root: str | os.PathLike[str]) -> Path:
+    """Return the folder of a run.
+
+    Args:
+        name_or_path: a name stands for a run below `root`; what holds a separator, or is a Path, stands for itself;
+            a URL stands for the folder that caches what is there.
+        root: folder of all runs.
+
+    Raises:
+        InvalidRunName: the name is one that no run can have.
+    """
+    if isinstance(name_or_path, str) and _URL.fullmatch(name_or_path):
+        return folder_of(name_or_path)
+    if isinstance(name_or_path, str) and "/" not in name_or_path and os.sep not in name_or_path:
+        return Path(root) / check_run_name(name_or_path)
+    path = check_path(os.fspath(name_or_path))
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise InvalidRunName(
+            "path of a run",
+            found=repr(str(path)),
+            required="the name of a user of this system behind ~",
+            action="Write the path out",
+        ) from None
+
+
+def check_path(path: str | os.PathLike[str]) -> Path:
+    """Return the path itself, if it can be told on one line and typed again.
+
+    Raises:
+        InvalidRunName: it holds line breaks, other control characters, or bytes that are no text.
+    """
+    text = os.fspath(path)
+    # Control characters, breaks of lines and paragraphs, and bytes that are no text.
+    if any(unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") for character in text):
+        raise InvalidRunName(
+            "path of a run",
+            found=repr(text),
+            required="text without line breaks and control characters",
+            action="Choose another path; `mv` renames the folder of a run",
+        )
+    return Path(text)
+
+
+def check_run_name(name: str) -> str:
+    """Return the name itself, if a run can have it on every system.
+
+    Raises:
+        InvalidRunName: it cannot.
+    """
+    if not _NAME.fullmatch(name) or name.endswith(".") or _RESERVED.fullmatch(name):
+        raise InvalidRunName(
+            "run name",
+            found=repr(name),
+            required="1 to 100 letters, digits, '_', '-' and '.', not beginning with '.' or '-', not ending with '.', "
+            "and no device of Windows such as CON",
+            action="Choose another name, or give a path such as ./NAME",
+        )
+    return name

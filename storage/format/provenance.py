@@ -25,12 +25,17 @@ def versions() -> dict[str, str]:
 
 def system() -> dict[str, str]:
     """The machine, as far as it can change floating-point results or helps to find it again."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux
+        lines = []
+    flags = (line.partition(":")[2].strip() for line in lines if line.startswith(("flags", "Features")))
     return {
         "host": socket.gethostname(),
         "platform": platform.platform(),
         "libc": " ".join(platform.libc_ver()),
         "cpu": platform.processor() or platform.machine(),
-        "cpu_flags": _cpu_flags(),
+        "cpu_flags": next(flags, ""),
         "cores": str(os.cpu_count()),
     }
 
@@ -39,12 +44,3 @@ def utc(seconds: float | None = None) -> str:
     """A time in seconds since 1970, or now, as ISO 8601 in UTC."""
     moment = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
     return moment.isoformat(timespec="microseconds")
-
-
-@lru_cache(maxsize=1)
-def _cpu_flags() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:  # not Linux
-        return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(("flags", "Features"))), "")

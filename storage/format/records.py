@@ -60,7 +60,7 @@ class SpanInput:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the entry as plain data."""
-        ends = {"first": _ref_document(self.first), "last": _ref_document(self.last)}
+        ends = {"first": self.first.document(), "last": self.last.document()}
         about = {"outputs": self.outputs, "steps": self.steps, "digest": self.digest}
         return {"stages": list(self.stages), **ends, **about}
 
@@ -148,11 +148,11 @@ class StageRecord:
         return sealed(
             {
                 "schema": SCHEMA,
-                **_ref_document(self.ref),
+                **self.ref.document(),
                 "sequence": self.sequence,
                 "session": self.session,
                 "token": self.token,
-                "inputs": [{**_ref_document(item.ref), "digest": item.digest} for item in self.inputs],
+                "inputs": [{**item.ref.document(), "digest": item.digest} for item in self.inputs],
                 "seed_position": list(self.seed_position),
                 "config_digest": self.config_digest,
                 "chunks": [{**_file_document(file), "array": file.array} for file in self.chunks],
@@ -196,37 +196,33 @@ def parse_record(raw: bytes, where: Path) -> StageRecord:
 
 def _parsed(document: Mapping[str, Any], where: Path) -> StageRecord:
     try:
-        return _parse(document)
+        if document["schema"] != SCHEMA:
+            raise ValueError(f"schema {document['schema']!r}")
+        session, token = parse_session(document["session"], document["token"])
+        return StageRecord(
+            ref=StageRef.parse(document),
+            sequence=int(document["sequence"]),
+            session=session,
+            token=token,
+            inputs=tuple(Input(StageRef.parse(item), str(item["digest"])) for item in document["inputs"]),
+            seed_position=tuple(int(number) for number in document["seed_position"]),
+            config_digest=str(document["config_digest"]),
+            chunks=_parse_files(document["chunks"]),
+            tables=_parse_files(document["tables"]),
+            arrays={
+                str(name): ArrayDigest(str(a["sha256"]), str(a["dtype"]), tuple(int(size) for size in a["shape"]))
+                for name, a in document["arrays"].items()
+            },
+            digest=str(document["digest"]),
+            versions={str(name): str(version) for name, version in document["versions"].items()},
+            started=str(document["started"]),
+            seconds=float(document["seconds"]),
+            previous=str(document["previous"]),
+            sha256=str(document["sha256"]),
+            spans=tuple(_parse_span(item) for item in document.get("spans", [])),
+        )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise damaged(where, f"is no commit record ({type(error).__name__}: {error})") from None
-
-
-def _parse(document: Mapping[str, Any]) -> StageRecord:
-    if document["schema"] != SCHEMA:
-        raise ValueError(f"schema {document['schema']!r}")
-    session, token = parse_session(document["session"], document["token"])
-    return StageRecord(
-        ref=_parse_ref(document),
-        sequence=int(document["sequence"]),
-        session=session,
-        token=token,
-        inputs=tuple(Input(_parse_ref(item), str(item["digest"])) for item in document["inputs"]),
-        seed_position=tuple(int(number) for number in document["seed_position"]),
-        config_digest=str(document["config_digest"]),
-        chunks=_parse_files(document["chunks"]),
-        tables=_parse_files(document["tables"]),
-        arrays={
-            str(name): ArrayDigest(str(a["sha256"]), str(a["dtype"]), tuple(int(size) for size in a["shape"]))
-            for name, a in document["arrays"].items()
-        },
-        digest=str(document["digest"]),
-        versions={str(name): str(version) for name, version in document["versions"].items()},
-        started=str(document["started"]),
-        seconds=float(document["seconds"]),
-        previous=str(document["previous"]),
-        sha256=str(document["sha256"]),
-        spans=tuple(_parse_span(item) for item in document.get("spans", [])),
-    )
 
 
 def parse_session(number: Any, token: Any) -> tuple[int, str]:
@@ -243,8 +239,8 @@ def parse_session(number: Any, token: Any) -> tuple[int, str]:
 def _parse_span(document: Mapping[str, Any]) -> SpanInput:
     item = SpanInput(
         stages=tuple(str(stage) for stage in document["stages"]),
-        first=_parse_ref(document["first"]),
-        last=_parse_ref(document["last"]),
+        first=StageRef.parse(document["first"]),
+        last=StageRef.parse(document["last"]),
         outputs=int(document["outputs"]),
         steps=int(document["steps"]),
         digest=str(document["digest"]),
@@ -254,18 +250,10 @@ def _parse_span(document: Mapping[str, Any]) -> SpanInput:
     return item
 
 
-def _parse_ref(document: Mapping[str, Any]) -> StageRef:
-    return StageRef(int(document["iteration"]), str(document["stage"]), int(document["step"]))
-
-
 def _parse_files(documents: Sequence[Mapping[str, Any]]) -> tuple[StoredFile, ...]:
     return tuple(
         StoredFile(str(d["path"]), int(d["size"]), int(d["crc32c"]), str(d.get("array", ""))) for d in documents
     )
-
-
-def _ref_document(ref: StageRef) -> dict[str, Any]:
-    return {"iteration": ref.iteration, "stage": ref.stage, "step": ref.step}
 
 
 def _file_document(file: StoredFile) -> dict[str, Any]:

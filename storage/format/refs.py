@@ -1,8 +1,9 @@
 """References to stage outputs: what flows pass around instead of arrays."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _FILE_NAME = re.compile(rf"(\d{{8}})\.({_NAME.pattern})\.(\d{{1,4}})\.json")
@@ -33,6 +34,15 @@ class StageRef:
 
     def __str__(self) -> str:
         return f"{self.stage}(i={self.iteration}, k={self.step})"
+
+    def document(self) -> dict[str, Any]:
+        """The reference as plain data."""
+        return {"iteration": self.iteration, "stage": self.stage, "step": self.step}
+
+    @classmethod
+    def parse(cls, document: Mapping[str, Any]) -> "StageRef":
+        """The reference that a document holds."""
+        return cls(int(document["iteration"]), str(document["stage"]), int(document["step"]))
 
     @property
     def file_name(self) -> str:

@@ -8,6 +8,7 @@ import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ class Seal:
             held.setdefault((record.ref.stage, record.ref.step), []).append(record.ref.iteration)
         outputs = {output: (*ranges(numbers),) for output, numbers in sorted(held.items())}
         sessions = frozenset((record.session, record.token) for record in records)
-        return cls(iterations, outputs, (*join(map(Link.of, records)),), sessions, arrays, files)
+        return cls(iterations, outputs, join(map(Link.of, records)), sessions, arrays, files)
 
     def holds(self, ref: StageRef) -> bool:
         """Tell whether the segment has an output."""
@@ -158,7 +159,25 @@ def read_seal(folder: Path) -> Seal:
     """
     document = read_sealed(folder / SEAL)
     try:
-        seal = _parse(document)
+        if document["schema"] != SCHEMA:
+            raise ValueError(f"schema {document['schema']!r}")
+        seal = Seal(
+            iterations=_parse_range(document["iterations"]),
+            outputs={
+                (str(item["stage"]), int(item["step"])): tuple(_parse_range(part) for part in item["iterations"])
+                for item in document["outputs"]
+            },
+            links=tuple(
+                Link(int(link["first"]), str(link["previous"]), Head.parse(link["head"])) for link in document["links"]
+            ),
+            sessions=frozenset(parse_session(number, token) for number, token in document["sessions"]),
+            arrays={
+                str(path): PackedArray(int(array["first_row"]), int(array["rows"]), bool(array["sharded"]))
+                for path, array in document["arrays"].items()
+            },
+            files={str(path): PackedFile(int(f["size"]), str(f["sha256"])) for path, f in document["files"].items()},
+        )
+        _check(seal)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise damaged(folder / SEAL, f"is no seal of a segment ({type(error).__name__}: {error})") from None
     if segment_name(seal.iterations) != folder.name:
@@ -178,18 +197,16 @@ def segment_iterations(name: str) -> range | None:
     return found or None
 
 
-def join(links: Iterable[Link]) -> Iterator[Link]:
+def join(links: Iterable[Link]) -> tuple[Link, ...]:
     """Join links that follow one another, in order of their positions."""
-    last: Link | None = None
+    joined: list[Link] = []
     for link in sorted(links, key=lambda link: link.first):
+        last = joined[-1] if joined else None
         if last is not None and (link.first, link.previous) == (last.head.sequence + 1, last.head.sha256):
-            last = Link(last.first, last.previous, link.head)
-            continue
-        if last is not None:
-            yield last
-        last = link
-    if last is not None:
-        yield last
+            joined[-1] = Link(last.first, last.previous, link.head)
+        else:
+            joined.append(link)
+    return tuple(joined)
 
 
 def array_document(spec: ArraySpec, array: PackedArray) -> Document:
@@ -253,40 +270,9 @@ def place_in_shard(index: bytes, row: int, where: Path) -> tuple[int, int] | Non
 
 def ranges(numbers: Iterable[int]) -> Iterator[range]:
     """Join numbers that follow one another."""
-    first = last = None
-    for number in sorted(numbers):
-        if first is None or last is None or number != last + 1:
-            if first is not None and last is not None:
-                yield range(first, last + 1)
-            first = number
-        last = number
-    if first is not None and last is not None:
-        yield range(first, last + 1)
-
-
-def _parse(document: Mapping[str, Any]) -> Seal:
-    if document["schema"] != SCHEMA:
-        raise ValueError(f"schema {document['schema']!r}")
-    seal = Seal(
-        iterations=_parse_range(document["iterations"]),
-        outputs={
-            (str(item["stage"]), int(item["step"])): tuple(_parse_range(part) for part in item["iterations"])
-            for item in document["outputs"]
-        },
-        links=tuple(
-            Link(int(link["first"]), str(link["previous"]), Head.parse(link["head"])) for link in document["links"]
-        ),
-        sessions=frozenset(parse_session(number, token) for number, token in document["sessions"]),
-        arrays={
-            str(path): PackedArray(int(array["first_row"]), int(array["rows"]), bool(array["sharded"]))
-            for path, array in document["arrays"].items()
-        },
-        files={
-            str(path): PackedFile(int(file["size"]), str(file["sha256"])) for path, file in document["files"].items()
-        },
-    )
-    _check(seal)
-    return seal
+    for _, group in groupby(enumerate(sorted(numbers)), key=lambda item: item[1] - item[0]):
+        part = [number for _, number in group]
+        yield range(part[0], part[-1] + 1)
 
 
 def _check(seal: Seal) -> None:

@@ -95,14 +95,13 @@ class Head:
 
     def document(self) -> Document:
         """The head as a session writes it down."""
-        ref = {"iteration": self.ref.iteration, "stage": self.ref.stage, "step": self.ref.step}
-        return {"sequence": self.sequence, "sha256": self.sha256, "digest": self.digest, **ref}
+        return {"sequence": self.sequence, "sha256": self.sha256, "digest": self.digest, **self.ref.document()}
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> "Head":
         """The head that a session wrote down."""
-        ref = StageRef(int(document["iteration"]), str(document["stage"]), int(document["step"]))
-        return cls(int(document["sequence"]), str(document["sha256"]), ref, str(document["digest"]))
+        sequence, ref = int(document["sequence"]), StageRef.parse(document)
+        return cls(sequence, str(document["sha256"]), ref, str(document["digest"]))
 
 
 @dataclass(frozen=True)

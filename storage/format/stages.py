@@ -70,7 +70,12 @@ class StageTable:
                 f"first learner and {len(ends)} end an iteration; required different names, and one of each"
             )
         self.first, self.last = starts[0], ends[0]
-        self._places = {stage.name: (self._block(n), n) for n, stage in enumerate(self.stages)}
+        self._places: dict[str, tuple[int, int]] = {}
+        block = 0  # the first of the stepped stages that follow one another, or the stage itself
+        for n, stage in enumerate(self.stages):
+            if not (n and stage.stepped and self.stages[n - 1].stepped):
+                block = n
+            self._places[stage.name] = (block, n)
 
     def __contains__(self, name: str) -> bool:
         return name in self._by_name
@@ -120,10 +125,6 @@ class StageTable:
         name = self.named(group)
         return StageRef(iteration, name, step) if name else None
 
-    def yielding(self, output: str) -> tuple[str, ...]:
-        """The stages whose outputs are of a type, by its name."""
-        return tuple(stage.name for stage in self.stages if stage.output == output)
-
     def thinnable(self, ref: StageRef) -> bool:
         """Tell whether the arrays of an output may go when its iteration is thinned."""
         return ref.stage in self and self[ref.stage].thinnable
@@ -163,12 +164,6 @@ class StageTable:
         if "stages" in info:
             return cls(StoredStage(**stage) for stage in info["stages"])
         return EARLIER[info.get("last_stage", ON_POLICY.last)]
-
-    def _block(self, n: int) -> int:
-        """Place of the first of the stepped stages that stage n is among; n itself if it is not stepped."""
-        while n and self.stages[n].stepped and self.stages[n - 1].stepped:
-            n -= 1
-        return n
 
 
 def _learner(name: str, *, ends_iteration: bool) -> StoredStage:

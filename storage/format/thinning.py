@@ -110,22 +110,12 @@ def marked_iteration(name: str) -> int | None:
 
 
 def render_marker(iteration: int, outputs: Mapping[StageRef, str]) -> bytes:
-    """The bytes of a marker.
-
-    Args:
-        iteration: the iteration it is about.
-        outputs: the thinned outputs, with the hash of the record that commits each.
-    """
+    """The bytes of the marker of an iteration; each thinned output has the hash of the record that commits it."""
     return render(sealed({"schema": SCHEMA, "iteration": iteration, "outputs": _entries(outputs)}))
 
 
 def render_packed_marker(iterations: range, outputs: Mapping[int, Mapping[StageRef, str]]) -> bytes:
-    """The bytes of the marker of a segment.
-
-    Args:
-        iterations: of the segment.
-        outputs: the thinned outputs by iteration, with the hash of the record that commits each.
-    """
+    """The bytes of the marker of a segment, as of one for each of its iterations."""
     by_iteration = [{"iteration": i, "outputs": _entries(outputs[i])} for i in sorted(outputs) if outputs[i]]
     about = {"schema": SCHEMA, "iterations": [iterations.start, iterations.stop], "thinned": by_iteration}
     return render(sealed(about))
@@ -141,17 +131,16 @@ def _entries(outputs: Mapping[StageRef, str]) -> list[dict[str, Any]]:
 def read_marker(path: Path, stages: StageTable) -> dict[StageRef, str]:
     """The thinned outputs that a marker names, with the hash of the record of each.
 
-    Args:
-        path: of the marker.
-        stages: of the run.
-
     Raises:
         FileNotFoundError: there is no marker.
         DamagedRun: it is not what was written.
     """
     document = read_sealed(path)
     try:
-        return _parse(document, marked_iteration(path.name), stages)
+        iteration = marked_iteration(path.name)
+        if document["schema"] != SCHEMA or iteration is None or document["iteration"] != iteration:
+            raise ValueError(f"schema {document['schema']!r}, iteration {document['iteration']!r}")
+        return _outputs(document["outputs"], iteration, stages)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise damaged(path, f"is no marker of a thinned iteration ({type(error).__name__}: {error})") from None
 
@@ -184,12 +173,6 @@ def thinned_error(root: Path, ref: StageRef) -> StageThinned:
         action=f"`metaloom replay {argument(root)}@{ref.iteration} --materialise` computes it again and stores it if "
         "it has its old digest",
     )
-
-
-def _parse(document: Mapping[str, Any], iteration: int | None, stages: StageTable) -> dict[StageRef, str]:
-    if document["schema"] != SCHEMA or iteration is None or document["iteration"] != iteration:
-        raise ValueError(f"schema {document['schema']!r}, iteration {document['iteration']!r}")
-    return _outputs(document["outputs"], iteration, stages)
 
 
 def _outputs(entries: Iterable[Mapping[str, Any]], iteration: int, stages: StageTable) -> dict[StageRef, str]:

@@ -4,7 +4,7 @@ import errno
 import os
 import secrets
 import shutil
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +12,8 @@ from typing import Any
 
 from metaloom.storage.errors import DamagedRun, RunExists, damaged
 from metaloom.storage.format.files import make_folder, make_folders, sync_file, sync_folder
-from metaloom.storage.format.paths import check_path
-from metaloom.storage.format.places import folder_of, url_of
-from metaloom.storage.format.records import StageRecord, StoredFile, has_shards
+from metaloom.storage.format.places import check_path, folder_of, url_of
+from metaloom.storage.format.records import StageRecord, has_shards
 from metaloom.storage.format.segments import FOLDER as SEGMENTS
 from metaloom.storage.format.segments import Link, join, segment_name
 from metaloom.storage.format.sessions import Head, SessionName, read_session
@@ -22,16 +21,16 @@ from metaloom.storage.format.settings import changed
 from metaloom.storage.format.thinning import FOLDER as THINNED
 from metaloom.storage.format.thinning import marker_path, packed_marker_path, render_packed_marker
 from metaloom.storage.progress import Progress, unseen
-from metaloom.storage.read.ancestry import as_ancestor
 from metaloom.storage.read.committed import CommittedFiles
 from metaloom.storage.read.history import missing_positions, sealed_links
+from metaloom.storage.read.info import as_ancestor
 from metaloom.storage.read.segments import Segment, chunk_row
 from metaloom.storage.remote.log import RemoteLog, follow, log_folder
 from metaloom.storage.remote.session import RemoteSession
 from metaloom.storage.run import Run
 from metaloom.storage.write.array_store import ArrayStore
 from metaloom.storage.write.creation import check_free, creating, new_info, publish_info, write_skeleton
-from metaloom.storage.write.locks import acquire_lock
+from metaloom.storage.write.holder import acquire_lock
 from metaloom.storage.write.packer import write_segment
 from metaloom.storage.write.sessions import Session, begin_session
 
@@ -91,7 +90,9 @@ def fork_run(
         StorageFailed: the system does not let us write there.
     """
     path = check_path(folder_of(path))
-    _require(parent, iteration)
+    if iteration:
+        parent.select(iteration - 1)
+    parent.record(parent.learner_ref(iteration))
     if capacity < iteration:
         raise ValueError(f"capacity is {capacity}; the fork begins with {iteration} iterations")
     with creating(path):
@@ -105,8 +106,7 @@ def fork_run(
                     shared = _Shared.of(parent, iteration)
                     about = (config, config_digest, environment)
                     _build(parent, shared, links, iteration, capacity, about, progress)
-                    _upload(folder, path)
-                    _move(folder, path)
+                    _place(folder, path)
                     break
             except (FileNotFoundError, DamagedRun):
                 if parent.files.segments.names() == known:
@@ -130,7 +130,7 @@ class _Shared:
     records: list[StageRecord]
     segments: list[Segment]
     cut: Segment | None
-    chain: list[Link]
+    chain: Sequence[Link]
 
     @classmethod
     def of(cls, parent: Run, iteration: int) -> "_Shared":
@@ -146,7 +146,7 @@ class _Shared:
         if cut is not None:
             refs += [ref for ref in cut.seal.refs() if ref.iteration < iteration or ref == start]
         records = sorted((parent.record(ref) for ref in refs), key=lambda record: record.sequence)
-        return cls(records, whole, cut, [*join(sealed_links(whole, records))])
+        return cls(records, whole, cut, join(sealed_links(whole, records)))
 
     @property
     def newest(self) -> Head:
@@ -197,12 +197,6 @@ def _workshop(path: Path) -> Generator[Path]:
         lock.path.unlink()  # nobody takes a workshop over
         lock.release()
         outer.rmdir()
-
-
-def _require(parent: Run, iteration: int) -> None:
-    if iteration:
-        parent.select(iteration - 1)
-    parent.record(parent.learner_ref(iteration))
 
 
 def _origin(parent: Run, iteration: int, newest: Head, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -263,7 +257,9 @@ def _share_outputs(
     for n, record in enumerate(live):
         progress(total - len(live) + n, total)
         links.share(f"_commits/{record.ref.file_name}")
-        for file in _files_of(record, with_arrays=not thinned.is_thinned(record)):
+        gone = thinned.is_thinned(record)
+        # The tables of an iteration belong to the record of its update.
+        for file in (*(chunk for chunk in record.chunks if chunk.size and not gone), *record.tables):
             if not (parent.path / file.path).exists():
                 parent.files.bring(file.path)
             try:
@@ -309,7 +305,7 @@ def _cut_segment(
 ) -> None:
     """Write the part of a segment that a fork has; what is not in shards is shared."""
     iterations = range(segment.iterations.start, max(iteration, segment.iterations.start + 1))
-    part = write_segment(parent.files, session, iterations, parent.stages.sort, records)
+    part = write_segment(parent.files, session, iterations, records)
     make_folder(links.target / SEGMENTS)
     target = links.target / SEGMENTS / segment_name(iterations)
     session.place_folder(part, target)
@@ -338,12 +334,6 @@ def _share_markers(parent: Run, iterations: Iterable[int], links: "_Links") -> N
         links.share(marker_path(Path(), iteration).as_posix())
 
 
-def _files_of(record: StageRecord, *, with_arrays: bool) -> Iterator[StoredFile]:
-    yield from (chunk for chunk in record.chunks if with_arrays and chunk.size)
-    # The tables of an iteration belong to the record of its update.
-    yield from record.tables
-
-
 class _Links:
     """Makes files of one run appear in another: linked where that is possible, copied where not."""
 
@@ -357,7 +347,9 @@ class _Links:
     def share(self, name: str, new_name: str | None = None) -> None:
         """Make a file appear; replaces what is there."""
         source, target = self._source / name, self.target / (new_name or name)
-        self._make_folder(target.parent)
+        if target.parent not in self._folders:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self._folders |= {folder for folder in target.parents if folder.is_relative_to(self.target)}
         target.unlink(missing_ok=True)
         size = source.stat(follow_symlinks=False).st_size
         try:
@@ -366,7 +358,9 @@ class _Links:
         except OSError as error:
             if error.errno not in _CANNOT_SHARE:
                 raise
-            _copy(source, target)
+            with open(source, "rb") as old, open(target, "xb") as new:
+                shutil.copyfileobj(old, new, 2**20)
+                sync_file(new)
             self.copied = (self.copied[0] + 1, self.copied[1] + size)
 
     def sync(self) -> None:
@@ -374,29 +368,15 @@ class _Links:
         for folder in sorted(self._folders, reverse=True):
             sync_folder(folder)
 
-    def _make_folder(self, folder: Path) -> None:
-        if folder not in self._folders:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._folders |= {folder, *(f for f in folder.parents if f.is_relative_to(self.target))}
 
-
-def _copy(source: Path, target: Path) -> None:
-    with open(source, "rb") as old, open(target, "xb") as new:
-        shutil.copyfileobj(old, new, 2**20)
-        sync_file(new)
-
-
-def _upload(folder: Path, path: Path) -> None:
-    """Store a new run under the URL that its path stands for, if it does."""
+def _place(folder: Path, path: Path) -> None:
+    """Store a new run under the URL that its path stands for, if it does; then move it to its path."""
     url = url_of(path)
     if url is not None:
         log = RemoteLog(folder, url, log_folder(path))
         session = RemoteSession.begin(log, secrets.token_hex(8), take_over=False)
         session.commit_all()
         session.end()
-
-
-def _move(folder: Path, path: Path) -> None:
     try:
         os.rename(folder, path)
     except OSError as error:

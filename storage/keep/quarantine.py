@@ -90,7 +90,10 @@ def put_in_quarantine(
             for n, array in enumerate(arrays.values()):
                 with (part / _file_name(n)).open("wb") as file:
                     np.lib.format.write_array(file, np.asarray(array, order="C"), version=(1, 0), allow_pickle=False)
-            (part / _ABOUT).write_bytes(render(_document(ref, message, about, arrays), indented=True))
+            forms = [{"name": name, "dtype": str(a.dtype), "shape": list(a.shape)} for name, a in arrays.items()]
+            fault = {"message": message, "about": _plain(about), "arrays": forms, "when": utc()}
+            document = {"schema": SCHEMA, **ref.document(), **fault}
+            (part / _ABOUT).write_bytes(render(sealed(document), indented=True))
             if folder.exists():
                 shutil.rmtree(folder)
             part.rename(folder)
@@ -108,37 +111,20 @@ def read_quarantine(run: Path) -> list[Quarantined]:
     return [_read(root, ref) for ref in found]
 
 
-def _document(ref: StageRef, message: str, about: Mapping[str, Any], arrays: Mapping[str, Array]) -> dict[str, Any]:
-    return sealed(
-        {
-            "schema": SCHEMA,
-            "iteration": ref.iteration,
-            "stage": ref.stage,
-            "step": ref.step,
-            "message": message,
-            "about": _plain(about),
-            "arrays": [{"name": name, "dtype": str(a.dtype), "shape": list(a.shape)} for name, a in arrays.items()],
-            "when": utc(),
-        }
-    )
-
-
 def _read(root: Path, ref: StageRef) -> Quarantined:
     path = root / ref.file_name.removesuffix(".json")
     try:
         document = read_sealed(path / _ABOUT, indented=True)
-        forms = {str(entry["name"]): _form(entry) for entry in document["arrays"]}
+        forms: dict[str, Form] = {}
+        for entry in document["arrays"]:
+            if entry["dtype"] not in DTYPES or min(entry["shape"], default=0) < 0:
+                raise ValueError(f"dtype {entry['dtype']}, shape {entry['shape']}")
+            forms[str(entry["name"])] = Form(entry["dtype"], tuple(int(size) for size in entry["shape"]))
         about: Mapping[str, Any] = document["about"]
         return Quarantined(ref, path, str(document["message"]), about, str(document["when"]), forms)
     except (StoreError, OSError, KeyError, TypeError, ValueError) as error:
         found = error.found if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
         return Quarantined(ref, path, f"cannot be read: {found}", {}, "", {})
-
-
-def _form(entry: Mapping[str, Any]) -> Form:
-    if entry["dtype"] not in DTYPES or min(entry["shape"], default=0) < 0:
-        raise ValueError(f"dtype {entry['dtype']}, shape {entry['shape']}")
-    return Form(entry["dtype"], tuple(int(size) for size in entry["shape"]))
 
 
 def _read_array(path: Path, form: Form) -> Array:

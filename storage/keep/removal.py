@@ -14,8 +14,7 @@ from metaloom.storage.format.places import argument
 from metaloom.storage.format.segments import FOLDER as SEGMENTS
 from metaloom.storage.read.info import read_info
 from metaloom.storage.read.verify import may_belong
-from metaloom.storage.write.holder import FOLDER, LOCK_NAME, current_writer
-from metaloom.storage.write.locks import acquire_lock
+from metaloom.storage.write.holder import FOLDER, LOCK_NAME, acquire_lock, current_writer
 
 REMOVED = ".metaloom-removed"
 """Folder, beside the runs, of what is being removed."""
@@ -48,7 +47,11 @@ def check_removable(path: Path) -> Path:
         pass
     with system_errors(path, required="permission to remove what is there", action=_ACTION):
         foreign = sorted(name for name in os.listdir(path) if name not in _OWN and not name.startswith(LOCK_NAME))
-        foreign += [] if foreign else islice(_foreign(path), 3)
+        if not foreign:  # files without the name of a run's files, except in quarantine and in segments
+            walk = ((folder, name) for folder, _, names in os.walk(path) for name in sorted(names))
+            files = (os.path.relpath(os.path.join(folder, name), path) for folder, name in walk)
+            inside = (file for file in files if not file.startswith(f"{SEGMENTS}{os.sep}"))
+            foreign = [*islice((file for file in inside if not may_belong(file, None)), 3)]
     if foreign:
         raise NotARun(
             path,
@@ -87,14 +90,6 @@ def remove_run(path: Path) -> None:
         finally:
             lock.release()
     _remove(aside)
-
-
-def _foreign(path: Path) -> Iterator[str]:
-    """Files in a run's folders that have no name of a run's files, except in quarantine and in segments."""
-    for folder, _, names in os.walk(path):
-        for relative in sorted(os.path.relpath(os.path.join(folder, name), path) for name in names):
-            if not relative.startswith(f"{SEGMENTS}{os.sep}") and not may_belong(relative, None):
-                yield relative
 
 
 def unfinished_removals(root: Path) -> list[Path]:

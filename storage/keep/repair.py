@@ -25,20 +25,12 @@ from metaloom.storage.format.layout import plan_of
 from metaloom.storage.format.records import SCHEMA, StageRecord
 from metaloom.storage.format.refs import StageRef
 from metaloom.storage.format.segments import spec_in_segment
-from metaloom.storage.format.sessions import (
-    ABOUT,
-    FOLDER,
-    INFO_COPY,
-    SessionFacts,
-    SessionName,
-    newest_session,
-    session_facts,
-)
+from metaloom.storage.format.sessions import ABOUT, FOLDER, INFO_COPY, SessionName, newest_session, session_facts
 from metaloom.storage.format.stages import LEARNER
 from metaloom.storage.format.thinning import marker_path, packed_marker_path
-from metaloom.storage.read.ancestry import first_session
 from metaloom.storage.read.committed import CommittedFiles
 from metaloom.storage.read.history import describe_missing, missing_positions, sealed_links
+from metaloom.storage.read.info import first_session
 from metaloom.storage.read.segments import Segment
 from metaloom.storage.write.sessions import Session
 
@@ -100,18 +92,33 @@ class _Repair:
         yield from self._mend_sessions()
         yield from self._drop_arrays()
         yield from self._mend_groups()
-        self._take_out()
+        # Lost outputs are taken out of the run, with what has to be computed again for their sake. Without its update
+        # an iteration is not complete, so whoever resumes comes back to it; what its outputs are computed from has to
+        # be there.
+        iterations = {ref.iteration for ref in self._lost}
+        lost = self._lost | {self._files.stages.last_ref(iteration) for iteration in iterations}
+        lost |= {r for r, record in self._records.items() if r.iteration in iterations and self._is_thinned(record)}
+        self._session.remove(path for ref in lost if (path := self._files.record_path(ref)).exists())
+        self._files.forget_specs()
 
     def _mend_copies(self) -> Iterator[str]:
         raw = read_file(self._files.root / "run.json", limit=2**30)
         for copy in info_copies(self._files.root):
-            if not _is(copy, raw):
-                _put(self._session, copy, raw)
-                yield f"{self._name(copy)}: written again"
+            with suppress(DamagedRun):
+                if read_file(copy, limit=len(raw)) == raw:
+                    continue
+            _put(self._session, copy, raw)
+            yield f"{self._name(copy)}: written again"
 
     def mend_segments(self) -> Iterator[str]:
         """Mend what belongs to segments, and take apart those in which something is damaged."""
-        for segment in self._sound_segments():
+        # Those that have sound seals are used until the others are taken apart.
+        sound: list[Segment] = []
+        for name in self._files.segments.names():
+            with suppress(DamagedRun):
+                sound.append(self._files.segments.open(name))
+        self._files.segments.use(sound)
+        for segment in self._files.segments.all():
             try:
                 self._files.packed_markers(segment)
             except DamagedRun as error:
@@ -124,15 +131,6 @@ class _Repair:
 
         yield from unpack_damaged(self._files, self._session)
 
-    def _sound_segments(self) -> list[Segment]:
-        """Use the segments that have sound seals, until the others are taken apart."""
-        found: list[Segment] = []
-        for name in self._files.segments.names():
-            with suppress(DamagedRun):
-                found.append(self._files.segments.open(name))
-        self._files.segments.use(found)
-        return self._files.segments.all()
-
     def _mend_arrays(self) -> Iterator[str]:
         """Write damaged metadata of arrays again that a segment tells as well."""
         for segment in self._files.segments.all():
@@ -143,11 +141,7 @@ class _Repair:
                 rows = self._capacity({*segment.seal.arrays}) + array.startswith(f"{LEARNER}/")
                 spec = spec_in_segment(segment.folder / "data.zarr" / array / "zarr.json", array, packed, rows)
                 make_folder(path.parent)
-                _put(
-                    self._session,
-                    path,
-                    render_metadata(spec.document()),
-                )
+                _put(self._session, path, render_metadata(spec.document()))
                 self._files.forget_specs()
                 yield f"{self._name(path)}: written again as in {segment.folder.name}"
 
@@ -187,10 +181,7 @@ class _Repair:
         for ref in self._files.stages.sort(missing):
             self._lost.add(ref)
             yield f"{self._name(self._files.record_path(ref))}: is missing; {ref} is computed again"
-        yield from self._miss_positions(known)
-
-    def _miss_positions(self, known: SessionFacts | None) -> Iterator[str]:
-        """Say which positions of the history hold no record that could be read, and none is known to be lost."""
+        # Positions of the history that hold no record that could be read, and none that is known to be lost.
         links = sealed_links(self._files.segments.all(), self._records.values())
         end = max(links[-1].head.sequence if links else 0, known.known if known else 0)
         told = known.lost if known else ()
@@ -224,20 +215,17 @@ class _Repair:
             problem = _session_problem(folder)
             if problem is None or (problem == "is missing" and (number, token) not in written):  # killed at once
                 continue
-            records = sorted(
-                [*written.get((number, token), []), *self._packed_of(number, token)], key=lambda record: record.sequence
-            )
+            held = [s for s in self._files.segments.all() if (number, token) in s.seal.sessions]
+            packed = [record for segment in held for record in segment.records() if record.token == token]
+            records = sorted([*written.get((number, token), []), *packed], key=lambda record: record.sequence)
             if folder is None:
                 folder = root / str(SessionName(number, token, closed=True))
             make_folder(folder)
-            _put(self._session, folder / ABOUT, _describe_again(token, records))
+            about = {"schema": SCHEMA, "token": token, "lost": [], "next_sequence": 0, "rebuilt": True}
+            for first in records[:1]:
+                about |= {"started": first.started, "versions": dict(first.versions), "next_sequence": first.sequence}
+            _put(self._session, folder / ABOUT, render(sealed(about)))
             yield f"{self._name(folder / ABOUT)}: {problem}; written again from the {len(records)} records it made"
-
-    def _packed_of(self, number: int, token: str) -> Iterator[StageRecord]:
-        """The records in segments that a session made."""
-        for segment in self._files.segments.all():
-            if (number, token) in segment.seal.sessions:
-                yield from (record for record in segment.records() if record.token == token)
 
     def _drop_arrays(self) -> Iterator[str]:
         """Give up damaged metadata of arrays: whoever puts the output again that is taken out writes it again."""
@@ -280,18 +268,6 @@ class _Repair:
         reached = max([ref.iteration + 1 for ref in self._records] + ends, default=1)
         return max([*rows, reached]) if rows else max(int(configured), reached)
 
-    def _take_out(self) -> None:
-        """Take lost outputs out of the run, with what has to be computed again for their sake."""
-        # Without its update an iteration is not complete, so whoever resumes comes back to it.
-        iterations = {ref.iteration for ref in self._lost}
-        lost = self._lost | {self._files.stages.last_ref(iteration) for iteration in iterations}
-        # What the outputs of an iteration are computed from has to be there.
-        lost |= {
-            ref for ref, record in self._records.items() if ref.iteration in iterations and self._is_thinned(record)
-        }
-        self._session.remove(path for ref in lost if (path := self._files.record_path(ref)).exists())
-        self._files.forget_specs()
-
     def _lose(self, ref: StageRef, error: DamagedRun) -> str:
         self._lost.add(ref)
         return f"{self._name(Path(error.where))}: {error.found}; {ref} is computed again"
@@ -317,13 +293,6 @@ def _put(session: Session, path: Path, raw: bytes) -> None:
     session.replace(session.write_aside([(raw,)]), [path])
 
 
-def _is(path: Path, raw: bytes) -> bool:
-    try:
-        return read_file(path, limit=len(raw)) == raw
-    except DamagedRun:
-        return False
-
-
 def _sound_copy(root: Path) -> bytes | None:
     for copy in reversed(info_copies(root)):
         try:
@@ -343,11 +312,3 @@ def _session_problem(folder: Path | None) -> str | None:
     except DamagedRun as error:
         return error.found
     return None
-
-
-def _describe_again(token: str, records: list[StageRecord]) -> bytes:
-    about = {"schema": SCHEMA, "token": token, "lost": [], "next_sequence": 0, "rebuilt": True}
-    if records:
-        first = records[0]
-        about |= {"started": first.started, "versions": dict(first.versions), "next_sequence": first.sequence}
-    return render(sealed(about))

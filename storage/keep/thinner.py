@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
 from metaloom.storage.errors import DigestMismatch, StageExists
-from metaloom.storage.format.codec import Value, encode
-from metaloom.storage.format.digests import array_digests, output_digest
+from metaloom.storage.format.codec import Value, array_digests, encode, output_digest
 from metaloom.storage.format.files import make_folder
 from metaloom.storage.format.provenance import versions
 from metaloom.storage.format.records import StageRecord
@@ -18,13 +17,7 @@ from metaloom.storage.write.sessions import Session
 
 
 class Thinner:
-    """Takes arrays away and brings them back, each so that a kill or a power cut leaves nothing in doubt.
-
-    Args:
-        files: of the run.
-        session: in whose name files come and go.
-        arrays: where the data goes.
-    """
+    """Takes arrays away and brings them back, each so that a kill or a power cut leaves nothing in doubt."""
 
     def __init__(self, files: CommittedFiles, session: Session, arrays: ArrayStore) -> None:
         self._files = files
@@ -33,10 +26,6 @@ class Thinner:
 
     def thin(self, refs: Sequence[StageRef], progress: Progress = unseen) -> Thinned:
         """Remove the arrays of outputs; those that are thinned already are left as they are.
-
-        Args:
-            refs: the outputs.
-            progress: Receives the number of iterations thinned so far and the number of all.
 
         Raises:
             FencedOut: a later session has begun.
@@ -68,7 +57,14 @@ class Thinner:
         thinned = self._valid(iteration)
         records = {ref: self._files.record(ref) for ref in values}
         for ref, value in values.items():
-            self._check(records[ref], value, ref in thinned)
+            if ref not in thinned:
+                raise StageExists(
+                    self._files.record_place(ref),
+                    found=f"{ref} is stored in full",
+                    required="an output that was thinned",
+                    action="Read it: there is nothing to put back",
+                )
+            require_same(records[ref], value)
         for ref, value in values.items():
             written = self._arrays.write(encode(self._files.stages, ref, value), expected=records[ref].chunks)
             assert {chunk.path for chunk in written} == {chunk.path for chunk in records[ref].chunks}
@@ -77,12 +73,9 @@ class Thinner:
 
     def _valid(self, iteration: int) -> dict[StageRef, str]:
         """The outputs of an iteration that its marker calls thinned, without those whose record is another by now."""
-        stated = self._files.thinned(iteration)
-        kept = {ref for ref in stated if self._files.contains(ref)}
-        return {ref: sha256 for ref, sha256 in stated.items() if ref in kept and self._is(ref, sha256)}
-
-    def _is(self, ref: StageRef, sha256: str) -> bool:
-        return self._files.record(ref).sha256 == sha256
+        stated = self._files.thinned(iteration).items()
+        kept = [(ref, sha256) for ref, sha256 in stated if self._files.contains(ref)]
+        return {ref: sha256 for ref, sha256 in kept if self._files.record(ref).sha256 == sha256}
 
     def _mark(self, iteration: int, outputs: Mapping[StageRef, str]) -> None:
         path = marker_path(self._files.root, iteration)
@@ -97,17 +90,6 @@ class Thinner:
     def _remove(self, records: Sequence[StageRecord]) -> None:
         found = [path for record in records for chunk in record.chunks for path in self._files.files_of(record, chunk)]
         self._session.remove(found)
-
-    def _check(self, record: StageRecord, value: Value, thinned: bool) -> None:
-        where = self._files.record_place(record.ref)
-        if not thinned:
-            raise StageExists(
-                where,
-                found=f"{record.ref} is stored in full",
-                required="an output that was thinned",
-                action="Read it: there is nothing to put back",
-            )
-        require_same(record, value)
 
 
 def require_same(record: StageRecord, value: Value, *, changed: Callable[[], Sequence[str]] = tuple) -> None:
@@ -124,7 +106,19 @@ def require_same(record: StageRecord, value: Value, *, changed: Callable[[], Seq
     found = array_digests(value)
     if output_digest({name: entry.sha256 for name, entry in found.items()}) != record.digest:
         wrong = sorted(name for name in {*found, *record.arrays} if found.get(name) != record.arrays.get(name))
-        raise mismatch(record, f"other bits in {', '.join(wrong[:5])}", changed())
+        differs, others = changed(), changed_versions(record)
+        if differs:
+            action = f"Changed since: {'; '.join([*differs, *others])}. Compute it with what it was computed with"
+        else:
+            action = (
+                f"Versions: {'; '.join(others) or 'the same'}. Compute it with those, on a processor of the same kind"
+            )
+        raise DigestMismatch(
+            str(record.ref),
+            found=f"other bits in {', '.join(wrong[:5])} than the record says, so nothing was stored",
+            required=f"the output with digest {record.digest[:12]}",
+            action=action,
+        )
 
 
 def changed_versions(record: StageRecord) -> list[str]:
@@ -135,18 +129,3 @@ def changed_versions(record: StageRecord) -> list[str]:
         for name in sorted({*now, *record.versions})
         if now.get(name) != record.versions.get(name)
     ]
-
-
-def mismatch(record: StageRecord, found: str, differs: Sequence[str] = ()) -> DigestMismatch:
-    """The error for an output that did not come out as it was, with what may be the reason."""
-    changed = changed_versions(record)
-    if differs:
-        action = f"Changed since: {'; '.join([*differs, *changed])}. Compute it with what it was computed with"
-    else:
-        action = f"Versions: {'; '.join(changed) or 'the same'}. Compute it with those, on a processor of the same kind"
-    return DigestMismatch(
-        str(record.ref),
-        found=f"{found} than the record says, so nothing was stored",
-        required=f"the output with digest {record.digest[:12]}",
-        action=action,
-    )

@@ -4,12 +4,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import pyarrow as pa
-
 from metaloom.storage.errors import DamagedRun, StoreError
 from metaloom.storage.format.chunks import check_chunk, crc32c, largest_chunk
 from metaloom.storage.format.files import make_folder, read_file
-from metaloom.storage.format.records import StageRecord, StoredFile, parse_record
+from metaloom.storage.format.records import StageRecord, parse_record
 from metaloom.storage.format.segments import FOLDER, RECORDS, SEAL, Link, Seal, segment_iterations
 from metaloom.storage.format.thinning import FOLDER as THINNED
 from metaloom.storage.format.thinning import marker_path, packed_marker_path, render_marker
@@ -91,28 +89,24 @@ class _Unpacking:
         self._folder = folder
         self._iterations = iterations
         self._records: list[StageRecord] = []
-        self._segment: Segment | None = None
 
     def run(self) -> None:
         if self._folder.is_dir():
             self._records = [*_sound_records(self._folder / RECORDS)]
-            self._segment = self._open()
+            try:
+                segment = Segment(self._folder)
+            except DamagedRun:  # nothing else is then, and the records tell what it said
+                arrays = packed_arrays(self._files, self._records)
+                segment = Segment(self._folder, Seal.of(self._iterations, self._records, arrays, {}))
             self._put(self._tables())
-            self._put(self._chunks())
-            self._put(self._markers())
+            self._put(self._chunks(segment))
+            self._put(self._markers(segment))
             self._put(
                 (self._files.root / "_commits" / record.ref.file_name, record.content()) for record in self._records
             )
         # From here on the files that were put back count.
         self._session.remove([self._folder])
         self._session.remove([packed_marker_path(self._files.root, self._iterations)])
-
-    def _open(self) -> Segment:
-        try:
-            return Segment(self._folder)
-        except DamagedRun:  # nothing else is then, and the records tell what it said
-            arrays = packed_arrays(self._files, self._records)
-            return Segment(self._folder, Seal.of(self._iterations, self._records, arrays, {}))
 
     def _put(self, contents: Iterable[tuple[Path, bytes]]) -> None:
         batch: dict[Path, bytes] = {}
@@ -132,43 +126,40 @@ class _Unpacking:
                 write()
         write()
 
-    def _chunks(self) -> Iterator[tuple[Path, bytes]]:
-        assert self._segment is not None
+    def _chunks(self, segment: Segment) -> Iterator[tuple[Path, bytes]]:
         moved: dict[Path, Path] = {}
         for record in self._records:
-            for chunk in (chunk for chunk in record.chunks if chunk.size and chunk.array in self._segment.seal.arrays):
+            for chunk in (chunk for chunk in record.chunks if chunk.size and chunk.array in segment.seal.arrays):
                 path, row = self._files.root / chunk.path, self._files.row(record.ref, chunk.array)
-                if not self._segment.seal.arrays[chunk.array].sharded:
-                    packed = self._segment.chunk_path(self._files.spec(chunk.array), row)
+                if not segment.seal.arrays[chunk.array].sharded:
+                    packed = segment.chunk_path(self._files.spec(chunk.array), row)
                     # Nothing else has a second name, and what has none is missing from now on.
                     if self._files.is_stored(packed):
                         moved[packed] = path
-                elif (raw := self._sound_chunk(chunk, row)) is not None:
-                    yield path, raw
+                    continue
+                try:
+                    spec = self._files.spec(chunk.array)
+                    raw = segment.read_chunk(spec, row, limit=largest_chunk(spec))
+                    check_chunk(raw, segment.chunk_path(spec, row), size=chunk.size, crc=chunk.crc32c)
+                except (DamagedRun, FileNotFoundError):  # missing from now on, or thinned
+                    continue
+                yield path, raw
         self._session.link(moved)
-
-    def _sound_chunk(self, chunk: StoredFile, row: int) -> bytes | None:
-        assert self._segment is not None
-        try:
-            spec = self._files.spec(chunk.array)
-            raw = self._segment.read_chunk(spec, row, limit=largest_chunk(spec))
-            check_chunk(raw, self._segment.chunk_path(spec, row), size=chunk.size, crc=chunk.crc32c)
-        except (DamagedRun, FileNotFoundError):  # missing from now on, or thinned
-            return None
-        return raw
 
     def _tables(self) -> Iterator[tuple[Path, bytes]]:
         for name in TABLES:
-            table = _sound_table(self._folder / "tables" / f"{name}.parquet")
-            for record in self._records if table is not None else ():
+            path = self._folder / "tables" / f"{name}.parquet"
+            try:
+                table = parse_table(read_file(path, limit=LARGEST_FILE), path, scale=TABLE_SCALE)
+            except (DamagedRun, FileNotFoundError):
+                continue
+            for record in self._records:
                 for file in (file for file in record.tables if file.path.split("/")[1] == name):
                     raw = iteration_file(table, record.ref.iteration)
                     if (len(raw), crc32c(raw)) == (file.size, file.crc32c):
                         yield self._files.root / file.path, raw
 
-    def _markers(self) -> Iterator[tuple[Path, bytes]]:
-        segment = self._segment
-        assert segment is not None
+    def _markers(self, segment: Segment) -> Iterator[tuple[Path, bytes]]:
         try:
             packed = self._files.packed_markers(segment)
         except DamagedRun:
@@ -194,10 +185,3 @@ def _sound_records(path: Path) -> Iterator[StageRecord]:
         for document in documents:
             with suppress(DamagedRun):
                 yield parse_record(str(document).encode(), path)
-
-
-def _sound_table(path: Path) -> pa.Table | None:
-    try:
-        return parse_table(read_file(path, limit=LARGEST_FILE), path, scale=TABLE_SCALE)
-    except (DamagedRun, FileNotFoundError):
-        return None

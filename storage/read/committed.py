@@ -14,14 +14,22 @@ import numpy as np
 from metaloom.pipeline.types import Array, EpisodeBatch
 from metaloom.storage.errors import damaged
 from metaloom.storage.format.arrays import ARRAY_PATH, ArraySpec, read_metadata, read_spec
-from metaloom.storage.format.chunks import check_chunk, crc32c, decode_chunk, largest_chunk
+from metaloom.storage.format.chunks import (
+    Part,
+    check_chunk,
+    check_parts,
+    crc32c,
+    decode_chunk,
+    decode_parts,
+    largest_chunk,
+    read_parts,
+)
 from metaloom.storage.format.codec import Stored, Value, decode
 from metaloom.storage.format.files import open_file, read_file
 from metaloom.storage.format.layout import plan_of
 from metaloom.storage.format.records import StageRecord, StoredFile, read_record
 from metaloom.storage.format.refs import StageRef
 from metaloom.storage.format.segments import RECORDS
-from metaloom.storage.format.shards import Part, check_parts, decode_parts, read_parts
 from metaloom.storage.format.stages import METRICS_GROUP, StageTable
 from metaloom.storage.format.thinning import (
     FOLDER,
@@ -44,13 +52,7 @@ _LARGEST_TABLE = 2**30
 
 
 class CommittedFiles:
-    """The committed content of one run's folder.
-
-    Args:
-        root: the folder.
-        stages: of the run.
-        remote: the log of the run that the folder caches, None if it is the run itself.
-    """
+    """The committed content of one run's folder; `remote` is the log of the run that the folder caches, if it does."""
 
     def __init__(self, root: Path, stages: StageTable, remote: RemoteLog | None = None) -> None:
         self.root = root
@@ -63,7 +65,8 @@ class CommittedFiles:
 
     def table_stages(self, name: str) -> tuple[str, ...]:
         """The stages whose records commit an iteration's part of a table."""
-        return self.stages.yielding("Evaluation") if name == "evaluations" else (self.stages.last,)
+        evaluate = tuple(stage.name for stage in self.stages.stages if stage.output == "Evaluation")
+        return evaluate if name == "evaluations" else (self.stages.last,)
 
     def stored_size(self, path: str) -> int:
         """The bytes of a file of the run, in the folder or in the object store that it caches.
@@ -354,7 +357,10 @@ class CommittedFiles:
         """
         limit = largest_chunk(self.spec(file.array)) if file.array else _LARGEST_TABLE
         raw, path = self._unless_thinned(record, file, lambda: self._bytes_at(record, file, limit))
-        (check_chunk if file.array else _check_table)(raw, path, size=file.size, crc=file.crc32c)
+        if file.array:
+            check_chunk(raw, path, size=file.size, crc=file.crc32c)
+        elif len(raw) != file.size or crc32c(raw) != file.crc32c:
+            raise damaged(path, "its size or CRC-32C is not the committed one")
         return raw
 
     def check(self, record: StageRecord, file: StoredFile) -> None:
@@ -419,7 +425,12 @@ class CommittedFiles:
         self, record: StageRecord, file: StoredFile, places: Callable[[], Iterable[tuple[Callable[[], T], Path]]]
     ) -> tuple[T, Path]:
         """Read from the first of some places where there is something; returns which it was too."""
-        if file.path not in self._own_places(record.ref, file):
+        if file.array:
+            own = [f"data.zarr/{self.spec(file.array).chunk_key(self.row(record.ref, file.array))}"]
+        else:
+            tables = [name for name in TABLES if record.ref.stage in self.table_stages(name)]
+            own = [table_path(name, record.ref.iteration) for name in tables]
+        if file.path not in own:
             raise damaged(self.record_place(record.ref), f"names {file.path}, which is not its own")
         # It may come back, or be packed, between the look for the file and the look for the marker; elsewhere too.
         for _ in range(3):
@@ -452,11 +463,6 @@ class CommittedFiles:
         """The row of an array that an output fills."""
         return ref.iteration if array.startswith(f"{METRICS_GROUP}/") else self.stages.row_of(ref)
 
-    def _own_places(self, ref: StageRef, file: StoredFile) -> tuple[str, ...]:
-        if not file.array:
-            return tuple(table_path(name, ref.iteration) for name in TABLES if ref.stage in self.table_stages(name))
-        return (f"data.zarr/{self.spec(file.array).chunk_key(self.row(ref, file.array))}",)
-
 
 def bytes_in(folder: Path) -> int:
     """Sum up the sizes of all files in a folder, whether or not it is a run."""
@@ -483,8 +489,3 @@ def file_stats(folder: Path, prefix: str = "") -> Iterator[tuple[str, os.stat_re
 def table_path(name: str, iteration: int) -> str:
     """Path of one iteration's part of a table, below the run's folder."""
     return f"tables/{name}/{iteration:08d}.parquet"
-
-
-def _check_table(raw: bytes, where: Path, *, size: int, crc: int) -> None:
-    if len(raw) != size or crc32c(raw) != crc:
-        raise damaged(where, "its size or CRC-32C is not the committed one")

@@ -29,21 +29,27 @@ def to_xarray(
     Raises:
         DamagedRun: a file is missing or changed.
     """
-    rollouts, samples = (_variables(files, group, iteration, k, tasks) for group in ("rollouts", "samples"))
+    rollouts, samples = (
+        {
+            name: xr.Variable(spec.dims[1:], data, {name: spec.attributes[key] for key, name in _ATTRIBUTES.items()})
+            for name, (spec, data) in sorted(_arrays(files, group, iteration, k, tasks).items())
+        }
+        for group in ("rollouts", "samples")
+    )
     for fact, unit in facts.items():
         if (name := f"facts.{fact}") in rollouts:
             rollouts[name].attrs["units"] = unit
-    coordinates = _task_coordinates(files, iteration, tasks) | _component_coordinates(rollouts, components)
+    coordinates: dict[str, xr.Variable] = {}
+    if arrays := _arrays(files, "tasks", iteration, 0, tasks):
+        spec, params = arrays["params"]
+        for name, unit, values in zip(spec.attributes["names"], spec.attributes["units"], params.T, strict=True):
+            coordinates[f"task_{name}"] = xr.Variable(("task",), values, {"units": unit})
+        coordinates["task_id"] = xr.Variable(("task",), arrays["ids"][1], {"units": "1"})
+    sizes = {axis: size for variable in rollouts.values() for axis, size in variable.sizes.items()}
+    named = {axis: units for axis, units in components.items() if units and sizes.get(axis) == len(units)}
+    coordinates |= {axis: xr.Variable((axis,), [*units]) for axis, units in named.items()}
+    coordinates |= {f"{axis}_unit": xr.Variable((axis,), [*units.values()]) for axis, units in named.items()}
     return xr.Dataset(rollouts | samples, coordinates, attrs={"iteration": iteration, "step": k})
-
-
-def _variables(
-    files: CommittedFiles, group: str, iteration: int, k: int, tasks: Sequence[int]
-) -> dict[str, xr.Variable]:
-    return {
-        name: xr.Variable(spec.dims[1:], data, {name: spec.attributes[key] for key, name in _ATTRIBUTES.items()})
-        for name, (spec, data) in sorted(_arrays(files, group, iteration, k, tasks).items())
-    }
 
 
 def _arrays(
@@ -55,22 +61,3 @@ def _arrays(
     path = files.stages.group_of(ref)
     arrays: Stored = files.read_arrays(files.record(ref), tasks=tasks).get(path, {})
     return {name: (files.spec(f"{path}/{name}"), data) for name, (data, _) in arrays.items()}
-
-
-def _component_coordinates(
-    variables: Mapping[str, xr.Variable], components: Mapping[str, Mapping[str, str]]
-) -> dict[str, xr.Variable]:
-    sizes = {axis: size for variable in variables.values() for axis, size in variable.sizes.items()}
-    named = {axis: units for axis, units in components.items() if units and sizes.get(axis) == len(units)}
-    names = {axis: xr.Variable((axis,), [*units]) for axis, units in named.items()}
-    return names | {f"{axis}_unit": xr.Variable((axis,), [*units.values()]) for axis, units in named.items()}
-
-
-def _task_coordinates(files: CommittedFiles, iteration: int, tasks: Sequence[int]) -> dict[str, xr.Variable]:
-    arrays = _arrays(files, "tasks", iteration, 0, tasks)
-    if not arrays:
-        return {}
-    spec, params = arrays["params"]
-    fields = zip(spec.attributes["names"], spec.attributes["units"], params.T, strict=True)
-    coordinates = {f"task_{name}": xr.Variable(("task",), values, {"units": unit}) for name, unit, values in fields}
-    return coordinates | {"task_id": xr.Variable(("task",), arrays["ids"][1], {"units": "1"})}

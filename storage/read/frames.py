@@ -11,15 +11,14 @@ import pyarrow.compute as pc
 
 from metaloom.pipeline.types import EACH_EPISODE, Array
 from metaloom.storage.errors import DamagedRun, IncompatibleFormat, StageMissing, damaged
-from metaloom.storage.format.arrays import ArraySpec
 from metaloom.storage.format.columns import column, column_type
 from metaloom.storage.format.places import argument
-from metaloom.storage.format.records import StageRecord, StoredFile
+from metaloom.storage.format.records import StageRecord
 from metaloom.storage.format.refs import StageRef
 from metaloom.storage.read.committed import CommittedFiles
+from metaloom.storage.read.outputs import Places, Steps, chosen_steps, places, shape_of_rounds
 from metaloom.storage.read.parquet import parse_table
 from metaloom.storage.read.segments import Segment
-from metaloom.storage.read.selection import Places, Steps, chosen_steps, places, shape_of_rounds
 
 _POSITION = ("iteration", "step", "task", "episode", "t")
 _NAMES = {"observations": "observation", "actions": "action", "rewards": "reward"}
@@ -98,7 +97,8 @@ def scan_steps(
     if unknown := [name for name in names if name not in (*_POSITION, *sources)]:
         more = "".join(f", and {next(iter(parts))} ... {vector}.*" for vector, parts in single.items() if parts)
         raise ValueError(f"steps have no columns {unknown}; there are {', '.join(known)}{more}")
-    schema = pa.schema([_field(name, sources) for name in names])
+    fields = [(n, s.kind, s.about) if (s := sources.get(n)) else (n, pa.int32(), {}) for n in names]
+    schema = pa.schema([pa.field(name, kind, metadata=dict(about) or None) for name, kind, about in fields])
     iterations = set(chosen.iterations)
     wanted = [_Rows.of_round(files, ref, chosen) for ref in batches if ref.iteration in iterations]
     steps = _known_steps(chosen.steps, batches)
@@ -118,11 +118,7 @@ def _batches(files: CommittedFiles, stage: str | None) -> list[StageRef]:
 
 
 def _known_steps(chosen: Steps, batches: Sequence[StageRef]) -> list[int] | None:
-    """The inner steps that are meant; None for all.
-
-    Raises:
-        ValueError: no iteration has one of them.
-    """
+    """The inner steps that are meant, each of which some iteration has; None for all."""
     steps, known = chosen_steps(chosen), sorted({ref.step for ref in batches})
     if unknown := [step for step in steps or () if step not in known]:
         raise ValueError(f"found inner step {unknown[0]}; required one of {', '.join(map(str, known))}")
@@ -165,7 +161,12 @@ def read_tables(files: CommittedFiles, name: str, iterations: Sequence[int]) -> 
         StageMissing: the run has no complete iteration, or its iterations have no such table.
         DamagedRun: a file is missing or changed.
     """
-    parts = [*_parts(files, name, iterations or range(1))]
+    parts: list[pa.Table] = []
+    for part, of_part in _by_segment(files, name, iterations or range(1)):
+        if part is None:
+            parts += [table for iteration in of_part for table in _live_parts(files, name, iteration)]
+        elif part.num_rows:
+            parts.append(part)
     if not parts and iterations and name == "evaluations":
         raise StageMissing(
             files.root,
@@ -209,7 +210,24 @@ def read_metrics(files: CommittedFiles, iterations: Sequence[int]) -> pa.Table:
 
 def lineage(records: Iterable[StageRecord]) -> pa.Table:
     """One row per record, in the order in which they were published."""
-    rows = [_lineage_row(record) for record in sorted(records, key=lambda record: record.sequence)]
+    rows: list[dict[str, object]] = [
+        {
+            "sequence": record.sequence,
+            **asdict(record.ref),
+            "digest": record.digest,
+            "inputs": [{**asdict(item.ref), "digest": item.digest} for item in record.inputs],
+            "spans": [item.as_dict() for item in record.spans],
+            "seed_position": list(record.seed_position),
+            "config_digest": record.config_digest,
+            "started": datetime.fromisoformat(record.started),
+            "seconds": record.seconds,
+            "stored_bytes": record.stored_bytes,
+            "session": record.session,
+            "versions": dict(record.versions),
+            "sha256": record.sha256,
+        }
+        for record in sorted(records, key=lambda record: record.sequence)
+    ]
     return pa.Table.from_pylist(rows, schema=_LINEAGE)
 
 
@@ -222,9 +240,13 @@ def _step_sources(files: CommittedFiles, batches: Sequence[StageRef]) -> dict[st
     for path in sorted((chunk.array for chunk in first.chunks), key=_column_order):
         array = path.partition("/")[2]
         spec = files.spec(path)
-        # What holds per episode or per task, such as log_std, is no column of steps.
-        if (name := _column_name(array)) and (array == "observations" or _is_per_step(spec, per_step)):
-            sources[name] = _Source(array, _kind(spec.dtype, spec.shape))
+        # What holds per episode or per task, such as log_std, is no column of steps. The names of the axes tell first:
+        # as many numbers may describe an episode as it can have steps. Other arrays have none.
+        axis = spec.dims[3] if len(spec.dims) > 3 else ""
+        is_per_step = (axis == "t" or axis.endswith("_axis_2")) and spec.shape[:3] == per_step
+        if (name := _column_name(array)) and (array == "observations" or is_per_step):
+            size = int(np.prod(spec.shape[3:])) if len(spec.shape) > 3 else None
+            sources[name] = _Source(array, column_type(np.dtype(spec.dtype), size))
     stored = {chunk.array.partition("/")[2] for chunk in first.chunks}
     ends = {
         name: _Source(name, pa.bool_(), at_end=True)
@@ -239,12 +261,6 @@ def _step_sources(files: CommittedFiles, batches: Sequence[StageRef]) -> dict[st
     return sources | {name: _Source(array, pa.float32()) for array, name in names.items()} | ends
 
 
-def _is_per_step(spec: ArraySpec, per_step: tuple[int, ...]) -> bool:
-    # The names of the axes first: as many numbers may describe an episode as it can have steps. Others have none.
-    named = spec.dims[3] if len(spec.dims) > 3 else ""
-    return (named == "t" or named.endswith("_axis_2")) and spec.shape[:3] == per_step
-
-
 def _column_name(array: str) -> str | None:
     kind, _, name = array.partition(".")
     if kind == "behavior":
@@ -257,10 +273,6 @@ def _column_order(path: str) -> tuple[int, str]:
     kinds = ("observations", "actions", "behavior", "rewards", "reward_terms", "facts")
     kind = path.partition("/")[2].partition(".")[0]
     return (kinds.index(kind) if kind in kinds else len(kinds), path)
-
-
-def _kind(dtype: str, shape: tuple[int, ...]) -> pa.DataType:
-    return column_type(np.dtype(dtype), int(np.prod(shape[3:])) if len(shape) > 3 else None)
 
 
 def _components(vector: str, sources: Mapping[str, _Source], units: Mapping[str, str]) -> dict[str, _Source]:
@@ -282,12 +294,6 @@ def _expanded(column: str, single: Mapping[str, Mapping[str, _Source]], known: I
     return [name for name in known if column.endswith("_*") and name.startswith(column[:-1])] or (column,)
 
 
-def _field(name: str, sources: Mapping[str, _Source]) -> pa.Field:
-    if name not in sources:
-        return pa.field(name, pa.int32())
-    return pa.field(name, sources[name].kind, metadata=dict(sources[name].about) or None)
-
-
 def _step_rows(files: CommittedFiles, round: "_Rows", sources: dict[str, _Source], schema: pa.Schema) -> pa.RecordBatch:
     ref = round.ref
     wanted = {sources[name].array for name in schema.names if name in sources}
@@ -298,21 +304,20 @@ def _step_rows(files: CommittedFiles, round: "_Rows", sources: dict[str, _Source
     if [*round.episodes] != [*range(arrays["lengths"].shape[1])]:
         arrays = {name: array[:, round.episodes] for name, array in arrays.items()}
     rows = replace(round, lengths=arrays["lengths"])
-    return pa.record_batch([_step_column(name, rows, arrays, sources, schema) for name in schema.names], schema=schema)
-
-
-def _step_column(
-    name: str, rows: "_Rows", arrays: dict[str, Array], sources: dict[str, _Source], schema: pa.Schema
-) -> pa.Array:
-    if name in _POSITION:
-        return column(rows.position(name))
-    source = sources[name]
-    if source.array not in arrays:  # episodes that no stage processed
-        return pa.nulls(rows.count, schema.field(name).type)
-    array = arrays[source.array]
-    if source.component is not None:
-        array = array[..., source.component]
-    return column(rows.at_end(array) if source.at_end else rows.of(array))
+    columns: list[pa.Array] = []
+    for name in schema.names:
+        if name in _POSITION:
+            columns.append(column(rows.position(name)))
+            continue
+        source = sources[name]
+        if source.array not in arrays:  # episodes that no stage processed
+            columns.append(pa.nulls(rows.count, schema.field(name).type))
+            continue
+        array = arrays[source.array]
+        if source.component is not None:
+            array = array[..., source.component]
+        columns.append(column(rows.at_end(array) if source.at_end else rows.of(array)))
+    return pa.record_batch(columns, schema=schema)
 
 
 @dataclass(frozen=True)
@@ -346,7 +351,7 @@ class _Rows:
         """The entries [n, ...] of an array [B, E, T or T+1, ...] that belong to real steps."""
         if self.count == self.lengths.size * self.T:
             return values[:, :, : self.T].reshape(-1, *values.shape[3:])
-        return values[:, :, : self.T][self._mask]
+        return values[:, :, : self.T][np.arange(self.T) < self.lengths[..., None]]
 
     def at_end(self, flags: Array) -> Array:
         """Flags [B, E] of episodes, as flags of their last steps."""
@@ -368,10 +373,6 @@ class _Rows:
                 index = np.arange(self.T, dtype=np.int32)[None, None, :]
         return self.of(np.broadcast_to(index, (B, E, self.T)))
 
-    @property
-    def _mask(self) -> Array:
-        return np.arange(self.T) < self.lengths[..., None]
-
 
 def _arrays(files: CommittedFiles, ref: StageRef, names: Collection[str], tasks: Sequence[int]) -> dict[str, Array]:
     groups = files.read_arrays(files.record(ref), names, tasks)
@@ -383,8 +384,9 @@ def _live_metrics(files: CommittedFiles, iterations: Sequence[int]) -> list[pa.T
     names: Sequence[str] = ()
     if any(files.stages.last_ref(i) in files.thinned(i) for i in iterations):  # went with their learner
         return [part for i in iterations for part in _live_parts(files, "metrics", i)]
-    for i in iterations:
-        for chunk, record in _metric_chunks(files, i):
+    for i in (i for i in iterations if files.contains(files.stages.last_ref(i))):
+        record = files.record(files.stages.last_ref(i))
+        for chunk in (chunk for chunk in record.chunks if chunk.array == "metrics/values"):
             found[i], attributes = files.read_row(record, chunk)
             names = attributes["names"]
     if not found:
@@ -392,13 +394,6 @@ def _live_metrics(files: CommittedFiles, iterations: Sequence[int]) -> list[pa.T
     values = np.stack([*found.values()]).T.copy()
     numbers = {"iteration": np.array([*found], np.int32), **dict(zip(names, values, strict=True))}
     return [pa.table({name: column(array) for name, array in numbers.items()})]
-
-
-def _metric_chunks(files: CommittedFiles, iteration: int) -> Iterator[tuple[StoredFile, StageRecord]]:
-    ref = files.stages.last_ref(iteration)
-    if files.contains(ref):
-        record = files.record(ref)
-        yield from ((chunk, record) for chunk in record.chunks if chunk.array == "metrics/values")
 
 
 def _by_segment(
@@ -430,33 +425,20 @@ def _rows_of(table: pa.Table, iterations: Sequence[int]) -> pa.Table:
     return table.take(np.concatenate([np.arange(a, b) for a, b in zip(first, last, strict=True)]))
 
 
-def _parts(files: CommittedFiles, name: str, iterations: Sequence[int]) -> Iterator[pa.Table]:
-    for part, of_part in _by_segment(files, name, iterations):
-        if part is None:
-            for iteration in of_part:
-                yield from _live_parts(files, name, iteration)
-        elif part.num_rows:
-            yield part
-
-
-def _live_parts(files: CommittedFiles, name: str, iteration: int) -> Iterator[pa.Table]:
+def _live_parts(files: CommittedFiles, name: str, iteration: int) -> list[pa.Table]:
+    refs = (StageRef(iteration, stage) for stage in files.table_stages(name))
     try:
-        parts = [*_read_parts(files, name, iteration)]
+        return [
+            parse_table(files.read_bytes(record, file), files.root / file.path)
+            for record in (files.record(ref) for ref in refs if files.contains(ref))
+            for file in record.tables
+            if file.path.split("/")[1] == name
+        ]
     except DamagedRun:
         packed = [part for part, _ in _by_segment(files, name, [iteration]) if part is not None]
         if not packed:
             raise
-        parts = packed  # since the look for its place
-    yield from parts
-
-
-def _read_parts(files: CommittedFiles, name: str, iteration: int) -> Iterator[pa.Table]:
-    for ref in (StageRef(iteration, stage) for stage in files.table_stages(name)):
-        if files.contains(ref):
-            record = files.record(ref)
-            for file in record.tables:
-                if file.path.split("/")[1] == name:
-                    yield parse_table(files.read_bytes(record, file), files.root / file.path)
+        return packed  # since the look for its place
 
 
 def _nothing(files: CommittedFiles, found: str) -> StageMissing:
@@ -494,21 +476,3 @@ _LINEAGE = pa.schema(
         ("sha256", pa.string()),
     ]
 )
-
-
-def _lineage_row(record: StageRecord) -> dict[str, object]:
-    return {
-        "sequence": record.sequence,
-        **asdict(record.ref),
-        "digest": record.digest,
-        "inputs": [{**asdict(item.ref), "digest": item.digest} for item in record.inputs],
-        "spans": [item.as_dict() for item in record.spans],
-        "seed_position": list(record.seed_position),
-        "config_digest": record.config_digest,
-        "started": datetime.fromisoformat(record.started),
-        "seconds": record.seconds,
-        "stored_bytes": record.stored_bytes,
-        "session": record.session,
-        "versions": dict(record.versions),
-        "sha256": record.sha256,
-    }

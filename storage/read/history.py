@@ -1,29 +1,25 @@
-"""The chain of commit records: every record names the hash of the one before it."""
+"""The chain of commit records: every record names the hash of the one before it, and spans of outputs, summed up."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from metaloom.storage.errors import DamagedRun, damaged
-from metaloom.storage.format.records import StageRecord, read_record
-from metaloom.storage.format.refs import StageRef
+from metaloom.storage.format.records import SpanInput, StageRecord, read_record
+from metaloom.storage.format.refs import Span, StageRef
 from metaloom.storage.format.segments import Link, ranges
 from metaloom.storage.format.sessions import Head, SessionFacts, newest_session
-from metaloom.storage.read.ancestry import boundaries, first_sequence, first_session
 from metaloom.storage.read.committed import CommittedFiles
+from metaloom.storage.read.info import boundaries, first_sequence, first_session
 from metaloom.storage.read.segments import Segment, Segments
 
 _MOST_MISSING = 10**7
 
 
 class Digests:
-    """Digests of all stored outputs, of which those in segments are read when they are asked for.
-
-    Args:
-        segments: of the run.
-        live: the others.
-    """
+    """Digests of all stored outputs: `live` ones are known, those in segments are read when they are asked for."""
 
     def __init__(self, segments: Segments, live: Mapping[StageRef, str]) -> None:
         self._segments = segments
@@ -107,17 +103,18 @@ def read_history(files: CommittedFiles, info: Mapping[str, Any]) -> History:
 
     Of what is in segments the seals are read, and the sizes of their files compared.
 
-    Args:
-        files: of the run.
-        info: content of its run.json.
-
     Raises:
         DamagedRun: a record or seal is damaged, or a file that one commits is missing or cut short.
     """
     known = newest_session(files.root, first_session(info))
     segments = files.segments.all(refresh=True)
-    thinned = _live_thinned(files)
-    records = _sound_records(files, thinned)
+    thinned = {ref: sha256 for i in files.live_markers() for ref, sha256 in files.thinned(i).items()}
+    # Those that a segment holds too are what an interrupted packing has left.
+    live = [read_record(files.record_path(ref)) for ref in files.live_refs() if not files.segments.holding(ref)]
+    records = sorted(live, key=lambda record: record.sequence)
+    for record in records:
+        if thinned.get(record.ref) != record.sha256:
+            _check_sizes(files, record)
     for segment in segments:
         _check_files(files, segment)
     links = sealed_links(segments, records)
@@ -169,9 +166,7 @@ def missing_positions(root: Path, links: Iterable[Link], end: int) -> list[int]:
 
 def describe_missing(positions: Sequence[int], known: SessionFacts | None) -> str:
     """Words for records that are gone, with what is known of the newest one."""
-    parts: list[str] = []
-    for part in ranges(positions):
-        parts.append(f"{part.start} to {part[-1]}" if len(part) > 1 else f"{part.start}")
+    parts = [f"{part.start} to {part[-1]}" if len(part) > 1 else f"{part.start}" for part in ranges(positions)]
     found = f"the records at positions {', '.join(parts)} of the history are missing"
     if known is None or known.head is None or known.head.sequence not in positions:
         return found
@@ -213,22 +208,6 @@ def chain_problems(files: CommittedFiles, links: Iterable[Link], follows: Mappin
         sequence, sha256 = link.head.sequence, link.head.sha256
 
 
-def _live_thinned(files: CommittedFiles) -> dict[StageRef, str]:
-    outputs: dict[StageRef, str] = {}
-    for iteration in files.live_markers():
-        outputs |= files.thinned(iteration)
-    return outputs
-
-
-def _sound_records(files: CommittedFiles, thinned: Mapping[StageRef, str]) -> list[StageRecord]:
-    # Those that a segment holds too are what an interrupted packing has left.
-    records = [read_record(files.record_path(ref)) for ref in files.live_refs() if not files.segments.holding(ref)]
-    for record in records:
-        if thinned.get(record.ref) != record.sha256:
-            _check_sizes(files, record)
-    return sorted(records, key=lambda record: record.sequence)
-
-
 def _check_files(files: CommittedFiles, segment: Segment) -> None:
     for name, file in segment.seal.files.items():
         path = segment.folder / name
@@ -261,3 +240,58 @@ def _check_sizes(files: CommittedFiles, record: StageRecord) -> None:
             raise damaged(path, f"is missing; it belongs to {record.ref}") from None
         if size != file.size:
             raise damaged(path, f"holds {size} bytes, {file.size} were committed for {record.ref}")
+
+
+class SpanSums:
+    """Sums up spans, each from where the one before it ended: a long run names ever longer ones.
+
+    Args:
+        num_steps: counts the real environment steps in an output: 0 where it holds no episodes.
+    """
+
+    def __init__(self, num_steps: Callable[[StageRef], int]) -> None:
+        self._num_steps = num_steps
+        self._digests: dict[int, dict[StageRef, str]] = {}
+        self._sums: dict[tuple[tuple[str, ...], int], _Sum] = {}
+
+    def add(self, ref: StageRef, digest: str) -> None:
+        """Take an output into account."""
+        self._digests.setdefault(ref.iteration, {})[ref] = digest
+        # Computed again after it was lost: what was summed up beyond it did not count it.
+        for key in [key for key, known in self._sums.items() if ref.stage in key[0] and ref.iteration < known.end]:
+            del self._sums[key]
+
+    def of(self, span: Span) -> SpanInput | None:
+        """Sum up the outputs of a span; None if there are none."""
+        key = (span.stages, span.first)
+        known = self._sums.get(key)
+        if known is None or known.end > span.last + 1:
+            known = self._sums[key] = _Sum(span.first)
+        for iteration in range(known.end, span.last + 1):
+            digests = self._digests.get(iteration, {})
+            for ref in sorted(span.of(digests), key=lambda ref: (ref.step, span.stages.index(ref.stage))):
+                known.add(ref, digests[ref], self._num_steps(ref))
+            known.end = iteration + 1
+        if known.first is None or known.last is None:
+            return None
+        return SpanInput(
+            span.stages, known.first, known.last, known.outputs, known.steps, known.lines.copy().hexdigest()
+        )
+
+
+@dataclass
+class _Sum:
+    """Sum of what came before iteration `end`."""
+
+    end: int
+    first: StageRef | None = None
+    last: StageRef | None = None
+    outputs: int = 0
+    steps: int = 0
+    lines: Any = field(default_factory=hashlib.sha256)
+
+    def add(self, ref: StageRef, digest: str, num_steps: int) -> None:
+        self.first, self.last = self.first or ref, ref
+        self.outputs += 1
+        self.steps += num_steps
+        self.lines.update(f"{ref.iteration} {ref.stage} {ref.step} {digest}\n".encode())

@@ -1,4 +1,8 @@
-"""The description of a run, as its run.json has it."""
+"""The description of a run, as its run.json has it, and the runs that it was forked from.
+
+A fork shares the records of its parent. The chain then goes: the first run's run.json, its records, the fork's run.json
+(which names the newest of them), the fork's records. So none of them can be moved from one fork to another.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +13,7 @@ from metaloom.storage.format.canonical import read_sealed
 from metaloom.storage.format.codec import KINDS
 from metaloom.storage.format.places import location
 from metaloom.storage.format.records import FORMATS
+from metaloom.storage.format.refs import StageRef
 from metaloom.storage.format.stages import EARLIER, ON_POLICY, StageTable
 
 _MEMBERS = {
@@ -40,11 +45,7 @@ def read_info(path: Path) -> dict[str, Any]:
         raise NotARun(
             location(path), found="a folder without run.json", required="a run", action="`metaloom ls` lists the runs"
         ) from None
-    _require_known(info, path / "run.json")
-    return info
-
-
-def _require_known(info: Mapping[str, Any], where: Path) -> None:
+    where = path / "run.json"
     if info.get("format") not in FORMATS:
         raise _incompatible(where, f"format {info.get('format')!r}", " or ".join(FORMATS))
     wrong = [name for name, kind in _MEMBERS.items() if not isinstance(info.get(name), kind)]
@@ -60,8 +61,54 @@ def _require_known(info: Mapping[str, Any], where: Path) -> None:
         raise _incompatible(
             where, f"stages that give {', '.join(sorted(map(str, unknown)))}", f"outputs of {', '.join(KINDS)}"
         )
+    return info
 
 
 def _incompatible(where: Path, found: str, required: str) -> IncompatibleFormat:
     action = "Use the version of metaloom that wrote the run; run.json names it under `versions`"
     return IncompatibleFormat(where, found=found, required=required, action=action)
+
+
+def boundaries(info: Mapping[str, Any]) -> dict[int, str]:
+    """By position in the history: the hash of the run.json that the record there follows."""
+    return {first_sequence(run): str(run["sha256"]) for run in contributors(info)}
+
+
+def first_sequence(info: Mapping[str, Any]) -> int:
+    """Position in the history of the first record that the run's own sessions wrote."""
+    return int(info.get("first_sequence", 0))
+
+
+def first_session(info: Mapping[str, Any]) -> int:
+    """Number of the first session that is the run's own; a fork has those of its parent before it."""
+    return int(info.get("first_session", 0))
+
+
+def origin(info: Mapping[str, Any], ref: StageRef) -> Mapping[str, Any]:
+    """Of the run and its ancestors the one whose `config` decides an output, whether or not it is stored."""
+    runs = contributors(info)
+    if ref.stage == StageTable.of(info).first:  # every fork takes it over
+        return runs[0]
+    return next(run for run in reversed(runs) if first_iteration(run) <= ref.iteration)
+
+
+def as_ancestor(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Part of the parent's run.json that a fork keeps."""
+    kept = ("id", "sha256", "config", "config_digest", "environment", "versions")
+    place = {"first_sequence": first_sequence(info), "first_iteration": first_iteration(info)}
+    return {name: info[name] for name in kept} | place
+
+
+def first_iteration(run: Mapping[str, Any]) -> int:
+    """The first iteration that is a run's own."""
+    return int(run["parent"]["iteration"] if "parent" in run else run.get("first_iteration", 0))
+
+
+def contributors(info: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The runs that made records which a run has, the first one first, itself last."""
+    found = [info]
+    for run in reversed(info.get("ancestors", [])):
+        # A fork that begins where its parent began, or before, has no record of the parent's own.
+        if first_sequence(run) < first_sequence(found[0]):
+            found.insert(0, run)
+    return found

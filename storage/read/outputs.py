@@ -1,8 +1,11 @@
-"""The outputs of a stored run, one by one."""
+"""The outputs of a stored run, one by one, and which tasks and episodes of them to read."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import index
 from pathlib import Path
 from typing import Any, cast
+
+import numpy as np
 
 from metaloom.pipeline.types import Array, EpisodeBatch
 from metaloom.storage.errors import StageMissing
@@ -13,9 +16,69 @@ from metaloom.storage.format.refs import StageRef
 from metaloom.storage.format.stages import StageTable
 from metaloom.storage.format.thinning import thinnable
 from metaloom.storage.read.committed import CommittedFiles
-from metaloom.storage.read.selection import Places, places
 from metaloom.storage.read.sessions import mapping
 from metaloom.storage.remote.log import RemoteLog
+
+Places = None | int | range | slice | Sequence[int]
+"""All tasks or episodes of a batch, one (negative: from the end), or some, by their places in it.
+
+Batches have them in the order asked for; rows of tables keep the stored order, each once.
+"""
+
+Steps = None | int | Sequence[int]
+"""All inner steps, one, or some."""
+
+
+def whole_numbers(chosen: Any, what: str) -> list[int]:
+    """The numbers that one or several integers are, Python's or NumPy's.
+
+    Raises:
+        ValueError: there is something else among them, such as the true and false of a mask.
+    """
+    several = isinstance(chosen, Iterable) and not isinstance(chosen, str)
+    numbers: list[Any] = [*chosen] if several else [chosen]
+    try:
+        if any(isinstance(number, bool | np.bool_) for number in numbers):
+            raise TypeError
+        return [index(number) for number in numbers]
+    except TypeError:
+        raise ValueError(f"found {what} {chosen!r}; required whole numbers, such as 0 or [0, 2]") from None
+
+
+def chosen_steps(chosen: Steps) -> list[int] | None:
+    """The inner steps that are meant; None for all.
+
+    Raises:
+        ValueError: one of them is none.
+    """
+    numbers = None if chosen is None else whole_numbers(chosen, "inner step")
+    if wrong := [number for number in numbers or () if number < 0]:
+        raise ValueError(f"found inner step {wrong[0]}; required one from 0")
+    return numbers
+
+
+def places(chosen: Places, count: int, what: str) -> list[int]:
+    """The places that are meant, of `count` tasks or episodes; `what` they are is said in errors.
+
+    Raises:
+        ValueError: there is no such place.
+    """
+    if chosen is None or isinstance(chosen, slice):
+        return [*range(count)[chosen or slice(None)]]
+    numbers = whole_numbers(chosen, what)
+    if wrong := [number for number in numbers if not -count <= number < count]:
+        raise ValueError(f"found {what} {wrong[0]}; required one from 0 to {count - 1}, or -1 to -{count} from the end")
+    return [number % count for number in numbers]
+
+
+def shape_of_rounds(files: CommittedFiles, group: str) -> tuple[int, int, int]:
+    """B, E and T of the batches of episodes in a group.
+
+    Raises:
+        DamagedRun: there are none, or their metadata is damaged.
+    """
+    B, E, T = files.spec(f"{group}/rewards").shape
+    return B, E, T
 
 
 class StoredOutputs:
@@ -49,8 +112,10 @@ class StoredOutputs:
     def components(self, axis: str) -> Mapping[str, str]:
         """Name the entries of an `observation` or `action`, each with its unit; nothing where none were declared."""
         declared = mapping(mapping(self.info["environment"].get("components")).get(axis))
-        names, units = (_texts(declared.get(member)) for member in ("names", "units"))
-        return dict(zip(names, units, strict=False))
+        # A run from elsewhere may have anything in the place of a list.
+        members = [cast(object, declared.get(member)) for member in ("names", "units")]
+        names, units = (cast(list[object], member) if isinstance(member, list) else [] for member in members)
+        return {str(name): str(unit) for name, unit in zip(names, units, strict=False)}
 
     @property
     def facts(self) -> Mapping[str, str]:
@@ -117,7 +182,15 @@ class StoredOutputs:
         try:
             return self.files.record(ref)
         except FileNotFoundError:
-            raise self._missing(ref) from None
+            steps = sorted(r.step for r in self.files.refs_of({ref.iteration}) if r.stage == ref.stage)
+        if steps and ref.iteration in self.iterations:
+            raise StageMissing(
+                self.location,
+                found=f"{ref} is not stored, and iteration {ref.iteration} is complete",
+                required=f"an inner step that it has: {', '.join(map(str, steps))}",
+                action=f"`metaloom show {argument(self.path)}@{ref.iteration}` lists them",
+            )
+        raise self._incomplete(ref.iteration, f"{ref} is not stored")
 
     def load(self, ref: StageRef, *, task: Places = None) -> Value:
         """A stage's output, every chunk checked against its record.
@@ -133,15 +206,13 @@ class StoredOutputs:
             DamagedRun: a file of it is missing or changed.
         """
         record = self.record(ref)
-        return self.files.read_value(record, None if task is None else self._places(record, task))
-
-    def _places(self, record: StageRecord, task: Places) -> list[int]:
-        """Places of tasks in an output."""
+        if task is None:
+            return self.files.read_value(record)
         specs = (self.files.spec(chunk.array) for chunk in record.chunks)
         counts = {spec.shape[0] for spec in specs if spec.dims[1:2] == ("task",)}
         if len(counts) != 1:
             raise ValueError(f"found task={task!r} for {record.ref}, whose arrays are not of tasks; leave `task` out")
-        return places(task, counts.pop(), "task")
+        return self.files.read_value(record, places(task, counts.pop(), "task"))
 
     def lengths(self, ref: StageRef) -> Array:
         """Read the steps of each episode of a stored batch, [B, E] int32; nothing else of it is read.
@@ -157,17 +228,6 @@ class StoredOutputs:
         """A stored batch of episodes without behavior and reward terms, which are not read; raises as `lengths`."""
         return self.files.read_experience(self.record(ref))
 
-    def _missing(self, ref: StageRef) -> StageMissing:
-        steps = sorted(r.step for r in self.files.refs_of({ref.iteration}) if r.stage == ref.stage)
-        if steps and ref.iteration in self.iterations:
-            return StageMissing(
-                self.location,
-                found=f"{ref} is not stored, and iteration {ref.iteration} is complete",
-                required=f"an inner step that it has: {', '.join(map(str, steps))}",
-                action=f"`metaloom show {argument(self.path)}@{ref.iteration}` lists them",
-            )
-        return self._incomplete(ref.iteration, f"{ref} is not stored")
-
     def _incomplete(self, iteration: int, found: str | None = None) -> StageMissing:
         count = len(self.iterations)
         # A run that has all that it shall have goes on only if it is told how far.
@@ -178,8 +238,3 @@ class StoredOutputs:
             required=f"an iteration from 0 to {count - 1}" if count else "a run with a complete iteration",
             action=f"`metaloom resume {argument(self.path)}{further}` computes what is missing",
         )
-
-
-def _texts(value: object) -> list[str]:
-    """The entries of a list as text; a run from elsewhere may have anything in its place."""
-    return [str(entry) for entry in cast(list[object], value)] if isinstance(value, list) else []

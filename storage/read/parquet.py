@@ -23,7 +23,11 @@ def parse_table(raw: bytes, where: Path, *, scale: int = 1) -> pa.Table:
         # Not pq.read_table: what it does beyond reading takes longer than a small file.
         with pq.ParquetFile(pa.BufferReader(raw)) as parquet:
             _check_kinds(parquet.schema, where, _NUMBERS)
-            _check_size(parquet.metadata, where, scale)
+            # A few bytes of Parquet can stand for a column of any length.
+            about = parquet.metadata
+            size = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
+            if about.num_rows * about.num_columns > _MOST_CELLS * scale or size > _MOST_TABLE_BYTES * scale:
+                raise damaged(where, f"claims {about.num_rows} rows of {about.num_columns} columns in {size} bytes")
             table = parquet.read(use_threads=False)
     except (pa.ArrowException, OSError, ValueError) as error:  # names that are no text are a ValueError
         raise damaged(where, f"is no table ({error})") from None
@@ -93,10 +97,3 @@ def _check_kinds(schema: pq.ParquetSchema, where: Path, kinds: Sequence[str]) ->
         if column.physical_type not in kinds or column.max_repetition_level:
             kind = "lists" if column.max_repetition_level else column.physical_type
             raise damaged(where, f"has the column {column.name!r} of {kind}, not of one of {', '.join(kinds)}")
-
-
-def _check_size(about: pq.FileMetaData, where: Path, scale: int) -> None:
-    # A few bytes of Parquet can stand for a column of any length.
-    raw_bytes = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
-    if about.num_rows * about.num_columns > _MOST_CELLS * scale or raw_bytes > _MOST_TABLE_BYTES * scale:
-        raise damaged(where, f"claims {about.num_rows} rows of {about.num_columns} columns in {raw_bytes} bytes")

@@ -6,6 +6,7 @@ import re
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -91,7 +92,7 @@ class Segment:
         Raises:
             DamagedRun: they differ.
         """
-        if (*join(links),) != self.seal.links:
+        if join(links) != self.seal.links:
             raise damaged(self.folder / SEAL, "does not name the parts of the chain that its records are")
 
     def holds_row(self, path: str, row: int) -> bool:
@@ -249,12 +250,7 @@ class Segment:
 
 
 class Segments:
-    """The segments of a run, as they were when the folder was last looked at. May be used by several threads.
-
-    Args:
-        root: folder of the run.
-        bring: as of each segment.
-    """
+    """The segments of a run, as they were when the folder was last looked at. May be used by several threads."""
 
     def __init__(self, root: Path, bring: Callable[[Path], bool] | None = None) -> None:
         self._root = root
@@ -272,9 +268,11 @@ class Segments:
         """
         with self._lock:
             if refresh or self._found is None:
-                known = self._found or {}
-                opened = {place: known.get(place) or self._open(place) for place in self._list()}
-                self._found = {place: segment for place, segment in opened.items() if segment is not None}
+                known, found = self._found or {}, dict[tuple[str, int], Segment]()
+                for place in self._list():
+                    with suppress(FileNotFoundError):  # taken apart since it was listed
+                        found[place] = known.get(place) or self.open(place[0])
+                self._found = found
                 self._order = _in_order([*self._found.values()])
                 _refuse_overlaps([*self._found.values()])
             return [*self._found.values()]
@@ -338,12 +336,6 @@ class Segments:
     def open(self, name: str) -> Segment:
         """The segment in a folder of this name; raises as `Segment`."""
         return Segment(self._root / FOLDER / name, bring=self._bring)
-
-    def _open(self, place: tuple[str, int]) -> Segment | None:
-        try:
-            return self.open(place[0])
-        except FileNotFoundError:  # taken apart since it was listed
-            return None
 
 
 def _in_order(segments: list[Segment]) -> tuple[list[int], list[Segment]]:

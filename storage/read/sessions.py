@@ -8,7 +8,7 @@ from typing import Any
 
 from metaloom.storage.errors import DamagedRun
 from metaloom.storage.format.sessions import FOLDER, SessionName, read_session
-from metaloom.storage.read.ancestry import contributors
+from metaloom.storage.read.info import contributors
 
 
 @dataclass(frozen=True)
@@ -43,19 +43,17 @@ def read_sessions(root: Path, info: Mapping[str, Any]) -> list[ComputedWith]:
         names = os.listdir(root / FOLDER)
     except FileNotFoundError:
         names = []
-    later = (_read(root, session) for session in map(SessionName.parse, names) if session is not None)
-    return [first, *sorted((session for session in later if session is not None), key=lambda session: session.number)]
-
-
-def _read(root: Path, session: SessionName) -> ComputedWith | None:
-    try:
-        document = read_session(root / FOLDER / str(session))
-    except (FileNotFoundError, DamagedRun):  # interrupted before it wrote anything, or for `verify` to tell
-        return None
-    if "environment" not in document:
-        return None
-    environment, packages = mapping(document["environment"]), mapping(document.get("versions"))
-    return ComputedWith(session.number, session.token, str(document.get("started", "")), environment, packages)
+    later: list[ComputedWith] = []
+    for session in (session for session in map(SessionName.parse, names) if session is not None):
+        try:
+            document = read_session(root / FOLDER / str(session))
+        except (FileNotFoundError, DamagedRun):  # interrupted before it wrote anything, or for `verify` to tell
+            continue
+        if "environment" in document:
+            started, used = str(document.get("started", "")), mapping(document["environment"])
+            versions = mapping(document.get("versions"))
+            later.append(ComputedWith(session.number, session.token, started, used, versions))
+    return [first, *sorted(later, key=lambda session: session.number)]
 
 
 def mapping(value: object) -> Mapping[str, Any]:

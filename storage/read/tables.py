@@ -6,15 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from metaloom.pipeline.types import (
-    EACH_EPISODE,
-    Array,
-    EpisodeBatch,
-    Evaluation,
-    Metrics,
-    TaskBatch,
-    fact_of_episodes,
-)
+from metaloom.pipeline.types import EACH_EPISODE, Array, EpisodeBatch, Evaluation, Metrics, TaskBatch, fact_of_episodes
 
 FACTS = "facts."
 """With it the names of the stored arrays begin that hold facts."""
@@ -64,18 +56,13 @@ def summarize(episodes: EpisodeBatch) -> EpisodeSummary:
 def iteration_tables(
     iteration: int, tasks: TaskBatch | None, by_step: Mapping[int, EpisodeSummary], metrics: Metrics
 ) -> dict[str, bytes]:
-    """Parquet files of one iteration by table name; a table without rows is left out.
-
-    Args:
-        iteration: its number.
-        tasks: its tasks, None if it drew none.
-        by_step: episodes by inner step.
-        metrics: by name.
-    """
-    files = {"metrics": _parquet({"iteration": np.array([iteration], np.int32), **_metric_columns(metrics)}, {})}
+    """Parquet files of one iteration by table name; a table without rows is left out."""
+    named = {name: np.array([metrics[name]], np.float64) for name in sorted(metrics)}
+    files = {"metrics": _parquet({"iteration": np.array([iteration], np.int32), **named}, {})}
     units = _task_units(tasks) if tasks else {}
     if tasks is not None:
-        files["tasks"] = _parquet(_task_rows(iteration, tasks), units)
+        numbers = {"iteration": np.full(len(tasks), iteration, np.int32), "task": np.arange(len(tasks), dtype=np.int32)}
+        files["tasks"] = _parquet({**numbers, "id": tasks.ids, **_task_columns(tasks)}, units)
     if by_step:
         parts = [_episode_rows(iteration, k, summary, tasks) for k, summary in by_step.items()]
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -90,45 +77,30 @@ def evaluation_file(iteration: int, evaluation: Evaluation) -> bytes:
 
 def evaluation_columns(iteration: int, evaluation: Evaluation) -> dict[str, Array]:
     """One row per episode of an evaluation: the adaptation episodes, then the test episodes."""
-    parts = [_evaluation_rows(iteration, evaluation, kind) for kind in ("adaptation", "test")]
+    parts: list[dict[str, Array]] = []
+    for kind in ("adaptation", "test"):
+        returns = getattr(evaluation, f"{kind}_returns")
+        facts: Mapping[str, Array] = getattr(evaluation, f"{kind}_facts")
+        task, k, episode = (index.reshape(-1).astype(np.int32) for index in np.indices(returns.shape))
+        part = {
+            "iteration": np.full(returns.size, iteration, np.int32),
+            "updates": np.full(returns.size, iteration + 1, np.int32),
+            "test": np.full(returns.size, kind == "test"),
+            "task": task,
+            "adaptation_steps": k,
+            "episode": episode,
+            "return": returns.reshape(-1),
+            "length": getattr(evaluation, f"{kind}_lengths").reshape(-1),
+            "terminated": getattr(evaluation, f"{kind}_terminated").reshape(-1),
+            **{f"fact_{name}": values.reshape(-1) for name, values in sorted(facts.items())},
+            **{name: np.ascontiguousarray(column[task]) for name, column in _task_columns(evaluation.tasks).items()},
+        }
+        parts.append(part)
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def _evaluation_rows(iteration: int, evaluation: Evaluation, kind: str) -> dict[str, Array]:
-    returns = getattr(evaluation, f"{kind}_returns")
-    facts: Mapping[str, Array] = getattr(evaluation, f"{kind}_facts")
-    task, k, episode = (index.reshape(-1).astype(np.int32) for index in np.indices(returns.shape))
-    return {
-        "iteration": np.full(returns.size, iteration, np.int32),
-        "updates": np.full(returns.size, iteration + 1, np.int32),
-        "test": np.full(returns.size, kind == "test"),
-        "task": task,
-        "adaptation_steps": k,
-        "episode": episode,
-        "return": returns.reshape(-1),
-        "length": getattr(evaluation, f"{kind}_lengths").reshape(-1),
-        "terminated": getattr(evaluation, f"{kind}_terminated").reshape(-1),
-        **{f"fact_{name}": values.reshape(-1) for name, values in sorted(facts.items())},
-        **{name: np.ascontiguousarray(column[task]) for name, column in _task_columns(evaluation.tasks).items()},
-    }
 
 
 def _task_units(tasks: TaskBatch) -> dict[str, str]:
     return {f"task_{name}": unit for name, unit in zip(tasks.names, tasks.units, strict=True)}
-
-
-def _metric_columns(metrics: Metrics) -> dict[str, Array]:
-    return {name: np.array([metrics[name]], np.float64) for name in sorted(metrics)}
-
-
-def _task_rows(iteration: int, tasks: TaskBatch) -> dict[str, Array]:
-    B = len(tasks)
-    return {
-        "iteration": np.full(B, iteration, np.int32),
-        "task": np.arange(B, dtype=np.int32),
-        "id": tasks.ids,
-        **_task_columns(tasks),
-    }
 
 
 def _episode_rows(iteration: int, k: int, summary: EpisodeSummary, tasks: TaskBatch | None) -> dict[str, Array]:

@@ -41,8 +41,12 @@ def stored_rounds(run: StoredOutputs) -> Iterator[StoredRound]:
         StageMissing: a round is not stored although later ones are, whose rows would be counted wrongly.
         DamagedRun: a batch is not what was committed, or none of episodes.
     """
+    stages = run.files.stages
     for ref in _collected(run):
-        yield StoredRound(ref, _task_ids(run, ref), run.lengths(ref))
+        filled = ref.stage == stages.named("memory_fill")
+        tasks = None if filled else stages.in_group("tasks", ref.iteration)
+        ids = tasks and run.files.read_arrays(run.record(tasks), ("ids",))["tasks"]["ids"][0]
+        yield StoredRound(ref, ids, run.lengths(ref))
 
 
 def read_transitions(run: StoredOutputs, rows: Array) -> pa.Table:
@@ -56,7 +60,19 @@ def read_transitions(run: StoredOutputs, rows: Array) -> pa.Table:
         raise ValueError(f"rows: found {rows.min()}; required numbers from 0 on. -1 stands for no row")
     rounds, index = _index(run, int(rows.max(initial=-1)))
     found = index.locate(rows)
-    columns = _lineage(rounds, rows, found) | _values(run, rounds, found)
+    of_rows = [rounds[number] for number in found.rounds]
+    ids = [None if r.task_ids is None else int(r.task_ids[b]) for r, b in zip(of_rows, found.b, strict=True)]
+    columns: dict[str, Array | pa.Array] = {
+        "row": rows.astype(np.int64),
+        "iteration": np.array([round.ref.iteration for round in of_rows], np.int32),
+        "stage": pa.array([round.ref.stage for round in of_rows], pa.string()),
+        "step": np.array([round.ref.step for round in of_rows], np.int32),
+        "task": found.b.astype(np.int32),
+        "task_id": pa.array(ids, pa.int64()),
+        "episode": found.e.astype(np.int32),
+        "t": found.t.astype(np.int32),
+        **_values(run, rounds, found),
+    }
     return pa.table(
         {name: values if isinstance(values, pa.Array) else column(values) for name, values in columns.items()}
     )
@@ -85,7 +101,8 @@ def minibatch_table(run: StoredOutputs, batches: Minibatches, update: int, *, co
     place, n = (index.reshape(-1)[chosen] for index in np.indices((K, N)))
     found = read_transitions(run, numbers[update].reshape(-1)[chosen])
     position = {"place": place.astype(np.int32), "memory": batches.task_ids[update][place], "n": n.astype(np.int32)}
-    return pa.table({**{name: column(values) for name, values in position.items()}, **_columns_of(found)})
+    columns = dict(zip(found.column_names, found.columns, strict=True))
+    return pa.table({**{name: column(values) for name, values in position.items()}, **columns})
 
 
 def _collected(run: StoredOutputs) -> list[StageRef]:
@@ -103,13 +120,6 @@ def _collected(run: StoredOutputs) -> list[StageRef]:
     return [*fill, *rounds]
 
 
-def _task_ids(run: StoredOutputs, ref: StageRef) -> Array | None:
-    tasks = run.files.stages.in_group("tasks", ref.iteration)
-    if tasks is None or ref.stage == run.files.stages.named("memory_fill"):
-        return None
-    return run.files.read_arrays(run.record(tasks), ("ids",))["tasks"]["ids"][0]
-
-
 def _index(run: StoredOutputs, last_row: int) -> tuple[list[StoredRound], RowIndex]:
     """Return the rounds up to the one with some row, and where their rows are."""
     rounds: list[StoredRound] = []
@@ -125,44 +135,22 @@ def _index(run: StoredOutputs, last_row: int) -> tuple[list[StoredRound], RowInd
     return rounds, index
 
 
-def _lineage(rounds: list[StoredRound], rows: Array, found: Locations) -> dict[str, Array | pa.Array]:
-    of_rows = [rounds[number] for number in found.rounds]
-    refs = [round.ref for round in of_rows]
-    ids = [None if r.task_ids is None else int(r.task_ids[b]) for r, b in zip(of_rows, found.b, strict=True)]
-    return {
-        "row": rows.astype(np.int64),
-        "iteration": np.array([ref.iteration for ref in refs], np.int32),
-        "stage": pa.array([ref.stage for ref in refs], pa.string()),
-        "step": np.array([ref.step for ref in refs], np.int32),
-        "task": found.b.astype(np.int32),
-        "task_id": pa.array(ids, pa.int64()),
-        "episode": found.e.astype(np.int32),
-        "t": found.t.astype(np.int32),
-    }
-
-
 def _values(run: StoredOutputs, rounds: list[StoredRound], found: Locations) -> dict[str, Array]:
     # A table without rows has the columns of any batch.
-    numbers = np.unique(found.rounds) if found.rounds.size else [0]
-    parts = [_values_of(run, rounds[number].ref, found, found.rounds == number) for number in numbers]
+    parts: list[dict[str, Array]] = []
+    for number in np.unique(found.rounds) if found.rounds.size else [0]:
+        episodes, chosen = run.experience(rounds[number].ref), found.rounds == number
+        b, e, t = found.b[chosen], found.e[chosen], found.t[chosen]
+        part = {
+            "observation": episodes.observations[b, e, t],
+            "action": episodes.actions[b, e, t],
+            "reward": episodes.rewards[b, e, t],
+            "next_observation": episodes.observations[b, e, t + 1],
+            "terminated": episodes.terminated[b, e] & (t == episodes.lengths[b, e] - 1),
+        }
+        parts.append(part)
     order = np.argsort(np.argsort(found.rounds, kind="stable"), kind="stable")
     return {name: np.concatenate([part[name] for part in parts])[order] for name in parts[0]}
-
-
-def _values_of(run: StoredOutputs, ref: StageRef, found: Locations, chosen: Array) -> dict[str, Array]:
-    episodes = run.experience(ref)
-    b, e, t = found.b[chosen], found.e[chosen], found.t[chosen]
-    return {
-        "observation": episodes.observations[b, e, t],
-        "action": episodes.actions[b, e, t],
-        "reward": episodes.rewards[b, e, t],
-        "next_observation": episodes.observations[b, e, t + 1],
-        "terminated": episodes.terminated[b, e] & (t == episodes.lengths[b, e] - 1),
-    }
-
-
-def _columns_of(table: pa.Table) -> dict[str, pa.ChunkedArray]:
-    return dict(zip(table.column_names, table.columns, strict=True))
 
 
 def _nothing(run: StoredOutputs, found: str, required: str, action: str) -> StageMissing:

@@ -3,7 +3,8 @@
 import errno
 import os
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,11 @@ from metaloom.storage.errors import (
     RunNotFound,
     StageThinned,
     StoreError,
-    damaged,
     system_errors,
 )
 from metaloom.storage.format.arrays import read_metadata
 from metaloom.storage.format.canonical import read_sealed
-from metaloom.storage.format.digests import array_digests, output_digest
+from metaloom.storage.format.codec import array_digests, output_digest
 from metaloom.storage.format.places import folder_of
 from metaloom.storage.format.records import SpanInput, StageRecord
 from metaloom.storage.format.refs import StageRef
@@ -42,20 +42,19 @@ from metaloom.storage.format.stages import EARLIER, ON_POLICY, StageTable
 from metaloom.storage.format.thinning import FOLDER as THINNED
 from metaloom.storage.format.thinning import is_marker, marker_path
 from metaloom.storage.progress import Progress, unseen
-from metaloom.storage.read.ancestry import boundaries, first_session
 from metaloom.storage.read.committed import TABLES, CommittedFiles
 from metaloom.storage.read.history import (
+    SpanSums,
     chain_problems,
     describe_missing,
     head_problems,
     missing_positions,
     sealed_links,
 )
-from metaloom.storage.read.info import read_info
+from metaloom.storage.read.info import boundaries, first_session, read_info
 from metaloom.storage.read.segments import Segment
-from metaloom.storage.read.spans import SpanSums
-from metaloom.storage.remote.checks import problems
 from metaloom.storage.remote.log import RemoteLog, follow
+from metaloom.storage.remote.session import problems
 
 _LOCK_NAME = re.compile(r"writer\.lock(\.[0-9a-f]{16})?")
 _CHUNK_NAME = re.compile(r"c\.([0-9]+)(\.0)*")
@@ -116,14 +115,14 @@ def verify_run(path: str | Path, progress: Progress = unseen) -> list[Damage]:
         RunNotFound, NotARun, IncompatibleFormat: there is no run of this format at the path.
     """
     folder = folder_of(path)
-    return sorted(_Verification(folder, follow(folder), progress).damage(), key=_order)
+    found = _Verification(folder, follow(folder), progress).damage()
+    return sorted(found, key=lambda d: (-1 if d.iteration is None else d.iteration, d.stage or "", d.file))
 
 
 class _Verification:
     """One pass over a run."""
 
     def __init__(self, root: Path, remote: RemoteLog | None, progress: Progress) -> None:
-        _require_run(root)
         self.root = root
         self.remote = remote
         self.progress = progress
@@ -153,7 +152,10 @@ class _Verification:
         yield from self._metadata()
         yield from self._read_markers()
         packed = self.files.segments.all()
-        if any(r.spans for r in self.records.values()) or any(self._names_spans(segment) for segment in packed[-1:]):
+        has_spans = any(record.spans for record in self.records.values())
+        with suppress(StoreError, OSError):  # reported when it is the segment's turn
+            has_spans = has_spans or any(record.spans for segment in packed[-1:] for record in segment.records())
+        if has_spans:
             self.sums = SpanSums(lambda ref: self.steps.get(ref, 0))
         self.total = len(self.records) + sum(1 for segment in packed for _ in segment.seal.refs())
         for segment in packed:
@@ -164,11 +166,18 @@ class _Verification:
         yield from self._foreign()
 
     def _info(self) -> Generator[Damage, None, dict[str, Any] | None]:
+        with system_errors(
+            self.root, required="a folder that can be read", action="Check its permissions and its disk"
+        ):
+            os.scandir(self.root).close() if self.root.is_dir() else None
         try:
             return read_info(self.root)
         except (IncompatibleFormat, RunNotFound):
             raise
         except StoreError as error:
+            if isinstance(error, NotARun) and not (self.root / "_commits").is_dir():
+                raise
+            # A run that lost its run.json is damaged.
             yield self._damage(self.root / "run.json", error.found)
             return None
 
@@ -218,16 +227,16 @@ class _Verification:
                 yield self._damage(where if where.is_relative_to(self.root) else segment.folder, _problem(error))
         segment.forget()
 
-    def _names_spans(self, segment: Segment) -> bool:
-        try:
-            return any(record.spans for record in segment.records())
-        except (StoreError, OSError):  # told when it is its turn
-            return False
-
     def _checked_record(self, record: StageRecord, thinned: bool) -> Iterator[Damage]:
         self.progress(self.checked, self.total)
         self.checked += 1
-        yield from self._inputs(record)
+        file = self.files.record_place(record.ref)
+        for item in record.inputs:
+            found = self._digest_of(item.ref)
+            if found is None and item.ref not in self.unreadable:
+                yield self._damage(file, f"its input {item.ref} is not stored", record.ref)
+            elif found not in (None, item.digest):
+                yield self._damage(file, f"was computed from another {item.ref} than the one stored", record.ref)
         if not thinned:
             yield from self._output(record)
         if self.sums is None:
@@ -280,7 +289,14 @@ class _Verification:
             file = self.root / "_sessions" / name / "session.json"
             if parsed is None:
                 continue
-            yield from self._copy_of(info, file.with_name(INFO_COPY))
+            copy = file.with_name(INFO_COPY)
+            try:
+                if read_sealed(copy, indented=True) != info and info is not None:
+                    yield self._damage(copy, "is not a copy of run.json")
+            except FileNotFoundError:  # only some sessions have one
+                pass
+            except (StoreError, OSError) as error:
+                yield self._damage(copy, _problem(error))
             session = (parsed.number, parsed.token)
             if session not in needed and not file.exists():
                 continue
@@ -292,15 +308,6 @@ class _Verification:
         for _, token in sorted(needed):
             yield self._damage(self.root / "_sessions", f"the session {token}, which published records, is missing")
         return lost
-
-    def _copy_of(self, info: Mapping[str, Any] | None, copy: Path) -> Iterator[Damage]:
-        try:
-            if read_sealed(copy, indented=True) != info and info is not None:
-                yield self._damage(copy, "is not a copy of run.json")
-        except FileNotFoundError:  # only some sessions have one
-            pass
-        except (StoreError, OSError) as error:
-            yield self._damage(copy, _problem(error))
 
     def _history(self, info: Mapping[str, Any] | None, lost: set[int], known: SessionFacts | None) -> Iterator[Damage]:
         links = sealed_links(self.segments.values(), self.records.values())
@@ -325,26 +332,17 @@ class _Verification:
         arrays.update(*(segment.seal.arrays for segment in self.segments.values()))
         groups = {array.partition("/")[0] for array in arrays} | {""}
         for group in sorted(groups):
-            yield from self._checked(self.files.data / group / "zarr.json", lambda file: _check_group(file))
+            file = self.files.data / group / "zarr.json"
+            try:
+                if read_metadata(file).get("node_type") != "group":
+                    yield self._damage(file, "does not describe a group")
+            except (StoreError, OSError) as error:
+                yield self._damage(file, _problem(error))
         for array in sorted(arrays):
-            yield from self._checked(
-                self.files.data / array / "zarr.json", lambda _, array=array: self.files.spec(array), array
-            )
-
-    def _checked(self, file: Path, check: Callable[[Path], object], array: str | None = None) -> Iterator[Damage]:
-        try:
-            check(file)
-        except (StoreError, OSError) as error:
-            yield self._damage(file, _problem(error), array=array)
-
-    def _inputs(self, record: StageRecord) -> Iterator[Damage]:
-        file = self.files.record_place(record.ref)
-        for item in record.inputs:
-            found = self._digest_of(item.ref)
-            if found is None and item.ref not in self.unreadable:
-                yield self._damage(file, f"its input {item.ref} is not stored", record.ref)
-            elif found not in (None, item.digest):
-                yield self._damage(file, f"was computed from another {item.ref} than the one stored", record.ref)
+            try:
+                self.files.spec(array)
+            except (StoreError, OSError) as error:
+                yield self._damage(self.files.data / array / "zarr.json", _problem(error), array=array)
 
     def _digest_of(self, ref: StageRef) -> str | None:
         if ref in self.records:
@@ -418,21 +416,21 @@ class _Verification:
 
     def _foreign(self) -> Iterator[Damage]:
         committed = {file.path for r in self.records.values() for file in (*r.chunks, *r.tables)}
-        for folder, names in _walk(self.root):
-            for name in names:
-                path = folder / name
+        for folder, folders, names in os.walk(self.root):
+            links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+            for name in sorted([*names, *links]):
+                path = Path(folder) / name
                 relative = path.relative_to(self.root).as_posix()
                 if path.is_symlink():
                     yield self._damage(path, _LINK)
-                elif relative not in committed and not self._is_known(relative):
+                    continue
+                match relative.split("/", 2):
+                    case [top, segment, file] if top == SEGMENTS and segment_iterations(segment):
+                        known = segment not in self.segments or self.segments[segment].has_place_for(file)
+                    case _:
+                        known = may_belong(relative, self.files.stages)
+                if relative not in committed and not known:
                     yield self._damage(path, _FOREIGN)
-
-    def _is_known(self, relative: str) -> bool:
-        match relative.split("/", 2):
-            case [folder, name, file] if folder == SEGMENTS and segment_iterations(name):
-                return name not in self.segments or self.segments[name].has_place_for(file)
-            case _:
-                return may_belong(relative, self.files.stages)
 
     def _damage(self, file: Path | str, problem: str, ref: StageRef | None = None, array: str | None = None) -> Damage:
         relative = file if isinstance(file, str) else file.relative_to(self.root).as_posix()
@@ -441,32 +439,10 @@ class _Verification:
         return Damage(relative, ref.iteration, ref.stage, ref.step, array, problem)
 
 
-def _order(damage: Damage) -> tuple[int, str, str]:
-    return (-1 if damage.iteration is None else damage.iteration, damage.stage or "", damage.file)
-
-
-def _require_run(root: Path) -> None:
-    with system_errors(root, required="a folder that can be read", action="Check its permissions and its disk"):
-        os.scandir(root).close() if root.is_dir() else None
-    if root.is_dir() and not (root / "run.json").exists() and (root / "_commits").is_dir():
-        return  # a run that lost its run.json, which is damage
-    try:
-        read_info(root)
-    except (NotARun, RunNotFound, IncompatibleFormat):
-        raise
-    except StoreError:
-        return
-
-
 def _summary(item: SpanInput | None) -> str:
     if item is None:
         return "none of them"
     return f"{item.outputs} outputs {item.span} with {item.steps} steps and the digest {item.digest[:12]}"
-
-
-def _check_group(file: Path) -> None:
-    if read_metadata(file).get("node_type") != "group":
-        raise damaged(file, "does not describe a group")
 
 
 def _problem(error: Exception) -> str:
@@ -477,18 +453,10 @@ def _problem(error: Exception) -> str:
     return "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
 
 
-def _walk(root: Path) -> Iterator[tuple[Path, Iterable[str]]]:
-    for folder, folders, names in os.walk(root):
-        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
-        yield Path(folder), sorted([*names, *links])
-
-
 def may_belong(relative: str, stages: StageTable | None) -> bool:
     """Tell whether a file that no record commits may lie at a path: metadata, or what an interruption leaves.
 
-    Args:
-        relative: path in the run's folder.
-        stages: of the run; None where they are not known, for any.
+    Without `stages`, records of any stage may.
     """
     match relative.split("/"):
         case (

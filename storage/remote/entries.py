@@ -46,13 +46,6 @@ class LoggedFile:
     key: str = ""
     sha256: str = ""
 
-    @classmethod
-    def of(cls, raw: bytes, key: str, *, inline: bool) -> "LoggedFile":
-        """The file as the entry writes it."""
-        if inline:
-            return cls(len(raw), raw.decode())
-        return cls(len(raw), None, key, hashlib.sha256(raw).hexdigest())
-
 
 @dataclass(frozen=True)
 class Entry:
@@ -80,7 +73,11 @@ class Entry:
 
     def content(self) -> bytes:
         """The bytes to store, one line."""
-        files = {path: self._about(path, file) for path, file in self.files.items()}
+        files: dict[str, dict[str, Any]] = {}
+        for path, file in self.files.items():
+            moved = {"key": file.key} if self.is_moved(path) else {}
+            content = {"size": file.size, "sha256": file.sha256, **moved}
+            files[path] = content if file.text is None else {"text": file.text}
         paths = (*files, *self.removed)
         document = {
             "schema": SCHEMAS[
@@ -95,11 +92,6 @@ class Entry:
             "removed": list(self.removed),
         }
         return render(sealed(document))
-
-    def _about(self, path: str, file: LoggedFile) -> dict[str, Any]:
-        if file.text is not None:
-            return {"text": file.text}
-        return {"size": file.size, "sha256": file.sha256, **({"key": file.key} if self.is_moved(path) else {})}
 
     def is_moved(self, path: str) -> bool:
         """Tell whether the object of a file is where another entry has put it."""

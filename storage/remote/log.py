@@ -1,8 +1,12 @@
-"""A run's log as this machine knows it, and the cache folder that follows it."""
+"""A run's log as this machine knows it, and the cache folder that follows it.
 
-import hashlib
+Segments come and go in that folder as wholes, as whoever reads it expects.
+"""
+
 import os
+import re
 import secrets
+import shutil
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -10,14 +14,8 @@ from pathlib import Path
 from metaloom.storage.errors import DamagedRun, StoreError, system_errors
 from metaloom.storage.format.files import lock, read_file, sync_file
 from metaloom.storage.format.places import url_of
+from metaloom.storage.format.segments import FOLDER, SEAL, segment_iterations
 from metaloom.storage.format.sessions import CLAIM_NAME
-from metaloom.storage.remote.cached_segments import (
-    drop_segment,
-    place_segment,
-    sealed_in,
-    segment_of,
-    surplus_segments,
-)
 from metaloom.storage.remote.entries import Entry, LoggedFile, entry_key, in_groups, problem_of
 from metaloom.storage.remote.objects import ObjectFolder
 
@@ -145,8 +143,14 @@ class RemoteLog:
     def surplus(self) -> list[Path]:
         """Find what the folder has beyond the log."""
         segments = surplus_segments(self.root, self.files)
-        files = [path for path, name in self.local_files() if not self._may_be(name, path)]
-        return [*segments, *(path for path in files if not any(path.is_relative_to(folder) for folder in segments))]
+        surplus = segments.copy()
+        for path, name in self.local_files():
+            # Of a file without text only the size is compared, which an object of that name has.
+            file = self.files.get(name)
+            may_be = file is not None and (file.text is not None or path.stat().st_size == file.size)
+            if not may_be and not any(path.is_relative_to(folder) for folder in segments):
+                surplus.append(path)
+        return surplus
 
     def missing_texts(self) -> dict[Path, bytes]:
         """Find the small files that the folder lacks, with their content."""
@@ -198,16 +202,6 @@ class RemoteLog:
     def stored_entry(self, sequence: int) -> bytes | None:
         """An entry as the store has it, None if it has none."""
         return self.objects.get_all([entry_key(sequence)])[0]
-
-    def unused_objects(self) -> list[str]:
-        """The objects that no entry names, or none any more."""
-        used = {file.key for file in self.files.values()}
-        return [key for key in self.objects.below("_objects/") if key not in used]
-
-    def _may_be(self, name: str, path: Path) -> bool:
-        """Tell whether a file of the folder has a place in the log, and the size that an object of that name has."""
-        file = self.files.get(name)
-        return file is not None and (file.text is not None or path.stat().st_size == file.size)
 
     def _is_logged(self, name: str, path: Path) -> bool:
         file = self.files.get(name)
@@ -261,13 +255,27 @@ class RemoteLog:
         keys = [entry_key(n) for n in range(self.next - known, self.next + count)]
         found = self.objects.get_all(keys)
         if known:
-            newest = found.pop(0)
-            if newest is None or hashlib.sha256(newest).digest() != self._newest_digest():
-                raise self._other_run(newest)
+            newest, other = found.pop(0), "no"
+            if newest is not None:
+                with open(self._entries, "rb") as file:
+                    file.seek(self._newest_offset)
+                    other = "another" if file.readline() != newest else ""
+            if other:
+                raise StoreError(
+                    self.objects.url,
+                    found=f"{other} entry {self.next - 1} of the log than the cache has",
+                    required="the run that the cache is of",
+                    action=f"If the run was removed or replaced on purpose, remove {self.root} and {self._beside} too",
+                )
         for n, raw in enumerate(found):
             if raw is None:
                 behind = found[n + 1 :] or [self.stored_entry(self.next + 1)]
-                return any(later is not None for later in behind) and self._is_there_by_now()
+                if not any(later is not None for later in behind):
+                    return False
+                if self.stored_entry(self.next) is None:  # nor has it appeared since it was asked for
+                    where = f"{self.objects.url}/{entry_key(self.next)}"
+                    raise self._damaged_entry(where, "is missing; later ones are there")
+                return True
             entry = self._checked(raw, f"{self.objects.url}/{entry_key(self.next)}")
             foreign = entry.session not in self._here  # what this cache has committed, it has
             if foreign:
@@ -277,35 +285,12 @@ class RemoteLog:
                 self._drop_surplus_segments()
         return True
 
-    def _is_there_by_now(self) -> bool:
-        """Tell that the next entry, behind which there is another one, has appeared since it was asked for.
-
-        Raises:
-            DamagedRun: it has not.
-        """
-        if self.stored_entry(self.next) is None:
-            raise self._damaged_entry(f"{self.objects.url}/{entry_key(self.next)}", "is missing; later ones are there")
-        return True
-
     def _damaged_entry(self, where: str, found: str) -> DamagedRun:
         return DamagedRun(
             where,
             found=found,
             required="the log that was written",
             action="Restore this one object from a copy; one in the cache of another machine is as good",
-        )
-
-    def _newest_digest(self) -> bytes:
-        with open(self._entries, "rb") as file:
-            file.seek(self._newest_offset)
-            return hashlib.sha256(file.readline()).digest()
-
-    def _other_run(self, newest: bytes | None) -> StoreError:
-        return StoreError(
-            self.objects.url,
-            found=f"{'no' if newest is None else 'another'} entry {self.next - 1} of the log than the cache has",
-            required="the run that the cache is of",
-            action=f"If the run was removed or replaced on purpose, remove {self.root} and {self._beside} too",
         )
 
     def _checked(self, raw: bytes, where: str) -> Entry:
@@ -346,7 +331,8 @@ class RemoteLog:
         self._move_copies({file.key: name for name, file in entry.files.items() if entry.is_moved(name)})
         for name, file in entry.files.items():
             if file.text is not None:
-                self._write_text(name, file.text)
+                if not _holds(self.local_path(name), file.text.encode()):
+                    self.write(name, file.text.encode())
             elif not entry.is_moved(name):
                 self.local_path(name).unlink(missing_ok=True)  # of an earlier content
         for folder in sealed_in(entry.removed):
@@ -370,10 +356,6 @@ class RemoteLog:
             drop_segment(folder, self._beside)
         for path, raw in self.missing_texts().items() if surplus else ():
             self.write(self.name_of(path), raw)
-
-    def _write_text(self, name: str, text: str) -> None:
-        if not _holds(self.local_path(name), text.encode()):
-            self.write(name, text.encode())
 
     @contextmanager
     def _locked(self) -> Generator[None]:
@@ -402,3 +384,50 @@ def log_folder(root: Path) -> Path:
 
 def _holds(path: Path, raw: bytes) -> bool:
     return path.is_file() and read_file(path, limit=LARGEST) == raw
+
+
+_SEGMENT = re.compile(rf"({FOLDER}/\d{{8}}-\d{{8}})(/.*)?", re.ASCII)
+
+
+def segment_of(name: str) -> str | None:
+    """The folder of the segment that a file of a run is in, as a path in the run; None for any other file."""
+    match = _SEGMENT.fullmatch(name)
+    return match[1] if match else None
+
+
+def sealed_in(names: Iterable[str]) -> set[str]:
+    """The folders of the segments whose seals are among some files."""
+    found = {name: segment_of(name) for name in names if name.endswith(f"/{SEAL}")}
+    return {folder for name, folder in found.items() if folder is not None and name == f"{folder}/{SEAL}"}
+
+
+def surplus_segments(root: Path, files: Iterable[str]) -> list[Path]:
+    """The folders of segments that a run's folder has, and a log with these files does not seal."""
+    try:
+        names = [name for name in os.listdir(root / FOLDER) if segment_iterations(name) is not None]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    sealed = sealed_in(files)
+    return [root / FOLDER / name for name in sorted(names) if f"{FOLDER}/{name}" not in sealed]
+
+
+def place_segment(root: Path, beside: Path, folder: str, texts: Mapping[str, str]) -> None:
+    """Make a segment appear, with its small files; what it held so far is fetched again."""
+    part = beside / f"{secrets.token_hex(8)}.part"
+    for name, text in texts.items():
+        path = part / name.removeprefix(f"{folder}/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8", newline="")
+    drop_segment(root / folder, beside)
+    (root / folder).parent.mkdir(parents=True, exist_ok=True)
+    os.rename(part, root / folder)
+
+
+def drop_segment(folder: Path, beside: Path) -> None:
+    """Take the folder of a segment away, if it is there."""
+    part = beside / f"{secrets.token_hex(8)}.part"
+    try:
+        os.rename(folder, part)
+    except FileNotFoundError:
+        return
+    shutil.rmtree(part)

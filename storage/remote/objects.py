@@ -1,13 +1,111 @@
-"""The few requests that a run makes of an object store, through fsspec."""
+"""The few requests that a run makes of an object store, through fsspec, each with a deadline and a number of tries."""
 
 import asyncio
+import logging
+import os
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from metaloom.storage.errors import StorageFailed, StoreError
-from metaloom.storage.remote.deadlines import Deadlines, may_pass
+
+TIMEOUT, TRIES = "METALOOM_STORE_TIMEOUT", "METALOOM_STORE_TRIES"
+_SLOWEST_BYTES_PER_SECOND = 100_000
+_FIRST_PAUSE_SECONDS = 0.5
+# What may pass: named, because the packages that they are from are not imported for runs in folders.
+_PASSING = {"HTTPClientError", "ConnectionError", "ClientConnectionError", "ClientPayloadError", "IncompleteRead"}
+_SILENCE = ("ReadTimeoutError", "ConnectTimeoutError", "SocketTimeoutError", "ServerTimeoutError")
+_FINAL = (FileNotFoundError, FileExistsError, PermissionError)
+_REFUSED = range(400, 500)
+_SLOW_DOWN = (408, 425, 429)
+
+_log = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Limits of every request.
+
+    Attributes:
+        seconds: how long a store may be silent. All of an answer may take twice that, and what its bytes take at
+            100 kB/s.
+        tries: how often it is asked before the run stops.
+    """
+
+    seconds: float = 20.0
+    tries: int = 5
+
+    @classmethod
+    def chosen(cls) -> "Deadlines":
+        """What $METALOOM_STORE_TIMEOUT (seconds) and $METALOOM_STORE_TRIES say.
+
+        Raises:
+            StorageFailed: they are no such numbers.
+        """
+        return cls(_chosen(TIMEOUT, cls.seconds), int(_chosen(TRIES, cls.tries, at_least=1)))
+
+    def ask(self, url: str, request: Callable[[], Answer]) -> Answer:
+        """Make a request, and again while what it fails with may pass, with a warning each time.
+
+        Raises:
+            Exception: what it failed with the last time.
+        """
+        pause = _FIRST_PAUSE_SECONDS
+        for n in range(2, self.tries + 1):
+            try:
+                return request()
+            except Exception as error:
+                if not may_pass(error):
+                    raise
+                _log.warning("%s: %s, trying again (%d of %d)", url, self.problem(error), n, self.tries)
+            time.sleep(pause)
+            pause *= 2
+        return request()
+
+    def problem(self, error: Exception) -> str:
+        """What an error of a request means."""
+        if type(error).__name__ in _SILENCE:
+            return f"no answer for {self.seconds:g} s"
+        if isinstance(error, TimeoutError):
+            return "no complete answer in time"
+        return f"{type(error).__name__}: {error}"
+
+
+def may_pass(error: Exception) -> bool:
+    """Tell if a request that failed so may succeed when it is made again."""
+    if isinstance(error, _FINAL):
+        return False
+    if isinstance(error, OSError):
+        return not _refusal(error.__cause__)
+    return any(kind.__name__ in _PASSING for kind in type(error).__mro__)
+
+
+def _refusal(answer: object) -> bool:
+    """Tell if a store has answered that what it was asked is wrong."""
+    response: dict[str, dict[str, int]] = getattr(answer, "response", {})
+    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return status in _REFUSED and status not in _SLOW_DOWN
+
+
+def _chosen(name: str, default: float, at_least: float = 0.001) -> float:
+    text = os.environ.get(name, "")
+    try:
+        value = float(text or default)
+    except ValueError:
+        value = float("nan")
+    if not at_least <= value <= 86_400:
+        raise StorageFailed(
+            f"${name}",
+            found=repr(text),
+            required=f"a number from {at_least:g} to 86400",
+            action=f"Without it, it is {default:g}",
+        )
+    return value
+
 
 # Bytes that are allowed for where nobody knows: of an entry of the log, of the answers that list a folder.
 _SMALL_OBJECT = 2**16
@@ -19,7 +117,7 @@ class ObjectFolder:
     """The objects whose keys begin with a URL. Connects when it is first asked something.
 
     Every method raises StorageFailed when the store refuses, or cannot be reached, or does not answer in time, however
-    often it is asked (`deadlines.py`).
+    often it is asked (`Deadlines`).
     """
 
     def __init__(self, url: str) -> None:
@@ -82,7 +180,8 @@ class ObjectFolder:
 
     def _ask(self, num_bytes: int, request: Callable[[Any, dict[str, float]], Any]) -> Any:
         # Back ends that are not asynchronous have no deadline to give; that of Amazon's protocol is.
-        seconds = self._deadlines.of_transfer(num_bytes)
+        # A question about the bytes, an answer, and what they take.
+        seconds = 2 * self._deadlines.seconds + num_bytes / _SLOWEST_BYTES_PER_SECOND
         limit = {"timeout": seconds} if self._fs.async_impl else {}
         return self._deadlines.ask(self.url, lambda: request(self._fs, limit))
 
@@ -106,19 +205,16 @@ class ObjectFolder:
         # It takes as long to import as a run takes to open, and local runs do not need it.
         from fsspec.core import url_to_fs
 
+        options: dict[str, Any] = {}
+        if self.url.startswith(("s3://", "s3a://")):  # whose back end by itself asks 25 times, 15 seconds each
+            seconds = self._deadlines.seconds
+            once = {"retries": {"total_max_attempts": 1, "mode": "standard"}}
+            options = {"config_kwargs": {"connect_timeout": seconds, "read_timeout": seconds, **once}}
         # What a listing once said would hide what other machines have stored since.
-        fs, root = url_to_fs(self.url, use_listings_cache=False, **self._options())
+        fs, root = url_to_fs(self.url, use_listings_cache=False, **options)
         if hasattr(fs, "retries"):
             fs.retries = 1
         return fs, root
-
-    def _options(self) -> dict[str, Any]:
-        """Options of S3's back end, which by itself asks 25 times, 15 seconds each, and says nothing."""
-        if not self.url.startswith(("s3://", "s3a://")):
-            return {}
-        seconds = self._deadlines.seconds
-        once = {"retries": {"total_max_attempts": 1, "mode": "standard"}}
-        return {"config_kwargs": {"connect_timeout": seconds, "read_timeout": seconds, **once}}
 
     @contextmanager
     def _failures(self) -> Generator[None]:

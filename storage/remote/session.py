@@ -3,11 +3,13 @@
 An entry is put on the condition that there is none of its number. A session that begins takes the next number; from
 then on the puts of an earlier session, however late it wakes up, find their number taken, and fail. Objects go below
 the session's own prefix before the entry that names them, so what a lost session still uploads is seen by nobody.
+What the store holds is compared with the log here too.
 """
 
+import hashlib
 import os
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +17,24 @@ from metaloom.storage.errors import FencedOut, RunLocked, StorageFailed
 from metaloom.storage.format.files import read_file
 from metaloom.storage.format.places import argument
 from metaloom.storage.format.provenance import utc
-from metaloom.storage.remote.checks import give_up, problems
-from metaloom.storage.remote.entries import Entry, Kind, LoggedFile, entry_key, object_key
-from metaloom.storage.remote.log import RemoteLog
+from metaloom.storage.remote.entries import (
+    AT_ONCE,
+    Entry,
+    Kind,
+    LoggedFile,
+    entry_key,
+    in_groups,
+    object_key,
+    problem_of,
+)
+from metaloom.storage.remote.log import LARGEST, RemoteLog
 
-_LARGEST = 2**40
 _FILES_PER_ENTRY = 1000
 _BYTES_AT_ONCE = 2**26
 
 
 class RemoteSession:
-    """The right to append to a run's log, until it is given back or another session takes it.
-
-    Args:
-        log: up to date.
-        token: identifies the session for ever.
-    """
+    """The right to append to a run's log, until it is given back or another session takes it."""
 
     def __init__(self, log: RemoteLog, token: str) -> None:
         self._log = log
@@ -52,7 +56,16 @@ class RemoteSession:
             log.pull()
             before = log.owner
             if before is not None and not take_over and not log.is_own(before.session):
-                raise _locked(log, before)
+                dead = f"`metaloom resume {argument(log.root)} --take-over`"
+                if "run.json" not in log.files:
+                    dead = f"it had not even created the run: remove {log.objects.url}, or choose another name"
+                who = before.about
+                raise RunLocked(
+                    log.objects.url,
+                    found=f"process {who.get('pid')} on {who.get('host')} has been writing it since {who.get('since')}",
+                    required="one writer at a time",
+                    action=f"Wait for it or stop it. Nobody can tell from here whether it is dead; if it is: {dead}",
+                )
             log.claim(token)
             session = cls(log, token)
             if session._put("begin", about={"host": socket.gethostname(), "pid": os.getpid(), "since": utc()}):
@@ -60,7 +73,8 @@ class RemoteSession:
         session._require_conditions()
         if before is not None:
             # It was killed, perhaps between uploading and committing, or between that and removing what was replaced.
-            log.objects.remove(log.unused_objects())
+            used = {file.key for file in log.files.values()}
+            log.objects.remove([key for key in log.objects.below("_objects/") if key not in used])
         return session
 
     def commit(self, changed: Mapping[Path, Path | None]) -> None:
@@ -75,7 +89,10 @@ class RemoteSession:
             StorageFailed: the store cannot be written; the session is then over.
         """
         names = {path: self._log.name_of(path) for path in changed}
-        moved = self._moved(changed)
+        # The files whose objects are in the store under another name of theirs.
+        sources = {names[path]: self._log.name_of(old) for path, old in changed.items() if old is not None}
+        logged = {name: self._log.files.get(source) for name, source in sources.items()}
+        moved = {name: file for name, file in logged.items() if file is not None and file.key}
         present = [path for path, name in names.items() if path.is_file() and name not in moved]
         gone = (name for path, name in names.items() if path not in present and name not in moved)
         removed = [known for name in gone for known in self._known(name)]
@@ -87,7 +104,12 @@ class RemoteSession:
             files = {**self._upload({path: names[path] for path in present}), **moved}
             removed = [name for name in removed if name not in files]
             if not self._put("commit", files=files, removed=removed):
-                raise self._fenced_out()
+                raise FencedOut(
+                    self._log.objects.url,
+                    found=f"session {self._token} of this process was ended by a later writer",
+                    required="the newest session of the run",
+                    action="Stop this process; the later writer goes on with what was committed",
+                )
             # What nothing names any more is of no use; until the entry is there, it is named.
             named = {file.key for file in files.values()}
             self._log.objects.remove([file.key for file in before if file and file.key and file.key not in named])
@@ -105,18 +127,15 @@ class RemoteSession:
         """Take files whose objects are damaged for lost; those with a sound copy in the folder are stored again."""
         for name, _ in [*problems(self._log)]:
             if name in self._log.files:
-                self._given_up[name] = give_up(self._log, name)
+                self._given_up[name] = file = self._log.files.pop(name)
+                path = self._log.local_path(name)
+                if path.exists() and problem_of(file, read_file(path, limit=LARGEST)):
+                    path.unlink()
 
     def end(self) -> None:
         """Let the next session begin, wherever it is. A session that failed or was fenced out is over already."""
         if not self._failed:
             self._put("end")
-
-    def _moved(self, changed: Mapping[Path, Path | None]) -> dict[str, LoggedFile]:
-        """The files whose objects are in the store under another name of theirs."""
-        sources = {self._log.name_of(path): self._log.name_of(old) for path, old in changed.items() if old is not None}
-        known = {name: self._log.files.get(source) for name, source in sources.items()}
-        return {name: file for name, file in known.items() if file is not None and file.key}
 
     def _known(self, name: str) -> list[str]:
         """The files of the log, those that were given up included, that a path is about."""
@@ -128,10 +147,12 @@ class RemoteSession:
         files: dict[str, LoggedFile] = {}
         contents: dict[str, bytes] = {}
         for path, name in names.items():
-            raw = read_file(path, limit=_LARGEST)
+            raw = read_file(path, limit=LARGEST)
             key = object_key(self._token, self._next, name)
-            files[name] = LoggedFile.of(raw, key, inline=name.endswith(".json"))
-            if files[name].text is None:
+            if name.endswith(".json"):
+                files[name] = LoggedFile(len(raw), raw.decode())
+            else:
+                files[name] = LoggedFile(len(raw), None, key, hashlib.sha256(raw).hexdigest())
                 contents[key] = raw
             if sum(map(len, contents.values())) > _BYTES_AT_ONCE:
                 self._log.objects.put_all(contents)
@@ -172,24 +193,27 @@ class RemoteSession:
                 action="Use Amazon S3, or another store that documents conditional writes",
             )
 
-    def _fenced_out(self) -> FencedOut:
-        return FencedOut(
-            self._log.objects.url,
-            found=f"session {self._token} of this process was ended by a later writer",
-            required="the newest session of the run",
-            action="Stop this process; the later writer goes on with what was committed",
-        )
 
+def problems(log: RemoteLog) -> Iterator[tuple[str, str]]:
+    """Find what is wrong with the objects of the run: (path in the run or key of the entry, problem).
 
-def _locked(log: RemoteLog, owner: Entry) -> RunLocked:
-    who = owner.about
-    if "run.json" in log.files:
-        dead = f"`metaloom resume {argument(log.root)} --take-over`"
-    else:
-        dead = f"it had not even created the run: remove {log.objects.url}, or choose another name"
-    return RunLocked(
-        log.objects.url,
-        found=f"process {who.get('pid')} on {who.get('host')} has been writing it since {who.get('since')}",
-        required="one writer at a time",
-        action=f"Wait for it or stop it. Nobody can tell from here whether it is dead; if it is: {dead}",
-    )
+    Copies in the folder that are not what was committed, while their objects are, are replaced.
+    """
+    cached = log.cached_entries()
+    for start in range(0, len(cached), AT_ONCE):
+        keys = [entry_key(n) for n in range(start, min(start + AT_ONCE, len(cached)))]
+        for n, raw in enumerate(log.objects.get_all(keys), start):
+            if raw != cached[n]:
+                yield entry_key(n), "is missing" if raw is None else "is not the entry that was written"
+    for group in in_groups((name, file) for name, file in log.files.items() if file.text is None):
+        keys = [file.key for _, file in group]
+        for (name, file), raw in zip(
+            group, log.objects.get_all(keys, num_bytes=sum(file.size for _, file in group)), strict=True
+        ):
+            problem = "is missing" if raw is None else problem_of(file, raw)
+            if problem:
+                yield name, f"its object {file.key} {problem}"
+            elif raw is not None:
+                path = log.local_path(name)
+                if not path.exists() or read_file(path, limit=LARGEST) != raw:
+                    log.write(name, raw)

@@ -1,29 +1,20 @@
 """The arrays of a run being written: created when first needed, grown when a run is extended."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, cast
 
-from metaloom.pipeline.types import Array
 from metaloom.storage.errors import DigestMismatch, LayoutMismatch, StoreError
 from metaloom.storage.format.arrays import ArraySpec, group_document, render_metadata
-from metaloom.storage.format.chunks import crc32c, encode_chunk
+from metaloom.storage.format.chunks import crc32c, encode_chunk, encode_shard
 from metaloom.storage.format.codec import Piece
 from metaloom.storage.format.files import Content, make_folder
 from metaloom.storage.format.records import StoredFile
-from metaloom.storage.format.shards import encode_shard
 from metaloom.storage.read.committed import CommittedFiles
 from metaloom.storage.write.sessions import Session
 
 
 class ArrayStore:
-    """Writes rows of arrays on behalf of a session.
-
-    Args:
-        files: of the run.
-        session: in whose name files are published.
-        shards: large arrays have shards with a part per task, as in runs of all formats but the first.
-    """
+    """Writes rows of arrays on behalf of a session; large ones have a part per task if the run has shards."""
 
     def __init__(self, files: CommittedFiles, session: Session, *, shards: bool) -> None:
         self._files = files
@@ -53,11 +44,7 @@ class ArrayStore:
         self._write_metadata(documents)
 
     def write(self, pieces: Sequence[Piece], *, expected: Sequence[StoredFile] | None = None) -> tuple[StoredFile, ...]:
-        """Write rows, safe from a power cut, and say what a record has to commit.
-
-        Args:
-            pieces: the rows.
-            expected: what a record commits already; then no other files are written.
+        """Write rows, safe from a power cut, and say what a record has to commit; no other files than `expected` ones.
 
         Raises:
             LayoutMismatch: a row does not fit the array that earlier iterations created.
@@ -65,13 +52,17 @@ class ArrayStore:
             DigestMismatch: the files would not be the expected ones.
         """
         self._create([piece for piece in pieces if not (self._files.data / piece.path / "zarr.json").exists()])
-        specs = [self._fitting_spec(piece) for piece in pieces]
-        encoded = [_encoded(piece.data, spec) for piece, spec in zip(pieces, specs, strict=True)]
-        keys = [spec.chunk_key(piece.row) for piece, spec in zip(pieces, specs, strict=True)]
-        files = tuple(
-            StoredFile(f"data.zarr/{key}", sum(map(len, content)), crc, piece.path)
-            for piece, key, (content, crc) in zip(pieces, keys, encoded, strict=True)
-        )
+        files: list[StoredFile] = []
+        contents: dict[str, Content] = {}
+        for piece, spec in [(piece, self._fitting_spec(piece)) for piece in pieces]:
+            path = f"data.zarr/{spec.chunk_key(piece.row)}"
+            if not spec.raw_bytes:  # no entries, no file
+                files.append(StoredFile(path, 0, 0, piece.path))
+                continue
+            shard = spec.sharded
+            content, crc = encode_shard(piece.data) if shard else encode_chunk(piece.data, compressed=spec.compressed)
+            files.append(StoredFile(path, sum(map(len, content)), crc, piece.path))
+            contents[path] = content
         if expected is not None and {*files} != {*expected}:
             raise DigestMismatch(
                 min(file.path for file in {*files} ^ {*expected}),
@@ -79,8 +70,8 @@ class ArrayStore:
                 required="the bytes that the record commits",
                 action="Use the version of numcodecs that the record names",
             )
-        self._place({f"data.zarr/{key}": content for key, (content, _) in zip(keys, encoded, strict=True) if content})
-        return files
+        self._place(contents)
+        return tuple(files)
 
     def write_tables(self, tables: Mapping[str, bytes]) -> tuple[StoredFile, ...]:
         """Write files by their path below the run's folder, and say what a record has to commit."""
@@ -99,8 +90,16 @@ class ArrayStore:
         documents: dict[str, Mapping[str, Any]] = {
             group: group_document({}) for group in groups if not (self._files.data / group / "zarr.json").exists()
         }
-        _check_cases(pieces, self._files.data)
-        documents |= {piece.path: self._new_spec(piece, self._rows(piece.path)).document() for piece in pieces}
+        names: dict[str, str] = {}
+        for piece in pieces:
+            if (other := names.setdefault(piece.path.casefold(), piece.path)) != piece.path:
+                raise StoreError(
+                    self._files.data / piece.path,
+                    found=f"names that differ only in case: {other} and {piece.path}",
+                    required="names that are different on every file system",
+                    action="Rename one of them",
+                )
+            documents[piece.path] = ArraySpec.of(piece, self._rows(piece.path), shards=self._shards).document()
         self._write_metadata(documents)
 
     def _write_metadata(self, documents: Mapping[str, Mapping[str, Any]]) -> None:
@@ -112,7 +111,7 @@ class ArrayStore:
 
     def _fitting_spec(self, piece: Piece) -> ArraySpec:
         spec = self._files.spec(piece.path)
-        new = self._new_spec(piece, spec.rows)
+        new = ArraySpec.of(piece, spec.rows, shards=self._shards)
         if (spec.shape, spec.dtype) != (new.shape, new.dtype):
             raise _mismatch(
                 spec, f"an entry of shape {new.shape}, dtype {new.dtype}", f"shape {spec.shape}, dtype {spec.dtype}"
@@ -122,18 +121,9 @@ class ArrayStore:
                 raise _mismatch(spec, f"{name} {value!r}", f"{spec.attributes.get(name)!r}")
         return spec
 
-    def _new_spec(self, piece: Piece, rows: int) -> ArraySpec:
-        return ArraySpec.of(piece, rows, shards=self._shards)
-
     def _rows(self, path: str) -> int:
         # The learner has a row more: what the last iteration leads to.
         return self.capacity + path.startswith("learner/")
-
-
-def _encoded(row: Array, spec: ArraySpec) -> tuple[Content, int]:
-    if not spec.raw_bytes:
-        return (), 0
-    return encode_shard(row) if spec.sharded else encode_chunk(row, compressed=spec.compressed)
 
 
 def _without_order(attribute: object) -> object:
@@ -142,18 +132,6 @@ def _without_order(attribute: object) -> object:
         return attribute
     entries = cast(list[object], attribute)
     return [{**cast(dict[str, object], e), "order": None} if isinstance(e, dict) else e for e in entries]
-
-
-def _check_cases(pieces: Sequence[Piece], data: Path) -> None:
-    seen: dict[str, str] = {}
-    for piece in pieces:
-        if seen.setdefault(piece.path.casefold(), piece.path) != piece.path:
-            raise StoreError(
-                data / piece.path,
-                found=f"names that differ only in case: {seen[piece.path.casefold()]} and {piece.path}",
-                required="names that are different on every file system",
-                action="Rename one of them",
-            )
 
 
 def _mismatch(spec: ArraySpec, found: str, required: str) -> LayoutMismatch:

@@ -11,8 +11,7 @@ from metaloom.storage.errors import RunExists, system_errors
 from metaloom.storage.format.arrays import group_document, render_metadata
 from metaloom.storage.format.canonical import render, sealed
 from metaloom.storage.format.files import make_folder, sync_folder
-from metaloom.storage.format.paths import check_path
-from metaloom.storage.format.places import argument, folder_of, location
+from metaloom.storage.format.places import argument, check_path, folder_of, location
 from metaloom.storage.format.provenance import system, utc, versions
 from metaloom.storage.format.records import FORMATS
 from metaloom.storage.format.sessions import INFO_COPY

@@ -1,4 +1,8 @@
-"""Process that writes a run, as others see it, and how they ask it to stop."""
+"""One writer per run: an advisory lock that says who holds it, how others see that process and ask it to stop.
+
+The lock keeps honest writers apart. What makes a writer harmless that lost its lock without noticing (a stopped
+process, a host that came back) is the session it publishes from; see `metaloom.storage.write.sessions`.
+"""
 
 import json
 import os
@@ -9,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from metaloom.storage.errors import linked
-from metaloom.storage.format.files import read_file
+from metaloom.storage.errors import RunLocked, linked
+from metaloom.storage.format.canonical import render
+from metaloom.storage.format.files import flags, lock, read_file
+from metaloom.storage.format.places import argument
 from metaloom.storage.format.provenance import utc
 from metaloom.storage.format.sessions import FOLDER as SESSIONS
 from metaloom.storage.format.sessions import SessionName
@@ -89,11 +95,7 @@ def current_writer(root: Path, remote: RemoteLog | None = None) -> Writer | None
     """Find the process that is writing a run, as far as its lock tells; None when there is none.
 
     Looks without touching the lock, which a writer that starts at this moment must find free. A lock left behind by a
-    killed process of this host is told by the process being gone.
-
-    Args:
-        root: the run's folder.
-        remote: the log of the run that the folder caches; tells of a writer on another machine.
+    killed process of this host is told by the process being gone, a writer on another machine by the log of the run.
     """
     try:
         owner = json.loads(read_file(root / LOCK_NAME, limit=_LARGEST))
@@ -112,12 +114,7 @@ def current_writer(root: Path, remote: RemoteLog | None = None) -> Writer | None
 
 
 def was_killed(root: Path, remote: RemoteLog | None = None) -> bool:
-    """Tell whether the newest session of a run was never closed, while nobody writes it: its process was killed.
-
-    Args:
-        root: the run's folder.
-        remote: the log of the run that the folder caches.
-    """
+    """Tell whether the newest session of a run was never closed, while nobody writes it: its process was killed."""
     try:
         names = os.listdir(root / SESSIONS)
     except (FileNotFoundError, NotADirectoryError):
@@ -198,3 +195,86 @@ def _exists(pid: int) -> bool:
     except PermissionError:  # another user's process
         return True
     return True
+
+
+@dataclass(frozen=True)
+class WriterLock:
+    """A held lock."""
+
+    path: Path
+    descriptor: int
+
+    def is_held(self) -> bool:
+        """Tell whether nobody has taken the run over."""
+        return _is_file_at(self.descriptor, self.path)
+
+    def release(self) -> None:
+        """Let the next writer in."""
+        try:
+            # Emptied and not removed: by now it may be the lock of a writer that has taken over.
+            os.ftruncate(self.descriptor, 0)
+        finally:
+            os.close(self.descriptor)  # what lets the next writer in, whether or not the file can be emptied
+
+
+def acquire_lock(path: Path, token: str, *, take_over: bool) -> WriterLock:
+    """Lock a run for writing; taking over puts a new lock in place of one that a lost host still holds.
+
+    Raises:
+        RunLocked: another process holds it.
+    """
+    owner = render(owner_document(token))
+    if take_over:
+        new = path.with_name(f"{path.name}.{token}")
+        descriptor = os.open(new, flags("O_RDWR", "O_CREAT", "O_EXCL", "O_CLOEXEC"), 0o666)
+        lock(descriptor, new, wait=False)
+        _write_owner(descriptor, owner)
+        os.replace(new, path)
+        return WriterLock(path, descriptor)
+    while True:
+        try:
+            descriptor = os.open(path, flags("O_RDWR", "O_CREAT", "O_NOFOLLOW", "O_CLOEXEC"), 0o666)
+        except IsADirectoryError:  # no lock was ever one; goes only if it is empty
+            os.rmdir(path)
+            continue
+        try:
+            lock(descriptor, path, wait=False)
+        except BlockingIOError:
+            holder = os.pread(descriptor, _LARGEST, 0)
+            os.close(descriptor)
+            raise _locked(path, holder) from None
+        # Its holder may have removed the file, or another writer replaced it, between opening and locking.
+        if _is_file_at(descriptor, path):
+            _write_owner(descriptor, owner)
+            return WriterLock(path, descriptor)
+        os.close(descriptor)
+
+
+def _write_owner(descriptor: int, owner: bytes) -> None:
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, owner, 0)
+    except OSError:
+        os.close(descriptor)  # a full disk: as long as it is open, it stays locked
+        raise
+
+
+def _is_file_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
+def _locked(path: Path, holder: bytes) -> RunLocked:
+    try:
+        owner = json.loads(holder)
+        who = f"process {owner['pid']} on {owner['host']} has been writing it since {owner['since']}"
+    except (ValueError, KeyError, TypeError, RecursionError):
+        who = "another process is about to write it"
+    return RunLocked(
+        path.parent,
+        found=who,
+        required="one writer at a time",
+        action=f"Wait for it or stop it. If its host is dead: `metaloom resume {argument(path.parent)} --take-over`",
+    )

@@ -10,7 +10,7 @@ In this order, so that a kill or a power cut at any moment leaves nothing in dou
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from metaloom.storage.errors import DamagedRun, StorageFailed, StoreError
@@ -45,14 +45,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Packer:
-    """Packs a run on behalf of a session.
-
-    Args:
-        files: of the run.
-        session: in whose name files come and go.
-        digests: of the run's outputs, which are told what is packed.
-        format: of the run.
-    """
+    """Packs a run on behalf of a session."""
 
     def __init__(self, files: CommittedFiles, session: Session, digests: Digests, format: str) -> None:
         self._files = files
@@ -64,15 +57,18 @@ class Packer:
     def pack(self, progress: Progress = unseen) -> list[range]:
         """Pack all complete iterations but the newest; returns those of each new segment.
 
-        Args:
-            progress: Receives the number of iterations packed so far and the number of all.
-
         Raises:
             StoreError: the run is of the first format.
             DamagedRun: a file that is to be packed is not what was committed.
             FencedOut: a later session has begun.
         """
-        self._require_packable()
+        if self._format == FORMATS[0]:
+            raise StoreError(
+                self._files.root,
+                found=f"a run of format {self._format}, which versions read that know no segments",
+                required="a run of a later format",
+                action="Leave it as it is: it needs no packing to be read or gone on with",
+            )
         packed = [*self._packable(keep=1)]
         for n, iterations in enumerate(packed):
             progress(sum(map(len, packed[:n])), sum(map(len, packed)))
@@ -104,15 +100,6 @@ class Packer:
         for segment in unfinished:
             self._clear(segment)
 
-    def _require_packable(self) -> None:
-        if self._format == FORMATS[0]:
-            raise StoreError(
-                self._files.root,
-                found=f"a run of format {self._format}, which versions read that know no segments",
-                required="a run of a later format",
-                action="Leave it as it is: it needs no packing to be read or gone on with",
-            )
-
     def _packable(self, *, keep: int) -> Iterator[range]:
         """Find consecutive complete iterations that are in no segment, and none of which is among the newest."""
         last = self._files.stages.last_ref
@@ -131,7 +118,7 @@ class Packer:
     def _pack(self, iterations: range) -> None:
         root = self._files.root
         records = [self._files.record(ref) for i in iterations for ref in self._digests.of(i)]
-        part = write_segment(self._files, self._session, iterations, self._files.stages.sort, records)
+        part = write_segment(self._files, self._session, iterations, records)
         make_folder(root / FOLDER)
         target = root / FOLDER / segment_name(iterations)
         marker = packed_marker_path(root, iterations)
@@ -173,31 +160,20 @@ class Packer:
         sync_folder(root / "_commits")
 
 
-def write_segment(
-    files: CommittedFiles,
-    session: Session,
-    iterations: range,
-    sort: Callable[[Iterable[StageRef]], list[StageRef]],
-    records: Sequence[StageRecord],
-) -> Path:
+def write_segment(files: CommittedFiles, session: Session, iterations: range, records: Sequence[StageRecord]) -> Path:
     """Write a segment of some outputs into a session's folder, sync it and read it back; returns its folder.
-
-    Args:
-        files: of the run that has the outputs, packed or not.
-        session: which writes.
-        iterations: that the segment is about.
-        sort: puts outputs in order.
-        records: of the outputs.
 
     Raises:
         DamagedRun: an output is not what was committed.
         FencedOut: a later session has begun.
     """
     by_ref = {record.ref: record for record in records}
-    files.bring_all(_copied(files, records))
-    writing = _Writing(files, iterations, [by_ref[ref] for ref in sort(by_ref)])
-    part = session.write_folder(writing.contents())
-    for name, file in writing.written.items():
+    copied = [file for r in records for file in (*r.tables, *(c for c in r.chunks if _is_small(files.spec(c.array))))]
+    files.bring_all(file.path for file in copied)
+    written: dict[str, PackedFile] = {}
+    ordered = [by_ref[ref] for ref in files.stages.sort(by_ref)]
+    part = session.write_folder(_contents(files, iterations, ordered, written))
+    for name, file in written.items():
         raw = read_file(part / name, limit=LARGEST_FILE)
         if (len(raw), hashlib.sha256(raw).hexdigest()) != (file.size, file.sha256):
             raise StorageFailed(
@@ -209,66 +185,47 @@ def write_segment(
     return part
 
 
-class _Writing:
-    """The files of a segment that is being written."""
+def _contents(
+    files: CommittedFiles, iterations: range, records: Sequence[StageRecord], written: dict[str, PackedFile]
+) -> Iterator[tuple[str, Content]]:
+    """Go through the files of a segment, the seal last; `written` has what the seal says of those before it."""
+    arrays = packed_arrays(files, records)
+    for name, content in _payload(files, files.thinned_in(iterations), records, arrays):
+        digest = hashlib.sha256()
+        for piece in content:
+            digest.update(piece)
+        written[name] = PackedFile(sum(map(len, content)), digest.hexdigest())
+        yield name, content
+    yield SEAL, (Seal.of(iterations, records, arrays, written).content(),)
 
-    def __init__(self, files: CommittedFiles, iterations: range, records: Sequence[StageRecord]) -> None:
-        self._files = files
-        self._iterations = iterations
-        self._records = records
-        self._thinned = files.thinned_in(iterations)
-        self._arrays: dict[str, PackedArray] = {}
-        self.written: dict[str, PackedFile] = {}
 
-    def contents(self) -> Iterator[tuple[str, Content]]:
-        """Go through the files, the seal last."""
-        for name, content in self._payload():
-            digest = hashlib.sha256()
-            for piece in content:
-                digest.update(piece)
-            self.written[name] = PackedFile(sum(map(len, content)), digest.hexdigest())
-            yield name, content
-        yield SEAL, (Seal.of(self._iterations, self._records, self._arrays, self.written).content(),)
+def _payload(
+    files: CommittedFiles,
+    thinned: Mapping[StageRef, str],
+    records: Sequence[StageRecord],
+    arrays: Mapping[str, PackedArray],
+) -> Iterator[tuple[str, Content]]:
+    from metaloom.storage.write.packed_tables import records_file, table_file
 
-    def _payload(self) -> Iterator[tuple[str, Content]]:
-        from metaloom.storage.write.packed_tables import records_file, table_file
-
-        yield RECORDS, (records_file(self._records),)
-        for name in TABLES:
-            if raw := table_file(self._files, name, self._records):
-                yield f"tables/{name}.parquet", (raw,)
-        by_array: dict[str, list[tuple[StageRecord, StoredFile]]] = {}
-        for record in self._records:
-            for chunk in record.chunks:
-                by_array.setdefault(chunk.array, []).append((record, chunk))
-        for group in sorted({path.partition("/")[0] for path in by_array} | {""}):
-            name = f"data.zarr/{group}/zarr.json" if group else "data.zarr/zarr.json"
-            yield name, (render_metadata(group_document({})),)
-        self._arrays = packed_arrays(self._files, self._records)
-        for path, chunks in sorted(by_array.items()):
-            yield from self._array(self._files.spec(path), self._arrays[path], chunks)
-
-    def _array(
-        self, spec: ArraySpec, array: PackedArray, chunks: list[tuple[StageRecord, StoredFile]]
-    ) -> Iterator[tuple[str, Content]]:
-        yield f"data.zarr/{spec.path}/zarr.json", (render_metadata(array_document(spec, array)),)
+    yield RECORDS, (records_file(records),)
+    for name in TABLES:
+        if raw := table_file(files, name, records):
+            yield f"tables/{name}.parquet", (raw,)
+    for group in sorted({path.partition("/")[0] for path in arrays} | {""}):
+        name = f"data.zarr/{group}/zarr.json" if group else "data.zarr/zarr.json"
+        yield name, (render_metadata(group_document({})),)
+    whole: dict[str, list[tuple[StageRecord, StoredFile]]] = {path: [] for path in arrays}
+    for record in (record for record in records if thinned.get(record.ref) != record.sha256):
+        for chunk in record.chunks:
+            whole[chunk.array].append((record, chunk))
+    for path, array in sorted(arrays.items()):
+        spec = files.spec(path)
+        yield f"data.zarr/{path}/zarr.json", (render_metadata(array_document(spec, array)),)
         if array.sharded:
-            found = {self._files.row(record.ref, spec.path): self._chunk(record, chunk) for record, chunk in chunks}
-            raw = [found.get(array.first_row + n) for n in range(array.rows)]
-            index = shard_index([None if chunk is None else len(chunk) for chunk in raw])
-            yield f"data.zarr/{spec.chunk_key(0)}", (*(chunk for chunk in raw if chunk is not None), index)
-
-    def _chunk(self, record: StageRecord, chunk: StoredFile) -> bytes | None:
-        if self._thinned.get(record.ref) == record.sha256:
-            return None
-        return self._files.read_bytes(record, chunk)
-
-
-def _copied(files: CommittedFiles, records: Iterable[StageRecord]) -> Iterator[str]:
-    """The files whose contents are copied into a segment."""
-    for record in records:
-        yield from (table.path for table in record.tables)
-        yield from (chunk.path for chunk in record.chunks if _is_small(files.spec(chunk.array)))
+            found = {files.row(record.ref, path): files.read_bytes(record, chunk) for record, chunk in whole[path]}
+            rows = [found.get(array.first_row + n) for n in range(array.rows)]
+            index = shard_index([None if chunk is None else len(chunk) for chunk in rows])
+            yield f"data.zarr/{spec.chunk_key(0)}", (*(chunk for chunk in rows if chunk is not None), index)
 
 
 def packed_arrays(files: CommittedFiles, records: Iterable[StageRecord]) -> dict[str, PackedArray]:

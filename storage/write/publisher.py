@@ -6,15 +6,13 @@ from typing import Any
 
 from metaloom.pipeline.types import EACH_EPISODE, EpisodeBatch, Evaluation, TaskBatch, Update
 from metaloom.storage.errors import StageExists
-from metaloom.storage.format.codec import Piece, Value
-from metaloom.storage.format.digests import array_digests, output_digest
+from metaloom.storage.format.codec import Piece, Value, array_digests, output_digest
 from metaloom.storage.format.provenance import utc, versions
 from metaloom.storage.format.records import Input, SpanInput, StageRecord, StoredFile
 from metaloom.storage.format.refs import Span, StageRef
-from metaloom.storage.read.ancestry import origin
 from metaloom.storage.read.committed import CommittedFiles, table_path
-from metaloom.storage.read.history import History
-from metaloom.storage.read.spans import SpanSums
+from metaloom.storage.read.history import History, SpanSums
+from metaloom.storage.read.info import origin
 from metaloom.storage.read.tables import FACTS, EpisodeSummary, evaluation_file, iteration_tables, summarize
 from metaloom.storage.write.array_store import ArrayStore
 from metaloom.storage.write.sessions import Session
@@ -34,15 +32,7 @@ class Output:
 
 
 class Publisher:
-    """Publishes outputs one after the other.
-
-    Args:
-        files: of the run.
-        session: in whose name they are published.
-        arrays: where the data goes.
-        history: the records so far; published ones are added.
-        info: content of the run's run.json.
-    """
+    """Publishes outputs one after the other."""
 
     def __init__(
         self, files: CommittedFiles, session: Session, arrays: ArrayStore, history: History, info: Mapping[str, Any]
@@ -63,7 +53,10 @@ class Publisher:
             FencedOut: a later session has begun.
             LayoutMismatch: the output does not fit the run's arrays.
         """
-        self._remember(output)
+        if isinstance(output.value, TaskBatch):
+            self._tasks = {output.ref.iteration: output.value}
+        if isinstance(output.value, EpisodeBatch) and output.ref.stage == self._files.stages.named("rollouts"):
+            self._episodes[output.ref] = summarize(output.value)
         chunks = self._arrays.write(output.pieces)
         tables = self._write_tables(output)
         record = self._record(output, chunks, tables)
@@ -127,38 +120,23 @@ class Publisher:
             return num_tabled_steps(self._files, ref)
         return int(self._files.read_lengths(record).sum())
 
-    def _remember(self, output: Output) -> None:
-        if isinstance(output.value, TaskBatch):
-            self._tasks = {output.ref.iteration: output.value}
-        if isinstance(output.value, EpisodeBatch) and output.ref.stage == self._files.stages.named("rollouts"):
-            self._episodes[output.ref] = summarize(output.value)
-
     def _write_tables(self, output: Output) -> tuple[StoredFile, ...]:
         if isinstance(output.value, Evaluation):
             raw = evaluation_file(output.ref.iteration, output.value)
             return self._arrays.write_tables({table_path("evaluations", output.ref.iteration): raw})
         if output.ref.stage != self._files.stages.last or not isinstance(output.value, Update):
             return ()
-        iteration = output.ref.iteration
-        tables = iteration_tables(
-            iteration, self._tasks_of(iteration), self._rounds_of(iteration), output.value.metrics
-        )
-        self._episodes.clear()
-        return self._arrays.write_tables({table_path(name, iteration): raw for name, raw in tables.items()})
-
-    def _tasks_of(self, iteration: int) -> TaskBatch | None:
-        ref = self._files.stages.in_group("tasks", iteration)
-        if ref is not None and iteration not in self._tasks and ref in self._history.digests:
-            value = self._files.read_value(self._files.record(ref))
+        iteration, stages = output.ref.iteration, self._files.stages
+        tasks = stages.in_group("tasks", iteration)
+        if tasks is not None and iteration not in self._tasks and tasks in self._history.digests:
+            value = self._files.read_value(self._files.record(tasks))
             if isinstance(value, TaskBatch):
                 self._tasks = {iteration: value}
-        return self._tasks.get(iteration)
-
-    def _rounds_of(self, iteration: int) -> Mapping[int, EpisodeSummary]:
-        stages = self._files.stages
-        name = stages.named("rollouts")
-        stored = [ref for ref in self._history.digests.of(iteration) if ref.stage == name]
-        return {ref.step: self._summary(ref) for ref in stages.sort(stored)}
+        rounds = [ref for ref in self._history.digests.of(iteration) if ref.stage == stages.named("rollouts")]
+        by_step = {ref.step: self._summary(ref) for ref in stages.sort(rounds)}
+        tables = iteration_tables(iteration, self._tasks.get(iteration), by_step, output.value.metrics)
+        self._episodes.clear()
+        return self._arrays.write_tables({table_path(name, iteration): raw for name, raw in tables.items()})
 
     def _summary(self, ref: StageRef) -> EpisodeSummary:
         # An earlier session may have collected them; then only the disk has them.

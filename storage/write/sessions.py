@@ -8,8 +8,13 @@ that does not exist, and fail.
 Which session is the later one is decided by its number. A session claims it by creating a file that must not exist,
 then makes its folder, and only then looks who else is there. Of two sessions at least one so sees the other: the later
 one sees the folder of the earlier one and closes it, or the earlier one sees the claim of the later one and gives up.
+
+Large files are written past the page cache. Copying a batch into it takes the kernel more CPU than compressing it takes
+us, and a batch is hardly ever read again soon: the next stage gets it from memory.
 """
 
+import errno
+import mmap
 import os
 import secrets
 import shutil
@@ -20,7 +25,7 @@ from typing import Any
 
 from metaloom.storage.errors import DamagedRun, FencedOut
 from metaloom.storage.format.canonical import render, sealed
-from metaloom.storage.format.files import Content, make_folder, sync_folder
+from metaloom.storage.format.files import Content, flags, make_folder, sync_folder
 from metaloom.storage.format.provenance import utc, versions
 from metaloom.storage.format.records import MOST_SESSIONS
 from metaloom.storage.format.sessions import (
@@ -35,8 +40,91 @@ from metaloom.storage.format.sessions import (
 )
 from metaloom.storage.remote.log import RemoteLog
 from metaloom.storage.remote.session import RemoteSession
-from metaloom.storage.write.direct import FileCreator
-from metaloom.storage.write.locks import WriterLock, acquire_lock
+from metaloom.storage.write.holder import WriterLock, acquire_lock
+
+_BLOCK = 4096
+_BUFFER = 4 * 2**20
+_WORTHWHILE = 256 * 2**10
+_UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP)
+_CREATE = flags("O_WRONLY", "O_CREAT", "O_EXCL", "O_CLOEXEC")
+
+
+class FileCreator:
+    """Creates files; not for use by two threads at once."""
+
+    def __init__(self) -> None:
+        # Direct writes want memory that begins on a page.
+        self._buffer = memoryview(mmap.mmap(-1, _BUFFER))
+        self._direct = getattr(os, "O_DIRECT", 0)
+
+    def create(self, path: Path, content: Content) -> int:
+        """Write a new file; returns its descriptor, for the caller to sync and close.
+
+        Raises:
+            FileExistsError: there is one already.
+        """
+        direct = self._direct if sum(map(len, content)) >= _WORTHWHILE else 0
+        descriptor = self._open(path, direct)
+        try:
+            self._write(descriptor, content)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def _open(self, path: Path, direct: int) -> int:
+        try:
+            return os.open(path, _CREATE | direct, 0o666)
+        except OSError as error:
+            if not direct or error.errno not in _UNSUPPORTED:
+                raise
+        self._direct = 0
+        path.unlink(missing_ok=True)  # some systems create the file before they refuse the flag
+        return os.open(path, _CREATE, 0o666)
+
+    def _write(self, descriptor: int, content: Content) -> None:
+        import fcntl  # which a system need not have that runs are only read on
+
+        if not fcntl.fcntl(descriptor, fcntl.F_GETFL) & getattr(os, "O_DIRECT", 0):
+            _write_all(descriptor, content)
+            return
+        try:
+            self._write_blocks(descriptor, content)
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            # Opened, but the device wants larger blocks: this file goes the ordinary way, and the next ones too.
+            self._direct = 0
+            fcntl.fcntl(descriptor, fcntl.F_SETFL, 0)
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            os.truncate(descriptor, 0)
+            _write_all(descriptor, content)
+
+    def _write_blocks(self, descriptor: int, content: Content) -> None:
+        filled = total = 0
+        for piece in content:
+            rest = memoryview(piece)
+            total += len(rest)
+            while rest:
+                taken = min(len(rest), _BUFFER - filled)
+                self._buffer[filled : filled + taken] = rest[:taken]
+                rest = rest[taken:]
+                filled += taken
+                if filled == _BUFFER:
+                    _write_all(descriptor, (self._buffer,))
+                    filled = 0
+        if filled:
+            padded = -(-filled // _BLOCK) * _BLOCK
+            _write_all(descriptor, (self._buffer[:padded],))
+            os.truncate(descriptor, total)
+
+
+def _write_all(descriptor: int, content: tuple[bytes | memoryview, ...]) -> None:
+    for piece in content:
+        rest = memoryview(piece)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+
 
 _LARGEST_LEAP = 1000
 """Session numbers that may be missing before one that still counts as the run's."""
@@ -46,6 +134,8 @@ _MOST_ATTEMPTS = 100
 @dataclass
 class Session:
     """The right to write one run, from one opening to its close or to the next opening elsewhere.
+
+    Every method that writes raises FencedOut once a later session has begun.
 
     Attributes:
         root: the run's folder.
@@ -76,11 +166,7 @@ class Session:
         self.replace(self.write_aside([(render(sealed(about)),)]), [self.folder / ABOUT])
 
     def seal(self, head: Head | None) -> None:
-        """Write down the newest record of all, so that it cannot go unnoticed; nothing more may be published.
-
-        Raises:
-            FencedOut: a later session has begun.
-        """
+        """Write down the newest record of all, so that it cannot go unnoticed; nothing more may be published."""
         self.describe({"sealed": True, **({"head": head.document()} if head else {})})
         self.share()
 
@@ -88,29 +174,24 @@ class Session:
         """Write files into the session's folder, safe from a power cut.
 
         All are written before the first is waited for, so the disk can work on them together.
-
-        Raises:
-            FencedOut: a later session has begun.
         """
         paths: list[Path] = []
         descriptors: list[int] = []
         try:
             for content in contents:
                 paths.append(self._next_part())
-                descriptors.append(self._create(paths[-1], content))
+                descriptors.append(self._creator.create(paths[-1], content))
             for descriptor in descriptors:
                 os.fsync(descriptor)
+        except FileNotFoundError as error:
+            raise self.explain(error) from error
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
         return paths
 
     def replace(self, parts: Sequence[Path], targets: Sequence[Path]) -> None:
-        """Move written files to their places, over what an interrupted session may have left there.
-
-        Raises:
-            FencedOut: a later session has begun.
-        """
+        """Move written files to their places, over what an interrupted session may have left there."""
         try:
             for part, target in zip(parts, targets, strict=True):
                 os.replace(part, target)
@@ -124,7 +205,6 @@ class Session:
         """Make a file appear, complete and safe from a power cut, where there was none.
 
         Raises:
-            FencedOut: a later session has begun.
             FileExistsError: something is there already.
         """
         (part,) = self.write_aside([(content,)])
@@ -140,9 +220,6 @@ class Session:
         """Take files away, those that are there.
 
         What went may come back after a power cut until its folder is synced, or that of the session, as by `describe`.
-
-        Raises:
-            FencedOut: a later session has begun.
         """
         for path in paths:
             part = self._next_part()
@@ -157,11 +234,7 @@ class Session:
             _discard(part)
 
     def write_folder(self, contents: Iterable[tuple[str, Content]]) -> Path:
-        """Write a folder of files into the session's folder, one after the other, safe from a power cut.
-
-        Raises:
-            FencedOut: a later session has begun.
-        """
+        """Write a folder of files into the session's folder, one after the other, safe from a power cut."""
         part = self._next_part()
         folders = [part]
         try:
@@ -184,11 +257,7 @@ class Session:
         return part
 
     def place_folder(self, part: Path, target: Path) -> None:
-        """Move a written folder to its place, where there is nothing.
-
-        Raises:
-            FencedOut: a later session has begun.
-        """
+        """Move a written folder to its place, where there is nothing."""
         try:
             os.rename(part, target)
         except FileNotFoundError as error:
@@ -198,11 +267,7 @@ class Session:
             self._note(path for path in target.rglob("*") if path.is_file())
 
     def link(self, paths: Mapping[Path, Path]) -> None:
-        """Give files another name each, through the session's folder; those that are not there are left out.
-
-        Raises:
-            FencedOut: a later session has begun.
-        """
+        """Give files another name each, through the session's folder; those that are not there are left out."""
         for path, target in paths.items():
             part = self._next_part()
             try:
@@ -232,7 +297,6 @@ class Session:
         """Send what was published and removed since the last time to the object store, if the run is under one.
 
         Raises:
-            FencedOut: a later session has begun there.
             StorageFailed: it cannot be reached.
         """
         if self.remote is not None:
@@ -261,12 +325,6 @@ class Session:
     def _next_part(self) -> Path:
         self._parts += 1
         return self.folder / f"{self._parts:08d}.part"
-
-    def _create(self, path: Path, content: Content) -> int:
-        try:
-            return self._creator.create(path, content)
-        except FileNotFoundError as error:
-            raise self.explain(error) from error
 
     def explain(self, error: OSError) -> Exception:
         """Tell why a file was not there: a later session has begun, if that is so; else the error itself."""

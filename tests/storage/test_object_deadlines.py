@@ -14,8 +14,7 @@ import pytest
 import s3fs
 
 from metaloom.storage.errors import StorageFailed
-from metaloom.storage.remote.deadlines import TIMEOUT, TRIES
-from metaloom.storage.remote.objects import ObjectFolder
+from metaloom.storage.remote.objects import TIMEOUT, TRIES, ObjectFolder
 
 pytestmark = [
     pytest.mark.slow,

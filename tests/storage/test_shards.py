@@ -12,7 +12,7 @@ from metaloom import storage
 from metaloom.storage import StageRef
 from metaloom.storage.format.arrays import COMPRESS_FROM, SMALLEST_PART
 from metaloom.storage.format.codec import flatten
-from metaloom.storage.read.selection import places
+from metaloom.storage.read.outputs import places
 
 SIZES = {"B": 8, "E": 6, "T": 50, "O": 17, "A": 6}
 OBSERVATIONS = "data.zarr/rollouts_0/observations/c.0.0.0.0.0"

@@ -9,8 +9,8 @@ from metaloom import storage
 from metaloom.storage import Retention, StageRef
 from metaloom.storage.format.thinning import marker_path
 from metaloom.storage.keep.thinner import Thinner
-from metaloom.storage.write.budget import Budget
 from metaloom.storage.write.sessions import Session
+from metaloom.storage.writer import Budget
 
 ARRAYS = ("collect_rollouts", "process_samples", "adapt")
 
