@@ -260,7 +260,10 @@ def sweep(
             begun. Or a run failed, in a search all of them; the others are trained all the same.
     """
     values = {key: [_text_of(value) for value in found] for key, found in (grid or {}).items()}
-    space = {key: _texts_of(found) for key, found in (search or {}).items()}
+    space = {
+        key: _text_of(found) if isinstance(found, str) else ",".join(map(_text_of, found))
+        for key, found in (search or {}).items()
+    }
     wanted, given = wanted_search(optuna, space, metric, grid), assignments(settings)
     planned, configs = plan_wanted(recipe, name, search=wanted, grid=values, seeds=seeds, settings=given, many=many)
     done = sum(is_complete(planned.folder(run)) for run in planned.runs)
@@ -290,10 +293,6 @@ def compare(runs: RunLike | Sequence[RunLike], **options: Any) -> comparisons.Co
     """
     named = [runs] if isinstance(runs, str | Path | storage.Run) else [*runs]
     return comparisons.compare(runs_named(named), **options)
-
-
-def _texts_of(values: str | Sequence[Any]) -> str:
-    return values if isinstance(values, str) else ",".join(map(_text_of, values))
 
 
 def _text_of(value: Any) -> str:

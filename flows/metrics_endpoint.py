@@ -16,7 +16,7 @@ from metaloom.flows.this_machine import REQUIRED_HOST, names_this_machine
 from metaloom.storage import StageRef
 
 if TYPE_CHECKING:
-    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+    from wsgiref.types import StartResponse, WSGIEnvironment
 
 LOOPBACK = "127.0.0.1"
 
@@ -62,17 +62,14 @@ class TrainingMetrics:
             self._seconds.labels(self._run, stage, step).inc(seconds)
         for name, value in scalars(report).items():
             self._metric.labels(self._run, name).set(value)
-        if report.traffic is not None:
-            self._add_traffic(report.traffic)
-
-    def _add_traffic(self, now: Traffic) -> None:
-        before, self._before = self._before, now
-        again = now.repeated - before.repeated
-        self._threads.labels(self._run).set(now.threads)
-        self._shards.labels(self._run, "first").inc(now.submitted - before.submitted - again)
-        self._shards.labels(self._run, "again").inc(again)
-        self._bytes.labels(self._run, "sent").inc(now.sent_bytes - before.sent_bytes)
-        self._bytes.labels(self._run, "received").inc(now.received_bytes - before.received_bytes)
+        if (now := report.traffic) is not None:
+            before, self._before = self._before, now
+            again = now.repeated - before.repeated
+            self._threads.labels(self._run).set(now.threads)
+            self._shards.labels(self._run, "first").inc(now.submitted - before.submitted - again)
+            self._shards.labels(self._run, "again").inc(again)
+            self._bytes.labels(self._run, "sent").inc(now.sent_bytes - before.sent_bytes)
+            self._bytes.labels(self._run, "received").inc(now.received_bytes - before.received_bytes)
 
     def _gauge(self, name: str, about: str, *labels: str) -> Gauge:
         return Gauge(name, about, ("run", *labels), namespace="metaloom", registry=self.registry)
@@ -91,10 +88,19 @@ def metrics_at(port: int, run: str, observer: Observer) -> Iterator[Observer]:
     if not 1 <= port <= 65535:
         raise UsageError(f"found --metrics-port {port}; required 1 to 65535")
     metrics = TrainingMetrics(run)
+    app = make_wsgi_app(metrics.registry)
+
+    def answer(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
+        if names_this_machine([environ.get("HTTP_HOST", "")]):
+            return app(environ, start_response)
+        # Pages of other hosts are refused.
+        start_response("421 Misdirected Request", [("Content-Type", "text/plain")])
+        return [f"{REQUIRED_HOST}\n".encode()]
+
     try:
         # It listens at once, but has no numbers before the block is entered.
         server, thread = start_http_server(port, LOOPBACK, registry=metrics.registry)
-        server.set_app(_for_this_machine(make_wsgi_app(metrics.registry)))
+        server.set_app(answer)
     except OSError as error:
         raise UsageError(
             f"found --metrics-port {port}, where nothing can listen ({error.strerror}); required a free port"
@@ -114,15 +120,3 @@ def metrics_at(port: int, run: str, observer: Observer) -> Iterator[Observer]:
         server.shutdown()
         server.server_close()
         thread.join()
-
-
-def _for_this_machine(app: "WSGIApplication") -> "WSGIApplication":
-    """Return the application that refuses what pages of other hosts ask for."""
-
-    def answer(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
-        if names_this_machine([environ.get("HTTP_HOST", "")]):
-            return app(environ, start_response)
-        start_response("421 Misdirected Request", [("Content-Type", "text/plain")])
-        return [f"{REQUIRED_HOST}\n".encode()]
-
-    return answer

@@ -171,7 +171,8 @@ def open_runs(pattern: str | Path) -> Runs:
     pattern = Path(pattern).expanduser()
     folders = (root / path for path in glob(f"{pattern}/", root_dir=root, recursive=True))
     # A run keeps a copy of its run.json in a folder of its own.
-    found = sorted(folder for folder in folders if not _is_within_a_run(folder) and storage.run_exists(folder))
+    folders = (folder for folder in folders if not any((above / "run.json").exists() for above in folder.parents))
+    found = sorted(filter(storage.run_exists, folders))
     if not found:
         raise UsageError(f"found no run {str(root / pattern)!r}; required a pattern that the path of a run matches")
     return Runs([Run.open(path) for path in found])
@@ -188,10 +189,6 @@ def _facts(run: storage.Run) -> dict[str, str]:
     names = {name: str(part.get("name") if isinstance(part, Mapping) else part) for name, part in settings.items()}
     about = {**names, "iterations": f"{done} of {run.capacity}", "last returns, by inner step": returns}
     return about | ({"last success rates, by inner step": success} if success else {})
-
-
-def _is_within_a_run(folder: Path) -> bool:
-    return any((above / "run.json").exists() for above in folder.parents)
 
 
 def folder_of(run: RunLike) -> Path:

@@ -73,13 +73,18 @@ def check_comparable(runs: Sequence[Run], *, mixed: bool) -> None:
     """
     if not runs:
         raise UsageError("found no runs to compare; required one or more, by name, path, pattern or sweep")
-    if twice := _repeated(str(run.path.resolve()) for run in runs):
+    paths = [str(run.path.resolve()) for run in runs]
+    if twice := next((path for n, path in enumerate(paths) if path in paths[:n]), None):
         raise UsageError(f"found the run {twice} twice; name it once")
     environments = {run.name: environment_settings(run) for run in runs}
     if not mixed and len({tuple(found.items()) for found in environments.values()}) > 1:
+        names = list(dict.fromkeys(name for found in environments.values() for name in found))
+        differ = [name for name in names if len({found.get(name) for found in environments.values()}) > 1]
+        told = "env.name" if "env.name" in differ else differ[0]
+        examples = _examples({run: f"{told}={found.get(told, '-')}" for run, found in environments.items()})
         raise UsageError(
-            f"found runs of different environments: {_differing(environments)}; their returns mean different things. "
-            "Compare those of one, or say --mixed (in Python: mixed=True)"
+            f"found runs of different environments: {examples}; their returns mean different things. Compare those "
+            "of one, or say --mixed (in Python: mixed=True)"
         )
 
 
@@ -107,9 +112,17 @@ def grouped(runs: Sequence[Run], by: Sequence[str], *, mixed: bool) -> dict[str,
     groups: dict[str, RunGroup] = {}
     for values, members in found.items():
         own = {key: value for key, value in zip(keys, values, strict=True) if key in told}
-        name = " ".join(f"{key}={value}" for key, value in own.items()) or _subject(members[0])
+        name = " ".join(f"{key}={value}" for key, value in own.items()) or ", ".join(
+            settings[members[0].path].get(key, "unknown") for key in ("algorithm.name", "env.name")
+        )
         groups[name] = RunGroup(own, tuple(members))
-    _require_same_strata(groups, mixed=mixed and not any(section(key) in ENVIRONMENT for key in by))
+    if mixed and not any(section(key) in ENVIRONMENT for key in by):
+        tested = {name: " | ".join(sorted({environment_of(run) for run in g.runs})) for name, g in groups.items()}
+        if len(set(tested.values())) > 1:
+            raise UsageError(
+                f"found groups that were trained in different environments: {_examples(tested)}; required the same, "
+                "or --group env.name"
+            )
     return groups
 
 
@@ -138,35 +151,6 @@ def _refuse_repeated(groups: Iterable[Sequence[Run]], settings: Mapping[Path, Ma
                     f"found runs {other.name} and {run.name} with the same settings and seed {run.config['seed']}: "
                     "they are one run twice and say nothing about other seeds. Leave one of them out"
                 )
-
-
-def _require_same_strata(groups: Mapping[str, RunGroup], *, mixed: bool) -> None:
-    if not mixed:
-        return
-    tested = {name: " | ".join(sorted({environment_of(run) for run in g.runs})) for name, g in groups.items()}
-    if len(set(tested.values())) > 1:
-        raise UsageError(
-            f"found groups that were trained in different environments: {_examples(tested)}; required the same, "
-            "or --group env.name"
-        )
-
-
-def _subject(run: Run) -> str:
-    settings = settings_of(run)
-    return f"{settings.get('algorithm.name', 'unknown')}, {settings.get('env.name', 'unknown')}"
-
-
-def _repeated(names: Iterable[str]) -> str | None:
-    seen: set[str] = set()
-    return next((name for name in names if name in seen or seen.add(name)), None)
-
-
-def _differing(by_name: Mapping[str, Mapping[str, str]]) -> str:
-    """One name for each different value of what differs."""
-    names = list(dict.fromkeys(name for found in by_name.values() for name in found))
-    differ = [name for name in names if len({found.get(name) for found in by_name.values()}) > 1]
-    told = "env.name" if "env.name" in differ else differ[0]
-    return _examples({run: f"{told}={found.get(told, '-')}" for run, found in by_name.items()})
 
 
 def _examples(by_name: Mapping[str, str]) -> str:
@@ -206,16 +190,11 @@ def kin_notes(groups: Mapping[str, RunGroup]) -> Iterator[str]:
     for group in groups.values():
         kin: dict[str, list[str]] = {}
         for run in group.runs:
-            kin.setdefault(_origin(run), []).append(run.path.name)
+            oldest, *_ = [*run.info.get("ancestors", []), run.info]
+            kin.setdefault(str(oldest["id"]), []).append(run.path.name)
         for names in kin.values():
             if len(names) > 1:
                 yield (
                     f"{', '.join(names)} begin with the same policy, as forks of one run do, and are counted as "
                     f"{len(names)} independent seeds: intervals are too narrow then, and orders claimed too easily"
                 )
-
-
-def _origin(run: Run) -> str:
-    """The id of the run that a run, or the run that it was forked from, and so on, began as."""
-    oldest, *_ = [*run.info.get("ancestors", []), run.info]
-    return str(oldest["id"])

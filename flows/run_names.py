@@ -15,15 +15,14 @@ def runs_named(names: Sequence[RunLike]) -> list[Run]:
         UsageError: a pattern matches none.
         storage.StoreError: there is no such run, or it cannot be read.
     """
-    return [run for name in names for run in _runs_of(name)]
-
-
-def _runs_of(name: RunLike) -> Sequence[Run]:
-    if isinstance(name, storage.Run):
-        return [name if isinstance(name, Run) else Run.open(name.path)]
-    if isinstance(name, str) and "://" not in name:
-        if "*" in name or "?" in name:
-            return open_runs(name)
-        if "/" not in name and (sweep := find_sweep(name)) is not None:
-            return [Run.open(folder) for run in sweep.runs if run_exists(folder := sweep.folder(run))]
-    return [open_run(name)]
+    found: list[Run] = []
+    for name in names:
+        if isinstance(name, storage.Run):
+            found.append(name if isinstance(name, Run) else Run.open(name.path))
+        elif isinstance(name, str) and "://" not in name and ("*" in name or "?" in name):
+            found += open_runs(name)
+        elif isinstance(name, str) and "/" not in name and (sweep := find_sweep(name)) is not None:
+            found += [Run.open(folder) for run in sweep.runs if run_exists(folder := sweep.folder(run))]
+        else:
+            found.append(open_run(name))
+    return found

@@ -148,7 +148,7 @@ def best_iteration(run: storage.Run) -> int:
     """
     table = run.metrics()
     returns_by_step = [name for name in table.column_names if re.fullmatch(r"step_\d+\.average_return", name)]
-    last = max(returns_by_step, key=_step_of)
+    last = max(returns_by_step, key=lambda name: int(name[5:].split(".")[0]))
     returns = table[last].to_pylist()
     return int(table["iteration"].to_pylist()[returns.index(max(returns))])
 
@@ -193,8 +193,3 @@ class RunAt:
                 raise UsageError(f"{text}: found {done:,} complete; required at least {-number}")
             number = updates_at(run, number) if learner else done + number
         return cls(folder, number)
-
-
-def _step_of(metric: str) -> int:
-    """K of `step_k.average_return`."""
-    return int(metric[5:].split(".")[0])

@@ -45,8 +45,8 @@ def optimize(
         raise UsageError(f"{run}: required RUN@ITERATION, such as {run}@0")
     agree(at.path, trust)
     from metaloom.flows.commands.optimize import sweep
-    from metaloom.flows.grid import parse_grid
     from metaloom.flows.results.counterfactual import Counterfactual
+    from metaloom.flows.sweeps.space import parse_grid
     from metaloom.flows.views.comparison_tables import counterfactual_table, grid_table
 
     values = parse_grid(grid)

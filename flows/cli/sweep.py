@@ -109,9 +109,8 @@ def sweep(
     backend = where.backend()
     planned, configs = (None, []) if any(value is not None for value in chosen.values()) else _stored(recipe)
     if planned is None:
-        from metaloom.flows.grid import parse_grid
         from metaloom.flows.sweeps.plan import plan_wanted
-        from metaloom.flows.sweeps.space import parse_space, wanted_search
+        from metaloom.flows.sweeps.space import parse_grid, parse_space, wanted_search
 
         wanted, values = wanted_search(optuna, parse_space(search), metric, grid), parse_grid(grid)
         planned, configs = plan_wanted(

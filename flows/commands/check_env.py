@@ -45,21 +45,15 @@ def check_environment(config: EnvConfig) -> list[Check]:
     batch: BatchEnv | None = None
     try:
         batch = make_batch_env(config, ROWS)
-        count = _play(config, batch)
+        try:  # in this process, where what they raise can be read
+            answers = Rehearsal(config, STEPS).play(batch, range(ROWS))
+        finally:
+            batch.close()
     except Exception as error:
         if batch is None and isinstance(error, EnvError):  # a name or an option: it says what helps
             return [Check("episodes", "fail", str(error), "an environment that can be made")]
         return [Check("episodes", "fail", f"{type(error).__name__}: {error}", "sound answers", _ADVICE)]
+    count = 1 + max(episode[-1].step for episode in answers)
     episodes = Check("episodes", "ok", f"{ROWS} of up to {count} steps", "sound answers")
     found = "twice the same" if config.copies == "kept" else "the same on new copies"
     return [episodes, Check("repeats", "ok", found, required), *(Check("notice", "ok", note, "") for note in notes)]
-
-
-def _play(config: EnvConfig, batch: BatchEnv) -> int:
-    """Play some episodes in this process, where what they raise can be read; returns the steps of the longest."""
-    rehearsal = Rehearsal(config, STEPS)
-    try:
-        answers = rehearsal.play(batch, range(ROWS))
-    finally:
-        batch.close()
-    return 1 + max(episode[-1].step for episode in answers)

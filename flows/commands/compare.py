@@ -1,6 +1,6 @@
 """Groups of stored runs compared: runs that differ only in their seed are one group."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +13,6 @@ from metaloom.flows.run_groups import check_comparable, difference_notes, fork_n
 from metaloom.flows.runs import check_seed, require_settings
 from metaloom.pipeline.comparison.groups import Resampled
 from metaloom.pipeline.comparison.intervals import RESAMPLES
-from metaloom.pipeline.comparison.scores import Scores
 from metaloom.pipeline.types import Array
 from metaloom.storage import Run
 
@@ -73,7 +72,8 @@ def compare(
     steps = _curve_steps([*histories.values()], common)  # refuses runs without a score by then, so before `scored`
     scores = scored(chosen, members, common, last)
     resampled = Resampled(scores, seed, resamples)
-    thresholds = _thresholds(scores)
+    values = np.concatenate([run for group in scores.values() for run in group.runs])
+    thresholds = np.linspace(values.min(), values.max(), PROFILE_POINTS)
     groups = [
         Group(
             name,
@@ -106,12 +106,6 @@ def _draw(found: Comparison) -> "Figure":
     from metaloom.flows.views.run_comparison import comparison_figure
 
     return comparison_figure(found)
-
-
-def _thresholds(scores: Mapping[str, Scores]) -> Array:
-    """Scores from the lowest to the highest of all, evenly."""
-    values = np.concatenate([run for group in scores.values() for run in group.runs])
-    return np.linspace(values.min(), values.max(), PROFILE_POINTS)
 
 
 def _curve_steps(histories: Sequence[History], common: float) -> Array:

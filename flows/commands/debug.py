@@ -2,11 +2,9 @@
 
 import builtins
 import pdb
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from metaloom import storage
 from metaloom.flows.commands.replay import require_known
@@ -83,8 +81,12 @@ def debug_stage(
         except Exception as fault:
             held = ", ".join(inputs) or "nothing"
             say(f"{type(fault).__name__}: {fault}\n`{INPUTS}` holds {held}; `up` leads out to the stage")
-            with _everywhere(INPUTS, inputs):
+            # Among the builtins a name is found from every frame that the user goes to.
+            setattr(builtins, INPUTS, inputs)
+            try:
                 _enter(debugger or pdb.Pdb(), fault)
+            finally:
+                delattr(builtins, INPUTS)
             return Debugged(ref, fault, None)
     if not run.contains(ref):
         return Debugged(ref, None, None)
@@ -117,7 +119,15 @@ def reproduce_kept(
         storage.DamagedRun: what is kept cannot be read.
     """
     run = storage.open_run(path)
-    entry = _kept(path, iteration, stage, step)
+    entries = [entry for entry in storage.read_quarantine(path) if entry.ref.iteration == iteration]
+    found = [e for e in entries if stage in (None, e.ref.stage) and step in (None, e.ref.step)]
+    if len(found) != 1:
+        kept = ", ".join(f"--stage {e.ref.stage} --step {e.ref.step}" for e in entries) or "nothing"
+        raise UsageError(
+            f"{path}: found {len(found)} failures of iteration {iteration} in the quarantine that match; required one. "
+            f"Of this iteration it holds {kept}"
+        )
+    (entry,) = found
     if "env" not in entry.about:
         raise UsageError(
             f"{entry.path}: {entry.message}; required a fault of an environment, whose episode can be run again. "
@@ -127,39 +137,15 @@ def reproduce_kept(
         # The run's, not what the quarantine says of it, which no hash of the run vouches for.
         reproduce(config_of(run, entry.ref).env, entry.about, entry.arrays())
     except StageFault as fault:
+        error: BaseException = fault
+        while error.__cause__ is not None:  # up to the one that the environment itself raised, if it did
+            error = error.__cause__
         if debugger:
-            _enter(debugger, _innermost(fault))
+            _enter(debugger, error)
         raise
     return entry
-
-
-def _kept(path: Path, iteration: int, stage: str | None, step: int | None) -> Quarantined:
-    entries = [entry for entry in storage.read_quarantine(path) if entry.ref.iteration == iteration]
-    found = [e for e in entries if stage in (None, e.ref.stage) and step in (None, e.ref.step)]
-    if len(found) != 1:
-        kept = ", ".join(f"--stage {e.ref.stage} --step {e.ref.step}" for e in entries) or "nothing"
-        raise UsageError(
-            f"{path}: found {len(found)} failures of iteration {iteration} in the quarantine that match; required one. "
-            f"Of this iteration it holds {kept}"
-        )
-    return found[0]
-
-
-def _innermost(error: BaseException) -> BaseException:
-    """Return the error that the environment itself raised, if it did."""
-    return error if error.__cause__ is None else _innermost(error.__cause__)
 
 
 def _enter(debugger: pdb.Pdb, fault: BaseException) -> None:
     debugger.reset()
     debugger.interaction(None, fault.__traceback__)
-
-
-@contextmanager
-def _everywhere(name: str, value: Mapping[str, Any]) -> Iterator[None]:
-    # Among the builtins a name is found from every frame that the user goes to.
-    setattr(builtins, name, value)
-    try:
-        yield
-    finally:
-        delattr(builtins, name)

@@ -9,7 +9,7 @@ from metaloom.flows.formatting import dotted
 from metaloom.flows.results.diff import Difference, RunDiff
 from metaloom.flows.results.replay import ArrayDifference
 from metaloom.flows.run_groups import settings_of
-from metaloom.storage import Run, StageRef
+from metaloom.storage import Run
 from metaloom.storage.format.codec import flatten
 
 
@@ -23,14 +23,19 @@ def diff_runs(path_a: Path, path_b: Path) -> RunDiff:
     refs_a, refs_b = set(a.refs()), set(b.refs())
     shared = a.stages.sort(refs_a & refs_b)
     different = [ref for ref in shared if a.record(ref).digest != b.record(ref).digest]
-    first = different[0] if different else None
+    first, arrays = different[0] if different else None, iter(list[ArrayDifference]())
+    if first:
+        try:
+            arrays = compare(first, flatten(a.load(first)), flatten(b.load(first)))
+        except storage.StageThinned:  # the records still tell which arrays differ
+            arrays = compare_digests(first, a.record(first).arrays, b.record(first).arrays)
     return RunDiff(
         a=path_a,
         b=path_b,
         settings=tuple(_differences(settings_of(a), settings_of(b))),
         environment=tuple(_differences(_environment(a), _environment(b))),
         first=first,
-        arrays=tuple(_array_differences(a, b, first)) if first else (),
+        arrays=tuple(arrays),
         compared=len(shared),
         different=len(different),
         only_a=len(refs_a - refs_b),
@@ -50,13 +55,3 @@ def _differences(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[Differe
     for name in sorted({*a, *b}):
         if a.get(name) != b.get(name):
             yield Difference(name, a.get(name), b.get(name))
-
-
-def _array_differences(a: Run, b: Run, ref: StageRef) -> Iterator[ArrayDifference]:
-    try:
-        values = flatten(a.load(ref)), flatten(b.load(ref))
-    except storage.StageThinned:
-        # Thinned: the records still tell which arrays differ.
-        yield from compare_digests(ref, a.record(ref).arrays, b.record(ref).arrays)
-        return
-    yield from compare(ref, *values)

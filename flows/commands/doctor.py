@@ -48,7 +48,13 @@ def check_all(runs_root: Path) -> list[Check]:
         ("dask settings", check_dask_settings, REBUILD),
         ("prefect server", check_prefect_server, REBUILD),
     ]
-    return checks + [_guarded(*probe) for probe in probes]
+    for name, probe, advice in probes:
+        try:
+            checks.append(probe())
+        # Whatever is broken on a machine must end up in the table, not end it.
+        except Exception as error:
+            checks.append(Check(name, "fail", f"{type(error).__name__}: {error}", "no error", advice))
+    return checks
 
 
 def check_python(version: tuple[int, int] = sys.version_info[:2]) -> Check:
@@ -69,8 +75,19 @@ def check_packages(requirements: list[str] | None = None) -> Iterator[Check]:
             return
     for line in requirements:
         requirement = Requirement(line)
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            yield _check_package(requirement)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        name, required = requirement.name, str(requirement.specifier) or "any version"
+        try:
+            found = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            yield Check(name, "fail", "not installed", required, REINSTALL)
+            continue
+        if requirement.specifier.contains(found, prereleases=True):
+            yield Check(name, "ok", found, required)
+        else:
+            advice = f"{sys.executable} -m pip install '{name}{requirement.specifier}'"
+            yield Check(name, "fail", found, required, advice)
 
 
 def check_cores() -> Check:
@@ -86,7 +103,13 @@ def check_cores() -> Check:
 
 def check_memory(available_bytes: float | None = None) -> Check:
     """Memory that is free for training."""
-    found = _available_memory() if available_bytes is None else available_bytes
+    found = available_bytes
+    if found is None:
+        try:
+            lines = Path("/proc/meminfo").read_text().splitlines()
+            found = next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        except (OSError, StopIteration):
+            found = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     if found >= LOW_MEMORY_BYTES:
         return Check("memory", "ok", f"{size(found)} free", f"{size(LOW_MEMORY_BYTES)} free")
     advice = "close other programs, or use fewer workers or tasks: --workers 0 --set num_tasks=10"
@@ -117,7 +140,12 @@ def check_runs_folder(runs_root: Path) -> Check:
     required = "writable, with hard links and locks"
     try:
         with tempfile.TemporaryDirectory(prefix=".metaloom-doctor-", dir=_existing(runs_root)) as probe:
-            _try_file_operations(Path(probe))
+            original = Path(probe, "file")
+            original.write_bytes(b"metaloom")
+            os.link(original, Path(probe, "link"))
+            os.replace(original, Path(probe, "renamed"))
+            with Path(probe, "lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         return Check("runs folder", "fail", f"{runs_root}: {error.strerror or error}", required, ANOTHER_FOLDER)
     return Check("runs folder", "ok", str(runs_root), required)
@@ -165,7 +193,12 @@ def check_prefect_server(url: str | None = None) -> Check:
     """The Prefect server, if one is configured: training from the command line does not need it."""
     required = "optional; for `prefect deployment run` only"
     try:
-        url = _prefect_url() if url is None else url
+        if url is None:
+            # Prefect prints of settings that it cannot read, and raises.
+            with redirect_stderr(StringIO()):
+                from prefect.settings import get_current_settings
+
+                url = get_current_settings().api.url or ""
     except ValueError as error:  # of TOML, of Pydantic, of its settings
         return Check("prefect server", "warn", *_unreadable_settings(error))
     if not url:
@@ -179,34 +212,6 @@ def check_prefect_server(url: str | None = None) -> Check:
         return Check("prefect server", "ok", f"{url} is not running", required, "metaloom serve starts it")
 
 
-def _guarded(name: str, probe: Callable[[], Check], advice: str) -> Check:
-    try:
-        return probe()
-    # Whatever is broken on a machine must end up in the table, not end it.
-    except Exception as error:
-        return Check(name, "fail", f"{type(error).__name__}: {error}", "no error", advice)
-
-
-def _check_package(requirement: Requirement) -> Check:
-    required = str(requirement.specifier) or "any version"
-    try:
-        found = metadata.version(requirement.name)
-    except metadata.PackageNotFoundError:
-        return Check(requirement.name, "fail", "not installed", required, REINSTALL)
-    if requirement.specifier.contains(found, prereleases=True):
-        return Check(requirement.name, "ok", found, required)
-    advice = f"{sys.executable} -m pip install '{requirement.name}{requirement.specifier}'"
-    return Check(requirement.name, "fail", found, required, advice)
-
-
-def _available_memory() -> float:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
-        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-
-
 def _existing(folder: Path) -> Path:
     """The folder, or the nearest one above it that exists: a check leaves nothing behind."""
     folder = folder.absolute()
@@ -214,15 +219,6 @@ def _existing(folder: Path) -> Path:
     if not nearest.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, f"{nearest} is a file")
     return nearest
-
-
-def _try_file_operations(folder: Path) -> None:
-    original = folder / "file"
-    original.write_bytes(b"metaloom")
-    os.link(original, folder / "link")
-    os.replace(original, folder / "renamed")
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _fsync_bytes_per_second(folder: Path) -> float:
@@ -233,14 +229,6 @@ def _fsync_bytes_per_second(folder: Path) -> float:
         file.flush()
         os.fsync(file.fileno())
         return PROBE_BYTES / (time.perf_counter() - began)
-
-
-def _prefect_url() -> str:
-    # It prints of settings that it cannot read, and raises.
-    with redirect_stderr(StringIO()):
-        from prefect.settings import get_current_settings
-
-        return get_current_settings().api.url or ""
 
 
 def _unreadable_settings(error: ValueError) -> tuple[str, str, str]:

@@ -1,21 +1,26 @@
 """Evaluation of a stored learner after the fact; training evaluates the same way as it goes."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from metaloom import storage
-from metaloom.flows.commands.task_files import load_tasks
 from metaloom.flows.errors import UsageError
 from metaloom.flows.estimate import check_sizes
 from metaloom.flows.graph.run_stages import config_of, require_stored_sizes, stages_of
 from metaloom.flows.results.evaluation import EvaluationOutcome
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import check_seed, updates_at
-from metaloom.pipeline.config.run import RunConfig, build_config
+from metaloom.pipeline.config.run import build_config
+from metaloom.pipeline.config.yaml import parse
+from metaloom.pipeline.envs.contract import TaskField
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.tasks.evaluation import tasks_are_new, tasks_drawn_from
 from metaloom.pipeline.types import LearnerState, Update
@@ -67,7 +72,7 @@ def evaluate(
     run = storage.open_run(path)
     updates = updates_at(run, iteration)
     learner = learner_after(run, updates)
-    asked = {
+    asked: dict[str, Any] = {
         "tasks": tasks,
         "num_tasks": num_tasks,
         "evenly_by": evenly_by,
@@ -80,7 +85,14 @@ def evaluate(
         "seed": seed,
     }
     trained = config_of(run, run.learner_ref(updates))
-    config = _with_evaluation(trained, {name: value for name, value in asked.items() if value is not None})
+    if isinstance(tasks, str) and tasks not in ("held-out", "train"):
+        with closing(make_env(trained.env)) as env:
+            asked["tasks"] = load_tasks(Path(tasks), env.task_fields)
+    elif tasks is not None and not isinstance(tasks, str):
+        asked["tasks"] = [list(map(float, task)) for task in tasks]
+    given = {name: value for name, value in asked.items() if value is not None}
+    section = {**trained.evaluation.model_dump(mode="json"), **given, "every": None}
+    config = build_config({**trained.model_dump(mode="json"), "evaluation": section})
     with stages_of(config, backend, partial(check_sizes, config, evaluation_alone=True)) as stages:
         require_stored_sizes(run, stages.context.learner)
         outcome = stages.evaluate(learner, updates, tested)
@@ -110,12 +122,48 @@ def learner_after(run: storage.Run, updates: int) -> LearnerState:
     return update.learner
 
 
-def _with_evaluation(config: RunConfig, asked: dict[str, Any]) -> RunConfig:
-    tasks = asked.get("tasks")
-    if isinstance(tasks, str) and tasks not in ("held-out", "train"):
-        with closing(make_env(config.env)) as env:
-            asked["tasks"] = load_tasks(Path(tasks), env.task_fields)
-    elif tasks is not None and not isinstance(tasks, str):
-        asked["tasks"] = [list(map(float, task)) for task in tasks]
-    section = {**config.evaluation.model_dump(mode="json"), **asked, "every": None}
-    return build_config({**config.model_dump(mode="json"), "evaluation": section})
+def load_tasks(path: Path, fields: Sequence[TaskField]) -> list[list[float]]:
+    """The tasks in a file, in its order: lists of numbers or mappings by field, or a column per field.
+
+    Args:
+        path: a .json, .yaml, .yml or .parquet file. Columns of Parquet may be called as in a run's tables, `task_*`.
+        fields: of the environment's tasks.
+
+    Raises:
+        UsageError: there is no such file, or a row of it is no task of the environment.
+    """
+    if path.suffix not in (".json", ".yaml", ".yml", ".parquet"):
+        hint = f"; did you mean --num-tasks {path}?" if str(path).isdigit() else ""
+        raise UsageError(
+            f"found tasks {str(path)!r}; required held-out, train, or a .json, .yaml or .parquet file{hint}"
+        )
+    try:
+        if path.suffix == ".parquet":
+            table, known = pq.read_table(path), {f"task_{field.name}": field.name for field in fields}
+            # In a run's own tables the tasks stand beside other columns.
+            if any(name in known for name in table.column_names):
+                table = table.select([name for name in table.column_names if name in known])
+            rows = table.rename_columns([known.get(name, name) for name in table.column_names]).to_pylist()
+        else:
+            rows = parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise UsageError(f"{path}: cannot be read as tasks: {error}") from None
+    if not isinstance(rows, list) or not rows:
+        raise UsageError(f"{path}: found {type(rows).__name__}; required a list of one task or more")
+    return [_task(path, n, row, fields) for n, row in enumerate(rows)]
+
+
+def _task(path: Path, n: int, row: Any, fields: Sequence[TaskField]) -> list[float]:
+    names = [field.name for field in fields]
+    if isinstance(row, Mapping):
+        if {*row} != {*names}:
+            raise UsageError(f"{path}: task {n} has the fields {sorted(map(str, row))}; required {names}")
+        row = [row[name] for name in names]
+    if not isinstance(row, list) or len(row) != len(names) or not all(map(_is_finite_number, row)):
+        raise UsageError(f"{path}: found task {n} {row!r}; required {len(names)} finite numbers {names}")
+    return [float(number) for number in row]
+
+
+def _is_finite_number(value: Any) -> bool:
+    # Compared with the largest float: an integer of any size is less than infinity.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

@@ -11,7 +11,7 @@ import numpy as np
 from metaloom import storage
 from metaloom.flows.commands.train import environment
 from metaloom.flows.estimate import check_sizes
-from metaloom.flows.graph.changed_sources import tell_changed_sources
+from metaloom.flows.graph.changes import tell_changed_sources
 from metaloom.flows.graph.recomputed import Recomputed
 from metaloom.flows.graph.run_stages import config_of, stages_of, stages_of_run
 from metaloom.flows.graph.runner import Runner
@@ -97,9 +97,19 @@ def _misfits(run: Run, iteration: int, old: RunConfig, stages: Runner) -> Iterat
     new = stages.config
     # Without an iteration there is only a learner, which any sizes can go on from.
     if iteration:
-        yield from _changed_sizes(old, new)
+        pairs = {name: (getattr(old, name), getattr(new, name)) for name in _SIZES}
+        pairs["adaptation steps"] = (old.algorithm.adaptation_steps, new.algorithm.adaptation_steps)
+        for name in old.algorithm.sizes:
+            pairs[f"algorithm.{name}"] = (getattr(old.algorithm, name), getattr(new.algorithm, name, None))
+        for name, (before, after) in pairs.items():
+            if before != after:
+                yield f"{name} cannot change from {before} to {after}: every array of a run has one shape"
     if old.env != new.env:
-        yield from _changed_env(old.env, new.env)
+        before, after = _interface(old.env), _interface(new.env)
+        for name in before:
+            if before[name] != after[name]:
+                change = f"from {before[name]} to {after[name]}"
+                yield f"env: {name} cannot change {change}: every array of a run has one form"
         if iteration and stages.graph.remembers_by_task and make_env(old.env).task_set != stages.context.env.task_set:
             yield f"env: {new.env.name} has other training tasks than {old.env.name}, whose memories they would get"
     fresh = _expect(stages.run(stages.graph.table.learner_ref(0), {}))
@@ -109,16 +119,6 @@ def _misfits(run: Run, iteration: int, old: RunConfig, stages: Runner) -> Iterat
         yield from _changed_evaluation(run, iteration, stages)
     if iteration and old.algorithm != new.algorithm:
         yield from _changed_metrics(run, iteration, stages)
-
-
-def _changed_sizes(old: RunConfig, new: RunConfig) -> Iterator[str]:
-    pairs = {name: (getattr(old, name), getattr(new, name)) for name in _SIZES}
-    pairs["adaptation steps"] = (old.algorithm.adaptation_steps, new.algorithm.adaptation_steps)
-    for name in old.algorithm.sizes:
-        pairs[f"algorithm.{name}"] = (getattr(old.algorithm, name), getattr(new.algorithm, name, None))
-    for name, (before, after) in pairs.items():
-        if before != after:
-            yield f"{name} cannot change from {before} to {after}: every array of a run has one shape"
 
 
 def _changed_evaluation(run: Run, iteration: int, stages: Runner) -> Iterator[str]:
@@ -136,13 +136,6 @@ def _changed_evaluation(run: Run, iteration: int, stages: Runner) -> Iterator[st
     for name, (before, after) in pairs.items():
         if before != after:
             yield f"evaluation: its {name} cannot change from {before} to {after}: every array of a run has one shape"
-
-
-def _changed_env(old: EnvConfig, new: EnvConfig) -> Iterator[str]:
-    before, after = _interface(old), _interface(new)
-    for name in before:
-        if before[name] != after[name]:
-            yield f"env: {name} cannot change from {before[name]} to {after[name]}: every array of a run has one form"
 
 
 def _interface(config: EnvConfig) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 from metaloom import storage
 from metaloom.flows.commands.replay import require_known
 from metaloom.flows.errors import UsageError
-from metaloom.flows.graph.changed_sources import tell_changed_sources
+from metaloom.flows.graph.changes import tell_changed_sources
 from metaloom.flows.graph.faults import compute_checked, run_checked
 from metaloom.flows.graph.run_stages import config_at, stages_of
 from metaloom.flows.graph.runner import Runner
@@ -80,7 +80,11 @@ def sweep(
     ]
     variants = [((*settings, *point), changed_config(config, (*settings, *point))) for point in points]
     with stages_of(config, Backend(workers=0)) as stages:
-        again = _Again(run, stages, _stage_ref(stages, iteration, stage or run.stages.last, step))
+        stage = stage or run.stages.last
+        require_known(stages.order(iteration), stage, step)
+        if stages.graph[stage].samples:
+            raise UsageError(f"found --stage {stage}, which samples; required a stage that computes on stored batches")
+        again = _Again(run, stages, StageRef(iteration, stage, step))
         for words, changed in variants:
             again.check(changed, words)
         if run.contains(again.ref):
@@ -90,7 +94,7 @@ def sweep(
             yield Counterfactual(again.ref, stored, again.outcome(changed, words), again.start())
 
 
-def changed_config(config: RunConfig, settings: Iterable[str]) -> RunConfig:
+def changed_config(config: RunConfig, settings: Sequence[str]) -> RunConfig:
     """A run's configuration with changes that leave its stored batches as they are.
 
     Raises:
@@ -100,7 +104,10 @@ def changed_config(config: RunConfig, settings: Iterable[str]) -> RunConfig:
     before = config.model_dump(mode="json")
     # The algorithm decides processing.name, so it is not kept when the algorithm changes.
     kept = {**before, "processing": {name: v for name, v in before["processing"].items() if name != "name"}}
-    after = build_config(override(_without_other_algorithm(kept, settings), settings))
+    names = [change.partition("=")[2] for change in settings if change.startswith("algorithm.name=")]
+    if names and names[-1] != config.algorithm.name:
+        kept["algorithm"] = {}
+    after = build_config(override(kept, settings))
     if graph_of(after) is not graph_of(config):
         raise UsageError(
             f"found algorithm.name={after.algorithm.name}; required an algorithm whose iterations have the stages of "
@@ -185,7 +192,12 @@ class _Altered:
         """Return an output under the settings."""
         if ref in self._known:
             return self._known[ref]
-        value = self._find(ref)
+        if ref.iteration == self._iteration and ref not in self._stored:
+            value: Any = compute_checked(self._stages, ref, self)
+        else:
+            value = self._run.load(ref)
+            if isinstance(value, Update):
+                value = Update(_fitted(value.learner, _own_learner(self._stages), "this algorithm"), value.metrics)
         # Rounds of other iterations are for the replay buffer to keep, within its bounds.
         if ref.iteration == self._iteration or not self._stages.graph[ref.stage].samples:
             self._known[ref] = value
@@ -198,29 +210,6 @@ class _Altered:
     def experience(self, ref: StageRef) -> EpisodeBatch:
         """Return a stored batch of episodes without behavior and reward terms."""
         return self._run.experience(ref)
-
-    def _find(self, ref: StageRef) -> Any:
-        if ref.iteration == self._iteration and ref not in self._stored:
-            return compute_checked(self._stages, ref, self)
-        value = self._run.load(ref)
-        if isinstance(value, Update):
-            return Update(_fitted(value.learner, _own_learner(self._stages), "this algorithm"), value.metrics)
-        return value
-
-
-def _stage_ref(stages: Runner, iteration: int, stage: str, step: int) -> StageRef:
-    require_known(stages.order(iteration), stage, step)
-    if stages.graph[stage].samples:
-        raise UsageError(f"found --stage {stage}, which samples; required a stage that computes on stored batches")
-    return StageRef(iteration, stage, step)
-
-
-def _without_other_algorithm(settings: Mapping[str, Any], changes: Iterable[str]) -> dict[str, Any]:
-    """The settings without those of the run's algorithm if another one is chosen by `algorithm.name=...`."""
-    names = [change.partition("=")[2] for change in changes if change.startswith("algorithm.name=")]
-    if names and names[-1] != settings["algorithm"]["name"]:
-        return {**settings, "algorithm": {}}
-    return dict(settings)
 
 
 def _own_learner(stages: Runner) -> LearnerState:

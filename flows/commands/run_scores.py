@@ -1,7 +1,7 @@
 """Scores of stored runs: what each was worth at every point of its training, and task by task where it is compared."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -62,19 +62,16 @@ def read_histories(runs: Sequence[Run], metric: str | None, *, mixed: bool) -> t
         _require_same_evaluations(runs, mixed=mixed)
         return Histories(metric, tuple(runs), tuple(map(_evaluated, runs))), notes
     if metric == AFTER_ADAPTATION:
-        notes = (*notes, *_note_on_trials(runs))
+        in_trials = [trial_length(run.config) > 1 for run in runs]
+        if any(in_trials) and not all(in_trials):
+            like = runs[in_trials.index(True)].name
+            notes = (
+                *notes,
+                f"the return of training of {like} and its like is that of whole trials, their first episodes "
+                "included: returns once adapted are compared by evaluations, --set evaluation.every=10",
+            )
     histories = tuple(map(partial(_trained, metric=metric), runs))
     return Histories(metric, tuple(runs), histories), notes
-
-
-def _note_on_trials(runs: Sequence[Run]) -> Iterator[str]:
-    """Say whose return of training is no return after adaptation, where others' is."""
-    in_trials = [trial_length(run.config) > 1 for run in runs]
-    if any(in_trials) and not all(in_trials):
-        yield (
-            f"the return of training of {runs[in_trials.index(True)].name} and its like is that of whole trials, their "
-            "first episodes included: returns once adapted are compared by evaluations, --set evaluation.every=10"
-        )
 
 
 def scored(found: Histories, groups: Mapping[str, RunGroup], common: float, last: int) -> dict[str, Scores]:
@@ -126,12 +123,16 @@ def _trained(run: Run, *, metric: str) -> History:
     try:
         table = run.metrics()
     except storage.StageMissing:
-        raise _empty(run) from None
+        raise UsageError(
+            f"{run.name} has no complete iteration; required one or more in each. "
+            f"`metaloom resume {storage.argument(run.path)}` goes on, or leave it out"
+        ) from None
     column = metric
     if metric == AFTER_ADAPTATION:
-        column = _last_step(
-            [name for name in table.column_names if re.fullmatch(r"step_\d+\.average_return", name)], run
-        )
+        by_step = [name for name in table.column_names if re.fullmatch(r"step_\d+\.average_return", name)]
+        if not by_step:
+            raise UsageError(f"{run.name} has no returns among its metrics; required --metric NAME")
+        column = max(by_step, key=lambda name: int(name[5:].partition(".")[0]))
     metrics = [name for name in table.column_names if name != "iteration"]
     if column not in metrics:
         raise UsageError(
@@ -237,17 +238,3 @@ def _measured(run: Run) -> dict[str, str]:
         for name, value in settings_of(run).items()
         if section(name) == "evaluation" and name not in _NOT_MEASURED
     }
-
-
-def _last_step(columns: Sequence[str], run: Run) -> str:
-    if not columns:
-        raise UsageError(f"{run.name} has no returns among its metrics; required --metric NAME")
-    return max(columns, key=lambda name: int(name[5:].partition(".")[0]))
-
-
-def _empty(run: Run) -> UsageError:
-    return UsageError(
-        f"{run.name} has no complete iteration; required one or more in each. "
-        f"`metaloom resume {storage.argument(run.path)}` goes on, "
-        "or leave it out"
-    )

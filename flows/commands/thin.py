@@ -1,6 +1,6 @@
 """Make a stored run smaller, and bring back what was taken from it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
@@ -47,28 +47,24 @@ def thin(
     goes = (ref for ref in run.thinnable({*chosen}) if not run.is_thinned(ref))
     refs = [*goes] if dry_run else goes
     if not anyway:
-        _require_same_sources(run, refs)
+        try:
+            changed = changed_since(run, refs)
+        except ConfigError as problem:
+            raise UsageError(
+                f"{run.location}: found settings that cannot be built today, so that what is removed could not be "
+                f"computed again ({problem}); mend that first, or remove it all the same: --anyway"
+            ) from None
+        if changed:
+            iterations = sorted(set[int]().union(*changed.values()))
+            raise UsageError(
+                f"{run.location}: found that {'; '.join(changed)}, so that {plural(len(iterations), 'iteration')}, the "
+                f"first {iterations[0]}, could not be computed again; required the sources as they were. Bring them "
+                "back, or remove the batches all the same: --anyway"
+            )
     if dry_run:
         return Thinned.of([run.record(ref) for ref in refs], run.files.files_of)
     with storage.open_writer(path) as writer:
         return writer.thin(chosen, on_progress)
-
-
-def _require_same_sources(run: storage.Run, refs: Iterable[StageRef]) -> None:
-    try:
-        changed = changed_since(run, refs)
-    except ConfigError as problem:
-        raise UsageError(
-            f"{run.location}: found settings that cannot be built today, so that what is removed could not be computed "
-            f"again ({problem}); mend that first, or remove it all the same: --anyway"
-        ) from None
-    if changed:
-        iterations = sorted(set[int]().union(*changed.values()))
-        raise UsageError(
-            f"{run.location}: found that {'; '.join(changed)}, so that {plural(len(iterations), 'iteration')}, the "
-            f"first {iterations[0]}, could not be computed again; required the sources as they were. Bring them back, "
-            "or remove the batches all the same: --anyway"
-        )
 
 
 def materialise(

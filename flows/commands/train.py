@@ -7,14 +7,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
 from metaloom import storage
 from metaloom.flows.estimate import check_sizes
 from metaloom.flows.formatting import plural
-from metaloom.flows.graph.changed_sources import tell_changed_sources
+from metaloom.flows.graph.changes import tell_changed_sources
 from metaloom.flows.graph.faults import compute_checked, kept_in_quarantine, require_repeatable
 from metaloom.flows.graph.run_stages import changed_since, config_of, stages_of, stages_of_run
 from metaloom.flows.graph.runner import Runner
@@ -118,12 +118,11 @@ def train(
             stages=stages.graph.table,
         ) as writer:
             trust_run(writer.run)
-            plan = _Plan(config, stages.order, lambda ref: stages)
             with (
                 kept.of(writer, backend.for_tasks(config.num_tasks)),
                 kept_usage(writer.run, config.iterations, kept.observing(observer, writer)) as watching,
             ):
-                return _train(plan, writer, call, watching)
+                return _train(config, stages.order, lambda ref: stages, writer, call, watching)
 
 
 def resume(
@@ -150,9 +149,22 @@ def resume(
         observer: is told of progress and may ask to stop.
     """
     with kept_log() as kept:
-        repaired = _repair(path, take_over) if repair else ()
+        repaired: Sequence[str] = ()
+        if repair:
+            with suppress(storage.DamagedRun, storage.NotARun):  # else to be asked when it can be read
+                require_trust(storage.open_run(path))
+            # By itself, because it may be what makes the run readable.
+            with storage.open_writer(path, take_over=take_over, repair=True) as writer:
+                repaired = writer.repaired
         run = storage.open_run(path)
-        config = _continued(run, iterations, retention)
+        config = with_retention(config_of(run), retention)
+        if iterations is not None:
+            if iterations < (stored := len(run.iterations)):
+                raise ConfigError(
+                    f"{run.path}: found --iterations {iterations}, but {stored} are stored already; required at least "
+                    "that many"
+                )
+            config = build_config({**config.model_dump(), "iterations": iterations})
         # The lock first: a run that somebody else is writing is refused before workers start.
         with (
             storage.open_writer(
@@ -166,13 +178,12 @@ def resume(
         ):
             # Workers run before the first stage does.
             facts = environment(stages.own())
-            if stored := run.refs():
-                tell_changed_sources(run, stored[-1], facts.get("plugins", {}))
+            if refs := run.refs():
+                tell_changed_sources(run, refs[-1], facts.get("plugins", {}))
             writer.describe(facts)
-            plan = _Plan(config, stages.order, stages.of)
             watching = kept_usage(writer.run, config.iterations, kept.observing(observer, writer))
             with _repair_advised(path), watching as watched:
-                result = _train(plan, writer, call, watched)
+                result = _train(config, stages.order, stages.of, writer, call, watched)
     damage = storage.verify_run(path) if repair and not result.stopped else None
     return replace(result, repaired=repaired, damage=damage)
 
@@ -189,14 +200,6 @@ def _repair_advised(path: Path) -> Iterator[None]:
             required="what is to be computed from, in full",
             action=f"`metaloom resume {storage.argument(path)} --repair` computes all of it again",
         ) from error
-
-
-def _repair(path: Path, take_over: bool) -> Sequence[str]:
-    with suppress(storage.DamagedRun, storage.NotARun):  # else to be asked when it can be read
-        require_trust(storage.open_run(path))
-    # By itself, because it may be what makes the run readable.
-    with storage.open_writer(path, take_over=take_over, repair=True) as writer:
-        return writer.repaired
 
 
 def _check_baselines(stages: Runner) -> None:
@@ -225,19 +228,6 @@ def _check_metrics(stages: Runner) -> None:
         names = names_of_metrics(stages.context.measures, spaces_of(env), facts, processed=processed)
         if stop is not None and names is not None:
             stop.require_metric(names)
-
-
-def _continued(run: storage.Run, iterations: int | None, retention: Sequence[str]) -> RunConfig:
-    """The configuration under which a stored run goes on."""
-    config = with_retention(config_of(run), retention)
-    if iterations is None:
-        return config
-    if iterations < len(run.iterations):
-        raise ConfigError(
-            f"{run.path}: found --iterations {iterations}, but {len(run.iterations)} are stored already; required at "
-            "least that many"
-        )
-    return build_config({**config.model_dump(), "iterations": iterations})
 
 
 def recorded(config: RunConfig) -> RunConfig:
@@ -301,18 +291,16 @@ def environment(stages: Runner) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """Plan of a run: the stages of every iteration, and for each output those that compute it."""
-
-    config: RunConfig
-    order: Callable[[int], list[StageRef]]
-    stages_for: Callable[[StageRef], Runner]
-
-
-def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) -> TrainResult:
-    path, iterations, stop = writer.run.path, plan.config.iterations, plan.config.stop
-    for line in (*plan.config.algorithm.warnings(), *_idle_iterations(plan.config, writer.run)):
+def _train(
+    config: RunConfig,
+    order: Callable[[int], list[StageRef]],
+    stages_for: Callable[[StageRef], Runner],
+    writer: RunWriter,
+    call: StageCall,
+    observer: Observer,
+) -> TrainResult:
+    path, iterations, stop = writer.run.path, config.iterations, config.stop
+    for line in (*config.algorithm.warnings(), *_idle_iterations(config, writer.run)):
         log.warning("%s", line)
     history: list[Metrics] = []
     began, computed = time.perf_counter(), 0
@@ -322,7 +310,7 @@ def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) 
         if stop is None and writer.is_whole(iteration):
             continue
         # Not only the iterations behind the last complete one: whatever was lost is computed again.
-        missing = [ref for ref in plan.order(iteration) if not writer.contains(ref)]
+        missing = [ref for ref in order(iteration) if not writer.contains(ref)]
         if not missing:
             if stop is not None:
                 history.append(_update(writer, iteration).metrics)
@@ -334,7 +322,7 @@ def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) 
             if observer.should_stop():
                 return TrainResult(path, iteration, stopped=True, computed=computed)
             observer.stage_started(ref)
-            stages = plan.stages_for(ref)
+            stages = stages_for(ref)
             if stages.graph[ref.stage].ends_iteration:
                 # Now: once the iteration is complete, it may be thinned at any time.
                 returns, by_class = _returns_of_tasks(stages, writer, iteration)
@@ -346,11 +334,11 @@ def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) 
             computed += 1
             # Now, while it is in memory: once the iteration is complete, it may be thinned at any time.
             if stages.graph[ref.stage].output is EpisodeBatch:
-                steps += _num_steps(writer, ref)
+                steps += cast(EpisodeBatch, writer.load(ref)).num_steps
             elif stages.graph[ref.stage].output is Evaluation:
                 evaluations.append(ref)
         if iteration == 0:
-            _check_limit(plan.config, (writer.load(ref) for ref in plan.order(0)))
+            _check_limit(config, (writer.load(ref) for ref in order(0)))
         update = _update(writer, iteration)
         history.append(update.metrics)
         now, evaluating = time.perf_counter(), sum(seconds.get(f"{ref.stage}.{ref.step}", 0.0) for ref in evaluations)
@@ -366,7 +354,7 @@ def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) 
                 task_returns=returns,
                 evaluation_returns=mean_test_returns(writer.load(ref) for ref in evaluations),
                 steps=steps,
-                traffic=plan.stages_for(missing[-1]).context.rollouts.traffic(),
+                traffic=stages_for(missing[-1]).context.rollouts.traffic(),
             )
         )
     return TrainResult(path, iterations, stopped=False, computed=computed)
@@ -451,9 +439,3 @@ def _returns_of_tasks(stages: Runner, writer: RunWriter, iteration: int) -> tupl
     assert isinstance(tasks, TaskBatch)
     of = classes.of(tasks.params, tasks.names)
     return returns, [classes.returns(values, of) for values in returns]
-
-
-def _num_steps(writer: RunWriter, ref: StageRef) -> int:
-    """Environment steps in a batch of episodes."""
-    batch = writer.load(ref)
-    return batch.num_steps if isinstance(batch, EpisodeBatch) else 0

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Iterator
 from typing import Any, get_args
 
-from metaloom.flows.graph.stage import Graph, Input, Stage, StageOutput
+from metaloom.flows.graph.stage import Graph, Input, StageOutput
 from metaloom.flows.graph.tables import GRAPHS, graph_of
 from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.config.run import RunConfig
@@ -82,8 +82,9 @@ def _problems_of(graph: Graph, config: RunConfig, ref: StageRef, done: set[Stage
     try:
         inspect.signature(stage.run).bind(None, ref.iteration, ref.step, **inputs)
     except TypeError as problem:
+        function = getattr(stage.run, "__qualname__", repr(stage.run))
         yield (
-            f"{ref} has the inputs {', '.join(inputs) or 'none'}, but its function {_name(stage)} does not take them: "
+            f"{ref} has the inputs {', '.join(inputs) or 'none'}, but its function {function} does not take them: "
             f"{problem}; required a function of (context, i, k, *, {', '.join(inputs)})"
         )
 
@@ -144,30 +145,23 @@ def _stages_of_its_own(graph: Graph, config: RunConfig) -> Iterator[str]:
     waiting = [ref for ref in order if graph[ref.stage].output is EpisodeBatch or graph[ref.stage].run in adapting]
     for ref in waiting:
         stage = graph[ref.stage]
-        inputs = {name: wanted for name, wanted in graph.inputs(config, ref).items() if not _is_given(graph, wanted)}
+        # Without the learner and the tasks, which an evaluation brings itself.
+        inputs = {
+            name: wanted
+            for name, wanted in graph.inputs(config, ref).items()
+            if not (isinstance(wanted, StageRef) and graph[wanted.stage].output in (Update, TaskBatch))
+        }
         if stage.run not in ours:
             yield f"{ref.stage} is a stage of its own"
         else:
             usual = ours[stage.run].inputs(config, ref.iteration, ref.step)
             for name, wanted in inputs.items():
                 if usual.get(name) != wanted:
-                    yield f"{ref} reads {name} from {_shown(wanted)}"
+                    shown = ", ".join(map(str, wanted)) if isinstance(wanted, tuple) else str(wanted)
+                    yield f"{ref} reads {name} from {shown}"
         for wanted in inputs.values():
             found = wanted if isinstance(wanted, tuple) else () if isinstance(wanted, Span) else (wanted,)
             waiting += [one for one in found if one in order and one not in waiting]
-
-
-def _is_given(graph: Graph, wanted: Input) -> bool:
-    """Tell if an input is the learner or the tasks, which an evaluation brings itself."""
-    return isinstance(wanted, StageRef) and graph[wanted.stage].output in (Update, TaskBatch)
-
-
-def _shown(wanted: Input) -> str:
-    return ", ".join(map(str, wanted)) if isinstance(wanted, tuple) else str(wanted)
-
-
-def _name(stage: Stage) -> str:
-    return getattr(stage.run, "__qualname__", repr(stage.run))
 
 
 def _names(graph: Graph) -> str:

@@ -26,11 +26,7 @@ def _initialize(context: Context, i: int, k: int) -> Update:
     return initialize(context.learner, run_seed=config.seed, start=start)
 
 
-def _sample_tasks(context: Context, i: int, k: int) -> TaskBatch:
-    return draw_tasks(context, i)
-
-
-def draw_tasks(context: Context, i: int) -> TaskBatch:
+def draw_tasks(context: Context, i: int, k: int = 0) -> TaskBatch:
     """The tasks of an iteration, as the run's settings say."""
     config = context.config
     balanced = config.task_sampling == "balanced"
@@ -38,7 +34,7 @@ def draw_tasks(context: Context, i: int) -> TaskBatch:
 
 
 INITIALIZE = Stage("initialize", ONCE, nothing, Update, _initialize, group=LEARNER)
-SAMPLE_TASKS = Stage("sample_tasks", ITERATION, nothing, TaskBatch, _sample_tasks, group="tasks")
+SAMPLE_TASKS = Stage("sample_tasks", ITERATION, nothing, TaskBatch, draw_tasks, group="tasks")
 
 
 def state_before(update: Stage, i: int) -> Mapping[str, Input]:
@@ -92,11 +88,6 @@ def evaluated(
     )
 
 
-def _seed_of_evaluation(config: RunConfig, i: int, k: int) -> tuple[int, ...]:
-    # Equal tasks and episodes in every evaluation make them comparable.
-    return (config.seed, config.evaluation.seed)
-
-
 def evaluation(update: Stage, evaluated: Evaluate = evaluated) -> Stage:
     """The stage that tests what `update` made, every so many iterations."""
 
@@ -111,5 +102,6 @@ def evaluation(update: Stage, evaluated: Evaluate = evaluated) -> Stage:
         run,
         group="evaluation",
         samples=True,
-        seed_position=_seed_of_evaluation,
+        # Equal tasks and episodes in every evaluation make them comparable.
+        seed_position=lambda config, i, k: (config.seed, config.evaluation.seed),
     )

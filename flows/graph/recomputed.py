@@ -3,7 +3,7 @@
 from typing import Any
 
 from metaloom import storage
-from metaloom.flows.graph.changed_machine import machine_changes
+from metaloom.flows.graph.changes import machine_changes
 from metaloom.flows.graph.run_stages import RunStages
 from metaloom.pipeline.types import Array, EpisodeBatch
 from metaloom.storage import Run, StageRef
@@ -36,7 +36,12 @@ class Recomputed:
         try:
             return self._run.load(ref)
         except storage.StageThinned:
-            self._bring_learners(ref)
+            # The learners up to that which the iteration starts from, in order: each needs the one before.
+            first = ref.iteration
+            while (start := self._run.learner_ref(first)) not in self._values and self._run.is_thinned(start):
+                first -= 1
+            for i in range(first + 1, ref.iteration + 1):
+                self.load(self._run.learner_ref(i))
             value = self._stages.of(ref).compute(ref, self)
         require_same(self._run.record(ref), value, changed=lambda: self.changes(ref))
         self.remember(ref, value)
@@ -67,17 +72,6 @@ class Recomputed:
             known: v for known, v in self._values.items() if known.iteration == ref.iteration or known == start
         }
         self._values[ref] = value
-
-    def _bring_learners(self, ref: StageRef) -> None:
-        """Compute the learners up to that which an iteration starts from, in order: each needs the one before."""
-        first = ref.iteration
-        while self._is_missing(self._run.learner_ref(first)):
-            first -= 1
-        for i in range(first + 1, ref.iteration + 1):
-            self.load(self._run.learner_ref(i))
-
-    def _is_missing(self, learner: StageRef) -> bool:
-        return learner not in self._values and self._run.is_thinned(learner)
 
 
 def nearest_learner(run: Run, iteration: int) -> int:

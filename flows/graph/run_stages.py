@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from metaloom.flows.graph.changed_sources import changes_of, tell_changed_sources
+from metaloom.flows.graph.changes import changes_of, tell_changed_sources
 from metaloom.flows.graph.check import check_graph
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.graph.tables import graph_of

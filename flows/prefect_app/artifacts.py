@@ -94,7 +94,12 @@ class TrainingPage:
         if last or self._is_due("progress", PROGRESS_SECONDS):
             self._publish_progress(report)
         if last or self._is_due("metrics", METRICS_SECONDS):
-            self._publish_metrics(report)
+            create_table_artifact(
+                [*table_of(report.metrics), *_class_table(report)],
+                key=artifact_key("metrics", self._folder.name),
+                description=f"Metrics of iteration {report.iteration}, "
+                f"{duration(report.elapsed_seconds)} after the start",
+            )
         # Others see an iteration a moment after it is done, so at first there may be none; `close` draws the last.
         if not last and storage.open_run(self._folder).iterations and self._is_due("curve", CURVE_SECONDS):
             self._publish_curve()
@@ -116,13 +121,6 @@ class TrainingPage:
             self._progress = created
         else:
             update_progress_artifact(self._progress, percent, description=description)
-
-    def _publish_metrics(self, report: IterationReport) -> None:
-        create_table_artifact(
-            [*table_of(report.metrics), *_class_table(report)],
-            key=artifact_key("metrics", self._folder.name),
-            description=f"Metrics of iteration {report.iteration}, {duration(report.elapsed_seconds)} after the start",
-        )
 
     def _publish_curve(self) -> None:
         """Show the learning curve so far."""

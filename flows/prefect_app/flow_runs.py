@@ -7,7 +7,7 @@ stays Running for ever, and one whose worker lost the server's messages meanwhil
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -177,10 +177,7 @@ def state_of(run: "FlowRun") -> "State":
 
 def flow_processes(home: Path) -> dict[UUID, psutil.Process]:
     """Return the processes of this machine that execute a flow run of a folder's server, by its id."""
-    return dict(_flow_processes(home))
-
-
-def _flow_processes(home: Path) -> Iterator[tuple[UUID, psutil.Process]]:
+    found: dict[UUID, psutil.Process] = {}
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError, KeyError, ValueError):
             if MODULE not in process.cmdline() or process.status() == psutil.STATUS_ZOMBIE:
@@ -188,7 +185,8 @@ def _flow_processes(home: Path) -> Iterator[tuple[UUID, psutil.Process]]:
             environment: Mapping[str, str] = process.environ()
             # Not by the server's address, which may be spelt in several ways.
             if environment["PREFECT_HOME"] == str(home):
-                yield UUID(environment["PREFECT__FLOW_RUN_ID"]), process
+                found[UUID(environment["PREFECT__FLOW_RUN_ID"])] = process
+    return found
 
 
 def ask_to_end(process: psutil.Process) -> None:

@@ -90,10 +90,12 @@ def _require_own(home: Path) -> None:
 
 
 def _password(home: Path, *, trust: bool) -> str:
+    from metaloom.flows.trust import remember, remembered
+
     file, password = home / "password", ""
     with suppress(ValueError):
         password = file.read_text("utf-8") if file.is_file() and not file.is_symlink() else ""
-    if not _is_own(password):
+    if not password or remembered(_hash(password)) is None:
         if (home / "prefect.db").exists() and not trust:
             raise UsageError(
                 f"{home} has a database that was made by an earlier version, or by somebody else. What is deployed in "
@@ -101,7 +103,10 @@ def _password(home: Path, *, trust: bool) -> str:
             )
         password = f"metaloom:{secrets.token_urlsafe(24)}"
         write(file, password)
-        _own(home, password)
+        try:
+            remember(_hash(password), str(home), {})
+        except OSError as error:
+            log.warning("%s cannot be remembered as yours (%s): the next start needs --trust", home, error)
     write(home / ".gitignore", "*\n")
     return password
 
@@ -170,21 +175,6 @@ def write(file: Path, text: str) -> None:
     with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as out:
         out.write(text)
     part.replace(file)
-
-
-def _is_own(password: str) -> bool:
-    from metaloom.flows.trust import remembered
-
-    return bool(password) and remembered(_hash(password)) is not None
-
-
-def _own(home: Path, password: str) -> None:
-    from metaloom.flows.trust import remember
-
-    try:
-        remember(_hash(password), str(home), {})
-    except OSError as error:
-        log.warning("%s cannot be remembered as yours (%s): the next start needs --trust", home, error)
 
 
 def _hash(password: str) -> str:

@@ -128,8 +128,9 @@ class Part:
             if now >= self._due:
                 self.start()
             return False
-        if self.code is not None:
-            self._bury(f"ended ({_reason(self.code)})", now, say)
+        if (code := self.code) is not None:
+            reason = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            self._bury(f"ended ({reason})", now, say)
             return False
         if self.answers():
             self._silent = None
@@ -232,7 +233,3 @@ def _locked(file: BinaryIO, kind: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _reason(code: int) -> str:
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from metaloom.flows.formatting import finite
-from metaloom.flows.results.verdicts import verdicts
+from metaloom.flows.formatting import finite, number, plural
 from metaloom.pipeline.comparison.groups import Band, Estimate, Pair
 from metaloom.pipeline.comparison.intervals import CONFIDENCE
+from metaloom.pipeline.comparison.order import runs_needed
 from metaloom.pipeline.comparison.scores import Scores
 from metaloom.pipeline.types import Array
 
@@ -109,7 +109,26 @@ class Comparison:
 
     def table(self) -> pa.Table:
         """One row per group: its settings, runs, seeds, mean and interquartile mean with their 95 % intervals."""
-        return pa.Table.from_pylist([_group_row(group) for group in self.groups])
+        return pa.Table.from_pylist(
+            [
+                {
+                    "group": group.name,
+                    **group.settings,
+                    "runs": len(group.scores),
+                    "seeds": group.seeds,
+                    "scores": sum(len(run) for run in group.scores.runs),
+                    "iqm": group.iqm.value,
+                    "iqm_low": group.iqm.low,
+                    "iqm_high": group.iqm.high,
+                    "mean": group.mean.value,
+                    "mean_low": group.mean.low,
+                    "mean_high": group.mean.high,
+                    "lowest_run": float(group.scores.run_means.min()),
+                    "highest_run": float(group.scores.run_means.max()),
+                }
+                for group in self.groups
+            ]
+        )
 
     def scores(self) -> pa.Table:
         """One row per run and score that was compared, with the group, run and seed it is from."""
@@ -171,24 +190,6 @@ class Comparison:
         return pa.concat_tables(parts)
 
 
-def _group_row(group: Group) -> dict[str, Any]:
-    return {
-        "group": group.name,
-        **group.settings,
-        "runs": len(group.scores),
-        "seeds": group.seeds,
-        "scores": sum(len(run) for run in group.scores.runs),
-        "iqm": group.iqm.value,
-        "iqm_low": group.iqm.low,
-        "iqm_high": group.iqm.high,
-        "mean": group.mean.value,
-        "mean_low": group.mean.low,
-        "mean_high": group.mean.high,
-        "lowest_run": float(group.scores.run_means.min()),
-        "highest_run": float(group.scores.run_means.max()),
-    }
-
-
 def _pair_row(pair: Pair) -> dict[str, Any]:
     estimates = {
         f"{name}{end}": value
@@ -210,3 +211,47 @@ def _json(table: pa.Table) -> list[dict[str, Any]]:
         {name: finite(value) if isinstance(value, float) else value for name, value in row.items()}
         for row in table.to_pylist()
     ]
+
+
+def verdicts(pairs: Sequence[Pair], num_runs: Mapping[str, int]) -> tuple[str, ...]:
+    """A sentence for every pair, or why nothing can be said.
+
+    Args:
+        pairs: of groups, tested together.
+        num_runs: group -> its runs, for all groups.
+    """
+    if not pairs:
+        return ("one group: nothing to order",)
+    if len(pairs) > 1 and not any(pair.attainable for pair in pairs):
+        least = min(pair.smallest_p for pair in pairs)
+        return (
+            f"too few seeds to order any two of {plural(len(num_runs), 'group')}: with {len(pairs)} pairs "
+            f"the smallest p there can be is {_p(least)}; {runs_needed(len(pairs))} runs of each could tell",
+        )
+    return tuple(_verdict(pair, (num_runs[pair.a], num_runs[pair.b]), len(pairs)) for pair in pairs)
+
+
+def _verdict(pair: Pair, runs: tuple[int, int], num_pairs: int) -> str:
+    exact = "exact" if pair.test.exact else "drawn"
+    tested = f"p = {_p(pair.adjusted_p)}, {exact} permutation test" + (
+        f", Holm over {num_pairs} pairs" if num_pairs > 1 else ""
+    )
+    if pair.shown:
+        return f"{pair.a} is higher than {pair.b}: {_by(pair.difference)} ({tested})"
+    if not pair.attainable:
+        return (
+            f"too few seeds to order {pair.a} and {pair.b}: with {runs[0]} and {runs[1]} runs"
+            f"{f' and {num_pairs} pairs' if num_pairs > 1 else ''} the smallest p there can be is "
+            f"{_p(pair.smallest_p)}; {runs_needed(num_pairs)} runs of each could tell"
+        )
+    return f"no order of {pair.a} and {pair.b} is shown: the difference is {_by(pair.difference)} ({tested})"
+
+
+def _by(difference: Estimate) -> str:
+    if np.isnan(difference.low):
+        return number(difference.value)
+    return f"{number(difference.value)}, 95 % interval {number(difference.low)} to {number(difference.high)}"
+
+
+def _p(p: float) -> str:
+    return f"{p:.2g}" if p >= 0.0001 else "< 0.0001"

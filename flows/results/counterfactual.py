@@ -88,10 +88,13 @@ class Counterfactual(Shown):
         For updates it is about the policy's parameters, with the cosine of the angle between the two steps.
         """
         left, right = (_numbers(outcome.value) for outcome in (self.stored, self.changed))
-        distance = {"distance": _norm(_minus(right, left)), "max_distance": _largest(_minus(right, left))}
+        apart = _minus(right, left)
+        largest = max((float(np.abs(array).max(initial=0)) for array in apart.values()), default=0.0)
+        distance = {"distance": _norm(apart), "max_distance": largest}
         if self.start:
-            steps = _minus(left, self.start), _minus(right, self.start)
-            distance["step_cosine"] = _cosine(*steps)
+            a, b = _minus(left, self.start), _minus(right, self.start)
+            product, length = sum(float((a[name] * b[name]).sum()) for name in a), _norm(a) * _norm(b)
+            distance["step_cosine"] = product / length if length else math.nan
         return distance
 
     def as_dict(self) -> dict[str, Any]:
@@ -140,13 +143,3 @@ def _minus(left: Mapping[str, Array], right: Mapping[str, Array]) -> dict[str, A
 
 def _norm(arrays: Mapping[str, Array]) -> float:
     return math.sqrt(sum(float(np.square(array).sum()) for array in arrays.values()))
-
-
-def _largest(arrays: Mapping[str, Array]) -> float:
-    return max((float(np.abs(array).max(initial=0)) for array in arrays.values()), default=0.0)
-
-
-def _cosine(left: Mapping[str, Array], right: Mapping[str, Array]) -> float:
-    product = sum(float((left[name] * right[name]).sum()) for name in left)
-    length = _norm(left) * _norm(right)
-    return product / length if length else math.nan

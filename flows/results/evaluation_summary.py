@@ -60,16 +60,61 @@ class AdaptationSummary:
 
 def summarize_steps(evaluation: Evaluation, classes: "Classes | None" = None) -> list[AdaptationSummary]:
     """Average over tasks for every number of adaptation steps; `classes` are those that the environment declares."""
-    return [_summary(evaluation, k, classes) for k in range(evaluation.adaptation_steps + 1)]
+    summaries: list[AdaptationSummary] = []
+    for k in range(evaluation.adaptation_steps + 1):
+        returns = evaluation.test_returns[:, k]
+        rng = np.random.default_rng([_SEED, k])
+        average, iqm = (bootstrap(returns, statistic, rng) for statistic in (mean, interquartile_mean))
+        lower, upper = np.quantile(returns.mean(axis=1), [0.25, 0.75])
+        summaries.append(
+            AdaptationSummary(
+                adaptation_steps=k,
+                adaptation_episodes=k * evaluation.episodes_per_step,
+                adaptation_env_steps=float(_steps_before(evaluation, k).mean()),
+                average_return=average.estimate,
+                average_low=average.low,
+                average_high=average.high,
+                iqm_return=iqm.estimate,
+                iqm_low=iqm.low,
+                iqm_high=iqm.high,
+                lower_quartile=float(lower),
+                upper_quartile=float(upper),
+                facts=fact_means({name: values[:, k] for name, values in evaluation.test_facts.items()})
+                | official_success(evaluation, k, classes),
+            )
+        )
+    return summaries
 
 
 def summarize_tasks(evaluation: Evaluation) -> list[dict[str, Any]]:
     """One row per number of adaptation steps and task: mean return with its interval, and the task's parameters."""
-    return [
-        _task_row(evaluation, k, b)
-        for k in range(evaluation.adaptation_steps + 1)
-        for b in range(len(evaluation.task_ids))
-    ]
+    rows: list[dict[str, Any]] = []
+    for k in range(evaluation.adaptation_steps + 1):
+        for b in range(len(evaluation.task_ids)):
+            returns = evaluation.test_returns[b, k]
+            interval = bootstrap(returns[None], mean, np.random.default_rng([_SEED, k, b]))
+            seen = evaluation.adaptation_returns[b, k] if k < evaluation.adaptation_steps else None
+            rows.append(
+                {
+                    "adaptation_steps": k,
+                    "adaptation_episodes": k * evaluation.episodes_per_step,
+                    "adaptation_env_steps": int(_steps_before(evaluation, k)[b]),
+                    "task": b,
+                    "task_id": int(evaluation.task_ids[b]),
+                    **dict(zip(evaluation.names, evaluation.task_params[b].tolist(), strict=True)),
+                    "average_return": interval.estimate,
+                    "return_low": interval.low,
+                    "return_high": interval.high,
+                    "std_return": float(returns.std()),
+                    "num_episodes": len(returns),
+                    "average_length": float(evaluation.test_lengths[b, k].mean()),
+                    "termination_rate": float(evaluation.test_terminated[b, k].mean()),
+                    **fact_means({name: values[b, k] for name, values in evaluation.test_facts.items()}),
+                    # What is adapted to next explores with the same policy; None where nothing follows.
+                    "next_adaptation_return": None if seen is None else float(seen.mean()),
+                }
+            )
+    return rows
 
 
 def summarize_classes(evaluation: Evaluation, classes: "Classes | None") -> list[ClassReturns]:
@@ -79,52 +124,6 @@ def summarize_classes(evaluation: Evaluation, classes: "Classes | None") -> list
     of = classes.of(evaluation.task_params, evaluation.names)
     means = evaluation.test_returns.mean(axis=2)
     return [classes.returns(means[:, k], of) for k in range(evaluation.adaptation_steps + 1)]
-
-
-def _summary(evaluation: Evaluation, k: int, classes: "Classes | None") -> AdaptationSummary:
-    returns = evaluation.test_returns[:, k]
-    rng = np.random.default_rng([_SEED, k])
-    average, iqm = (bootstrap(returns, statistic, rng) for statistic in (mean, interquartile_mean))
-    lower, upper = np.quantile(returns.mean(axis=1), [0.25, 0.75])
-    return AdaptationSummary(
-        adaptation_steps=k,
-        adaptation_episodes=k * evaluation.episodes_per_step,
-        adaptation_env_steps=float(_steps_before(evaluation, k).mean()),
-        average_return=average.estimate,
-        average_low=average.low,
-        average_high=average.high,
-        iqm_return=iqm.estimate,
-        iqm_low=iqm.low,
-        iqm_high=iqm.high,
-        lower_quartile=float(lower),
-        upper_quartile=float(upper),
-        facts=fact_means({name: values[:, k] for name, values in evaluation.test_facts.items()})
-        | official_success(evaluation, k, classes),
-    )
-
-
-def _task_row(evaluation: Evaluation, k: int, b: int) -> dict[str, Any]:
-    returns = evaluation.test_returns[b, k]
-    interval = bootstrap(returns[None], mean, np.random.default_rng([_SEED, k, b]))
-    seen = evaluation.adaptation_returns[b, k] if k < evaluation.adaptation_steps else None
-    return {
-        "adaptation_steps": k,
-        "adaptation_episodes": k * evaluation.episodes_per_step,
-        "adaptation_env_steps": int(_steps_before(evaluation, k)[b]),
-        "task": b,
-        "task_id": int(evaluation.task_ids[b]),
-        **dict(zip(evaluation.names, evaluation.task_params[b].tolist(), strict=True)),
-        "average_return": interval.estimate,
-        "return_low": interval.low,
-        "return_high": interval.high,
-        "std_return": float(returns.std()),
-        "num_episodes": len(returns),
-        "average_length": float(evaluation.test_lengths[b, k].mean()),
-        "termination_rate": float(evaluation.test_terminated[b, k].mean()),
-        **fact_means({name: values[b, k] for name, values in evaluation.test_facts.items()}),
-        # What is adapted to next explores with the same policy; None where nothing follows.
-        "next_adaptation_return": None if seen is None else float(seen.mean()),
-    }
 
 
 def _steps_before(evaluation: Evaluation, k: int) -> Array:

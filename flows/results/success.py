@@ -21,7 +21,9 @@ def official_success(evaluation: Evaluation, k: int, classes: "Classes | None") 
 
     Nothing where `_official` has no rates.
     """
-    of = _class_column(evaluation)
+    of = np.zeros(len(evaluation.task_ids))  # one class for all where tasks have no such field
+    if "class" in evaluation.names:
+        of = evaluation.task_params[:, evaluation.names.index("class")]
     rates = _official(evaluation, k, of, np.unique(of).tolist(), classes)
     return {OFFICIAL: float(np.mean(rates))} if rates else {}
 
@@ -65,10 +67,3 @@ def _official(
     lengths, success = (evaluation.test_facts[name][:, k] for name in (UNTIL_SUCCESS, SUCCESS))
     rates = official_rates(lengths, success, of, among)
     return [] if np.isnan(rates).any() else rates
-
-
-def _class_column(evaluation: Evaluation) -> Array:
-    """[B], the class of every task; one for all where tasks have no such field."""
-    if "class" not in evaluation.names:
-        return np.zeros(len(evaluation.task_ids))
-    return evaluation.task_params[:, evaluation.names.index("class")]

@@ -87,8 +87,15 @@ class Connection:
     def _reopen(self, where: str, lost: Exception) -> None:
         most, began = max(_BACK_SECONDS, no_worker_seconds()), time.monotonic()
         log.warning("%s: the Dask scheduler is gone; waiting up to %.0f s for it to come back", where, most)
-        with suppress(OSError), _silent_client():  # as a connection that does not close in time
-            self._opened.close()
+        # Without the traceback that Dask logs of a client which is closed while it tries to connect again.
+        logger = logging.getLogger("distributed.client")
+        level = logger.level
+        logger.setLevel(logging.CRITICAL)
+        try:
+            with suppress(OSError):  # as a connection that does not close in time
+                self._opened.close()
+        finally:
+            logger.setLevel(level)
         while True:
             try:
                 self._open()
@@ -202,18 +209,6 @@ def _watched(client: Client, address: str) -> Iterator[None]:
         yield
     finally:
         watching.cancel()
-
-
-@contextmanager
-def _silent_client() -> Iterator[None]:
-    """Without the traceback that Dask logs of a client which is closed while it tries to connect again."""
-    logger = logging.getLogger("distributed.client")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _is_lost(client: Client, error: Exception) -> bool:

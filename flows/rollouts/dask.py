@@ -5,7 +5,7 @@ times as much and run finished work again when a worker dies.
 """
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,7 +25,7 @@ from metaloom.flows.rollouts.mathematics.slots import Slots
 from metaloom.flows.rollouts.rounds import Piece as RolloutPiece
 from metaloom.flows.rollouts.rounds import Rounds, ShardDied, pieces_of
 from metaloom.flows.rollouts.shards import ShardCosts
-from metaloom.flows.rollouts.supervised import Collected, Shard, Supervision, is_built_in, try_environment
+from metaloom.flows.rollouts.supervised import Collected, Shard, Supervision, try_environment
 from metaloom.flows.rollouts.traffic import Traffic
 from metaloom.flows.rollouts.versions import computing_fingerprint, fingerprint
 from metaloom.flows.rollouts.waiting import wait_for
@@ -74,27 +74,23 @@ class DaskWorkers(RolloutWorkers):
             WorkersError: as `connected`.
             EnvError: its workers cannot build the environment.
         """
-        session = secrets.token_hex(8)
-        with connected(backend, spec, session) as found, cls._watched(spec, found, backend, session) as workers:
-            yield workers
+        session, elsewhere, timeout = secrets.token_hex(8), backend.scheduler is not None, backend.step_timeout_seconds
+        assert timeout is not None
+        with connected(backend, spec, session) as connection:
+            versions = fingerprint(spec)
 
-    @classmethod
-    @contextmanager
-    def _watched(
-        cls, spec: SamplerSpec, connection: Connection, backend: Backend, session: str
-    ) -> Iterator["DaskWorkers"]:
-        assert backend.step_timeout_seconds is not None
-        elsewhere = backend.scheduler is not None
-        supervise = partial(_supervision, session, backend.step_timeout_seconds, fingerprint(spec))
-        rounds = Rounds(connection, session, supervise, partial(_recordings, connection, elsewhere))
-        workers = cls(spec, connection, session, elsewhere, supervise, rounds, asked=backend.mathematics)
-        tell_who_trains(recordings_folder(session), session, spec.env.name)
-        try:
-            if not is_built_in(spec):
-                workers.try_environment()
-            yield workers
-        finally:
-            workers.clean_up()
+            def supervise() -> Supervision:
+                return Supervision(session, secrets.token_hex(8), timeout, versions)
+
+            rounds = Rounds(connection, session, supervise, partial(_recordings, connection, elsewhere))
+            workers = cls(spec, connection, session, elsewhere, supervise, rounds, asked=backend.mathematics)
+            tell_who_trains(recordings_folder(session), session, spec.env.name)
+            try:
+                if not spec.env.is_built_in:  # one of ours is not tried before it is used
+                    workers.try_environment()
+                yield workers
+            finally:
+                workers.clean_up()
 
     def collect(self, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
         """E complete episodes of every task.
@@ -131,7 +127,13 @@ class DaskWorkers(RolloutWorkers):
         """
         here = here.here if isinstance(here, ClusterMap) else here
         if self.asked == "here" or learner.tasks_apart is None or config.device != "cpu":
-            _require_not_asked_for(self.asked, config)
+            if self.asked == "workers":
+                algorithm = f"{config.algorithm.name} looks at all tasks"
+                why = f"device is {config.device}" if config.device != "cpu" else algorithm
+                raise UsageError(
+                    f"found mathematics=workers, but {why}; required device=cpu and an algorithm whose updates are "
+                    "sums over tasks, as ProMP's and MAML's are; leave --mathematics out"
+                )
             return here
         chunks = -(-config.num_tasks // max(1, learner.tasks_apart.adapt))
         required = self.asked == "workers"
@@ -218,15 +220,6 @@ class DaskWorkers(RolloutWorkers):
         )
 
 
-def _require_not_asked_for(asked: Mathematics, config: RunConfig) -> None:
-    if asked == "workers":
-        why = f"device is {config.device}" if config.device != "cpu" else f"{config.algorithm.name} looks at all tasks"
-        raise UsageError(
-            f"found mathematics=workers, but {why}; required device=cpu and an algorithm whose updates are sums over "
-            "tasks, as ProMP's and MAML's are; leave --mathematics out"
-        )
-
-
 def _recordings(connection: Connection, elsewhere: bool, watch: Supervision) -> list[Recording]:
     """Collect what the dead left, on this machine or on those of the workers."""
     found = [watch.recordings()]
@@ -236,7 +229,3 @@ def _recordings(connection: Connection, elsewhere: bool, watch: Supervision) -> 
             found.extend(cast(dict[str, list[Recording]], everywhere).values())
     # Workers of one machine answer alike.
     return max(found, key=len)
-
-
-def _supervision(session: str, step_timeout_seconds: float, versions: Mapping[str, str]) -> Supervision:
-    return Supervision(session, secrets.token_hex(8), step_timeout_seconds, versions)

@@ -163,14 +163,12 @@ class FlightRecorder(RolloutWatch):
         line = self._line
         if not self._watchdog.holds_its_file() or (line is not None and identity(line) != self._line_identity):
             # What Dask closes it marks as closed. What somebody else closes it never notices.
-            self._end(_ALONE if line is not None and line.fileno() < 0 else _CLOSED)
+            why = _ALONE if line is not None and line.fileno() < 0 else _CLOSED
+            # Written by name: which descriptors are still those that they were, nobody knows. Gone if the run ended.
+            with suppress(OSError):
+                _crash_file(self._folder, os.getpid()).write_text(f"{why}\n", encoding="utf-8")
+            os._exit(1)
         self._header["deadline"] = deadline
-
-    def _end(self, why: str) -> None:
-        # Written by name: which descriptors are still those that they were, nobody knows. Gone if the run has ended.
-        with suppress(OSError):
-            _crash_file(self._folder, os.getpid()).write_text(f"{why}\n", encoding="utf-8")
-        os._exit(1)
 
     def _map(self, count: int, header: Array) -> None:
         """Take a new file with room for so many numbers behind the header."""
@@ -276,6 +274,9 @@ def _read(file: Path) -> Recording:
     actions = np.frombuffer(data, np.float32, count=math.prod(shape), offset=_HEADER.itemsize).reshape(shape)
     timeout = _text(_timeout_report(file.parent, header["pid"], header["recorder"]))
     words = timeout or _text(_crash_file(file.parent, header["pid"]))
+    # Of every thread's traceback, the one that collects rollouts, under the first line.
+    first, *threads = re.split(r"\n(?=(?:Current thread|Thread) 0x)", words.partition("\nExtension modules:")[0])
+    ours: Sequence[str] = [thread for thread in threads if "collect_rollouts" in thread] or threads
     return Recording(
         pid=int(header["pid"]),
         env_step=int(header["env_step"]),
@@ -286,7 +287,7 @@ def _read(file: Path) -> Recording:
         timed_out=bool(timeout),
         stopped=timeout.startswith(STOPPED),
         closed=words.startswith(_CLOSED),
-        traceback=_rollout_thread(words),
+        traceback="\n".join([first.strip(), *(thread.strip() for thread in ours[:1])]).strip(),
     )
 
 
@@ -305,10 +306,3 @@ def _report_crashes(folder: Path) -> None:
 
 def _text(file: Path) -> str:
     return file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
-
-
-def _rollout_thread(report: str) -> str:
-    """Of every thread's traceback, the one that collects rollouts, under the first line."""
-    first, *threads = re.split(r"\n(?=(?:Current thread|Thread) 0x)", report.partition("\nExtension modules:")[0])
-    ours: Sequence[str] = [thread for thread in threads if "collect_rollouts" in thread] or threads
-    return "\n".join([first.strip(), *(thread.strip() for thread in ours[:1])]).strip()

@@ -145,7 +145,11 @@ def _runs(process: psutil.Process) -> bool:
 def _watch(folder: Path) -> None:
     trainer = _Trainer.of(folder)
     while folder.is_dir():
-        headers = _headers(folder)
+        headers: dict[Path, Header] = {}
+        for file in folder.glob("*.*"):
+            if file.suffix in (".recording", ".idle"):
+                with suppress(OSError, struct.error):  # it was just renamed
+                    headers[file] = Header.read(file)
         for header in headers.values():
             _end_if_overdue(folder, header)
         if trainer is not None and not trainer.lives():
@@ -191,15 +195,6 @@ class _Trainer(NamedTuple):
             )
         end_marked(self.mark)
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _headers(folder: Path) -> dict[Path, Header]:
-    headers: dict[Path, Header] = {}
-    for file in folder.glob("*.*"):
-        if file.suffix in (".recording", ".idle"):
-            with suppress(OSError, struct.error):  # it was just renamed
-                headers[file] = Header.read(file)
-    return headers
 
 
 def _end_if_overdue(folder: Path, header: Header) -> None:

@@ -96,7 +96,13 @@ class Rounds:
         try:
             for piece in pieces:
                 self.submit(piece)
-            self._gather_all(pieces)
+            straggling = _Stragglers(self)
+            patience = Patience(self.client, pieces[0].attempts[0].watch.step_timeout_seconds)
+            while waiting := [piece for piece in pieces if piece.answer is None]:  # answers are fetched as they come
+                if patience.any_done([attempt.future for piece in waiting for attempt in piece.attempts]):
+                    straggling.answered(self._gather_done(waiting))
+                else:
+                    straggling.submit_again(waiting)
         finally:
             # After an error the others' work is of no use, and holds the workers.
             self.client.cancel([a.future for p in pieces if p.answer is None for a in p.attempts])
@@ -121,30 +127,20 @@ class Rounds:
         )
         piece.attempts.append(Attempt(future, watch))
 
-    def _gather_all(self, pieces: Sequence[Piece]) -> None:
-        """Fetch answers as they come, until there are all of them."""
-        straggling = _Stragglers(self)
-        patience = Patience(self.client, pieces[0].attempts[0].watch.step_timeout_seconds)
-        while waiting := [piece for piece in pieces if piece.answer is None]:
-            futures = [attempt.future for piece in waiting for attempt in piece.attempts]
-            if not patience.any_done(futures):
-                straggling.submit_again(waiting)
-                continue
-            straggling.answered(self._gather_done(waiting))
-
     def _gather_done(self, waiting: Sequence[Piece]) -> list[float]:
         """Fetch what is there; returns the seconds that it took the workers."""
         self._drop_failed(waiting)
         # Not merely done: one may have failed since, beside another that goes on.
-        answered = [(p, a) for p in waiting for a in [next((a for a in p.attempts if _has_answer(a)), None)] if a]
+        first = ((p, next((a for a in p.attempts if a.future.status == "finished"), None)) for p in waiting)
+        answered = [(piece, attempt) for piece, attempt in first if attempt is not None]
         try:
             answers = cast(list[Collected], self.client.gather([attempt.future for _, attempt in answered]))
         except KilledWorker:  # its answer went with its worker; such an attempt has failed, and is dropped next time
             return []
-        for (piece, first), answer in zip(answered, answers, strict=True):
-            piece.answer, piece.future = answer, first.future
+        for (piece, chosen), answer in zip(answered, answers, strict=True):
+            piece.answer, piece.future = answer, chosen.future
             self.traffic.received_bytes += num_bytes(answer)
-            self.losers.extend(a.future for a in piece.attempts if a is not first and not a.future.done())
+            self.losers.extend(a.future for a in piece.attempts if a is not chosen and not a.future.done())
             piece.attempts.clear()
         return [answer.seconds for answer in answers]
 
@@ -171,10 +167,6 @@ class Rounds:
         self.submit(piece, watch=attempt.watch)
 
 
-def _has_answer(attempt: Attempt) -> bool:
-    return attempt.future.status == "finished"
-
-
 class _Stragglers:
     """Finds shards that take much longer than others while there are workers without work."""
 
@@ -189,7 +181,11 @@ class _Stragglers:
 
     def submit_again(self, waiting: Sequence[Piece]) -> None:
         """Submit shards again that idle workers have watched for long, one for each such worker."""
-        idle = self._idle_workers() if self._longest is not None else []
+        idle: list[str] = []  # workers with fewer tasks than threads, once for every free thread
+        if self._longest is not None:
+            busy = cast(dict[str, tuple[object, ...]], self._rounds.client.processing())
+            threads = cast(dict[str, int], self._rounds.client.nthreads())
+            idle = [worker for worker, number in threads.items() for _ in range(number - len(busy.get(worker, ())))]
         if not idle:
             self._idle_since = None
             return
@@ -201,13 +197,6 @@ class _Stragglers:
             log.warning("%s takes longer than the others; another worker does it as well", piece.shard.name)
             self._rounds.traffic.repeated += 1
             self._rounds.submit(piece, [worker])
-
-    def _idle_workers(self) -> list[str]:
-        """Addresses of workers with fewer tasks than threads, once for every free thread."""
-        client = self._rounds.client
-        busy = cast(dict[str, tuple[object, ...]], client.processing())
-        threads = cast(dict[str, int], client.nthreads())
-        return [worker for worker, number in threads.items() for _ in range(number - len(busy.get(worker, ())))]
 
 
 def pieces_of(whole: Shard, params: TaskParams, bounds: Sequence[tuple[int, int]]) -> list[Piece]:

@@ -23,7 +23,7 @@ from metaloom.flows.rollouts.workers import SamplerSpec, collect_shard
 from metaloom.flows.streams import print_to_errors
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.envs.registry import make_env
-from metaloom.pipeline.types import Array, EpisodeBatch, TaskBatch, TaskParams
+from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition
 from metaloom.stages.faults import StageFault
 from metaloom.stages.rollouts.faults import Circumstances, RolloutError
@@ -76,13 +76,14 @@ class Shard:
         last = recordings[-1]
         at = self._circumstances(last)
         row = None if last.row < 0 else last.row
+        nothing = np.zeros((0, len(at.tasks) * at.episodes_per_task, 0), np.float32)
         return at.fault(
             _cause_of_death(recordings, supervision.step_timeout_seconds, ending),
             "make" if last.env_step == NOT_YET else "reset" if last.env_step < 0 else "step",
             last.traceback,
             row,
             env_step=None if last.env_step < 0 else last.env_step,
-            actions=_actions(last, at),
+            actions=last.actions if last.actions.size else nothing,
         )
 
     def _circumstances(self, recording: Recording) -> Circumstances:
@@ -129,7 +130,8 @@ def collect_watched(shard: Shard, params: TaskParams, supervision: Supervision) 
         RolloutError: as `collect_rollouts`; or an earlier attempt ended itself, and this one would as well.
         WorkersError: this worker computes with other versions than the trainer.
     """
-    _keep_standard_output_clean()
+    if multiprocessing.parent_process() is not None:  # what environments print: the trainer's output is inherited
+        print_to_errors()
     require_own_versions(supervision.versions, shard.spec)
     earlier = supervision.recordings()
     if final := [recording for recording in earlier if recording.would_repeat]:
@@ -170,11 +172,6 @@ def try_environment(spec: SamplerSpec, supervision: Supervision) -> EnvError | N
     return None
 
 
-def is_built_in(spec: SamplerSpec) -> bool:
-    """Tell if the environment is one of ours, which is not tried before it is used."""
-    return spec.env.is_built_in
-
-
 def _cause_of_death(recordings: Sequence[Recording], timeout_seconds: float, ending: str | None) -> str:
     times = "" if len(recordings) == 1 else f" {len(recordings)} times in the same place"
     if recordings[-1].stopped:
@@ -191,15 +188,3 @@ def _cause_of_death(recordings: Sequence[Recording], timeout_seconds: float, end
         return f"its process died{times}: {recordings[-1].traceback.splitlines()[0]}"
     told = ending or "as by os._exit, or by kill -9 from outside or for want of memory"
     return f"its process died{times} without a word, {told}; required that it stays alive"
-
-
-def _actions(recording: Recording, at: Circumstances) -> Array:
-    if recording.actions.size:
-        return recording.actions
-    return np.zeros((0, len(at.tasks) * at.episodes_per_task, 0), np.float32)
-
-
-def _keep_standard_output_clean() -> None:
-    """Send what environments print to standard error: the trainer's output is inherited."""
-    if multiprocessing.parent_process() is not None:
-        print_to_errors()

@@ -1,7 +1,7 @@
 """Waiting for work on Dask workers, but not for workers that will never come, nor for those that will never begin."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, cast
 
@@ -41,22 +41,20 @@ class Patience:
         """
         with suppress(TimeoutError):
             wait(futures, timeout=_LOOK_EVERY_SECONDS)
-        if not any(future.done() for future in futures):
-            self._require_workers(futures)
-            return False
-        self._alone_since = None
-        return True
-
-    def _require_workers(self, futures: Sequence[Future[Any]]) -> None:
+        if any(future.done() for future in futures):
+            self._alone_since = None
+            return True
         workers = cast(dict[str, dict[str, Any]], self._client.scheduler_info(n_workers=-1)["workers"])
-        paused = {address for address, worker in workers.items() if _is_paused(worker)}
+        # What a worker had begun before it was paused it also ends.
+        begun = {a: w.get("metrics", {}).get("task_counts", {}).get("executing", 0) for a, w in workers.items()}
+        paused = {address for address, worker in workers.items() if worker["status"] == "paused" and not begun[address]}
         if workers and not (paused and self._wait_for(futures, paused, len(workers))):
             self._alone_since = None
-            return
+            return False
         now = time.monotonic()
         self._alone_since = self._alone_since or now
         if now - self._alone_since < self._most:
-            return
+            return False
         if not workers:
             raise no_worker_for(self._most)
         raise PausedWorkers(
@@ -72,12 +70,6 @@ class Patience:
         given = cast(dict[str, tuple[str, ...]], self._client.processing())
         theirs = {key for worker in paused for key in given.get(worker, ())}
         return all(future.key in theirs for future in futures)
-
-
-def _is_paused(worker: Mapping[str, Any]) -> bool:
-    # What it had begun it also ends.
-    begun = worker.get("metrics", {}).get("task_counts", {}).get("executing", 0)
-    return worker["status"] == "paused" and not begun
 
 
 def wait_for(client: Client, futures: Sequence[Future[Any]], step_timeout_seconds: float = 0.0) -> None:

@@ -308,7 +308,11 @@ class _WarmSamplers(threading.local):
 
     def sampler(self, spec: SamplerSpec) -> tuple[Sampler, GlobalRandomWatch]:
         key = spec.model_dump_json()
-        found = self._by_spec.pop(key, None) or (_build(spec), _random_watch(spec))
+        found = self._by_spec.pop(key, None)
+        if found is None:
+            # What is played again has been watched when it was played first.
+            watched = spec.actor != "recorded" and bool(own_paths(acting_paths(spec.env, spec.policy)))
+            found = _build(spec), GlobalRandomWatch(on=watched)
         self._by_spec[key] = found
         while len(self._by_spec) > 4:
             sampler, _ = self._by_spec.pop(next(iter(self._by_spec)))
@@ -322,11 +326,6 @@ class _WarmSamplers(threading.local):
 
 
 _warm = _WarmSamplers()
-
-
-def _random_watch(spec: SamplerSpec) -> GlobalRandomWatch:
-    # What is played again has been watched when it was played first.
-    return GlobalRandomWatch(on=spec.actor != "recorded" and bool(own_paths(acting_paths(spec.env, spec.policy))))
 
 
 def close_samplers() -> None:

@@ -144,10 +144,14 @@ def trial_runs(sweep: Sweep, point: Mapping[str, str]) -> tuple[PlannedRun, ...]
         UsageError, EnvError: the recipe cannot be read any more.
     """
     number = len(sweep.runs) // len(sweep.seeds)
-    return tuple(
-        PlannedRun(f"{sweep.name}-trial-{number:03}-seed-{seed}", point, seed, _digest_or_none(sweep, point, seed))
-        for seed in sweep.seeds
-    )
+    runs: list[PlannedRun] = []
+    for seed in sweep.seeds:
+        try:
+            digest = digest_of(config_of(sweep.recipe, sweep.settings, point, seed, "--search"))
+        except ConfigError:  # each value can be, these together cannot: a trial that fails
+            digest = ""
+        runs.append(PlannedRun(f"{sweep.name}-trial-{number:03}-seed-{seed}", point, seed, digest))
+    return tuple(runs)
 
 
 def check_unchanged(stored: Sweep, planned: Sweep, *, extend: bool) -> None:
@@ -197,30 +201,18 @@ def _searched(stored: Sweep, planned: Sweep, *, trials: bool) -> bool:
     return all(a == b for what, a, b in _parts(stored, planned) if what not in free)
 
 
-def _digest_or_none(sweep: Sweep, point: Mapping[str, str], seed: int) -> str:
-    try:
-        return digest_of(config_of(sweep.recipe, sweep.settings, point, seed, "--search"))
-    except ConfigError:  # each value can be, these together cannot: a trial that fails
-        return ""
-
-
 def _place(recipe: str, name: str | None) -> tuple[Path, str]:
     """The runs folder and the name of a sweep."""
-    root, name = _root(), name or f"{Path(recipe).stem}-sweep"
+    root, name = runs_root(), name or f"{Path(recipe).stem}-sweep"
+    if (url := url_of(root)) is not None:
+        raise UsageError(
+            f"found the runs folder {url}; required a folder on this machine for sweeps. Set METALOOM_RUNS"
+        )
     if len(check_run_name(name)) > _LONGEST_NAME:
         raise UsageError(f"found a sweep name of {len(name)} letters; required at most {_LONGEST_NAME}")
     if storage.run_exists(root / name):
         raise UsageError(f"{name} is the name of a run in {root}; required another one, by --name")
     return root, name
-
-
-def _root() -> Path:
-    root = runs_root()
-    if (url := url_of(root)) is not None:
-        raise UsageError(
-            f"found the runs folder {url}; required a folder on this machine for sweeps. Set METALOOM_RUNS"
-        )
-    return root
 
 
 def _check_keys(option: str, keys: Iterable[str], settings: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""What a search tries: ranges and lists of values, by setting."""
+"""What a grid or a search tries: lists and ranges of values, by setting, as a user writes them."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -8,7 +8,6 @@ from math import inf, isfinite, prod
 from typing import TypeAlias
 
 from metaloom.flows.errors import UsageError
-from metaloom.flows.grid import split_values
 
 _WHOLE = r"[+-]?\d+"
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
@@ -165,17 +164,14 @@ def parse_space(assignments: Iterable[str]) -> dict[str, str]:
 
 def _dimension(key: str, text: str) -> Dimension:
     found = f"found --search {key}={text}"
-    if (bounds := _RANGE.fullmatch(text)) is not None:
-        return _range(found, bounds["low"], bounds["high"], log=bounds["log"] is not None)
-    texts = tuple(split_values(text))
-    if len(texts) < 2 or not all(texts):
-        raise UsageError(f"{found}; required {_EXAMPLES}")
-    if len({*texts}) < len(texts):
-        raise UsageError(f"{found}, with a value twice; leave one of them out")
-    return Choice(texts)
-
-
-def _range(found: str, low: str, high: str, *, log: bool) -> Range:
+    if (given := _RANGE.fullmatch(text)) is None:
+        texts = tuple(split_values(text))
+        if len(texts) < 2 or not all(texts):
+            raise UsageError(f"{found}; required {_EXAMPLES}")
+        if len({*texts}) < len(texts):
+            raise UsageError(f"{found}, with a value twice; leave one of them out")
+        return Choice(texts)
+    low, high, log = given["low"], given["high"], given["log"] is not None
     whole = all(re.fullmatch(_WHOLE, text) for text in (low, high))
     if whole and max(len(low), len(high)) > 17:
         raise UsageError(f"{found}; required whole numbers of at most {_LARGEST_WHOLE:,}")
@@ -191,3 +187,36 @@ def _range(found: str, low: str, high: str, *, log: bool) -> Range:
     if log and bounds.low <= 0:
         raise UsageError(f"{found}, the logarithm of {low}; required a lower bound above 0, or no :log")
     return bounds
+
+
+def parse_grid(assignments: Iterable[str]) -> dict[str, list[str]]:
+    """Setting -> values, from `KEY=V1,V2,...`. A comma inside brackets or quotes belongs to its value.
+
+    Raises:
+        UsageError: an assignment has no key or no value, or a key comes twice.
+    """
+    grid: dict[str, list[str]] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        values = split_values(text)
+        if not equals or not key or not all(values) or key in grid:
+            raise UsageError(
+                f"--grid {assignment}: required KEY=V1,V2,... once per KEY, as in algorithm.clip_eps=0.1,0.2"
+            )
+        grid[key] = values
+    return grid
+
+
+def split_values(text: str) -> list[str]:
+    """Values between commas; one inside brackets or quotes belongs to its value."""
+    values, depth, quote = [""], 0, ""
+    for char in text:
+        if quote or char in "\"'":
+            quote = "" if char == quote else quote or char
+        else:
+            depth += (char in "[{") - (char in "]}")
+        if char == "," and not depth and not quote:
+            values.append("")
+        else:
+            values[-1] += char
+    return values

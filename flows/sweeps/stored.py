@@ -246,23 +246,20 @@ def _parsed(text: bytes, root: Path, name: str) -> Sweep:
     if len({run.name for run in document.runs}) < len(document.runs):
         raise ValueError("a run twice")
     sweep = Sweep(name, root, **{field: getattr(document, field) for field in _FIELDS})
-    if sweep.search is not None:
-        _check_trials(sweep, sweep.search)
-    return sweep
-
-
-def _check_trials(sweep: Sweep, search: Search) -> None:
-    """Raise ValueError unless the runs are those of trials of the search, each with all seeds."""
+    if sweep.search is None:
+        return sweep
+    # The runs are to be those of trials of the search, each with all seeds.
     each = len(sweep.seeds)
-    if search.trials < 1 or not search.dimensions:
+    if sweep.search.trials < 1 or not sweep.search.dimensions:
         raise ValueError("a search of nothing")
     if not each or len(sweep.runs) % each or len(sweep.runs) > sweep.num_runs:
         raise ValueError("a part of a trial")
     for first in range(0, len(sweep.runs), each):
         runs = sweep.runs[first : first + each]
-        search.values(runs[0].settings)
+        sweep.search.values(runs[0].settings)
         if any(run.settings != runs[0].settings for run in runs) or tuple(run.seed for run in runs) != sweep.seeds:
             raise ValueError("a trial of several settings")
+    return sweep
 
 
 def _meant(assignment: str) -> tuple[str, object]:

@@ -1,7 +1,6 @@
 """The settings that Optuna suggests next. Needs the extra `optuna`."""
 
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -64,10 +63,15 @@ def _asked(
 ) -> dict[str, float | str]:
     import optuna
 
-    with _quiet():
+    # Optuna is to report no study and no trial, and no more than it did after that.
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
         study = optuna.create_study(direction="maximize", sampler=sampler)
         study.add_trials([_told(search, scored, distributions) for scored in earlier])
         return study.ask(distributions).params
+    finally:
+        optuna.logging.set_verbosity(before)
 
 
 def _told(search: Search, scored: Scored, distributions: "dict[str, BaseDistribution]") -> "FrozenTrial":
@@ -87,16 +91,3 @@ def _distribution(dimension: Dimension) -> "BaseDistribution":
     if dimension.whole:
         return IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log)
     return FloatDistribution(dimension.low, dimension.high, log=dimension.log)
-
-
-@contextmanager
-def _quiet() -> Generator[None, None, None]:
-    """Let Optuna tell of no study and no trial, and no more than it did after that."""
-    import optuna
-
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
-        yield
-    finally:
-        optuna.logging.set_verbosity(before)

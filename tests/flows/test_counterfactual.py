@@ -9,8 +9,8 @@ from metaloom.flows import cli
 from metaloom.flows.commands.optimize import optimize, sweep
 from metaloom.flows.commands.train import train
 from metaloom.flows.errors import UsageError
-from metaloom.flows.grid import parse_grid
 from metaloom.flows.rollouts.workers import Backend, LocalWorkers
+from metaloom.flows.sweeps.space import parse_grid
 from metaloom.pipeline.config.input import ConfigError
 
 SERIAL = Backend(workers=0)

@@ -9,7 +9,7 @@ import torch
 from metaloom import storage
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import train
-from metaloom.flows.graph.changed_machine import machine_changes
+from metaloom.flows.graph.changes import machine_changes
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.numerics import normal_numerics, unusual_numerics
 from metaloom.storage import StageRef

@@ -367,10 +367,10 @@ def test_an_iteration_under_way_is_not_called_identical(made, tmp_path):
 
 
 def test_on_another_processor_a_difference_is_no_error_and_the_class_is_told(extracted, monkeypatch):
-    from metaloom.flows.graph import changed_machine
+    from metaloom.flows.graph import changes
 
     computes_otherwise(monkeypatch)
-    monkeypatch.setattr(changed_machine, "system", lambda: {"cpu": "x", "cpu_flags": "fpu new", "libc": "glibc 9.9"})
+    monkeypatch.setattr(changes, "system", lambda: {"cpu": "x", "cpu_flags": "fpu new", "libc": "glibc 9.9"})
     outcome = verify(extracted, 4)
     assert not outcome.identical
     assert "promised for the same versions and kind of processor only" in str(outcome)

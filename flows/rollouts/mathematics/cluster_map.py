@@ -174,14 +174,11 @@ class ClusterMap(KeepingMap):
 
     def _answers(self, work: Callable[..., Any], held: Sequence[Held], *, stays: bool = False) -> list[Answered]:
         live = frozenset(maker.token for made in self._made for maker in made.makers)
-        asked = Asked(_name(work), dumps(work, self._learner), self._given_settings(), live, stays=stays)
-        return self._dispatch.ask(asked, held)
-
-    def _given_settings(self) -> Future[str]:
         # What another client was given went with its scheduler.
         if self._sent_settings is None or self._sent_settings.client is not self._connection.client:
             self._sent_settings = self._give(self._settings, "settings")
-        return self._sent_settings
+        asked = Asked(_name(work), dumps(work, self._learner), self._sent_settings, live, stays=stays)
+        return self._dispatch.ask(asked, held)
 
 
 def _of_chunk(work: Callable[..., T], item: tuple[slice, int, Mapping[str, Any]]) -> T:

@@ -1,7 +1,7 @@
 """Orders on their way to workers and back, and to others where a worker is lost."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
@@ -118,7 +118,14 @@ class Dispatch:
             WorkersError: there has been no worker for long, or one has other versions.
             CancelledError: the scheduler is gone.
         """
-        waiting = [self._send(asked, items, *of_slot) for of_slot in self._by_slot(items)]
+        there, by_slot = slots_of(self.connection.client), dict[Slot, list[int]]()
+        workers = {slot.worker for slot in there}
+        for n, item in enumerate(items):
+            slots = item.made.tasks.slots
+            if slots[item.chunk].worker not in workers and there:  # it is gone, and others get its items
+                slots[item.chunk] = there[item.chunk % len(there)]
+            by_slot.setdefault(slots[item.chunk], []).append(n)
+        waiting = [self._send(asked, items, *of_slot) for of_slot in by_slot.items()]
         done: list[Answered] = []
         patience = Patience(self.connection.client, 0.0)
         try:
@@ -127,7 +134,13 @@ class Dispatch:
                 done += [answered for answered in waiting if answered.future.done()]
                 waiting = [answered for answered in waiting if not answered.future.done()]
                 for answered in done:
-                    _require_answer(answered.future)
+                    if answered.future.status != "finished":
+                        answered.future.result()
+        except KilledWorker as error:
+            raise WorkersError(
+                "workers died one after the other of the same mathematics: they may lack memory, or somebody kills "
+                "them. What is stored is safe; go on with `metaloom resume`, and --mathematics here if it happens again"
+            ) from error
         finally:
             if waiting:  # after an error the others' work is of no use, and holds the workers
                 self.connection.client.cancel([answered.future for answered in waiting])
@@ -175,29 +188,6 @@ class Dispatch:
             allow_other_workers=True,
         )
         return Answered(numbers, future)
-
-    def _by_slot(self, items: Sequence[Held]) -> Iterable[tuple[Slot, list[int]]]:
-        """Return the numbers of the items of every slot; of one whose worker is gone they are given to others."""
-        there, by_slot = slots_of(self.connection.client), dict[Slot, list[int]]()
-        workers = {slot.worker for slot in there}
-        for n, item in enumerate(items):
-            slots = item.made.tasks.slots
-            if slots[item.chunk].worker not in workers and there:
-                slots[item.chunk] = there[item.chunk % len(there)]
-            by_slot.setdefault(slots[item.chunk], []).append(n)
-        return by_slot.items()
-
-
-def _require_answer(future: Future[Answer]) -> None:
-    if future.status == "finished":
-        return
-    try:
-        future.result()
-    except KilledWorker as error:
-        raise WorkersError(
-            "workers died one after the other of the same mathematics: they may lack memory, or somebody kills them. "
-            "What is stored is safe; go on with `metaloom resume`, and --mathematics here if it happens again"
-        ) from error
 
 
 class _Values:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -153,7 +153,7 @@ def compute(order: Order, values: Sequence[Any]) -> Answer:
         try:
             for chunk in order.chunks:
                 result, draw = _random_watch(settings).draw_of(
-                    partial(_computed, work, items, chunk), "a learner's stages"
+                    lambda chunk=chunk: work(items.item(chunk, chunk.makers)), "a learner's stages"
                 )
                 if draw is not None:
                     raise StageFault(str(draw))
@@ -163,10 +163,6 @@ def compute(order: Order, values: Sequence[Any]) -> Answer:
             fault.__cause__ = fault.__context__ = None
             fault = fault.with_traceback(None)
     return Answer(tuple(results) if order.stays else packed(results), fault)
-
-
-def _computed(work: Callable[[Any], Any], items: "_Items", chunk: ChunkOrder) -> Any:
-    return work(items.item(chunk, chunk.makers))
 
 
 @lru_cache(maxsize=4)
@@ -179,14 +175,8 @@ def _prepare_process() -> None:
     # More than one BLAS or torch thread would make bits depend on the machine and take the neighbours' cores.
     threadpool_limits(1)
     torch.set_num_threads(1)
-    _keep_freed_memory()
-
-
-def _keep_freed_memory() -> None:
-    """Have the C library keep what is freed, as it would by itself; Dask tells it to give all back at once.
-
-    A meta-gradient allocates its tensors over and over: with Dask's setting it takes twice the processor time.
-    """
+    # The C library is to keep what is freed, as it would by itself; Dask tells it to give all back at once. A
+    # meta-gradient allocates its tensors over and over: with Dask's setting it takes twice the processor time.
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):  # glibc's
         mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)
         mallopt(_M_TRIM_THRESHOLD, 64 * 2**20)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from distributed import Client, Future
+from distributed import Future
 
 from metaloom.flows.rollouts.workers import SamplerSpec
 
@@ -26,10 +26,6 @@ class Piece:
     stop: int
 
 
-def _nothing(spec: SamplerSpec) -> bool:
-    return False
-
-
 class Places:
     """The pieces of batches, as long as these are the iteration's.
 
@@ -38,7 +34,7 @@ class Places:
     """
 
     def __init__(self) -> None:
-        self.wanted: Callable[[SamplerSpec], bool] = _nothing
+        self.wanted: Callable[[SamplerSpec], bool] = lambda spec: False
         self._pieces: dict[int, tuple[weakref.ref[Any], tuple[Piece, ...]]] = {}
 
     def remember(self, batch: object, pieces: Iterable[Piece]) -> None:
@@ -50,13 +46,10 @@ class Places:
         """Return the pieces of a batch, in order; nothing where workers hold none."""
         of, pieces = self._pieces.get(id(batch), (None, ()))
         # Another batch may have come to where a forgotten one was; and workers may have gone with their scheduler.
-        there = of is not None and of() is batch and not any(_is_closed(piece.future.client) for piece in pieces)
+        clients = [piece.future.client for piece in pieces]
+        there = of is not None and of() is batch and all(c is not None and c.status != "closed" for c in clients)
         return pieces if there else ()
 
     def forget(self) -> None:
         """Let workers forget all batches."""
         self._pieces.clear()
-
-
-def _is_closed(client: Client | None) -> bool:
-    return client is None or client.status == "closed"

@@ -1,13 +1,51 @@
-"""What of a processor and its arithmetic is no longer what a stored output was computed with."""
+"""What a stored output was computed with that is otherwise today: sources of plug-ins, processor, arithmetic."""
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Collection, Iterator, Mapping
 
+from metaloom.pipeline.config.sources import changed_sources
 from metaloom.pipeline.nn.device import arithmetic_facts
 from metaloom.storage import Run, StageRef
 from metaloom.storage.format.provenance import system
 from metaloom.storage.read.sessions import mapping
 
+log = logging.getLogger(__name__)
+
 _DECIDES_BITS = ("cpu", "cpu_flags", "libc")
+
+
+def changes_of(run: Run, ref: StageRef, now: Mapping[str, str]) -> list[str]:
+    """Tell, half a sentence each, which of the sources that a stored output was computed with have changed.
+
+    Args:
+        run: the run.
+        ref: the output.
+        now: digests of the sources that would compute it today.
+    """
+    return changed_sources(now, mapping(run.environment_of(ref).get("plugins")))
+
+
+def tell_changed_sources(
+    run: Run, ref: StageRef, now: Mapping[str, str], told: Collection[str] = frozenset()
+) -> set[str]:
+    """Warn, once, of plug-ins that are no longer written as they were when a stored output was computed.
+
+    Args:
+        run: the run.
+        ref: the output.
+        now: digests of the sources that would compute it today.
+        told: what need not be said again.
+
+    Returns:
+        What was said.
+    """
+    if not now:  # as of most runs, for which nothing need be read
+        return set()
+    session = run.record(ref).session
+    lines = {f"{run.location}, session {session}: {change}; numbers may differ" for change in changes_of(run, ref, now)}
+    for line in sorted(lines.difference(told)):
+        log.warning("%s", line)
+    return lines
 
 
 def machine_changes(run: Run, ref: StageRef) -> Iterator[str]:
