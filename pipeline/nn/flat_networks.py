@@ -161,7 +161,8 @@ class FlatNetwork:
     def forward(self, *inputs: Array) -> Array:
         """Outputs [n, out] for inputs [n, in], or several that are joined to that; derivatives are about the last."""
         if len(inputs) == 1 and not self._ones:
-            self._activations = [inputs[0].astype(np.float32, copy=False)]  # bytes of an observation, for example
+            # Bytes of an observation, for example.
+            self._activations = [inputs[0].astype(self._layers[0].kernel.dtype, copy=False)]
         else:
             joined = self._inputs.first(len(inputs[0]))
             np.concatenate(inputs, axis=1, out=joined[:, : self.input_size])
