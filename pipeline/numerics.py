@@ -40,7 +40,13 @@ def normal_numerics(device: DeviceName = "cpu") -> Generator[None]:
     torch = sys.modules.get("torch")
     with ExitStack() as left, np.errstate(divide="warn", over="warn", invalid="warn", under="ignore"):
         if torch is not None:
-            _leave_modes(torch, left)
+            # Modes of this thread that are left by entering another one.
+            if torch.is_inference_mode_enabled():
+                left.enter_context(torch.inference_mode(False))
+            if _autocasts(torch):
+                left.enter_context(torch.autocast("cpu", enabled=False))
+            if torch.get_default_device().type != "cpu":
+                left.enter_context(torch.device("cpu"))
         left.enter_context(_kept(_of_thread(torch)))
         left.enter_context(_shared.kept(_of_process(torch, device)))
         yield
@@ -109,16 +115,6 @@ def _restore(settings: list[_Setting], before: list[Any]) -> None:
     for setting, value in zip(settings, before, strict=True):
         if setting.get() != value:
             setting.set(value)
-
-
-def _leave_modes(torch: Any, left: ExitStack) -> None:
-    """Leave the modes of this thread that are left by entering another one."""
-    if torch.is_inference_mode_enabled():
-        left.enter_context(torch.inference_mode(False))
-    if _autocasts(torch):
-        left.enter_context(torch.autocast("cpu", enabled=False))
-    if torch.get_default_device().type != "cpu":
-        left.enter_context(torch.device("cpu"))
 
 
 def _autocasts(torch: Any) -> bool:

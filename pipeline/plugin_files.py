@@ -94,7 +94,12 @@ def _modules_beside(file: Path, module: str) -> dict[str, Path]:
         for name in _imports(*waiting.pop()):
             if package not in (None, name.partition(".")[0]) or name in known:
                 continue
-            if (found := _file_of(root, name)) is not None and (package or _lies_beside(name)):
+            stem = root.joinpath(*name.split("."))
+            files = (stem / "__init__.py", stem.with_name(f"{stem.name}.py"))
+            found = next((file for file in files if file.is_file()), None)
+            # Modules of a user's folder, not packages that are installed, such as ours from its own repository.
+            is_own = not f"{name}.".startswith(_KNOWN_BY_VERSION) and place_of(name) != INSTALLED
+            if found is not None and (package or is_own):
                 known[name] = found
                 waiting.append((name, found))
     return known
@@ -118,14 +123,3 @@ def _imports(module: str, file: Path) -> Iterator[str]:
         for name in names:
             parts = name.split(".")
             yield from (".".join(parts[:n]) for n in range(1, len(parts) + 1))
-
-
-def _file_of(root: Path, name: str) -> Path | None:
-    stem = root.joinpath(*name.split("."))
-    files = (stem / "__init__.py", stem.with_name(f"{stem.name}.py"))
-    return next((file for file in files if file.is_file()), None)
-
-
-def _lies_beside(name: str) -> bool:
-    """Tell modules of a user's folder from packages that are installed, such as ours from its own repository."""
-    return not f"{name}.".startswith(_KNOWN_BY_VERSION) and place_of(name) != INSTALLED

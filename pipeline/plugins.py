@@ -10,12 +10,13 @@ import importlib.machinery
 import importlib.metadata
 import importlib.util
 import inspect
+import operator
 import os
 import site
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast, get_args
@@ -232,15 +233,9 @@ class ByName(Generic[S]):
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """One of the built-in settings."""
-        return handler(TypeAdapter(functools.reduce(_union, self._builtin())).core_schema)
-
-    def _builtin(self) -> Iterable[type[S]]:
         found = (load(path) for path in self.plugins.builtin.values())
-        return dict.fromkeys(cls for cls in found if issubclass(cls, self.base))
-
-
-def _union(left: Any, right: Any) -> Any:
-    return left | right
+        builtin: dict[Any, None] = dict.fromkeys(cls for cls in found if issubclass(cls, self.base))
+        return handler(TypeAdapter(functools.reduce(operator.or_, builtin)).core_schema)
 
 
 def _told(found: object) -> str:

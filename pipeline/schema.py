@@ -4,7 +4,7 @@ import difflib
 import inspect
 import re
 from collections.abc import Iterable
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -61,12 +61,14 @@ class Settings(BaseModel):
     """Immutable settings that refuse unknown keys, NaN and infinities."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    short_for: ClassVar[str] = ""
+    """Field that a bare string stands for, if any."""
 
     @model_validator(mode="wrap")
     @classmethod
     def _suggest_keys(cls, value: Any, handler: ModelWrapValidatorHandler["Settings"]) -> "Settings":
         try:
-            return handler(value)
+            return handler({cls.short_for: value} if cls.short_for and isinstance(value, str) else value)
         except ValidationError as error:
             lines = [_with_suggestion(problem, cls.model_fields) for problem in error.errors(include_url=False)]
             raise ValidationError.from_exception_data(error.title, lines) from None

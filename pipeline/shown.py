@@ -1,6 +1,6 @@
 """How values show themselves in a terminal and in a notebook: by shapes, dtypes and sizes, never by their numbers."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from html import escape
 
@@ -76,18 +76,14 @@ def arrays_in(value: object, name: str = "") -> Iterator[Row]:
     if isinstance(value, np.ndarray):
         yield name, str(list(value.shape)), str(value.dtype), size(value.nbytes)
     elif is_dataclass(value) or isinstance(value, Mapping):
-        for key, member in _members(value):
-            yield from arrays_in(member, f"{name}.{key}" if name else key)
+        members = (
+            value if isinstance(value, Mapping) else {each.name: getattr(value, each.name) for each in fields(value)}
+        )
+        for key, member in members.items():
+            yield from arrays_in(member, f"{name}.{key}" if name else str(key))
     elif isinstance(value, tuple) and any(map(is_dataclass, value)):
         for place, member in enumerate(value):
             yield from arrays_in(member, f"{name}[{place}]")
     elif value is not None and value != ():
         text = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
         yield name, text if len(text) <= 60 else f"{text[:57]}...", "", ""
-
-
-def _members(value: object) -> Iterable[tuple[str, object]]:
-    if isinstance(value, Mapping):
-        return ((str(key), member) for key, member in value.items())
-    assert is_dataclass(value)
-    return ((each.name, getattr(value, each.name)) for each in fields(value))

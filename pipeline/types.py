@@ -132,12 +132,7 @@ class EpisodeBatch(Shown):
             raise BatchError(
                 f"EpisodeBatch.lengths lies in [{self.lengths.min()}, {self.lengths.max()}]; required 0 to T={T}"
             )
-        self._check_empty_places()
-
-    def _check_empty_places(self) -> None:
         real = self.real
-        if real.all():
-            return
         if not real[:, :1].all():
             raise BatchError("EpisodeBatch.lengths: a task has no episode; required at least one per task")
         if (real[:, 1:] & ~real[:, :-1]).any():

@@ -78,9 +78,18 @@ class ValueNetworkBaseline:
     ) -> tuple[Params, Array]:
         """Parameters [b, ...] and predictions [b, E, T] of b networks."""
         b, E, T = mask.shape
-        _require_finite_tasks(observations, targets, mask, first_task)
+        for task, real in enumerate(mask != 0):
+            try:
+                require_finite(observations[task][real], targets[task][real])
+            except BaselineError as error:
+                raise BaselineError(f"task {first_task + task}: {error}") from error
         weights = mask.reshape(b, E * T).astype(np.float32)
-        inputs, input_mean, input_std = _standardized(_with_time(observations).reshape(b, E * T, -1), weights)
+        # As for the linear baseline, observations are clipped to ±10, and the time follows them.
+        O = observations.shape[3]
+        timed = np.empty((b, E, T, O + 1))
+        np.clip(observations, -10, 10, out=timed[..., :O])
+        timed[..., O] = np.arange(T) / TIME_SCALE
+        inputs, input_mean, input_std = _standardized(timed.reshape(b, E * T, -1), weights)
         standardized, mean, std = _standardized(targets.reshape(b, E * T, 1), weights)
         rngs = [
             np.random.Generator(np.random.Philox(key=np.array([seed, task], np.uint64)))
@@ -101,7 +110,9 @@ class ValueNetworkBaseline:
         num_minibatches = -(-weights.shape[1] // self.steps_per_minibatch)
         total, done = self.num_epochs * num_minibatches, 0
         for _ in range(self.num_epochs):
-            order = _shuffled(weights, rngs)
+            # Row numbers [b, N] in random order, padding last: strided parts share the real rows evenly.
+            keys = np.stack([rng.random(weights.shape[1]) for rng in rngs])
+            order = np.argsort(np.where(weights == 0, 2.0, keys), axis=1, kind="stable")
             for part in range(num_minibatches):
                 rows = order[:, part::num_minibatches]
                 chosen = [np.take_along_axis(values, rows[..., None], 1) for values in (inputs, targets)]
@@ -113,15 +124,6 @@ class ValueNetworkBaseline:
 
     def _network(self, params: Params, inputs: Array) -> LinearizedMLP:
         return LinearizedMLP(PREFIX, len(self.hidden_sizes), params, inputs)
-
-
-def _with_time(observations: Array) -> Array:
-    """[b, E, T, O + 1] float64: the observation clipped to ±10, as for the linear baseline, and t / 100."""
-    b, E, T, O = observations.shape
-    inputs = np.empty((b, E, T, O + 1))
-    np.clip(observations, -10, 10, out=inputs[..., :O])
-    inputs[..., O] = np.arange(T) / TIME_SCALE
-    return inputs
 
 
 def _standardized(values: Array, weights: Array) -> tuple[Array, Array, Array]:
@@ -139,10 +141,10 @@ def _standardized(values: Array, weights: Array) -> tuple[Array, Array, Array]:
     return (centred / (std + EPSILON)).astype(np.float32), mean, std
 
 
-def _shuffled(weights: Array, rngs: Sequence[np.random.Generator]) -> Array:
-    """Row numbers [b, N] of every task in random order, padding last: strided parts share the real rows evenly."""
-    keys = np.stack([rng.random(weights.shape[1]) for rng in rngs])
-    return np.argsort(np.where(weights == 0, 2.0, keys), axis=1, kind="stable")
+def _gradient(network: LinearizedMLP, goals: Array, weights: Array) -> Params:
+    """Of every network's mean squared error / 2 over the rows that weigh."""
+    share = weights / np.maximum(weights.sum(axis=1, keepdims=True), 1)
+    return network.pull((network.outputs - goals) * share[..., None])
 
 
 def _initial(num_inputs: int, hidden_sizes: Sequence[int], rng: np.random.Generator) -> Params:
@@ -155,17 +157,3 @@ def _initial(num_inputs: int, hidden_sizes: Sequence[int], rng: np.random.Genera
         params[f"{PREFIX}.{name}.kernel"] = rng.uniform(-limit, limit, (fan_in, fan_out)).astype(np.float32)
         params[f"{PREFIX}.{name}.bias"] = np.zeros(fan_out, np.float32)
     return params
-
-
-def _gradient(network: LinearizedMLP, goals: Array, weights: Array) -> Params:
-    """Of every network's mean squared error / 2 over the rows that weigh."""
-    share = weights / np.maximum(weights.sum(axis=1, keepdims=True), 1)
-    return network.pull((network.outputs - goals) * share[..., None])
-
-
-def _require_finite_tasks(observations: Array, targets: Array, mask: Array, first_task: int) -> None:
-    for task, real in enumerate(mask != 0):
-        try:
-            require_finite(observations[task][real], targets[task][real])
-        except BaselineError as error:
-            raise BaselineError(f"task {first_task + task}: {error}") from error

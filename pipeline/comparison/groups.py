@@ -108,14 +108,20 @@ class Resampled:
         """Every two groups compared."""
         names = sorted(self.groups, key=lambda name: (-float(interquartile_mean(self.groups[name])), name))
         chosen = [*combinations(names, 2)]
-        tests = [self._test(a, b) for a, b in chosen]
+        tests: list[Permutations] = []
+        for a, b in chosen:
+            rng = np.random.default_rng([self.seed, 1, *min(a, b).encode(), 0, *max(a, b).encode()])
+            tests.append(permutation_test(self.groups[a], self.groups[b], rng))
         adjusted, smallest = holm([test.p for test in tests]), holm([test.smallest for test in tests])
         return [
             Pair(
                 a,
                 b,
                 self._difference(a, b),
-                self._improvement(a, b),
+                _with(
+                    probability_of_improvement(self.groups[a], self.groups[b]),
+                    improvement_interval(self.groups[a], self.groups[b]),
+                ),
                 test,
                 p,
                 shown=p <= SIGNIFICANCE,
@@ -135,12 +141,6 @@ class Resampled:
         ends = [student_interval(float(v), float(e), degrees) for v, e in zip(values, errors, strict=True)]
         return Band(values, np.array([end.low for end in ends]), np.array([end.high for end in ends]))
 
-    def _test(self, a: str, b: str) -> Permutations:
-        x, y = self.groups[a], self.groups[b]
-        return permutation_test(
-            x, y, np.random.default_rng([self.seed, 1, *min(a, b).encode(), 0, *max(a, b).encode()])
-        )
-
     def _difference(self, a: str, b: str) -> Estimate:
         x, y = self.groups[a], self.groups[b]
         value = float(interquartile_mean(x) - interquartile_mean(y))
@@ -151,10 +151,6 @@ class Resampled:
     def _error_of_iqm(self, name: str) -> float:
         scores = self.groups[name]
         return float(standard_error(scores, interquartile_mean(scores, self._weights[name])))
-
-    def _improvement(self, a: str, b: str) -> Estimate:
-        x, y = self.groups[a], self.groups[b]
-        return _with(probability_of_improvement(x, y), improvement_interval(x, y))
 
 
 def _with(value: float, interval: Interval) -> Estimate:

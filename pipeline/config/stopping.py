@@ -90,7 +90,8 @@ class StoppingConfig(Settings):
         Raises:
             ConfigError: it is not among the names, which are without `step_k.`.
         """
-        if self.metric is not None and _within_step(self.metric) not in names:
+        # Without the inner step that it names.
+        if self.metric is not None and _IN_STEP.sub("", self.metric) not in names:
             raise ConfigError(
                 f"stop.metric: found {self.metric!r}; required a metric of the run's episodes: "
                 f"{', '.join(sorted(names))}{suggestion(self.metric, names)}"
@@ -108,12 +109,7 @@ class StoppingConfig(Settings):
         return metrics[f"step_{_last_step(metrics)}.{self.statistic}_return"]
 
 
-_IN_STEP = re.compile(r"step_\d+\.")
-
-
-def _within_step(metric: str) -> str:
-    """A metric without the inner step that it names."""
-    return _IN_STEP.sub("", metric, count=1) if _IN_STEP.match(metric) else metric
+_IN_STEP = re.compile(r"^step_\d+\.")
 
 
 def _last_step(metrics: Metrics) -> int:
@@ -130,11 +126,8 @@ def trend_p_value(values: Array) -> float:
     error = math.sqrt(residual / (n - 2) / float(times @ times))
     if error == 0:
         return 1.0 if slope == 0 else 0.0
-    return _t_two_sided(abs(slope) / error, n - 2)
-
-
-def _t_two_sided(t: float, degrees: int) -> float:
-    """P(|T| >= t) of Student's distribution: one minus the integral of its density, by u = arctan(x / √ν)."""
+    # P(|T| >= t) of Student's distribution: one minus the integral of its density, by u = arctan(x / √ν).
+    t, degrees = abs(slope) / error, n - 2
     log_scale = math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2) - 0.5 * math.log(math.pi)
     u = np.linspace(0, math.atan(t / math.sqrt(degrees)), 2001)
     return max(0.0, 1 - 2 * math.exp(log_scale) * float(np.trapezoid(np.cos(u) ** (degrees - 1), u)))

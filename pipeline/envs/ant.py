@@ -170,7 +170,6 @@ class AntGoal(Ant):
         return draw_on_disk(num_tasks, rng, radius=3)
 
     def task_terms(self, place: Array, velocity: Array, tasks: Array) -> dict[str, Array]:
-        del velocity
         return {"distance": -(np.abs(place[:, 0] - tasks[:, 0]) + np.abs(place[:, 1] - tasks[:, 1]))}
 
 

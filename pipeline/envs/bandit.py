@@ -52,7 +52,6 @@ class BernoulliBandit(MetaEnv):
         return np.zeros(1), payout, False, False, {"reward_terms": {"payout": payout}}
 
     def batch(self, num_rows: int, num_threads: int) -> "BanditBatch | None":
-        del num_threads
         # A subclass with a step or reset of its own has rules that the batch does not know.
         if type(self).step is not BernoulliBandit.step or type(self).reset is not BernoulliBandit.reset:
             return None
@@ -80,17 +79,14 @@ class BanditBatch:
         return np.zeros((self.num_rows, 1))
 
     def step(self, actions: Array, rows: Array) -> BatchStep:
-        self._draw_ahead(rows)
+        # Many numbers of a generator at once are those that it gives one by one.
+        for row in rows[self._pulls[rows] % self._DRAWN_AHEAD == 0].tolist():
+            self._numbers[row] = self._generators[row].random(self._DRAWN_AHEAD)
         numbers = self._numbers[rows, self._pulls[rows] % self._DRAWN_AHEAD]
         self._pulls[rows] += 1
         payouts = (numbers < self._probabilities[rows, actions.reshape(-1)]).astype(np.float64)
         none = np.zeros(len(rows), np.bool_)
         return BatchStep(np.zeros((len(rows), 1)), {"payout": payouts}, none, none)
-
-    def _draw_ahead(self, rows: Array) -> None:
-        # Many numbers of a generator at once are those that it gives one by one.
-        for row in rows[self._pulls[rows] % self._DRAWN_AHEAD == 0].tolist():
-            self._numbers[row] = self._generators[row].random(self._DRAWN_AHEAD)
 
     @property
     def state(self) -> Array:

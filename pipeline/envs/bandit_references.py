@@ -18,25 +18,21 @@ one of several by chance."""
 
 def random_scores(pulls: Array, payouts: Array, remaining: int, rng: np.random.Generator) -> Array:
     """Any arm."""
-    del payouts, remaining, rng
     return np.zeros(pulls.shape)
 
 
 def greedy_scores(pulls: Array, payouts: Array, remaining: int, rng: np.random.Generator) -> Array:
     """The mean of the posterior."""
-    del remaining, rng
     return (1 + payouts) / (2 + pulls)
 
 
 def thompson_scores(pulls: Array, payouts: Array, remaining: int, rng: np.random.Generator) -> Array:
     """A draw from the posterior. Thompson 1933."""
-    del remaining
     return rng.beta(1 + payouts, 1 + pulls - payouts)
 
 
 def ucb1_scores(pulls: Array, payouts: Array, remaining: int, rng: np.random.Generator) -> Array:
     """x̄ + √(2 ln t / n), arms that were never pulled first. Auer et al. 2002, Machine Learning 47, figure 1."""
-    del remaining, rng
     with np.errstate(divide="ignore", invalid="ignore"):
         bonus = np.sqrt(2 * np.log(pulls.sum(1, keepdims=True)) / pulls)
         return np.where(pulls == 0, np.inf, payouts / pulls + bonus)
@@ -44,7 +40,6 @@ def ucb1_scores(pulls: Array, payouts: Array, remaining: int, rng: np.random.Gen
 
 def gittins_scores(pulls: Array, payouts: Array, remaining: int, rng: np.random.Generator) -> Array:
     """The Gittins index for the pulls that remain; see `gittins_indices`."""
-    del rng
     t = int(pulls[0].sum())
     return gittins_indices(t + remaining)[payouts, pulls - payouts, remaining]
 

@@ -22,17 +22,13 @@ class InfoFact(Settings):
     A bare string stands for the key: `--set env.facts.success=is_success`.
     """
 
+    short_for = "key"
     key: str = Field(min_length=1)
     """The key in info."""
     kind: Literal["flag", "number"] = "flag"
     """flag: True or False, 1 or 0; number: a finite number."""
     per: Literal["step", "episode"] = "step"
     """step: kept of every step; episode: kept of the episode's last step alone."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _accept_a_bare_key(cls, value: Any) -> Any:
-        return {"key": value} if isinstance(value, str) else value
 
 
 class WrapperConfig(Settings):
@@ -41,6 +37,7 @@ class WrapperConfig(Settings):
     A bare string stands for the name: `--set env.wrappers=[FlattenObservation]`.
     """
 
+    short_for = "name"
     name: str = Field(min_length=1)
     """Class of gymnasium.wrappers, such as TimeAwareObservation, or module:Class of another gymnasium.Wrapper."""
     options: dict[str, JsonValue] = Field(default_factory=dict)
@@ -50,11 +47,6 @@ class WrapperConfig(Settings):
     def path(self) -> str:
         """module:Class."""
         return self.name if ":" in self.name else f"gymnasium.wrappers:{self.name}"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _accept_a_bare_name(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
 
 
 REPRODUCED = "witness_reproduced"
@@ -67,6 +59,7 @@ class EnvConfig(Settings):
     A bare string stands for the name: `--set env=point-corner`.
     """
 
+    short_for = "name"
     name: str = Field(min_length=1)
     """A registered name such as half-cheetah-dir, an id of gymnasium's such as Hopper-v5 or module:Hopper-v5, or
     module:Class for an environment of your own."""
@@ -118,11 +111,6 @@ class EnvConfig(Settings):
         if value is not None and len(set(value)) < len(value):
             raise ValueError(f"found {list(value)}; required every place once")
         return value
-
-    @model_validator(mode="before")
-    @classmethod
-    def _accept_a_bare_name(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _built_in_ones_stay_as_they_were(self) -> "EnvConfig":

@@ -188,7 +188,6 @@ class MetaEnv(gymnasium.Env[Array, Array]):
         Raises:
             EnvError: the environment has no sparse rewards.
         """
-        del rewards
         raise EnvError(
             f"{type(self.unwrapped).__name__} has no sparse rewards; required an environment that has them, such as "
             "pearl-sparse-point-robot, or one that defines sparse_rewards"
@@ -199,7 +198,6 @@ class MetaEnv(gymnasium.Env[Array, Array]):
 
         With env.diagnostics they are metrics of the run, `step_k.NAME`. They may depend on what is stored alone.
         """
-        del episodes
         return {}
 
     @property
@@ -209,7 +207,6 @@ class MetaEnv(gymnasium.Env[Array, Array]):
 
     def batch(self, num_rows: int, num_threads: int) -> BatchEnv | None:
         """A BatchEnv that equals this env bit for bit, or None if a loop over copies is all there is."""
-        del num_rows, num_threads
         return None
 
 

@@ -24,7 +24,8 @@ def declared_facts(env: gymnasium.Env[Any, Any]) -> tuple[Fact, ...]:
         EnvError: a declaration has no such form, or a name occurs twice or is taken.
     """
     declared = env.get_wrapper_attr("facts") if env.has_wrapper_attr("facts") else ()
-    if not (isinstance(env.unwrapped, MetaEnv) or _declares(declared)):
+    is_declaration = isinstance(declared, list | tuple) and all(isinstance(f, tuple) and len(f) > 1 for f in declared)
+    if not (isinstance(env.unwrapped, MetaEnv) or is_declaration):
         return ()  # an attribute of another meaning
     where = f"{type(env.unwrapped).__name__}.facts"
     try:
@@ -48,11 +49,6 @@ def declared_facts(env: gymnasium.Env[Any, Any]) -> tuple[Fact, ...]:
                 "another name"
             )
     return facts
-
-
-def _declares(facts: Any) -> bool:
-    """Tell if an attribute of an environment of others is a declaration of facts."""
-    return isinstance(facts, list | tuple) and all(isinstance(fact, tuple) and len(fact) > 1 for fact in facts)
 
 
 def described_facts(env: gymnasium.Env[Any, Any]) -> dict[str, dict[str, Any]]:

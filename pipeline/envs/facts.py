@@ -38,14 +38,20 @@ def env_facts(config: EnvConfig, env: MetaEnv) -> dict[str, Any]:
     several_axes = {"observation_shape": list(shape)} if len(shape) > 1 else {}
     # The name is that of stored runs.
     sizes = {"num_choices": int(actions.n)} if isinstance(actions, Discrete) else {"action_size": _size(actions)}
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except ValueError:  # written in C, and silent about its defaults
+        parameters = ()
+    named = {p.name: p.default for p in parameters if p.default is not p.empty and p.name != "render_mode"}
+    found = env.unwrapped  # of others, `recorded` may mean anything
     return {
         "class": path,
-        "options": _options(factory, given),
+        "options": {name: _plain(value) for name, value in sorted({**named, **given}.items())},
         "observation_size": _size(env.observation_space),
         **several_axes,
         **sizes,
         "actions_taken": described_space(taken_space(env)),
-        **_recorded(env),
+        **(found.recorded if isinstance(found, MetaEnv) else {}),
     }
 
 
@@ -81,11 +87,6 @@ def space_from(described: Mapping[str, Any]) -> ActionSpace:
     return Box(low, high, dtype=dtype.type)
 
 
-def _recorded(env: MetaEnv) -> Mapping[str, Any]:
-    found = env.unwrapped  # of others, the name may mean anything
-    return found.recorded if isinstance(found, MetaEnv) else {}
-
-
 def component_facts(env: MetaEnv) -> dict[str, Any]:
     """Return what an environment declares of its components: `observation` and `action`, each `names` and `units`.
 
@@ -98,26 +99,23 @@ def component_facts(env: MetaEnv) -> dict[str, Any]:
     }
     facts: dict[str, Any] = {}
     for kind, (declared, space) in kinds.items():
-        if declared is not None:
-            parts = [Component(*part) for part in declared]
-            names = [part.name for part in parts]
-            _check_components(type(env.unwrapped).__name__, kind, names, space)
-            facts[kind] = {"names": names, "units": [part.unit for part in parts]}
+        if declared is None:
+            continue
+        where = f"{type(env.unwrapped).__name__}.{kind}_components"
+        parts = [Component(*part) for part in declared]
+        names = [part.name for part in parts]
+        size = 0 if isinstance(space, Discrete) else _size(space)
+        if len(names) != size:
+            raise EnvError(
+                f"{where}: found {len(names)} components; required {size}, one for each number of the {kind} space "
+                f"{space}. Declare them all, or None, also on a wrapper that changes the {kind}s"
+            )
+        if wrong := [name for name in names if not _COMPONENT.fullmatch(name) or names.count(name) > 1]:
+            raise EnvError(
+                f"{where}: found the name {wrong[0]!r}; required letters, digits, '_', '-' and '.', and every name once"
+            )
+        facts[kind] = {"names": names, "units": [part.unit for part in parts]}
     return facts
-
-
-def _check_components(env: str, kind: str, names: Sequence[str], space: gymnasium.Space[Any]) -> None:
-    size = 0 if isinstance(space, Discrete) else _size(space)
-    if len(names) != size:
-        raise EnvError(
-            f"{env}.{kind}_components: found {len(names)} components; required {size}, one for each number of the "
-            f"{kind} space {space}. Declare them all, or None, also on a wrapper that changes the {kind}s"
-        )
-    if wrong := [name for name in names if not _COMPONENT.fullmatch(name) or names.count(name) > 1]:
-        raise EnvError(
-            f"{env}.{kind}_components: found the name {wrong[0]!r}; required letters, digits, '_', '-' and '.', and "
-            "every name once"
-        )
 
 
 def class_path(config: EnvConfig) -> str:
@@ -135,15 +133,6 @@ def _factory(config: EnvConfig) -> tuple[str, Any, Mapping[str, Any]]:
     factory = load_env_creator(creator) if isinstance(creator, str) else creator
     path = creator if isinstance(creator, str) else getattr(creator, "__qualname__", repr(creator))
     return path, factory, {**spec.kwargs, **config.options}
-
-
-def _options(factory: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        parameters = inspect.signature(factory).parameters.values()
-    except ValueError:  # written in C, and silent about its defaults
-        parameters = ()
-    named = {p.name: p.default for p in parameters if p.default is not p.empty and p.name != "render_mode"}
-    return {name: _plain(value) for name, value in sorted({**named, **given}.items())}
 
 
 def _plain(value: Any) -> Any:

@@ -28,9 +28,16 @@ class FlatObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
         super().__init__(env)
         self._space = space = env.observation_space
         if not _flattens(space):
+            kept = [key for key, part in _parts(space) if _flattens(part)] if isinstance(space, Dict | Tuple) else []
+            remedy = (
+                "Leave the other parts out: --set 'env.wrappers=[{name: FilterObservation, options: {filter_keys: "
+                f"{json.dumps(kept)}}}}}]'"
+                if kept
+                else "Wrap it in a gymnasium.Wrapper of your own that shows one: --set 'env.wrappers=[my_module:Class]'"
+            )
             raise EnvError(
                 f"{type(env.unwrapped).__name__} has the observation space {space}; required a Box, Discrete, "
-                f"MultiDiscrete or MultiBinary, or a Dict or Tuple of such parts. {_remedy(space)}"
+                f"MultiDiscrete or MultiBinary, or a Dict or Tuple of such parts. {remedy}"
             )
         self.observation_space = flat_space = cast(Box, flatten_space(space))
         declared = "observation_components"
@@ -83,16 +90,6 @@ def _flattens(space: gymnasium.Space[Any]) -> bool:
     if isinstance(space, Dict | Tuple):
         return len(space) > 0 and all(_flattens(part) for _, part in _parts(space))
     return isinstance(space, Box | Discrete | MultiDiscrete | MultiBinary)
-
-
-def _remedy(space: gymnasium.Space[Any]) -> str:
-    kept = [key for key, part in _parts(space) if _flattens(part)] if isinstance(space, Dict | Tuple) else []
-    if not kept:
-        return "Wrap it in a gymnasium.Wrapper of your own that shows one: --set 'env.wrappers=[my_module:Class]'"
-    return (
-        "Leave the other parts out: --set 'env.wrappers=[{name: FilterObservation, options: {filter_keys: "
-        f"{json.dumps(kept)}}}}}]'"
-    )
 
 
 def _parts(space: Dict | Tuple[Any]) -> Iterable[tuple[Any, gymnasium.Space[Any]]]:

@@ -6,7 +6,7 @@ steps earns L - 1.1 (steps off the goal), and searching well is to have few of t
 """
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -66,7 +66,6 @@ def nearest_unvisited(trials: GridTrials, cell: Cell, visited: frozenset[Cell]) 
 
 def sweep(trials: GridTrials, cell: Cell, visited: frozenset[Cell]) -> Cell:
     """Column by column, up one and down the next, past cells that cannot be the goal as well."""
-    del cell
     n = trials.size
     way = [(x, y if x % 2 == 0 else n - 1 - y) for x in range(n) for y in range(n)]
     return next(place for place in way if place not in visited)
@@ -79,7 +78,8 @@ def strategy_return(trials: GridTrials, target: Target) -> float:
         episode, within = divmod(t, trials.horizon)
         cell = cell if within else (0, 0)
         if missing:
-            cell = _towards(cell, target(trials, cell, frozenset(visited)))
+            (x, y), (goal_x, goal_y) = cell, target(trials, cell, frozenset(visited))
+            cell = (x + (1 if goal_x > x else -1), y) if x != goal_x else (x, y + (goal_y > y) - (goal_y < y))
         visited.add(cell)
         if cell in missing:
             missing.remove(cell)
@@ -121,7 +121,10 @@ class _Search:
         episode, within = divmod(t, self._trials.horizon)
         last = within == self._trials.horizon - 1
         found: list[tuple[State, int]] = []
-        for place in self._around(cell):
+        x, y = cell
+        for place in ((x, y), (x + 1, y), (x - 1, y), (x, y + 1), (x, y - 1)):
+            if max(place) >= self._trials.size or min(place) < 0:
+                continue
             bit = self._bits.get(place, 0) & left
             rest = left & ~bit
             length = rest.bit_count() + (self._trials.later_steps(place, episode) if bit else 0)
@@ -140,15 +143,3 @@ class _Search:
         # One that has to wait for the next episode takes what is left of this one, and saves the way there at most.
         now = sum(min(steps, room + 1) - 1 for steps in at_least)
         return now + sum(self._trials.later_steps(goal, episode) for goal in goals)
-
-    def _around(self, cell: Cell) -> Sequence[Cell]:
-        x, y = cell
-        near = ((x, y), (x + 1, y), (x - 1, y), (x, y + 1), (x, y - 1))
-        return [place for place in near if max(place) < self._trials.size and min(place) >= 0]
-
-
-def _towards(cell: Cell, target: Cell) -> Cell:
-    (x, y), (goal_x, goal_y) = cell, target
-    if x != goal_x:
-        return (x + (1 if goal_x > x else -1), y)
-    return (x, y + (goal_y > y) - (goal_y < y))

@@ -56,7 +56,12 @@ class HalfCheetah(MujocoRobot):
         self.obs_style = check_obs_style(self, obs_style, ("promp", "pearl", "v5"))
         if obs_style == "pearl":
             self.derived = ("xpos",)
-        super().__init__(_load_model(), render_mode)
+        # MuJoCo 4 warns of `settotalmass` on every load; setting the mass afterwards gives the same model.
+        xml = (GYMNASIUM_MODELS / "half_cheetah.xml").read_text(encoding="utf-8")
+        model = mujoco.MjModel.from_xml_string(xml.replace('settotalmass="14"', ""))
+        mujoco.mj_setTotalmass(model, HalfCheetah.total_mass)
+        mujoco.mj_setConst(model, mujoco.MjData(model))
+        super().__init__(model, render_mode)
 
     def start(self, rng: np.random.Generator) -> tuple[Array, Array]:
         qpos = self.model.qpos0 + rng.uniform(-self.reset_noise, self.reset_noise, self.model.nq)
@@ -169,12 +174,3 @@ class PearlCheetahVel(FixedTasks, HalfCheetahVel):
     ) -> None:
         super().__init__(obs_style, render_mode)
         self.fix_tasks(lambda n, rng: rng.uniform(0, 3, (n, 1)), num_train_tasks, num_test_tasks)
-
-
-def _load_model() -> mujoco.MjModel:
-    # MuJoCo 4 warns of `settotalmass` on every load; setting the mass afterwards gives the same model.
-    xml = (GYMNASIUM_MODELS / "half_cheetah.xml").read_text(encoding="utf-8")
-    model = mujoco.MjModel.from_xml_string(xml.replace('settotalmass="14"', ""))
-    mujoco.mj_setTotalmass(model, HalfCheetah.total_mass)
-    mujoco.mj_setConst(model, mujoco.MjData(model))
-    return model

@@ -89,7 +89,6 @@ class HiddenGoalGrid(MetaEnv):
         return result.observations[0], sum(terms.values()), False, False, info
 
     def batch(self, num_rows: int, num_threads: int) -> "GridBatch | None":
-        del num_threads
         # A subclass with a step or reset of its own has rules that the batch does not know.
         if type(self).step is not HiddenGoalGrid.step or type(self).reset is not HiddenGoalGrid.reset:
             return None
@@ -112,7 +111,6 @@ class GridBatch:
         self.goals = np.zeros((num_rows, 2))
 
     def reset(self, tasks: Array, seeds: Array) -> Array:
-        del seeds  # nothing is left to chance
         self.goals = tasks.copy()
         self._cells[:] = 0
         return self._seen(self._cells)

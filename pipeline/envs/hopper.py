@@ -75,7 +75,6 @@ class HopperRandParams(RandomDynamics, Hopper):
         self.vary_model()
 
     def run_reward(self, velocity: Array, tasks: Array) -> Array:
-        del tasks
         return velocity
 
 

@@ -24,7 +24,6 @@ from metaloom.pipeline.types import Array
 
 def ignore_row(row: int) -> None:
     """Nobody wants to know which row is next."""
-    del row
 
 
 class LoopBatch:
@@ -73,7 +72,12 @@ class LoopBatch:
             with self._asked(row, "set_task"):
                 self._envs[row].set_task(task.copy())
             with self._asked(row, "reset"):
-                observations[row] = self._read_reset(row, self._envs[row].reset(seed=seed))
+                observation, _ = self._envs[row].reset(seed=seed)
+                if (found := _spaces(self._envs[row])) != self._spaces:
+                    raise EnvError(
+                        f"found the spaces {found} in this task; required the same in all tasks, {self._spaces}"
+                    )
+                observations[row] = self._read(observation)
         self._require_finite(observations, range(self.num_rows), "reset")
         return observations
 
@@ -97,24 +101,16 @@ class LoopBatch:
         self._require_finite(observations, numbers, "step")
         columns = np.array(terms, np.float64).T
         named = dict(zip(self._terms or (), columns, strict=True))
-        return BatchStep(observations, named, terminated, truncated, self._columns_of_facts(told))
-
-    def _columns_of_facts(self, told: list[list[float]]) -> dict[str, Array]:
-        return {
+        facts = {
             fact.name: np.array([values[i] for values in told], np.bool_ if fact.kind == "flag" else np.float64)
             for i, fact in enumerate(self._facts)
         }
+        return BatchStep(observations, named, terminated, truncated, facts)
 
     def _asked(self, row: int, call: str) -> "_Asked":
         """Have what a row's environment raises in the block, or what is wrong with its answer, name row and call."""
         self._asking.row, self._asking.call = row, call
         return self._asking
-
-    def _read_reset(self, row: int, answer: Any) -> Array:
-        observation, _ = answer
-        if (found := _spaces(self._envs[row])) != self._spaces:
-            raise EnvError(f"found the spaces {found} in this task; required the same in all tasks, {self._spaces}")
-        return self._read(observation)
 
     def _read(self, observation: Any) -> Array:
         values = observation_of(observation, self._shape)

@@ -62,20 +62,17 @@ def plan(tables: Tables, horizon: int) -> Array:
 
 def known(evidence: Evidence, tables: Tables, horizon: int, rng: np.random.Generator) -> Array:
     """Know the process from the start: the bound."""
-    del evidence, rng
     return plan(tables, horizon)
 
 
 def any_action(evidence: Evidence, tables: Tables, horizon: int, rng: np.random.Generator) -> Array:
     """Act at random."""
-    del evidence
     N, S, A = tables.means.shape
     return rng.random((N, horizon, S, A))
 
 
 def greedy(evidence: Evidence, tables: Tables, horizon: int, rng: np.random.Generator) -> Array:
     """Plan in the mean of the posterior."""
-    del tables, rng
     return plan(evidence.mean(), horizon)
 
 
@@ -88,13 +85,11 @@ def epsilon_greedy(evidence: Evidence, tables: Tables, horizon: int, rng: np.ran
 
 def psrl(evidence: Evidence, tables: Tables, horizon: int, rng: np.random.Generator) -> Array:
     """Plan in one draw from the posterior. Strens 2000; Osband, Russo and Van Roy 2013, arXiv:1306.0940."""
-    del tables
     return plan(evidence.draw(rng), horizon)
 
 
 def opsrl(evidence: Evidence, tables: Tables, horizon: int, rng: np.random.Generator) -> Array:
     """Plan in one draw whose mean rewards are no lower than the posterior's: optimistic sampling (May et al. 2012)."""
-    del tables
     drawn = evidence.draw(rng)
     return plan(Tables(np.maximum(drawn.means, evidence.mean().means), drawn.transitions), horizon)
 

@@ -33,7 +33,12 @@ _SPATIAL: Mapping[str, tuple[tuple[str, str], ...]] = {
 
 def action_components(model: mujoco.MjModel) -> tuple[Component, ...]:
     """Name the actuators; a control is a number without unit, which the motor's gear turns into a torque or force."""
-    return tuple(Component(_actuator(model, i), "1") for i in range(model.nu))
+    names: list[str] = []
+    for i in range(model.nu):
+        drives_joint = model.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_JOINT
+        joint = model.joint(model.actuator_trnid[i, 0]).name if drives_joint else ""
+        names.append(model.actuator(i).name or joint or f"actuator_{i}")
+    return tuple(Component(name, "1") for name in names)
 
 
 def gymnasium_components(env: Any) -> tuple[Sequence[Component] | None, Sequence[Component] | None]:
@@ -82,13 +87,6 @@ def observed_components(
     if not (np.array_equal(found, numbers + 1) and numbers.min() >= 0 and numbers.max() < len(known)):
         return None
     return tuple(known[number] for number in numbers)
-
-
-def _actuator(model: mujoco.MjModel, index: int) -> str:
-    """Its name, or that of the joint that it drives."""
-    drives_joint = model.actuator_trntype[index] == mujoco.mjtTrn.mjTRN_JOINT
-    joint = model.joint(model.actuator_trnid[index, 0]).name if drives_joint else ""
-    return model.actuator(index).name or joint or f"actuator_{index}"
 
 
 def _positions(model: mujoco.MjModel, joint: int) -> Sequence[Component]:

@@ -112,7 +112,6 @@ class MujocoRobot(MetaEnv):
 
     def sense(self, derived: Mapping[str, Array]) -> Sequence[Array]:
         """The observation's further columns, [n, ...] each, from the `derived` fields; the default is none."""
-        del derived
         return ()
 
     @abstractmethod
@@ -121,7 +120,6 @@ class MujocoRobot(MetaEnv):
 
     def terminal(self, motion: Motion, tasks: Array) -> Array:
         """[n] bool, whether a step ended the episode; the default is never."""
-        del tasks
         return np.zeros(len(motion.qpos), np.bool_)
 
     def write_models(self, batch: Any, tasks: Array) -> None:
@@ -129,7 +127,6 @@ class MujocoRobot(MetaEnv):
 
         A robot that needs this does the same to its own model in `set_task`.
         """
-        del batch, tasks
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         super().reset(seed=seed)
@@ -214,18 +211,14 @@ class MujocoBatch:
         return self._robot.observations(self._qpos, self._qvel, self._derived)
 
     def step(self, actions: Array, rows: Array) -> BatchStep:
-        if len(rows) == self.num_rows:
-            return self._step(actions, None, slice(None))
-        return self._step(actions, rows, rows)
-
-    def _step(self, actions: Array, ids: Array | None, rows: Array | slice) -> BatchStep:
+        ids, at = (None, slice(None)) if len(rows) == self.num_rows else (rows, rows)
         robot = self._robot
-        qpos_before = self._qpos[rows].copy()
-        derived_before = {name: self._derived[name][rows].copy() for name in robot.derived_before}
-        self._ctrl[rows] = actions
+        qpos_before = self._qpos[at].copy()
+        derived_before = {name: self._derived[name][at].copy() for name in robot.derived_before}
+        self._ctrl[at] = actions
         self._batch.step(ids=ids, nstep=robot.frame_skip)
-        qpos, qvel, tasks = self._qpos[rows], self._qvel[rows], self._tasks[rows]
-        derived = {name: field[rows] for name, field in self._derived.items()}
+        qpos, qvel, tasks = self._qpos[at], self._qvel[at], self._tasks[at]
+        derived = {name: field[at] for name, field in self._derived.items()}
         motion = Motion(qpos_before, qpos, qvel, actions, robot.dt, derived_before, derived)
         terms = robot.reward_terms(motion, tasks)
         terminated = robot.terminal(motion, tasks)

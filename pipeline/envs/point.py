@@ -47,7 +47,6 @@ class PointRobot(MetaEnv):
 
     def advance(self, states: Array, actions: Array, tasks: Array) -> Array:
         """[n, S], the states after one step; the actions are clipped here."""
-        del tasks
         return states + np.clip(actions, -self.max_action, self.max_action)
 
     @abstractmethod
@@ -56,12 +55,10 @@ class PointRobot(MetaEnv):
 
     def terminal(self, states: Array, tasks: Array) -> Array:
         """[n] bool, whether an episode ends in a state; the default is never."""
-        del tasks
         return np.zeros(len(states), np.bool_)
 
     def facts_of(self, states: Array, tasks: Array) -> dict[str, Array]:
         """Name -> [n], the declared facts of states that were just reached; the default is none."""
-        del states, tasks
         return {}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
@@ -93,10 +90,8 @@ class PointRobot(MetaEnv):
 
     def draw_scene(self, picture: PointPicture) -> None:
         """Draw what else there is, below the point's way; the default is nothing."""
-        del picture
 
     def batch(self, num_rows: int, num_threads: int) -> "PointBatch | None":
-        del num_threads
         # A subclass with a step or reset of its own has rules that the batch does not know.
         if type(self).step is not PointRobot.step or type(self).reset is not PointRobot.reset:
             return None
@@ -154,7 +149,6 @@ class Point2D(PointRobot):
     near = 0.01
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        del rng
         return np.zeros((num_tasks, 0))
 
     def start(self, rng: np.random.Generator) -> Array:
@@ -179,7 +173,6 @@ class _GoalPoint(PointRobot):
         return rng.uniform(-self.goal_range, self.goal_range, (num_tasks, 2))
 
     def start(self, rng: np.random.Generator) -> Array:
-        del rng
         return np.zeros(2)
 
     def reward_terms(self, states: Array, next_states: Array, tasks: Array) -> dict[str, Array]:

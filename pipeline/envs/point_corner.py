@@ -52,8 +52,13 @@ class PointCorner(PointRobot):
 
     def __init__(self, reward: RewardName = "sparse", success_radius: float | None = None) -> None:
         super().__init__()
-        self.reward = _check_reward(self, reward)
-        self.success_radius = _check_radius(self, success_radius)
+        where = type(self).__name__
+        if reward not in self.rewards:
+            raise EnvError(f"{where}: reward is {reward!r}; required one of {', '.join(self.rewards)}")
+        if success_radius is not None and not (np.isfinite(success_radius) and success_radius > 0):
+            raise EnvError(f"{where}: success_radius is {success_radius}; required a length above 0, in m, or null")
+        self.reward: RewardName = reward
+        self.success_radius = success_radius
         if success_radius is not None:
             self.facts = (Fact("success", "flag"), Fact("goal_distance", unit="m"))
 
@@ -186,21 +191,8 @@ class PointMomentum(PointCorner):
         return np.concatenate([rng.uniform(-0.2, 0.2, 2), rng.uniform(-0.1, 0.1, 2)])
 
     def advance(self, states: Array, actions: Array, tasks: Array) -> Array:
-        del tasks
         velocities = states[:, 2:] + np.clip(actions, -self.max_action, self.max_action)
         return np.concatenate([states[:, :2] + velocities, velocities], axis=1)
 
     def sparse_terms(self, states: Array, next_states: Array, tasks: Array, distance: Array) -> dict[str, Array]:
         return {"nearness": np.maximum(self.sparse_radius - distance, 0.0)}
-
-
-def _check_reward(env: PointCorner, reward: RewardName) -> RewardName:
-    if reward not in env.rewards:
-        raise EnvError(f"{type(env).__name__}: reward is {reward!r}; required one of {', '.join(env.rewards)}")
-    return reward
-
-
-def _check_radius(env: PointCorner, radius: float | None) -> float | None:
-    if radius is not None and not (np.isfinite(radius) and radius > 0):
-        raise EnvError(f"{type(env).__name__}: success_radius is {radius}; required a length above 0, in m, or null")
-    return radius

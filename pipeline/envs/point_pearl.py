@@ -92,7 +92,6 @@ class PearlSparsePointRobot(PearlPointRobot):
         return np.stack([np.cos(angles), np.sin(angles)], axis=1)
 
     def start(self, rng: np.random.Generator) -> Array:
-        del rng
         return np.zeros(2)
 
     def reward_terms(self, states: Array, next_states: Array, tasks: Array) -> dict[str, Array]:

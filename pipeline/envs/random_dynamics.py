@@ -68,7 +68,8 @@ class RandomDynamics(MujocoRobot):
             places = np.flatnonzero(values)
             names = _names(self.model, array)
             columns = slice(len(fields), len(fields) + len(places))
-            fields += [TaskField(names[place], "1", _description(array, names[place])) for place in places]
+            what = f"multiplier of a number in the model's {array.name}"
+            fields += [TaskField(names[i], "1", f"{what}: {names[i].replace('_', ' ')}") for i in places]
             varied.append(_Varied(array, values, places, columns))
         self.task_fields = tuple(fields)
         self._varied = tuple(varied)
@@ -123,7 +124,3 @@ def _names(model: mujoco.MjModel, array: ModelArray) -> list[str]:
     return [
         f"{owner.removesuffix('_' + array.owner)}_{array.quantity}{part}" for owner in owners for part in array.parts
     ]
-
-
-def _description(array: ModelArray, name: str) -> str:
-    return f"multiplier of a number in the model's {array.name}: {name.replace('_', ' ')}"

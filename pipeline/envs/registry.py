@@ -23,9 +23,27 @@ def make_env(config: EnvConfig) -> MetaEnv:
         EnvError: the name, an option or the action space cannot be used; the message says what can.
     """
     # Imported here so that reading ENVS stays cheap.
-    from metaloom.pipeline.envs.wrappers import PolicyActions
+    from metaloom.pipeline.envs.outer_wrappers import in_wrappers
+    from metaloom.pipeline.envs.wrappers import PolicyActions, SingleTask, observe_places
 
-    return PolicyActions(_make_unscaled(config), config.action_scale)
+    path = require_env(config.name)
+    env = _make_from_gymnasium(path, config) if path in gymnasium.registry else _make_from_class(config)
+    env = in_wrappers(env, config.wrappers)
+    if not isinstance(env, MetaEnv):
+        env = env if config.observed is None else observe_places(env, config.observed)
+        return PolicyActions(SingleTask(env, config.facts), config.action_scale)
+    if config.observed is not None:
+        raise EnvError(
+            f"env.observed: found {list(config.observed)} for {config.name}, which is a MetaEnv; required a plain "
+            "gymnasium environment. Leave it out, or have the environment itself show less"
+        )
+    if config.facts:
+        raise EnvError(
+            f"env.facts: found {', '.join(config.facts)} for {config.name}, which is a MetaEnv; required a plain "
+            "gymnasium environment, of whose info they are read. Declare them as `facts` of its class"
+        )
+    _check_tasks(env)
+    return PolicyActions(env, config.action_scale)
 
 
 def make_batch_env(
@@ -71,7 +89,13 @@ def require_env(name: str) -> str:
         return (None if name in ENVS else registered_id(name)) or PLUGINS.path(name)
     except ConfigError as problem:
         known = [*PLUGINS.names(), *gymnasium.registry]
-        raise EnvError(_unknown(name, known) if ":" not in name else f"env.name: {problem}") from problem
+        if ":" in name:
+            raise EnvError(f"env.name: {problem}") from problem
+        raise EnvError(
+            f"env.name is {name!r}{suggestion(name, known) or ', which is unknown'}\nRequired: a name that "
+            "`metaloom recipes --envs` lists; or a name that gymnasium knows, such as Hopper-v5, or module:Hopper-v5; "
+            "or module:Class for an environment of your own"
+        ) from problem
 
 
 def find_env(name: str) -> type[gymnasium.Env[Any, Any]]:
@@ -86,42 +110,14 @@ def find_env(name: str) -> type[gymnasium.Env[Any, Any]]:
         raise EnvError(f"env.name: {problem}") from problem
 
 
-def _make_unscaled(config: EnvConfig) -> MetaEnv:
-    from metaloom.pipeline.envs.outer_wrappers import in_wrappers
-    from metaloom.pipeline.envs.wrappers import SingleTask, observe_places
-
-    path = require_env(config.name)
-    env = _make_from_gymnasium(path, config) if path in gymnasium.registry else _make_from_class(config)
-    env = in_wrappers(env, config.wrappers)
-    if not isinstance(env, MetaEnv):
-        return SingleTask(env if config.observed is None else observe_places(env, config.observed), config.facts)
-    if config.observed is not None:
-        raise EnvError(
-            f"env.observed: found {list(config.observed)} for {config.name}, which is a MetaEnv; required a plain "
-            "gymnasium environment. Leave it out, or have the environment itself show less"
-        )
-    if config.facts:
-        raise EnvError(
-            f"env.facts: found {', '.join(config.facts)} for {config.name}, which is a MetaEnv; required a plain "
-            "gymnasium environment, of whose info they are read. Declare them as `facts` of its class"
-        )
-    return _with_sound_tasks(env)
-
-
-def _with_sound_tasks(env: MetaEnv) -> MetaEnv:
-    width = len(env.task_fields)
-    for name, tasks in (("task_set", env.task_set), ("test_task_set", env.test_task_set)):
-        if tasks is not None and not _is_task_set(tasks, width):
+def _check_tasks(env: MetaEnv) -> None:
+    name, fields, classes = type(env.unwrapped).__name__, [field.name for field in env.task_fields], env.task_classes
+    for which, tasks in (("task_set", env.task_set), ("test_task_set", env.test_task_set)):
+        if tasks is not None and not _is_task_set(tasks, len(fields)):
             raise EnvError(
-                f"{type(env.unwrapped).__name__}.{name}: found {tasks!r:.100}; required a tuple with a tuple of "
-                f"{width} numbers for every task, one per task field; of an array: tuple(map(tuple, array.tolist()))"
+                f"{name}.{which}: found {tasks!r:.100}; required a tuple with a tuple of {len(fields)} numbers for "
+                "every task, one per task field; of an array: tuple(map(tuple, array.tolist()))"
             )
-    _check_classes(env)
-    return env
-
-
-def _check_classes(env: MetaEnv) -> None:
-    classes, name = env.task_classes, type(env.unwrapped).__name__
     if classes is None:
         return
     if not isinstance(classes, Classes):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -129,7 +125,6 @@ def _check_classes(env: MetaEnv) -> None:
             f"{name}.task_classes: found {classes!r:.100}; required what `nearest` or `bins` of "
             "metaloom.pipeline.envs.task_classes gives, or None"
         )
-    fields = [field.name for field in env.task_fields]
     if missing := [field for field in classes.fields if field not in fields]:
         raise EnvError(
             f"{name}.task_classes: found classes by {', '.join(missing)}, but the task fields are {fields}; required "
@@ -181,11 +176,3 @@ def _make_from_gymnasium(gymnasium_id: str, config: EnvConfig) -> gymnasium.Env[
         # Environments that read their limit, for a phase or a reward, find the registered one.
         env.unwrapped.spec.max_episode_steps = gymnasium.registry[gymnasium_id].max_episode_steps
     return env
-
-
-def _unknown(name: str, known: list[str]) -> str:
-    return (
-        f"env.name is {name!r}{suggestion(name, known) or ', which is unknown'}\nRequired: a name that "
-        "`metaloom recipes --envs` lists; or a name that gymnasium knows, such as Hopper-v5, or module:Hopper-v5; "
-        "or module:Class for an environment of your own"
-    )

@@ -16,9 +16,14 @@ def spaces_of(env: gymnasium.Env[Any, Any]) -> Spaces:
     observations, actions = env.observation_space, env.action_space
     assert isinstance(observations, Box), "PolicyActions has made one vector of others"
     discrete = isinstance(actions, Discrete)
+    # Images have their largest value as the scale, such as 255 for bytes; the largest number of a type says that there
+    # is no bound. Other observations stay as they are.
+    high = float(np.max(observations.high, initial=0))
+    scale = high if 0 < high < np.iinfo(np.int32).max else 1.0
+    in_bytes = observations.dtype == np.uint8
     return Spaces(
         observation_shape=observations.shape,
-        observation_scale=_scale(observations),
+        observation_scale=scale if is_image(observations.shape, 255.0 if in_bytes else 1.0) else 1.0,
         action_size=0 if discrete else math.prod(actions.shape or ()),
         num_actions=int(actions.n) if discrete else 0,
     )
@@ -35,12 +40,3 @@ def observation_dtype(space: gymnasium.Space[Any], config: EnvConfig) -> np.dtyp
         return float32
     largest = max(abs(float(space.low.min(initial=0))), abs(float(space.high.max(initial=0))))
     return dtype if dtype.itemsize <= float32.itemsize or largest > 2**24 else float32
-
-
-def _scale(observations: Box) -> float:
-    """Return the largest value of images, such as 255 for bytes; 1 for other observations, which stay as they are."""
-    high = float(np.max(observations.high, initial=0))
-    in_bytes = observations.dtype == np.uint8
-    # The largest number of a type says that there is no bound.
-    scale = high if 0 < high < np.iinfo(np.int32).max else 1.0
-    return scale if is_image(observations.shape, 255.0 if in_bytes else 1.0) else 1.0

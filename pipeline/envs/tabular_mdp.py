@@ -100,7 +100,6 @@ class TabularMDP(MetaEnv):
         return np.eye(self.sizes[0])[self._state]
 
     def batch(self, num_rows: int, num_threads: int) -> "TabularBatch | None":
-        del num_threads
         # A subclass with a step or reset of its own has rules that the batch does not know.
         if type(self).step is not TabularMDP.step or type(self).reset is not TabularMDP.reset:
             return None

@@ -14,10 +14,6 @@ from metaloom.pipeline.estimation.class_returns import BALANCED, ClassReturns, c
 from metaloom.pipeline.types import Array
 
 
-def _is_line(name: object) -> bool:
-    return isinstance(name, str) and name.isprintable()
-
-
 @dataclass(frozen=True)
 class Classes:
     """A division of all tasks into C classes, by some of their fields; see `nearest` and `bins`.
@@ -45,8 +41,9 @@ class Classes:
             raise ValueError(f"task_classes: {problem}")
 
     def _problem(self) -> str | None:
-        wrong = [name for name in (*self.fields, *self.names) if not _is_line(name)]
-        if wrong or len({*self.fields}) < len(self.fields):
+        texts: list[Any] = [*self.fields, *self.names]
+        of_one_line = all(isinstance(text, str) and text.isprintable() for text in texts)
+        if not of_one_line or len({*self.fields}) < len(self.fields):
             return f"found the fields {self.fields} and the names {self.names}; required text of one line, fields once"
         names = [name.strip() for name in self.names]
         if len(names) < 2 or len({*names}) < len(names) or "" in names or BALANCED in names:

@@ -142,7 +142,6 @@ class Walker2dRandParams(RandomDynamics, Walker2d):
         self.vary_model()
 
     def run_reward(self, velocity: Array, tasks: Array) -> Array:
-        del tasks
         return velocity
 
 

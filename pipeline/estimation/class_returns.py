@@ -52,11 +52,11 @@ def class_returns(task_returns: Array, classes: Array, names: Sequence[str]) -> 
         names: of the C classes.
     """
     groups = [np.asarray(task_returns[classes == c], np.float64) for c in range(len(names))]
-    return ClassReturns(tuple(names), tuple(map(len, groups)), tuple(map(_estimate, groups)))
-
-
-def _estimate(values: Array) -> Estimate:
-    n = len(values)
-    if n == 0:
-        return Estimate(math.nan, math.nan)
-    return Estimate(float(values.mean()), float(values.std(ddof=1)) / math.sqrt(n) if n > 1 else math.nan)
+    estimates = tuple(
+        Estimate(
+            float(values.mean()) if len(values) else math.nan,
+            float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan,
+        )
+        for values in groups
+    )
+    return ClassReturns(tuple(names), tuple(map(len, groups)), estimates)

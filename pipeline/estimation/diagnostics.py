@@ -21,12 +21,20 @@ def step_metrics(step: Step) -> Metrics:
     fitted to each task. `policy_std` and `entropy` (nats, joint over actions) are those of the policy that acted; a
     categorical one has no `policy_std`, a user's own has neither.
     """
-    episodes, samples = step.episodes, step.samples
+    episodes, samples, behavior = step.episodes, step.samples, step.episodes.behavior
+    of_policy: Metrics = {}
+    if "log_probs" in behavior:
+        log_probs = behavior["log_probs"][episodes.mask != 0].astype(np.float64)
+        of_policy = {"entropy": -(np.exp(log_probs) * log_probs).sum(-1).mean()}
+    elif "log_std" in behavior:
+        log_std = behavior["log_std"].astype(np.float64)
+        entropy = (log_std + 0.5 * (LOG_2PI + 1)).sum(-1).mean()
+        of_policy = {"policy_std": np.exp(log_std).mean(), "entropy": entropy}
     per_task = zip(samples.values, samples.returns, samples.mask, strict=True)
     metrics = {
         "average_discounted_return": samples.returns[..., 0][_real(episodes)].mean(dtype=np.float64),
         "explained_variance": np.mean([explained_variance(*task) for task in per_task]),
-        **_policy_metrics(episodes),
+        **of_policy,
     }
     own = {f"step_{step.k}.{name}": float(value) for name, value in metrics.items()}
     return episode_metrics([episodes], step.k) | own
@@ -112,13 +120,3 @@ def _made_up(sizes: Spaces, facts: Mapping[str, bool]) -> Step:
 def _real(episodes: EpisodeBatch) -> Array | EllipsisType:
     """Index of the real episodes; all at once where there are no others, which sums in another order."""
     return ... if episodes.real.all() else episodes.real
-
-
-def _policy_metrics(episodes: EpisodeBatch) -> Metrics:
-    if "log_probs" in episodes.behavior:
-        log_probs = episodes.behavior["log_probs"][episodes.mask != 0].astype(np.float64)
-        return {"entropy": -(np.exp(log_probs) * log_probs).sum(-1).mean()}
-    if "log_std" not in episodes.behavior:
-        return {}
-    log_std = episodes.behavior["log_std"].astype(np.float64)
-    return {"policy_std": np.exp(log_std).mean(), "entropy": (log_std + 0.5 * (LOG_2PI + 1)).sum(-1).mean()}

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from metaloom.pipeline.estimation.returns import discounted_returns, gae
-from metaloom.pipeline.types import Array, EpisodeBatch, Params
+from metaloom.pipeline.types import Array, EpisodeBatch
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,11 @@ class Experience:
         ends = episodes.lengths[tasks][self._cut]
         self._last_steps = (*self._cut, ends - 1)
         self._last_observations = episodes.observations[tasks][(*self._cut, ends)]
-        self.behavior = self._behavior_rows(episodes, tasks)
+        by_step, task_of_row = self.mask.shape[1:], np.nonzero(self.mask)[0]
+        self.behavior = {
+            name: value[tasks][self.mask] if value.shape[1:3] == by_step else value[tasks][task_of_row]
+            for name, value in episodes.behavior.items()
+        }
 
     def rows(self, values: Array) -> Array:
         """The real entries [N] of [b, E, T], in float32."""
@@ -102,11 +106,3 @@ class Experience:
         rewards = rewards.astype(np.float64)
         rewards[self._last_steps] += discount * next_values[self._last_steps]
         return Estimate(values, advantages, discounted_returns(rewards, discount))
-
-    def _behavior_rows(self, episodes: EpisodeBatch, tasks: slice) -> Params:
-        by_step = self.mask.shape[1:]
-        task_of_row = np.nonzero(self.mask)[0]
-        return {
-            name: value[tasks][self.mask] if value.shape[1:3] == by_step else value[tasks][task_of_row]
-            for name, value in episodes.behavior.items()
-        }

@@ -13,14 +13,13 @@ def fact_means(facts: Mapping[str, Array]) -> Metrics:
     Of a flag `NAME_rate`, the share of episodes; of a number `average_NAME`, without those that are NaN, and NaN if all
     are. So `success_rate` is the share of episodes with success in any step.
     """
-    return {fact_metric(name, values): _mean(values) for name, values in facts.items()}
+    means: Metrics = {}
+    for name, values in facts.items():
+        known = values if values.dtype == np.bool_ else values[~np.isnan(values)]
+        means[fact_metric(name, values)] = float(known.mean(dtype=np.float64)) if known.size else np.nan
+    return means
 
 
 def fact_metric(name: str, values: Array) -> str:
     """The name of the mean of a fact."""
     return f"{name}_rate" if values.dtype == np.bool_ else f"average_{name}"
-
-
-def _mean(values: Array) -> float:
-    known = values if values.dtype == np.bool_ else values[~np.isnan(values)]
-    return float(known.mean(dtype=np.float64)) if known.size else np.nan

@@ -59,9 +59,10 @@ def official_rates(lengths: Array, success: Array, of: Array, among: Sequence[in
         One for each of `among`; NaN for a class without a whole round.
     """
     size = max(1, ENVIRONMENTS // len(among))
-    return [_official_rate(lengths[of == c], success[of == c], size) for c in among]
-
-
-def _official_rate(lengths: Array, success: Array, size: int) -> float:
-    rounds = [slice(i, i + size) for i in range(0, len(lengths) - size + 1, size)]
-    return float(np.mean([first_to_finish(lengths[tasks], success[tasks]) for tasks in rounds])) if rounds else np.nan
+    rates: list[float] = []
+    for c in among:
+        rows = np.flatnonzero(of == c)
+        rounds = [rows[i : i + size] for i in range(0, len(rows) - size + 1, size)]
+        found = [first_to_finish(lengths[tasks], success[tasks]) for tasks in rounds]
+        rates.append(float(np.mean(found)) if found else np.nan)
+    return rates

@@ -32,12 +32,21 @@ def process_samples(
         seed: of what baselines draw at random; one per round.
         parallel: maps over tasks; the result does not depend on it, nor on other tasks unless a baseline is shared.
     """
-    samples = _with_advantages(episodes, _of_returns(baseline, processing), processing, seed, parallel)
+    mask = episodes.mask
+    rewards = episodes.rewards * mask
+    returns = discounted_returns(rewards, processing.discount)
+    values = _fit_predict(_of_returns(baseline, processing), episodes, returns, seed, parallel)
+    samples = Samples(
+        returns=returns.astype(np.float32),
+        values=values.astype(np.float32),
+        advantages=_by_task(task_advantages, (rewards, values, mask), processing, parallel),
+        mask=mask,
+    )
     if processing.name == "advantages":
         return samples
-    rewards = discounted_rewards(episodes.rewards * samples.mask, processing.discount)
-    predicted = _fit_predict(baseline, episodes, rewards, seed, parallel)
-    adjusted = _by_task(task_adjusted_rewards, (rewards, predicted, samples.mask), processing, parallel)
+    discounted = discounted_rewards(episodes.rewards * samples.mask, processing.discount)
+    predicted = _fit_predict(baseline, episodes, discounted, seed, parallel)
+    adjusted = _by_task(task_adjusted_rewards, (discounted, predicted, samples.mask), processing, parallel)
     # With statistics over padding, padding is not zero; losses mask it in any case.
     return replace(samples, advantages=samples.advantages * samples.mask, adjusted_rewards=adjusted * samples.mask)
 
@@ -90,21 +99,6 @@ def scale(values: Array, mask: Array, processing: ProcessingConfig) -> Array:
 
 def _of_returns(baseline: Baseline, processing: ProcessingConfig) -> Baseline:
     return baseline if processing.name == "advantages" else processing.build_return_baseline()
-
-
-def _with_advantages(
-    episodes: EpisodeBatch, baseline: Baseline, processing: ProcessingConfig, seed: int, parallel: ParallelMap
-) -> Samples:
-    mask = episodes.mask
-    rewards = episodes.rewards * mask
-    returns = discounted_returns(rewards, processing.discount)
-    values = _fit_predict(baseline, episodes, returns, seed, parallel)
-    return Samples(
-        returns=returns.astype(np.float32),
-        values=values.astype(np.float32),
-        advantages=_by_task(task_advantages, (rewards, values, mask), processing, parallel),
-        mask=mask,
-    )
 
 
 def _seen(episodes: EpisodeBatch) -> Array:

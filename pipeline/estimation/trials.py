@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from metaloom.pipeline.estimation.returns import gae
-from metaloom.pipeline.types import Array, EpisodeBatch, Params
+from metaloom.pipeline.types import Array, EpisodeBatch
 
 
 class Trials:
@@ -46,7 +46,14 @@ class Trials:
         before = np.zeros_like(seen)
         before[:, 1:] = seen[:, :-1]
         self.inputs = np.concatenate([observations, before], axis=-1, dtype=np.float32)
-        self.behavior = self._behavior(episodes)
+        num_trials, length = self.mask.shape
+        of_tasks = np.arange(num_trials) // (num_trials // self._shape[0])
+        self.behavior = {
+            name: self.along(value)
+            if value.shape[1:3] == self._shape[1:] and value.ndim > 3
+            else np.repeat(value[of_tasks][:, None], length, axis=1)
+            for name, value in episodes.behavior.items()
+        }
 
     def __len__(self) -> int:
         return len(self.mask)
@@ -74,7 +81,9 @@ class Trials:
         """Bring [N, L] back to [B, E, T], zero on padding."""
         (B, E, T), n = self._shape, self._n
         joined = np.zeros((len(values), n * T), values.dtype)
-        np.put_along_axis(joined, self._places, np.where(self.mask, values, 0), axis=1)
+        num_trials, length = self.mask.shape
+        order = self._order if self._order is not None else np.broadcast_to(np.arange(length), (num_trials, length))
+        np.put_along_axis(joined, order, np.where(self.mask, values, 0), axis=1)
         return np.ascontiguousarray(joined.reshape(B, E // n, n, T).swapaxes(1, 2)).reshape(B, E, T)
 
     @property
@@ -132,23 +141,8 @@ class Trials:
             next_values[np.arange(len(self)), self.lengths - 1] = behind
         return gae(self.rewards, values, next_values, discount, gae_lambda)
 
-    @property
-    def _places(self) -> Array:
-        num_trials, length = self.mask.shape
-        return self._order if self._order is not None else np.broadcast_to(np.arange(length), (num_trials, length))
-
     def _joined(self, values: Array) -> Array:
         """[B, E, T, ...] as [N, n·T, ...]: a trial's episodes one behind the other."""
         (B, E, T), n = self._shape, self._n
         split = values.reshape(B, n, E // n, T, *values.shape[3:])
         return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(B * (E // n), n * T, *values.shape[3:])
-
-    def _behavior(self, episodes: EpisodeBatch) -> Params:
-        num_trials, length = self.mask.shape
-        of_tasks = np.arange(num_trials) // (num_trials // self._shape[0])
-        return {
-            name: self.along(value)
-            if value.shape[1:3] == self._shape[1:] and value.ndim > 3
-            else np.repeat(value[of_tasks][:, None], length, axis=1)
-            for name, value in episodes.behavior.items()
-        }

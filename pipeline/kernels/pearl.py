@@ -60,7 +60,15 @@ class PEARLKernel(GradientSteps[Noise]):
 
         The same as PEARLDefinition.step.
         """
-        self._prepare(minibatch)
+        assert minibatch.context is not None
+        shape = (*minibatch.transitions.rewards.shape, minibatch.context.rewards.shape[1])
+        if shape != self._shape:
+            self._shape, num_parts = shape, min(MAX_PARTS, shape[0])
+            bounds = [shape[0] * i // num_parts for i in range(num_parts + 1)]
+            self._parts = [
+                Part(self._settings, self._discount, self.params, self._layers, minibatch, slice(start, stop))
+                for start, stop in pairwise(bounds)
+            ]
         sums = self._over_parts(lambda part: part.critic_gradients(minibatch, noise))
         self._descend(("q1", "q2", "encoder"))
         sums |= self._over_parts(lambda part: part.actor_gradients(minibatch, noise))
@@ -81,32 +89,20 @@ class PEARLKernel(GradientSteps[Noise]):
         """Of the last step by network, as vectors."""
         return {name: self.params[name].gradient for name in TRAINED}
 
-    def _prepare(self, minibatch: Minibatch) -> None:
-        assert minibatch.context is not None
-        shape = (*minibatch.transitions.rewards.shape, minibatch.context.rewards.shape[1])
-        if shape == self._shape:
-            return
-        self._shape, num_parts = shape, min(MAX_PARTS, shape[0])
-        bounds = [shape[0] * i // num_parts for i in range(num_parts + 1)]
-        self._parts = [
-            Part(self._settings, self._discount, self.params, self._layers, minibatch, slice(start, stop))
-            for start, stop in pairwise(bounds)
-        ]
-
     def _over_parts(self, gradients: Callable[[Part], Metrics]) -> Metrics:
         by_part = list(self._parallel(gradients, self._parts))
         return {name: sum(part[name] for part in by_part) for name in by_part[0]}
 
     def _descend(self, names: Sequence[str]) -> None:
-        for _ in self._parallel(self._descend_one, names):
-            pass
+        def descend(name: str) -> None:
+            flat = self.params[name]
+            np.copyto(flat.gradient, self._parts[0].params[name].gradient)
+            for part in self._parts[1:]:
+                flat.gradient += part.params[name].gradient
+            self._descent[name].step(self._learning_rates[name])
 
-    def _descend_one(self, name: str) -> None:
-        flat = self.params[name]
-        np.copyto(flat.gradient, self._parts[0].params[name].gradient)
-        for part in self._parts[1:]:
-            flat.gradient += part.params[name].gradient
-        self._descent[name].step(self._learning_rates[name])
+        for _ in self._parallel(descend, names):
+            pass
 
 
 def infer(settings: PEARL, encoder: Params, context: Transitions) -> Posterior:

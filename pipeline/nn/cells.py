@@ -88,20 +88,14 @@ class BuiltInCell:
 
 def cell_shapes(spec: CellSpec) -> Shapes:
     """Return the shapes of a built-in cell's parameters in order; a kernel is (in, out), gates side by side."""
-    return _attention_shapes(spec) if spec.name == LINEAR_ATTENTION else _gated_shapes(spec)
-
-
-def _gated_shapes(spec: CellSpec) -> Shapes:
-    gates = spec.num_gates * spec.hidden_size
-    return {
-        f"{CELL}.input_kernel": (spec.input_size, gates),
-        f"{CELL}.hidden_kernel": (spec.hidden_size, gates),
-        f"{CELL}.input_bias": (gates,),
-        f"{CELL}.hidden_bias": (gates,),
-    }
-
-
-def _attention_shapes(spec: CellSpec) -> Shapes:
+    if spec.name != LINEAR_ATTENTION:
+        gates = spec.num_gates * spec.hidden_size
+        return {
+            f"{CELL}.input_kernel": (spec.input_size, gates),
+            f"{CELL}.hidden_kernel": (spec.hidden_size, gates),
+            f"{CELL}.input_bias": (gates,),
+            f"{CELL}.hidden_bias": (gates,),
+        }
     N, H, sizes = spec.input_size, spec.hidden_size, spec.attention
     layers = {
         "event": (2 * N, H),

@@ -160,7 +160,13 @@ class FlatNetwork:
 
     def forward(self, *inputs: Array) -> Array:
         """Outputs [n, out] for inputs [n, in], or several that are joined to that; derivatives are about the last."""
-        self._activations = [self._joined(inputs)]
+        if len(inputs) == 1 and not self._ones:
+            # Bytes of an observation, for example.
+            self._activations = [inputs[0].astype(self._layers[0].kernel.dtype, copy=False)]
+        else:
+            joined = self._inputs.first(len(inputs[0]))
+            np.concatenate(inputs, axis=1, out=joined[:, : self.input_size])
+            self._activations = [joined]
         n = len(self._activations[0])
         for (kernel, bias), buffer in zip(self._layers[:-1], self._outputs, strict=True):
             outputs = buffer.first(n)
@@ -194,13 +200,6 @@ class FlatNetwork:
         for index in reversed(range(1, len(self._layers))):
             errors = self._errors_below(index, errors, _rows(self._activations[index], rows))
         return self._below_first(errors, columns)
-
-    def _joined(self, inputs: Sequence[Array]) -> Array:
-        if len(inputs) == 1 and not self._ones:
-            return inputs[0].astype(np.float32, copy=False)  # bytes of an observation, for example
-        joined = self._inputs.first(len(inputs[0]))
-        np.concatenate(inputs, axis=1, out=joined[:, : self.input_size])
-        return joined
 
     def _first_errors(self, output_gradient: Array, rows: Rows) -> Array:
         """Write the parameters' gradient; returns that with respect to the first layer's sums, [n, units]."""

@@ -38,12 +38,11 @@ class LinearizedMLP:
         for name, kernel in zip(self.names, self.kernels, strict=True):
             sums = self.inputs[-1] @ kernel
             sums += params[f"{name}.bias"][:, None]
-            self.inputs.append(sums if name == self.names[-1] else self._activate(sums))
+            if name != self.names[-1]:
+                sums = np.tanh(sums, out=sums) if activation == "tanh" else np.maximum(sums, 0, out=sums)
+            self.inputs.append(sums)
         self.outputs = self.inputs.pop()
         self.slopes = [1 - np.square(x) if activation == "tanh" else (x > 0).astype(x.dtype) for x in self.inputs[1:]]
-
-    def _activate(self, sums: Array) -> Array:
-        return np.tanh(sums, out=sums) if self.activation == "tanh" else np.maximum(sums, 0, out=sums)
 
     def push(self, tangents: Tangents) -> list[Array]:
         """R{output} of every layer, after its activation; the last is R{outputs}."""

@@ -57,7 +57,10 @@ class ModuleNetwork:
                 f"policy.network is {spec.name}, but the algorithm puts {spec.extra_size} numbers behind observations "
                 f"of shape {spec.input_shape}; required policy.network=cnn, or observations of one axis"
             )
-        self._class = _find(spec.name)
+        try:
+            self._class: type[nn.Module] = NETWORKS.find(spec.name, nn.Module)
+        except ConfigError as problem:
+            raise ConfigError(f"policy.network: {problem}") from problem
         self._module = _checked(self._class, spec.name, self._shape, spec.output_size, json.dumps(dict(spec.options)))
         self._copies = ModuleCopies(self._module)
 
@@ -90,13 +93,6 @@ class ModuleNetwork:
             return functional_call(module, task_params, (task_inputs,))
 
         return vmap(one_task)(own, x)
-
-
-def _find(name: str) -> type[nn.Module]:
-    try:
-        return NETWORKS.find(name, nn.Module)
-    except ConfigError as problem:
-        raise ConfigError(f"policy.network: {problem}") from problem
 
 
 def _construct(factory: Any, shape: tuple[int, ...], output_size: int, options: Mapping[str, Any], seed: int) -> Any:

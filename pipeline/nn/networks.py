@@ -93,8 +93,11 @@ class CNN(MLP):
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         """Outputs; see Network."""
         spec, found = self.spec, convolutions(self.spec)
+        shape = found.height, found.width, found.channels
+        if found.channels_first:
+            shape = found.channels, found.height, found.width
         tasks, activate = inputs.shape[:-2].numel(), activation(spec.activation)
-        x = inputs[..., : spec.observation_size].reshape(tasks, -1, *self._image_shape) / spec.input_scale
+        x = inputs[..., : spec.observation_size].reshape(tasks, -1, *shape) / spec.input_scale
         # Tasks are groups of channels: [N, tasks * channels, height, width].
         x = x.permute((1, 0, 2, 3, 4) if found.channels_first else (1, 0, 4, 2, 3)).flatten(1, 2)
         for layer in found.layers:
@@ -103,13 +106,6 @@ class CNN(MLP):
             x = activate(torch.nn.functional.conv2d(x, kernel, bias.reshape(-1), layer.stride, groups=tasks))
         features = x.reshape(-1, tasks, found.features).transpose(0, 1).reshape(*inputs.shape[:-1], found.features)
         return self._dense(params, torch.cat([features, inputs[..., spec.observation_size :]], -1))
-
-    @property
-    def _image_shape(self) -> tuple[int, int, int]:
-        found = convolutions(self.spec)
-        if found.channels_first:
-            return found.channels, found.height, found.width
-        return found.height, found.width, found.channels
 
 
 def build_network(prefix: str, spec: NetworkSpec) -> Network:

@@ -151,15 +151,11 @@ def built_in_factor(settings: LearningRate | ScheduledSteps, num_updates: int) -
 class OptimizerConfig(Settings):
     """An optimizer of torch by name; a bare string stands for the name: `--set algorithm.optimizer=AdamW`."""
 
+    short_for = "name"
     name: str
     """adam, rmsprop, sgd, or any class of torch.optim that needs nothing but gradients, such as AdamW."""
     options: dict[str, JsonValue] = Field(default_factory=dict)
     """Its keyword arguments, such as {weight_decay: 0.01}. The step size is a setting of the algorithm."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _accept_a_bare_name(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
 
     @field_validator("options")
     @classmethod

@@ -122,7 +122,11 @@ class ModuleCell:
         self._module = self._construct(0)
         self._copies = ModuleCopies(self._module)
         self.state_size, self.feature_size = (self._size(name) for name in ("state_size", "feature_size"))
-        self._probe()
+        # Refuse a module that is no function of its parameters, inputs and states, row by row.
+        require_learnable(self._module, spec.name)
+        with seeded(0):
+            inputs = [torch.rand(4, size) for size in (spec.input_size, self.state_size)]
+            require_function(self._module, spec.name, inputs, self._check_outputs)
 
     @property
     def shapes(self) -> Shapes:
@@ -162,13 +166,6 @@ class ModuleCell:
                 "feature_size, of what it keeps and of what it gives"
             )
         return size
-
-    def _probe(self) -> None:
-        """Refuse a module that is no function of its parameters, inputs and states, row by row."""
-        require_learnable(self._module, self.spec.name)
-        with seeded(0):
-            inputs = [torch.rand(4, size) for size in (self.spec.input_size, self.state_size)]
-            require_function(self._module, self.spec.name, inputs, self._check_outputs)
 
     def _check_outputs(self, outputs: Any) -> None:
         expected = [(4, self.feature_size), (4, self.state_size)]

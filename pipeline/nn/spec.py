@@ -1,7 +1,7 @@
 """Descriptions of networks, as plain data: workers read them without importing torch."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Annotated
@@ -268,16 +268,11 @@ def parameter_shapes(prefix: str, spec: NetworkSpec) -> Shapes:
             k = layer.kernel_size
             shapes[f"{prefix}.{layer.name}.kernel"] = (layer.channels_out, layer.channels_in, k, k)
             shapes[f"{prefix}.{layer.name}.bias"] = (layer.channels_out,)
-    for name, size_in, size_out in _dense(inputs, spec):
+    sizes = pairwise([inputs, *spec.hidden_sizes, spec.output_size])
+    for name, (size_in, size_out) in zip(layer_names(len(spec.hidden_sizes)), sizes, strict=True):
         shapes[f"{prefix}.{name}.kernel"] = (size_in, size_out)
         shapes[f"{prefix}.{name}.bias"] = (size_out,)
     return shapes
-
-
-def _dense(inputs: int, spec: NetworkSpec) -> Iterator[tuple[str, int, int]]:
-    sizes = pairwise([inputs, *spec.hidden_sizes, spec.output_size])
-    for name, (size_in, size_out) in zip(layer_names(len(spec.hidden_sizes)), sizes, strict=True):
-        yield name, size_in, size_out
 
 
 def _names(options: type[Settings]) -> str:

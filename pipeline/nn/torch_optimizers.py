@@ -45,9 +45,14 @@ class TorchOptimizer:
         self._count = 0 if state is None else int(state[STEP_COUNT])
         if state is not None and self._count:
             for name, kinds in self._kinds.items():
-                self._optimizer.state[self._params[name]] = {
-                    key: _restored(state[f"{key}.{name}"], kind) for key, kind in kinds.items()
-                }
+                kept: dict[str, Any] = {}
+                for key, kind in kinds.items():
+                    array = state[f"{key}.{name}"]
+                    if isinstance(kind, Tensor):
+                        kept[key] = torch.as_tensor(np.array(array, order="C")).to(kind.device)
+                    else:
+                        kept[key] = array.item()
+                self._optimizer.state[self._params[name]] = kept
 
     def step(self, gradients: Mapping[str, Tensor], learning_rate: float) -> None:
         """Change the parameters that have a gradient."""
@@ -127,9 +132,3 @@ def _build(config: OptimizerConfig, params: Mapping[str, Tensor]) -> torch.optim
 
 def _array(value: Tensor | float) -> Array:
     return value.detach().cpu().numpy().copy() if isinstance(value, Tensor) else np.array(value)
-
-
-def _restored(array: Array, kind: Tensor | float) -> Any:
-    if isinstance(kind, Tensor):
-        return torch.as_tensor(np.array(array, order="C")).to(kind.device)
-    return array.item()

@@ -67,8 +67,13 @@ def check_actor(kind: ActorKind, actions: gymnasium.Space[Any], *, deterministic
         raise ValueError(f"actor q_values: found the action space {actions}; required discrete actions (Discrete)")
     if kind == "tanh_gaussian" and not isinstance(actions, Box):
         raise ValueError(f"actor tanh_gaussian: found the action space {actions}; required continuous actions (Box)")
-    if kind in ("tanh_gaussian", "uniform") and isinstance(actions, Box):
-        _check_reach(kind, actions)
+    whole = not isinstance(actions, Box) or (np.all(actions.low == -1) and np.all(actions.high == 1))
+    # A policy of half the box would never find out what the other half is good for.
+    if kind in ("tanh_gaussian", "uniform") and not whole:
+        raise ValueError(
+            f"actor {kind}: its actions lie in [-1, 1], but the environment takes {actions} from the policy; "
+            "required the same: set env.action_scale to 1, which maps [-1, 1] onto the environment's own box"
+        )
 
 
 def check_actor_params(kind: ActorKind, config: PolicyConfig, params: Params, spaces: Spaces) -> None:
@@ -87,7 +92,10 @@ def check_actor_params(kind: ActorKind, config: PolicyConfig, params: Params, sp
         check_shapes(params, {name: (spaces.observation_size,) for name in (MEAN, STD)})
     match kind:
         case "policy" if config.name is not None:
-            _check_own_policy(config, params, spaces)
+            from metaloom.pipeline.policies.build import build_own_policy  # as in make_actor
+
+            initial = build_own_policy(config, spaces).initialize(np.random.default_rng(0))
+            check_shapes(params, {name: value.shape for name, value in initial.items()})
         case "policy" if spaces.num_actions:
             check(LOGITS_NETWORK, spaces.num_actions, activation="tanh")
         case "policy":
@@ -103,27 +111,9 @@ def check_actor_params(kind: ActorKind, config: PolicyConfig, params: Params, sp
             check(POLICY_NETWORK, 2 * spaces.action_size, extra_size=latent_size(params))
         case "q_values":
             check(Q_NETWORK, spaces.num_actions)
-            _check_epsilon(params)
-
-
-def _check_reach(kind: ActorKind, box: Box) -> None:
-    # A policy of half the box would never find out what the other half is good for.
-    if not (np.all(box.low == -1) and np.all(box.high == 1)):
-        raise ValueError(
-            f"actor {kind}: its actions lie in [-1, 1], but the environment takes {box} from the policy; "
-            "required the same: set env.action_scale to 1, which maps [-1, 1] onto the environment's own box"
-        )
-
-
-def _check_own_policy(config: PolicyConfig, params: Params, spaces: Spaces) -> None:
-    from metaloom.pipeline.policies.build import build_own_policy  # as in make_actor
-
-    initial = build_own_policy(config, spaces).initialize(np.random.default_rng(0))
-    check_shapes(params, {name: value.shape for name, value in initial.items()})
-
-
-def _check_epsilon(params: Params) -> None:
-    check_shapes(params, {EPSILON: ()})
-    epsilon = params[EPSILON]
-    if epsilon.min() < 0 or epsilon.max() > 1:
-        raise ValueError(f"policy parameter {EPSILON}: found {epsilon.tolist()}; required probabilities, 0 to 1")
+            check_shapes(params, {EPSILON: ()})
+            epsilon = params[EPSILON]
+            if epsilon.min() < 0 or epsilon.max() > 1:
+                raise ValueError(
+                    f"policy parameter {EPSILON}: found {epsilon.tolist()}; required probabilities, 0 to 1"
+                )

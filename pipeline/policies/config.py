@@ -36,6 +36,7 @@ class PolicyConfig(Settings):
     A bare string stands for the name: `--set policy=my_policies:Beta`.
     """
 
+    short_for = "name"
     name: str | None = later(None)
     """module:Class of a policy of your own, or one that a plug-in brings; null for the Gaussian or categorical one."""
     options: dict[str, JsonValue] = later({})
@@ -64,11 +65,6 @@ class PolicyConfig(Settings):
     normalize_observations: bool = later(False)
     """Subtract the running mean of all observations so far, divide by their standard deviation and clip to ±10; the
     critic sees the same. Statistics are part of the learner and constant within an iteration."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _accept_a_bare_name(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
 
     @field_validator("activation", "output_activation")
     @classmethod

@@ -85,16 +85,13 @@ def check_network(prefix: str, spec: NetworkSpec, params: Params) -> None:
     Raises:
         ValueError: naming the parameter, its shape and the one required.
     """
-    check_shapes(params, _shapes(prefix, spec))
-
-
-def _shapes(prefix: str, spec: NetworkSpec) -> Shapes:
     if spec.name in BUILT_IN_NETWORKS:
-        return parameter_shapes(prefix, spec)
+        check_shapes(params, parameter_shapes(prefix, spec))
+        return
     # As above: only such a network has to be built to know its parameters.
     from metaloom.pipeline.nn.networks import build_network
 
-    return build_network(prefix, spec).shapes
+    check_shapes(params, build_network(prefix, spec).shapes)
 
 
 def check_shapes(params: Params, required: Shapes) -> None:

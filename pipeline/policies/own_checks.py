@@ -66,7 +66,8 @@ class _Check:
         if not torch.equal(log_prob, again.log_prob(actions)):
             self._refuse("gives other distributions when called again", "a function of parameters and observations")
         self._check_recorded(of_rows, actions, log_prob)
-        of_tasks = self._distribution(_per_task(self._params), self._observations.expand(_TASKS, -1, -1))
+        params = {name: value.expand(_TASKS, *value.shape) for name, value in self._params.items()}
+        of_tasks = self._distribution(params, self._observations.expand(_TASKS, -1, -1))
         self._log_prob(of_tasks, actions.expand(_TASKS, *actions.shape), "log_prob of parameters with a task axis")
         shape = self._call("kl", lambda: of_rows.kl(again)).shape
         if shape != (_ROWS,):
@@ -144,10 +145,6 @@ class _Check:
 
     def _refuse(self, found: str, required: str) -> None:
         raise ConfigError(f"policy.name: {self._name} {found}; required {required}")
-
-
-def _per_task(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.expand(_TASKS, *value.shape) for name, value in params.items()}
 
 
 def _form(value: object) -> str:

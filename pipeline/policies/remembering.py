@@ -57,7 +57,6 @@ class CellAndHead:
     """A layer on the features of a cell, as RL2's policy is; see MemoryNetwork."""
 
     def __init__(self, config: PolicyConfig, spaces: Spaces, params: TaskParams, num_rows: int) -> None:
-        del num_rows
         head, own = head_name(spaces), params.params
         self._cell = cell_inference(config.cell_spec(spaces), own)
         self._kernel, self._bias = own[f"{head}.kernel"], np.ascontiguousarray(own[f"{head}.bias"][:, None])
@@ -100,7 +99,12 @@ class Remembering:
         # Views of the same, row by row.
         self._last_rows = self._inputs.reshape(B * num_rows, -1)[:, O:]
         self._state_rows = self._state.reshape(B * num_rows, -1)
-        self.memory = memory or _of_params(params.params, self.memory)
+        own = params.params
+        if memory is not None:
+            self.memory = memory
+        elif TRIAL_STATE in own:
+            state, last = own[TRIAL_STATE][:, None] + self._state, own[TRIAL_LAST][:, None] + self._last
+            self.memory = Memory(state, last)
 
     @property
     def memory(self) -> Memory:
@@ -161,12 +165,6 @@ def memory_shapes(params: Params, state_size: int, spaces: Spaces) -> Shapes:
     if TRIAL_STATE not in params and TRIAL_LAST not in params:
         return {}
     return {TRIAL_STATE: (state_size,), TRIAL_LAST: ((spaces.num_actions or spaces.action_size) + 2,)}
-
-
-def _of_params(params: Params, nothing: Memory) -> Memory:
-    if TRIAL_STATE not in params:
-        return nothing
-    return Memory(params[TRIAL_STATE][:, None] + nothing.state, params[TRIAL_LAST][:, None] + nothing.last)
 
 
 def recollect(remembering: Remembering, observations: Array, actions: Array, rewards: Array, lengths: Array) -> Array:

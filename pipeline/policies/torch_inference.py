@@ -28,7 +28,12 @@ class PaddedRows:
     def __init__(self, params: Mapping[str, Array], num_rows: int, input_size: int) -> None:
         # An operator that cannot be repeated exactly is refused by name when it is called.
         torch.use_deterministic_algorithms(True)
-        self._params = _of_tasks(params)
+        num_tasks = len(next(iter(params.values())))
+        if all(value.strides[0] == 0 for value in params.values()):
+            # All tasks have the same parameters.
+            self._params = [{name: torch.tensor(value[0]) for name, value in params.items()}] * num_tasks
+        else:
+            self._params = [{name: torch.tensor(value[b]) for name, value in params.items()} for b in range(num_tasks)]
         padded_rows = -(-num_rows // ROWS_MULTIPLE) * ROWS_MULTIPLE
         padded = np.zeros((len(self._params), padded_rows, input_size), np.float32)
         self._padded = list(torch.as_tensor(padded))
@@ -66,11 +71,3 @@ def one_thread() -> Generator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def _of_tasks(params: Mapping[str, Array]) -> list[dict[str, Tensor]]:
-    """Every task's parameters as tensors; once where all tasks have the same."""
-    num_tasks = len(next(iter(params.values())))
-    if all(value.strides[0] == 0 for value in params.values()):
-        return [{name: torch.tensor(value[0]) for name, value in params.items()}] * num_tasks
-    return [{name: torch.tensor(value[b]) for name, value in params.items()} for b in range(num_tasks)]

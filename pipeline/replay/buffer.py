@@ -83,17 +83,13 @@ class ReplayBuffer:
             for step in rows[block]:
                 if self.rows.num_rows != num_rows:
                     raise ReplayError("the replay buffer has grown while minibatches were taken from it")
-                yield self._minibatch(self._gather(step, numbers, old), N)
+                gathered = self._gather(step, numbers, old)
+                context = self._columns.unpack(gathered[:, N:]) if gathered.shape[1] > N else None
+                yield Minibatch(self._columns.unpack(gathered[:, :N]), context)
 
     @property
     def _first_newest(self) -> int:
         return max(0, self.rows.num_rows - len(self._newest))
-
-    def _minibatch(self, gathered: Array, N: int) -> Minibatch:
-        transitions = self._columns.unpack(gathered[:, :N])
-        if gathered.shape[1] == N:
-            return Minibatch(transitions)
-        return Minibatch(transitions, self._columns.unpack(gathered[:, N:]))
 
     def _gather(self, rows: Array, numbers: Array, old: Array) -> Array:
         """Copy rows [K, n]: [K, n, W], those older than the newest from `old`, whose ascending numbers are given."""

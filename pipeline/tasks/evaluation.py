@@ -107,7 +107,11 @@ def tasks_are_new(config: RunConfig, env: MetaEnv) -> bool:
 def _source(config: RunConfig, env: MetaEnv, updates: int) -> TaskPool | TaskDistribution:
     asked = config.evaluation.tasks
     if not isinstance(asked, str):
-        return _given_pool(env, asked)
+        pool = TaskPool.of(env, asked)
+        # A user's tasks may be none of the environment's, which knows it; better here than on a worker.
+        for task in pool.all().params:
+            env.set_task(task)
+        return pool
     if asked == "held-out" and env.test_task_set is not None:
         return TaskPool.of(env, env.test_task_set)
     if env.task_set is not None:
@@ -123,14 +127,6 @@ def _takes_training_set(config: RunConfig, env: MetaEnv) -> bool:
     """Tell if tasks come from the set that training draws from, rather than from one made for this evaluation."""
     asked = config.evaluation.tasks
     return env.task_set is not None and (asked == "train" or (asked == "held-out" and env.test_task_set is None))
-
-
-def _given_pool(env: MetaEnv, tasks: tuple[tuple[float, ...], ...]) -> TaskPool:
-    pool = TaskPool.of(env, tasks)
-    # A user's tasks may be none of the environment's, which knows it; better here than on a worker.
-    for task in pool.all().params:
-        env.set_task(task)
-    return pool
 
 
 def _training_draw(config: RunConfig, env: MetaEnv, iteration: int) -> Array:

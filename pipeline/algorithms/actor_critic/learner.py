@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -42,7 +42,10 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         self.policy: Policy = build_policy(setup.policy, setup)
         critic = settings.critic_like(setup.policy).critic(settings.critic_hidden_sizes)
         self.critic = build_network(CRITIC, critic.network_spec(setup, 1))
-        self.kernel = choose_kernel(settings.kernel, blockers=[*self._blockers()], fused="plain networks on the CPU")
+        blockers = [f"policy is {setup.policy.name}"] if setup.policy.name is not None else []
+        blockers += network_blockers(self.policy.network.spec, self.critic.spec, device=setup.device)
+        blockers += optimizer_blockers(settings.optimizer)
+        self.kernel = choose_kernel(settings.kernel, blockers=blockers, fused="plain networks on the CPU")
 
     def initialize(self, *, run_seed: int) -> LearnerState:
         """Return a policy and a critic that have learned nothing; see Learner."""
@@ -161,9 +164,3 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
     def _counted(self, state: LearnerState, num_updates: int, moments: Moments | None) -> LearnerState:
         counters = {NUM_UPDATES: np.array(num_updates, np.int64)} | (moments.stored() if moments else {})
         return LearnerState(state.params, state.optimizer, state.extra | counters)
-
-    def _blockers(self) -> Iterator[str]:
-        if self._setup.policy.name is not None:
-            yield f"policy is {self._setup.policy.name}"
-        yield from network_blockers(self.policy.network.spec, self.critic.spec, device=self._setup.device)
-        yield from optimizer_blockers(self.settings.optimizer)

@@ -127,23 +127,18 @@ class ActorCritic(AlgorithmSettings, LearningRate):
             yield f"baseline is {run.baseline.name} but {name} has a critic instead; leave baseline out"
         for problem in processing_problems(run.processing, ("advantages",)):
             yield f"{problem} (algorithm.name is {name})"
-        if self.advantage_scaling == "running":
-            yield from _scaling_problems(run)
+        if self.advantage_scaling == "running" and not run.processing.normalize_advantages:
+            yield (
+                "algorithm.advantage_scaling is running but processing.normalize_advantages is off, so nothing is "
+                "scaled; leave one of them out"
+            )
+        if self.advantage_scaling == "running" and run.processing.adv_norm != "std":
+            yield (
+                f"processing.adv_norm is {run.processing.adv_norm} but algorithm.advantage_scaling is running, "
+                "which divides by the standard deviation; leave one of them out"
+            )
         try:
             self.critic_like(run.policy)
         except ValidationError as error:
             for problem in error.errors():
                 yield f"the critic's network: {problem['msg'].removeprefix('Value error, ')}"
-
-
-def _scaling_problems(run: RunSettings) -> Iterator[str]:
-    if not run.processing.normalize_advantages:
-        yield (
-            "algorithm.advantage_scaling is running but processing.normalize_advantages is off, so nothing is "
-            "scaled; leave one of them out"
-        )
-    if run.processing.adv_norm != "std":
-        yield (
-            f"processing.adv_norm is {run.processing.adv_norm} but algorithm.advantage_scaling is running, "
-            "which divides by the standard deviation; leave one of them out"
-        )

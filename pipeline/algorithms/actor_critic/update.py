@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -88,15 +88,21 @@ class Update:
         critic_weight = self._settings.critic_weight if self._settings.critic_fit is None else None
         norms: list[float] = []
         described: Metrics = {}
-        for parts in self._minibatches():
-            lengths = [of.policy_gradient(part, critic_weight) for of, part in zip(self._steps, parts, strict=True)]
-            moves, described = directions(self._steps)
-            for of, move in zip(self._steps, moves, strict=True):
-                if critic_weight is not None:
-                    of.step_critic(rate)
-                of.step_policy(rate, move)
-            # Read only now, so that a device is not waited for before its work.
-            norms += [float(length) for length in lengths]
+        # A minibatch of every policy, as many times as the largest needs.
+        sizes = [len(rows) for rows in self._rows]
+        num_parts = min(-(-max(sizes) // self._settings.batch_size), *sizes)
+        for epoch in range(self._settings.num_epochs):
+            shuffled = [self._shuffled(rows, epoch, j, POLICY_PASS) for j, rows in enumerate(self._rows)]
+            for n in range(num_parts):
+                parts = [rows[_share(len(rows), num_parts, n)] for rows in shuffled]
+                lengths = [of.policy_gradient(part, critic_weight) for of, part in zip(self._steps, parts, strict=True)]
+                moves, described = directions(self._steps)
+                for of, move in zip(self._steps, moves, strict=True):
+                    if critic_weight is not None:
+                        of.step_critic(rate)
+                    of.step_policy(rate, move)
+                # Read only now, so that a device is not waited for before its work.
+                norms += [float(length) for length in lengths]
         return {"gradient_norm": float(np.mean(norms)), "learning_rate": rate, **described}
 
     def describe(self) -> Metrics:
@@ -109,15 +115,6 @@ class Update:
     def moments(self) -> Moments | None:
         """The running moments with these episodes' advantages, where there are some."""
         return None if self._before is None else self._before.merged(self._raw[self._mask != 0])
-
-    def _minibatches(self) -> Iterator[list[Rows]]:
-        """Of every policy one, as many times as the largest needs."""
-        sizes = [len(rows) for rows in self._rows]
-        num_parts = min(-(-max(sizes) // self._settings.batch_size), *sizes)
-        for epoch in range(self._settings.num_epochs):
-            shuffled = [self._shuffled(rows, epoch, j, POLICY_PASS) for j, rows in enumerate(self._rows)]
-            for n in range(num_parts):
-                yield [rows[_share(len(rows), num_parts, n)] for rows in shuffled]
 
     def _shuffled(self, rows: Rows, epoch: int, j: int, which: int) -> Rows:
         run_seed, iteration = self._position

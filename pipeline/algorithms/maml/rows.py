@@ -226,7 +226,11 @@ def task_rows(
         rows = real_rows(mask)
 
     def select(values: Array, kind: torch.dtype = dtype) -> Tensor:
-        return to_tensor(_take_rows(values[tasks], rows), kind, device)
+        b, _, _, *rest = values[tasks].shape
+        flat = values[tasks].reshape(b, E * values.shape[2], *rest)
+        if rows is not None:
+            flat = np.take_along_axis(flat, rows.reshape(*rows.shape, *(1 for _ in rest)), axis=1)
+        return to_tensor(flat, kind, device)
 
     # Discrete actions are places among the log-probabilities, in any dtype of those.
     actions = select(episodes.actions, torch.int64 if episodes.actions.dtype == np.int64 else dtype)
@@ -237,6 +241,10 @@ def task_rows(
         for name, value in episodes.behavior.items()
     }
     behavior = recorded(acted)
+    adjusted = None
+    if samples.adjusted_rewards is not None:
+        shape = (len(mask_rows), -1, T)
+        adjusted = EpisodeRows(select(samples.adjusted_rewards).reshape(shape), mask_rows.reshape(shape))
     selected = TaskRows(
         observations=select(episodes.observations[:, :, :T]),
         actions=actions,
@@ -244,17 +252,10 @@ def task_rows(
         weights=mask_rows / mask_rows.sum(1, keepdim=True).clamp(min=1),
         behavior=behavior,
         behavior_log_prob=behavior.log_prob(actions),
-        episodes=_episode_rows(samples, mask_rows, select),
+        episodes=adjusted,
     )
     _require_finite_rows(selected, acted, step.k, tasks.start if first_task is None else first_task)
     return selected
-
-
-def _episode_rows(samples: Samples, mask: Tensor, select: Callable[[Array], Tensor]) -> EpisodeRows | None:
-    if samples.adjusted_rewards is None:
-        return None
-    shape = (len(mask), -1, samples.mask.shape[2])
-    return EpisodeRows(select(samples.adjusted_rewards).reshape(shape), mask.reshape(shape))
 
 
 def to_tensor(array: Array, dtype: torch.dtype, device: torch.device = CPU) -> Tensor:
@@ -273,11 +274,3 @@ def _require_finite_rows(rows: TaskRows, acted: Mapping[str, Tensor], k: int, fi
     if rows.episodes:
         named["adjusted rewards"] = rows.episodes.adjusted_rewards
     require_finite({f"round {k}: {name}": value for name, value in named.items()}, first_task, "Look at its rollouts.")
-
-
-def _take_rows(values: Array, rows: Array | None) -> Array:
-    b, E, T, *rest = values.shape
-    flat = values.reshape(b, E * T, *rest)
-    if rows is None:
-        return flat
-    return np.take_along_axis(flat, rows.reshape(*rows.shape, *(1 for _ in rest)), axis=1)

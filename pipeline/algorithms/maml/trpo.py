@@ -4,7 +4,7 @@ Finn et al. 2017, arXiv:1703.03400, section 5.3; Stadie et al. 2018, arXiv:1803.
 arXiv:1502.05477.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
@@ -15,7 +15,6 @@ from metaloom.pipeline.algorithms.finite_checks import NumericalError
 from metaloom.pipeline.algorithms.kernel_choice import choose_kernel, fused, network_blockers
 from metaloom.pipeline.algorithms.maml.curvature import (
     MetaPoint,
-    Product,
     difference_product,
     gauss_newton_product,
     hessian_product,
@@ -43,7 +42,7 @@ from metaloom.pipeline.nn.flat_networks import FlatParams
 from metaloom.pipeline.nn.trust_region import natural_step, search
 from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.schema import ConfigError
-from metaloom.pipeline.types import Array, LearnerState, ParallelMap, Params, Step
+from metaloom.pipeline.types import Array, LearnerState, Params, Step
 
 
 class TrustRegionLearner(MetaLearner):
@@ -110,22 +109,30 @@ class TrustRegionStep:
         )
         flat = FlatParams({name: meta_params[name] for name in problem.policy.learned(meta_params)})
         at = MetaPoint(problem, meta_params, flat, self._product_chunks(samples, chunks), parallel)
-        full_step, metrics = natural_step(self._product(at), flat.pack(gradients), self._settings)
-        evaluate = partial(_finite_values, problem, chunks=chunks, parallel=parallel)
-        found, searched = search(meta_params, flat.views(full_step), evaluate, self._accepts(before), self._settings)
+        constraint, hvp = partial(bounded_kl, new_old=self._settings.kl_order == "new_old"), self._settings.hvp
+        if hvp == "gauss_newton":
+            product = self._gauss_newton_product(at)
+        elif hvp == "hessian":
+            product = hessian_product(at, constraint)
+        else:
+            product = difference_product(at, constraint, scaled=hvp == "finite_difference")
+        full_step, metrics = natural_step(product, flat.pack(gradients), self._settings)
+
+        def evaluate(params: Params) -> TaskValues | None:
+            try:
+                return meta_objective(problem, params, chunks=chunks, parallel=parallel)
+            except NumericalError:
+                return None
+
+        def accept(after: TaskValues) -> bool:
+            falls = mean_over_tasks(after[LOSS]) < mean_over_tasks(before[LOSS])
+            return falls and mean_over_tasks(after[OUTER_KL]) <= self._settings.max_kl
+
+        found, searched = search(meta_params, flat.views(full_step), evaluate, accept, self._settings)
         # What a rejected step leaves are the very same arrays.
         updated, after = (meta_params, before) if found is None or found.value is None else (found.params, found.value)
         metrics |= {"outer_kl_before": mean_over_tasks(before[OUTER_KL]), **measured, **searched}
         return MetaUpdate(updated, state.optimizer, before, after, metrics)
-
-    def _product(self, at: MetaPoint) -> Product:
-        settings = self._settings
-        constraint = partial(bounded_kl, new_old=settings.kl_order == "new_old")
-        if settings.hvp == "gauss_newton":
-            return self._gauss_newton_product(at)
-        if settings.hvp == "hessian":
-            return hessian_product(at, constraint)
-        return difference_product(at, constraint, scaled=settings.hvp == "finite_difference")
 
     def _product_chunks(self, samples: IterationSamples, chunks: Sequence[Chunk]) -> Sequence[Chunk]:
         share, rows = self._settings.hvp_subsample, None
@@ -137,19 +144,3 @@ class TrustRegionStep:
             rows = [share_of_rows(mask, share, rng) for mask in masks]
         dtype = torch.float64 if self._settings.hvp == "finite_difference" else torch.float32
         return samples.chunks(rows, dtype=dtype)
-
-    def _accepts(self, before: TaskValues) -> Callable[[TaskValues], bool]:
-        def accept(after: TaskValues) -> bool:
-            falls = mean_over_tasks(after[LOSS]) < mean_over_tasks(before[LOSS])
-            return falls and mean_over_tasks(after[OUTER_KL]) <= self._settings.max_kl
-
-        return accept
-
-
-def _finite_values(
-    problem: MetaProblem, params: Params, *, chunks: Sequence[Chunk], parallel: ParallelMap
-) -> TaskValues | None:
-    try:
-        return meta_objective(problem, params, chunks=chunks, parallel=parallel)
-    except NumericalError:
-        return None

@@ -9,7 +9,7 @@ from typing import Protocol, SupportsFloat, TypeVar
 import numpy as np
 
 from metaloom.pipeline.algorithms.contract import NUM_UPDATES
-from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch, Params, Transitions
+from metaloom.pipeline.types import LearnerState, Metrics, Minibatch, Params, Transitions
 
 NUM_GRADIENT_STEPS = "num_gradient_steps"
 """Name in the state of the number of gradient steps over the run."""
@@ -51,9 +51,8 @@ class Counters:
 def merged(minibatch: Minibatch) -> Transitions:
     """The transitions [K, N] of all tasks as one batch [K * N]."""
     transitions = minibatch.transitions
-    return Transitions(
-        *(_merged(getattr(transitions, name)) for name in transitions.__dataclass_fields__),
-    )
+    columns = (getattr(transitions, name) for name in transitions.__dataclass_fields__)
+    return Transitions(*(values.reshape(-1, *values.shape[2:]) for values in columns))
 
 
 def means(names: Sequence[str], each: Iterable[Mapping[str, SupportsFloat]]) -> Metrics:
@@ -62,7 +61,3 @@ def means(names: Sequence[str], each: Iterable[Mapping[str, SupportsFloat]]) -> 
     table = [[float(one[name]) for name in names] for one in list(each)]
     averages = np.mean(table, axis=0) if table else np.full(len(names), np.nan)
     return dict(zip(names, averages.tolist(), strict=True)) | {"gradient_steps": float(len(table))}
-
-
-def _merged(values: Array) -> Array:
-    return values.reshape(-1, *values.shape[2:])

@@ -44,9 +44,6 @@ def _by_task(rounds: Sequence[EpisodeBatch]) -> Iterator[tuple[TransitionColumns
     first = rounds[0]
     columns = TransitionColumns(first.observations.shape[-1], first.actions.shape[-1])
     for b in range(len(first.rewards)):
-        yield columns, np.concatenate([_rows_of_task(columns, episodes, b) for episodes in rounds])
-
-
-def _rows_of_task(columns: TransitionColumns, episodes: EpisodeBatch, b: int) -> Array:
-    e, t = np.nonzero(episodes.mask[b])
-    return columns.pack(episodes, np.full_like(e, b), e, t)
+        real = [np.nonzero(episodes.mask[b]) for episodes in rounds]
+        packed = [columns.pack(of, np.full_like(e, b), e, t) for of, (e, t) in zip(rounds, real, strict=True)]
+        yield columns, np.concatenate(packed)

@@ -91,10 +91,23 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
     def infer(self, state: LearnerState, contexts: Iterable[Transitions]) -> TaskParams:
         """The posterior of every task, belief.mean and belief.variance [B, Z], given the context [1, C] of each."""
         encoder = PEARLArrays.of(state).params["encoder"]
+        means: list[Array] = []
+        variances: list[Array] = []
         # Task by task: they may differ in C, and the bits of one must not depend on how many others there are.
-        found = [self._infer(encoder, context) for context in contexts]
-        mean, variance = (np.concatenate(parts) for parts in zip(*found, strict=True))
-        return TaskParams({BELIEF_MEAN: mean, BELIEF_VARIANCE: variance})
+        for context in contexts:
+            if self.kernel.name == "fused":
+                found = fused(definition.infer)(self.settings, encoder, context)
+                means.append(found.mean)
+                variances.append(found.variance)
+                continue
+            network = self.networks.encoder
+            flat = FlatTensors(prefixed(encoder, network.prefix), self._device)
+            with torch.no_grad():
+                seen = transitions_like(flat.vector, context)
+                inferred = definition.infer(self.settings, network, flat.params, seen)
+            means.append(inferred.mean.cpu().numpy())
+            variances.append(inferred.variance.cpu().numpy())
+        return TaskParams({BELIEF_MEAN: np.concatenate(means), BELIEF_VARIANCE: np.concatenate(variances)})
 
     def adapt(
         self, state: LearnerState, params: TaskParams, evidence: ContextRounds, *, parallel: ParallelMap = map
@@ -147,14 +160,3 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
         if not self.settings.sparse_rewards:
             return context
         return replace(context, rewards=self._setup.sparse_rewards(context.rewards))
-
-    def _infer(self, encoder: Params, context: Transitions) -> tuple[Array, Array]:
-        if self.kernel.name == "fused":
-            found = fused(definition.infer)(self.settings, encoder, context)
-            return found.mean, found.variance
-        network = self.networks.encoder
-        flat = FlatTensors(prefixed(encoder, network.prefix), self._device)
-        with torch.no_grad():
-            seen = transitions_like(flat.vector, context)
-            inferred = definition.infer(self.settings, network, flat.params, seen)
-        return inferred.mean.cpu().numpy(), inferred.variance.cpu().numpy()

@@ -70,9 +70,9 @@ class SequenceRegion:
 
         def of_chunk(of: Sequences) -> Array:
             leaves = self._leaves(of)
-            return self._packed(
-                torch.autograd.grad(self._surrogate(leaves, of), self._learned(leaves), materialize_grads=True)
-            )
+            log_prob = self._policy.acting(leaves, of).log_prob(of.actions)
+            loss = -(likelihood_ratio(log_prob, of.old_log_prob) * of.advantages).sum()
+            return self._packed(torch.autograd.grad(loss, self._learned(leaves), materialize_grads=True))
 
         return self._mean(of_chunk)
 
@@ -106,10 +106,6 @@ class SequenceRegion:
             entropy = now.entropy().expand(of.advantages.shape).sum()
             total += [float(loss), float(recorded.kl(now).sum()), float(entropy)]
         return Found(*(total / self._num_steps).tolist()) if np.isfinite(total).all() else None
-
-    def _surrogate(self, leaves: Mapping[str, Tensor], of: Sequences) -> Tensor:
-        log_prob = self._policy.acting(leaves, of).log_prob(of.actions)
-        return -(likelihood_ratio(log_prob, of.old_log_prob) * of.advantages).sum()
 
     def _tensors(self, params: Mapping[str, Array], of: Sequences) -> dict[str, Tensor]:
         return {name: torch.tensor(value, device=of.inputs.device) for name, value in params.items()}

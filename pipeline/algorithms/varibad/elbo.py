@@ -87,7 +87,9 @@ def elbo(
     if drawn.at is None:
         weights = _real(trials.lengths, L).t() / lengths  # [L, N]
     else:
-        posteriors, kl = _picked(posteriors, drawn.at), kl.gather(0, drawn.at)
+        places = drawn.at.unsqueeze(-1).expand(*drawn.at.shape, posteriors.mean.shape[-1])
+        posteriors = DiagGaussian(*(part.gather(0, places) for part in posteriors))  # [K, N, Z]
+        kl = kl.gather(0, drawn.at)
         weights = torch.full_like(kl, 1 / len(kl))
     latents = posteriors.mean + posteriors.log_std.exp() * drawn.noise
     if drawn.decoded is None:
@@ -102,9 +104,3 @@ def elbo(
 def _real(lengths: Tensor, longest: int) -> Tensor:
     """[N, L] bool, where a step is real."""
     return torch.arange(longest, device=lengths.device) < lengths[:, None]
-
-
-def _picked(posteriors: DiagGaussian, at: Tensor) -> DiagGaussian:
-    """[K, N, Z] of [L, N, Z] by steps [K, N]."""
-    places = at.unsqueeze(-1).expand(*at.shape, posteriors.mean.shape[-1])
-    return DiagGaussian(*(part.gather(0, places) for part in posteriors))

@@ -11,7 +11,7 @@ from torch import Tensor
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.finite_checks import require_finite_params
 from metaloom.pipeline.algorithms.varibad.decoders import DecodedSteps, Decoders
-from metaloom.pipeline.algorithms.varibad.elbo import Drawn, Elbo, TrialTensors, elbo
+from metaloom.pipeline.algorithms.varibad.elbo import Drawn, TrialTensors, elbo
 from metaloom.pipeline.algorithms.varibad.settings import VariBAD
 from metaloom.pipeline.estimation.trials import Trials
 from metaloom.pipeline.nn.descent import Descent
@@ -59,7 +59,10 @@ class Model:
             rng = generator(run_seed, "model", iteration, n)
             trials = self._tensors(buffer.take(rng.choice(len(buffer), size, replace=False)))
             found = elbo(self._encoder, self._decoders, flat.params, trials, self._drawn(trials, rng))
-            descent.down(self._loss(found), learning_rate)
+            explained = settings.reward_weight * found.rewards
+            if settings.decode_states:
+                explained = explained + settings.state_weight * found.states
+            descent.down(settings.kl_weight * found.kl - explained, learning_rate)
             parts.append(torch.stack(found).detach())
         after = flat.copies()
         require_finite_params({"the model": after}, stage="meta_optimize", advice="Lower algorithm.model_learning_rate")
@@ -67,13 +70,6 @@ class Model:
         rewards, states, kl = torch.stack(parts).mean(0).tolist()
         metrics = {"reward_log_likelihood": rewards, "posterior_kl": kl, "elbo": rewards + states - kl}
         return after, descent.state, metrics | ({"state_log_likelihood": states} if settings.decode_states else {})
-
-    def _loss(self, found: Elbo) -> Tensor:
-        settings = self._settings
-        explained = settings.reward_weight * found.rewards
-        if settings.decode_states:
-            explained = explained + settings.state_weight * found.states
-        return settings.kl_weight * found.kl - explained
 
     def _drawn(self, trials: TrialTensors, rng: np.random.Generator) -> Drawn:
         settings, lengths = self._settings, trials.lengths.cpu().numpy()

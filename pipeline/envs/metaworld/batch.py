@@ -61,7 +61,7 @@ class MetaWorldBatch:
         return self._officials[number]
 
     def reset(self, tasks: Array, seeds: Array) -> Array:
-        del seeds  # a goal decides all of a start
+        # A goal decides all of a start: seeds play no part.
         stop_profiling_timer()
         numbers = tasks[:, 0].astype(np.int64)
         self._groups.clear()

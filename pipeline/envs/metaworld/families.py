@@ -15,7 +15,7 @@ from metaloom.pipeline.envs.metaworld.computation import Computation, check_comp
 from metaloom.pipeline.envs.metaworld.goals import GOAL_SIZE, Tasks, benchmark_tasks
 from metaloom.pipeline.envs.metaworld.names import BENCHMARKS, CLASSES, Split, class_name
 from metaloom.pipeline.envs.metaworld.oracle import OfficialClass
-from metaloom.pipeline.envs.task_classes import Classes, nearest
+from metaloom.pipeline.envs.task_classes import nearest
 from metaloom.pipeline.envs.task_sets import FixedTasks
 from metaloom.pipeline.types import Array
 
@@ -85,10 +85,17 @@ class MetaWorld(FixedTasks):
         render_mode: str | None = None,
         computation: Computation = "auto",
     ) -> None:
-        _check_options(type(self).__name__, benchmark_seed, reward_version, render_mode)
-        split = self.split
+        split, where = self.split, type(self).__name__
+        seed = benchmark_seed
+        is_whole = isinstance(seed, int) and not isinstance(seed, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not is_whole or not 0 <= seed < 2**32 - 1:
+            raise EnvError(f"{where}: benchmark_seed is {seed!r}; required a whole number from 0 to 2**32 - 2")
+        if reward_version not in ("v1", "v2"):
+            raise EnvError(f"{where}: reward_version is {reward_version!r}; required v1 or v2")
+        if render_mode not in (None, "rgb_array"):
+            raise EnvError(f"{where}: render_mode is {render_mode!r}; required None or 'rgb_array'")
         names = tuple(dict.fromkeys((*split.train, *split.test)))
-        check_computation(type(self).__name__, computation, reward_version, names)
+        check_computation(where, computation, reward_version, names)
         self.reward_version, self.render_mode = reward_version, render_mode
         self.computation: Computation = computation
         self.recorded = {"computed_by": {name: computed_by(name, computation, reward_version) for name in names}}
@@ -96,8 +103,9 @@ class MetaWorld(FixedTasks):
         self.test_task_set: Tasks | None = None
         if split.test:
             self.test_task_set = benchmark_tasks(split.test, benchmark_seed + self.test_seed_offset)
-        self.task_classes = _classes(split)
         self._numbers = [CLASSES.index(name) for name in names]
+        centers = dict(zip(names, self._numbers, strict=True))
+        self.task_classes = nearest("class", centers, split.test) if len(names) > 1 else None
         self._one_hot = {number: i for i, number in enumerate(self._numbers)} if self.goal_visible else {}
         size = OBSERVATION_SIZE + len(self._one_hot)
         self.observation_space = Box(-np.inf, np.inf, (size,), np.float64)
@@ -163,7 +171,11 @@ class MetaWorld(FixedTasks):
 
     def scene(self) -> tuple[Any, Any, Any]:
         """MuJoCo's model and data in the present state, and the camera to look through, of which films are made."""
-        return *self._row.show(0), _camera()
+        # Look at the table from in front of the robot. The package's own cameras there are upside down.
+        camera = mujoco.MjvCamera()
+        camera.lookat[:] = _TABLE
+        camera.azimuth, camera.elevation, camera.distance = -45, -25, 1.4
+        return *self._row.show(0), camera
 
     def close(self) -> None:
         self._close_renderer()
@@ -213,34 +225,9 @@ class MT50(MetaWorld):
     goal_visible = True
 
 
-def _camera() -> mujoco.MjvCamera:
-    """Look at the table from in front of the robot. The package's own cameras there are upside down."""
-    camera = mujoco.MjvCamera()
-    camera.lookat[:] = _TABLE
-    camera.azimuth, camera.elevation, camera.distance = -45, -25, 1.4
-    return camera
-
-
-def _ml1(task: str) -> type[ML1]:
-    about = {"split": Split((task,), (task,)), "__doc__": f"ML1 of {task}; see ML1.", "__module__": __name__}
-    return type(class_name(task), (ML1,), about)
-
-
-globals().update({class_name(task): _ml1(task) for task in CLASSES})
-
-
-def _check_options(name: str, benchmark_seed: object, reward_version: object, render_mode: object) -> None:
-    if isinstance(benchmark_seed, bool) or not isinstance(benchmark_seed, int) or not 0 <= benchmark_seed < 2**32 - 1:
-        raise EnvError(f"{name}: benchmark_seed is {benchmark_seed!r}; required a whole number from 0 to 2**32 - 2")
-    if reward_version not in ("v1", "v2"):
-        raise EnvError(f"{name}: reward_version is {reward_version!r}; required v1 or v2")
-    if render_mode not in (None, "rgb_array"):
-        raise EnvError(f"{name}: render_mode is {render_mode!r}; required None or 'rgb_array'")
-
-
-def _classes(split: Split) -> Classes | None:
-    names = tuple(dict.fromkeys((*split.train, *split.test)))
-    return nearest("class", {name: CLASSES.index(name) for name in names}, split.test) if len(names) > 1 else None
+for _task in CLASSES:
+    _about = {"split": Split((_task,), (_task,)), "__doc__": f"ML1 of {_task}; see ML1.", "__module__": __name__}
+    globals()[class_name(_task)] = type(class_name(_task), (ML1,), _about)
 
 
 def _components(numbers: Iterable[int]) -> tuple[tuple[str, str], ...]:

@@ -24,14 +24,6 @@ def official_classes() -> Mapping[str, type[Any]]:
     Raises:
         EnvError: the package is missing, or is another version.
     """
-    _require_version()
-    base = importlib.import_module("metaworld.sawyer_xyz_env").SawyerMocapBase
-    base.reset_mocap_welds = _reset_mocap_welds
-    found = importlib.import_module("metaworld.env_dict").ALL_V3_ENVIRONMENTS
-    return {name.removesuffix("-v3"): cls for name, cls in found.items()}
-
-
-def _require_version() -> None:
     try:
         found = version("metaworld")
         importlib.import_module("scipy")
@@ -39,6 +31,10 @@ def _require_version() -> None:
         raise EnvError(_install("is not installed, or scipy is not")) from None
     if found != VERSION:
         raise EnvError(_install(f"is version {found}"))
+    base = importlib.import_module("metaworld.sawyer_xyz_env").SawyerMocapBase
+    base.reset_mocap_welds = _reset_mocap_welds
+    classes = importlib.import_module("metaworld.env_dict").ALL_V3_ENVIRONMENTS
+    return {name.removesuffix("-v3"): cls for name, cls in classes.items()}
 
 
 def _install(found: str) -> str:

@@ -25,13 +25,11 @@ class CategoricalActor(Actor):
         """Int64 actions [n]; see Actor."""
         self._network.inputs[:] = observations.reshape(self._network.inputs.shape)
         log_probs = log_softmax(self._network.outputs().reshape(len(observations), -1))
-        actions = self._choose(t, log_probs)
+        if self._uniform is None:
+            actions = log_probs.argmax(-1)
+        else:
+            below = np.cumsum(np.exp(log_probs), axis=-1)
+            # Rounding may leave the last sum below 1, so the last action takes whatever is above the others.
+            actions = (self._uniform[t].reshape(-1, 1) >= below[:, :-1]).sum(-1)
         self._log_probs[t, rows] = log_probs[rows]
         return self._take(t, rows, actions[rows])
-
-    def _choose(self, t: int, log_probs: Array) -> Array:
-        if self._uniform is None:
-            return log_probs.argmax(-1)
-        below = np.cumsum(np.exp(log_probs), axis=-1)
-        # Rounding may leave the last sum below 1, so the last action takes whatever is above the others.
-        return (self._uniform[t].reshape(-1, 1) >= below[:, :-1]).sum(-1)

@@ -6,7 +6,6 @@ import torch
 from metaloom.pipeline.nn.modules import seeded
 from metaloom.pipeline.policies.actors.contract import Actor, ActorSetup
 from metaloom.pipeline.policies.build import build_own_policy
-from metaloom.pipeline.policies.contract import OwnDistribution
 from metaloom.pipeline.policies.torch_inference import PaddedRows, one_thread
 from metaloom.pipeline.types import Array
 
@@ -31,7 +30,16 @@ class OwnPolicyActor(Actor):
         found: list[tuple[Array, dict[str, Array]]] = []
         with one_thread(), torch.no_grad():
             for b, (params, inputs) in enumerate(self._rows):
-                found.append(self._act_in_task(t, b, self._policy.distribution(params, inputs)))
+                distribution = self._policy.distribution(params, inputs)
+                if self._seeds is None:
+                    drawn = distribution.mode()
+                else:
+                    with seeded(int(self._seeds[t, b])):
+                        drawn = distribution.sample()
+                # Of all rows, also of those that have ended, without the padding.
+                num_rows, parameters = self._rows.inputs.shape[1], distribution.parameters()
+                behavior = {name: value.numpy()[:num_rows] for name, value in parameters.items()}
+                found.append((drawn.numpy()[:num_rows], behavior))
         actions = np.concatenate([actions for actions, _ in found])[rows]
         self._take(t, rows, actions)
         for name in found[0][1]:
@@ -39,14 +47,3 @@ class OwnPolicyActor(Actor):
             kept = self.behavior_by_step.setdefault(name, np.zeros((len(self.actions), *values.shape), np.float32))
             kept[t, rows] = values[rows]
         return self.actions[t, rows]
-
-    def _act_in_task(self, t: int, b: int, distribution: OwnDistribution) -> tuple[Array, dict[str, Array]]:
-        """Actions of a task's rows, also of those that have ended, and what the distributions were."""
-        if self._seeds is None:
-            actions = distribution.mode()
-        else:
-            with seeded(int(self._seeds[t, b])):
-                actions = distribution.sample()
-        num_rows = self._rows.inputs.shape[1]
-        parameters = distribution.parameters()
-        return actions.numpy()[:num_rows], {name: value.numpy()[:num_rows] for name, value in parameters.items()}

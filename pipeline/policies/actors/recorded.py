@@ -18,5 +18,4 @@ class RecordedActor(Actor):
 
     def act(self, t: int, observations: Array, rows: Array) -> Array:
         """Actions [n, A] float32 or [n] int64; see Actor."""
-        del observations
         return self._take(t, rows, self._recorded[t, rows])

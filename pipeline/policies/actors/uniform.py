@@ -20,5 +20,4 @@ class UniformActor(Actor):
 
     def act(self, t: int, observations: Array, rows: Array) -> Array:
         """Actions [n, A] float32 or [n] int64; see Actor."""
-        del observations
         return self._take(t, rows, self._drawn[t, rows])

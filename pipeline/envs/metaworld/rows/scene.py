@@ -124,7 +124,10 @@ class Scene:
         if task.turn is not None:
             sources["turn"] = task.turn
         self._live = {name: _live(model, batch, source) for name, source in sources.items()}
-        self._live["pads_y"] = _pads_y(model, batch)
+        # [N, 2], y of the left and the right pad of the gripper: a view, in whatever order the bodies are.
+        left, right = (model.body(name).id for name in ("leftpad", "rightpad"))
+        apart = right - left
+        self._live["pads_y"] = batch.bind("xpos")[:, left : right + (1 if apart > 0 else -1) : apart, 1]
         self._offset = None if task.offset is None else np.array(task.offset)
 
     def of(self, rows: Array | slice) -> dict[str, Array]:
@@ -170,10 +173,3 @@ def _live(model: mujoco.MjModel, batch: mujoco_batch.Batch, source: Source) -> A
         return values[:, int(model.joint(source.name).qposadr[0])]
     kind = {"site_xpos": model.site, "site_xmat": model.site, "geom_xpos": model.geom, "geom_xmat": model.geom}
     return values[:, kind.get(source.field, model.body)(source.name).id]
-
-
-def _pads_y(model: mujoco.MjModel, batch: mujoco_batch.Batch) -> Array:
-    """[N, 2], y of the left and the right pad of the gripper: a view, in whatever order the bodies are."""
-    left, right = (model.body(name).id for name in ("leftpad", "rightpad"))
-    apart = right - left
-    return batch.bind("xpos")[:, left : right + (1 if apart > 0 else -1) : apart, 1]

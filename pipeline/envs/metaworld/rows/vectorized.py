@@ -48,7 +48,11 @@ class VectorizedRows:
         self.physics.place(rows)
         some = self.physics.some(rows)
         scene = self._scene.of(some)
-        observations = self._observe(scene, some)
+        # The frame of now, that of the step before, the goal.
+        frames = np.zeros((len(scene["hand"]), FRAME_SIZE))
+        self._scene.write_frames(scene, frames)
+        observations = np.concatenate([frames, self._frames[some], self._goals[some]], axis=1)
+        self._frames[some] = frames
         moment = Moment(
             actions.astype(np.float64),
             hand=observations[:, :3],
@@ -63,14 +67,6 @@ class VectorizedRows:
         return RowsStep(
             observations, found.rewards, found.success, self._info(found, rows), self._steps[some] >= MAX_STEPS
         )
-
-    def _observe(self, scene: dict[str, Array], rows: Array | slice) -> Array:
-        """[n, 39]: the frame of now, that of the step before, the goal."""
-        frames = np.zeros((len(scene["hand"]), FRAME_SIZE))
-        self._scene.write_frames(scene, frames)
-        observations = np.concatenate([frames, self._frames[rows], self._goals[rows]], axis=1)
-        self._frames[rows] = frames
-        return observations
 
     def _info(self, found: Evaluation, rows: Array) -> dict[str, Array]:
         asked = found.grasp_success
