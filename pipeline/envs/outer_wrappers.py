@@ -69,8 +69,8 @@ def wrapper_class(wrapper: WrapperConfig) -> type[gymnasium.Wrapper[Any, Any, An
             )
     if issubclass(cls, RecordVideo):
         raise EnvError(
-            f"env.wrappers: found {wrapper.name}, with which every copy of the environment, also in replays of a run by "
-            "others, writes films into a folder that a setting names; required wrappers that write no files: leave it "
+            f"env.wrappers: found {wrapper.name}, with which every copy of the environment, also in replays of others' "
+            "runs, writes films into a folder that a setting names; required wrappers that write no files: leave it "
             "out and film stored episodes with `metaloom video RUN@ITERATION`"
         )
     return cls
