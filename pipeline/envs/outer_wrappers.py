@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
-from gymnasium.wrappers import NormalizeObservation, NormalizeReward
+from gymnasium.wrappers import NormalizeObservation, NormalizeReward, RecordVideo
 
 from metaloom.pipeline.envs.config import WrapperConfig
 from metaloom.pipeline.envs.contract import EnvError, MetaEnv
@@ -49,7 +49,7 @@ def wrapper_class(wrapper: WrapperConfig) -> type[gymnasium.Wrapper[Any, Any, An
     """Import the class of a wrapper.
 
     Raises:
-        EnvError: there is none, or it keeps statistics over episodes.
+        EnvError: there is none, it keeps statistics over episodes, or it writes films.
     """
     try:
         cls = load_class(wrapper.path, gymnasium.Wrapper, wrapper.name)
@@ -67,6 +67,12 @@ def wrapper_class(wrapper: WrapperConfig) -> type[gymnasium.Wrapper[Any, Any, An
                 "seen, so that results would depend on workers and resumes; required statistics that are learned: "
                 f"leave it out and --set {setting}"
             )
+    if issubclass(cls, RecordVideo):
+        raise EnvError(
+            f"env.wrappers: found {wrapper.name}, with which every copy of the environment, also in replays of others' "
+            "runs, writes films into a folder that a setting names; required wrappers that write no files: leave it "
+            "out and film stored episodes with `metaloom video RUN@ITERATION`"
+        )
     return cls
 
 

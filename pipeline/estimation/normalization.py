@@ -112,7 +112,7 @@ class Normalization:
         if self.mean is None or self.std is None:
             return values
         shape = (len(self.mean), *(1,) * (values.ndim - 2), -1)
-        found = values - self.mean.reshape(shape)
+        found = np.subtract(values, self.mean.reshape(shape), dtype=np.float32)
         found /= self.std.reshape(shape)
         return np.clip(found, -CLIP, CLIP, out=found)
 

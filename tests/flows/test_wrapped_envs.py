@@ -11,6 +11,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from forging import forge
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from gymnasium.spaces.utils import flatten
 from wrapped_envs import Parts, Shifted
@@ -82,6 +83,17 @@ def test_the_modules_of_wrappers_are_recorded_and_need_trust(tiny_config, tmp_pa
         [*replay(tmp_path / "run")]
 
 
+def test_a_run_of_others_writes_no_films_where_its_settings_say(tiny_config, tmp_path):
+    train(tiny_config(env=env_in("TimeAwareObservation"), iterations=1), tmp_path / "run", backend=HERE)
+    options = {"video_folder": str(tmp_path / "films"), "step_trigger": 1}
+    films = {"wrappers": [{"name": "RecordVideo", "options": options}], "options": {"render_mode": "rgb_array"}}
+    forge(tmp_path / "run", lambda document: document["config"]["env"].update(films))
+    for use in (lambda: [*replay(tmp_path / "run")], metaloom.open_run(tmp_path / "run").policy):
+        with pytest.raises(EnvError, match="found RecordVideo, with which every copy"):
+            use()
+    assert not (tmp_path / "films").exists()
+
+
 def test_a_policy_adapts_to_the_environment_as_it_comes_and_wraps_it_as_its_run_does(tiny_config, tmp_path):
     train(tiny_config(env=env_in(SHIFTED), iterations=1), tmp_path / "run", backend=HERE)
     policy = metaloom.open_run(tmp_path / "run").policy()
@@ -116,6 +128,7 @@ def test_runs_without_wrappers_keep_their_digest_and_those_with_some_have_anothe
         ("GrayscaleObservation", r"required a wrapper that takes an environment with observations in Box"),
         ("NormalizeObservation", "and --set policy.normalize_observations=true"),
         ("gymnasium.wrappers:NormalizeReward", "and --set processing.scale_rewards=true"),
+        ({"name": "RecordVideo", "options": {"video_folder": "films"}}, "leave it out and film stored episodes with"),
         ("wrapped_envs:Misfit", r"required numbers of shape \(7,\), as its observation_space says; without them the"),
         ({"name": "TransformReward", "options": {"func": 3}}, "'int' object is not callable; without them the"),
     ],

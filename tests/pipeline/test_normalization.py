@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from gymnasium.wrappers.utils import RunningMeanStd
 from numpy.testing import assert_allclose, assert_array_equal
 
@@ -79,6 +80,16 @@ def test_episodes_are_normalized_clipped_and_zero_on_padding() -> None:
     assert found.observations.max() == CLIP
     assert_array_equal(found.rewards, np.clip(far.rewards * 2, -CLIP, CLIP))
     assert found.rewards.max() == CLIP
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int16, np.int32, np.uint32, np.int64])
+def test_integers_are_normalized_as_their_float32(kind: type) -> None:
+    normalization = Normalization(np.full((B, O), 1.5, np.float32), np.full((B, O), 2.0, np.float32))
+    batch = replace(ROUNDS[0], observations=RNG.integers(0, 100, (B, E, T + 1, O)).astype(kind))
+    found = normalization.episodes(batch).observations
+    floats = replace(batch, observations=batch.observations.astype(np.float32))
+    assert found.dtype == np.float32
+    assert_array_equal(found, normalization.episodes(floats).observations)
 
 
 def test_without_statistics_nothing_is_normalized() -> None:

@@ -25,6 +25,10 @@ class VariBAD(TrialClipping):
 
     name: Literal["varibad"] = "varibad"
 
+    trial_end: Literal["seen", "unseen"] = later("seen", before="unseen")
+    """Value behind a trial's last step is 0. seen: the critic alone sees how far the trial has come; unseen: it does
+    not."""
+
     # Networks.
     latent_size: int = Field(default=5, ge=1)
     """Dimensions of the latent variable m that stands for a task."""

@@ -106,6 +106,11 @@ def test_the_critic_alone_sees_how_far_a_trial_has_come():
     assert estimates.inputs(estimates.trials(episodes)).shape[-1] == of.inputs.shape[-1]
 
 
+def test_a_trial_whose_posterior_behind_its_end_nobody_knows_is_not_bootstrapped():
+    with pytest.raises(ValueError, match="Input should be 'seen' or 'unseen'"):
+        VariBAD(**SMALL, trial_end="bootstrapped")
+
+
 def test_an_update_is_the_same_again_and_leaves_its_input_alone():
     learner, state, experience, after, metrics = updated()
     before = {name: value.copy() for name, value in (state.params | state.extra | state.optimizer).items()}
