@@ -75,7 +75,8 @@ def train(
         storage.RunExists: there is such a run already.
     """
     if isinstance(recipe, RunConfig):
-        config = build_config(override(recipe.model_dump(mode="json"), assignments(settings)))
+        given = recipe.model_dump(mode="json", exclude={"env": recipe.env.left_open})
+        config = build_config(override(given, assignments(settings)))
     else:
         config = new_config(recipe, assignments(settings))
     stem = config.algorithm.name if isinstance(recipe, RunConfig) else Path(recipe).stem

@@ -165,4 +165,4 @@ def load_settings(recipe_or_file: str) -> dict[str, Any]:
     # What a recipe leaves to the algorithm and the environment is decided anew when one of them is replaced.
     with step_limits_left_open():
         config = RECIPES[recipe_or_file]()
-    return config.model_dump(mode="json", include=config.model_fields_set)
+    return config.model_dump(mode="json", include=config.model_fields_set, exclude={"env": config.env.left_open})

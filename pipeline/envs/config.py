@@ -100,10 +100,15 @@ class EnvConfig(Settings):
         """True if no code of others takes part."""
         return self.name in ENVS and not self.wrappers
 
+    @property
+    def left_open(self) -> set[str]:
+        """Names of settings that nobody gave and whose defaults are others for an environment that is built in."""
+        return self.before().keys() - self.model_fields_set
+
     def as_in(self, stored: Mapping[str, Any]) -> "EnvConfig":
         """The same with what was found before a stored run, whose env section is given, where it is left open here."""
         known = {**self.before(), **stored}
-        return self.model_copy(update={name: known[name] for name in self.before().keys() - self.model_fields_set})
+        return self.model_copy(update={name: known[name] for name in self.left_open})
 
     @field_validator("observed")
     @classmethod

@@ -22,6 +22,7 @@ from metaloom.flows.commands.evaluate import evaluate
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.exports import export
+from metaloom.flows.recipes import new_config
 from metaloom.flows.rollouts.rehearsal import settled
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.trained.deployment import _ActionMap
@@ -165,6 +166,20 @@ def test_wrappers_around_a_meta_env_keep_its_tasks(tiny_config, tmp_path):
     assert terms == {"progress": both[1][1][1], "wrappers": -both[1][1][1] / 2}
     train(tiny_config(env=config.model_dump(mode="json", exclude={"copies"})), tmp_path / "run", backend=HERE)
     assert storage.open_run(tmp_path / "run")[0].metrics()["witness_reproduced"] == 1
+
+
+@pytest.mark.parametrize("change", ["env=CartPole-v1", "env.name=CartPole-v1", "env.wrappers=[TimeAwareObservation]"])
+def test_an_environment_of_others_is_rehearsed_and_witnessed_whatever_recipe_it_is_put_into(change):
+    env = new_config("promp-point-corner", [change]).env
+    assert (env.copies, env.seed_bits, env.witness, env.integer_observations) == ("auto", 32, True, True)
+    assert new_config("promp-point-corner", [change, "env.copies=kept"]).env.copies == "kept"
+
+
+def test_wrappers_put_around_the_environment_of_settings_bring_a_witness(tiny_config, tmp_path):
+    config = tiny_config(env="point-corner", iterations=1)
+    run = metaloom.train(config, tmp_path / "run", progress=False, env={"wrappers": [SHIFTED]})
+    assert run.config["env"]["witness"]
+    assert "witness_reproduced" in run.metrics().column_names
 
 
 def test_names_and_options_can_be_set_on_the_command_line():
