@@ -1,13 +1,15 @@
 """Rollouts in a worker process that may not live to return them. Workers import this module: no torch."""
 
 import multiprocessing
+import random
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
+import dask.sizeof
+import distributed.utils_comm
 import numpy as np
-from dask.sizeof import sizeof
 
 from metaloom.flows.rollouts.flight_recorder import (
     NOT_YET,
@@ -28,6 +30,11 @@ from metaloom.stages.collect_rollouts import RolloutPosition
 from metaloom.stages.faults import StageFault
 from metaloom.stages.rollouts.faults import Circumstances, RolloutError
 from metaloom.stages.sample_tasks import sample_tasks
+
+# Dask's threads draw from `random` in the trainer and in workers: from one of their own, so that the global generator
+# changes only if the work draws.
+for _dask in (dask.sizeof, distributed.utils_comm):
+    vars(_dask)["random"] = random.Random()
 
 
 @dataclass(frozen=True)
@@ -120,7 +127,7 @@ class Collected:
         return self.processor_seconds if self.processor_seconds > self.seconds / 10 else self.seconds
 
 
-sizeof.register(Collected, num_bytes)
+dask.sizeof.sizeof.register(Collected, num_bytes)
 
 
 def collect_watched(shard: Shard, params: TaskParams, supervision: Supervision) -> Collected:

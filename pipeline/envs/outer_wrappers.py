@@ -94,7 +94,7 @@ def _in_wrapper(env: gymnasium.Env[Any, Any], wrapper: WrapperConfig) -> gymnasi
         if is_ctrl_c(problem):
             raise
         raise EnvError(
-            f"{about} raised {last_line(problem)}; required a wrapper that takes an environment with observations in "
+            f"{about} raised {last_line(problem)}; the environment has observations in "
             f"{env.observation_space} and actions in {env.action_space}"
         ) from problem
     changed["observation_components"] |= isinstance(found, gymnasium.ObservationWrapper)

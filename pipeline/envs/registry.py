@@ -163,6 +163,11 @@ def _make_from_class(config: EnvConfig) -> gymnasium.Env[Any, Any]:
 
 
 def _make_from_gymnasium(gymnasium_id: str, config: EnvConfig) -> gymnasium.Env[Any, Any]:
+    if "max_episode_steps" in config.options:
+        raise EnvError(
+            "env.options: found max_episode_steps; required the run's own setting, --set "
+            f"max_episode_steps={config.options['max_episode_steps']}"
+        )
     try:
         # -1: no TimeLimit, since max_episode_steps of the run ends the episodes.
         env = gymnasium.make(gymnasium_id, max_episode_steps=-1, disable_env_checker=True, **config.options)

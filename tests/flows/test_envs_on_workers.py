@@ -1,5 +1,6 @@
 """Every registered environment in another process: its tasks arrive there, and its episodes have the same bits."""
 
+import random
 from collections.abc import Iterator
 from operator import methodcaller
 
@@ -10,6 +11,7 @@ from env_names import ENV_NAMES
 from gymnasium.spaces import Discrete
 
 from metaloom.flows.rollouts.connection import connected
+from metaloom.flows.rollouts.supervised import is_built_in
 from metaloom.flows.rollouts.workers import Backend, SamplerSpec, collect_shard
 from metaloom.pipeline.algorithms.maml.settings import ProMP
 from metaloom.pipeline.algorithms.rl2.settings import RL2
@@ -34,6 +36,14 @@ def run_config(name: str) -> RunConfig:
 def client() -> Iterator[Client]:
     with connected(Backend(workers=1), SamplerSpec.of(run_config("point-corner"), threads=1), "a-session") as there:
         yield there.client
+
+
+def test_dask_draws_from_the_global_generator_neither_here_nor_in_a_worker(client: Client) -> None:
+    assert client.submit(is_built_in, SamplerSpec.of(run_config("point-corner"), threads=1), pure=False).result()
+    before, there = random.getstate(), client.submit(random.getstate, pure=False).result()
+    assert client.submit(list, range(1000), pure=False).result() == list(range(1000))
+    assert client.submit(random.getstate, pure=False).result() == there
+    assert random.getstate() == before
 
 
 @pytest.mark.parametrize("name", ENV_NAMES)

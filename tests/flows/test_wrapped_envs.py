@@ -126,7 +126,7 @@ def test_runs_without_wrappers_keep_their_digest_and_those_with_some_have_anothe
         ("wrapped_envs:np", "required a subclass of gymnasium.core:Wrapper"),
         ("RescaleAction", "missing a required argument: 'min_action'; allowed: min_action, max_action"),
         ({"name": "wrapped_envs:Shifted", "options": {"to": 1}}, "unexpected keyword argument 'to'; allowed: by"),
-        ("GrayscaleObservation", r"required a wrapper that takes an environment with observations in Box"),
+        ("GrayscaleObservation", r"the environment has observations in Box"),
         ("NormalizeObservation", "and --set policy.normalize_observations=true"),
         ("gymnasium.wrappers:NormalizeReward", "and --set processing.scale_rewards=true"),
         ({"name": "RecordVideo", "options": {"video_folder": "films"}}, "leave it out and film stored episodes with"),

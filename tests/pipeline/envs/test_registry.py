@@ -218,6 +218,8 @@ def test_an_env_that_gymnasium_knows_comes_without_its_time_limit() -> None:
 def test_an_env_that_gymnasium_cannot_make_says_why() -> None:
     with pytest.raises(EnvError, match=r"gymnasium cannot make 'Pendulum-v1' with options \{'weight': 1\}"):
         make_env(EnvConfig(name="Pendulum-v1", options={"weight": 1}))
+    with pytest.raises(EnvError, match="required the run's own setting, --set max_episode_steps=60"):
+        make_env(EnvConfig(name="Pendulum-v1", options={"max_episode_steps": 60}))
 
 
 def test_without_a_scale_actions_reach_the_env_as_they_are_but_inside_its_box() -> None:
