@@ -33,7 +33,7 @@ TEMPORARY = $(shell test "$$(df --output=avail $(MEMORY) 2>/dev/null | tail -n 1
 # It asks for MuJoCo 3.3.0, which has no batches, and works with ours all the same; so without its dependencies.
 METAWORLD = metaworld==3.1.1
 
-.PHONY: help setup metaworld train test coverage lint types layers serve learning sweep digests mutants fuzz newest bench \
+.PHONY: help setup metaworld train test leaks coverage lint types layers serve learning sweep digests mutants fuzz newest bench \
 	field docs dist lock
 
 help:  ## list the targets
@@ -49,6 +49,9 @@ train: $(READY)  ## meta-train RECIPE for ITERATIONS iterations; ARGS="--run NAM
 
 test: lint  ## the whole CI suite: linters, types, layers, tests
 	$(TEMPORARY) $(BIN)/pytest $(IN_TWO) $(SUITE) --durations=10 $(ARGS)
+
+leaks: $(READY)  ## the suite once more, looking for what a test leaves to those after it: threads, variables, ports
+	METALOOM_LEAKS=1 $(TEMPORARY) $(BIN)/pytest $(IN_TWO) $(SUITE) $(ARGS)
 
 coverage: $(READY)  ## the lines that the suite does not reach; takes half as long again
 	$(TEMPORARY) $(BIN)/pytest $(IN_TWO) $(SUITE) --cov --cov-report=term-missing:skip-covered $(ARGS)

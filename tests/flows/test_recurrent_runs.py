@@ -128,7 +128,7 @@ def test_settings_that_do_not_fit_are_refused_with_the_reason(change, reason):
     ("env", "observed", "reason"),
     [
         ("CartPole-v1", "[0, 4]", r"env\.observed: found \[0, 4\] for CartPoleEnv"),
-        ("FrozenLake-v1", "[0]", "required places in a Box with one axis"),
+        ("FrozenLake-v1", "[16]", "required places in a Box with one axis"),  # the unit vector of its 16 states
         ("half-cheetah-dir", "[0]", "which is a MetaEnv; required a plain gymnasium environment"),
     ],
 )

@@ -38,6 +38,8 @@ def test_a_run_says_what_its_robot_observed_though_nobody_asked(tmp_path, tiny_c
         "copies": "kept",
         "seed_bits": 64,
         "witness": False,
+        "integer_observations": False,
+        "wrappers": [],
     }
     assert plain.info["config_digest"] == asked.info["config_digest"]
     assert plain[0].rollouts(0).observations.shape[-1] == 111
