@@ -152,13 +152,18 @@ class TorchSteps(GradientSteps):
         return value_loss(values, old_values, self._tensor(rows.targets), self._settings.value_clip)
 
     def _distribution(self, observations: Array) -> Distribution:
-        return self._policy.distribution(self._policy_params.params, self._tensor(observations).float())
+        return self._policy.distribution(self._policy_params.params, self._observations(observations))
 
     def _recorded(self, behavior: Mapping[str, Array]) -> Distribution:
         return self._policy.recorded({name: self._tensor(value) for name, value in behavior.items()})
 
     def _values(self, observations: Array) -> Tensor:
-        return self._critic(self._critic_params.params, self._tensor(observations).float()).squeeze(-1)
+        return self._critic(self._critic_params.params, self._observations(observations)).squeeze(-1)
+
+    def _observations(self, array: Array) -> Tensor:
+        """Integers as float32."""
+        tensor = self._tensor(array)
+        return tensor if tensor.is_floating_point() else tensor.float()
 
     def _tensor(self, array: Array) -> Tensor:
         tensor = torch.from_numpy(array)
