@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from importlib import import_module
 from operator import methodcaller
 
 import numpy as np
@@ -10,8 +11,8 @@ from distributed import Client
 from env_names import ENV_NAMES
 from gymnasium.spaces import Discrete
 
+from metaloom.flows.rollouts import supervised
 from metaloom.flows.rollouts.connection import connected
-from metaloom.flows.rollouts.supervised import is_built_in
 from metaloom.flows.rollouts.workers import Backend, SamplerSpec, collect_shard
 from metaloom.pipeline.algorithms.maml.settings import ProMP
 from metaloom.pipeline.algorithms.rl2.settings import RL2
@@ -39,7 +40,8 @@ def client() -> Iterator[Client]:
 
 
 def test_dask_draws_from_the_global_generator_neither_here_nor_in_a_worker(client: Client) -> None:
-    assert client.submit(is_built_in, SamplerSpec.of(run_config("point-corner"), threads=1), pure=False).result()
+    # A worker imports this module with the first work that it gets.
+    client.submit(import_module, supervised.__name__, pure=False).result()
     before, there = random.getstate(), client.submit(random.getstate, pure=False).result()
     assert client.submit(list, range(1000), pure=False).result() == list(range(1000))
     assert client.submit(random.getstate, pure=False).result() == there
