@@ -66,30 +66,27 @@ class Sampler:
     """Measures the first iterations of a run as they end."""
 
     def __init__(self) -> None:
-        self._iterations, self._ends, self._sizes = list[int](), [0.0], list[Counter[str]]()
+        self._ends, self._first = [0.0], (0, Counter[str]())
 
     def add(self, run: Run, report: IterationReport) -> None:
         """Measure after an iteration."""
-        self._iterations.append(report.iteration)
         self._ends.append(report.elapsed_seconds)
-        sizes: Counter[str] = Counter()
-        for path, num_bytes in run.files.sizes().items():
-            sizes[path.partition("/")[0]] += num_bytes
-        self._sizes.append(sizes)
+        if self.iterations == 1:
+            self._first = report.iteration, _sizes(run)
 
     @property
     def iterations(self) -> int:
         """Number of iterations measured."""
-        return len(self._iterations)
+        return len(self._ends) - 1
 
-    def sample(self) -> Sample:
-        """Return what was measured, of two iterations at least."""
-        first, last = self._sizes[0], self._sizes[-1]
+    def sample(self, run: Run) -> Sample:
+        """Return what was measured, right after the last iteration of two at least."""
+        (iteration, first), last = self._first, _sizes(run)
         each = Counter({kind: max(0, last[kind] - first[kind]) // (self.iterations - 1) for kind in last})
         arrays, tables, log = each.pop("data.zarr", 0), each.pop("tables", 0), each.pop(FOLDER, 0)
         records = each.total()
         seconds = [end - began for began, end in zip(self._ends, self._ends[1:], strict=False)]
-        start = first.total() - (self._iterations[0] + 1) * (arrays + tables + log + records)
+        start = first.total() - (iteration + 1) * (arrays + tables + log + records)
         return Sample(
             iterations=self.iterations,
             memory_bytes=most_memory(resource.RUSAGE_SELF),
@@ -101,6 +98,14 @@ class Sampler:
             record_bytes=records,
             log_bytes=log,
         )
+
+
+def _sizes(run: Run) -> Counter[str]:
+    """Bytes of a run by the first folder of their paths."""
+    sizes = Counter[str]()
+    for path, num_bytes in run.files.sizes().items():
+        sizes[path.partition("/")[0]] += num_bytes
+    return sizes
 
 
 @dataclass(frozen=True)
@@ -155,7 +160,7 @@ def kept_usage(run: Run, iterations: int, observer: Observer) -> Iterator[Observ
         if usage.sample is None:
             sampler.add(run, report)
             if sampler.iterations == enough:
-                usage = replace(usage, sample=sampler.sample())
+                usage = replace(usage, sample=sampler.sample(run))
         if time.perf_counter() - written > _WRITE_EVERY_SECONDS:
             write()
         observer.iteration_done(report)

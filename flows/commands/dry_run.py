@@ -134,7 +134,7 @@ def dry_run(config: RunConfig, folder: Path, backend: Backend = Backend(), *, pr
 
 def _probe(config: RunConfig, backend: Backend) -> Probe:
     """Train some iterations, and write the report: in the first one, things are imported and built."""
-    sampler, began = Sampler(), time.monotonic()
+    sampler, began, sample = Sampler(), time.monotonic(), None
     evaluation = config.evaluation.model_copy(update={"every": None})
     short = config.model_copy(update={"iterations": min(_PROBED, config.iterations), "evaluation": evaluation})
     with unfinished_folder(Path(tempfile.gettempdir()), "metaloom-probe", 0o700) as folder:
@@ -143,10 +143,13 @@ def _probe(config: RunConfig, backend: Backend) -> Probe:
             return time.monotonic() - began > (_PROBE_SECONDS if sampler.iterations < 2 else _ENOUGH_SECONDS)
 
         def note(report: IterationReport) -> None:
-            sampler.add(storage.open_run(folder / "run"), report)
+            nonlocal sample
+            run = storage.open_run(folder / "run")
+            sampler.add(run, report)
+            if sampler.iterations > 1:
+                sample = sampler.sample(run)
 
         train(short, folder / "run", backend=backend, observer=Observer(iteration_done=note, should_stop=enough))
-        sample = sampler.sample() if sampler.iterations > 1 else None
         if sampler.iterations:  # charts take memory too
             write_report(storage.open_run(folder / "run"), folder / "report")
     return Probe(
