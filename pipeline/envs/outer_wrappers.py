@@ -15,7 +15,7 @@ from metaloom.pipeline.plugins import load_class
 from metaloom.pipeline.schema import ConfigError, suggestion
 from metaloom.pipeline.types import Array
 
-_STATISTICS = {
+STATISTICS = {
     NormalizeObservation: "policy.normalize_observations=true",
     NormalizeReward: "processing.scale_rewards=true",
 }
@@ -60,7 +60,7 @@ def wrapper_class(wrapper: WrapperConfig) -> type[gymnasium.Wrapper[Any, Any, An
             f"env.wrappers: found {wrapper.name!r}{suggestion(wrapper.name, gymnasium.wrappers.__all__)}\nRequired: a "
             "class of gymnasium.wrappers for single environments, or module:Class of another gymnasium.Wrapper"
         ) from problem
-    for statistics, setting in _STATISTICS.items():
+    for statistics, setting in STATISTICS.items():
         if issubclass(cls, statistics):
             raise EnvError(
                 f"env.wrappers: found {wrapper.name}, whose statistics are of what one copy of the environment has "

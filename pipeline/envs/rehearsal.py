@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
-from gymnasium.wrappers import NormalizeObservation, NormalizeReward
 
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import BatchEnv, EnvError
 from metaloom.pipeline.envs.fact_checks import check_facts, declared_facts
 from metaloom.pipeline.envs.facts import component_facts
 from metaloom.pipeline.envs.finite_checks import last_line
+from metaloom.pipeline.envs.outer_wrappers import STATISTICS
 from metaloom.pipeline.envs.registry import make_batch_env, make_env, require_env
 from metaloom.pipeline.envs.wrappers import is_bounded
 from metaloom.pipeline.global_random import Draw, GlobalRandomWatch
@@ -238,15 +238,15 @@ def _statistics_wrapper(env: gymnasium.Env[Any, Any]) -> str:
     """Name gymnasium's wrapper that normalizes by the statistics of all episodes of a copy; "" if there is none."""
     inner: Any = env
     while isinstance(inner, gymnasium.Env):
-        if isinstance(inner, NormalizeObservation | NormalizeReward):
+        if isinstance(inner, tuple(STATISTICS)):
             return type(inner).__name__
         inner = getattr(inner, "env", None)
     return ""
 
 
 _NORMALIZES = (
-    "{wrapper} normalizes by the statistics of all episodes that a copy has played, which no run stores; required the "
-    "environment without it, and policy.normalize_observations=true or processing.scale_rewards=true, which keep such "
+    "%s normalizes by the statistics of all episodes that a copy has played, which no run stores; required the "
+    f"environment without it, and {' or '.join(STATISTICS.values())}, which keep such "
     "statistics in the learner; to train on it all the same: --set env.copies=kept"
 )
 
@@ -291,7 +291,7 @@ def main(steps: int, thorough: bool, timeout_seconds: float) -> dict[str, Any]:
     except EnvError:  # as training will report it
         return {}
     if config.copies == "auto" and (wrapper := _statistics_wrapper(env)):
-        return {"refusal": _NORMALIZES.format(wrapper=wrapper)}
+        return {"refusal": _NORMALIZES % wrapper}
     found: dict[str, Any] = {"discrete": isinstance(env.action_space, Discrete), "misses": missed_box(env.action_space)}
     env.close()
     if config.wrappers and (problem := _wrapper_problem(config)):
