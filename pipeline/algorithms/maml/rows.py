@@ -226,8 +226,9 @@ def task_rows(
         rows = real_rows(mask)
 
     def select(values: Array, kind: torch.dtype = dtype) -> Tensor:
-        b, _, _, *rest = values[tasks].shape
-        flat = values[tasks].reshape(b, E * values.shape[2], *rest)
+        chosen = values[tasks]
+        b, _, T, *rest = chosen.shape
+        flat = chosen.reshape(b, E * T, *rest)
         if rows is not None:
             flat = np.take_along_axis(flat, rows.reshape(*rows.shape, *(1 for _ in rest)), axis=1)
         return to_tensor(flat, kind, device)

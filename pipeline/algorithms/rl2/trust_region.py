@@ -172,8 +172,7 @@ class RL2TRPOLearner(WithMemoryLearner):
             "value_loss_after": value_loss * float(batch.scale[1]) ** 2,
             "gradient_norm": float(np.linalg.norm(gradient)),
             **searched,
-            **self.estimates.episode_returns(step.episodes),
-            **(batch.end_advantages() if self._settings.position_size else {}),
+            **self.estimates.metrics(step.episodes, batch),
         }
         counter = np.array(int(state.extra[NUM_UPDATES]) + 1, np.int64)
         extra = {**state.extra, **critic, CRITIC_SCALE: batch.scale, NUM_UPDATES: counter}

@@ -21,6 +21,8 @@ class Batch:
 
     Attributes:
         scale: mean and standard deviation of the values' targets over all real steps, [2] float32.
+        end_advantages: share of all squared advantages in the last twelfth of every trial, and their mean there: near
+            1/12 and 0 where the critic sees the end.
     """
 
     def __init__(
@@ -53,8 +55,10 @@ class Batch:
         self._inputs, self._actions = self._tensor(inputs), self._tensor(trials.actions)
         advantages = trials.along(samples.advantages)
         self._advantages = self._tensor(advantages)
-        self._end = advantages[trials.mask & (np.arange(advantages.shape[1]) >= trials.lengths[:, None] * 11 // 12)]
-        self._sum_of_squares = float(np.square(advantages[trials.mask], dtype=np.float64).sum())
+        end = advantages[trials.mask & (np.arange(advantages.shape[1]) >= trials.lengths[:, None] * 11 // 12)]
+        at_end, of_all = (float(np.square(of, dtype=np.float64).sum()) for of in (end, advantages[trials.mask]))
+        share = at_end / of_all if of_all else 0.0
+        self.end_advantages: Metrics = {"end_advantage_share": share, "end_advantage_mean": float(end.mean())}
         mean, std = self.scale
         self._targets = self._tensor(((targets - mean) / std).astype(np.float32))
         self._real = None if trials.mask.all() else self._tensor(trials.mask)
@@ -77,15 +81,6 @@ class Batch:
         chosen = torch.from_numpy(which).to(self._device)
         real = self._places(None if self._real is None else self._real[:, chosen])
         return self._policy.recorded({name: _rows(value[:, chosen], real) for name, value in self._behavior.items()})
-
-    def end_advantages(self) -> Metrics:
-        """Describe the advantages of the last twelfth of every trial: a critic that sees the end has none to blame.
-
-        Their share of all squared advantages is about a twelfth, and their mean about 0, in standard deviations.
-        """
-        squares = float(np.square(self._end, dtype=np.float64).sum())
-        share = squares / self._sum_of_squares if self._sum_of_squares else 0.0
-        return {"end_advantage_share": share, "end_advantage_mean": float(self._end.mean())}
 
     @staticmethod
     def _places(real: Tensor | None) -> Tensor | None:

@@ -76,11 +76,12 @@ class TrialEstimates:
             trials, step.samples, self.inputs(trials), self._policy, self._setup.processing, self.device, behind
         )
 
-    def episode_returns(self, episodes: EpisodeBatch) -> Metrics:
-        """Mean returns of the first and the last episodes of trials."""
+    def metrics(self, episodes: EpisodeBatch, batch: Batch) -> Metrics:
+        """Describe trials: mean returns of their first and last episodes, and advantages at an end that is seen."""
         by_place = episodes.episode_returns.reshape(len(episodes.lengths), self._settings.episodes_per_trial, -1)
         ends = {"first_episode_return": by_place[:, 0], "last_episode_return": by_place[:, -1]}
-        return {name: float(returns.mean()) for name, returns in ends.items()}
+        found = {name: float(returns.mean()) for name, returns in ends.items()}
+        return found | (batch.end_advantages if self._settings.position_size else {})
 
     def _values(self, params: Mapping[str, Array], values_scale: Array, trials: Trials) -> tuple[Array, Array | None]:
         """V [N, L] of the steps of trials, and what their ends are credited with, [N]; float32."""

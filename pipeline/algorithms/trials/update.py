@@ -91,8 +91,7 @@ class TrialUpdate:
         )
         metrics = {
             **self._described(flat.params, batch),
-            **self._estimates.episode_returns(step.episodes),
-            **(batch.end_advantages() if settings.position_size else {}),
+            **self._estimates.metrics(step.episodes, batch),
             # Read only now, so that a device is not waited for before its work.
             "gradient_norm": float(torch.stack(norms).mean()),
             "learning_rate": rate,
