@@ -199,10 +199,8 @@ def _shares(closed_loop: Callable[[], object]) -> dict[str, float]:
     parts = {
         "physics": ("batch.py", "step"),
         "policy": ("inference.py", "mean"),
-        "seeds": ("collect_rollouts.py", "_seeds"),
         "resets": ("wrappers.py", "reset"),
-        "noise": ("collect_rollouts.py", "_noise"),
-        "actions with policy": ("collect_rollouts.py", "_act"),
+        "actions with policy": ("collect_rollouts.py", "_act_in_all"),
         "physics with rules": ("wrappers.py", "step"),
         "recording": ("collect_rollouts.py", "_record"),
         "to [B, E, T]": ("collect_rollouts.py", "_episodes"),

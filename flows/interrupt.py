@@ -17,7 +17,7 @@ from types import FrameType
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from metaloom.flows.errors import EXIT_INTERRUPTED as EXIT_INTERRUPTED
+from metaloom.flows.errors import EXIT_INTERRUPTED
 from metaloom.flows.rollouts.guard import tell_asked_to_end
 
 STAGE_SECONDS = 10.0

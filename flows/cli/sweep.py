@@ -19,7 +19,7 @@ from metaloom.flows.cli.options import (
     refuse_with,
 )
 from metaloom.flows.cli.output import answer, say, unless_closed
-from metaloom.flows.errors import UsageError
+from metaloom.flows.errors import EXIT_INTERRUPTED, UsageError
 from metaloom.flows.loggers import LogPlan
 from metaloom.flows.views.status import STATUS
 
@@ -169,7 +169,7 @@ def _train(
     from metaloom.flows.commands.sweep import train_sweep
     from metaloom.flows.commands.trial_scores import trials_of
     from metaloom.flows.formatting import plural
-    from metaloom.flows.interrupt import EXIT_INTERRUPTED, stop_on_interrupt
+    from metaloom.flows.interrupt import stop_on_interrupt
     from metaloom.flows.results.sweep import best_of
     from metaloom.flows.views.run_info import is_complete
     from metaloom.flows.views.sweep_progress import sweep_progress

@@ -27,7 +27,7 @@ from metaloom.flows.cli.options import (
     refuse_without,
 )
 from metaloom.flows.cli.output import answer, console, say, unless_closed
-from metaloom.flows.errors import UsageError
+from metaloom.flows.errors import EXIT_INTERRUPTED, USAGE, UsageError
 from metaloom.flows.views.status import STATUS
 from metaloom.pipeline.device import DeviceName
 from metaloom.pipeline.shown import printable
@@ -173,7 +173,6 @@ def _require_witness(strict: bool, witness: bool) -> None:
 
 def _dry_run(config: "RunConfig", folder: Path, backend: "Backend", *, probe: bool, as_json: bool) -> int:
     from metaloom.flows.commands.dry_run import dry_run
-    from metaloom.flows.errors import USAGE
 
     found = dry_run(config, folder, backend, probe=probe)
     answer(as_json, found.document, found.table)
@@ -194,7 +193,7 @@ def _train(
 ) -> int:
     from metaloom.flows.cli.verify import what_helps
     from metaloom.flows.formatting import plural
-    from metaloom.flows.interrupt import EXIT_INTERRUPTED, stop_on_interrupt
+    from metaloom.flows.interrupt import stop_on_interrupt
     from metaloom.flows.observer import strict as strictly
     from metaloom.flows.views.progress import progress
     from metaloom.storage import argument, location

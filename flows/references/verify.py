@@ -147,7 +147,11 @@ def verify(
     start, different = outcomes[0].ref.iteration, next((each for each in outcomes if not each.identical), None)
     recorded, now = adaptation_returns(run[iteration].metrics()), adaptation_returns(metrics)
     return Verified(
-        *(run.name, iteration, start, len(outcomes), outcomes[-1].proved),
+        name=run.name,
+        iteration=iteration,
+        start=start,
+        stages=len(outcomes),
+        proved=outcomes[-1].proved,
         first_difference=different.ref if different else None,
         differs=different.changed if different else (),
         returns=(recorded[-1], now[-1]) if recorded and now else None,

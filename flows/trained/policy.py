@@ -357,8 +357,12 @@ def load_policy(path: str | Path, *, trust: bool = False) -> TrainedPolicy:
 
 _FORMATS: dict[str, Callable[[TrainedPolicy, Path], None]] = {
     ".safetensors": lambda policy, path: PolicyFile(
-        *(policy.blueprint, policy.state, TaskParams(dict(policy.params))),
-        *(policy.adapted, policy.seed, policy.particle),
+        blueprint=policy.blueprint,
+        state=policy.state,
+        params=TaskParams(dict(policy.params)),
+        adapted=policy.adapted,
+        seed=policy.seed,
+        particle=policy.particle,
     ).write(path),
     ".onnx": lambda policy, path: save_onnx(
         policy.deployed(), path, {**policy.blueprint.origin, "adapted": str(policy.adapted).lower()}

@@ -144,11 +144,11 @@ class Wrapped(MetaEnv):
 
 
 class WithTasks(Wrapped):
-    """An environment with the tasks of a MetaEnv, which it may have around it wrappers of gymnasium's kind.
+    """An environment with the tasks of a MetaEnv.
 
     Args:
         env: the environment.
-        tasks: it, or the MetaEnv in its wrappers.
+        tasks: the MetaEnv; the environment itself, or what its wrappers are around.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], tasks: MetaEnv) -> None:
@@ -181,7 +181,7 @@ class WithTasks(Wrapped):
 
 
 class PolicyActions(WithTasks):
-    """A MetaEnv that takes a policy's actions, by way of an ActionMap or a DiscreteActionMap.
+    """A MetaEnv that takes a policy's actions, by way of an action map.
 
     Observations in a Box are seen as they are, others as one vector.
     """

@@ -16,7 +16,8 @@ from metaloom import storage
 from metaloom.flows import cli
 from metaloom.flows.cli.output import EXIT_OUTPUT_CLOSED
 from metaloom.flows.commands.train import Observer, resume, train
-from metaloom.flows.interrupt import EXIT_INTERRUPTED, stop_on_interrupt
+from metaloom.flows.errors import EXIT_INTERRUPTED
+from metaloom.flows.interrupt import stop_on_interrupt
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.envs.config import EnvConfig
 
