@@ -88,7 +88,7 @@ fuzz: $(READY)  ## fuzz every reader for SECONDS each, guided by what of its cod
 	cd build/fuzz && PYTHONPATH=. ../../$(BIN)/python ../../tests/fuzz/fuzz.py $(SECONDS)
 
 # For a weekly job: it is what a user gets who installs today. It prints the versions that are not those of the lock.
-newest: $(READY)  ## what the lock keeps from us: the newest of every dependency in build/newest, with the core's tests
+newest: $(READY)  ## run the core's tests with the newest version of every dependency, in build/newest
 	$(BIN)/python -m venv build/newest
 	build/newest/bin/python -m pip install --upgrade --upgrade-strategy eager --only-binary :all: --editable '.[dev]'
 	build/newest/bin/python -m pip install --only-binary :all: --no-deps '$(METAWORLD)'
@@ -100,7 +100,7 @@ bench: $(READY)  ## every benchmark, one after the other
 	@for name in startup sampling meta_optimize store iteration replay_buffer pearl_update; do \
 		echo "== benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py || exit 1; done
 
-field: $(READY)  ## train environments of others' packages, each installed apart under build/field; an hour, ARGS="popgym carl" for some
+field: $(READY)  ## train environments of other packages, each installed under build/field: an hour; ARGS="popgym carl" for some
 	$(BIN)/python benchmarks/field.py $(ARGS)
 
 docs: $(READY)  ## the documentation as a site with search, in build/site; a link that leads nowhere is an error

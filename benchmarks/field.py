@@ -48,10 +48,10 @@ class Package(NamedTuple):
     """A package to install.
 
     Attributes:
-        requirement: as for pip.
+        requirement: what pip installs.
         env: settings of one of its environments.
         policy: settings of the policy.
-        options: of pip.
+        options: passed to pip.
     """
 
     requirement: str

@@ -185,7 +185,7 @@ def run(tokens: Sequence[str]) -> int:
         from metaloom.pipeline.schema import suggestion
         from metaloom.storage import RunNotFound
 
-        # A name may resemble that of a run that is there.
+        # The name may be close to that of an existing run.
         similar = suggestion(Path(error.where).name, complete_runs(None)) if isinstance(error, RunNotFound) else ""
         print(f"metaloom: {error_text(error)}{similar}", file=sys.stderr)
         return code

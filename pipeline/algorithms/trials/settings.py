@@ -22,8 +22,8 @@ class TrialSettings(AlgorithmSettings):
     """Episodes of a task, one after the other, through which the policy's memory lasts; episodes_per_task are those of
     one trial or of several."""
     trial_end: Literal["seen", "unseen", "bootstrapped"] = later("seen", before="unseen")
-    """Value behind a trial's last step: 0, and the critic alone sees how far the trial has come; 0, which an unseen
-    end makes look like bad luck; or, where the step limit ended it, the critic's own, as if the trial went on."""
+    """Value after a trial's last step. seen: 0, and the critic sees how far the trial has come; unseen: 0, and it does
+    not; bootstrapped: where the step limit ended the trial, the critic's own value."""
 
     @property
     def trial(self) -> int:

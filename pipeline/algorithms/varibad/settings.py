@@ -26,7 +26,7 @@ class VariBAD(TrialClipping):
     name: Literal["varibad"] = "varibad"
 
     trial_end: Literal["seen", "unseen"] = later("seen", before="unseen")
-    """Value behind a trial's last step is 0. seen: the critic alone sees how far the trial has come; unseen: it does
+    """The value after a trial's last step is 0. seen: the critic sees how far the trial has come; unseen: it does
     not."""
 
     # Networks.
