@@ -3,6 +3,7 @@
 Fuzzers give them any bytes. A sealed document is also sealed again, so that what lies behind its checksum is reached.
 """
 
+import atexit
 import io
 import json
 import os
@@ -44,7 +45,9 @@ from metaloom.storage.read.parquet import parse_table
 from metaloom.storage.remote.entries import Entry
 
 CORPUS = Path(__file__).with_name("corpus")
-FOLDER = Path(tempfile.mkdtemp(prefix="metaloom-fuzz-"))
+_FOLDER = tempfile.TemporaryDirectory(prefix="metaloom-fuzz-")
+atexit.register(_FOLDER.cleanup)
+FOLDER = Path(_FOLDER.name)
 _FIELDS = (TaskField("x", "m", "place"), TaskField("y", "m", "place"))
 _SPEC = ArraySpec("rollouts_0/rewards", 4, (20, 20, 100), "float32", ("iteration", "task", "episode", "t"), {})
 
