@@ -81,8 +81,6 @@ if metaloom show "$run" > /dev/null 2>&1; then
 else
     command=(metaloom train "$recipe" --run "$run" "$@")
 fi
-"${command[@]}" --scheduler "$address" &
-trainer=$!
 requeue() {
     echo "time is up: queueing job $SLURM_JOB_ID again, which resumes $run"
     scontrol requeue "$SLURM_JOB_ID"
@@ -104,20 +102,29 @@ guard() {
     requeue
 }
 stop() {
-    kill -INT "$trainer"
+    kill -INT "${trainer:-$!}"
     if [ -z "$guard" ]; then
         guard &
         guard=$!
     fi
 }
+# The signal may come as soon as there is a trainer.
+trainer=''
 trap stop USR1
+"${command[@]}" --scheduler "$address" &
+trainer=$!
 code=0
 wait "$trainer" || code=$?
-# A signal that comes while the shell waits ends the wait, not the trainer.
+# A signal that comes while the shell waits ends the wait, with 138, not the trainer.
 while kill -0 "$trainer" 2> /dev/null; do
     code=0
     wait "$trainer" || code=$?
 done
+# The trainer may have ended right after the signal, before the loop asked for it.
+if [ "$code" = 138 ]; then
+    code=0
+    wait "$trainer" || code=$?
+fi
 end
 
 if [ "$code" = 130 ]; then

@@ -1,5 +1,6 @@
 """Stored episodes as a torch Dataset: every item is what the run holds, whoever loads it in whatever order."""
 
+import multiprocessing
 import pickle
 
 import numpy as np
@@ -58,12 +59,15 @@ def test_a_trial_is_all_that_a_task_saw_in_an_iteration(run):
 @pytest.mark.parametrize("unit", ["transitions", "episodes", "trials"])
 def test_workers_give_the_same_batches_as_none_and_every_item_once(run, unit):
     dataset = run.dataset(unit)
+    # A fork of this process inherits what earlier tests left to do at exit: of Prefect's log worker, an error.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["metaloom.flows.datasets"])
 
-    def batches(num_workers):
+    def batches(**workers):
         sampler = BatchSampler(dataset.sampler(seed=3, pool=5), 7, drop_last=False)
-        return [*DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=num_workers)]
+        return [*DataLoader(dataset, sampler=sampler, batch_size=None, **workers)]
 
-    alone, with_workers = batches(0), batches(2)
+    alone, with_workers = batches(), batches(num_workers=2, multiprocessing_context=context)
     assert len(alone) == len(with_workers) == -(-len(dataset) // 7)
     for one, other in zip(alone, with_workers, strict=True):
         assert one.keys() == other.keys()
