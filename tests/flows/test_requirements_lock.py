@@ -19,8 +19,8 @@ def locked() -> dict[str, Requirement]:
 
 
 @pytest.fixture(scope="module")
-def needed() -> set[str]:
-    """Every package that metaloom[dev] needs on this machine, directly or not."""
+def needed(locked) -> set[str]:
+    """Every package that metaloom[dev] needs on this machine, directly or not, but for what torch's CUDA build pins."""
     names: set[str] = set()
     queue, seen = [Requirement("metaloom[dev]")], set()
     while queue:
@@ -31,7 +31,9 @@ def needed() -> set[str]:
         names.add(canonicalize_name(requirement.name))
         for line in distribution(requirement.name).requires or []:
             child = Requirement(line)
-            if child.marker is None or any(child.marker.evaluate({"extra": x}) for x in ("", *requirement.extras)):
+            of_cuda = requirement.name == "torch" and canonicalize_name(child.name) not in locked
+            wanted = child.marker is None or any(child.marker.evaluate({"extra": x}) for x in ("", *requirement.extras))
+            if wanted and not of_cuda:
                 queue.append(child)
     return names - {"metaloom"}
 
