@@ -14,7 +14,7 @@ import torch
 from forging import forge
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from gymnasium.spaces.utils import flatten
-from wrapped_envs import Parts, Shifted
+from wrapped_envs import Parts, Shifted, Shows, Switches
 
 import metaloom
 from metaloom import storage
@@ -228,6 +228,28 @@ def test_parts_are_trained_on_as_gymnasium_flattens_them_and_come_back_everywher
     assert json.loads(about["metaloom.observation_names"]) == names
     adapted.save(tmp_path / "policy.safetensors")
     np.testing.assert_array_equal(metaloom.load_policy(tmp_path / "policy.safetensors")(seen), adapted(seen))
+
+
+@pytest.mark.parametrize("part", [None, "heading", "keys", "near", "switches"])
+def test_a_policy_takes_what_the_environment_shows_and_gives_what_it_takes(part, tiny_config, tmp_path):
+    env = Switches() if part == "switches" else Shows(part)
+    settings = {"name": f"wrapped_envs:{type(env).__name__}", "options": {} if part == "switches" else {"part": part}}
+    config = tiny_config(env=env_in(**settings, copies="kept"), algorithm="a2c", iterations=1)
+    policy = metaloom.train(config, tmp_path / "run", progress=False).policy()
+    policy.save(tmp_path / "policy.safetensors")
+    seen, _ = env.reset(seed=1)
+    for _ in range(2):
+        action = policy(seen)
+        assert env.action_space.contains(action)
+        vector = flatten(env.observation_space, seen)
+        np.testing.assert_array_equal(policy(np.stack([vector, vector])), [action, action])
+        for asked in (policy, metaloom.load_policy(tmp_path / "policy.safetensors")):
+            np.testing.assert_array_equal(asked(seen), action)
+            assert asked.log_prob(seen, asked.act(seen)) == asked.log_prob(vector, asked.act(vector))
+        seen, *_ = env.step(action)
+    for wrong in ({"other": 1}, [{"near": 1}], ["go", "on"], (np.zeros(2), "go")):
+        with pytest.raises(ValueError, match=r"^found .*the observation"):
+            policy(wrong)
 
 
 def test_an_action_of_a_minari_export_is_the_combination_that_the_environment_took(tiny_config, tmp_path):
