@@ -11,6 +11,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+import yaml
 from forging import forge
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from gymnasium.spaces.utils import flatten
@@ -139,6 +140,18 @@ def test_a_wrapper_that_cannot_be_used_is_refused_before_the_run_has_a_folder(wr
         train(tiny_config(env=env_in(wrapper)), tmp_path / "run", backend=HERE)
     assert "env.wrappers" in str(refusal.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_wrapper_that_needs_a_step_limit_gets_it_from_the_one_that_is_advised():
+    with pytest.raises(EnvError, match="no step limit of its own") as refused:
+        make_env(EnvConfig(**env_in("TimeAwareObservation", name="wrapped_envs:Parts")))
+    advised = yaml.safe_load(re.search(r"required (.*) before it in env.wrappers", str(refused.value)).group(1))
+    for name, size in (("wrapped_envs:Parts", 13), ("point-corner", 2)):
+        env = make_env(EnvConfig(**env_in(advised, "TimeAwareObservation", name=name)))
+        env.reset(seed=0)
+        cut = [env.step(env.action_space.sample())[3] for _ in range(advised["options"]["max_episode_steps"])]
+        assert env.observation_space.shape == (size + 1,)
+        assert cut.index(True) == 99
 
 
 def test_a_wrapper_that_remembers_gets_a_new_copy_for_every_episode_also_around_a_built_in_environment():
