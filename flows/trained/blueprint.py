@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict, Tuple
+from gymnasium.wrappers import TimeLimit
 
 from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.building import setup_for
@@ -19,7 +20,15 @@ from metaloom.pipeline.envs.flattening import flat
 from metaloom.pipeline.envs.outer_wrappers import in_wrappers, wrapper_class
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.envs.spaces import spaces_of
-from metaloom.pipeline.envs.wrappers import ActionSpace, AnyActionMap, PolicyActions, SingleTask, action_map, is_bounded
+from metaloom.pipeline.envs.wrappers import (
+    ActionSpace,
+    AnyActionMap,
+    PolicyActions,
+    SingleTask,
+    action_map,
+    is_bounded,
+    observe_places,
+)
 from metaloom.pipeline.nn.spec import Spaces
 
 
@@ -101,7 +110,9 @@ class Blueprint:
                     f"found {twice[0]} around the environment; required the environment without it, since the run's "
                     "env.wrappers are put around it here"
                 )
-            around = in_wrappers(env, wrappers)
+            around, observed = in_wrappers(env, wrappers), self.config.env.observed
+            if observed is not None and around.observation_space.shape != self.spaces.observation_shape:
+                around = observe_places(around, observed)
             inner = around if isinstance(around, MetaEnv) else SingleTask(around)
         # Before the actions are scaled, which those of another kind cannot be.
         found, actions = spaces_of(plain := PolicyActions(inner, None)), taken_space(plain)
@@ -138,9 +149,10 @@ class Blueprint:
 
 
 def _layers(env: gymnasium.Env[Any, Any]) -> Iterator[type]:
-    """Yield the classes of the wrappers around an environment, the outermost first."""
+    """Yield the classes of wrappers, of which two do something else than one, around an environment."""
     while isinstance(env, gymnasium.Wrapper):
-        yield type(env)
+        if not isinstance(env, TimeLimit):  # gymnasium.make puts one around
+            yield type(env)
         env = env.env
 
 

@@ -236,11 +236,11 @@ class TrainedPolicy:
         for name, number in (("episodes", episodes), ("steps", steps), ("max_episode_steps", max_episode_steps)):
             if number < 1:
                 raise UsageError(f"found {name}={number}; required at least 1")
-        env, policy = self.blueprint.wrap(to), self
+        policy = self
         for _ in range(steps):
             at = RolloutPosition(self.seed, 0, len(policy._rounds))
             batch = collect_in(
-                env, self.blueprint, policy._params, at, episodes=episodes, max_episode_steps=max_episode_steps
+                to, self.blueprint, policy._params, at, episodes=episodes, max_episode_steps=max_episode_steps
             )
             policy = policy._adapted_to(batch)
         return policy

@@ -109,6 +109,17 @@ def test_a_policy_adapts_to_the_environment_as_it_comes_and_wraps_it_as_its_run_
         policy.adapt(Shifted(env), episodes=2)
 
 
+def test_wrappers_begin_anew_in_every_episode_that_a_policy_adapts_to(tiny_config, tmp_path):
+    limit = {"name": "TimeLimit", "options": {"max_episode_steps": 4}}
+    env = env_in(limit, "wrapped_envs:Remembers", observed=[0, 1], copies="fresh")
+    train(tiny_config(env=env, iterations=1), tmp_path / "run", backend=HERE)
+    policy = metaloom.open_run(tmp_path / "run").policy()
+    collected = policy.adapt(gymnasium.make("Pendulum-v1"), episodes=3, max_episode_steps=6)._rounds[0]
+    assert collected.lengths.tolist() == [[4, 4, 4]]  # by the limit in env.wrappers, not that of gymnasium.make
+    # A cosine and a sine, to which every episode adds 1 as the first of a copy.
+    np.testing.assert_allclose(np.hypot(*(collected.observations[0, :, 0] - 1).T), 1, rtol=1e-5)
+
+
 def test_runs_without_wrappers_keep_their_digest_and_those_with_some_have_another(tiny_config):
     config = tiny_config(env=env_in(name="CartPole-v1"), algorithm="a2c")
     assert "wrappers" not in config.env.decisive()
