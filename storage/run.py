@@ -304,6 +304,8 @@ class Run(StoredOutputs):
     ) -> "pa.Table":
         """One row per real environment step; padding is left out.
 
+        All rows are in memory at once; `scan_steps` gives the same rows, one inner step of an iteration at a time.
+
         Args:
             iterations: None for all complete ones.
             columns: None for all; only what the columns need is read. `observation.NAME` and `action.NAME` are single

@@ -14,6 +14,7 @@ from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import check_seed
 from metaloom.flows.trained.blueprint import Blueprint
 from metaloom.pipeline.algorithms.off_policy.tanh_gaussian import log_slope
+from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.nn.distributions import Categorical, Distribution
 from metaloom.pipeline.policies.acting import check_actor_params, make_actor
 from metaloom.pipeline.policies.actors import Actor, ActorSetup
@@ -70,7 +71,7 @@ class Acting:
             self._actors.clear()
             self._last, self._awaits = None, False
 
-    def act(self, observations: Array, *, deterministic: bool) -> Array:
+    def act(self, observations: Any, *, deterministic: bool) -> Array:
         """See TrainedPolicy.act."""
         rows, leading = self.rows(observations)
         with self._turn:
@@ -105,7 +106,7 @@ class Acting:
                     actor.recall(Memory(np.where(goes_on, memory.state, 0), np.where(goes_on, memory.last, 0)))
             self._awaits = False
 
-    def log_prob(self, observations: Array, actions: Array) -> Array:
+    def log_prob(self, observations: Any, actions: Array) -> Array:
         """See TrainedPolicy.log_prob."""
         rows, leading = self.rows(observations)
         num_actions, action_size = self._blueprint.spaces.num_actions, self._blueprint.spaces.action_size
@@ -183,23 +184,32 @@ class Acting:
             found = self._steps(1, deterministic=True).actor.behavior_by_task.get("latent")
             return None if found is None else found[:, 0].copy()
 
-    def rows(self, observations: Array) -> tuple[Array, tuple[int, ...]]:
+    def rows(self, observations: Any) -> tuple[Array, tuple[int, ...]]:
         """Observations as [B, N, O] float32, and the leading axes that they had.
 
         Raises:
             ValueError: they have another shape, or are not finite.
         """
-        with np.errstate(over="ignore"):
-            found, spaces = np.asarray(observations, np.float32), self._blueprint.spaces
+        spaces = self._blueprint.spaces
+        tasks = () if self.num_tasks == 1 else (self.num_tasks,)
+        required = ", ".join(map(str, (*tasks, "...", *spaces.observation_shape)))
+        try:
+            with np.errstate(over="ignore"):
+                found = np.asarray(self._blueprint.flattened(observations), np.float32)
+        except EnvError:
+            raise
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"found {observations!r:.100} as the observation; required numbers of shape ({required}), the vector "
+                f"that gymnasium.spaces.utils.flatten makes of the observations in {self._blueprint.config.env.name}"
+            ) from None
         if not np.isfinite(found).all():
             raise ValueError("found observations that are not finite; required finite numbers within float32")
-        tasks = () if self.num_tasks == 1 else (self.num_tasks,)
         # Batches hold observations flattened.
         for shape in (spaces.observation_shape, (spaces.observation_size,)):
             leading = found.shape[: max(found.ndim - len(shape), 0)]
             if found.shape[len(leading) :] == shape and leading[: len(tasks)] == tasks and 0 not in leading:
                 return found.reshape(self.num_tasks, -1, spaces.observation_size), leading
-        required = ", ".join(map(str, (*tasks, "...", *spaces.observation_shape)))
         hint = "" if found.ndim else "; of a discrete space, its unit vector"
         raise ValueError(f"found observations of shape {found.shape}; required ({required}){hint}")
 

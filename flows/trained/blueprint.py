@@ -8,17 +8,27 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Dict, Tuple
+from gymnasium.wrappers import TimeLimit
 
 from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.building import setup_for
 from metaloom.pipeline.config.run import RunConfig, build_stored
 from metaloom.pipeline.envs.contract import MetaEnv
-from metaloom.pipeline.envs.facts import described_space, space_from, taken_space
+from metaloom.pipeline.envs.facts import described_parts, described_space, parts_from, space_from, taken_space
+from metaloom.pipeline.envs.flattening import flat
 from metaloom.pipeline.envs.outer_wrappers import in_wrappers, wrapper_class
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.envs.spaces import spaces_of
-from metaloom.pipeline.envs.wrappers import ActionSpace, AnyActionMap, PolicyActions, SingleTask, action_map, is_bounded
+from metaloom.pipeline.envs.wrappers import (
+    ActionSpace,
+    AnyActionMap,
+    PolicyActions,
+    SingleTask,
+    action_map,
+    is_bounded,
+    observe_places,
+)
 from metaloom.pipeline.nn.spec import Spaces
 
 
@@ -30,12 +40,14 @@ class Blueprint:
         config: of the run.
         spaces: sizes of what the policy sees and gives.
         actions: what the environment takes, which the policy's actions are mapped to.
+        parts: what the environment shows, where it is flattened; None in a policy that an earlier version saved.
         origin: Run, iteration and digest of the learner, and names and units of components, as `policy_of` finds them.
     """
 
     config: RunConfig
     spaces: Spaces
     actions: ActionSpace
+    parts: gymnasium.Space[Any] | None = None
     origin: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @classmethod
@@ -48,7 +60,8 @@ class Blueprint:
         env = make_env(config.env)
         try:
             assert isinstance(env, PolicyActions)
-            return cls(config, spaces_of(env), taken_space(env))
+            parts = None if isinstance(env.unflattened, Box) else env.unflattened
+            return cls(config, spaces_of(env), taken_space(env), parts)
         finally:
             env.close()
 
@@ -56,6 +69,21 @@ class Blueprint:
     def action_map(self) -> AnyActionMap:
         """Maps what the policy gives to what the environment takes."""
         return action_map(self.actions, self.config.env.action_scale)
+
+    def flattened(self, observation: Any) -> Any:
+        """Return an observation as the vector that the policy sees, if the environment shows it in parts.
+
+        Raises:
+            EnvError: it is not in the space of the environment's observations.
+        """
+        space = self.parts
+        if space is None:
+            return observation
+        if isinstance(space, Dict | Tuple):
+            in_parts = isinstance(observation, Mapping | tuple)
+        else:
+            in_parts = np.shape(observation) == space.shape
+        return flat(space, observation) if in_parts else observation
 
     def learner(self) -> Learner[Any, Any]:
         """Build the algorithm, which knows how to adapt."""
@@ -82,7 +110,9 @@ class Blueprint:
                     f"found {twice[0]} around the environment; required the environment without it, since the run's "
                     "env.wrappers are put around it here"
                 )
-            around = in_wrappers(env, wrappers)
+            around, observed = in_wrappers(env, wrappers), self.config.env.observed
+            if observed is not None and around.observation_space.shape != self.spaces.observation_shape:
+                around = observe_places(around, observed)
             inner = around if isinstance(around, MetaEnv) else SingleTask(around)
         # Before the actions are scaled, which those of another kind cannot be.
         found, actions = spaces_of(plain := PolicyActions(inner, None)), taken_space(plain)
@@ -101,7 +131,8 @@ class Blueprint:
     def to_json(self) -> dict[str, Any]:
         """Describe it in numbers and strings."""
         actions = described_space(self.actions)
-        return {"config": self.config.model_dump(mode="json"), "spaces": asdict(self.spaces), "actions": actions}
+        found = {"config": self.config.model_dump(mode="json"), "spaces": asdict(self.spaces), "actions": actions}
+        return found if self.parts is None else {**found, "parts": described_parts(self.parts)}
 
     @classmethod
     def from_json(cls, described: dict[str, Any]) -> Blueprint:
@@ -113,13 +144,15 @@ class Blueprint:
         """
         sizes = described["spaces"]
         spaces = Spaces(tuple(sizes.pop("observation_shape")), **sizes)
-        return cls(build_stored(described["config"]), spaces, space_from(described["actions"]))
+        parts = parts_from(described["parts"]) if "parts" in described else None
+        return cls(build_stored(described["config"]), spaces, space_from(described["actions"]), parts)
 
 
 def _layers(env: gymnasium.Env[Any, Any]) -> Iterator[type]:
-    """Yield the classes of the wrappers around an environment, the outermost first."""
+    """Yield the classes of wrappers, of which two do something else than one, around an environment."""
     while isinstance(env, gymnasium.Wrapper):
-        yield type(env)
+        if not isinstance(env, TimeLimit):  # gymnasium.make puts one around
+            yield type(env)
         env = env.env
 
 

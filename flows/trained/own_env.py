@@ -1,14 +1,15 @@
 """Episodes in an environment of the user's, one after the other: there may be one robot only."""
 
 from dataclasses import replace
+from typing import Any
 
+import gymnasium
 import numpy as np
 
 from metaloom.flows.trained.blueprint import Blueprint
 from metaloom.pipeline.envs.fact_checks import declared_facts
 from metaloom.pipeline.envs.loop_batch import LoopBatch
 from metaloom.pipeline.envs.spaces import observation_dtype, spaces_of
-from metaloom.pipeline.envs.wrappers import PolicyActions
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
 from metaloom.stages.rollouts.blocks import episodes_together
@@ -17,7 +18,7 @@ from metaloom.stages.rollouts.watch import UNWATCHED, RolloutWatch
 
 
 def collect_in(
-    env: PolicyActions,
+    robot: gymnasium.Env[Any, Any],
     blueprint: Blueprint,
     params: TaskParams,
     position: RolloutPosition,
@@ -28,11 +29,13 @@ def collect_in(
     """Collect complete episodes [1, E, T] with the policy's own noise.
 
     Raises:
+        TypeError, ValueError: the robot is no environment like the run's.
         RolloutError: the environment failed, or an observation, action or reward is not finite.
     """
     # With a memory, every episode is acted in on what those before have shown.
     in_trial = episodes if blueprint.config.algorithm.trial is not None else 1
-    sampler = _InOneEnv(env, blueprint, max_episode_steps, in_trial)
+    sampler = _InOneEnv(robot, blueprint, max_episode_steps, in_trial)
+    env = sampler.wrapped
     names, units = zip(*((f.name, f.unit) for f in env.task_fields), strict=True) if env.task_fields else ((), ())
     task = np.array(env.task, np.float64) if env.task_fields else np.zeros(0)
     tasks = TaskBatch(task[None], np.array([-1], np.int64), names, units)
@@ -53,8 +56,12 @@ def collect_in(
 class _InOneEnv(Sampler):
     """The user's environment as it is, in place of simulators that are made by name."""
 
-    def __init__(self, env: PolicyActions, blueprint: Blueprint, max_episode_steps: int, in_trial: int) -> None:
+    def __init__(
+        self, robot: gymnasium.Env[Any, Any], blueprint: Blueprint, max_episode_steps: int, in_trial: int
+    ) -> None:
         config = blueprint.config
+        self._wrap = lambda: blueprint.wrap(robot)
+        self.wrapped = env = self._wrap()
         super().__init__(
             # As faults are to name it.
             config.env.model_copy(update={"name": type(env.unwrapped).__name__, "options": {}}),
@@ -70,5 +77,8 @@ class _InOneEnv(Sampler):
         self.facts = declared_facts(env)
 
     def batch(self, num_tasks: int, watch: RolloutWatch = UNWATCHED) -> LoopBatch:
+        if self.env.copies == "fresh":
+            # There is one robot, whose wrappers can begin anew.
+            self._env = LoopBatch(self._wrap, 1)
         self._env.watch_row = watch.row
         return self._env

@@ -120,7 +120,7 @@ class TrainedPolicy:
         rounds = [episodes.slice(b, b + 1) for episodes in self._rounds]
         return TrainedPolicy(self.blueprint, self.state, self._params.slice(b, b + 1), rounds, self.seed)
 
-    def __call__(self, observations: Array, *, deterministic: bool = True) -> Array:
+    def __call__(self, observations: Any, *, deterministic: bool = True) -> Array:
         """Act, in the action space of the environment that it was trained in.
 
         Args:
@@ -130,12 +130,13 @@ class TrainedPolicy:
         actions = self.blueprint.action_map(self.act(observations, deterministic=deterministic))
         return actions.astype(self.blueprint.actions.dtype)
 
-    def act(self, observations: Array, *, deterministic: bool = True) -> Array:
+    def act(self, observations: Any, *, deterministic: bool = True) -> Array:
         """Actions as the policy emits them and as batches store them, before they are mapped to an environment's.
 
         Args:
-            observations: one as the environment shows it or as batches store it, flattened, or any number of them
-                behind any leading axes; with B > 1 tasks the first axis is B.
+            observations: one as the environment shows it, such as a dict, or as batches store it, flattened; or any
+                number of arrays behind any leading axes, flattened where the space is not a Box; with B > 1 tasks the
+                first axis is B.
             deterministic: take the most likely actions; else draw them, as in training.
 
         Returns:
@@ -143,7 +144,7 @@ class TrainedPolicy:
         """
         return self._acting.act(observations, deterministic=deterministic)
 
-    def log_prob(self, observations: Array, actions: Array) -> Array:
+    def log_prob(self, observations: Any, actions: Array) -> Array:
         """Log-density (log-probability where actions are discrete) of actions, joint over their dimensions.
 
         Args:
@@ -235,11 +236,11 @@ class TrainedPolicy:
         for name, number in (("episodes", episodes), ("steps", steps), ("max_episode_steps", max_episode_steps)):
             if number < 1:
                 raise UsageError(f"found {name}={number}; required at least 1")
-        env, policy = self.blueprint.wrap(to), self
+        policy = self
         for _ in range(steps):
             at = RolloutPosition(self.seed, 0, len(policy._rounds))
             batch = collect_in(
-                env, self.blueprint, policy._params, at, episodes=episodes, max_episode_steps=max_episode_steps
+                to, self.blueprint, policy._params, at, episodes=episodes, max_episode_steps=max_episode_steps
             )
             policy = policy._adapted_to(batch)
         return policy

@@ -3,13 +3,14 @@
 import inspect
 import math
 import re
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.envs.registration import load_env_creator
-from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import Component, EnvError, MetaEnv
@@ -85,6 +86,29 @@ def space_from(described: Mapping[str, Any]) -> ActionSpace:
     dtype = np.dtype(described["dtype"])
     low, high = (np.array([float(value) for value in described[end]], dtype) for end in ("low", "high"))
     return Box(low, high, dtype=dtype.type)
+
+
+def described_parts(space: gymnasium.Space[Any]) -> dict[str, Any]:
+    """Return an observation space as plain JSON data, without the bounds of a Box; `parts_from` reads it."""
+    if isinstance(space, Dict):
+        return {"dict": [[key, described_parts(part)] for key, part in space.items()]}
+    if isinstance(space, Tuple):
+        return {"tuple": [described_parts(part) for part in space]}
+    if isinstance(space, Box):
+        return {"shape": [*space.shape], "dtype": str(space.dtype)}
+    assert isinstance(space, ActionSpace), "FlatObservations has refused others"
+    return described_space(space)
+
+
+def parts_from(described: Mapping[str, Any]) -> gymnasium.Space[Any]:
+    """Return the space that `described_parts` has described, as far as flattening depends on it."""
+    if "dict" in described:
+        return Dict(OrderedDict((key, parts_from(part)) for key, part in described["dict"]))
+    if "tuple" in described:
+        return Tuple([parts_from(part) for part in described["tuple"]])
+    if "shape" in described:
+        return Box(0, 1, described["shape"], np.dtype(described["dtype"]).type)
+    return space_from(described)
 
 
 def component_facts(env: MetaEnv) -> dict[str, Any]:

@@ -93,9 +93,15 @@ def _in_wrapper(env: gymnasium.Env[Any, Any], wrapper: WrapperConfig) -> gymnasi
     except BaseException as problem:
         if is_ctrl_c(problem):
             raise
+        found = f"{about} raised {last_line(problem)}"
+        if "max_episode_steps" in found and getattr(env.spec, "max_episode_steps", None) is None:
+            raise EnvError(
+                f"{found}; the environment has no step limit of its own, and wrappers do not see the run's; required "
+                "{name: TimeLimit, options: {max_episode_steps: 100}} before it in env.wrappers or, for a wrapper that "
+                "reads `env.spec` of a class, module:Id, registered with max_episode_steps"
+            ) from problem
         raise EnvError(
-            f"{about} raised {last_line(problem)}; the environment has observations in "
-            f"{env.observation_space} and actions in {env.action_space}"
+            f"{found}; the environment has observations in {env.observation_space} and actions in {env.action_space}"
         ) from problem
     changed["observation_components"] |= isinstance(found, gymnasium.ObservationWrapper)
     changed["action_components"] |= isinstance(found, gymnasium.ActionWrapper)

@@ -191,6 +191,7 @@ class PolicyActions(WithTasks):
     def __init__(self, env: MetaEnv, scale: float | None) -> None:
         # Arrays of any shape stay as they are: whether they are images, a network has to know.
         super().__init__(env if isinstance(env.observation_space, Box) else WithTasks(FlatObservations(env), env), env)
+        self.unflattened = env.observation_space
         space = _action_space(env)
         self.action_map = action_map(space, scale)
         self.action_space: gymnasium.Space[Any]

@@ -189,9 +189,11 @@ def check_fits(spec: NetworkSpec) -> None:
     if spec.name == CNN:
         convolutions(spec)
     elif spec.name in BUILT_IN_NETWORKS and spec.is_image:
+        options = _fitting_options(shape)
+        others = f" with policy.network_options={options}" if options else ""
         raise ConfigError(
             f"policy.network is {spec.name}, but observations are images of shape {shape}, whose pixels it would take "
-            "for unrelated numbers; required policy.network=cnn, module:Class of a torch.nn.Module, or "
+            f"for unrelated numbers; required policy.network=cnn{others}, module:Class of a torch.nn.Module, or "
             "--set 'env.wrappers=[FlattenObservation]' to flatten them all the same"
         )
 
@@ -244,12 +246,24 @@ def convolutions(spec: NetworkSpec) -> Convolutions:
         layers.append(Convolution(f"conv_{i}", *sizes))
         rows, columns = ((length - sizes[2]) // sizes[3] + 1 for length in (rows, columns))
         if rows < 1 or columns < 1:
+            fitting = _fitting_options(spec.input_shape)
+            advice = f"such as --set 'policy.network_options={fitting}'" if fitting else "or those by default"
             raise ConfigError(
                 f"policy.network_options: nothing is left of an image of {height} x {width} pixels behind convolution "
-                f"{i} of kernel_sizes {options.kernel_sizes} and strides {options.strides}; use smaller or fewer ones"
+                f"{i} of kernel_sizes {options.kernel_sizes} and strides {options.strides}; required smaller or fewer "
+                f"ones, {advice}"
             )
     features = options.channels[-1] * rows * columns
     return Convolutions(tuple(layers), height, width, channels, first, features)
+
+
+def _fitting_options(shape: tuple[int, ...]) -> str:
+    """Return options, as YAML, with which a cnn takes images of a shape; "" where those by default are enough."""
+    if min(shape[:2]) >= _SMALLEST:
+        return ""
+    if len(shape) == 3 and min(shape[1:]) >= _SMALLEST:
+        return "{channels_first: true}"
+    return f"{{channels: [32], kernel_sizes: [{min(3, *shape[:2])}], strides: [1]}}"
 
 
 def layer_names(num_hidden: int) -> list[str]:
@@ -279,5 +293,7 @@ def _names(options: type[Settings]) -> str:
     return ", ".join(options.model_fields)
 
 
+_SMALLEST = 7
+"""Pixels along an axis of an image of which the convolutions by default leave something."""
 _CNN_OPTIONS = _names(ConvolutionOptions)
 _OPTIONS: Mapping[str, type[Settings]] = {CNN: ConvolutionOptions, LINEAR_ATTENTION: AttentionOptions}

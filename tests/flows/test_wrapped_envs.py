@@ -11,10 +11,11 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+import yaml
 from forging import forge
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from gymnasium.spaces.utils import flatten
-from wrapped_envs import Parts, Shifted
+from wrapped_envs import Parts, Shifted, Shows, Switches
 
 import metaloom
 from metaloom import storage
@@ -108,6 +109,17 @@ def test_a_policy_adapts_to_the_environment_as_it_comes_and_wraps_it_as_its_run_
         policy.adapt(Shifted(env), episodes=2)
 
 
+def test_wrappers_begin_anew_in_every_episode_that_a_policy_adapts_to(tiny_config, tmp_path):
+    limit = {"name": "TimeLimit", "options": {"max_episode_steps": 4}}
+    env = env_in(limit, "wrapped_envs:Remembers", observed=[0, 1], copies="fresh")
+    train(tiny_config(env=env, iterations=1), tmp_path / "run", backend=HERE)
+    policy = metaloom.open_run(tmp_path / "run").policy()
+    collected = policy.adapt(gymnasium.make("Pendulum-v1"), episodes=3, max_episode_steps=6)._rounds[0]
+    assert collected.lengths.tolist() == [[4, 4, 4]]  # by the limit in env.wrappers, not that of gymnasium.make
+    # A cosine and a sine, to which every episode adds 1 as the first of a copy.
+    np.testing.assert_allclose(np.hypot(*(collected.observations[0, :, 0] - 1).T), 1, rtol=1e-5)
+
+
 def test_runs_without_wrappers_keep_their_digest_and_those_with_some_have_another(tiny_config):
     config = tiny_config(env=env_in(name="CartPole-v1"), algorithm="a2c")
     assert "wrappers" not in config.env.decisive()
@@ -139,6 +151,18 @@ def test_a_wrapper_that_cannot_be_used_is_refused_before_the_run_has_a_folder(wr
         train(tiny_config(env=env_in(wrapper)), tmp_path / "run", backend=HERE)
     assert "env.wrappers" in str(refusal.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_wrapper_that_needs_a_step_limit_gets_it_from_the_one_that_is_advised():
+    with pytest.raises(EnvError, match="no step limit of its own") as refused:
+        make_env(EnvConfig(**env_in("TimeAwareObservation", name="wrapped_envs:Parts")))
+    advised = yaml.safe_load(re.search(r"required (.*) before it in env.wrappers", str(refused.value)).group(1))
+    for name, size in (("wrapped_envs:Parts", 13), ("point-corner", 2)):
+        env = make_env(EnvConfig(**env_in(advised, "TimeAwareObservation", name=name)))
+        env.reset(seed=0)
+        cut = [env.step(env.action_space.sample())[3] for _ in range(advised["options"]["max_episode_steps"])]
+        assert env.observation_space.shape == (size + 1,)
+        assert cut.index(True) == 99
 
 
 def test_a_wrapper_that_remembers_gets_a_new_copy_for_every_episode_also_around_a_built_in_environment():
@@ -228,6 +252,28 @@ def test_parts_are_trained_on_as_gymnasium_flattens_them_and_come_back_everywher
     assert json.loads(about["metaloom.observation_names"]) == names
     adapted.save(tmp_path / "policy.safetensors")
     np.testing.assert_array_equal(metaloom.load_policy(tmp_path / "policy.safetensors")(seen), adapted(seen))
+
+
+@pytest.mark.parametrize("part", [None, "heading", "keys", "near", "switches"])
+def test_a_policy_takes_what_the_environment_shows_and_gives_what_it_takes(part, tiny_config, tmp_path):
+    env = Switches() if part == "switches" else Shows(part)
+    settings = {"name": f"wrapped_envs:{type(env).__name__}", "options": {} if part == "switches" else {"part": part}}
+    config = tiny_config(env=env_in(**settings, copies="kept"), algorithm="a2c", iterations=1)
+    policy = metaloom.train(config, tmp_path / "run", progress=False).policy()
+    policy.save(tmp_path / "policy.safetensors")
+    seen, _ = env.reset(seed=1)
+    for _ in range(2):
+        action = policy(seen)
+        assert env.action_space.contains(action)
+        vector = flatten(env.observation_space, seen)
+        np.testing.assert_array_equal(policy(np.stack([vector, vector])), [action, action])
+        for asked in (policy, metaloom.load_policy(tmp_path / "policy.safetensors")):
+            np.testing.assert_array_equal(asked(seen), action)
+            assert asked.log_prob(seen, asked.act(seen)) == asked.log_prob(vector, asked.act(vector))
+        seen, *_ = env.step(action)
+    for wrong in ({"other": 1}, [{"near": 1}], ["go", "on"], (np.zeros(2), "go")):
+        with pytest.raises(ValueError, match=r"^found .*the observation"):
+            policy(wrong)
 
 
 def test_an_action_of_a_minari_export_is_the_combination_that_the_environment_took(tiny_config, tmp_path):

@@ -70,6 +70,18 @@ class Parts(gymnasium.Env):
         return {**seen, **(self.wrong or {})}
 
 
+class Shows(Parts):
+    """Shows one of the parts alone, or all."""
+
+    def __init__(self, part=None):
+        self.part = part
+        if part is not None:
+            self.observation_space = Parts.observation_space[part]
+
+    def seen(self):
+        return super().seen() if self.part is None else super().seen()[self.part]
+
+
 class Spoken(Parts):
     """Also says a sentence, which no array can hold."""
 

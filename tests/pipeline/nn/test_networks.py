@@ -1,10 +1,12 @@
 """Built-in networks: what they compute, with and without a task axis, and what they refuse."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from pydantic import ValidationError
 from torch import Tensor, nn
 
@@ -157,9 +159,22 @@ def test_a_cnn_on_what_is_no_image_is_refused(shape):
         PolicyConfig(network="cnn").network_spec(Spaces(shape, 1.0, 2, 0), 2)
 
 
-def test_convolutions_that_leave_nothing_of_an_image_are_refused():
-    with pytest.raises(ConfigError, match=r"nothing is left of an image of 5 x 16 pixels behind convolution 1"):
-        PolicyConfig(network="cnn").network_spec(Spaces((5, 16, 3), 1.0, 2, 0), 2)
+@pytest.mark.parametrize("shape", [(5, 5, 3), (6, 7), (4, 84, 84), (1, 16, 3), (3, 5, 5), (7, 7, 3)])
+def test_the_options_that_are_advised_fit_the_image_which_the_defaults_do_not(shape):
+    spaces = Spaces(shape, 255.0, 2, 0)
+    with pytest.raises(ConfigError, match="unrelated numbers") as refused:
+        PolicyConfig().network_spec(spaces, 2)
+    advised = re.search(r"network=cnn(?: with policy.network_options=(\{.*?\}))?, module", str(refused.value)).group(1)
+    if shape == (7, 7, 3):
+        assert advised is None
+        PolicyConfig(network="cnn").network_spec(spaces, 2)
+        with pytest.raises(ConfigError, match="required smaller or fewer ones, or those by default"):
+            PolicyConfig(network="cnn", network_options={"kernel_sizes": [8, 8]}).network_spec(spaces, 2)
+        return
+    with pytest.raises(ConfigError, match=r"nothing is left of an image of .* behind convolution [01] of") as refused:
+        PolicyConfig(network="cnn").network_spec(spaces, 2)
+    assert f"such as --set 'policy.network_options={advised}'" in str(refused.value)
+    PolicyConfig(network="cnn", network_options=yaml.safe_load(advised)).network_spec(spaces, 2)
 
 
 @pytest.mark.parametrize(
