@@ -20,6 +20,8 @@ CLOSED = ".closed"
 
 PART_NAME = re.compile(r"[0-9]{8,}\.part")
 _NUMBER = "([0-9]{6}|[1-9][0-9]{6,})"
+_LARGEST_LEAP = 1000
+"""Largest difference between the numbers of two sessions, between which a power cut has taken the claims of others."""
 CLAIM_NAME = re.compile(rf"{_NUMBER}\.claim")
 _SESSION_NAME = re.compile(rf"{_NUMBER}-([0-9a-f]{{16}})(\.closed)?")
 
@@ -54,20 +56,19 @@ def session_number(name: str) -> int:
     return int(claim[1]) if claim else -1
 
 
-def stray_sessions(folder: Path, names: Iterable[str], most: int) -> Iterator[tuple[str, int]]:
+def stray_sessions(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, int]]:
     """Find claims and undescribed session folders whose numbers do not continue the ones before them.
 
     Args:
         folder: the folder of sessions.
         names: what is in it.
-        most: largest difference between one number and the next.
 
     Yields:
         Each name, and the largest number below its own; -1 where there is none.
     """
     previous = -1
     for number, name in sorted((session_number(name), name) for name in names):
-        if number - previous > most and not (folder / name / ABOUT).exists():
+        if number - previous > _LARGEST_LEAP and not (folder / name / ABOUT).exists():
             yield name, previous
         previous = max(previous, number)
 

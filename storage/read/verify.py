@@ -282,7 +282,7 @@ class _Verification:
         needed = {(record.session, record.token) for record in self.records.values()}
         needed.update(*(segment.seal.sessions for segment in self.segments.values()))
         names = yield from self._names("_sessions")
-        for name, _ in stray_sessions(self.root / "_sessions", names, 1):
+        for name, _ in stray_sessions(self.root / "_sessions", names):
             yield self._damage(self.root / "_sessions" / name, _FOREIGN)
         for name in names:
             parsed = SessionName.parse(name)

@@ -126,8 +126,6 @@ def _write_all(descriptor: int, content: tuple[bytes | memoryview, ...]) -> None
             rest = rest[os.write(descriptor, rest) :]
 
 
-_LARGEST_LEAP = 1000
-"""Session numbers that may be missing before one that still counts as the run's."""
 _MOST_ATTEMPTS = 100
 
 
@@ -385,7 +383,7 @@ def _begin(root: Path, token: str, lock: WriterLock) -> int:
 def _claim(sessions: Path) -> int:
     """Take a number that no session has, nor ever will have again."""
     names = os.listdir(sessions)
-    for name, previous in stray_sessions(sessions, names, _LARGEST_LEAP):
+    for name, previous in stray_sessions(sessions, names):
         raise _too_far(sessions / name, f"session {session_number(name)}, while the last one before it is {previous}")
     number = max(map(session_number, names), default=-1) + 1
     if number >= MOST_SESSIONS:

@@ -18,8 +18,8 @@ from metaloom.storage.remote.log import RemoteLog
 from metaloom.storage.write import packer
 
 CREATION = {"config": {}, "config_digest": "", "environment": {}, "capacity": 6}
-APPEARS = ("run.json", "fork", "late", "run", "00000002-00000003")
-"""Names by which a run or a segment begins to count, or a run ceases to."""
+APPEARS = ("run.json", "fork", "late", "run", "00000002-00000003", "000001.claim")
+"""Names by which a run, a segment or a session begins to count, or a run ceases to."""
 STEPS = 40
 """Rows of a task's parameters, which make them large enough to keep files of their own in a segment."""
 

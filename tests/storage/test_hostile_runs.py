@@ -271,7 +271,7 @@ def test_a_session_number_that_leaps_is_named_by_verify_and_refused_by_the_write
     assert storage.verify_run(path) == []
 
 
-def test_a_claim_that_skips_numbers_is_named_and_sessions_of_seven_digits_are_written_and_read(make_run, put, batches):
+def test_claims_that_a_power_cut_left_without_the_ones_before_are_sound_up_to_seven_digits(make_run, put, batches):
     path = make_run(1, capacity=2)
     for number in range(999, 1_000_000, 999):  # none leaps far
         (path / "_sessions" / f"{number:06d}.claim").touch()
@@ -279,6 +279,4 @@ def test_a_claim_that_skips_numbers_is_named_and_sessions_of_seven_digits_are_wr
         assert writer.session == 1_000_000
         put(writer, batches.iteration(1))
     assert storage.open_run(path).record(StageRef(1, "sample_tasks")).session == 1_000_000
-    damages = storage.verify_run(path)
-    assert len(damages) == 1001
-    assert all(damage.is_foreign and damage.file.endswith(".claim") for damage in damages)
+    assert storage.verify_run(path) == []
