@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from metaloom import storage
 from metaloom.flows.commands import compare as comparisons
-from metaloom.flows.commands import evaluate as evaluations
 from metaloom.flows.commands import fork as forks
 from metaloom.flows.commands import optimize as counterfactuals
 from metaloom.flows.commands import replay as replays
@@ -22,12 +19,13 @@ from metaloom.flows.errors import UsageError
 from metaloom.flows.films import video as films
 from metaloom.flows.loggers import LoggerName, LogPlan
 from metaloom.flows.loggers.live import logging_to
-from metaloom.flows.opened import Run, RunLike, Runs, folder_of
+from metaloom.flows.opened import Run, Runs
 from metaloom.flows.recipes import RECIPES, new_config
 from metaloom.flows.results.sweep import SweepObserver
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.run_names import runs_named
-from metaloom.flows.runs import new_run_name, run_folder
+from metaloom.flows.runs import RunLike, folder_of, new_run_name, run_folder
+from metaloom.flows.settings import assignments, plain
 from metaloom.flows.sweeps.plan import plan_wanted
 from metaloom.flows.sweeps.space import wanted_search
 from metaloom.flows.views.progress import progress as shown_progress
@@ -35,8 +33,6 @@ from metaloom.flows.views.run_info import is_complete
 from metaloom.flows.views.sweep_progress import sweep_progress
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import RunConfig, build_config
-from metaloom.pipeline.plugins import path_of
-from metaloom.pipeline.schema import ConfigError
 
 IN_PROCESS = Backend(workers=0)
 """Rollouts in this process: worker processes need a script that guards its main part."""
@@ -117,11 +113,6 @@ def resume(
     return Run.open(path)
 
 
-def evaluate(run: RunLike, iteration: int | None = None, **options: Any) -> evaluations.EvaluationOutcome:
-    """Adapt a run's learner to tasks and test it after every step; options as flows.commands.evaluate.evaluate has."""
-    return evaluations.evaluate(folder_of(run), iteration, **options)
-
-
 def replay(
     run: RunLike,
     iteration: int | None = None,
@@ -161,32 +152,6 @@ def optimize(
 ) -> counterfactuals.Counterfactual:
     """Compute a stage of a stored iteration again under changed settings, without sampling; see train for settings."""
     return counterfactuals.optimize(folder_of(run), iteration, assignments(settings), stage=stage, step=step)
-
-
-def assignments(settings: Mapping[str, Any]) -> list[str]:
-    """Changes of settings as `--set` takes them: KEY=VALUE, with a key for every field of a section."""
-    # A section of which nothing is to change stays; as a value, {} would replace it.
-    changes = {name: value for name, value in settings.items() if value != {}}
-    return [f"{key}={json.dumps(value, default=_plain)}" for key, value in _fields(changes)]
-
-
-def _plain(value: Any) -> Any:
-    """Numbers of NumPy's and paths as JSON has them."""
-    if isinstance(value, np.generic | np.ndarray):
-        return value.tolist()
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, type):  # which another process could not find
-        raise ConfigError(f'found the class {value.__qualname__}; required its name, "{path_of(value)}"')
-    raise ConfigError(f"found the setting {value!r}; required numbers, text, lists or mappings")
-
-
-def _fields(settings: Mapping[str, Any], *sections: str) -> Iterator[tuple[str, Any]]:
-    for name, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            yield from _fields(value, *sections, name)
-        else:
-            yield ".".join((*sections, name)), value
 
 
 def _observer(progress: bool) -> AbstractContextManager[training.Observer]:
@@ -297,4 +262,4 @@ def compare(runs: RunLike | Sequence[RunLike], **options: Any) -> comparisons.Co
 
 
 def _text_of(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=_plain)
+    return value if isinstance(value, str) else json.dumps(value, default=plain)

@@ -14,7 +14,7 @@ from metaloom import storage
 from metaloom.flows import formatting
 from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import plural
-from metaloom.flows.runs import run_folder, runs_root
+from metaloom.flows.runs import RunLike, folder_of, runs_root
 from metaloom.flows.views.plots import Plots
 from metaloom.flows.views.run_info import headline_return
 from metaloom.pipeline.shown import as_html
@@ -84,10 +84,6 @@ class Run(storage.Run):
     def _repr_html_(self) -> str:
         facts = _facts(self)
         return as_html(f"Run {self.location}", [*facts.items(), ("created", self.info["created"])])
-
-
-RunLike = str | Path | storage.Run
-"""A run, its path or URL, or its name in the runs folder."""
 
 
 class Runs(Sequence[Run]):
@@ -189,8 +185,3 @@ def _facts(run: storage.Run) -> dict[str, str]:
     names = {name: str(part.get("name") if isinstance(part, Mapping) else part) for name, part in settings.items()}
     about = {**names, "iterations": f"{done} of {run.capacity}", "last returns, by inner step": returns}
     return about | ({"last success rates, by inner step": success} if success else {})
-
-
-def folder_of(run: RunLike) -> Path:
-    """Return the folder of a run."""
-    return run.path if isinstance(run, storage.Run) else run_folder(run)

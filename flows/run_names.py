@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from metaloom import storage
-from metaloom.flows.opened import Run, RunLike, open_run, open_runs
+from metaloom.flows.opened import Run, open_run, open_runs
+from metaloom.flows.runs import RunLike
 from metaloom.flows.sweeps.stored import find_sweep
 from metaloom.storage import run_exists
 

@@ -10,6 +10,9 @@ from pathlib import Path
 from metaloom import storage
 from metaloom.flows.errors import UsageError
 
+RunLike = str | Path | storage.Run
+"""A run, its path or URL, or its name in the runs folder."""
+
 
 def runs_root() -> Path:
     """Return the folder of all runs: $METALOOM_RUNS, else (also if that is empty) `runs` in the working folder.
@@ -22,6 +25,11 @@ def runs_root() -> Path:
 def run_folder(name_or_path: str | Path) -> Path:
     """Return the folder that a name or path stands for; it need not exist."""
     return storage.run_path(name_or_path, runs_root())
+
+
+def folder_of(run: RunLike) -> Path:
+    """Return the folder of a run; it need not exist."""
+    return run.path if isinstance(run, storage.Run) else run_folder(run)
 
 
 def report_path(run: Path) -> Path:
@@ -159,6 +167,13 @@ class RunAt:
 
     path: Path
     iteration: int | None
+
+    @classmethod
+    def of(cls, run: RunLike, iteration: int | None = None, *, learner: bool = False) -> "RunAt":
+        """Return the run and iteration that an operation is asked about; text may be RUN@ITERATION, see `parse`."""
+        if iteration is None and isinstance(run, str):
+            return cls.parse(run, learner=learner)
+        return cls(folder_of(run), iteration)
 
     @classmethod
     def parse(cls, text: str, *, learner: bool = False) -> "RunAt":

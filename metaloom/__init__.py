@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from metaloom.flows.api import compare as compare
-    from metaloom.flows.api import evaluate as evaluate
     from metaloom.flows.api import fork as fork
     from metaloom.flows.api import optimize as optimize
     from metaloom.flows.api import recipes as recipes
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from metaloom.flows.opened import Runs as Runs
     from metaloom.flows.opened import open_run as open_run
     from metaloom.flows.opened import open_runs as open_runs
+    from metaloom.flows.operations.evaluate import evaluate as evaluate
     from metaloom.flows.recipes import load_settings as load_settings
     from metaloom.flows.rollouts.workers import Backend as Backend
     from metaloom.flows.trained.policy import TrainedPolicy as TrainedPolicy
@@ -48,7 +48,6 @@ _PLACES = {
     "TrainedPolicy": "flows.trained.policy",
     "build_config": "pipeline.config.run",
     "compare": "flows.api",
-    "evaluate": "flows.api",
     "fitted_baselines": "flows.commands.baselines",
     "fork": "flows.api",
     "load_policy": "flows.trained.policy",
@@ -66,13 +65,23 @@ _PLACES = {
 }
 
 
+def _names() -> dict[str, str]:
+    from metaloom.flows.operations import operations
+
+    places = {name: f"{__name__}.{module}:{name}" for name, module in _PLACES.items()}
+    return places | {name: operation.run for name, operation in operations().items() if operation.run}
+
+
 if not TYPE_CHECKING:  # else any name would pass for one of ours
 
     def __getattr__(name: str) -> object:
-        if name not in _PLACES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(_PLACES)}")
-        return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+        if name.startswith("__"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if (names := _names()).get(name) is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(names)}")
+        module, _, attribute = names[name].partition(":")
+        return getattr(import_module(module), attribute)
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_PLACES]
+    return [*globals(), *_names()]

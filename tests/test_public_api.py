@@ -10,7 +10,7 @@ import metaloom
 from metaloom import storage
 
 
-@pytest.mark.parametrize("name", metaloom._PLACES)
+@pytest.mark.parametrize("name", metaloom._names())
 def test_every_name_of_the_package_leads_to_a_documented_object(name):
     assert name in dir(metaloom)
     assert getattr(metaloom, name).__doc__

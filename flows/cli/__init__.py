@@ -1,7 +1,7 @@
 """The command line. Exit codes: 0 done, 1 found a difference or a failure, 2 wrong usage, 130 stopped by Ctrl-C.
 
-Each command is a function in a module of this package and a line in `GROUPS`. Its docstring is its help text. Modules
-import numerics inside the functions, because help, lists and refusals should not wait seconds for torch;
+Commands are made of the table of operations (`flows/operations`); modules of this package have what a terminal needs
+besides. They import numerics inside functions, because help, lists and refusals should not wait seconds for torch;
 tests/flows/test_startup.py holds them to it.
 """
 
@@ -29,61 +29,20 @@ from metaloom.flows.cli.output import (
     discard_output,
 )
 from metaloom.flows.errors import EXIT_INTERRUPTED, USAGE, StartAgain, exit_code
+from metaloom.flows.operations import operations
 from metaloom.flows.streams import keep_streams
 from metaloom.flows.views.status import STATUS
 from metaloom.pipeline.shown import error_text, printable
 
-GROUPS = {
-    "Train": {
-        "train": "train:train",
-        "resume": "train:resume",
-        "fork": "fork:fork",
-        "sweep": "sweep:sweep",
-        "watch": "watch:watch",
-        "cancel": "cancel:cancel",
-        "recipes": "recipes:recipes",
-    },
-    "Look": {
-        "ls": "ls:list_runs",
-        "show": "show:show",
-        "view": "view:view",
-        "report": "report:report",
-        "video": "video:video",
-        "logs": "logs:logs",
-        "graph": "graph:graph",
-    },
-    "Debug": {
-        "replay": "replay:replay",
-        "optimize": "optimize:optimize",
-        "doctor": "doctor:doctor",
-    },
-    "Compare": {
-        "evaluate": "evaluate:evaluate",
-        "compare": "compare:compare",
-        "diff": "diff:diff",
-        "reference": "reference:reference",
-    },
-    "Keep": {
-        "verify": "verify:verify",
-        "du": "du:du",
-        "thin": "thin:thin",
-        "pack": "pack:pack",
-        "rm": "rm:rm",
-        "export": "export:export",
-    },
-    "Deploy": {
-        "policy": "policy:policy",
-        "serve": "serve:serve",
-    },
-}
-"""Command groups in the order of `--help`: command -> "module:function" in this package, imported when it is used."""
+GROUPS = list(dict.fromkeys(operation.group for operation in operations().values()))
+"""Titles of groups of commands, in the order of `--help`."""
 
 _SHOW_THEMSELVES = {"serve", "logs"}
 """Commands that print as long as they run."""
 _TRAIN = {"train", "resume", "sweep"}
 """Commands whose own lines follow; what reads them from a file or pipe expects no others."""
 
-COMMANDS = [name for group in GROUPS.values() for name in group]
+COMMANDS = [*operations()]
 
 
 def _explain(error: CycloptsError) -> Panel:
@@ -119,10 +78,14 @@ app = App(
     version_flags=["--version"],
     group_commands=Group("Options", sort_key=len(GROUPS)),
 )
-for _order, (_title, _commands) in enumerate(GROUPS.items()):
-    _group = Group(_title, sort_key=_order)
-    for _rank, (_name, _place) in enumerate(_commands.items()):
-        app.command(f"{__name__}.{_place}", name=_name, group=_group, sort_key=_rank)
+_groups = {title: Group(title, sort_key=order) for order, title in enumerate(GROUPS)}
+for _rank, (_name, _operation) in enumerate(operations().items()):
+    app.command(
+        _operation.command or f"{__name__}.generated:{_name}",
+        name=_name,
+        group=_groups[_operation.group],
+        sort_key=_rank,
+    )
 
 
 app.command(

@@ -8,6 +8,10 @@ from cyclopts import Parameter
 
 from metaloom.flows.errors import UsageError
 from metaloom.flows.loggers import LoggerName, LogPlan, check_loggers
+from metaloom.flows.operations.options import RUN_HELP as RUN_HELP
+from metaloom.flows.operations.options import agree as agree
+from metaloom.flows.operations.options import complete_recipes as complete_recipes
+from metaloom.flows.operations.options import complete_runs as complete_runs
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -16,26 +20,6 @@ if TYPE_CHECKING:
     from metaloom.flows.rollouts.workers import Backend
 
 
-def complete_runs(context: object) -> list[str]:
-    """Names for the shell to complete: those of the runs in the runs folder; of runs under a URL, none."""
-    # Not above, because a refused recipe need not wait for NumPy, which the store imports.
-    from metaloom.flows.runs import runs_root
-    from metaloom.storage import find_runs, url_of
-
-    root = runs_root()
-    if url_of(root) is not None:  # to list them takes requests
-        return []
-    return sorted(folder.name for folder in find_runs(root))
-
-
-def complete_recipes(context: object) -> list[str]:
-    """Names for the shell to complete: those of all recipes."""
-    from metaloom.flows.recipes import RECIPES
-
-    return [*RECIPES]
-
-
-RUN_HELP = "A name under the runs folder, a path, or a URL such as s3://bucket/runs/first."
 _AT = "; @-1 or @latest counts from the newest, @best is the one of highest return"
 RunArgument = Annotated[str, Parameter(help=RUN_HELP, completer=complete_runs)]
 RunAtArgument = Annotated[
@@ -154,14 +138,6 @@ class LogOptions:
 
 
 NOWHERE = LogOptions()
-
-
-def agree(run: Path, trust: bool) -> None:
-    """Remember, if the user says so, that what a run's settings name may be imported."""
-    if trust:
-        from metaloom.flows.trust import trust_run
-
-        trust_run(run)
 
 
 def refuse_without(option: str, **others: object) -> None:

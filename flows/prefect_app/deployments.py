@@ -8,16 +8,13 @@ themselves.
 """
 
 import functools
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 from uuid import UUID
 
-import distributed
 from prefect import Task, flow, get_client, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
@@ -26,7 +23,6 @@ from prefect.states import Cancelled, Completed, Failed
 from pydantic import Field
 
 from metaloom import storage
-from metaloom.flows.commands.evaluate import evaluate as evaluate_run
 from metaloom.flows.commands.replay import replay as replay_run
 from metaloom.flows.commands.train import Observer, config_of, resume, train
 from metaloom.flows.formatting import plural
@@ -34,18 +30,21 @@ from metaloom.flows.graph.tables import stage_names
 from metaloom.flows.graph.warm_start import as_pinned
 from metaloom.flows.loggers import LoggerName
 from metaloom.flows.loggers.live import logging_to
+from metaloom.flows.operations import operations
 from metaloom.flows.prefect_app.artifacts import TrainingPage, publish_evaluation, publish_replay
 from metaloom.flows.prefect_app.cancelling import finishing_the_stage
+from metaloom.flows.prefect_app.generated import flow_of, quiet_libraries
 from metaloom.flows.recipes import RECIPES, load_settings
-from metaloom.flows.rollouts.rehearsal import settled
-from metaloom.flows.rollouts.workers import (
+from metaloom.flows.results.evaluation import EvaluationOutcome
+from metaloom.flows.rollouts.backend import (
     DEFAULT_RETRIES,
     DEFAULT_STEP_TIMEOUT_SECONDS,
     DEFAULT_WORKERS,
     Backend,
     Mathematics,
 )
-from metaloom.flows.runs import run_folder
+from metaloom.flows.rollouts.rehearsal import settled
+from metaloom.flows.runs import RunAt, run_folder
 from metaloom.flows.trust import names_in, names_of_run, trust_run
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.config.run import RunConfig, build_config
@@ -197,7 +196,7 @@ def _train(
     settings = settings_for(folder, stored, asked)
     page = TrainingPage(folder)
     page.open(partial(_tag_flow_run, settings))
-    with _quiet_libraries(), finishing_the_stage() as stop:
+    with quiet_libraries(), finishing_the_stage() as stop:
         shown = Observer(iteration_done=page.iteration_done, should_stop=lambda: stop.received)
         with logging_to(loggers, folder, shown, film_every=film_every) as observer:
             how: dict[str, Any] = {"backend": backend, "call": StageTasks(), "observer": observer}
@@ -235,7 +234,7 @@ def replay(
     folder = run_folder(run)
     if trust:
         trust_run(folder)
-    with _quiet_libraries():
+    with quiet_libraries():
         outcomes = list(replay_run(folder, iteration, stage=stage, step=step, backend=Backend(workers=workers)))
     publish_replay(folder, outcomes)
     different = sum(not outcome.identical for outcome in outcomes)
@@ -244,66 +243,12 @@ def replay(
     return Completed(message=f"{plural(len(outcomes), 'stage')} replayed: all {outcomes[-1].proved}")
 
 
-@flow(name="evaluate", flow_run_name="evaluate {run}")
-def evaluate(
-    run: str,
-    iteration: Natural | None = None,
-    tasks: str | None = None,
-    num_tasks: Positive | None = None,
-    evenly_by: str | None = None,
-    task_sampling: Literal["uniform", "balanced"] | None = None,
-    adaptation_steps: Natural | None = None,
-    episodes: Positive | None = None,
-    test_episodes: Positive | None = None,
-    deterministic: bool | None = None,
-    remembered: Literal["as-tested", "drawn"] | None = None,
-    seed: Natural | None = None,
-    workers: Natural | None = None,
-    trust: bool = False,
-) -> State:
-    """Adapt a stored learner to tasks and report its return on fresh test episodes after every adaptation step.
-
-    What is left out is as in the run's evaluation settings, and else as in training.
-
-    Args:
-        run: Name under the runs folder, or a path.
-        iteration: Updates the learner has had; all of the run's when left out.
-        tasks: held-out, train, or a JSON, YAML or Parquet file of tasks.
-        num_tasks: Tasks to draw; when left out each test task or task of the file once, else as many as in training.
-        evenly_by: Draw evenly from the classes of a fixed set, by this task field.
-        task_sampling: balanced draws equally many tasks of every class that the environment declares.
-        adaptation_steps: Largest number of inner steps; the return is reported for each from 0 on.
-        episodes: Episodes per task that every adaptation step learns from.
-        test_episodes: Episodes per task that judge every number of steps.
-        deterministic: Take the most likely action in test episodes.
-        remembered: Of a policy with a memory, where test episodes take the most likely action: as-tested has it
-            remember episodes that do so too, drawn episodes whose actions were drawn.
-        seed: Which tasks and episodes are drawn.
-        workers: Dask worker processes for rollouts here, two if left out, none for a run of one task; 0 samples in the
-            flow's own process.
-        trust: Import the modules that the run's settings name, now and later.
-    """
-    folder = run_folder(run)
-    if trust:
-        trust_run(folder)
-    with _quiet_libraries():
-        outcome = evaluate_run(
-            folder,
-            iteration,
-            tasks=tasks,
-            num_tasks=num_tasks,
-            evenly_by=evenly_by,
-            task_sampling=task_sampling,
-            adaptation_steps=adaptation_steps,
-            episodes=episodes,
-            test_episodes=test_episodes,
-            deterministic=deterministic,
-            remembered=remembered,
-            seed=seed,
-            backend=Backend(workers=workers),
-        )
-    publish_evaluation(folder, outcome)
+def _evaluated(run: str, outcome: EvaluationOutcome) -> State:
+    publish_evaluation(RunAt.parse(run, learner=True).path, outcome)
     return Completed(message=f"{plural(len(outcome.tasks), 'task')}, learner after {plural(outcome.updates, 'update')}")
+
+
+evaluate = flow_of(operations()["evaluate"], _evaluated)
 
 
 class StageTasks:
@@ -401,17 +346,3 @@ def _tag_flow_run(config: RunConfig) -> None:
     tags = {*flow_run.get_tags(), config.env.name, config.algorithm.name}
     with get_client(sync_client=True) as client:
         client.update_flow_run(UUID(flow_run.get_id()), tags=sorted(tags))
-
-
-@contextmanager
-def _quiet_libraries() -> Iterator[None]:
-    """Without a line for every stage that ends well, which the page shows, and for every Dask connection."""
-    loggers = [logging.getLogger(name) for name in ("prefect.task_runs", distributed.__name__)]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

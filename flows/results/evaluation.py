@@ -1,17 +1,20 @@
 """Returns of a learner after 0 ... K adaptation steps."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
-from metaloom.flows.formatting import number, plural
-from metaloom.flows.results.class_returns import ByStep
+from metaloom.flows.formatting import finite, number, plural
+from metaloom.flows.results.class_returns import ByStep, class_rows
 from metaloom.flows.results.evaluation_summary import (
     AdaptationSummary,
     summarize_classes,
     summarize_steps,
     summarize_tasks,
 )
+from metaloom.flows.results.success import success_rows
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.task_classes import Classes
 from metaloom.pipeline.shown import Row, Shown
@@ -81,6 +84,21 @@ class EvaluationOutcome(Shown):
         """One row per adaptation step and task; see `flows/results/evaluation_summary.py`."""
         return pa.Table.from_pylist(summarize_tasks(self.evaluation))
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return what was asked for, averages by adaptation step, and a row per step and task, as plain data."""
+        return {
+            "updates": self.updates,
+            "tasks_are_new": self.tasks_are_new,
+            "drawn_from": self.drawn_from,
+            "extrapolation": self.extrapolation or None,
+            "env_steps": self.env_steps,
+            "evaluation": self.config.evaluation.model_dump(mode="json", exclude={"every"}),
+            "adaptation": [_finite(step.columns) for step in self.summary()],
+            "tasks": [_finite(row) for row in self.table().to_pylist()],
+            "classes": [{"adaptation_steps": row.pop("step"), **row} for row in class_rows(self.by_class())],
+            "success": success_rows(self.evaluation, self.classes),
+        }
+
     def summary(self) -> list[AdaptationSummary]:
         """Averages over tasks for every number of adaptation steps."""
         return summarize_steps(self.evaluation, self.classes)
@@ -88,3 +106,7 @@ class EvaluationOutcome(Shown):
     def by_class(self) -> ByStep:
         """Test returns by class of task after every number of adaptation steps; nothing without classes."""
         return summarize_classes(self.evaluation, self.classes)
+
+
+def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: finite(value) if isinstance(value, float) else value for name, value in row.items()}

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 from distributed import Client, Future, KilledWorker
 
 from metaloom.flows.errors import UsageError, WorkersError
+from metaloom.flows.rollouts.backend import Backend, Mathematics
 from metaloom.flows.rollouts.connection import Connection, connected
 from metaloom.flows.rollouts.flight_recorder import Recording, recordings_folder, remove_recordings
 from metaloom.flows.rollouts.guard import NOT_YET, tell_who_trains
@@ -29,7 +30,7 @@ from metaloom.flows.rollouts.supervised import Collected, Shard, Supervision, tr
 from metaloom.flows.rollouts.traffic import Traffic
 from metaloom.flows.rollouts.versions import computing_fingerprint, fingerprint
 from metaloom.flows.rollouts.waiting import wait_for
-from metaloom.flows.rollouts.workers import Backend, Mathematics, RolloutWorkers, SamplerSpec
+from metaloom.flows.rollouts.workers import RolloutWorkers, SamplerSpec
 from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.config.sources import plugin_paths

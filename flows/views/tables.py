@@ -16,7 +16,6 @@ from metaloom.flows.formatting import (
     age,
     dotted,
     duration,
-    finite,
     number,
     plural,
     size,
@@ -290,22 +289,6 @@ def parameters_table(fitted: Mapping[str, Params]) -> Table:
     return table
 
 
-def evaluation_info(outcome: "EvaluationOutcome") -> dict[str, Any]:
-    """`metaloom evaluate` as plain data: what was asked for, averages by adaptation step, a row per step and task."""
-    return {
-        "updates": outcome.updates,
-        "tasks_are_new": outcome.tasks_are_new,
-        "drawn_from": outcome.drawn_from,
-        "extrapolation": outcome.extrapolation or None,
-        "env_steps": outcome.env_steps,
-        "evaluation": outcome.config.evaluation.model_dump(mode="json", exclude={"every"}),
-        "adaptation": [_finite(step.columns) for step in outcome.summary()],
-        "tasks": [_finite(row) for row in outcome.table().to_pylist()],
-        "classes": [{"adaptation_steps": row.pop("step"), **row} for row in class_rows(outcome.by_class())],
-        "success": success_rows(outcome.evaluation, outcome.classes),
-    }
-
-
 def evaluation_table(outcome: "EvaluationOutcome") -> Table:
     """`metaloom evaluate`: the return after every number of adaptation steps."""
     table = new_table(
@@ -374,10 +357,6 @@ def success_view(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
 
 def _range(low: float, high: float) -> str:
     return "-" if math.isnan(low) else f"{number(low)} to {number(high)}"
-
-
-def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: finite(value) if isinstance(value, float) else value for name, value in row.items()}
 
 
 def doctor_view(checks: Sequence["Check"]) -> RenderableType:

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from metaloom import storage
-from metaloom.flows.commands.evaluate import evaluate
 from metaloom.flows.commands.optimize import optimize
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import config_of, resume, train
 from metaloom.flows.errors import UsageError
 from metaloom.flows.graph.warm_start import pinned
+from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.recipes import load_settings
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import RunAt, best_iteration

@@ -11,11 +11,11 @@ from viewing import Viewer
 
 import metaloom
 from metaloom import storage
-from metaloom.flows.commands.evaluate import evaluate
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import Observer, train
 from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import number
+from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.prefect_app.artifacts import iteration_line
 from metaloom.flows.results.class_returns import classes_of, classes_text, plus_minus
 from metaloom.flows.rollouts.workers import Backend
@@ -157,7 +157,7 @@ def test_the_report_draws_the_balanced_mean_only_where_every_class_was_drawn(tra
 def test_an_evaluation_tells_the_classes_too(trained):
     run, _ = trained
     outcome = evaluate(run.path, num_tasks=8, task_sampling="balanced", test_episodes=2, backend=SERIAL)
-    rows = tables.evaluation_info(outcome)["classes"]
+    rows = outcome.as_dict()["classes"]
     assert [row["num_tasks"] for row in rows] == [2, 2, 2, 2, 8] * 2
     after = outcome.evaluation.test_returns[:, 1].mean(axis=1)
     assert rows[-1]["adaptation_steps"] == 1

@@ -9,10 +9,10 @@ import pytest
 import metaloom.flows.commands.dry_run
 import metaloom.flows.estimate
 from metaloom.flows.cli import run as main
-from metaloom.flows.commands.evaluate import evaluate
 from metaloom.flows.commands.fork import fork
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.estimate import check_sizes, refusal_of
+from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.recipes import new_config
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.usage import Sample

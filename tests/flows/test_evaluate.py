@@ -10,10 +10,10 @@ import pytest
 
 import metaloom.flows.rollouts.workers
 from metaloom import storage
-from metaloom.flows.commands.evaluate import evaluate
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import Observer, resume, train
 from metaloom.flows.errors import UsageError
+from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views.tables import evaluation_table
 from metaloom.pipeline.algorithms.maml.learner import MetaLearner

@@ -15,10 +15,10 @@ import torch
 import metaloom
 from metaloom import storage
 from metaloom.flows import cli
-from metaloom.flows.commands.evaluate import evaluate
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import train
 from metaloom.flows.graph.check import require_one_adaptation
+from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline import global_random
 from metaloom.pipeline.algorithms.contract import Learner

@@ -15,8 +15,8 @@ from metaloom.flows import cli, recipes
 from metaloom.flows.commands.train import train
 from metaloom.flows.prefect_app import serve
 from metaloom.flows.recipes import RECIPES, new_config
-from metaloom.flows.rollouts import workers
-from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.rollouts import backend
+from metaloom.flows.rollouts.backend import Backend
 from metaloom.flows.viewer import server
 from metaloom.flows.views.settings_files import settings_file
 from metaloom.pipeline.config.run import RunConfig
@@ -72,7 +72,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("METALOOM_RUNS", raising=False)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(workers, "DEFAULT_WORKERS", 0)
+    monkeypatch.setattr(backend, "DEFAULT_WORKERS", 0)
     load = recipes.load_settings
     monkeypatch.setattr(recipes, "load_settings", lambda name: load(name) | SMALL)
     yield tmp_path

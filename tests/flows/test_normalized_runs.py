@@ -11,12 +11,12 @@ from small_runs import GRADIENT_BASED, RECURRENT, SMALL_RUNS
 
 import metaloom
 from metaloom import storage
-from metaloom.flows.commands.evaluate import evaluate
 from metaloom.flows.commands.fork import fork
 from metaloom.flows.commands.optimize import optimize
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.errors import UsageError
+from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.recipes import load_settings
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.input import ConfigError, override

@@ -8,13 +8,13 @@ import pytest
 
 from metaloom import storage
 from metaloom.flows.commands.debug import debug_stage
-from metaloom.flows.commands.evaluate import evaluate
 from metaloom.flows.commands.fork import fork
 from metaloom.flows.commands.optimize import optimize
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.thin import materialise, thin
 from metaloom.flows.commands.train import Observer, resume, train
 from metaloom.flows.errors import UsageError
+from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.recipes import load_settings
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.algorithms.finite_checks import NumericalError

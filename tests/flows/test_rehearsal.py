@@ -7,10 +7,10 @@ from gymnasium.spaces import Box, Discrete
 
 from metaloom import storage
 from metaloom.flows.cli import run as run_command
-from metaloom.flows.commands.evaluate import evaluate
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.graph.run_stages import config_of
+from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.rollouts.rehearsal import settled
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.run import build_config, build_stored

@@ -13,11 +13,11 @@ from memory_runs import SERIAL, recipe_config, require_forks, require_replayed, 
 
 import metaloom
 from metaloom import storage
-from metaloom.flows.commands.evaluate import evaluate
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import number, trial_returns
 from metaloom.flows.observer import IterationReport
+from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.recipes import RECIPES, new_config
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.viewer.adaptation import adaptation_page

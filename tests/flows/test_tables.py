@@ -11,9 +11,9 @@ from rich.console import Console
 
 from metaloom import storage
 from metaloom.flows import cli
-from metaloom.flows.commands.evaluate import evaluate
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.formatting import dotted, number
+from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.results.doctor import Check
 from metaloom.flows.results.replay import ArrayDifference, StageReplay, difference_info
 from metaloom.flows.rollouts.workers import Backend
@@ -247,7 +247,7 @@ def test_evaluation_shows_every_number_of_adaptation_steps(complete):
 def test_an_evaluation_warns_of_steps_beyond_those_of_training(complete):
     for steps, warning in ((1, None), (2, "trained for 1 step; later rows extrapolate")):
         outcome = evaluate(complete.path, adaptation_steps=steps, test_episodes=1)
-        assert tables.evaluation_info(outcome)["extrapolation"] == warning
+        assert outcome.as_dict()["extrapolation"] == warning
         for view in (text_of(tables.evaluation_table(outcome)), repr(outcome)):
             assert ("extrapolate" in view) == ((warning or "never") in view) == bool(warning)
 
@@ -257,7 +257,7 @@ def test_an_evaluation_of_some_of_a_set_of_tasks_says_of_how_many(complete):
     some = evaluate(complete.path, tasks="train", num_tasks=3, adaptation_steps=0, test_episodes=1)
     assert title(some) == "learner after 2 updates, 3 tasks (of 4)"
     assert "3 tasks (of 4), 1 test episode each" in repr(some)
-    assert tables.evaluation_info(some)["drawn_from"] == 4
+    assert some.as_dict()["drawn_from"] == 4
     for more in (4, 5):
         outcome = evaluate(complete.path, tasks="train", num_tasks=more, adaptation_steps=0, test_episodes=1)
         assert title(outcome) == f"learner after 2 updates, {more} tasks"
@@ -267,7 +267,7 @@ def test_evaluation_by_a_single_episode_has_no_interval(complete):
     outcome = evaluate(complete.path, num_tasks=1, adaptation_steps=0, test_episodes=1)
     row = row_with(tables.evaluation_table(outcome), number(outcome.summary()[0].average_return))
     assert row.split()[3] == row.split()[5] == "-"
-    info = tables.evaluation_info(outcome)
+    info = outcome.as_dict()
     assert [info["adaptation"][0][name] for name in ("average_low", "average_high", "iqm_low", "iqm_high")] == [
         None
     ] * 4
@@ -279,7 +279,7 @@ def test_evaluation_as_json_has_null_for_a_return_that_is_not_finite(complete, m
     outcome = evaluate(complete.path, num_tasks=1, adaptation_steps=0)
     rows = pa.table({"task": [0], "average_return": [float("inf")]})
     monkeypatch.setattr(type(outcome), "table", lambda self: rows)
-    info = tables.evaluation_info(outcome)
+    info = outcome.as_dict()
     assert info["tasks"] == [{"task": 0, "average_return": None}]
     json.dumps(info, allow_nan=False)
 

@@ -1,0 +1,109 @@
+"""Commands made of operations: an attribute of this module for each, made when it is first used."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, is_dataclass
+from functools import partial
+from inspect import Parameter as P
+from inspect import Signature, signature
+from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin
+
+from cyclopts import Parameter
+
+from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions
+from metaloom.flows.cli.output import answer
+from metaloom.flows.errors import FAILURE
+from metaloom.flows.operations import Operation, operations, resolve
+from metaloom.flows.operations.signatures import is_python_only, parameters_of, text_type
+from metaloom.flows.rollouts.backend import Backend
+
+_LAST = ("trust", "where", "log", "film_every", "metrics_port", "as_json")
+"""Options that many commands have, in the order in which help lists them after all others."""
+_REPEATABLE = Parameter(negative=(), show_default=False)
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Call(Generic[R]):
+    """An operation with what the command line says.
+
+    Attributes:
+        work: The operation.
+        given: Its arguments.
+    """
+
+    work: Callable[..., R]
+    given: Mapping[str, Any]
+
+    def __call__(self, **others: Any) -> R:
+        """Run the operation; other arguments are those that only Python has."""
+        return self.work(**{**self.given, **others})
+
+
+def __getattr__(name: str) -> Callable[..., int]:
+    if name not in operations():
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return command_of(operations()[name])
+
+
+def command_of(operation: Operation) -> Callable[..., int]:
+    """Make the command of an operation: a function whose signature has what a command line can say."""
+    work = operation.function
+    shown = resolve(operation.terminal) if operation.terminal else partial(show, operation)
+    parameters = [command_parameter(p) for p in parameters_of(work) if not is_python_only(p.annotation)]
+    extras = [p for p in signature(shown).parameters.values() if p.kind is P.KEYWORD_ONLY and p.name != "as_json"]
+    parameters += map(command_parameter, extras)
+    if operation.has_json:
+        parameters.append(P("as_json", P.KEYWORD_ONLY, default=False, annotation=AsJson))
+    parameters.sort(key=lambda p: (p.kind, _LAST.index(p.name) if p.name in _LAST else -1))
+    described = Signature(parameters)
+
+    def command(*args: Any, **kwargs: Any) -> int:
+        given = described.bind(*args, **kwargs).arguments
+        if "where" in signature_names:
+            given["backend"] = given.pop("where", ANYWHERE).backend()
+        apart = {name: given.pop(name) for name in [*given] if name in {p.name for p in extras}}
+        as_json = {"as_json": given.pop("as_json", False)} if operation.has_json else {}
+        return shown(Call(work, given), **apart, **as_json)
+
+    signature_names = {p.name for p in parameters}
+    command.__doc__ = work.__doc__
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    command.__signature__ = described  # pyright: ignore[reportFunctionMemberAccess]
+    return command
+
+
+def command_parameter(parameter: P) -> P:
+    """Return a parameter of an operation as a command has it."""
+    if parameter.annotation is Backend:
+        return P("where", P.KEYWORD_ONLY, default=ANYWHERE, annotation=BackendOptions)
+    kind, annotation = parameter.kind, text_type(parameter.annotation)
+    plain = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+    if get_origin(plain) is tuple:
+        annotation = Annotated[annotation, _REPEATABLE]
+        kind = P.POSITIONAL_ONLY if kind is P.POSITIONAL_OR_KEYWORD else kind
+    elif parameter.default is False:
+        annotation = Annotated[annotation, _REPEATABLE]
+    return parameter.replace(kind=kind, annotation=annotation)
+
+
+def show(operation: Operation, call: Call[Any], *, as_json: bool = False) -> int:
+    """Run an operation and print its result."""
+    return show_result(operation, call(), as_json)
+
+
+def show_result(operation: Operation, result: Any, as_json: bool) -> int:
+    """Print a result as data or for people, and return the exit code."""
+    answer(as_json, lambda: data_of(result), lambda: resolve(operation.view)(result) if operation.view else str(result))
+    return 0 if not operation.good or getattr(result, operation.good) else FAILURE
+
+
+def data_of(result: Any) -> Any:
+    """Return a result as data for JSON."""
+    if hasattr(result, "as_dict"):
+        return result.as_dict()
+    if is_dataclass(result) and not isinstance(result, type):
+        return asdict(result)
+    if isinstance(result, Mapping):
+        return {str(key): data_of(value) for key, value in result.items()}
+    return [*map(data_of, result)] if isinstance(result, list | tuple) else result

@@ -1,0 +1,114 @@
+"""The table of operations: what Metaloom does for a user, each a typed Python function.
+
+The function is the declaration. From its signature and docstring come the command with its options and help, the
+function `metaloom.NAME`, the Prefect flow with its form, and the page of all commands. The table holds names instead
+of functions, because help, lists and refusals should not wait seconds for torch; for the same reason modules of
+operations import numerics inside functions. tests/flows/test_startup.py holds them to it.
+
+An installed package adds operations through the entry point group `metaloom.operations`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any
+
+HERE = __name__
+
+
+def resolve(place: str) -> Any:
+    """Import what "module:name" names."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation.
+
+    Attributes:
+        name: Name of the command and of the Python function.
+        group: Group of commands in `--help`.
+        run: Function that does the work, "module:function".
+        view: Function that draws the result for a terminal, "module:function"; a result without one is printed.
+        good: Attribute of the result that is true where the exit code is 0; without one it always is.
+        terminal: Function that prints while the operation runs, or asks, "module:function". Its first argument calls
+            the operation, further keywords are options that only the command has.
+        has_json: Offer `--json`, for the result as data.
+        command: Function that is the whole command, of what Python has in no function of the same options.
+    """
+
+    name: str
+    group: str
+    run: str = ""
+    view: str = ""
+    good: str = ""
+    terminal: str = ""
+    has_json: bool = True
+    command: str = ""
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The function that does the work."""
+        return resolve(self.run)
+
+
+INSTALLED = "Installed"
+"""Group of the operations that other packages add."""
+
+_VIEWS, _CLI = "metaloom.flows.views", "metaloom.flows.cli"
+
+_BUILT_IN = (
+    Operation("train", "Train", command=f"{_CLI}.train:train"),
+    Operation("resume", "Train", command=f"{_CLI}.train:resume"),
+    Operation("fork", "Train", command=f"{_CLI}.fork:fork"),
+    Operation("sweep", "Train", command=f"{_CLI}.sweep:sweep"),
+    Operation("watch", "Train", command=f"{_CLI}.watch:watch"),
+    Operation("cancel", "Train", command=f"{_CLI}.cancel:cancel"),
+    Operation("recipes", "Train", command=f"{_CLI}.recipes:recipes"),
+    Operation("ls", "Look", command=f"{_CLI}.ls:list_runs"),
+    Operation("show", "Look", command=f"{_CLI}.show:show"),
+    Operation("view", "Look", command=f"{_CLI}.view:view"),
+    Operation("report", "Look", command=f"{_CLI}.report:report"),
+    Operation("video", "Look", command=f"{_CLI}.video:video"),
+    Operation("logs", "Look", command=f"{_CLI}.logs:logs"),
+    Operation("graph", "Look", command=f"{_CLI}.graph:graph"),
+    Operation("replay", "Debug", command=f"{_CLI}.replay:replay"),
+    Operation("optimize", "Debug", command=f"{_CLI}.optimize:optimize"),
+    Operation("doctor", "Debug", command=f"{_CLI}.doctor:doctor"),
+    Operation(
+        "evaluate",
+        "Compare",
+        f"{HERE}.evaluate:evaluate",
+        view=f"{_VIEWS}.tables:evaluation_view",
+        terminal=f"{_CLI}.evaluate:evaluate",
+    ),
+    Operation("compare", "Compare", command=f"{_CLI}.compare:compare"),
+    Operation("diff", "Compare", command=f"{_CLI}.diff:diff"),
+    Operation("reference", "Compare", command=f"{_CLI}.reference:reference"),
+    Operation("verify", "Keep", command=f"{_CLI}.verify:verify"),
+    Operation("du", "Keep", command=f"{_CLI}.du:du"),
+    Operation("thin", "Keep", command=f"{_CLI}.thin:thin"),
+    Operation("pack", "Keep", command=f"{_CLI}.pack:pack"),
+    Operation("rm", "Keep", command=f"{_CLI}.rm:rm"),
+    Operation("export", "Keep", command=f"{_CLI}.export:export"),
+    Operation("policy", "Deploy", command=f"{_CLI}.policy:policy"),
+    Operation("serve", "Deploy", command=f"{_CLI}.serve:serve"),
+)
+
+
+@cache
+def operations() -> Mapping[str, Operation]:
+    """Return all operations by name, in the order of `--help`.
+
+    Raises:
+        ValueError: A package adds an operation of a name that is taken.
+    """
+    found = {operation.name: operation for operation in _BUILT_IN}
+    for point in sorted(entry_points(group="metaloom.operations"), key=lambda point: point.name):
+        if point.name in found:
+            raise ValueError(f"found two operations {point.name!r}; required another name for {point.value}")
+        found[point.name] = Operation(point.name, INSTALLED, point.value)
+    return found

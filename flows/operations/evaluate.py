@@ -1,0 +1,113 @@
+"""`evaluate`: returns of a stored learner after every adaptation step."""
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from metaloom.flows.operations.options import Iteration, LearnerArgument, Natural, Positive, PythonOnly, Trust, agree
+from metaloom.flows.rollouts.backend import IN_PROCESS, Backend
+from metaloom.flows.runs import RunAt, check_seed, updates_at
+
+if TYPE_CHECKING:
+    from metaloom.flows.results.evaluation import EvaluationOutcome
+
+
+def evaluate(
+    run: LearnerArgument,
+    iteration: Iteration = None,
+    *,
+    tasks: str | Annotated[Sequence[Sequence[float]], PythonOnly] | None = None,
+    num_tasks: Positive = None,
+    evenly_by: str | None = None,
+    task_sampling: Literal["uniform", "balanced"] | None = None,
+    adaptation_steps: Natural = None,
+    episodes: Positive = None,
+    test_episodes: Positive = None,
+    deterministic: bool | None = None,
+    remembered: Literal["as-tested", "drawn"] | None = None,
+    seed: Natural = None,
+    trust: Trust = False,
+    backend: Backend = IN_PROCESS,
+    tested: Annotated[Callable[[int, Any], None] | None, PythonOnly] = None,
+) -> "EvaluationOutcome":
+    """Measure a stored learner on fresh episodes.
+
+    It adapts the learner to tasks and reports its return after each adaptation step.
+
+    Options that are not given come from the run's `evaluation` settings, or else are those of training.
+
+    Example: `metaloom evaluate first@10 --num-tasks 20 --adaptation-steps 3 --test-episodes 10 --plot curve.png`
+
+    Args:
+        run: Run, or RUN@N for the learner after N updates.
+        iteration: Updates of the learner, counted from the end when negative; all of them when None.
+        tasks: `held-out`: tasks that training never drew; `train`: from its fixed set, or those of the last
+            iteration; or a JSON, YAML or Parquet file of tasks.
+        num_tasks: Tasks to draw; by default every test task or task of the file once, otherwise, also from a fixed
+            training set, as many as an iteration of training has.
+        evenly_by: Draw evenly from the classes of a fixed set: the task field that tells them apart.
+        task_sampling: `balanced`: equally many tasks of every class that the environment declares, such as directions.
+        adaptation_steps: Largest number of inner steps; returns are reported after each, from 0 on.
+        episodes: Episodes per task that every adaptation step learns from.
+        test_episodes: Episodes per task that measure the return after each step; no step learns from them.
+        deterministic: Take the most likely action in test episodes.
+        remembered: Of a policy with a memory, with `--deterministic`: `as-tested`, it remembers episodes of the most
+            likely actions, so that returns are those of a trial; `drawn`: of actions that were drawn.
+        seed: Decides which tasks and episodes are drawn.
+        trust: Import the modules that the run's settings name, now and later.
+        backend: Where rollouts run.
+        tested: Called with each number of adaptation steps and the test episodes after them.
+
+    Raises:
+        UsageError, ConfigError, EnvError: No evaluation of this run can be like that.
+    """
+    at = RunAt.of(run, iteration, learner=True)
+    agree(at.path, trust)
+    import metaloom.storage as storage
+    from metaloom.flows.commands.evaluate import learner_after, load_tasks
+    from metaloom.flows.estimate import check_sizes
+    from metaloom.flows.graph.run_stages import config_of, require_stored_sizes, stages_of
+    from metaloom.flows.results.evaluation import EvaluationOutcome
+    from metaloom.pipeline.config.run import build_config
+    from metaloom.pipeline.envs.registry import make_env
+    from metaloom.pipeline.tasks.evaluation import tasks_are_new, tasks_drawn_from
+    from metaloom.stages.evaluate import unseen
+
+    seed = None if seed is None else check_seed(seed)
+    stored = storage.open_run(at.path)
+    updates = updates_at(stored, at.iteration)
+    learner = learner_after(stored, updates)
+    asked: dict[str, Any] = {
+        "tasks": tasks,
+        "num_tasks": num_tasks,
+        "evenly_by": evenly_by,
+        "task_sampling": task_sampling,
+        "adaptation_steps": adaptation_steps,
+        "episodes": episodes,
+        "test_episodes": test_episodes,
+        "deterministic": deterministic,
+        "remembered": remembered,
+        "seed": seed,
+    }
+    trained = config_of(stored, stored.learner_ref(updates))
+    if isinstance(tasks, str) and tasks not in ("held-out", "train"):
+        with closing(make_env(trained.env)) as env:
+            asked["tasks"] = load_tasks(Path(tasks), env.task_fields)
+    elif tasks is not None and not isinstance(tasks, str):
+        asked["tasks"] = [list(map(float, task)) for task in tasks]
+    given = {name: value for name, value in asked.items() if value is not None}
+    section = {**trained.evaluation.model_dump(mode="json"), **given, "every": None}
+    config = build_config({**trained.model_dump(mode="json"), "evaluation": section})
+    with stages_of(config, backend, partial(check_sizes, config, evaluation_alone=True)) as stages:
+        require_stored_sizes(stored, stages.context.learner)
+        outcome = stages.evaluate(learner, updates, tested or unseen)
+        env = stages.context.env
+        new, drawn_from = tasks_are_new(config, env), tasks_drawn_from(config, env, updates)
+        if new and stored.info.get("ancestors"):
+            # What a fork shares with its parent was drawn under the parent's settings.
+            drawn = (stored[i].tasks().params.tolist() for i in range(updates))
+            new = {*map(tuple, outcome.task_params.tolist())}.isdisjoint(map(tuple, chain.from_iterable(drawn)))
+        return EvaluationOutcome(updates, config, outcome, new, drawn_from, env.task_classes)

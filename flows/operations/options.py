@@ -1,0 +1,85 @@
+"""Parameters that several operations share, each described once for Python, the command line and Prefect's forms."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from metaloom.flows.runs import RunLike
+
+Natural = Annotated[int | None, Parameter(validator=Number(gte=0))]
+Positive = Annotated[int | None, Parameter(validator=Number(gte=1))]
+
+
+def complete_runs(context: object) -> list[str]:
+    """Names for the shell to complete: those of the runs in the runs folder; of runs under a URL, none."""
+    # Not above, because a refused recipe need not wait for NumPy, which the store imports.
+    from metaloom.flows.runs import runs_root
+    from metaloom.storage import find_runs, url_of
+
+    root = runs_root()
+    if url_of(root) is not None:  # to list them takes requests
+        return []
+    return sorted(folder.name for folder in find_runs(root))
+
+
+def complete_recipes(context: object) -> list[str]:
+    """Names for the shell to complete: those of all recipes."""
+    from metaloom.flows.recipes import RECIPES
+
+    return [*RECIPES]
+
+
+RUN_HELP = "A name under the runs folder, a path, or a URL such as s3://bucket/runs/first."
+_AT = "; @-1 or @latest counts from the newest, @best is the one of highest return"
+RunArgument = Annotated[RunLike, Parameter(help=RUN_HELP, completer=complete_runs)]
+RunAtArgument = Annotated[
+    RunLike, Parameter(help=f"RUN, or RUN@ITERATION for one iteration{_AT}. {RUN_HELP}", completer=complete_runs)
+]
+LearnerArgument = Annotated[
+    RunLike,
+    Parameter(
+        help=f"RUN for its newest learner, RUN@N for the learner after N updates{_AT}. {RUN_HELP}",
+        completer=complete_runs,
+    ),
+]
+ParentArgument = Annotated[
+    RunLike,
+    Parameter(
+        name="--parent",
+        help=f"RUN@N to begin with its first N iterations{_AT}; RUN for all of them. {RUN_HELP}",
+        completer=complete_runs,
+    ),
+]
+Iteration = Annotated[int | None, Parameter(parse=False)]
+"""Iteration, which a command line has in RUN@ITERATION."""
+Overrides = Annotated[
+    Sequence[str],
+    Parameter(name="--set", help="Change a setting: `--set algorithm.inner_lr=0.05`. Repeatable."),
+]
+Trust = Annotated[
+    bool,
+    Parameter(
+        help="Import the modules that the run's settings name, now and later: say it of runs that others made, after "
+        "you have looked at them.",
+    ),
+]
+PythonOnly = Parameter(parse=False)
+"""Marks a parameter that only Python has."""
+
+
+def agree(run: Path, trust: bool) -> None:
+    """Remember, if the user says so, that what a run's settings name may be imported."""
+    if trust:
+        from metaloom.flows.trust import trust_run
+
+        trust_run(run)
+
+
+def changes(overrides: Sequence[str], settings: dict[str, Any]) -> list[str]:
+    """Return changes of settings, given as KEY=VALUE or as keywords, as KEY=VALUE."""
+    from metaloom.flows.settings import assignments
+
+    return [*overrides, *assignments(settings)]

@@ -1,0 +1,46 @@
+"""What commands and forms read in the signature of an operation."""
+
+from collections.abc import Callable, Sequence
+from inspect import Parameter as P
+from inspect import signature
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from cyclopts import Parameter
+
+from metaloom import storage
+
+
+def parameters_of(function: Callable[..., Any]) -> list[P]:
+    """Return the parameters of an operation; for `**settings`, `overrides` stands where there is text alone."""
+    return [p for p in signature(function).parameters.values() if p.kind is not P.VAR_KEYWORD]
+
+
+def is_python_only(annotation: Any) -> bool:
+    """Return True for what a command line cannot say."""
+    return any(mark.parse is False for mark in marks_of(annotation))
+
+
+def marks_of(annotation: Any) -> list[Parameter]:
+    """Return what an annotation says about the command line."""
+    return [mark for mark in getattr(annotation, "__metadata__", ()) if isinstance(mark, Parameter)]
+
+
+def text_type(annotation: Any) -> Any:
+    """Return the type that text can be: runs are named, paths written out, and sequences have items of such types."""
+    if get_origin(annotation) is Annotated:
+        plain, *marks = get_args(annotation)
+        return Annotated[text_type(plain), *marks]
+    if get_origin(annotation) in (Union, UnionType):
+        kinds = [*get_args(annotation)]
+        if storage.Run in kinds:
+            kinds = [kind for kind in kinds if kind not in (Path, storage.Run)]
+        elif Path in kinds:
+            kinds = [kind for kind in kinds if kind is not str]
+        kinds = [text_type(kind) for kind in kinds if not is_python_only(kind)]
+        repeated = [kind for kind in kinds if get_origin(kind) is tuple]
+        return repeated[0] if repeated else Union[*kinds]
+    if get_origin(annotation) is Sequence:
+        return tuple[text_type(get_args(annotation)[0]), ...]
+    return annotation

@@ -1,0 +1,106 @@
+"""Prefect flows made of operations: an attribute of this module for each, made when it is first used.
+
+This module must not import annotations from __future__: Prefect makes a form from the annotations themselves.
+"""
+
+import logging
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from inspect import Parameter as P
+from inspect import Signature, getdoc
+from typing import Annotated, Any, get_args, get_origin
+
+import distributed
+from cyclopts import Parameter
+from cyclopts.validators import Number
+from prefect import Flow, flow
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
+from pydantic import Field
+
+from metaloom.flows.operations import Operation, operations
+from metaloom.flows.operations.options import Iteration
+from metaloom.flows.operations.signatures import is_python_only, marks_of, parameters_of, text_type
+from metaloom.flows.rollouts.backend import Backend
+
+_WORKERS = (
+    "    workers: Dask worker processes for rollouts here, two if left out, none for a replay or a run of one task; 0 "
+    "samples in the flow's own process."
+)
+
+
+def __getattr__(name: str) -> Flow[..., Any]:
+    if name not in operations():
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return flow_of(operations()[name])
+
+
+def flow_of(operation: Operation, ended: Callable[[Any, Any], State] | None = None, **types: Any) -> Flow[..., Any]:
+    """Make the flow of an operation.
+
+    Args:
+        operation: The operation.
+        ended: Publishes a result, and returns the state of the flow run; gets the run too.
+        **types: Types of parameters that the form knows more exactly.
+    """
+    parameters = [
+        form_parameter(p, types.get(p.name, p.annotation))
+        for p in parameters_of(operation.function)
+        if p.annotation is Iteration or not is_python_only(p.annotation)
+    ]
+
+    form = Signature(parameters)
+
+    def work(*args: Any, **options: Any) -> State:
+        given = form.bind(*args, **options).arguments
+        if "workers" in given:
+            given["backend"] = Backend(workers=given.pop("workers"))
+        with quiet_libraries():
+            result = operation.function(**given)
+        if ended is not None:
+            return ended(given.get("run"), result)
+        state = Failed if operation.good and not getattr(result, operation.good) else Completed
+        return state(message=str(result))
+
+    work.__name__ = work.__qualname__ = operation.name
+    work.__doc__ = re.sub(r"(?m)^    backend: .*$", _WORKERS, getdoc(operation.function) or "")
+    work.__signature__ = form  # pyright: ignore[reportFunctionMemberAccess]
+    names = {p.name for p in parameters}
+    title = f"{operation.name} {{run}}" if "run" in names else operation.name
+    return flow(name=operation.name, flow_run_name=title)(work)
+
+
+def form_parameter(parameter: P, annotation: Any) -> P:
+    """Return a parameter of an operation as a form has it."""
+    kind = P.POSITIONAL_OR_KEYWORD
+    if parameter.annotation is Backend:
+        workers = Annotated[int | None, Field(ge=0)]
+        return P("workers", kind, default=None, annotation=workers)
+    annotation, limits = text_type(annotation), [limit for mark in marks_of(annotation) for limit in limits_of(mark)]
+    if get_origin(annotation) is Annotated and marks_of(annotation):
+        annotation = get_args(annotation)[0]
+    if limits:
+        annotation = Annotated[annotation, *limits]
+    return P(parameter.name, kind, default=parameter.default, annotation=annotation)
+
+
+def limits_of(mark: Parameter) -> Iterator[Any]:
+    """Return the limits of a number for a form."""
+    for validator in mark.validator if isinstance(mark.validator, tuple) else ():
+        if isinstance(validator, Number):
+            yield Field(ge=validator.gte, le=validator.lte)
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Without a line for every stage that ends well, which the page shows, and for every Dask connection."""
+    loggers = [logging.getLogger(name) for name in ("prefect.task_runs", distributed.__name__)]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,103 @@
+"""The choice of where rollouts run, which signatures and options name: it imports neither numerics nor Dask."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from metaloom.flows.errors import UsageError
+
+Mathematics = Literal["auto", "here", "workers"]
+
+DEFAULT_WORKERS = 2
+DEFAULT_STEP_TIMEOUT_SECONDS = 60.0
+DEFAULT_RETRIES = 3
+
+
+@dataclass(frozen=True)
+class Backend:
+    """Choice of where rollouts run.
+
+    Attributes:
+        workers: Dask worker processes started on this machine, 0 to sample in this process. When neither this nor a
+            scheduler is given, two; but for a run of one task, which has one shard, none, unless it is to be watched
+            (`step_timeout_seconds` or `retries` are given).
+        threads: physics threads of in-process sampling; Dask workers have one each.
+        scheduler: address of a running Dask scheduler, used instead of starting workers.
+        step_timeout_seconds: how long a worker waits for one call of an environment before it ends itself, which ends
+            the run with an error; 60 when not given. Sampling in this process waits for ever: it is where one debugs.
+        retries: how often work is done again whose worker process died; 3 when not given. A scheduler of one's own is
+            configured itself (`distributed.scheduler.allowed-failures`).
+        mathematics: where samples are processed, tasks adapted and updates computed: here, or by the workers, chunk by
+            chunk of tasks; auto has the workers of a scheduler do it where they have more threads than there are
+            cores here.
+    """
+
+    workers: int | None = None
+    threads: int = 1
+    scheduler: str | None = None
+    step_timeout_seconds: float | None = None
+    retries: int | None = None
+    mathematics: Mathematics = "auto"
+
+    def __post_init__(self) -> None:
+        if self.mathematics == "workers" and self.workers == 0:
+            raise UsageError(
+                "found mathematics=workers without worker processes; required --workers 1 or more, or --scheduler"
+            )
+        if self.workers is not None and self.scheduler is not None:
+            raise UsageError(
+                f"found workers={self.workers} and scheduler={self.scheduler}; required one of them: a scheduler has "
+                "workers of its own"
+            )
+        self._check_supervision()
+        if (self.workers or 0) < 0 or self.threads < 1:
+            raise UsageError(
+                f"found workers={self.workers} and threads={self.threads}; required workers >= 0 (0 samples in this "
+                "process) and threads >= 1"
+            )
+        if self.threads > 1 and self.workers != 0:
+            raise UsageError(
+                f"found threads={self.threads} with Dask workers, which have one thread each; required --workers 0 for "
+                "sampling with several threads in this process, or no --threads"
+            )
+
+    def _check_supervision(self) -> None:
+        timeout, retries = self.step_timeout_seconds, self.retries
+        if (timeout is not None and not 0 < timeout < float("inf")) or (retries is not None and retries < 0):
+            raise UsageError(
+                f"found step_timeout_seconds={timeout} and retries={retries}; required seconds > 0 and retries >= 0"
+            )
+        if self.workers == 0 and (timeout is not None or retries is not None):
+            raise UsageError(
+                f"found step_timeout_seconds={timeout} and retries={retries} without worker processes; required "
+                "--workers 1 or more for them: this process can neither end nor survive an environment that hangs or "
+                "crashes it"
+            )
+        if self.scheduler is not None and retries is not None:
+            raise UsageError(
+                f"found retries={retries} with a scheduler; required its own setting, as in "
+                f"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES={retries} where `dask scheduler` is started"
+            )
+
+    def for_tasks(self, num_tasks: int) -> "Backend":
+        """The same for a run of so many tasks, with what was left out decided."""
+        timeout, retries = self.step_timeout_seconds, self.retries
+        workers = self.workers
+        if workers is None and self.scheduler is None:
+            workers = 0 if num_tasks == 1 and timeout is None and retries is None else DEFAULT_WORKERS
+        if workers == 0:
+            return replace(self, workers=0)
+        if retries is None and self.scheduler is None:
+            retries = DEFAULT_RETRIES
+        timeout = DEFAULT_STEP_TIMEOUT_SECONDS if timeout is None else timeout
+        return replace(self, workers=workers, step_timeout_seconds=timeout, retries=retries)
+
+    def __str__(self) -> str:
+        if self.scheduler is not None:
+            return f"Dask scheduler {self.scheduler}"
+        if self.workers != 0:
+            return f"{self.workers or DEFAULT_WORKERS} Dask worker processes"
+        return f"this process, {self.threads} physics thread{'s' if self.threads > 1 else ''}"
+
+
+IN_PROCESS = Backend(workers=0)
+"""Rollouts in this process: worker processes need a script that guards its main part."""
