@@ -19,7 +19,7 @@ from metaloom.pipeline.building import build_learner
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies import PolicyConfig
-from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.policies.build import GaussianPolicy
 from metaloom.pipeline.types import EpisodeBatch, ParallelMap, Step, TaskParams
 from metaloom.stages.initialize import initialize
 from metaloom.stages.meta_optimize import meta_optimize

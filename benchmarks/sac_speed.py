@@ -26,7 +26,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from metaloom.pipeline.algorithms.contract import KernelName, Setup
-from metaloom.pipeline.algorithms.off_policy.sac import SAC
+from metaloom.pipeline.algorithms.off_policy.settings import SAC
 from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies.config import PolicyConfig

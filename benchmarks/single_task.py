@@ -33,7 +33,7 @@ from metaloom import storage
 from metaloom.flows.commands.train import train
 from metaloom.flows.recipes import RECIPES
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.pipeline.algorithms.actor_critic.a2c import A2C
+from metaloom.pipeline.algorithms.actor_critic.settings import A2C
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.estimation.config import ProcessingConfig

@@ -22,8 +22,7 @@ import gymnasium
 import numpy as np
 import torch
 
-from metaloom.pipeline.algorithms.actor_critic.ppo import PPO
-from metaloom.pipeline.algorithms.actor_critic.ppo2 import PPO2
+from metaloom.pipeline.algorithms.actor_critic.settings import PPO, PPO2
 from metaloom.pipeline.algorithms.contract import KernelName, Setup
 from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.estimation.config import ProcessingConfig

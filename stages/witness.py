@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from metaloom.pipeline.policies.actors.recorded import ACTIONS
+from metaloom.pipeline.policies.actors.contract import ACTIONS
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, EpisodeBatch, TaskBatch, TaskParams
 from metaloom.stages.rollouts.faults import RolloutError, RolloutPosition

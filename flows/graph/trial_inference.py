@@ -13,10 +13,9 @@ from metaloom.flows.graph.context import Context
 from metaloom.flows.graph.off_policy import MIB
 from metaloom.flows.graph.outputs import SpanOutputs
 from metaloom.flows.graph.stage import ITERATION, Graph, Input
-from metaloom.pipeline.algorithms.varibad.experience import TrialExperience
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.estimation.trials import Trials
-from metaloom.pipeline.replay.trials import TrialBuffer
+from metaloom.pipeline.replay.trials import TrialBuffer, TrialExperience
 from metaloom.pipeline.types import EpisodeBatch, Samples, Step, Update
 from metaloom.stages.meta_optimize import meta_optimize
 from metaloom.storage import Span, StageRef

@@ -8,7 +8,7 @@ import numpy as np
 
 from metaloom.flows.results.success import official_success
 from metaloom.pipeline.estimation.class_returns import ClassReturns
-from metaloom.pipeline.estimation.facts import fact_means
+from metaloom.pipeline.estimation.diagnostics import fact_means
 from metaloom.pipeline.estimation.statistics import bootstrap, interquartile_mean, mean
 from metaloom.pipeline.types import Array, Evaluation
 

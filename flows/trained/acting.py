@@ -13,12 +13,12 @@ from torch.nn.functional import one_hot
 from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import check_seed
 from metaloom.flows.trained.blueprint import Blueprint
-from metaloom.pipeline.algorithms.off_policy.tanh_gaussian import log_slope
+from metaloom.pipeline.algorithms.off_policy.parts import log_slope
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.nn.distributions import Categorical, Distribution
 from metaloom.pipeline.policies.acting import check_actor_params, make_actor
 from metaloom.pipeline.policies.actors import Actor, ActorSetup
-from metaloom.pipeline.policies.actors.q_values import EPSILON
+from metaloom.pipeline.policies.actors.off_policy import EPSILON
 from metaloom.pipeline.policies.build import build_policy
 from metaloom.pipeline.policies.inferring import without_posterior
 from metaloom.pipeline.policies.recurrent import RecurrentPolicy

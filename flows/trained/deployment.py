@@ -20,8 +20,7 @@ from metaloom.flows.trained.blueprint import Blueprint
 from metaloom.pipeline.envs.wrappers import ActionSpace, sizes_of
 from metaloom.pipeline.estimation.normalization import CLIP, MEAN, STD, without_normalization
 from metaloom.pipeline.nn.networks import Network, build_network
-from metaloom.pipeline.policies.actors.q_values import Q_NETWORK
-from metaloom.pipeline.policies.actors.tanh_gaussian import POLICY_NETWORK
+from metaloom.pipeline.policies.actors.off_policy import POLICY_NETWORK, Q_NETWORK
 from metaloom.pipeline.policies.build import build_own_policy, build_policy
 from metaloom.pipeline.types import Array, Params
 

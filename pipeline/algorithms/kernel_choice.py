@@ -7,7 +7,7 @@ from typing import Any
 from metaloom.pipeline.algorithms.contract import Kernel, KernelChoice
 from metaloom.pipeline.nn.optimization import OptimizerConfig
 from metaloom.pipeline.nn.spec import NetworkSpec
-from metaloom.pipeline.nn.vector_optimizers import is_customary
+from metaloom.pipeline.nn.torch_optimizers import is_customary
 from metaloom.pipeline.schema import ConfigError
 
 _FUSED = {

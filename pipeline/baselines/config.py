@@ -6,9 +6,8 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from metaloom.pipeline.baselines.contract import Baseline
-from metaloom.pipeline.baselines.linear import LinearFeatureBaseline, LinearTimeBaseline
+from metaloom.pipeline.baselines.linear import LinearFeatureBaseline, LinearTimeBaseline, ZeroBaseline
 from metaloom.pipeline.baselines.value_network import ValueNetworkBaseline
-from metaloom.pipeline.baselines.zero import ZeroBaseline
 from metaloom.pipeline.plugins import ByName, Plugins
 from metaloom.pipeline.schema import MOST_REPEATS, PluginSettings
 from metaloom.pipeline.types import Array, ParallelMap, Params

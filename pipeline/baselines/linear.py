@@ -1,7 +1,4 @@
-"""Linear baselines: ridge regression of the returns on features of state and time.
-
-The feature baseline is that of Duan et al. 2016, arXiv:1604.06778.
-"""
+"""Baselines that are regressions: ridge regression of the returns on features of state and time, and none at all."""
 
 from __future__ import annotations
 
@@ -116,3 +113,20 @@ def solve(gram: Array, moments: Array, regularization: float, *, setting: str) -
         f"no finite fit of the baseline with regularization up to {regularization * 10 ** (MAX_FIT_ATTEMPTS - 1):g}; "
         f"set {setting} higher"
     )
+
+
+@dataclass(frozen=True)
+class ZeroBaseline:
+    """Predicts zero everywhere."""
+
+    def fit_predict(
+        self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
+    ) -> Array:
+        """Zeros [B, E, T], whatever the targets; see Baseline."""
+        return np.zeros_like(targets, dtype=np.float64)
+
+    def fit(
+        self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
+    ) -> Params:
+        """No parameters; see Baseline."""
+        return {}

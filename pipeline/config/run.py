@@ -10,9 +10,8 @@ from pydantic import Field, ValidationError, model_validator
 from metaloom.pipeline.algorithms import ALGORITHMS
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings
 from metaloom.pipeline.baselines.config import BaselineConfig, BaselineField
-from metaloom.pipeline.config.evaluation import EvaluationConfig
 from metaloom.pipeline.config.input import ConfigError, conversions, explain
-from metaloom.pipeline.config.sections import ReplayConfig, RetentionConfig, WarmStart
+from metaloom.pipeline.config.sections import EvaluationConfig, ReplayConfig, RetentionConfig, WarmStart
 from metaloom.pipeline.config.stopping import StoppingConfig
 from metaloom.pipeline.device import DeviceName
 from metaloom.pipeline.envs.config import EnvConfig, gymnasium_limit

@@ -10,7 +10,6 @@ import mujoco
 import numpy as np
 
 from metaloom.pipeline.envs.contract import EnvError
-from metaloom.pipeline.envs.directions import AlongX, AnyDirection
 from metaloom.pipeline.envs.mujoco_robot import (
     GYMNASIUM_MODELS,
     Motion,
@@ -21,8 +20,7 @@ from metaloom.pipeline.envs.mujoco_robot import (
 )
 from metaloom.pipeline.envs.point import GOAL
 from metaloom.pipeline.envs.task_classes import nearest
-from metaloom.pipeline.envs.task_draws import draw_directions, draw_on_disk
-from metaloom.pipeline.envs.task_sets import FixedTasks
+from metaloom.pipeline.envs.task_sets import AlongX, AnyDirection, FixedTasks, draw_directions, draw_on_disk
 from metaloom.pipeline.types import Array
 
 TORSO = 1

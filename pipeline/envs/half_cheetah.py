@@ -18,8 +18,7 @@ from metaloom.pipeline.envs.mujoco_robot import (
     squared_norm,
 )
 from metaloom.pipeline.envs.task_classes import ONE_WAY_OR_THE_OTHER, bins
-from metaloom.pipeline.envs.task_draws import draw_signs
-from metaloom.pipeline.envs.task_sets import FixedTasks
+from metaloom.pipeline.envs.task_sets import FixedTasks, draw_signs
 from metaloom.pipeline.types import Array, EpisodeBatch
 
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 import mujoco
 import numpy as np
 
-from metaloom.pipeline.envs.directions import AlongX, AnyDirection
 from metaloom.pipeline.envs.mujoco_robot import (
     GYMNASIUM_MODELS,
     Motion,
@@ -17,8 +16,7 @@ from metaloom.pipeline.envs.mujoco_robot import (
     check_obs_style,
     squared_norm,
 )
-from metaloom.pipeline.envs.task_draws import draw_directions
-from metaloom.pipeline.envs.task_sets import FixedTasks
+from metaloom.pipeline.envs.task_sets import AlongX, AnyDirection, FixedTasks, draw_directions
 from metaloom.pipeline.types import Array
 
 

@@ -1,11 +1,30 @@
-"""Fixed sets of tasks to train on and to test with, as PEARL's experiments use them."""
+"""Tasks that several robots share: directions, distributions, and fixed sets to train on and to test with."""
 
 from collections.abc import Callable
 
 import numpy as np
 
-from metaloom.pipeline.envs.contract import EnvError, MetaEnv
+from metaloom.pipeline.envs.contract import EnvError, MetaEnv, TaskField
+from metaloom.pipeline.envs.task_classes import ONE_WAY_OR_THE_OTHER, QUADRANTS
 from metaloom.pipeline.types import Array
+
+
+def draw_directions(num_tasks: int, rng: np.random.Generator) -> Array:
+    """[num_tasks, 2], unit vectors, all directions equally likely: normalized Gaussians, as in ProMP."""
+    vectors = rng.standard_normal((num_tasks, 2))
+    return vectors / np.hypot(vectors[:, :1], vectors[:, 1:])
+
+
+def draw_signs(num_tasks: int, rng: np.random.Generator) -> Array:
+    """[num_tasks, 1], -1 or +1, equally likely."""
+    return 2.0 * rng.integers(2, size=(num_tasks, 1)) - 1.0
+
+
+def draw_on_disk(num_tasks: int, rng: np.random.Generator, *, radius: float) -> Array:
+    """[num_tasks, 2], uniform on the disk around the origin."""
+    angles, areas = rng.uniform(0, 2 * np.pi, num_tasks), rng.uniform(0, 1, num_tasks)
+    return (radius * np.sqrt(areas) * np.stack([np.cos(angles), np.sin(angles)])).T
+
 
 TASK_SET_SEED = 1337
 """Of the sets' own generator: they are the same in every run, whatever its seed."""
@@ -37,3 +56,37 @@ class FixedTasks(MetaEnv):
         """[B, P] float64, B tasks of `task_set`, each equally likely, with replacement."""
         assert self.task_set is not None
         return np.array(self.task_set)[rng.integers(len(self.task_set), size=num_tasks)]
+
+
+class AlongX:
+    """Tasks of a robot that is to walk one way or the other along x. Goes before the robot's class."""
+
+    task_fields = (TaskField("direction", "1", "+1 to walk along x, -1 to walk against it"),)
+    task_set = ((-1.0,), (1.0,))
+    task_classes = ONE_WAY_OR_THE_OTHER
+
+    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
+        """[B, 1], both ways equally likely."""
+        return draw_signs(num_tasks, rng)
+
+    def run_reward(self, velocity: Array, tasks: Array) -> Array:
+        """[n], the velocity [n, 2] along the direction of the task."""
+        return tasks[:, 0] * velocity[:, 0]
+
+
+class AnyDirection:
+    """Tasks of a robot that is to walk in some direction. Goes before the robot's class."""
+
+    task_fields = (
+        TaskField("direction_x", "1", "unit vector of the way to go, first coordinate"),
+        TaskField("direction_y", "1", "unit vector of the way to go, second coordinate"),
+    )
+    task_classes = QUADRANTS
+
+    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
+        """[B, 2], all directions equally likely."""
+        return draw_directions(num_tasks, rng)
+
+    def run_reward(self, velocity: Array, tasks: Array) -> Array:
+        """[n], the velocity [n, 2] along the direction of the task."""
+        return tasks[:, 0] * velocity[:, 0] + tasks[:, 1] * velocity[:, 1]

@@ -9,8 +9,7 @@ from metaloom.pipeline.envs.contract import EnvError, TaskField
 from metaloom.pipeline.envs.planar_walker import PlanarWalker
 from metaloom.pipeline.envs.random_dynamics import RandomDynamics
 from metaloom.pipeline.envs.task_classes import ONE_WAY_OR_THE_OTHER, bins
-from metaloom.pipeline.envs.task_draws import draw_signs
-from metaloom.pipeline.envs.task_sets import FixedTasks
+from metaloom.pipeline.envs.task_sets import FixedTasks, draw_signs
 from metaloom.pipeline.types import Array
 
 ModelName = Literal["original", "v5"]

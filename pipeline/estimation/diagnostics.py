@@ -5,13 +5,30 @@ from types import EllipsisType
 
 import numpy as np
 
-from metaloom.pipeline.estimation.facts import fact_means
 from metaloom.pipeline.estimation.measures import Measures, with_own
 from metaloom.pipeline.estimation.returns import explained_variance
 from metaloom.pipeline.nn.distributions import LOG_2PI
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Array, EpisodeBatch, Metrics, Samples, Step
+
+
+def fact_means(facts: Mapping[str, Array]) -> Metrics:
+    """Means over episodes of facts of whole episodes, name -> [...] bool or float32.
+
+    Of a flag `NAME_rate`, the share of episodes; of a number `average_NAME`, without those that are NaN, and NaN if all
+    are. So `success_rate` is the share of episodes with success in any step.
+    """
+    means: Metrics = {}
+    for name, values in facts.items():
+        known = values if values.dtype == np.bool_ else values[~np.isnan(values)]
+        means[fact_metric(name, values)] = float(known.mean(dtype=np.float64)) if known.size else np.nan
+    return means
+
+
+def fact_metric(name: str, values: Array) -> str:
+    """The name of the mean of a fact."""
+    return f"{name}_rate" if values.dtype == np.bool_ else f"average_{name}"
 
 
 def step_metrics(step: Step) -> Metrics:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.off_policy.dql import DQL
 from metaloom.pipeline.algorithms.off_policy.dql_definition import TARGET, Q
 from metaloom.pipeline.algorithms.off_policy.gradient_steps import Counters, GradientSteps, merged
+from metaloom.pipeline.algorithms.off_policy.settings import DQL
 from metaloom.pipeline.nn.flat_networks import FlatDescent, FlatNetwork, FlatParams, prefixed, unprefixed
 from metaloom.pipeline.nn.networks import Network
 from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch

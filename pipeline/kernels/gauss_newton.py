@@ -18,9 +18,8 @@ from metaloom.pipeline.algorithms.maml.meta_gradient import InnerLoss, MetaProbl
 from metaloom.pipeline.algorithms.maml.rows import Chunk, TaskRows
 from metaloom.pipeline.nn.linearization import LinearizedMLP, PulledBack
 from metaloom.pipeline.parallel import keep
-from metaloom.pipeline.policies.categorical import CategoricalPolicy
+from metaloom.pipeline.policies.build import LOG_STD, CategoricalPolicy, GaussianPolicy
 from metaloom.pipeline.policies.contract import Policy
-from metaloom.pipeline.policies.gaussian import LOG_STD, GaussianPolicy
 from metaloom.pipeline.types import Array, Params
 
 KnownPolicy = GaussianPolicy | CategoricalPolicy

@@ -16,8 +16,7 @@ from metaloom.pipeline.algorithms.off_policy.gradient_steps import GradientSteps
 from metaloom.pipeline.algorithms.pearl.definition import ADAM_EPSILON, Noise
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.algorithms.pearl.state import TRAINED, PEARLArrays
-from metaloom.pipeline.kernels.pearl_part import Part, context_features
-from metaloom.pipeline.kernels.posterior import Posterior, inference
+from metaloom.pipeline.kernels.pearl_part import Part, Posterior, context_features, inference
 from metaloom.pipeline.nn.flat_networks import FlatDescent, FlatNetwork, FlatParams
 from metaloom.pipeline.nn.spec import layer_names
 from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch, ParallelMap, Params, Transitions

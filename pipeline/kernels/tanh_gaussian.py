@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from metaloom.pipeline.policies.actors.tanh_gaussian import MAX_LOG_STD, MIN_LOG_STD
+from metaloom.pipeline.policies.actors.off_policy import MAX_LOG_STD, MIN_LOG_STD
 from metaloom.pipeline.types import Array
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)

@@ -32,7 +32,7 @@ NETWORKS = Plugins(
         RESIDUAL: "metaloom.pipeline.nn.networks:ResidualMLP",
         GRU: "metaloom.pipeline.nn.recurrent:GRU",
         LSTM: "metaloom.pipeline.nn.recurrent:LSTM",
-        LINEAR_ATTENTION: "metaloom.pipeline.nn.linear_attention:LinearAttention",
+        LINEAR_ATTENTION: "metaloom.pipeline.nn.recurrent:LinearAttention",
     },
 )
 """Networks; those of others are subclasses of torch.nn.Module."""

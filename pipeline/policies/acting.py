@@ -11,16 +11,22 @@ from gymnasium.spaces import Box, Discrete
 from metaloom.pipeline.estimation.normalization import MEAN, STD, Normalization, without_normalization
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.actors import Actor, ActorSetup
-from metaloom.pipeline.policies.actors.belief import latent_size
-from metaloom.pipeline.policies.actors.categorical import CategoricalActor
-from metaloom.pipeline.policies.actors.gaussian import GaussianActor
-from metaloom.pipeline.policies.actors.normalizing import NormalizingActor
-from metaloom.pipeline.policies.actors.posterior import PosteriorActor
-from metaloom.pipeline.policies.actors.q_values import EPSILON, Q_NETWORK, QValuesActor
-from metaloom.pipeline.policies.actors.recorded import RecordedActor
-from metaloom.pipeline.policies.actors.recurrent import RecurrentActor
-from metaloom.pipeline.policies.actors.tanh_gaussian import POLICY_NETWORK, TanhGaussianActor
-from metaloom.pipeline.policies.actors.uniform import UniformActor
+from metaloom.pipeline.policies.actors.contract import RecordedActor, UniformActor
+from metaloom.pipeline.policies.actors.off_policy import (
+    EPSILON,
+    POLICY_NETWORK,
+    Q_NETWORK,
+    QValuesActor,
+    TanhGaussianActor,
+    latent_size,
+)
+from metaloom.pipeline.policies.actors.on_policy import (
+    CategoricalActor,
+    GaussianActor,
+    NormalizingActor,
+    PosteriorActor,
+    RecurrentActor,
+)
 from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
 from metaloom.pipeline.policies.inference import LOGITS_NETWORK, MEAN_NETWORK, check_network, check_shapes
 from metaloom.pipeline.policies.posterior import check_posterior

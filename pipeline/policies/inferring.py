@@ -11,9 +11,8 @@ from metaloom.pipeline.nn.distributions import DiagGaussian, Distribution
 from metaloom.pipeline.nn.mlp import affine, initialize_shapes
 from metaloom.pipeline.nn.recurrent import build_cell
 from metaloom.pipeline.nn.spec import Spaces
-from metaloom.pipeline.policies.categorical import CategoricalPolicy
+from metaloom.pipeline.policies.build import CategoricalPolicy, GaussianPolicy
 from metaloom.pipeline.policies.config import PolicyConfig
-from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.policies.posterior import (
     EMBEDDING,
     POSTERIOR,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from metaloom.pipeline.nn.distributions import Distribution
-from metaloom.pipeline.nn.module_checks import seeded
+from metaloom.pipeline.nn.modules import seeded
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.contract import OwnDistribution, OwnPolicy
 from metaloom.pipeline.schema import ConfigError

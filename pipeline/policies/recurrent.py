@@ -11,8 +11,8 @@ from metaloom.pipeline.nn.distributions import Categorical, DiagGaussian, Distri
 from metaloom.pipeline.nn.mlp import initialize_shapes
 from metaloom.pipeline.nn.recurrent import build_cell
 from metaloom.pipeline.nn.spec import Spaces
+from metaloom.pipeline.policies.build import LOG_STD
 from metaloom.pipeline.policies.config import PolicyConfig
-from metaloom.pipeline.policies.gaussian import LOG_STD
 from metaloom.pipeline.policies.remembering import head_name
 from metaloom.pipeline.types import Params
 

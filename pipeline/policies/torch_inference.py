@@ -1,4 +1,4 @@
-"""The forward pass for acting of all networks that are not plain ones, in torch."""
+"""Acting in torch, task by task: all networks that are not plain ones, and cells of the user's own."""
 
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -7,9 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from metaloom.pipeline.nn.cells import CellSpec
 from metaloom.pipeline.nn.networks import build_network
+from metaloom.pipeline.nn.recurrent import build_cell
 from metaloom.pipeline.nn.spec import NetworkSpec
-from metaloom.pipeline.types import Array, TaskParams
+from metaloom.pipeline.types import Array, Params, TaskParams
 
 ROWS_MULTIPLE = 4
 """torch's float32 products have the same bits in every row when the number of rows is a multiple of this."""
@@ -71,3 +73,29 @@ def one_thread() -> Generator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+class TorchCell:
+    """Every task's rows are padded to a multiple of four, as PaddedRows does. See CellInference."""
+
+    def __init__(self, spec: CellSpec, params: Params) -> None:
+        self._cell = build_cell(spec)
+        self.state_size, self.feature_size = self._cell.state_size, self._cell.feature_size
+        self._params = {name: params[name] for name in self._cell.shapes}
+        self._input_size = spec.input_size
+        self._rows: PaddedRows | None = None
+
+    def step(self, inputs: Array, state: Array) -> tuple[Array, Array]:
+        """See CellInference."""
+        if self._rows is None:
+            self._rows = PaddedRows(self._params, inputs.shape[1], self._input_size + self.state_size)
+        self._rows.inputs[..., : self._input_size] = inputs
+        self._rows.inputs[..., self._input_size :] = state
+        features = np.empty((*inputs.shape[:2], self.feature_size), np.float32)
+        states = np.empty_like(state)
+        with one_thread(), torch.no_grad():
+            for b, (params, rows) in enumerate(self._rows):
+                own, kept = rows[:, : self._input_size], rows[:, self._input_size :]
+                of_rows, after = self._cell(params, own.unsqueeze(0), kept)
+                features[b], states[b] = of_rows[0].numpy()[: len(features[b])], after.numpy()[: len(states[b])]
+        return features, states

@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from metaloom.pipeline.replay.columns import TransitionColumns
-from metaloom.pipeline.replay.growing import GrowingColumns
-from metaloom.pipeline.replay.index import ReplayError, RowIndex
+from metaloom.pipeline.replay.index import GrowingColumns, ReplayError, RowIndex
 from metaloom.pipeline.types import Array, EpisodeBatch, Minibatch, Minibatches
 
 ReadRound = Callable[[int], EpisodeBatch]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
 
 from metaloom.pipeline.estimation.trials import Trials
-from metaloom.pipeline.types import Array
+from metaloom.pipeline.types import Array, Step
 
 
 class TrialBuffer:
@@ -31,3 +32,16 @@ class TrialBuffer:
         rounds = np.searchsorted(self._ends, numbers, side="right")
         begins = np.array([0, *self._ends])[rounds]
         return [(self._read(r), p) for r, p in zip(rounds.tolist(), (numbers - begins).tolist(), strict=True)]
+
+
+@dataclass(frozen=True)
+class TrialExperience:
+    """What an update learns from.
+
+    Attributes:
+        step: this iteration's trials, for the policy.
+        buffer: trials of the last iterations, for the model.
+    """
+
+    step: Step
+    buffer: TrialBuffer

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from metaloom.flows.cli import app
-from metaloom.pipeline.config.evaluation import EvaluationConfig
+from metaloom.pipeline.config.sections import EvaluationConfig
 
 PAGE = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text(encoding="utf-8")
 

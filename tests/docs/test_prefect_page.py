@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from metaloom.flows.prefect_app.deployments import evaluate, meta_train, replay
-from metaloom.pipeline.config.evaluation import EvaluationConfig
+from metaloom.pipeline.config.sections import EvaluationConfig
 
 PAGE = (Path(__file__).parents[2] / "docs" / "prefect.md").read_text(encoding="utf-8")
 

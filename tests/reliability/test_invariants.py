@@ -10,7 +10,7 @@ from metaloom import storage
 from metaloom.flows.graph.run_stages import config_of, stages_of
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.nn.distributions import DiagGaussian
-from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.policies.build import GaussianPolicy
 from metaloom.storage import StageRef
 
 POST = {StageRef(0, "collect_rollouts", 1), StageRef(0, "process_samples", 1)}

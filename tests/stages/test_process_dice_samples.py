@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from metaloom.pipeline.baselines import BaselineConfig
-from metaloom.pipeline.baselines.linear import LinearFeatureBaseline, LinearTimeBaseline
+from metaloom.pipeline.baselines.linear import LinearFeatureBaseline, LinearTimeBaseline, ZeroBaseline
 from metaloom.pipeline.baselines.value_network import ValueNetworkBaseline
-from metaloom.pipeline.baselines.zero import ZeroBaseline
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.estimation.processing import process_samples, task_adjusted_rewards, task_advantages
 from metaloom.pipeline.estimation.returns import discounted_returns, discounted_rewards

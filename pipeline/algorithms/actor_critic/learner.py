@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from metaloom.pipeline.algorithms.actor_critic.gradient_steps import CRITIC, POLICY, GradientSteps, TorchSteps
-from metaloom.pipeline.algorithms.actor_critic.scaling import Moments, scaled
 from metaloom.pipeline.algorithms.actor_critic.settings import ActorCritic
-from metaloom.pipeline.algorithms.actor_critic.update import Update, estimated
+from metaloom.pipeline.algorithms.actor_critic.update import Moments, Update, estimated, scaled
 from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Learner, Setup
 from metaloom.pipeline.algorithms.finite_checks import require_finite_params
 from metaloom.pipeline.algorithms.kernel_choice import choose_kernel, fused, network_blockers, optimizer_blockers
@@ -19,7 +18,7 @@ from metaloom.pipeline.nn.device import use_device
 from metaloom.pipeline.nn.flat_networks import prefixed
 from metaloom.pipeline.nn.networks import build_network
 from metaloom.pipeline.nn.schedules import lr_factor
-from metaloom.pipeline.nn.vector_optimizers import initial_state
+from metaloom.pipeline.nn.torch_optimizers import initial_state
 from metaloom.pipeline.policies.build import build_policy
 from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.seeding import generator

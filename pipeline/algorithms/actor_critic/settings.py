@@ -1,4 +1,4 @@
-"""Settings that A2C, PPO and PPO2 have in common."""
+"""Settings of A2C, PPO and PPO2, and what they have in common."""
 
 from __future__ import annotations
 
@@ -142,3 +142,96 @@ class ActorCritic(AlgorithmSettings, LearningRate):
         except ValidationError as error:
             for problem in error.errors():
                 yield f"the critic's network: {problem['msg'].removeprefix('Value error, ')}"
+
+
+class A2C(ActorCritic):
+    """Advantage actor-critic: one pass of policy gradient and critic regression over an iteration's steps, by RMSprop.
+
+    The synchronous form of Mnih et al. 2016, arXiv:1602.01783.
+    """
+
+    name: Literal["a2c"] = "a2c"
+
+    num_epochs: Literal[1] = 1
+    """One: a second pass would follow the gradient of a policy that no longer acts."""
+    batch_size: int = Field(default=32, ge=1)
+    """Environment steps per gradient step; an epoch's steps are dealt into equal parts of at most so many."""
+    entropy_coeff: float = Field(default=1e-3, ge=0)
+    """Weight of the policy's entropy, which is maximized."""
+    value_target: Literal["td_lambda", "empirical"] = "empirical"
+    """Targets of the critic: its own values plus advantages, or the discounted returns that were observed."""
+    value_coeff: float = Field(default=0.5, gt=0)
+    """Weight of the critic's loss."""
+    optimizer: OptimizerConfig = later(OptimizerConfig(name="rmsprop"))
+    """Of the policy and, with a state of its own, of the critic; adam and rmsprop have an ε of 1e-5 unless set."""
+
+    @property
+    def critic_weight(self) -> float:
+        return self.value_coeff
+
+
+class PPO(ActorCritic):
+    """Proximal policy optimization, Schulman et al. 2017, arXiv:1707.06347, with a critic that learns first.
+
+    The policy then learns from advantages by the critic as it is by then.
+    """
+
+    name: Literal["ppo"] = "ppo"
+
+    num_epochs: int = Field(default=3, ge=1)
+    """Passes over the samples of an iteration."""
+    clip_eps: float = Field(default=0.1, gt=0)
+    """Clipping range ε of the likelihood ratio."""
+    critic_learning_rate: float = Field(default=5e-4, gt=0)
+    """Step size of the critic's Adam."""
+    critic_num_epochs: int = Field(default=10, ge=1)
+    """The critic's passes over the samples of an iteration."""
+    critic_batch_size: int = Field(default=64, ge=1)
+    """Environment steps per gradient step of the critic."""
+    critic_max_grad_norm: float | None = Field(default=None, gt=0)
+    """Longer critic gradients are shortened to this Euclidean norm."""
+
+    @property
+    def policy_clip(self) -> float:
+        return self.clip_eps
+
+    @property
+    def critic_fit(self) -> CriticFit:
+        """The critic learns before the policy, with an optimizer of its own."""
+        return CriticFit(
+            self.critic_learning_rate, self.critic_num_epochs, self.critic_batch_size, self.critic_max_grad_norm
+        )
+
+
+class PPO2(ActorCritic):
+    """PPO with the critic in the same gradient steps and its changes clipped, after OpenAI Baselines' code.
+
+    Both stay near where they started.
+    """
+
+    name: Literal["ppo2"] = "ppo2"
+
+    num_epochs: int = Field(default=3, ge=1)
+    """Passes over the samples of an iteration."""
+    batch_size: int = Field(default=32, ge=1)
+    """Environment steps per gradient step; an epoch's steps are dealt into equal parts of at most so many."""
+    entropy_coeff: float = Field(default=1e-3, ge=0)
+    """Weight of the policy's entropy, which is maximized."""
+    value_target: Literal["td_lambda", "empirical"] = "empirical"
+    """Targets of the critic: its own values plus advantages, or the discounted returns that were observed."""
+    clip_eps: float = Field(default=0.1, gt=0)
+    """Clipping range ε of the likelihood ratio, and of the change of a value."""
+    value_coeff: float = Field(default=0.5, gt=0)
+    """Weight of the critic's loss."""
+
+    @property
+    def policy_clip(self) -> float:
+        return self.clip_eps
+
+    @property
+    def value_clip(self) -> float:
+        return self.clip_eps
+
+    @property
+    def critic_weight(self) -> float:
+        return self.value_coeff

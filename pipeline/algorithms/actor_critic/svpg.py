@@ -8,8 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from metaloom.pipeline.algorithms import ALGORITHMS
-from metaloom.pipeline.algorithms.actor_critic.a2c import A2C
-from metaloom.pipeline.algorithms.actor_critic.settings import RUN_DEFAULTS, ActorCritic
+from metaloom.pipeline.algorithms.actor_critic.settings import A2C, RUN_DEFAULTS, ActorCritic
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
 from metaloom.pipeline.plugins import ByName
 

@@ -18,12 +18,55 @@ import torch
 from torch import Tensor
 
 from metaloom.pipeline.algorithms.finite_checks import require_finite
-from metaloom.pipeline.algorithms.maml.gradient_noise import TaskSpread, noise_metrics
 from metaloom.pipeline.algorithms.maml.losses import LOSS
 from metaloom.pipeline.algorithms.maml.rows import Chunk, TaskRows, to_tensor
 from metaloom.pipeline.nn.distributions import Distribution
 from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.types import Array, Metrics, ParallelMap, Params
+
+STANDARD_ERROR, SPLIT_COSINE = "meta_gradient_standard_error", "meta_gradient_split_cosine"
+
+
+@dataclass(frozen=True)
+class TaskSpread:
+    """Sums over the gradients g_i of single tasks, i = 0 ... B - 1.
+
+    Attributes:
+        even: name -> Σ g_i over i = 0, 2, 4, ...
+        squared_norms: [B] float64, ‖g_i‖².
+    """
+
+    even: Mapping[str, Array]
+    squared_norms: Array
+
+
+def noise_metrics(mean: Mapping[str, Array], spread: TaskSpread) -> Metrics:
+    """Signal and noise: the standard error of the meta-gradient over tasks, and how far two halves of the tasks agree.
+
+    The meta-gradient ḡ = (1/B) Σ g_i is a mean over the B tasks that an iteration drew. Other tasks and episodes would
+    give another one; how much another, the gradients g_i of the single tasks tell.
+
+    Returns:
+        `meta_gradient_standard_error`: √(s²/B) with s² = (Σ ‖g_i‖² - B ‖ḡ‖²) / (B - 1), the root of the summed squares
+            of the standard errors of all elements. Where the tasks' gradients are noise around zero, ‖ḡ‖ is as large.
+        `meta_gradient_split_cosine`: of the angle between the sums over even and over odd tasks; 0 where one is zero.
+    """
+    B = len(spread.squared_norms)
+    total = _flat(mean) * B
+    even = _flat(spread.even)
+    odd = total - even
+    variance = (float(spread.squared_norms.sum()) - float(total @ total) / B) / (B - 1)
+    lengths = math.sqrt(float(even @ even) * float(odd @ odd))
+    return {
+        # Equal gradients leave a rounding error, which may be below 0.
+        STANDARD_ERROR: math.sqrt(max(variance, 0.0) / B),
+        SPLIT_COSINE: float(even @ odd) / lengths if lengths else 0.0,
+    }
+
+
+def _flat(values: Mapping[str, Array]) -> Array:
+    return np.concatenate([value.ravel().astype(np.float64) for value in values.values()])
+
 
 LOG_INNER_LR = "log_inner_lr."
 """Prefix of trainable inner step sizes: log α of every inner step and element, [K, ...]."""

@@ -234,7 +234,7 @@ class MAMLVPG(MetaAdam, Exploration):
     Finn et al. 2017, arXiv:1703.03400, algorithm 3. Defaults are those of the ProMP authors' experiments.
     """
 
-    learner: ClassVar[str] = "metaloom.pipeline.algorithms.maml.vpg:MAMLVPGLearner"
+    learner: ClassVar[str] = "metaloom.pipeline.algorithms.maml.policy_gradient:MAMLVPGLearner"
 
     name: Literal["maml-vpg"] = "maml-vpg"
 
@@ -247,7 +247,7 @@ class MAMLPPO(MetaAdam, GradientBased):
     leave 1 as soon as an iteration takes a second Adam step.
     """
 
-    learner: ClassVar[str] = "metaloom.pipeline.algorithms.maml.ppo:MAMLPPOLearner"
+    learner: ClassVar[str] = "metaloom.pipeline.algorithms.maml.policy_gradient:MAMLPPOLearner"
 
     name: Literal["maml-ppo"] = "maml-ppo"
 
@@ -302,7 +302,7 @@ class DiceMAML(MetaAdam, GradientBased):
     Unbiased meta-gradients of high variance: it wants several times the episodes of the other algorithms.
     """
 
-    learner: ClassVar[str] = "metaloom.pipeline.algorithms.maml.dice:DiceLearner"
+    learner: ClassVar[str] = "metaloom.pipeline.algorithms.maml.policy_gradient:DiceLearner"
     learns_from: ClassVar[tuple[str, ...]] = ("adjusted_rewards",)
 
     name: Literal["dice-maml"] = "dice-maml"
@@ -323,7 +323,7 @@ class VPGDice(MetaAdam, GradientBased):
     Rothfuss et al. 2019, arXiv:1810.06784, section 7.3, compare it with the other estimators of the meta-gradient.
     """
 
-    learner: ClassVar[str] = "metaloom.pipeline.algorithms.maml.dice:DiceLearner"
+    learner: ClassVar[str] = "metaloom.pipeline.algorithms.maml.policy_gradient:DiceLearner"
     learns_from: ClassVar[tuple[str, ...]] = ("adjusted_rewards", "advantages")
 
     name: Literal["vpg-dice"] = "vpg-dice"

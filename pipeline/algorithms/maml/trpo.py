@@ -20,7 +20,6 @@ from metaloom.pipeline.algorithms.maml.curvature import (
     hessian_product,
     share_of_rows,
 )
-from metaloom.pipeline.algorithms.maml.exploration import with_exploration
 from metaloom.pipeline.algorithms.maml.learner import (
     IterationSamples,
     MetaLearner,
@@ -35,6 +34,7 @@ from metaloom.pipeline.algorithms.maml.meta_gradient import (
     measured_meta_gradient,
     meta_objective,
 )
+from metaloom.pipeline.algorithms.maml.policy_gradient import with_exploration
 from metaloom.pipeline.algorithms.maml.rows import Chunk
 from metaloom.pipeline.algorithms.maml.settings import EMAML, MAMLTRPO, TrustRegion
 from metaloom.pipeline.nn.distributions import Distribution

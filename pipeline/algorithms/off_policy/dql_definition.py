@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import huber_loss
 
-from metaloom.pipeline.algorithms.off_policy.dql import DQL
 from metaloom.pipeline.algorithms.off_policy.gradient_steps import Counters, merged
-from metaloom.pipeline.algorithms.off_policy.tensors import transitions_like
-from metaloom.pipeline.nn.descent import Descent
+from metaloom.pipeline.algorithms.off_policy.parts import transitions_like
+from metaloom.pipeline.algorithms.off_policy.settings import DQL
 from metaloom.pipeline.nn.flat_networks import prefixed, unprefixed
-from metaloom.pipeline.nn.flat_tensors import FlatTensors
+from metaloom.pipeline.nn.flat_tensors import Descent, FlatTensors
 from metaloom.pipeline.nn.networks import Network
 from metaloom.pipeline.types import LearnerState, Minibatch
 

@@ -6,15 +6,15 @@ import numpy as np
 
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.kernel_choice import fused
-from metaloom.pipeline.algorithms.off_policy.dql import DQL
 from metaloom.pipeline.algorithms.off_policy.dql_definition import METRICS, TARGET, DQLDefinition, Q
 from metaloom.pipeline.algorithms.off_policy.gradient_steps import Counters, GradientSteps
 from metaloom.pipeline.algorithms.off_policy.learner import OffPolicyLearner
+from metaloom.pipeline.algorithms.off_policy.settings import DQL
 from metaloom.pipeline.nn.flat_networks import prefixed, unprefixed
 from metaloom.pipeline.nn.networks import build_network
 from metaloom.pipeline.nn.schedules import lr_factor
-from metaloom.pipeline.nn.vector_optimizers import initial_state
-from metaloom.pipeline.policies.actors.q_values import EPSILON, Q_NETWORK
+from metaloom.pipeline.nn.torch_optimizers import initial_state
+from metaloom.pipeline.policies.actors.off_policy import EPSILON, Q_NETWORK
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import LearnerState, Metrics, Minibatch, ParallelMap, Params, TaskParams
 

@@ -9,14 +9,11 @@ import torch
 from torch import Tensor
 
 from metaloom.pipeline.algorithms.off_policy.gradient_steps import Counters, merged
-from metaloom.pipeline.algorithms.off_policy.sac import SAC
+from metaloom.pipeline.algorithms.off_policy.parts import TwinQ, sample, tensor_like, transitions_like
 from metaloom.pipeline.algorithms.off_policy.sac_state import SACArrays
-from metaloom.pipeline.algorithms.off_policy.tanh_gaussian import sample
-from metaloom.pipeline.algorithms.off_policy.tensors import tensor_like, transitions_like
-from metaloom.pipeline.algorithms.off_policy.twin_q import TwinQ
+from metaloom.pipeline.algorithms.off_policy.settings import SAC
 from metaloom.pipeline.estimation.returns import EPSILON
-from metaloom.pipeline.nn.descent import Descent
-from metaloom.pipeline.nn.flat_tensors import FlatTensors
+from metaloom.pipeline.nn.flat_tensors import Descent, FlatTensors
 from metaloom.pipeline.nn.networks import Network
 from metaloom.pipeline.types import Array, LearnerState, Minibatch
 

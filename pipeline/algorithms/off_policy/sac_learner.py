@@ -8,13 +8,13 @@ from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.kernel_choice import fused
 from metaloom.pipeline.algorithms.off_policy.gradient_steps import Counters, GradientSteps
 from metaloom.pipeline.algorithms.off_policy.learner import OffPolicyLearner
-from metaloom.pipeline.algorithms.off_policy.sac import SAC
 from metaloom.pipeline.algorithms.off_policy.sac_definition import METRICS, SACDefinition
 from metaloom.pipeline.algorithms.off_policy.sac_state import TRAINED, TWINS, SACArrays
+from metaloom.pipeline.algorithms.off_policy.settings import SAC
 from metaloom.pipeline.nn.networks import build_network
 from metaloom.pipeline.nn.schedules import lr_factor
-from metaloom.pipeline.nn.vector_optimizers import initial_state
-from metaloom.pipeline.policies.actors.tanh_gaussian import POLICY_NETWORK
+from metaloom.pipeline.nn.torch_optimizers import initial_state
+from metaloom.pipeline.policies.actors.off_policy import POLICY_NETWORK
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch, ParallelMap, Params
 

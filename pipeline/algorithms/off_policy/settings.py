@@ -1,17 +1,18 @@
-"""Settings of algorithms with a replay buffer, as the stages read them, and those that DQL and SAC share."""
+"""Settings of algorithms with a replay buffer, as the stages read them, and those of DQL and SAC."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
 from metaloom.pipeline.estimation.config import ProcessingConfig
-from metaloom.pipeline.nn.optimization import LearningRate
+from metaloom.pipeline.nn.optimization import LearningRate, OptimizerConfig
 from metaloom.pipeline.policies.config import ActorKind
+from metaloom.pipeline.schema import later
 
 LayerSize = Annotated[int, Field(ge=1)]
 
@@ -188,3 +189,88 @@ class ReplaySettings(LearningRate, OffPolicySettings):
 
 
 _PROCESSING = ProcessingConfig()
+
+
+class DQL(ReplaySettings):
+    """Deep Q-learning: a Q-function of every discrete action, the best of which is taken except where chance decides.
+
+    Mnih et al. 2015, doi:10.1038/nature14236.
+    """
+
+    learner: ClassVar[str] = "metaloom.pipeline.algorithms.off_policy.dql_learner:DQLLearner"
+    actor: ClassVar[ActorKind] = "q_values"
+    decides_episodes: ClassVar[tuple[str, ...]] = (
+        *ReplaySettings.decides_episodes,
+        "eps_init",
+        "eps_final",
+        "eps_schedule_gamma",
+    )
+
+    name: Literal["dql"] = "dql"
+
+    learning_rate: float = Field(default=5e-4, gt=0)
+    """Step size of the optimizer."""
+    target_update_intvl: int = Field(default=5, ge=1)
+    """Gradient steps from one copy of the Q-function to the target network to the next, counted over the run."""
+    max_grad_norm: float | None = Field(default=0.5, gt=0)
+    """Longer gradients are shortened to this Euclidean norm."""
+    eps_init: float = Field(default=1.0, ge=0, le=1)
+    """Probability ε that chance decides, in the first iteration."""
+    eps_final: float = Field(default=0.05, ge=0, le=1)
+    """Lower limit of ε."""
+    eps_schedule_gamma: float = Field(default=0.99, gt=0, lt=1)
+    """Factor per iteration of what ε is above eps_final."""
+    optimizer: OptimizerConfig = later(OptimizerConfig(name="rmsprop"))
+    """Of the Q-function; adam and rmsprop have an ε of 1e-5."""
+
+    @model_validator(mode="after")
+    def _epsilon_does_not_rise(self) -> DQL:
+        if self.eps_final > self.eps_init:
+            raise ValueError(
+                f"eps_final is {self.eps_final} but eps_init is {self.eps_init}; use eps_final <= eps_init"
+            )
+        return self
+
+    @property
+    def run_defaults(self) -> Mapping[str, Any]:
+        return {**super().run_defaults, "env": {"action_scale": None}}
+
+    def epsilon(self, num_updates: int) -> float:
+        """Probability that chance decides in the iteration after so many updates."""
+        return self.eps_final + (self.eps_init - self.eps_final) * self.eps_schedule_gamma**num_updates
+
+
+class SAC(ReplaySettings):
+    """Soft actor-critic: a squashed Gaussian policy that is to have high Q-values and entropy; two Q-functions of it.
+
+    With a learned temperature. Haarnoja et al. 2018, arXiv:1801.01290 and arXiv:1812.05905.
+    """
+
+    learner: ClassVar[str] = "metaloom.pipeline.algorithms.off_policy.sac_learner:SACLearner"
+    actor: ClassVar[ActorKind] = "tanh_gaussian"
+
+    name: Literal["sac"] = "sac"
+
+    learning_rate: float = Field(default=3e-4, gt=0)
+    """Step size of policy, Q-functions and temperature."""
+    max_grad_norm: float | None = Field(default=5.0, gt=0)
+    """Longer gradients are shortened to this Euclidean norm: the policy's, and that of both Q-functions together."""
+    critic_hidden_sizes: tuple[LayerSize, ...] = Field(default=(256, 256), min_length=1)
+    """Units in each hidden layer of the Q-functions."""
+    tau: float = Field(default=0.995, ge=0, lt=1)
+    """Weight of the old target in a change of the target networks."""
+    ent_coeff_init: float = Field(default=0.2, gt=0)
+    """The temperature α at the start."""
+    learn_ent_coeff: bool = True
+    """Adjust α until the policy's entropy is minus the number of action dimensions."""
+    rew_scale: float = Field(default=1.0, gt=0)
+    """Multiplies rewards, as the Q-functions learn them."""
+    standardize_rew: bool = False
+    """Shift and scale the rewards of every minibatch to mean 0 and deviation 1 before rew_scale."""
+    optimizer: OptimizerConfig = later(OptimizerConfig(name="adam"))
+    """Of policy, Q-functions and temperature, each with a state of its own; adam and rmsprop have an ε of 1e-5."""
+
+    @property
+    def run_defaults(self) -> Mapping[str, Any]:
+        own = {"env": {"action_scale": 1.0}, "policy": {"hidden_sizes": (256, 256)}}
+        return {**super().run_defaults, **own}

@@ -13,16 +13,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from metaloom.pipeline.algorithms.off_policy.tanh_gaussian import TanhGaussianSample, sample
-from metaloom.pipeline.algorithms.off_policy.tensors import TransitionTensors, tensor_like, transitions_like
-from metaloom.pipeline.algorithms.off_policy.twin_q import TwinQ
+from metaloom.pipeline.algorithms.off_policy.parts import (
+    TanhGaussianSample,
+    TransitionTensors,
+    TwinQ,
+    sample,
+    tensor_like,
+    transitions_like,
+)
 from metaloom.pipeline.algorithms.pearl.networks import PEARLNetworks
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.algorithms.pearl.state import TRAINED, TWINS, PEARLArrays
 from metaloom.pipeline.nn.flat_networks import prefixed, unprefixed
 from metaloom.pipeline.nn.flat_tensors import FlatTensors
 from metaloom.pipeline.nn.networks import Network
-from metaloom.pipeline.nn.vector_optimizers import vector_optimizer
+from metaloom.pipeline.nn.torch_optimizers import vector_optimizer
 from metaloom.pipeline.types import Array, LearnerState, Minibatch
 
 METRICS = ("q_loss", "value_loss", "policy_loss", "kl", "latent_std", "entropy", "q_target")

@@ -12,7 +12,7 @@ from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.memory import require_room
 from metaloom.pipeline.nn.networks import Network, build_network
 from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS
-from metaloom.pipeline.policies.actors.tanh_gaussian import POLICY_NETWORK
+from metaloom.pipeline.policies.actors.off_policy import POLICY_NETWORK
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.types import Params
 

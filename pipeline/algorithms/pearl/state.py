@@ -9,7 +9,7 @@ import numpy as np
 
 from metaloom.pipeline.algorithms.contract import NUM_UPDATES
 from metaloom.pipeline.nn.flat_networks import prefixed, unprefixed
-from metaloom.pipeline.policies.actors.tanh_gaussian import POLICY_NETWORK
+from metaloom.pipeline.policies.actors.off_policy import POLICY_NETWORK
 from metaloom.pipeline.types import Array, LearnerState, Params
 
 TRAINED = ("policy", "encoder", "q1", "q2", "v")

@@ -16,7 +16,7 @@ from metaloom.pipeline.algorithms.trials.update import TrialUpdate
 from metaloom.pipeline.estimation.trials import Trials
 from metaloom.pipeline.nn.device import use_device
 from metaloom.pipeline.nn.distributions import Distribution
-from metaloom.pipeline.nn.vector_optimizers import initial_state
+from metaloom.pipeline.nn.torch_optimizers import initial_state
 from metaloom.pipeline.policies.recurrent import RecurrentPolicy
 from metaloom.pipeline.policies.remembering import Remembering, remembered
 from metaloom.pipeline.seeding import generator

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from metaloom.pipeline.algorithms.contract import Setup
-from metaloom.pipeline.algorithms.trials.batch import Batch
-from metaloom.pipeline.algorithms.trials.losses import TrialPolicy
+from metaloom.pipeline.algorithms.trials.losses import Batch, TrialPolicy
 from metaloom.pipeline.algorithms.trials.settings import TrialSettings
 from metaloom.pipeline.estimation.processing import scale
 from metaloom.pipeline.estimation.returns import discounted_returns

@@ -9,14 +9,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metaloom.pipeline.algorithms.actor_critic.losses import policy_loss
+from metaloom.pipeline.algorithms.actor_critic.gradient_steps import policy_loss
 from metaloom.pipeline.algorithms.finite_checks import require_finite_params
-from metaloom.pipeline.algorithms.trials.batch import Batch
 from metaloom.pipeline.algorithms.trials.estimates import TrialEstimates
-from metaloom.pipeline.algorithms.trials.losses import Sequences, TrialPolicy, Weights, clip_fraction, sequence_loss
+from metaloom.pipeline.algorithms.trials.losses import (
+    Batch,
+    Sequences,
+    TrialPolicy,
+    Weights,
+    clip_fraction,
+    sequence_loss,
+)
 from metaloom.pipeline.algorithms.trials.settings import TrialSteps
-from metaloom.pipeline.nn.descent import Descent
-from metaloom.pipeline.nn.flat_tensors import FlatTensors
+from metaloom.pipeline.nn.flat_tensors import Descent, FlatTensors
 from metaloom.pipeline.nn.schedules import lr_factor
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, Metrics, Params, Step

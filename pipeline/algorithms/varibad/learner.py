@@ -11,7 +11,6 @@ from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, Learner, 
 from metaloom.pipeline.algorithms.trials.estimates import CRITIC_SCALE, UNSCALED, TrialEstimates
 from metaloom.pipeline.algorithms.trials.losses import Sequences
 from metaloom.pipeline.algorithms.trials.update import TrialUpdate
-from metaloom.pipeline.algorithms.varibad.experience import TrialExperience
 from metaloom.pipeline.algorithms.varibad.model import Model
 from metaloom.pipeline.algorithms.varibad.settings import VariBAD
 from metaloom.pipeline.estimation.trials import Trials
@@ -19,10 +18,11 @@ from metaloom.pipeline.nn.device import use_device
 from metaloom.pipeline.nn.distributions import Distribution
 from metaloom.pipeline.nn.flat_networks import prefixed, unprefixed
 from metaloom.pipeline.nn.networks import build_network
-from metaloom.pipeline.nn.vector_optimizers import initial_state
+from metaloom.pipeline.nn.torch_optimizers import initial_state
 from metaloom.pipeline.policies.inferring import InferringPolicy
 from metaloom.pipeline.policies.posterior import POSTERIOR_LOG_STD, POSTERIOR_MEAN, EncoderSizes, PosteriorNetwork
 from metaloom.pipeline.policies.remembering import Remembering, remembered
+from metaloom.pipeline.replay.trials import TrialExperience
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import (
     Array,

@@ -1,4 +1,4 @@
-"""The contract of actors, and the ingredients of one."""
+"""Acting in rollouts: the contract of actors, the ingredients of one, and the actors that need no network."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -115,3 +115,36 @@ class Actor(ABC):
         self.actions[t, rows] = actions
         self._taken[t, rows] = actions.reshape(len(rows), -1)
         return actions
+
+
+class UniformActor(Actor):
+    """Draws every action with equal probability, of [-1, 1], a tanh's range, or of the discrete ones. See Actor."""
+
+    def __init__(self, setup: ActorSetup) -> None:
+        super().__init__(setup)
+        T, N, A = setup.taken.shape
+        E = setup.num_rows
+        if setup.spaces.num_actions:
+            self._drawn = setup.drawn(lambda rng: rng.integers(setup.spaces.num_actions, size=(T, E))).reshape(T, N)
+        else:
+            self._drawn = setup.drawn(lambda rng: 2 * rng.random((T, E, A), np.float32) - 1).reshape(T, N, A)
+
+    def act(self, t: int, observations: Array, rows: Array) -> Array:
+        """Actions [n, A] float32 or [n] int64; see Actor."""
+        return self._take(t, rows, self._drawn[t, rows])
+
+
+ACTIONS = "actions"
+"""Parameter [B, T, ...]: the actions of every task's episode."""
+
+
+class RecordedActor(Actor):
+    """Takes the actions that its parameters hold. See Actor."""
+
+    def __init__(self, setup: ActorSetup) -> None:
+        super().__init__(setup)
+        self._recorded = np.moveaxis(setup.params.params[ACTIONS], 0, 1).astype(self.actions.dtype)
+
+    def act(self, t: int, observations: Array, rows: Array) -> Array:
+        """Actions [n, A] float32 or [n] int64; see Actor."""
+        return self._take(t, rows, self._recorded[t, rows])

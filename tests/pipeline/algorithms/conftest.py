@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.policies.build import GaussianPolicy
 from metaloom.pipeline.types import EpisodeBatch, Params, Samples, Step, TaskParams
 
 GOLDEN = Path(__file__).parents[2] / "golden"

@@ -11,7 +11,7 @@ from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies import PolicyConfig
-from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.policies.build import GaussianPolicy
 from metaloom.pipeline.types import EpisodeBatch, LearnerState, Samples, Step, TaskParams
 
 POLICY = GaussianPolicy(Spaces((3,), 1.0, 2, 0), PolicyConfig(hidden_sizes=(8, 8)))

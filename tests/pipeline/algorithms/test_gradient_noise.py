@@ -7,8 +7,14 @@ import pytest
 import torch
 
 from metaloom.pipeline.algorithms.contract import Setup
-from metaloom.pipeline.algorithms.maml.gradient_noise import SPLIT_COSINE, STANDARD_ERROR, TaskSpread, noise_metrics
-from metaloom.pipeline.algorithms.maml.meta_gradient import measured_meta_gradient, meta_gradient
+from metaloom.pipeline.algorithms.maml.meta_gradient import (
+    SPLIT_COSINE,
+    STANDARD_ERROR,
+    TaskSpread,
+    measured_meta_gradient,
+    meta_gradient,
+    noise_metrics,
+)
 from metaloom.pipeline.algorithms.maml.rows import build_chunks
 from metaloom.pipeline.algorithms.maml.settings import EMAML, MAMLPPO, MAMLTRPO, MAMLVPG, ProMP
 from metaloom.pipeline.baselines import BaselineConfig
@@ -16,7 +22,7 @@ from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies import PolicyConfig
-from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.policies.build import GaussianPolicy
 from metaloom.pipeline.schema import ConfigError
 
 POLICY = GaussianPolicy(Spaces((3,), 1.0, 2, 0), PolicyConfig(hidden_sizes=(4,)))

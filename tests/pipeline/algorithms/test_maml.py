@@ -10,10 +10,10 @@ import torch
 from pydantic import ValidationError
 
 from metaloom.pipeline.algorithms.contract import Setup
-from metaloom.pipeline.algorithms.maml.exploration import exploration_credit
 from metaloom.pipeline.algorithms.maml.learner import step_size_logs
 from metaloom.pipeline.algorithms.maml.losses import likelihood_ratio_loss, log_likelihood_loss
 from metaloom.pipeline.algorithms.maml.meta_gradient import LOG_INNER_LR, meta_gradient, meta_objective
+from metaloom.pipeline.algorithms.maml.policy_gradient import exploration_credit
 from metaloom.pipeline.algorithms.maml.rows import build_chunks
 from metaloom.pipeline.algorithms.maml.settings import EMAML, MAMLPPO, MAMLTRPO, MAMLVPG, ProMP
 from metaloom.pipeline.baselines import BaselineConfig
@@ -22,7 +22,7 @@ from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies import PolicyConfig
-from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.policies.build import GaussianPolicy
 from metaloom.pipeline.types import LearnerState, TaskParams
 
 DOCS = Path(__file__).parents[3] / "docs" / "algorithms"

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from metaloom.pipeline.algorithms.contract import Setup
-from metaloom.pipeline.algorithms.maml import exploration
+from metaloom.pipeline.algorithms.maml import policy_gradient
 from metaloom.pipeline.algorithms.maml.curvature import (
     MetaPoint,
     difference_product,
@@ -21,7 +21,7 @@ from metaloom.pipeline.kernels.gauss_newton import fused_gauss_newton_product
 from metaloom.pipeline.nn.flat_networks import FlatParams
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies import PolicyConfig
-from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.policies.build import GaussianPolicy
 from metaloom.pipeline.types import LearnerState, TaskParams
 
 TRUST_REGION = ("trpo_maml_loglik_onpolicy", "trpo_maml_ratio_onpolicy", "trpo_emaml_loglik_onpolicy")
@@ -53,7 +53,7 @@ def with_credit(monkeypatch):
 
     def stated(arrays):
         credit = np.array([arrays[f"step1_task{i}_adj_avg_rewards"].mean(dtype=np.float64) for i in range(3)])
-        monkeypatch.setattr(exploration, "exploration_credit", lambda steps: credit)
+        monkeypatch.setattr(policy_gradient, "exploration_credit", lambda steps: credit)
         return arrays
 
     return stated

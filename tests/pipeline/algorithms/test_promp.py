@@ -18,7 +18,7 @@ from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.nn.optimizers import STEP_COUNT
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies import PolicyConfig
-from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.policies.build import GaussianPolicy
 from metaloom.pipeline.types import LearnerState, Step, TaskParams
 
 POLICY = GaussianPolicy(Spaces((3,), 1.0, 2, 0), PolicyConfig(hidden_sizes=(4,)))

@@ -12,7 +12,7 @@ from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies import PolicyConfig
-from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.policies.build import GaussianPolicy
 from metaloom.pipeline.types import LearnerState, TaskParams
 
 FILES = ("promp_1step_offpolicy", "promp_1step_offpolicy_clip0.1_kl2", "promp_1step_onpolicy")

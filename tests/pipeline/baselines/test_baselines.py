@@ -6,9 +6,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from metaloom.pipeline.baselines import BaselineConfig, BaselineError
 from metaloom.pipeline.baselines.config import BaselineField
-from metaloom.pipeline.baselines.linear import LinearFeatureBaseline, LinearTimeBaseline, fit
+from metaloom.pipeline.baselines.linear import LinearFeatureBaseline, LinearTimeBaseline, ZeroBaseline, fit
 from metaloom.pipeline.baselines.value_network import ValueNetworkBaseline
-from metaloom.pipeline.baselines.zero import ZeroBaseline
 
 BASELINES = {"feature": LinearFeatureBaseline(), "time": LinearTimeBaseline()}
 

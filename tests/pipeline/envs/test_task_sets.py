@@ -6,7 +6,7 @@ from metaloom.pipeline.envs.ant import PearlAntDir
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.envs.registry import make_env
-from metaloom.pipeline.envs.task_draws import draw_directions, draw_on_disk, draw_signs
+from metaloom.pipeline.envs.task_sets import draw_directions, draw_on_disk, draw_signs
 
 SIZES = {
     "pearl-cheetah-vel": (100, 30),

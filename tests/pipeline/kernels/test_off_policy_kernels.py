@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from small_setups import CHOICES, DISCRETE_ACTIONS, A, O, small_setup
 
-from metaloom.pipeline.algorithms.off_policy.dql import DQL
-from metaloom.pipeline.algorithms.off_policy.sac import SAC
+from metaloom.pipeline.algorithms.off_policy.settings import DQL, SAC
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.policies.config import PolicyConfig

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from metaloom.pipeline.algorithms.off_policy.tanh_gaussian import sample
+from metaloom.pipeline.algorithms.off_policy.parts import sample
 from metaloom.pipeline.kernels.tanh_gaussian import TanhGaussianSample
 
 RNG = np.random.default_rng(5)

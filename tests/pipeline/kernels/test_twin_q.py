@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 
-from metaloom.pipeline.kernels.twin_q import TwinQ
+from metaloom.pipeline.kernels.sac import TwinQ
 from metaloom.pipeline.nn.networks import build_network
 from metaloom.pipeline.nn.spec import NetworkSpec
 

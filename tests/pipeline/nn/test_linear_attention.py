@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from metaloom.pipeline.nn import linear_attention
+from metaloom.pipeline.nn import recurrent
 from metaloom.pipeline.nn.cells import CellSpec
 from metaloom.pipeline.nn.recurrent import build_cell
 from metaloom.pipeline.nn.spec import check_network_settings
-from metaloom.pipeline.policies.attention_inference import AttentionInference
+from metaloom.pipeline.policies.cell_inference import AttentionInference
 from metaloom.pipeline.schema import ConfigError
 
 L, N, INPUTS, HIDDEN, K, V = 7, 3, 4, 5, 3, 2
@@ -46,7 +46,7 @@ def test_a_long_trial_is_learned_piece_by_piece_so_that_memory_grows_with_its_le
         return features.detach(), end.detach(), *torch.autograd.grad(features.square().sum() + end.sum(), inputs)
 
     whole, largest = learned(), max(sizes)
-    monkeypatch.setattr(linear_attention, "ATTENTION_STEPS", 2)
+    monkeypatch.setattr(recurrent, "ATTENTION_STEPS", 2)
     for part, expected in zip(learned(), whole, strict=True):
         torch.testing.assert_close(part, expected, rtol=1e-12, atol=1e-12)
     assert max(sizes) < largest

@@ -8,7 +8,7 @@ from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.nn.flat_tensors import FlatTensors
 from metaloom.pipeline.nn.optimization import OptimizerConfig
 from metaloom.pipeline.nn.optimizers import IN_PLACE
-from metaloom.pipeline.nn.vector_optimizers import initial_state, vector_optimizer
+from metaloom.pipeline.nn.torch_optimizers import initial_state, vector_optimizer
 
 RNG = np.random.default_rng(0)
 PARAMS = {"a": RNG.normal(size=(3, 2)).astype(np.float32), "b": RNG.normal(size=4).astype(np.float32)}

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies import PolicyConfig
-from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.policies.build import GaussianPolicy
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 

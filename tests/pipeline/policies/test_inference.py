@@ -5,7 +5,7 @@ import pytest
 
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.acting import check_actor_params
-from metaloom.pipeline.policies.actors.gaussian import GaussianActor
+from metaloom.pipeline.policies.actors.on_policy import GaussianActor
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.policies.inference import MEAN_NETWORK, Inference, network_inference
 from metaloom.pipeline.types import Params, TaskParams

@@ -7,7 +7,7 @@ import torch
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.acting import check_actor_params
 from metaloom.pipeline.policies.actors import ActorSetup
-from metaloom.pipeline.policies.actors.posterior import PosteriorActor
+from metaloom.pipeline.policies.actors.on_policy import PosteriorActor
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.policies.inferring import InferringPolicy
 from metaloom.pipeline.policies.posterior import EncoderSizes, PosteriorNetwork

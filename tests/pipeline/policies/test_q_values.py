@@ -1,7 +1,7 @@
 import numpy as np
 import torch
 
-from metaloom.pipeline.policies.actors.q_values import QValuesActor
+from metaloom.pipeline.policies.actors.off_policy import QValuesActor
 
 B, E, O, NUM_ACTIONS = 3, 4, 5, 4
 

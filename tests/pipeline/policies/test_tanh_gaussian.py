@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from metaloom.pipeline.policies.actors.tanh_gaussian import TanhGaussianActor
+from metaloom.pipeline.policies.actors.off_policy import TanhGaussianActor
 from metaloom.pipeline.types import TaskParams
 
 B, E, O, A, Z = 3, 4, 5, 2, 3

@@ -1,6 +1,6 @@
 import numpy as np
 
-from metaloom.pipeline.policies.actors.uniform import UniformActor
+from metaloom.pipeline.policies.actors.contract import UniformActor
 
 ANYWHERE = np.full((60, 3), np.nan, np.float32)  # it does not look
 

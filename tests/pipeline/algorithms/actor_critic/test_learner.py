@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from metaloom.pipeline.algorithms.actor_critic.a2c import A2C
-from metaloom.pipeline.algorithms.actor_critic.ppo import PPO
-from metaloom.pipeline.algorithms.actor_critic.ppo2 import PPO2
+from metaloom.pipeline.algorithms.actor_critic.settings import A2C, PPO, PPO2
 from metaloom.pipeline.algorithms.finite_checks import NumericalError
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.nn.distributions import DiagGaussian

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from metaloom.pipeline.algorithms.actor_critic import losses
+from metaloom.pipeline.algorithms.actor_critic import gradient_steps
 from metaloom.pipeline.kernels import actor_critic as kernel
 from metaloom.pipeline.nn.distributions import Categorical, DiagGaussian
 
@@ -26,14 +26,14 @@ def loss_and_slopes(loss, x, *others):
 @pytest.fixture(params=["torch", "fused"])
 def policy_loss(request):
     if request.param == "torch":
-        return lambda *arguments: loss_and_slopes(losses.policy_loss, *arguments)
+        return lambda *arguments: loss_and_slopes(gradient_steps.policy_loss, *arguments)
     return lambda *arguments: (kernel.policy_loss(*arguments), kernel.policy_slopes(*arguments))
 
 
 @pytest.fixture(params=["torch", "fused"])
 def value_slopes(request):
     if request.param == "torch":
-        return lambda *arguments: loss_and_slopes(losses.value_loss, *arguments)[1]
+        return lambda *arguments: loss_and_slopes(gradient_steps.value_loss, *arguments)[1]
     return kernel.value_slopes
 
 
@@ -57,7 +57,7 @@ def test_the_clipped_value_loss_by_hand(value_slopes):
     # v_old = 1, ε = 0.5. Row 0: v = 2 is clipped to 1.5, target 0: the larger error is 2, which counts.
     # Row 1: v = 2, target 3: clipped error -1.5 is larger than -1, so the value gets no slope. Row 2: within the range.
     case = np.array([2.0, 2.0, 1.2]), np.ones(3), np.array([0.0, 3.0, 1.0])
-    assert losses.value_loss(*map(torch.tensor, case), 0.5).item() == pytest.approx(0.5 * (4 + 2.25 + 0.04) / 3)
+    assert gradient_steps.value_loss(*map(torch.tensor, case), 0.5).item() == pytest.approx(0.5 * (4 + 2.25 + 0.04) / 3)
     np.testing.assert_allclose(value_slopes(*case, 0.5), [2 / 3, 0, 0.2 / 3])
     np.testing.assert_allclose(value_slopes(*case, None), [2 / 3, -1 / 3, 0.2 / 3])
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from metaloom.pipeline.algorithms.actor_critic.a2c import A2C
+from metaloom.pipeline.algorithms.actor_critic.settings import A2C
 from metaloom.pipeline.algorithms.actor_critic.stein import median_bandwidth, stein_direction
 from metaloom.pipeline.algorithms.actor_critic.svpg import SVPG
 from metaloom.pipeline.estimation.experience import Rows

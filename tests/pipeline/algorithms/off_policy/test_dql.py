@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from metaloom.pipeline.algorithms.finite_checks import NumericalError
-from metaloom.pipeline.algorithms.off_policy.dql import DQL
+from metaloom.pipeline.algorithms.off_policy.settings import DQL
 from metaloom.pipeline.kernels.dql import huber_loss
 from metaloom.pipeline.types import Minibatch, Transitions
 

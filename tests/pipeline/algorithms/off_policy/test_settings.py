@@ -2,9 +2,7 @@
 
 import pytest
 
-from metaloom.pipeline.algorithms.off_policy.dql import DQL
-from metaloom.pipeline.algorithms.off_policy.sac import SAC
-from metaloom.pipeline.algorithms.off_policy.settings import CollectionRound, Filling
+from metaloom.pipeline.algorithms.off_policy.settings import DQL, SAC, CollectionRound, Filling
 from metaloom.pipeline.config.run import RunConfig
 
 

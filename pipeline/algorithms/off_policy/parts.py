@@ -1,0 +1,116 @@
+"""Parts of off-policy losses in torch: minibatches as tensors, the squashed Gaussian, and two Q-functions at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from metaloom.pipeline.nn.flat_tensors import FlatTensors
+from metaloom.pipeline.nn.networks import Network
+from metaloom.pipeline.policies.actors.off_policy import MAX_LOG_STD, MIN_LOG_STD
+from metaloom.pipeline.types import Array, Transitions
+
+
+class TransitionTensors(NamedTuple):
+    """Transitions [...] as tensors; `terminated` is 1 where the task ended and 0 elsewhere. See Transitions."""
+
+    observations: Tensor
+    actions: Tensor
+    rewards: Tensor
+    next_observations: Tensor
+    terminated: Tensor
+
+
+def tensor_like(like: Tensor, array: Array) -> Tensor:
+    """An array on the device of a tensor, and in its precision unless it holds integers."""
+    dtype = torch.int64 if array.dtype == np.int64 else like.dtype
+    return torch.as_tensor(array, dtype=dtype, device=like.device)
+
+
+def transitions_like(like: Tensor, transitions: Transitions) -> TransitionTensors:
+    """Transitions on the device of a tensor and in its precision."""
+    return TransitionTensors(*(tensor_like(like, getattr(transitions, name)) for name in TransitionTensors._fields))
+
+
+class TanhGaussianSample(NamedTuple):
+    """Actions [n, A] in (-1, 1) with their joint log-densities [n], and mean, log_std and u [n, A] before the tanh."""
+
+    actions: Tensor
+    log_prob: Tensor
+    mean: Tensor
+    log_std: Tensor
+    u: Tensor
+
+
+def sample(outputs: Tensor, noise: Tensor) -> TanhGaussianSample:
+    """Draw a = tanh(u), u = μ + σ ε; log π(a) = log N(u; μ, σ) - Σ log(1 - tanh² u).
+
+    Haarnoja et al. 2018, arXiv:1801.01290, eq. 20 and 21.
+
+    Args:
+        outputs: [n, 2A], means and then log standard deviations, which are clamped.
+        noise: [n, A], ε, standard normal.
+    """
+    mean, raw = outputs.chunk(2, -1)
+    log_std = raw.clamp(MIN_LOG_STD, MAX_LOG_STD)
+    u = mean + log_std.exp() * noise
+    log_prob = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi) - log_slope(u)
+    return TanhGaussianSample(u.tanh(), log_prob.sum(-1), mean, log_std, u)
+
+
+def log_slope(u: Tensor) -> Tensor:
+    """Return log(1 - tanh² u), by which densities of u and of tanh(u) differ."""
+    # Differs from the paper's code: exactly, where log(1 - a² + 1e-6) is off for |u| > 6.
+    return 2 * (math.log(2) - u - softplus(-2 * u, threshold=50))
+
+
+class TwinQ(FlatTensors):
+    """Two Q-functions, the smaller of which is believed, as one vector: all of the first and then all of the second.
+
+    Fujimoto et al. 2018, arXiv:1802.09477, section 4.2.
+    """
+
+    def __init__(self, network: Network, params: Mapping[str, Array], device: torch.device) -> None:
+        """From parameters q1.* and q2.*, which are copied; `network` is the first."""
+        super().__init__(params, device)
+        self._network = network
+        self._leaves, self._gradients = (self._stacked(vector) for vector in (self.vector, self.gradient))
+        self._fixed = {name: leaf.detach() for name, leaf in self._leaves.items()}
+        for leaf in self._leaves.values():
+            leaf.requires_grad_()
+
+    def __call__(self, *inputs: Tensor, learn: bool = False) -> Tensor:
+        """Values [2, n] of observations, actions and what is behind them, [n, ...] each.
+
+        Args:
+            inputs: are joined along the last axis.
+            learn: gradients flow to the parameters as well, not to the inputs alone.
+        """
+        joined = torch.cat(inputs, -1)
+        params = self._leaves if learn else self._fixed
+        return self._network(params, joined.expand(2, *joined.shape)).squeeze(-1)
+
+    def backward(self, loss: Tensor, *others: FlatTensors) -> None:
+        """Put the gradient of a loss into `gradient`, and into those of others that it depends on."""
+        leaves, gradients = [*self._leaves.values()], [*self._gradients.values()]
+        for other in others:
+            leaves += other.params.values()
+            gradients += (leaf.grad for leaf in other.params.values() if leaf.grad is not None)
+        # Not by autograd's own adding up: it warns of leaves [2, ...] that do not lie close together.
+        for gradient, value in zip(gradients, torch.autograd.grad(loss, leaves, materialize_grads=True), strict=True):
+            gradient.copy_(value)
+
+    def _stacked(self, vector: Tensor) -> dict[str, Tensor]:
+        """Views [2, ...] of a vector, by the names of the first network."""
+        views: dict[str, Tensor] = {}
+        start = 0
+        for name, shape in self._network.shapes.items():
+            stop = start + math.prod(shape)
+            views[name], start = vector.view(2, -1)[:, start:stop].view(2, *shape), stop
+        return views

@@ -1,0 +1,165 @@
+"""Actors of on-policy learners: Gaussian, categorical, with a memory, on a posterior, on normalized observations."""
+
+from typing import ClassVar
+
+import numpy as np
+
+from metaloom.pipeline.estimation.normalization import Normalization
+from metaloom.pipeline.policies.actors.contract import Actor, ActorSetup
+from metaloom.pipeline.policies.inference import LOGITS_NETWORK, MEAN_NETWORK, Inference, log_softmax
+from metaloom.pipeline.policies.posterior import POSTERIOR_LOG_STD, POSTERIOR_MEAN, PosteriorNetwork
+from metaloom.pipeline.policies.remembering import CellAndHead, MakeNetwork, Memory, Remembering
+from metaloom.pipeline.types import Array
+
+
+class GaussianActor(Actor):
+    """Actions mean + std * noise; the mean where there is nothing to draw from. See Actor."""
+
+    def __init__(self, setup: ActorSetup, network: Inference | None = None) -> None:
+        super().__init__(setup)
+        self._network = network or setup.network(MEAN_NETWORK, setup.spaces.action_size)
+        log_std = np.maximum(setup.params.params["log_std"], np.float32(np.log(setup.config.min_std)))
+        self._noise = setup.normal_noise()
+        self._noise *= np.exp(log_std)[:, None, :]
+        self._means = self._record("mean", setup.spaces.action_size)
+        self.behavior_by_task["log_std"] = np.ascontiguousarray(log_std)
+
+    def act(self, t: int, observations: Array, rows: Array) -> Array:
+        """Float32 actions [n, A]; see Actor."""
+        self._network.inputs[:] = observations.reshape(self._network.inputs.shape)
+        mean, noise = self._network.outputs(), self._noise[t]
+        N = self.actions.shape[1]
+        if len(rows) == N:
+            self._means[t].reshape(mean.shape)[:] = mean
+            np.add(mean, noise, out=self.actions[t].reshape(mean.shape))
+            return self.actions[t]
+        mean, noise = mean.reshape(N, -1)[rows], noise.reshape(N, -1)[rows]
+        self._means[t, rows] = mean
+        self.actions[t, rows] = actions = mean + noise
+        return actions
+
+
+class CategoricalActor(Actor):
+    """Actions are drawn by inverting the distribution function at a uniform number. See Actor.
+
+    Where there is nothing to draw from it takes the most probable one, the first of them if there are several.
+    """
+
+    def __init__(self, setup: ActorSetup, network: Inference | None = None) -> None:
+        super().__init__(setup)
+        self._network = network or setup.network(LOGITS_NETWORK, setup.spaces.num_actions)
+        self._uniform, T = None, len(setup.taken)
+        if setup.rngs is not None:
+            self._uniform = setup.drawn(lambda rng: rng.random((T, setup.num_rows), np.float32))
+        self._log_probs = self._record("log_probs", self._network.output_size)
+
+    def act(self, t: int, observations: Array, rows: Array) -> Array:
+        """Int64 actions [n]; see Actor."""
+        self._network.inputs[:] = observations.reshape(self._network.inputs.shape)
+        log_probs = log_softmax(self._network.outputs().reshape(len(observations), -1))
+        if self._uniform is None:
+            actions = log_probs.argmax(-1)
+        else:
+            below = np.cumsum(np.exp(log_probs), axis=-1)
+            # Rounding may leave the last sum below 1, so the last action takes whatever is above the others.
+            actions = (self._uniform[t].reshape(-1, 1) >= below[:, :-1]).sum(-1)
+        self._log_probs[t, rows] = log_probs[rows]
+        return self._take(t, rows, actions[rows])
+
+
+class RecurrentActor(Actor):
+    """Draws as the categorical or the Gaussian actor does, from outputs of a network with a memory. See Actor.
+
+    Duan et al. 2016, arXiv:1611.02779: the network sees an observation, and the action, reward and end of the step
+    before. What it remembers lasts from one episode to the next; with `setup.memory` None a trial begins.
+    """
+
+    make_network: ClassVar[MakeNetwork] = CellAndHead
+
+    def __init__(self, setup: ActorSetup) -> None:
+        super().__init__(setup)
+        self._remembering = Remembering(
+            setup.config, setup.spaces, setup.params, setup.num_rows, setup.memory, self.make_network
+        )
+        kind = CategoricalActor if setup.spaces.num_actions else GaussianActor
+        self._actor: Actor = kind(setup, self._remembering)
+        self.actions = self._actor.actions
+        self.behavior_by_step, self.behavior_by_task = self._actor.behavior_by_step, self._actor.behavior_by_task
+
+    def act(self, t: int, observations: Array, rows: Array) -> Array:
+        """Actions [n, ...]; see Actor."""
+        actions = self._actor.act(t, observations, rows)
+        self._remembering.keep(rows, actions)
+        return actions
+
+    def learn_of(self, rows: Array, rewards: Array, ended: Array) -> None:
+        """See Actor."""
+        self._remembering.learn_of(rows, rewards, ended)
+
+    @property
+    def memory(self) -> Memory:
+        """See Actor."""
+        return self._remembering.memory
+
+    def recall(self, memory: Memory) -> None:
+        """See Actor."""
+        self._remembering.memory = memory
+
+
+class PosteriorActor(RecurrentActor):
+    """Acts on what a recurrent encoder has inferred of the task, and records it. See RecurrentActor.
+
+    Zintgraf et al. 2020, arXiv:1910.08348.
+    """
+
+    make_network = PosteriorNetwork
+
+    def __init__(self, setup: ActorSetup) -> None:
+        super().__init__(setup)
+        network = self._remembering.network
+        assert isinstance(network, PosteriorNetwork)
+        self._network, Z = network, network.latent_size
+        self._means, self._log_stds = (self._record(name, Z) for name in (POSTERIOR_MEAN, POSTERIOR_LOG_STD))
+
+    def act(self, t: int, observations: Array, rows: Array) -> Array:
+        """Actions [n, ...]; see Actor."""
+        actions = super().act(t, observations, rows)
+        Z = self._network.latent_size
+        posterior = self._network.posterior.reshape(-1, 2 * Z)[rows]
+        self._means[t, rows], self._log_stds[t, rows] = posterior[:, :Z], posterior[:, Z:]
+        return actions
+
+
+class NormalizingActor(Actor):
+    """An actor that sees normalized observations and, where it has a memory, scaled rewards. See Actor.
+
+    Attributes:
+        actor: acts on what is normalized.
+    """
+
+    def __init__(self, actor: Actor, normalization: Normalization, num_rows: int) -> None:
+        self.actor, self._normalization, self._num_rows = actor, normalization, num_rows
+        self.actions = actor.actions
+        self.behavior_by_step, self.behavior_by_task = actor.behavior_by_step, actor.behavior_by_task
+
+    def act(self, t: int, observations: Array, rows: Array) -> Array:
+        """Actions [n, ...]; see Actor."""
+        by_task = observations.reshape(-1, self._num_rows, observations.shape[-1])
+        normalized = self._normalization.observations(by_task)
+        return self.actor.act(t, normalized.reshape(observations.shape), rows)
+
+    def learn_of(self, rows: Array, rewards: Array, ended: Array) -> None:
+        """See Actor."""
+        tasks = rows // self._num_rows
+        std = self._normalization.reward_std
+        scaled = rewards if std is None else Normalization(reward_std=std[tasks]).rewards(np.asarray(rewards))
+        self.actor.learn_of(rows, scaled, ended)
+
+    @property
+    def memory(self) -> Memory | None:
+        """See Actor."""
+        return self.actor.memory
+
+    def recall(self, memory: Memory) -> None:
+        """See Actor."""
+        self.actor.recall(memory)
