@@ -54,14 +54,19 @@ class Observer:
 
 
 def strict(observer: Observer) -> Observer:
-    """The same observer, which ends training after an iteration whose witness differs.
+    """The same observer, which ends training after an iteration whose witness differs or is missing.
 
     The iteration is stored by then, and `resume` continues after it.
     """
 
     def iteration_done(report: IterationReport) -> None:
         observer.iteration_done(report)
-        if report.metrics.get(REPRODUCED) == 0:
+        if REPRODUCED not in report.metrics:
+            raise StageFault(
+                f"iteration {report.iteration}: --strict found no episode that was played again, since the stages of "
+                "the run give no tasks or no rollouts; leave --strict out"
+            )
+        if not report.metrics[REPRODUCED]:
             raise StageFault(
                 f"iteration {report.iteration}: an episode came out differently when it was played again on a new copy "
                 "of the environment (see the warning above); --strict requires the same bits"

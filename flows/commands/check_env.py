@@ -32,7 +32,7 @@ def env_config(name: str, assignments: Sequence[str] = ()) -> EnvConfig:
         return EnvConfig.model_validate(settings["env"])
     except ValidationError as error:
         found = "; ".join(f"env.{problem['loc'][0]}: {problem['msg']}" for problem in error.errors())
-        raise UsageError(f"{found}; required: name, options.NAME, action_scale") from None
+        raise UsageError(f"{found}; required settings of env, such as options.NAME or wrappers") from None
 
 
 def check_environment(config: EnvConfig) -> list[Check]:

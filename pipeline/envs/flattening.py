@@ -1,6 +1,7 @@
 """Observations of several parts as one vector, in the order and with the numbers of gymnasium's `flatten`."""
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -54,6 +55,8 @@ class FlatObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
 def flat(space: gymnasium.Space[Any], observation: Any) -> Array:
     """Return an observation as one vector; the i-th of n states as the i-th unit vector.
 
+    A number may stand for a Box of one.
+
     Raises:
         EnvError: it is not in the space. Numbers of a Box are not compared with its bounds.
     """
@@ -76,7 +79,8 @@ def _require_in(space: gymnasium.Space[Any], value: Any, name: str) -> None:
             _require_in(part, value[n], f"{name}[{n}]")
     elif isinstance(space, Box):
         array = np.asarray(value)
-        if array.dtype.kind not in "biuf" or array.shape != space.shape:
+        is_the_one = array.shape == () and math.prod(space.shape) == 1
+        if array.dtype.kind not in "biuf" or not (array.shape == space.shape or is_the_one):
             raise EnvError(
                 f"found dtype {array.dtype} and shape {array.shape} as the {name}; required numbers of shape "
                 f"{space.shape}"

@@ -266,6 +266,8 @@ def _wrapper_problem(config: EnvConfig) -> str:
 def _first_step_problem(config: EnvConfig) -> str:
     try:
         Rehearsal(config, 1).alone(0)
+    except EnvError as problem:  # names the environment itself
+        return str(problem)
     except BaseException as problem:
         return last_line(problem)
     return ""

@@ -10,6 +10,7 @@ from metaloom.flows.cli import run as run_command
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.graph.run_stages import config_of
+from metaloom.flows.observer import IterationReport, Observer, strict
 from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.rollouts.rehearsal import settled
 from metaloom.flows.rollouts.workers import Backend
@@ -17,6 +18,7 @@ from metaloom.pipeline.config.run import build_config, build_stored
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.envs.rehearsal import Rehearsal, missed_box
+from metaloom.stages.faults import StageFault
 
 HERE = Backend(workers=0)
 
@@ -109,6 +111,16 @@ def test_what_no_rehearsal_can_find_the_witness_of_an_iteration_names_once(
     stopped = storage.open_run(tmp_path / "strict")
     assert stopped[-1].metrics()["witness_reproduced"] == 0
     assert {stopped[i].metrics()["witness_reproduced"] for i in range(len(stopped) - 1)} == {1}
+
+
+def test_strict_training_ends_where_the_stages_of_a_run_leave_nothing_to_play_again():
+    for metrics, words in (
+        ({}, "found no episode that was played again"),
+        ({"witness_reproduced": 0.0}, "differently"),
+    ):
+        with pytest.raises(StageFault, match=words):
+            strict(Observer()).iteration_done(IterationReport(3, 4, metrics, {}, 0.0, None))
+    strict(Observer()).iteration_done(IterationReport(3, 4, {"witness_reproduced": 1.0}, {}, 0.0, None))
 
 
 @pytest.mark.dask

@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 from forging import forge
-from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from gymnasium.spaces.utils import flatten
 from wrapped_envs import Parts, Shifted, Shows, Switches
 
@@ -33,6 +33,7 @@ from metaloom.pipeline.config.run import build_config, build_stored
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.envs.facts import described_space, space_from
+from metaloom.pipeline.envs.flattening import flat
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.envs.wrappers import action_map, sizes_of
 
@@ -312,6 +313,15 @@ def test_a_part_that_is_not_in_its_space_is_refused_by_its_name(wrong, words, mo
     monkeypatch.setattr(Parts, "wrong", wrong)
     with pytest.raises(EnvError, match=re.escape(words)):
         make_env(EnvConfig(**env_in(name="wrapped_envs:Parts"))).reset(seed=0)
+
+
+def test_a_number_stands_for_a_part_of_one_number_and_for_no_other():
+    space = Dict({"mass": Box(0, 9, (1,)), "position": Box(-1, 1, (2,))})
+    np.testing.assert_array_equal(flat(space, {"mass": 8.0, "position": np.ones(2)}), [8, 1, 1])
+    with pytest.raises(
+        EnvError, match=r"shape \(\) as the observation\['position'\]; required numbers of shape \(2,\)"
+    ):
+        flat(space, {"mass": 8.0, "position": 1.0})
 
 
 # What messages advise.
