@@ -8,10 +8,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from metaloom import storage
-from metaloom.flows.commands import compare as comparisons
-from metaloom.flows.commands import fork as forks
-from metaloom.flows.commands import optimize as counterfactuals
 from metaloom.flows.commands import replay as replays
 from metaloom.flows.commands import sweep as sweeping
 from metaloom.flows.commands import train as training
@@ -23,7 +19,6 @@ from metaloom.flows.opened import Run, Runs
 from metaloom.flows.recipes import RECIPES, new_config
 from metaloom.flows.results.sweep import SweepObserver
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.flows.run_names import runs_named
 from metaloom.flows.runs import RunLike, folder_of, new_run_name, run_folder
 from metaloom.flows.settings import assignments, plain
 from metaloom.flows.sweeps.plan import plan_wanted
@@ -133,27 +128,6 @@ def replay(
     return list(replays.replay(folder_of(run), iteration, stage=stage, step=step, backend=backend))
 
 
-def fork(run: RunLike, iteration: int | None, new_run: str | Path, **settings: Any) -> Run:
-    """Begin a new run with the iterations of another before `iteration`; `resume` goes on with it.
-
-    Args:
-        run: the parent.
-        iteration: updates of the parent that the new run begins with; all of them when None.
-        new_run: name in the runs folder, or path.
-        **settings: what changes; see train.
-    """
-    path = run_folder(new_run)
-    forks.fork(folder_of(run), iteration, path, assignments(settings))
-    return Run.open(path)
-
-
-def optimize(
-    run: RunLike, iteration: int, *, stage: str | None = None, step: int = 0, **settings: Any
-) -> counterfactuals.Counterfactual:
-    """Compute a stage of a stored iteration again under changed settings, without sampling; see train for settings."""
-    return counterfactuals.optimize(folder_of(run), iteration, assignments(settings), stage=stage, step=step)
-
-
 def _observer(progress: bool) -> AbstractContextManager[training.Observer]:
     return shown_progress() if progress else nullcontext(training.Observer())
 
@@ -244,21 +218,6 @@ def sweep(
         told = "; ".join(f"{outcome.run.name}: {outcome.message}" for outcome in result.failed)
         raise UsageError(f"sweep {planned.name}: {len(result.failed)} runs failed. {told}. The same call tries again")
     return Runs([Run.open(planned.folder(run)) for run in complete])
-
-
-def compare(runs: RunLike | Sequence[RunLike], **options: Any) -> comparisons.Comparison:
-    """Compare runs in groups that differ only in their seed; options as flows.commands.compare.compare has.
-
-        found = metaloom.compare("lr")  # a sweep, a pattern, or a list of runs
-        print(*found.verdicts)
-        found.plot().savefig("comparison.png")
-
-    Raises:
-        UsageError: the runs cannot be compared.
-        storage.StoreError: one of them cannot be read.
-    """
-    named = [runs] if isinstance(runs, str | Path | storage.Run) else [*runs]
-    return comparisons.compare(runs_named(named), **options)
 
 
 def _text_of(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from operator import index
@@ -208,3 +209,20 @@ class RunAt:
                 raise UsageError(f"{text}: found {done:,} complete; required at least {-number}")
             number = updates_at(run, number) if learner else done + number
         return cls(folder, number)
+
+
+def require_one_iteration(run: RunLike, iteration: int | None) -> tuple[Path, int]:
+    """Return a run and the one iteration that is named of it.
+
+    Raises:
+        UsageError: none is named.
+    """
+    at = RunAt.of(run, iteration)
+    if at.iteration is None:
+        raise UsageError(f"{at.path}: found no iteration; required RUN@ITERATION, such as {at.path.name}@0")
+    return at.path, at.iteration
+
+
+def folders_of(runs: RunLike | Sequence[RunLike]) -> list[Path]:
+    """Return the folders of one or several runs."""
+    return [folder_of(run) for run in ([runs] if isinstance(runs, RunLike) else runs)]

@@ -15,9 +15,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from metaloom.flows.api import compare as compare
-    from metaloom.flows.api import fork as fork
-    from metaloom.flows.api import optimize as optimize
     from metaloom.flows.api import recipes as recipes
     from metaloom.flows.api import replay as replay
     from metaloom.flows.api import resume as resume
@@ -29,7 +26,18 @@ if TYPE_CHECKING:
     from metaloom.flows.opened import Runs as Runs
     from metaloom.flows.opened import open_run as open_run
     from metaloom.flows.opened import open_runs as open_runs
+    from metaloom.flows.operations.compare import compare as compare
+    from metaloom.flows.operations.diff import diff as diff
+    from metaloom.flows.operations.doctor import doctor as doctor
+    from metaloom.flows.operations.du import du as du
     from metaloom.flows.operations.evaluate import evaluate as evaluate
+    from metaloom.flows.operations.export import export as export
+    from metaloom.flows.operations.fork import fork as fork
+    from metaloom.flows.operations.optimize import optimize as optimize
+    from metaloom.flows.operations.pack import pack as pack
+    from metaloom.flows.operations.policy import policy as policy
+    from metaloom.flows.operations.thin import thin as thin
+    from metaloom.flows.operations.verify import verify as verify
     from metaloom.flows.recipes import load_settings as load_settings
     from metaloom.flows.rollouts.workers import Backend as Backend
     from metaloom.flows.trained.policy import TrainedPolicy as TrainedPolicy
@@ -47,14 +55,11 @@ _PLACES = {
     "Runs": "flows.opened",
     "TrainedPolicy": "flows.trained.policy",
     "build_config": "pipeline.config.run",
-    "compare": "flows.api",
     "fitted_baselines": "flows.commands.baselines",
-    "fork": "flows.api",
     "load_policy": "flows.trained.policy",
     "load_settings": "flows.recipes",
     "open_run": "flows.opened",
     "open_runs": "flows.opened",
-    "optimize": "flows.api",
     "recipes": "flows.api",
     "replay": "flows.api",
     "resume": "flows.api",

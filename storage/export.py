@@ -4,6 +4,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from metaloom.storage.errors import StageMissing, StoreError, system_errors
 from metaloom.storage.format.refs import StageRef
@@ -36,6 +37,11 @@ class Export:
     rows: int = 0
     skipped: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     progress: Progress = unseen
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the account as plain data."""
+        skipped = [{"iteration": i, "reason": reason} for i, reason in self.skipped]
+        return {"path": str(self.path), "iterations": self.iterations, "rows": self.rows, "skipped": skipped}
 
     def available(
         self, run: Run, iterations: Iterations, steps: Sequence[int] | None

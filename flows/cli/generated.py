@@ -13,8 +13,9 @@ from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions
 from metaloom.flows.cli.output import answer
 from metaloom.flows.errors import FAILURE
 from metaloom.flows.operations import Operation, operations, resolve
-from metaloom.flows.operations.signatures import is_python_only, parameters_of, text_type
+from metaloom.flows.operations.signatures import is_python_only, marks_of, parameters_of, text_type
 from metaloom.flows.rollouts.backend import Backend
+from metaloom.flows.views.parts import as_text
 
 _LAST = ("trust", "where", "log", "film_every", "metrics_port", "as_json")
 """Options that many commands have, in the order in which help lists them after all others."""
@@ -64,7 +65,8 @@ def command_of(operation: Operation) -> Callable[..., int]:
             given["backend"] = given.pop("where", ANYWHERE).backend()
         apart = {name: given.pop(name) for name in [*given] if name in {p.name for p in extras}}
         as_json = {"as_json": given.pop("as_json", False)} if operation.has_json else {}
-        return shown(Call(work, given), **apart, **as_json)
+        unsaid = [p.name for p in parameters_of(work) if p.default is P.empty and p.name not in given]
+        return shown(Call(work, given | dict.fromkeys(unsaid)), **apart, **as_json)
 
     signature_names = {p.name for p in parameters}
     command.__doc__ = work.__doc__
@@ -82,6 +84,8 @@ def command_parameter(parameter: P) -> P:
     if get_origin(plain) is tuple:
         annotation = Annotated[annotation, _REPEATABLE]
         kind = P.POSITIONAL_ONLY if kind is P.POSITIONAL_OR_KEYWORD else kind
+    elif any(mark.name for mark in marks_of(annotation)):
+        kind = P.KEYWORD_ONLY
     elif parameter.default is False:
         annotation = Annotated[annotation, _REPEATABLE]
     return parameter.replace(kind=kind, annotation=annotation)
@@ -94,14 +98,17 @@ def show(operation: Operation, call: Call[Any], *, as_json: bool = False) -> int
 
 def show_result(operation: Operation, result: Any, as_json: bool) -> int:
     """Print a result as data or for people, and return the exit code."""
-    answer(as_json, lambda: data_of(result), lambda: resolve(operation.view)(result) if operation.view else str(result))
+    answer(
+        as_json, lambda: data_of(result), lambda: resolve(operation.view)(result) if operation.view else as_text(result)
+    )
     return 0 if not operation.good or getattr(result, operation.good) else FAILURE
 
 
 def data_of(result: Any) -> Any:
     """Return a result as data for JSON."""
-    if hasattr(result, "as_dict"):
-        return result.as_dict()
+    for form in ("as_dict", "as_list"):
+        if hasattr(result, form):
+            return getattr(result, form)()
     if is_dataclass(result) and not isinstance(result, type):
         return asdict(result)
     if isinstance(result, Mapping):

@@ -62,6 +62,7 @@ MetricsPort = Annotated[
     int | None,
     Parameter(help="Port at which Prometheus can read the training on this machine: http://127.0.0.1:PORT/metrics."),
 ]
+Repeated = Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)]
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
 

@@ -191,10 +191,10 @@ def _train(
     *,
     strict: bool,
 ) -> int:
-    from metaloom.flows.cli.verify import what_helps
     from metaloom.flows.formatting import plural
     from metaloom.flows.interrupt import stop_on_interrupt
     from metaloom.flows.observer import strict as strictly
+    from metaloom.flows.results.verification import what_helps
     from metaloom.flows.views.progress import progress
     from metaloom.storage import argument, location
 

@@ -48,8 +48,18 @@ LearnerArgument = Annotated[
 ParentArgument = Annotated[
     RunLike,
     Parameter(
-        name="--parent",
         help=f"RUN@N to begin with its first N iterations{_AT}; RUN for all of them. {RUN_HELP}",
+        completer=complete_runs,
+    ),
+]
+RunArguments = Annotated[
+    RunLike | Sequence[RunLike],
+    Parameter(help=f"{RUN_HELP} Repeatable; all by default.", completer=complete_runs),
+]
+RunsArgument = Annotated[
+    RunLike | Sequence[RunLike],
+    Parameter(
+        help="Names under the runs folder, paths, patterns such as `lr-*`, or the names of sweeps.",
         completer=complete_runs,
     ),
 ]

@@ -36,8 +36,9 @@ def text_type(annotation: Any) -> Any:
         kinds = [*get_args(annotation)]
         if storage.Run in kinds:
             kinds = [kind for kind in kinds if kind not in (Path, storage.Run)]
-        elif Path in kinds:
-            kinds = [kind for kind in kinds if kind is not str]
+        elif {str, Path} <= {*kinds}:  # the first: names of runs are `str | Path`, files `Path | str`
+            second = max(str, Path, key=kinds.index)
+            kinds = [kind for kind in kinds if kind is not second]
         kinds = [text_type(kind) for kind in kinds if not is_python_only(kind)]
         repeated = [kind for kind in kinds if get_origin(kind) is tuple]
         return repeated[0] if repeated else Union[*kinds]

@@ -2,10 +2,13 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from metaloom.flows.formatting import plural, size
+from metaloom.storage import Thinned
 from metaloom.storage.read.committed import file_stats
 
 
@@ -35,6 +38,71 @@ class DiskUse:
     stages: Mapping[str, int] | None = None
     ranges: Mapping[tuple[int, int], int] | None = None
     problem: str = ""
+
+
+@dataclass(frozen=True)
+class DiskUsage:
+    """What runs take on the disk, and what interrupted removals left.
+
+    Attributes:
+        uses: Of each run.
+        paths: Folders of the runs.
+        leftovers: Folders of interrupted removals.
+        details: Runs were named, so what each consists of is shown too.
+    """
+
+    uses: Sequence[DiskUse]
+    paths: Sequence[Path]
+    leftovers: Sequence[Path]
+    details: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the usage as plain data."""
+        rows = [asdict(use) for use in self.uses]
+        for row, use in zip(rows, self.uses, strict=True):
+            if use.ranges is not None:
+                ranges = use.ranges.items()
+                row["ranges"] = [{"first": first, "last": last, "bytes": size} for (first, last), size in ranges]
+        return {
+            "runs": rows,
+            "bytes": bytes_together(self.paths),
+            "unfinished_removals": {
+                "paths": [*map(str, self.leftovers)],
+                "bytes": bytes_together(self.leftovers),
+            },
+        }
+
+
+@dataclass(frozen=True)
+class ThinnedRun(Thinned):
+    """What thinning removed, or would remove in a dry run."""
+
+    dry_run: bool = False
+
+    def __str__(self) -> str:
+        amount = f"{plural(len(self.iterations), 'iteration')}, {plural(self.files, 'file')}, {size(self.num_bytes)}"
+        removed = "would remove" if self.dry_run else "removed"
+        return f"{removed}: {amount}; a fork that shares files keeps them on the disk"
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Iterations that were packed, by segment."""
+
+    segments: tuple[range, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the number of iterations, and the first and last of each segment."""
+        return {
+            "iterations": sum(map(len, self.segments)),
+            "segments": [[segment.start, segment.stop - 1] for segment in self.segments],
+        }
+
+    def __str__(self) -> str:
+        count = sum(map(len, self.segments))
+        if not count:
+            return "nothing to pack: every complete iteration but the newest is packed already"
+        return f"packed {plural(count, 'iteration')} into {plural(len(self.segments), 'segment')}"
 
 
 def bytes_together(paths: Iterable[Path]) -> int:

@@ -26,3 +26,12 @@ class Check:
     def ok(self) -> bool:
         """True if training works in spite of it."""
         return self.status != "fail"
+
+
+class Checks(tuple[Check, ...]):
+    """All findings."""
+
+    @property
+    def ok(self) -> bool:
+        """True if training works in spite of them."""
+        return all(check.ok for check in self)

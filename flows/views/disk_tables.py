@@ -1,19 +1,15 @@
 """Output of `metaloom du`."""
 
-from collections.abc import Sequence
-from pathlib import Path
-
 from rich.console import Group, RenderableType
 
 from metaloom.flows.formatting import plural, size
-from metaloom.flows.results.disk import DiskUse, bytes_freed, bytes_together
+from metaloom.flows.results.disk import DiskUsage, bytes_freed, bytes_together
 from metaloom.flows.views.parts import as_text, heading, new_table
 
 
-def disk_view(
-    uses: Sequence[DiskUse], paths: Sequence[Path], leftovers: Sequence[Path], *, details: bool
-) -> RenderableType:
+def disk_view(usage: DiskUsage) -> RenderableType:
     """A row for each run, and with `details` what each consists of."""
+    uses, paths, leftovers = usage.uses, usage.paths, usage.leftovers
     if not uses and not leftovers:
         return "no runs"
     table = new_table("run", ">on disk", ">shared with forks", ">freed by thinning", ">freed by removing", "")
@@ -25,7 +21,7 @@ def disk_view(
     table.add_section()
     table.add_row("together", size(bytes_together(paths)))
     parts: list[RenderableType] = [table] if uses else []
-    for use in uses if details else ():
+    for use in uses if usage.details else ():
         ranges = {f"{first} to {last}": num_bytes for (first, last), num_bytes in (use.ranges or {}).items()}
         for what, sizes in (("group", use.groups), ("stage", use.stages), ("iteration", ranges)):
             if sizes:

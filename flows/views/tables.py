@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from metaloom.flows.results.evaluation import EvaluationOutcome
     from metaloom.flows.results.evaluation_summary import AdaptationSummary
     from metaloom.flows.results.replay import ArrayDifference, StageReplay
-    from metaloom.storage import Damage, Fork, Thinned
+    from metaloom.flows.results.verification import Verification
+    from metaloom.storage import Damage, Fork
+    from metaloom.storage.export import Export
 
 
 STATE_STYLES = {
@@ -199,11 +201,26 @@ def fork_view(fork: "Fork", parent: Path) -> RenderableType:
     return Group(fact_grid([*facts, ("go on with", as_text(f"metaloom resume {argument(fork.path)}"))]))
 
 
-def thinned_line(thinned: "Thinned", *, dry_run: bool) -> str:
-    """`metaloom thin`."""
-    iterations, files = plural(len(thinned.iterations), "iteration"), plural(thinned.files, "file")
-    amount = f"{iterations}, {files}, {size(thinned.num_bytes)}"
-    return f"{'would remove' if dry_run else 'removed'}: {amount}; a fork that shares files keeps them on the disk"
+_UNSEALED = (
+    "\nThe session that wrote last was killed, is still writing, or is of an earlier version: nobody could tell if its "
+    "newest records had been taken away. The next session that ends seals them."
+)
+
+
+def verification_view(found: "Verification") -> RenderableType:
+    """`metaloom verify`: what is damaged, and what helps."""
+    from metaloom.flows.results.verification import what_helps
+
+    if not found.intact:
+        return Group(damage_table(found.damages), *what_helps(found.path, found.damages))
+    return as_text(f"{location(found.path)}: every file is intact{'' if found.sealed else _UNSEALED}")
+
+
+def export_view(done: "Export") -> RenderableType:
+    """`metaloom export`: what was left out, and what was written."""
+    lines = [f"iteration {i} left out: {reason}" for i, reason in done.skipped]
+    lines.append(f"{plural(done.iterations, 'iteration')}, {plural(done.rows, 'row')}  {done.path}")
+    return as_text("\n".join(lines))
 
 
 def damage_table(damages: Sequence["Damage"]) -> Table:

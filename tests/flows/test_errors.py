@@ -92,7 +92,7 @@ def test_a_message_beyond_a_screenful_is_cut_in_the_middle(monkeypatch, capsys):
     def fail(folder, progress):
         raise errors.UsageError(f"found {'x' * 100_000}; remedy: none")
 
-    monkeypatch.setattr("metaloom.flows.cli.verify.verify_run", fail)
+    monkeypatch.setattr("metaloom.flows.operations.verify.verify_run", fail)
     assert run(["verify", "any"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("metaloom: found xxx")

@@ -16,7 +16,7 @@ from metaloom.flows.operations.signatures import is_python_only, parameters_of
 from metaloom.flows.prefect_app import deployments
 from metaloom.flows.rollouts.backend import Backend
 
-NAMED = {"overrides": "set", "as_json": "json"}
+NAMED = {"overrides": "set", "new_run": "run", "form": "format", "steps": "step", "everything": "all"}
 """Names of parameters on the command line that another word is better for."""
 WRITTEN = [operation for operation in operations().values() if operation.run]
 

@@ -1,12 +1,14 @@
-"""`metaloom thin`."""
+"""`thin`: batches that can be computed again are removed."""
 
-from dataclasses import asdict
+from typing import TYPE_CHECKING
 
-from metaloom.flows.cli.options import AsJson, Flag, RunArgument, Trust, agree
-from metaloom.flows.cli.output import answer
-from metaloom.flows.runs import run_folder
+from metaloom.flows.operations.options import RunArgument, Trust, agree
+from metaloom.flows.runs import folder_of
 from metaloom.flows.views.status import STATUS
 from metaloom.storage import Retention
+
+if TYPE_CHECKING:
+    from metaloom.flows.results.disk import ThinnedRun
 
 
 def thin(
@@ -14,11 +16,10 @@ def thin(
     *,
     keep_every: int | None = None,
     keep_last: int | None = None,
-    dry_run: Flag = False,
-    anyway: Flag = False,
+    dry_run: bool = False,
+    anyway: bool = False,
     trust: Trust = False,
-    as_json: AsJson = False,
-) -> int:
+) -> "ThinnedRun":
     """Remove batches that can be computed again.
 
     The episodes, samples and adapted parameters of iterations go; everything else stays.
@@ -30,17 +31,18 @@ def thin(
     Example: `metaloom thin first --keep-every 10 --keep-last 5 --dry-run`
 
     Args:
+        run: The run.
         keep_every: Keep iterations 0, N, 2N, ... complete.
         keep_last: Keep the N newest iterations complete.
         dry_run: Only say what would be removed.
         anyway: Remove also what a changed plug-in can no longer recompute.
+        trust: Import the modules that the run's settings name, now and later.
     """
-    folder = run_folder(run)
+    folder = folder_of(run)
     agree(folder, trust)
     from metaloom.flows.commands.thin import thin as thin_run
-    from metaloom.flows.views.tables import thinned_line
+    from metaloom.flows.results.disk import ThinnedRun
 
     kept, far = Retention(keep_last=keep_last, keep_every=keep_every), STATUS.counted("iterations")
     thinned = thin_run(folder, kept, dry_run=dry_run, anyway=anyway, on_progress=far)
-    answer(as_json, lambda: {**asdict(thinned), "dry_run": dry_run}, lambda: thinned_line(thinned, dry_run=dry_run))
-    return 0
+    return ThinnedRun(**vars(thinned), dry_run=dry_run)

@@ -1,0 +1,48 @@
+"""`compare`: groups of runs, with intervals over seeds."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from metaloom.flows.operations.options import RunsArgument
+from metaloom.flows.runs import RunLike
+
+if TYPE_CHECKING:
+    from metaloom.flows.results.comparison import Comparison
+
+
+def compare(
+    runs: RunsArgument,
+    *,
+    metric: str | None = None,
+    group: Sequence[str] = (),
+    last: int = 10,
+    mixed: bool = False,
+    seed: int = 0,
+) -> "Comparison":
+    """Compare runs, with intervals over seeds.
+
+    Runs of a group differ only in their seed. Each group has an interquartile mean.
+
+    Says of every two groups whether one is shown to be higher, and when there are too few seeds to tell. Runs are
+    compared after as many environment steps as all of them have.
+
+    Example: `metaloom compare first second --metric return --plot comparison.png`
+
+    Args:
+        runs: A run, a pattern, a sweep, or several of these.
+        metric: `evaluation`: the return on held-out tasks after the last adaptation step, by default where all runs
+            have stored evaluations; `return`: that of training after adaptation; or the name of any metric.
+        group: Group by this setting alone, whatever else runs differ in: `--group algorithm.inner_lr`. Repeatable.
+        last: Iterations of training that `return` and other metrics are averaged over.
+        mixed: Compare runs of different environments or evaluations all the same.
+        seed: Seed of the bootstrap.
+
+    Raises:
+        UsageError: The runs cannot be compared.
+        storage.StoreError: One of them cannot be read.
+    """
+    from metaloom.flows.commands.compare import compare as compare_runs
+    from metaloom.flows.run_names import runs_named
+
+    named = [runs] if isinstance(runs, RunLike) else [*runs]
+    return compare_runs(runs_named(named), metric=metric, group=group, last=last, mixed=mixed, seed=seed)

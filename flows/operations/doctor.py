@@ -1,0 +1,36 @@
+"""`doctor`: checks of this machine, or of an environment."""
+
+from typing import TYPE_CHECKING
+
+from metaloom.flows.errors import UsageError
+from metaloom.flows.operations.options import Overrides
+from metaloom.flows.runs import runs_root
+
+if TYPE_CHECKING:
+    from metaloom.flows.results.doctor import Checks
+
+
+def doctor(*, env: str | None = None, overrides: Overrides = ()) -> "Checks":
+    """Check this machine, or an environment.
+
+    Of the machine: packages, cores, disk, physics and Prefect.
+
+    Exit code 1 when something is wrong; the output says what helps.
+
+    Example: `metaloom doctor --env my_envs:Thermostat --set env.options.target=20`
+
+    Args:
+        env: Check this environment instead: that what it returns is sound, and the same when it is run twice.
+        overrides: Settings of the environment that change, as KEY=VALUE.
+    """
+    if env is None and overrides:
+        raise UsageError("found --set without --env; required both: the machine has no settings")
+    from metaloom.flows.commands.doctor import check_all
+    from metaloom.flows.results.doctor import Checks
+
+    if env is None:
+        return Checks(check_all(runs_root()))
+    # Imported only here: a broken package must become a line of the other table.
+    from metaloom.flows.commands.check_env import check_environment, env_config
+
+    return Checks(check_environment(env_config(env, overrides)))

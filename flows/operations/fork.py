@@ -1,0 +1,62 @@
+"""`fork`: a new run that begins with iterations of another."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from metaloom import storage
+from metaloom.flows.operations.options import (
+    Iteration,
+    Overrides,
+    ParentArgument,
+    PythonOnly,
+    Trust,
+    agree,
+    changes,
+)
+from metaloom.flows.runs import RunAt, run_folder
+from metaloom.flows.views.status import STATUS
+
+if TYPE_CHECKING:
+    from metaloom.flows.opened import Run
+
+
+def fork(
+    parent: ParentArgument,
+    iteration: Iteration,
+    new_run: Annotated[str | Path, Parameter(name="--run")],
+    *,
+    overrides: Overrides = (),
+    trust: Trust = False,
+    account: Annotated[Callable[[storage.Fork], None] | None, PythonOnly] = None,
+    **settings: Any,
+) -> "Run":
+    """Branch off from a run, with other settings.
+
+    The new run begins with the iterations of its parent.
+
+    `metaloom resume` then continues it. Files are shared with the parent, which may be thinned or deleted.
+
+    Example: `metaloom fork first@10 --run second --set algorithm.clip_eps=0.1`
+
+    Args:
+        parent: The run to begin with.
+        iteration: Updates of the parent that the new run begins with; all of them when None.
+        new_run: Name of the new run under the runs folder, or a path.
+        overrides: Settings that change, as KEY=VALUE.
+        trust: Import the modules that the parent's settings name, now and later.
+        account: Called with the account of shared and copied files.
+        **settings: Settings that change; see `train`.
+    """
+    at = RunAt.of(parent, iteration, learner=True)
+    agree(at.path, trust)
+    from metaloom.flows.commands.fork import fork as fork_run
+    from metaloom.flows.opened import Run
+
+    far = STATUS.counted("outputs")
+    made = fork_run(at.path, at.iteration, run_folder(new_run), changes(overrides, settings), on_progress=far)
+    if account is not None:
+        account(made)
+    return Run.open(made.path)

@@ -1,0 +1,41 @@
+"""`optimize`: a stored stage computed again under other settings."""
+
+from typing import TYPE_CHECKING, Any
+
+from metaloom.flows.operations.options import Iteration, Overrides, RunAtArgument, Trust, agree, changes
+from metaloom.flows.runs import require_one_iteration
+
+if TYPE_CHECKING:
+    from metaloom.flows.results.counterfactual import Counterfactual
+
+
+def optimize(
+    run: RunAtArgument,
+    iteration: Iteration = None,
+    *,
+    overrides: Overrides = (),
+    stage: str | None = None,
+    step: int = 0,
+    trust: Trust = False,
+    **settings: Any,
+) -> "Counterfactual":
+    """Compute a stage again under other settings.
+
+    It runs on the stored batches, without sampling, and compares the outcomes.
+
+    Example: `metaloom optimize first@3 --set algorithm.clip_eps=0.1`
+
+    Args:
+        run: The run.
+        iteration: The iteration, unless RUN@ITERATION names it.
+        overrides: Settings that change, as KEY=VALUE.
+        stage: Stage to recompute: any that does not sample, such as adapt; by default the one that ends the iteration.
+        step: Inner step of that stage.
+        trust: Import the modules that the run's settings name, now and later.
+        **settings: Settings that change; see `train`.
+    """
+    path, chosen = require_one_iteration(run, iteration)
+    agree(path, trust)
+    from metaloom.flows.commands.optimize import optimize as optimize_run
+
+    return optimize_run(path, chosen, changes(overrides, settings), stage=stage, step=step)

@@ -1,0 +1,24 @@
+"""`pack`: old iterations in few files."""
+
+from metaloom.flows.operations.options import RunArgument
+from metaloom.flows.results.disk import Packed
+from metaloom.flows.runs import folder_of
+from metaloom.flows.views.status import STATUS
+from metaloom.storage import open_writer
+
+
+def pack(run: RunArgument) -> Packed:
+    """Put old iterations into few files.
+
+    What they hold and how it is read stays the same.
+
+    All complete iterations are packed but the newest one. Training does so by itself: the oldest 500, whenever 600 are
+    not packed.
+
+    Example: `metaloom pack first`
+
+    Args:
+        run: The run.
+    """
+    with open_writer(folder_of(run)) as writer:
+        return Packed(tuple(writer.pack(STATUS.counted("iterations"))))

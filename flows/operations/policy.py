@@ -1,0 +1,37 @@
+"""`policy`: a trained policy as a file."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from metaloom.flows.operations.options import Iteration, LearnerArgument, Trust, agree
+from metaloom.flows.runs import RunAt
+
+if TYPE_CHECKING:
+    from metaloom.flows.trained.policy import TrainedPolicy
+
+
+def policy(
+    run: LearnerArgument, iteration: Iteration = None, *, out: Path | str, trust: Trust = False
+) -> "TrainedPolicy":
+    """Write a trained policy to a file.
+
+    The file can be used without the run.
+
+    The policy of RUN@ITERATION is the one that this iteration starts from, after as many updates; of RUN, the newest.
+
+    Example: `metaloom policy first@2 --out first.safetensors`
+
+    Args:
+        run: The run.
+        iteration: Updates of the policy, counted from the end when negative; all of them when None.
+        out: A new file: .safetensors for `metaloom.load_policy`; .onnx, or .pt2 of torch.export, for other programs.
+        trust: Import the modules that the run's settings name, now and later.
+    """
+    at = RunAt.of(run, iteration, learner=True)
+    agree(at.path, trust)
+    from metaloom.flows.trained.of_run import policy_of
+    from metaloom.storage import open_run
+
+    found = policy_of(open_run(at.path), -1 if at.iteration is None else at.iteration)
+    found.save(Path(out))
+    return found

@@ -1,0 +1,23 @@
+"""`verify`: every stored file against its record."""
+
+from metaloom.flows.operations.options import RunArgument
+from metaloom.flows.results.verification import Verification
+from metaloom.flows.runs import folder_of
+from metaloom.flows.views.status import STATUS
+from metaloom.storage import open_run, verify_run
+
+
+def verify(run: RunArgument) -> Verification:
+    """Check every stored file against its record.
+
+    Exit code 0 when all are intact, 1 when one is damaged, missing or foreign. `metaloom resume RUN --repair` mends
+    what is damaged or missing, or computes it again; what does not belong to the run is left to you.
+
+    Example: `metaloom verify first`
+
+    Args:
+        run: The run.
+    """
+    folder = folder_of(run)
+    damages = verify_run(folder, STATUS.counted("outputs"))
+    return Verification(folder, tuple(damages), sealed=bool(damages) or open_run(folder).is_sealed)

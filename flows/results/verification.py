@@ -1,0 +1,46 @@
+"""Damage that a verification has found."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from metaloom.storage import Damage, argument
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What is wrong with the files of a run.
+
+    Attributes:
+        path: Folder of the run.
+        damages: What is wrong, file by file.
+        sealed: The session that wrote last has sealed its records, so none can have been taken away unseen; not looked
+            at where something is wrong.
+    """
+
+    path: Path
+    damages: tuple[Damage, ...]
+    sealed: bool = True
+
+    @property
+    def intact(self) -> bool:
+        """True if every file is."""
+        return not self.damages
+
+    def as_list(self) -> list[dict[str, Any]]:
+        """Return what is wrong as plain data."""
+        return [asdict(damage) for damage in self.damages]
+
+
+def what_helps(folder: Path, damages: Sequence[Damage]) -> Iterator[str]:
+    """Say what to do about what verification has found."""
+    if any(damage.is_unreadable for damage in damages):
+        yield "what you may not read was not checked: its owner can allow it, or verify the run"
+    elif any(damage.is_link and not damage.is_foreign for damage in damages):
+        yield f"links are no files of a run; make a run of what they lead to: cp -rL {argument(folder)} COPY"
+        return
+    elif any(not damage.is_foreign for damage in damages):
+        yield f"mend it with: metaloom resume {argument(folder)} --repair"
+    if any(damage.is_foreign for damage in damages):
+        yield "remove yourself, or move away, what does not belong to the run: Metaloom removes no files of others"
