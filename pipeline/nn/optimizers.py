@@ -1,11 +1,10 @@
-"""Optimizers as functions: Adam on mappings of arrays, conjugate gradient and line search. State goes in and out.
+"""Optimizers as functions: Adam on mappings of arrays, and conjugate gradient. State goes in and out.
 
 For the many small steps of actor-critics there are Adam and RMSprop on one vector, which work in place.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -14,8 +13,6 @@ from metaloom.pipeline.types import Array, Params
 FIRST_MOMENT = "first_moment"
 SECOND_MOMENT = "second_moment"
 STEP_COUNT = "step_count"
-
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -198,37 +195,3 @@ def conjugate_gradient(
 def dot(a: Array, b: Array) -> float:
     """Inner product whose bits do not depend on the threads of a linear algebra library."""
     return float(np.sum(a * b))
-
-
-@dataclass(frozen=True)
-class LineSearch(Generic[Value]):
-    """Result of a line search.
-
-    Attributes:
-        accepted: whether a trial was accepted; otherwise the search is to change nothing.
-        value: of the accepted trial, else of the last one.
-        trials: trials made.
-    """
-
-    accepted: bool
-    value: Value
-    trials: int
-
-
-def backtracking_line_search(
-    trial: Callable[[float], Value], accept: Callable[[Value], bool], *, ratio: float, max_trials: int
-) -> LineSearch[Value]:
-    """Try the fractions 1, ratio, ratio², ... of a step until one is accepted.
-
-    Args:
-        trial: makes a trial with a fraction of the step.
-        accept: whether what a trial gave will do.
-        ratio: of successive fractions.
-        max_trials: trials at most; at least one.
-    """
-    value = trial(1.0)
-    trials = 1
-    while not (accepted := accept(value)) and trials < max_trials:
-        value = trial(ratio**trials)
-        trials += 1
-    return LineSearch(accepted, value, trials)

@@ -10,7 +10,7 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 
 from metaloom.pipeline.nn.optimization import NaturalSteps
-from metaloom.pipeline.nn.optimizers import LineSearch, backtracking_line_search, conjugate_gradient, dot
+from metaloom.pipeline.nn.optimizers import conjugate_gradient, dot
 from metaloom.pipeline.types import Array, Metrics, Params
 
 Value = TypeVar("Value")
@@ -55,7 +55,7 @@ def search(
     accept: Callable[[Value], bool],
     settings: NaturalSteps,
 ) -> tuple[Trial[Value] | None, Metrics]:
-    """Search along a step for the longest that will do; returns None where the parameters are to stay as they are.
+    """Try the fractions 1, ratio, ratio², ... of a step until one will do; None where parameters stay as they are.
 
     Args:
         params: where the search begins.
@@ -64,20 +64,13 @@ def search(
         accept: whether that will do.
         settings: of the line search.
     """
-
-    def trial(fraction: float) -> Trial[Value]:
+    trials, accepted, found = 0, False, Trial[Value](params, None)
+    can_move = any(step.any() for step in full_step.values())
+    while can_move and not accepted and trials < settings.line_search_trials:
+        fraction = settings.backtrack_ratio**trials
         moved = {name: (params[name] + fraction * step).astype(params[name].dtype) for name, step in full_step.items()}
-        return Trial(params | moved, evaluate(params | moved))
-
-    found: LineSearch[Trial[Value]] | None = None
-    if any(step.any() for step in full_step.values()):
-        found = backtracking_line_search(
-            trial,
-            lambda made: made.value is not None and accept(made.value),
-            ratio=settings.backtrack_ratio,
-            max_trials=settings.line_search_trials,
-        )
-    violates = found is not None and settings.accept_violation and found.value.value is not None
-    accepted = found is not None and (found.accepted or violates)
-    metrics = {"line_search_trials": float(found.trials if found else 0), "step_accepted": float(accepted)}
-    return (found.value if found and accepted else None), metrics
+        found = Trial(params | moved, evaluate(params | moved))
+        accepted = found.value is not None and accept(found.value)
+        trials += 1
+    accepted |= settings.accept_violation and found.value is not None
+    return found if accepted else None, {"line_search_trials": float(trials), "step_accepted": float(accepted)}
