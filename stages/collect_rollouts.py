@@ -15,8 +15,7 @@ from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, EpisodeBatch, TaskBatch, TaskParams
 from metaloom.stages.rollouts.blocks import collect_until, episodes_together, tasks_together
 from metaloom.stages.rollouts.faults import Circumstances, RolloutPosition, not_finite
-from metaloom.stages.rollouts.sampler import Sampler
-from metaloom.stages.rollouts.watch import UNWATCHED, RolloutWatch
+from metaloom.stages.rollouts.sampler import UNWATCHED, RolloutWatch, Sampler
 
 
 def collect_rollouts(

@@ -13,7 +13,7 @@ from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
 from metaloom.stages.rollouts.blocks import episodes_together
 from metaloom.stages.rollouts.faults import RolloutError, describe
-from metaloom.stages.rollouts.watch import UNWATCHED, RolloutWatch
+from metaloom.stages.rollouts.sampler import UNWATCHED, RolloutWatch
 
 
 def collect_in(

@@ -15,13 +15,13 @@ from metaloom.pipeline.comparison.intervals import (
     student_interval,
     welch_degrees,
 )
-from metaloom.pipeline.comparison.measures import (
+from metaloom.pipeline.comparison.order import SIGNIFICANCE, Permutations, holm, permutation_test
+from metaloom.pipeline.comparison.scores import (
+    Scores,
     interquartile_mean,
     mean_score,
     performance_profile,
 )
-from metaloom.pipeline.comparison.order import SIGNIFICANCE, Permutations, holm, permutation_test
-from metaloom.pipeline.comparison.scores import Scores
 from metaloom.pipeline.types import Array
 
 

@@ -7,7 +7,7 @@ twice as long.
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -73,7 +73,11 @@ class ChunkCurvature:
             current = self._step(current, hessian.gradients)
         adapted = {f"adapted {name}": torch.as_tensor(current[name]) for name in names}
         require_finite(adapted, chunk.first_task, "Lower inner_lr.")
-        self._fisher = _fisher(policy, current, chunk.rounds[-1])
+        last = chunk.rounds[-1]
+        of_gaussian = isinstance(policy, GaussianPolicy)
+        self._fisher = (
+            GaussianFisher(policy, current, last) if of_gaussian else CategoricalFisher(policy, current, last)
+        )
 
     @staticmethod
     def num_bytes(policy: Policy, chunk: Chunk) -> int:
@@ -130,16 +134,8 @@ class InnerHessian:
         return self._pulled.differentiate(tangents, pushed, outputs.numpy()) | rest
 
 
-class Fisher(Protocol):
-    """The Fisher matrix of b tasks' policies, mean over each task's rows."""
-
-    def product(self, tangents: Params) -> Params:
-        """The Fisher matrix times the tangents of every task."""
-        ...
-
-
 class GaussianFisher:
-    """That of Gaussian policies; see Fisher."""
+    """The Fisher matrix of b tasks' Gaussian policies, mean over each task's rows."""
 
     def __init__(self, policy: GaussianPolicy, params: Params, rows: TaskRows) -> None:
         self._network = _linearized(policy, params, rows)
@@ -151,13 +147,14 @@ class GaussianFisher:
         self._log_std_weight = (2 * rows.weights.sum(-1, keepdim=True) * clamp_slope.square()).numpy()
 
     def product(self, tangents: Params) -> Params:
+        """The Fisher matrix times the tangents of every task."""
         mean = self._network.push(tangents)[-1]
         mean *= self._mean_weight
         return self._network.pull(mean) | {LOG_STD: tangents[LOG_STD] * self._log_std_weight}
 
 
 class CategoricalFisher:
-    """That of categorical policies; see Fisher."""
+    """The Fisher matrix of b tasks' categorical policies, mean over each task's rows."""
 
     def __init__(self, policy: CategoricalPolicy, params: Params, rows: TaskRows) -> None:
         self._network = _linearized(policy, params, rows)
@@ -165,17 +162,12 @@ class CategoricalFisher:
         self._weights = rows.weights.unsqueeze(-1).numpy()
 
     def product(self, tangents: Params) -> Params:
+        """The Fisher matrix times the tangents of every task."""
         logits = self._network.push(tangents)[-1]
         # In the logits it is diag(p) - p pᵀ.
         logits -= (self._probs * logits).sum(-1, keepdims=True)
         logits *= self._probs * self._weights
         return self._network.pull(logits)
-
-
-def _fisher(policy: KnownPolicy, params: Params, rows: TaskRows) -> Fisher:
-    if isinstance(policy, GaussianPolicy):
-        return GaussianFisher(policy, params, rows)
-    return CategoricalFisher(policy, params, rows)
 
 
 def _linearized(policy: KnownPolicy, params: Params, rows: TaskRows) -> LinearizedMLP:

@@ -58,7 +58,6 @@ class GatedCell:
         self._advance = self._gru if spec.name == GRU else self._lstm
 
     def step(self, inputs: Array, state: Array) -> tuple[Array, Array]:
-        """See CellInference."""
         H = self.feature_size
         hidden = np.ascontiguousarray(state[..., :H])
         of_input, of_hidden = (
@@ -104,7 +103,6 @@ class AttentionInference:
         )
 
     def step(self, inputs: Array, state: Array) -> tuple[Array, Array]:
-        """See CellInference."""
         written, last = np.split(state, [-self._input_size], axis=-1)
         events = np.concatenate([inputs, last], axis=-1)
         values = self._value(_relu(self._event(events)))

@@ -57,7 +57,6 @@ class PlainInference:
         self.output_size = self._outputs[-1].shape[2]
 
     def outputs(self) -> Array:
-        """See Inference."""
         x = self.inputs
         for kernel, bias, out in zip(self._kernels, self._biases, self._outputs, strict=True):
             np.matmul(x, kernel, out=out)

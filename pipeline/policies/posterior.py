@@ -82,7 +82,6 @@ class PosteriorNetwork:
         self.posterior = np.zeros(self._inferred.shape, np.float32)
 
     def step(self, inputs: Array, state: Array) -> tuple[Array, Array]:
-        """See MemoryNetwork."""
         features, after = self._cell.step(np.maximum(self._embedding(inputs), 0), state)
         self.posterior = self._layer(features)
         self._observed[:] = inputs[..., : self._observed.shape[-1]]

@@ -1,4 +1,4 @@
-"""Samplers: an environment's simulators, kept warm, and the actor that acts in them."""
+"""Samplers: an environment's simulators, kept warm, the actor that acts in them, and who is told where a rollout is."""
 
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
@@ -15,8 +15,32 @@ from metaloom.pipeline.envs.spaces import observation_dtype, spaces_of
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.acting import check_actor
 from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
+from metaloom.pipeline.types import Array
 from metaloom.stages.rollouts.blocks import Enough
-from metaloom.stages.rollouts.watch import UNWATCHED, RolloutWatch
+from metaloom.stages.rollouts.faults import RolloutPosition
+
+
+class RolloutWatch:
+    """Is told where a rollout is; this one does not listen."""
+
+    def actions(self, shape: tuple[int, int, int], position: RolloutPosition) -> Array:
+        """Zeros [T, N, A] float32, into which the episodes from a position on write their actions.
+
+        They are copied when the episodes have ended.
+        """
+        return np.zeros(shape, np.float32)
+
+    def entered(self, env_step: int | None) -> None:
+        """The environments are about to be reset (None) or to take a step."""
+
+    def left(self) -> None:
+        """The environments have come back from that call."""
+
+    def row(self, row: int) -> None:
+        """The environment of a row is about to be called, where a loop calls one after the other."""
+
+
+UNWATCHED = RolloutWatch()
 
 
 @dataclass(eq=False)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
 from metaloom.pipeline.estimation.config import processing_problems
 from metaloom.pipeline.nn.optimization import LearningRate, OptimizerConfig
-from metaloom.pipeline.policies.config import PolicyConfig
+from metaloom.pipeline.policies.config import LayerSize, PolicyConfig
 from metaloom.pipeline.schema import MOST_REPEATS, later
-
-LayerSize = Annotated[int, Field(ge=1)]
 
 RUN_DEFAULTS: Mapping[str, Any] = {
     "num_tasks": 1,

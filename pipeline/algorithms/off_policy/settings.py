@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.nn.optimization import LearningRate, OptimizerConfig
-from metaloom.pipeline.policies.config import ActorKind
+from metaloom.pipeline.policies.config import ActorKind, LayerSize
 from metaloom.pipeline.schema import later
-
-LayerSize = Annotated[int, Field(ge=1)]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from metaloom.pipeline.algorithms.off_policy.gradient_steps import GradientSteps
 from metaloom.pipeline.algorithms.off_policy.learner import OffPolicyLearner
 from metaloom.pipeline.algorithms.off_policy.parts import transitions_like
 from metaloom.pipeline.algorithms.pearl import definition
-from metaloom.pipeline.algorithms.pearl.context import ContextRounds, all_transitions
 from metaloom.pipeline.algorithms.pearl.definition import METRICS, Noise, PEARLDefinition
 from metaloom.pipeline.algorithms.pearl.networks import POLICY_OUTPUT_LIMIT, PEARLNetworks, initialize
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
@@ -24,6 +23,7 @@ from metaloom.pipeline.nn.flat_tensors import FlatTensors
 from metaloom.pipeline.nn.schedules import lr_factor
 from metaloom.pipeline.nn.torch_optimizers import initial_state
 from metaloom.pipeline.policies.actors.off_policy import BELIEF_MEAN, BELIEF_VARIANCE
+from metaloom.pipeline.replay.columns import ContextRounds, all_transitions
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import (
     Array,
