@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from metaloom.pipeline.envs.config import EnvConfig
-from metaloom.pipeline.envs.metaworld.computation import Computation
+from metaloom.pipeline.envs.metaworld.batch import Computation
 from metaloom.pipeline.envs.metaworld.names import BENCHMARKS
 from metaloom.pipeline.envs.metaworld.oracle import MAX_STEPS, OfficialClass
 from metaloom.pipeline.envs.metaworld.package import official_classes

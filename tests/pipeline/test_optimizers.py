@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 
 from metaloom.pipeline.nn.optimization import NaturalSteps
-from metaloom.pipeline.nn.optimizers import Adam, conjugate_gradient
-from metaloom.pipeline.nn.trust_region import search
+from metaloom.pipeline.nn.optimizers import Adam, conjugate_gradient, search
 
 
 def minimize(adam, params, gradient_of, num_steps):

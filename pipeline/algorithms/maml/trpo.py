@@ -39,7 +39,7 @@ from metaloom.pipeline.algorithms.maml.rows import Chunk
 from metaloom.pipeline.algorithms.maml.settings import EMAML, MAMLTRPO, TrustRegion
 from metaloom.pipeline.nn.distributions import Distribution
 from metaloom.pipeline.nn.flat_networks import FlatParams
-from metaloom.pipeline.nn.trust_region import natural_step, search
+from metaloom.pipeline.nn.optimizers import natural_step, search
 from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Array, LearnerState, Params, Step

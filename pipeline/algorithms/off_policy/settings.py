@@ -195,7 +195,7 @@ class DQL(ReplaySettings):
     Mnih et al. 2015, doi:10.1038/nature14236.
     """
 
-    learner: ClassVar[str] = "metaloom.pipeline.algorithms.off_policy.dql_learner:DQLLearner"
+    learner: ClassVar[str] = "metaloom.pipeline.algorithms.off_policy.dql:DQLLearner"
     actor: ClassVar[ActorKind] = "q_values"
     decides_episodes: ClassVar[tuple[str, ...]] = (
         *ReplaySettings.decides_episodes,
@@ -244,7 +244,7 @@ class SAC(ReplaySettings):
     With a learned temperature. Haarnoja et al. 2018, arXiv:1801.01290 and arXiv:1812.05905.
     """
 
-    learner: ClassVar[str] = "metaloom.pipeline.algorithms.off_policy.sac_learner:SACLearner"
+    learner: ClassVar[str] = "metaloom.pipeline.algorithms.off_policy.sac:SACLearner"
     actor: ClassVar[ActorKind] = "tanh_gaussian"
 
     name: Literal["sac"] = "sac"
