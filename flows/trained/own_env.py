@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from metaloom.flows.trained.blueprint import Blueprint
-from metaloom.pipeline.envs.fact_checks import declared_facts
+from metaloom.pipeline.envs.finite_checks import declared_facts
 from metaloom.pipeline.envs.loop_batch import LoopBatch
 from metaloom.pipeline.envs.spaces import observation_dtype, spaces_of
 from metaloom.pipeline.envs.wrappers import PolicyActions

@@ -6,10 +6,11 @@ from itertools import combinations
 
 import numpy as np
 
-from metaloom.pipeline.comparison.improvement import improvement_interval, probability_of_improvement
 from metaloom.pipeline.comparison.intervals import (
     Interval,
     degrees_of_freedom,
+    improvement_interval,
+    probability_of_improvement,
     resampled_weights,
     standard_error,
     student_interval,

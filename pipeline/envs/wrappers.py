@@ -12,8 +12,7 @@ from gymnasium.wrappers import TransformObservation
 
 from metaloom.pipeline.envs.config import InfoFact
 from metaloom.pipeline.envs.contract import BatchEnv, BatchStep, EnvError, Fact, MetaEnv
-from metaloom.pipeline.envs.fact_checks import declared_facts
-from metaloom.pipeline.envs.finite_checks import is_ctrl_c, last_line, number_of, reward_terms_of
+from metaloom.pipeline.envs.finite_checks import declared_facts, is_ctrl_c, last_line, number_of, reward_terms_of
 from metaloom.pipeline.envs.flattening import FlatObservations
 from metaloom.pipeline.types import Array, EpisodeBatch
 

@@ -1,6 +1,6 @@
 """Products with the Gauss-Newton matrix of plain multilayer perceptrons on the CPU, from hand-written derivatives.
 
-For Gaussian and categorical policies. See maml.curvature, whose gauss_newton_product is the definition. What does not
+For Gaussian and categorical policies. See maml.trpo, whose gauss_newton_product is the definition. What does not
 depend on the vector is computed once; automatic differentiation computes it for every product, which takes it up to
 twice as long.
 """
@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from metaloom.pipeline.algorithms.finite_checks import require_finite
-from metaloom.pipeline.algorithms.maml.curvature import MetaPoint, Product
 from metaloom.pipeline.algorithms.maml.meta_gradient import InnerLoss, MetaProblem, sum_in_order
 from metaloom.pipeline.algorithms.maml.rows import Chunk, TaskRows
+from metaloom.pipeline.algorithms.maml.trpo import MetaPoint, Product
 from metaloom.pipeline.nn.linearization import LinearizedMLP, PulledBack
 from metaloom.pipeline.parallel import keep
 from metaloom.pipeline.policies.build import LOG_STD, CategoricalPolicy, GaussianPolicy

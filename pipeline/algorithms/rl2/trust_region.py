@@ -19,8 +19,8 @@ from metaloom.pipeline.algorithms.rl2.learner import (
     critic_of,
 )
 from metaloom.pipeline.algorithms.rl2.settings import RL2TRPO
-from metaloom.pipeline.algorithms.trials.estimates import CRITIC_SCALE
 from metaloom.pipeline.algorithms.trials.losses import Batch, Sequences
+from metaloom.pipeline.algorithms.trials.update import CRITIC_SCALE
 from metaloom.pipeline.baselines.linear import solve
 from metaloom.pipeline.nn.distributions import Distribution, kl_from_itself, likelihood_ratio
 from metaloom.pipeline.nn.flat_networks import FlatParams
