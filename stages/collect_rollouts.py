@@ -12,9 +12,15 @@ from metaloom.pipeline.policies.actors import Actor, ActorSetup
 from metaloom.pipeline.policies.remembering import Memory
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, EpisodeBatch, TaskBatch, TaskParams
-from metaloom.stages.rollouts.blocks import collect_until, episodes_together, tasks_together
 from metaloom.stages.rollouts.faults import Circumstances, RolloutPosition, not_finite
-from metaloom.stages.rollouts.sampler import UNWATCHED, RolloutWatch, Sampler
+from metaloom.stages.rollouts.sampler import (
+    UNWATCHED,
+    RolloutWatch,
+    Sampler,
+    collect_until,
+    episodes_together,
+    tasks_together,
+)
 
 
 def collect_rollouts(

@@ -28,7 +28,7 @@ from metaloom.flows.graph.stage import ITERATION, Graph, Input, Per, Stage
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.contract import MetaEnv
-from metaloom.pipeline.replay.columns import ContextRounds
+from metaloom.pipeline.replay.buffer import ContextRounds
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.tasks.samplers import TaskPool, distinct_tasks, fixed_tasks
 from metaloom.pipeline.types import (

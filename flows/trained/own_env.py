@@ -11,9 +11,8 @@ from metaloom.pipeline.envs.spaces import observation_dtype, spaces_of
 from metaloom.pipeline.envs.wrappers import PolicyActions
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
-from metaloom.stages.rollouts.blocks import episodes_together
 from metaloom.stages.rollouts.faults import RolloutError, describe
-from metaloom.stages.rollouts.sampler import UNWATCHED, RolloutWatch
+from metaloom.stages.rollouts.sampler import UNWATCHED, RolloutWatch, episodes_together
 
 
 def collect_in(

@@ -9,12 +9,12 @@ import numpy as np
 
 from metaloom.pipeline.nn.cells import CELL, GRU, CellSpec, cell_shapes
 from metaloom.pipeline.nn.spec import Spaces
-from metaloom.pipeline.policies.cell_inference import GatedCell
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.policies.inference import (
     LOGITS_NETWORK,
     MEAN_NETWORK,
     Affine,
+    GatedCell,
     check_network,
     check_shapes,
     network_inference,

@@ -7,9 +7,8 @@ from typing import Protocol
 import numpy as np
 
 from metaloom.pipeline.nn.spec import Spaces
-from metaloom.pipeline.policies.cell_inference import cell_inference, shapes_of
 from metaloom.pipeline.policies.config import PolicyConfig
-from metaloom.pipeline.policies.inference import LOGITS_NETWORK, MEAN_NETWORK, check_shapes
+from metaloom.pipeline.policies.inference import LOGITS_NETWORK, MEAN_NETWORK, cell_inference, check_shapes, shapes_of
 from metaloom.pipeline.types import Array, EpisodeBatch, Params, Shapes, TaskParams
 
 TRIAL_STATE, TRIAL_LAST = "trial.state", "trial.last"

@@ -28,7 +28,7 @@ from metaloom.pipeline.nn.flat_tensors import FlatTensors
 from metaloom.pipeline.nn.schedules import lr_factor
 from metaloom.pipeline.nn.torch_optimizers import initial_state
 from metaloom.pipeline.policies.actors.off_policy import BELIEF_MEAN, BELIEF_VARIANCE
-from metaloom.pipeline.replay.columns import ContextRounds, all_transitions
+from metaloom.pipeline.replay.buffer import ContextRounds, all_transitions
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import (
     Array,

@@ -6,8 +6,7 @@ from typing import Literal, Protocol, get_args
 import numpy as np
 
 from metaloom.pipeline.envs.contract import BatchStep, EnvError, Fact
-from metaloom.pipeline.envs.metaworld.oracle import INFO, OfficialClass, OracleRows, RowsStep
-from metaloom.pipeline.envs.metaworld.physics import RowPhysics
+from metaloom.pipeline.envs.metaworld.oracle import INFO, OfficialClass, OracleRows, RowPhysics, RowsStep
 from metaloom.pipeline.envs.metaworld.rows.table import ROW_TASKS
 from metaloom.pipeline.envs.metaworld.rows.vectorized import VectorizedRows
 from metaloom.pipeline.envs.mujoco_robot import stop_profiling_timer

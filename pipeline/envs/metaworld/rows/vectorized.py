@@ -4,8 +4,7 @@
 
 import numpy as np
 
-from metaloom.pipeline.envs.metaworld.oracle import INFO, MAX_STEPS, OfficialClass, RowsStep
-from metaloom.pipeline.envs.metaworld.physics import RowPhysics
+from metaloom.pipeline.envs.metaworld.oracle import INFO, MAX_STEPS, OfficialClass, RowPhysics, RowsStep
 from metaloom.pipeline.envs.metaworld.rows.scene import FRAME_SIZE, Evaluation, Moment, Scene, clip_hand
 from metaloom.pipeline.envs.metaworld.rows.shaping import norm
 from metaloom.pipeline.envs.metaworld.rows.table import ROW_TASKS
