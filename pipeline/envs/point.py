@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from gymnasium.spaces import Box
 
-from metaloom.pipeline.envs.contract import BatchStep, Component, MetaEnv, TaskField
+from metaloom.pipeline.envs.contract import BatchEnv, BatchStep, Component, MetaEnv, TaskField, keeps_rules
 from metaloom.pipeline.types import Array
 
 SIDE = 320
@@ -160,13 +160,10 @@ class PointRobot(MetaEnv):
         """Draw what else there is, below the point's way; the default is nothing."""
 
     def batch(self, num_rows: int, num_threads: int) -> "PointBatch | None":
-        # A subclass with a step or reset of its own has rules that the batch does not know.
-        if type(self).step is not PointRobot.step or type(self).reset is not PointRobot.reset:
-            return None
-        return PointBatch(self, num_rows)
+        return PointBatch(self, num_rows) if keeps_rules(self, PointRobot) else None
 
 
-class PointBatch:
+class PointBatch(BatchEnv):
     """N points, stepped as arrays."""
 
     action_size = 2
@@ -196,9 +193,6 @@ class PointBatch:
     @property
     def state(self) -> Array:
         return self._states.copy()
-
-    def close(self) -> None:
-        pass
 
 
 class Point2D(PointRobot):

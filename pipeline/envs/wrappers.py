@@ -274,7 +274,6 @@ class SingleTask(Wrapped):
                 self.action_components = action
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        del rng
         return np.zeros((num_tasks, 0))
 
     def step(self, action: Array) -> tuple[Array, Any, bool, bool, dict[str, Any]]:
