@@ -15,7 +15,7 @@ import torch
 from metaloom.pipeline.algorithms.finite_checks import require_finite
 from metaloom.pipeline.algorithms.maml.meta_gradient import InnerLoss, MetaProblem, sum_in_order
 from metaloom.pipeline.algorithms.maml.rows import Chunk, TaskRows
-from metaloom.pipeline.algorithms.maml.trpo import MetaPoint, Product
+from metaloom.pipeline.algorithms.maml.trpo import MetaPoint, Product, chunk_dtype
 from metaloom.pipeline.nn.linearization import LinearizedMLP, PulledBack
 from metaloom.pipeline.parallel import keep
 from metaloom.pipeline.policies.build import LOG_STD, CategoricalPolicy, GaussianPolicy
@@ -59,7 +59,7 @@ class ChunkCurvature:
 
     def __init__(self, problem: MetaProblem, params: Mapping[str, Array], names: Sequence[str], chunk: Chunk) -> None:
         # The rule that chose this kernel has seen to it.
-        policy, dtype = cast(KnownPolicy, problem.policy), _dtype(chunk)
+        policy, dtype = cast(KnownPolicy, problem.policy), chunk_dtype(chunk)
         self._names, self._num_tasks, self._inner_lr = names, len(chunk), problem.inner_lr
         self._hessians: list[InnerHessian] = []
         current = {name: self._for_every_task(value.astype(dtype)) for name, value in params.items()}
@@ -84,7 +84,7 @@ class ChunkCurvature:
         """Bytes that it keeps: arrays as wide as the hidden layers, four for every inner step and two at the end."""
         arrays = [*(4 for _ in chunk.rounds[:-1]), 2]
         rows = (n * rows.weights.numel() for n, rows in zip(arrays, chunk.rounds, strict=True))
-        return sum(rows) * sum(policy.network.spec.hidden_sizes) * _dtype(chunk).itemsize
+        return sum(rows) * sum(policy.network.spec.hidden_sizes) * chunk_dtype(chunk).itemsize
 
     def product(self, direction: Mapping[str, Array]) -> Params:
         """Σ_i J_iᵀ F_i J_i v over the chunk's tasks, for v by name without a task axis."""
@@ -175,7 +175,3 @@ def _linearized(policy: KnownPolicy, params: Params, rows: TaskRows) -> Lineariz
     return LinearizedMLP(
         network.prefix, len(network.spec.hidden_sizes), params, rows.observations.numpy(), network.spec.activation
     )
-
-
-def _dtype(chunk: Chunk) -> np.dtype:
-    return chunk.rounds[0].weights.numpy().dtype

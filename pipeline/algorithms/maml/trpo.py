@@ -127,7 +127,7 @@ def difference_product(at: MetaPoint, constraint: Objective, *, scaled: bool) ->
         scaled: whether ε is 1e-5 / ‖v‖, or 1e-5 as in the ProMP code.
     """
     problem = replace(at.problem, objective=constraint)
-    (dtype,) = at.parallel(_dtype, at.chunks[:1])
+    (dtype,) = at.parallel(chunk_dtype, at.chunks[:1])
 
     def gradient(shift: Array) -> Array:
         moved = {name: value.astype(dtype) for name, value in at.params.items()}
@@ -156,7 +156,8 @@ def share_of_rows(mask: Array, share: float, rng: np.random.Generator) -> Array:
     return order[:, np.flatnonzero(np.diff(counts))]
 
 
-def _dtype(chunk: Chunk) -> np.dtype[Any]:
+def chunk_dtype(chunk: Chunk) -> np.dtype[Any]:
+    """NumPy's name of the dtype of a chunk's rows."""
     return np.dtype(np.float64 if chunk.rounds[0].weights.dtype == torch.float64 else np.float32)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metaloom.pipeline.algorithms.actor_critic.gradient_steps import policy_loss
+from metaloom.pipeline.algorithms.actor_critic.gradient_steps import clip_fraction, policy_loss
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.finite_checks import require_finite_params
 from metaloom.pipeline.algorithms.trials.losses import (
@@ -17,7 +17,6 @@ from metaloom.pipeline.algorithms.trials.losses import (
     Sequences,
     TrialPolicy,
     Weights,
-    clip_fraction,
     sequence_loss,
 )
 from metaloom.pipeline.algorithms.trials.settings import TrialSettings, TrialSteps
