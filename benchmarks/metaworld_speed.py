@@ -22,11 +22,10 @@ from typing import Any
 import numpy as np
 
 from metaloom.pipeline.envs.config import EnvConfig
-from metaloom.pipeline.envs.metaworld.computation import Computation
+from metaloom.pipeline.envs.metaworld.batch import Computation
 from metaloom.pipeline.envs.metaworld.names import BENCHMARKS
-from metaloom.pipeline.envs.metaworld.oracle import MAX_STEPS, OfficialClass
+from metaloom.pipeline.envs.metaworld.oracle import MAX_STEPS, OfficialClass, RowPhysics
 from metaloom.pipeline.envs.metaworld.package import official_classes
-from metaloom.pipeline.envs.metaworld.physics import RowPhysics
 from metaloom.pipeline.envs.mujoco_robot import stop_profiling_timer
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.types import Array

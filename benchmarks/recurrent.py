@@ -124,7 +124,7 @@ def _bare(hidden: int, trials: int, steps: int) -> Callable[[], object]:
 
 
 def _acting(policy: PolicyConfig) -> Callable[[], object]:
-    from metaloom.pipeline.policies.recurrent import RecurrentPolicy
+    from metaloom.pipeline.policies.build import RecurrentPolicy
 
     spaces = Spaces((OBSERVATIONS,), 1.0, ACTIONS, 0)
     initial = RecurrentPolicy(spaces, policy).initialize(np.random.default_rng(0), 1.0)

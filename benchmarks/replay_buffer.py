@@ -22,8 +22,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 
 from metaloom import storage
-from metaloom.pipeline.replay.buffer import ReplayBuffer
-from metaloom.pipeline.replay.columns import TransitionColumns
+from metaloom.pipeline.replay.buffer import ReplayBuffer, TransitionColumns
 from metaloom.pipeline.replay.index import RowIndex, TaskIndex
 from metaloom.pipeline.types import Array, EpisodeBatch, Minibatches
 from metaloom.stages.sample_transitions import sample_transitions

@@ -30,8 +30,7 @@ from metaloom.pipeline.algorithms.off_policy.settings import SAC
 from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies.config import PolicyConfig
-from metaloom.pipeline.replay.buffer import ReplayBuffer
-from metaloom.pipeline.replay.columns import TransitionColumns
+from metaloom.pipeline.replay.buffer import ReplayBuffer, TransitionColumns
 from metaloom.pipeline.replay.index import TaskIndex
 from metaloom.pipeline.types import EpisodeBatch, ParallelMap
 from metaloom.stages.sample_transitions import sample_transitions

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from metaloom.flows.rollouts.traffic import Traffic
 from metaloom.pipeline.envs.config import REPRODUCED
-from metaloom.pipeline.estimation.class_returns import ClassReturns
+from metaloom.pipeline.estimation.statistics import ClassReturns
 from metaloom.pipeline.types import Array, Evaluation
 from metaloom.stages.faults import StageFault
 from metaloom.storage import StageRef

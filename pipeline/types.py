@@ -6,7 +6,7 @@ The order [B, E, T, ...] never changes between stages. Padding is zero; `lengths
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,31 @@ def _each_episode(dtype: type[np.generic]) -> dict[str, Any]:
 
 class BatchError(ValueError):
     """A batch does not have the shape or dtype that its type requires."""
+
+
+class _OfTasks(Shown):
+    """A dataclass of arrays, mappings to arrays, and None, in which every array has a leading task axis."""
+
+    def slice(self, start: int, stop: int) -> Self:
+        """The tasks start ... stop - 1."""
+        return self._changed([self], lambda parts: parts[0][start:stop])
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Self]) -> Self:
+        """One batch of all tasks of the parts, in the parts' order."""
+        return cls._changed(parts, np.concatenate)
+
+    @classmethod
+    def _changed(cls, batches: Sequence[Self], change: Callable[[list[Array]], Array]) -> Self:
+        made: dict[str, Any] = {}
+        for f in fields(cast(Any, cls)):
+            values: list[Any] = [getattr(batch, f.name) for batch in batches]
+            if isinstance(values[0], Mapping):
+                named: list[Mapping[str, Array]] = values
+                made[f.name] = {name: change([value[name] for value in named]) for name in named[0]}
+            else:
+                made[f.name] = None if values[0] is None else change(values)
+        return cls(**made)
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,7 +94,7 @@ class TaskBatch(Shown):
 
 
 @dataclass(frozen=True, repr=False)
-class EpisodeBatch(Shown):
+class EpisodeBatch(_OfTasks):
     """At most E complete episodes of each of B tasks.
 
     A task may have fewer than E where sampling ends at a number of steps or episodes; the rest of its places, always
@@ -176,29 +201,6 @@ class EpisodeBatch(Shown):
         """[B] float64, mean of each task's episode returns."""
         return (self.episode_returns * self.real).sum(axis=1) / self.real.sum(axis=1)
 
-    def slice(self, start: int, stop: int) -> "EpisodeBatch":
-        """The episodes of the tasks start ... stop - 1."""
-
-        def cut(value: Any) -> Any:
-            if isinstance(value, Mapping):
-                return {name: v[start:stop] for name, v in cast(Mapping[str, Array], value).items()}
-            return None if value is None else value[start:stop]
-
-        return EpisodeBatch(**{f.name: cut(getattr(self, f.name)) for f in fields(self)})
-
-    @classmethod
-    def concatenate(cls, shards: Sequence["EpisodeBatch"]) -> "EpisodeBatch":
-        """One batch of all tasks of the shards, in the shards' order."""
-        merged: dict[str, Any] = {}
-        for f in fields(cls):
-            values: list[Any] = [getattr(shard, f.name) for shard in shards]
-            if isinstance(values[0], Mapping):
-                named: list[Mapping[str, Array]] = values
-                merged[f.name] = {name: np.concatenate([v[name] for v in named]) for name in named[0]}
-            elif values[0] is not None:
-                merged[f.name] = np.concatenate(values)
-        return cls(**merged)
-
 
 EACH_EPISODE: Mapping[str, type[np.generic]] = {
     f.name: f.metadata["each_episode"] for f in fields(EpisodeBatch) if "each_episode" in f.metadata
@@ -220,7 +222,7 @@ def fact_of_episodes(values: Array, lengths: Array) -> Array:
 
 
 @dataclass(frozen=True, repr=False)
-class Samples(Shown):
+class Samples(_OfTasks):
     """Quantities that processing adds to a batch of episodes; zero on padding.
 
     Attributes:
@@ -245,22 +247,6 @@ class Samples(Shown):
         if self.returns.ndim != 3:
             raise BatchError(f"Samples.returns has shape {self.returns.shape}; required [B, E, T]")
 
-    def slice(self, start: int, stop: int) -> "Samples":
-        """The samples of the tasks start ... stop - 1."""
-        cut: dict[str, Any] = {
-            f.name: None if (value := getattr(self, f.name)) is None else value[start:stop] for f in fields(self)
-        }
-        return Samples(**cut)
-
-    @classmethod
-    def concatenate(cls, parts: Sequence["Samples"]) -> "Samples":
-        """Samples of all tasks of the parts, in their order."""
-        joined: dict[str, Any] = {}
-        for f in fields(cls):
-            values: list[Any] = [getattr(part, f.name) for part in parts]
-            joined[f.name] = None if values[0] is None else np.concatenate(values)
-        return cls(**joined)
-
 
 @dataclass(frozen=True, repr=False)
 class Step(Shown):
@@ -272,7 +258,7 @@ class Step(Shown):
 
 
 @dataclass(frozen=True, repr=False)
-class TaskParams(Shown):
+class TaskParams(_OfTasks):
     """Policy parameters of every task: name -> [B, ...] float32."""
 
     params: Params
@@ -289,15 +275,6 @@ class TaskParams(Shown):
         same = {name for name, value in self.params.items() if len(value) > 1 and value.strides[0] == 0}
         sent = {name: (value[:1], len(value)) if name in same else value for name, value in self.params.items()}
         return _received, (sent,)
-
-    def slice(self, start: int, stop: int) -> "TaskParams":
-        """The parameters of the tasks start ... stop - 1."""
-        return TaskParams({name: value[start:stop] for name, value in self.params.items()})
-
-    @classmethod
-    def concatenate(cls, parts: Sequence["TaskParams"]) -> "TaskParams":
-        """Parameters of all tasks of the parts, in their order."""
-        return cls({name: np.concatenate([part.params[name] for part in parts]) for name in parts[0].params})
 
     @classmethod
     def broadcast(cls, params: Mapping[str, Array], num_tasks: int) -> "TaskParams":

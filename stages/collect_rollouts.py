@@ -6,17 +6,21 @@ from functools import partial
 import numpy as np
 
 from metaloom.pipeline.envs.contract import BatchEnv, BatchStep, EnvError
-from metaloom.pipeline.envs.fact_checks import check_facts
-from metaloom.pipeline.envs.finite_checks import as_integers, is_ctrl_c
+from metaloom.pipeline.envs.finite_checks import as_integers, check_facts, is_ctrl_c
 from metaloom.pipeline.policies.acting import check_actor_params, make_actor
 from metaloom.pipeline.policies.actors import Actor, ActorSetup
 from metaloom.pipeline.policies.remembering import Memory
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, EpisodeBatch, TaskBatch, TaskParams
-from metaloom.stages.rollouts.blocks import collect_until, episodes_together, tasks_together
 from metaloom.stages.rollouts.faults import Circumstances, RolloutPosition, not_finite
-from metaloom.stages.rollouts.sampler import Sampler
-from metaloom.stages.rollouts.watch import UNWATCHED, RolloutWatch
+from metaloom.stages.rollouts.sampler import (
+    UNWATCHED,
+    RolloutWatch,
+    Sampler,
+    collect_until,
+    episodes_together,
+    tasks_together,
+)
 
 
 def collect_rollouts(

@@ -1,9 +1,12 @@
-"""Errors of stages that cannot go on, with everything that reproduces them."""
+"""Errors of stages that cannot go on, with everything that reproduces them, and the check for finite numbers."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
-from metaloom.pipeline.types import Array
+import numpy as np
+
+from metaloom.pipeline.types import EACH_EPISODE, Array, EpisodeBatch, Evaluation, Samples, TaskBatch, TaskParams
 
 
 class StageFault(RuntimeError):
@@ -22,3 +25,76 @@ class StageFault(RuntimeError):
     def __reduce__(self) -> tuple[Any, ...]:
         # Workers send it over a wire; an exception's own way would lose all but the message.
         return type(self), (str(self), self.about, self.arrays)
+
+
+_AXES = ("task", "episode", "t")
+_AXES_OF = {"initial_state": 2, "behavior.log_std": 1, "behavior.latent": 2, **dict.fromkeys(EACH_EPISODE, 2)}
+"""Number of leading axes of arrays whose shape alone could be taken for more."""
+
+
+class NotFinite(StageFault):
+    """A stage gave numbers that are not finite; `arrays` holds all that it gave."""
+
+
+def require_finite(value: object, *, stage: str, iteration: int, step: int) -> None:
+    """Raise unless every number in a stage's output is finite. Metrics describe and decide nothing, so they may be NaN.
+
+    Args:
+        value: the output, a dataclass of arrays and of mappings to arrays.
+        stage: name of the stage, for the message.
+        iteration: its iteration.
+        step: its inner step k.
+
+    Raises:
+        NotFinite: naming the first array and, as far as it has these axes, the task, episode and step.
+    """
+    for name, array in _arrays(value):
+        # Facts may be NaN where their environment says so: what collects them has checked them by its declaration.
+        is_fact = name.partition(".")[0].endswith("facts")
+        if array.dtype.kind == "f" and not is_fact and not _is_finite(array):
+            raise _fault(value, name, array, {"stage": stage, "iteration": iteration, "step": step})
+
+
+def _is_finite(array: Array) -> bool:
+    # A sum is four times as fast as a look at each number. It can only err by overflowing, so that is looked at again.
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(array.sum()) or np.isfinite(array).all())
+
+
+def _arrays(value: object) -> Iterator[tuple[str, Array]]:
+    assert is_dataclass(value)
+    for f in fields(value):
+        part = getattr(value, f.name)
+        if isinstance(part, np.ndarray):
+            yield f.name, part
+        elif is_dataclass(part):
+            yield from ((f"{f.name}.{name}", array) for name, array in _arrays(part))
+        elif isinstance(part, Mapping):
+            yield from ((f"{f.name}.{name}", array) for name, array in part.items() if isinstance(array, np.ndarray))
+
+
+def _fault(value: object, name: str, array: Array, about: Mapping[str, Any]) -> NotFinite:
+    finite = np.isfinite(array)
+    index = tuple(int(n) for n in np.argwhere(~finite)[0])
+    place = dict(zip(_AXES[: _num_axes(value, name, array)], index, strict=False))
+    count, found = int((~finite).sum()), str(array[index])
+    where = ", ".join(
+        [*(f"{'step' if axis == 't' else axis} {n}" for axis, n in place.items()), f"index {list(index)}"]
+    )
+    return NotFinite(
+        f"iteration {about['iteration']}, {about['stage']} k={about['step']}: {name} holds {found} at {where} "
+        f"({count} of {array.size} numbers are not finite); required finite numbers",
+        {**about, **place, "array": name, "index": list(index), "found": found, "count": count},
+        dict(_arrays(value)),
+    )
+
+
+def _num_axes(value: object, name: str, array: Array) -> int:
+    """Count the leading axes of an array that are task, episode and step."""
+    if isinstance(value, TaskBatch | TaskParams | Evaluation):
+        return 1
+    if isinstance(value, EpisodeBatch | Samples):
+        steps = value.rewards if isinstance(value, EpisodeBatch) else value.returns
+        known = _AXES_OF.get(name)
+        return known or (3 if name == "observations" or array.shape[:3] == steps.shape else 1)
+    return 0

@@ -23,7 +23,7 @@ import metaloom
 from metaloom.flows.trained.blueprint import Blueprint
 from metaloom.flows.views.charts import INK
 from metaloom.flows.views.series import CLASS_COLORS
-from metaloom.pipeline.algorithms.varibad.decoders import DecodedSteps, Decoders
+from metaloom.pipeline.algorithms.varibad.model import DecodedSteps, Decoders
 from metaloom.pipeline.config.run import build_stored
 from metaloom.pipeline.envs.grid_references import (
     GridTrials,

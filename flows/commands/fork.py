@@ -22,7 +22,7 @@ from metaloom.flows.trust import trust_run
 from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.envs.config import EnvConfig
-from metaloom.pipeline.envs.fact_checks import declared_facts
+from metaloom.pipeline.envs.finite_checks import declared_facts
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.envs.spaces import observation_dtype
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan, evaluation_tasks

@@ -32,12 +32,12 @@ from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.config.sources import plugin_sources
 from metaloom.pipeline.envs import ENVS
 from metaloom.pipeline.envs.config import gymnasium_limit
-from metaloom.pipeline.envs.fact_checks import declared_facts, described_facts
 from metaloom.pipeline.envs.facts import component_facts, env_facts
+from metaloom.pipeline.envs.finite_checks import declared_facts, described_facts
 from metaloom.pipeline.envs.registry import with_all_options
 from metaloom.pipeline.envs.spaces import spaces_of
-from metaloom.pipeline.estimation.class_returns import ClassReturns
 from metaloom.pipeline.estimation.diagnostics import names_of_metrics
+from metaloom.pipeline.estimation.statistics import ClassReturns
 from metaloom.pipeline.nn.device import arithmetic_facts, device_facts
 from metaloom.pipeline.nn.spec import is_image
 from metaloom.pipeline.numerics import unusual_numerics

@@ -16,8 +16,7 @@ from metaloom.pipeline.config.sources import plugin_paths
 from metaloom.pipeline.envs.config import REPRODUCED
 from metaloom.pipeline.global_random import SEEDED
 from metaloom.pipeline.plugin_files import own_paths
-from metaloom.stages.faults import StageFault
-from metaloom.stages.finite_checks import require_finite
+from metaloom.stages.faults import StageFault, require_finite
 from metaloom.storage import StageRef
 from metaloom.storage.format.codec import array_digests
 
@@ -29,7 +28,7 @@ def compute_checked(stages: Runner, ref: StageRef, outputs: Outputs) -> StageOut
     """A stage's output, all of whose numbers are finite.
 
     Raises:
-        metaloom.stages.finite_checks.NotFinite: naming the place of the first that is not.
+        metaloom.stages.faults.NotFinite: naming the place of the first that is not.
     """
     return run_checked(stages, ref, stages.load_inputs(ref, outputs))
 

@@ -25,8 +25,7 @@ from metaloom.flows.graph.stage import ITERATION, ONCE, Graph, Input, Stage
 from metaloom.pipeline.algorithms.off_policy.learner import OffPolicyLearner
 from metaloom.pipeline.algorithms.off_policy.settings import OffPolicyPlan, OffPolicySettings
 from metaloom.pipeline.config.run import RunConfig
-from metaloom.pipeline.replay.buffer import ReplayBuffer
-from metaloom.pipeline.replay.columns import TransitionColumns
+from metaloom.pipeline.replay.buffer import ReplayBuffer, TransitionColumns
 from metaloom.pipeline.types import EpisodeBatch, Minibatch, Minibatches, TaskBatch, TaskParams, Update
 from metaloom.stages.sample_transitions import sample_transitions
 from metaloom.stages.update import update

@@ -25,10 +25,10 @@ from metaloom.flows.graph.off_policy import (
 from metaloom.flows.graph.outputs import SpanOutputs
 from metaloom.flows.graph.replay import BEFORE_ITERATIONS, Collected, StoredReplay
 from metaloom.flows.graph.stage import ITERATION, Graph, Input, Per, Stage
-from metaloom.pipeline.algorithms.pearl.context import ContextRounds
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.contract import MetaEnv
+from metaloom.pipeline.replay.buffer import ContextRounds
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.tasks.samplers import TaskPool, distinct_tasks, fixed_tasks
 from metaloom.pipeline.types import (

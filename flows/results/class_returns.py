@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from metaloom.flows.formatting import finite, number, plural
-from metaloom.pipeline.estimation.class_returns import BALANCED, ClassReturns, Estimate
+from metaloom.pipeline.estimation.statistics import BALANCED, ClassReturns, Estimate
 from metaloom.pipeline.types import Array
 from metaloom.storage import IncompatibleFormat, Run
 from metaloom.storage.read.sessions import mapping

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from metaloom.flows.results.success import official_success
-from metaloom.pipeline.estimation.class_returns import ClassReturns
 from metaloom.pipeline.estimation.diagnostics import fact_means
-from metaloom.pipeline.estimation.statistics import bootstrap, interquartile_mean, mean
+from metaloom.pipeline.estimation.statistics import ClassReturns, bootstrap, interquartile_mean, mean
 from metaloom.pipeline.types import Array, Evaluation
 
 if TYPE_CHECKING:

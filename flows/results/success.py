@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from metaloom.pipeline.estimation.class_returns import BALANCED
-from metaloom.pipeline.estimation.first_to_finish import COUNTED_EPISODES, UNTIL_SUCCESS, official_rates
+from metaloom.pipeline.estimation.statistics import BALANCED, COUNTED_EPISODES, UNTIL_SUCCESS, official_rates
 from metaloom.pipeline.types import Array, Evaluation
 
 if TYPE_CHECKING:

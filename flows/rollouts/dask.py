@@ -37,7 +37,7 @@ from metaloom.pipeline.config.sources import plugin_paths
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.types import EpisodeBatch, ParallelMap, TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition
-from metaloom.stages.rollouts.blocks import tasks_together
+from metaloom.stages.rollouts.sampler import tasks_together
 
 T = TypeVar("T")
 

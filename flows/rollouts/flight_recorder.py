@@ -29,7 +29,7 @@ from metaloom.flows.rollouts.guard import NOT_YET, RESET, STOPPED, start_guard
 from metaloom.flows.rollouts.watchdog import EndOfCopy, Watchdog, identity
 from metaloom.pipeline.types import Array
 from metaloom.stages.rollouts.faults import RolloutPosition
-from metaloom.stages.rollouts.watch import RolloutWatch
+from metaloom.stages.rollouts.sampler import RolloutWatch
 
 # What `guard.py` reads as `Header`.
 _HEADER = np.dtype(

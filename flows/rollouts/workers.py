@@ -32,7 +32,7 @@ from metaloom.pipeline.schema import Settings
 from metaloom.pipeline.types import EpisodeBatch, ParallelMap, TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import UNWATCHED, RolloutPosition, RolloutWatch, Sampler, collect_rollouts
 from metaloom.stages.faults import StageFault
-from metaloom.stages.rollouts.blocks import Enough
+from metaloom.stages.rollouts.sampler import Enough
 
 if TYPE_CHECKING:
     from metaloom.pipeline.config.run import RunConfig

@@ -7,14 +7,13 @@ import gymnasium
 import numpy as np
 
 from metaloom.flows.trained.blueprint import Blueprint
-from metaloom.pipeline.envs.fact_checks import declared_facts
+from metaloom.pipeline.envs.finite_checks import declared_facts
 from metaloom.pipeline.envs.loop_batch import LoopBatch
 from metaloom.pipeline.envs.spaces import observation_dtype, spaces_of
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
-from metaloom.stages.rollouts.blocks import episodes_together
 from metaloom.stages.rollouts.faults import RolloutError, describe
-from metaloom.stages.rollouts.watch import UNWATCHED, RolloutWatch
+from metaloom.stages.rollouts.sampler import UNWATCHED, RolloutWatch, episodes_together
 
 
 def collect_in(

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from metaloom.flows.formatting import finite
-from metaloom.pipeline.estimation.class_returns import Estimate
+from metaloom.pipeline.estimation.statistics import Estimate
 from metaloom.pipeline.types import Array
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart. Before adaptation orange, after it blue.

@@ -28,7 +28,7 @@ from metaloom.flows.results.success import OFFICIAL, success_rows
 from metaloom.flows.runs import require_settings
 from metaloom.flows.views.parts import as_text, fact_grid, heading, new_table, optional
 from metaloom.flows.views.run_info import changed_settings, iteration_info, run_info
-from metaloom.pipeline.estimation.class_returns import BALANCED
+from metaloom.pipeline.estimation.statistics import BALANCED
 from metaloom.pipeline.shown import printable
 from metaloom.pipeline.types import Params
 from metaloom.storage import Run, argument, location, url_of

@@ -25,7 +25,7 @@ ALGORITHMS = Plugins(
         "rl2": "metaloom.pipeline.algorithms.rl2.settings:RL2",
         "rl2-trpo": "metaloom.pipeline.algorithms.rl2.settings:RL2TRPO",
         "sac": "metaloom.pipeline.algorithms.off_policy.settings:SAC",
-        "svpg": "metaloom.pipeline.algorithms.actor_critic.svpg:SVPG",
+        "svpg": "metaloom.pipeline.algorithms.actor_critic.settings:SVPG",
         "varibad": "metaloom.pipeline.algorithms.varibad.settings:VariBAD",
         "vpg-dice": "metaloom.pipeline.algorithms.maml.settings:VPGDice",
     },

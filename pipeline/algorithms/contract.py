@@ -182,18 +182,13 @@ class Learner(ABC, Generic[Evidence, Experience]):
 class RunSettings(Protocol):
     """The settings of a run that an algorithm may look at to say what does not fit it."""
 
-    @property
-    def policy(self) -> PolicyConfig: ...
-    @property
-    def baseline(self) -> BaselineSettings: ...
-    @property
-    def processing(self) -> ProcessingConfig: ...
-    @property
-    def num_tasks(self) -> int: ...
-    @property
-    def episodes_per_task(self) -> int: ...
-    @property
-    def max_episode_steps(self) -> int: ...
+    policy: PolicyConfig
+    baseline: BaselineSettings
+    processing: ProcessingConfig
+    num_tasks: int
+    episodes_per_task: int
+    max_episode_steps: int
+
     @property
     def samples_until_enough(self) -> bool: ...
     @property

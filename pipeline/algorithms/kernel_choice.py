@@ -12,9 +12,9 @@ from metaloom.pipeline.schema import ConfigError
 
 _FUSED = {
     "actor_critic.gradient_steps.TorchSteps": "actor_critic.FusedSteps",
-    "maml.curvature.gauss_newton_product": "gauss_newton.fused_gauss_newton_product",
-    "off_policy.dql_definition.DQLDefinition": "dql.DQLKernel",
-    "off_policy.sac_definition.SACDefinition": "sac.SACKernel",
+    "maml.trpo.gauss_newton_product": "gauss_newton.fused_gauss_newton_product",
+    "off_policy.dql.DQLDefinition": "dql.DQLKernel",
+    "off_policy.sac.SACDefinition": "sac.SACKernel",
     "pearl.definition.PEARLDefinition": "pearl.PEARLKernel",
     "pearl.definition.infer": "pearl.infer",
 }

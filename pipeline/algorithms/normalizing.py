@@ -57,7 +57,6 @@ class NormalizingLearner(Learner[Step, Sequence[Step]]):
 
     @property
     def unwrapped(self) -> Learner[Step, Sequence[Step]]:
-        """See Learner."""
         return self.inner
 
     def initialize(self, *, run_seed: int) -> LearnerState:
@@ -67,7 +66,6 @@ class NormalizingLearner(Learner[Step, Sequence[Step]]):
         return _with_statistics(state, initial)
 
     def at_start(self, state: LearnerState, *, run_seed: int) -> LearnerState:
-        """See Learner."""
         found = self.inner.at_start(_inner(state), run_seed=run_seed)
         return _with_statistics(found, self._statistics(state))
 
@@ -79,13 +77,11 @@ class NormalizingLearner(Learner[Step, Sequence[Step]]):
     def process(
         self, state: LearnerState, episodes: EpisodeBatch, *, seed: int, parallel: ParallelMap = map
     ) -> Samples:
-        """See Learner."""
         return self.inner.process(_inner(state), self._normalized(state, episodes), seed=seed, parallel=parallel)
 
     def adapt(
         self, state: LearnerState, params: TaskParams, evidence: Step, *, parallel: ParallelMap = map
     ) -> TaskParams:
-        """See Learner."""
         step = replace(evidence, episodes=self._normalized(state, evidence.episodes))
         found = self.inner.adapt(
             _inner(state), TaskParams(without_normalization(params.params)), step, parallel=parallel
@@ -101,7 +97,6 @@ class NormalizingLearner(Learner[Step, Sequence[Step]]):
         run_seed: int,
         parallel: ParallelMap = map,
     ) -> TaskParams:
-        """See Learner."""
         normalized = [self._normalized(state, episodes) for episodes in rounds]
         found = self.inner.adapt_to_episodes(
             _inner(state),

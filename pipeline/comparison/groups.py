@@ -6,22 +6,23 @@ from itertools import combinations
 
 import numpy as np
 
-from metaloom.pipeline.comparison.improvement import improvement_interval, probability_of_improvement
 from metaloom.pipeline.comparison.intervals import (
     Interval,
     degrees_of_freedom,
+    improvement_interval,
+    probability_of_improvement,
     resampled_weights,
     standard_error,
     student_interval,
     welch_degrees,
 )
-from metaloom.pipeline.comparison.measures import (
+from metaloom.pipeline.comparison.order import SIGNIFICANCE, Permutations, holm, permutation_test
+from metaloom.pipeline.comparison.scores import (
+    Scores,
     interquartile_mean,
     mean_score,
     performance_profile,
 )
-from metaloom.pipeline.comparison.order import SIGNIFICANCE, Permutations, holm, permutation_test
-from metaloom.pipeline.comparison.scores import Scores
 from metaloom.pipeline.types import Array
 
 

@@ -7,8 +7,7 @@ from itertools import combinations, product
 
 import numpy as np
 
-from metaloom.pipeline.comparison.measures import interquartile_mean, mean_score
-from metaloom.pipeline.comparison.scores import Scores
+from metaloom.pipeline.comparison.scores import Scores, interquartile_mean, mean_score
 from metaloom.pipeline.types import Array
 
 SIGNIFICANCE = 0.05

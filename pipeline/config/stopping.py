@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field, model_validator
 
+from metaloom.pipeline.comparison.intervals import student_cdf
 from metaloom.pipeline.schema import ConfigError, Settings, later, suggestion
 from metaloom.pipeline.types import Array, Metrics
 
@@ -126,8 +127,4 @@ def trend_p_value(values: Array) -> float:
     error = math.sqrt(residual / (n - 2) / float(times @ times))
     if error == 0:
         return 1.0 if slope == 0 else 0.0
-    # P(|T| >= t) of Student's distribution: one minus the integral of its density, by u = arctan(x / √ν).
-    t, degrees = abs(slope) / error, n - 2
-    log_scale = math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2) - 0.5 * math.log(math.pi)
-    u = np.linspace(0, math.atan(t / math.sqrt(degrees)), 2001)
-    return max(0.0, 1 - 2 * math.exp(log_scale) * float(np.trapezoid(np.cos(u) ** (degrees - 1), u)))
+    return max(0.0, 2 - 2 * student_cdf(abs(slope) / error, n - 2))

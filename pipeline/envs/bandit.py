@@ -6,7 +6,15 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv, TaskField, require_count
+from metaloom.pipeline.envs.contract import (
+    BatchEnv,
+    BatchStep,
+    EnvError,
+    MetaEnv,
+    TaskField,
+    keeps_rules,
+    require_count,
+)
 from metaloom.pipeline.types import Array
 
 
@@ -52,13 +60,10 @@ class BernoulliBandit(MetaEnv):
         return np.zeros(1), payout, False, False, {"reward_terms": {"payout": payout}}
 
     def batch(self, num_rows: int, num_threads: int) -> "BanditBatch | None":
-        # A subclass with a step or reset of its own has rules that the batch does not know.
-        if type(self).step is not BernoulliBandit.step or type(self).reset is not BernoulliBandit.reset:
-            return None
-        return BanditBatch(num_rows)
+        return BanditBatch(num_rows) if keeps_rules(self, BernoulliBandit) else None
 
 
-class BanditBatch:
+class BanditBatch(BatchEnv):
     """N bandits, pulled together."""
 
     observation_size = 1
@@ -92,6 +97,3 @@ class BanditBatch:
     def state(self) -> Array:
         # A bandit has none: what it will pay follows from the seed of the reset.
         return np.zeros((self.num_rows, 0))
-
-    def close(self) -> None:
-        pass

@@ -123,8 +123,7 @@ class BatchEnv(Protocol):
         ...
 
     def close(self) -> None:
-        """Free the simulators."""
-        ...
+        """Free the simulators, if there are any."""
 
 
 class MetaEnv(gymnasium.Env[Array, Array]):
@@ -208,6 +207,11 @@ class MetaEnv(gymnasium.Env[Array, Array]):
     def batch(self, num_rows: int, num_threads: int) -> BatchEnv | None:
         """A BatchEnv that equals this env bit for bit, or None if a loop over copies is all there is."""
         return None
+
+
+def keeps_rules(env: MetaEnv, base: type[MetaEnv]) -> bool:
+    """Return False for a subclass with a step or reset of its own: rules that the batch of `base` does not know."""
+    return type(env).step is base.step and type(env).reset is base.reset
 
 
 def check_task(env: MetaEnv, task: Array) -> Array:

@@ -7,10 +7,11 @@ import numpy as np
 from gymnasium.spaces import Box
 
 from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv
-from metaloom.pipeline.envs.fact_checks import declared_facts, facts_in
 from metaloom.pipeline.envs.finite_checks import (
     RowFault,
     as_integers,
+    declared_facts,
+    facts_in,
     flag_of,
     is_ctrl_c,
     last_line,

@@ -24,7 +24,7 @@ from metaloom.pipeline.envs.contact_batch import (
     contact_batch,
     mujoco_library,
 )
-from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv
+from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv, keeps_rules
 from metaloom.pipeline.envs.mujoco_components import action_components, observed_components
 from metaloom.pipeline.types import Array
 
@@ -162,10 +162,7 @@ class MujocoRobot(MetaEnv):
         return {name: np.array(getattr(self.data, name), copy=copy or None)[None] for name in names}
 
     def batch(self, num_rows: int, num_threads: int) -> "MujocoBatch | None":
-        # A subclass with a step or reset of its own has rules that the batch does not know.
-        if type(self).step is not MujocoRobot.step or type(self).reset is not MujocoRobot.reset:
-            return None
-        return MujocoBatch(self, num_rows, num_threads)
+        return MujocoBatch(self, num_rows, num_threads) if keeps_rules(self, MujocoRobot) else None
 
     def render(self) -> Any:
         """[height, width, 3] uint8, or None without render_mode="rgb_array"."""

@@ -5,8 +5,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from metaloom.pipeline.envs.contract import Component, EnvError, Fact, TaskField
-from metaloom.pipeline.envs.point import GOAL, PointRobot, norm
-from metaloom.pipeline.envs.point_picture import PointPicture
+from metaloom.pipeline.envs.point import GOAL, PointPicture, PointRobot, norm
 from metaloom.pipeline.envs.task_classes import nearest
 from metaloom.pipeline.types import Array
 

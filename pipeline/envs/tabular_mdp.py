@@ -7,7 +7,15 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv, TaskField, require_count
+from metaloom.pipeline.envs.contract import (
+    BatchEnv,
+    BatchStep,
+    EnvError,
+    MetaEnv,
+    TaskField,
+    keeps_rules,
+    require_count,
+)
 from metaloom.pipeline.types import Array
 
 _DRAWN_AHEAD = 32
@@ -100,13 +108,10 @@ class TabularMDP(MetaEnv):
         return np.eye(self.sizes[0])[self._state]
 
     def batch(self, num_rows: int, num_threads: int) -> "TabularBatch | None":
-        # A subclass with a step or reset of its own has rules that the batch does not know.
-        if type(self).step is not TabularMDP.step or type(self).reset is not TabularMDP.reset:
-            return None
-        return TabularBatch(num_rows, *self.sizes)
+        return TabularBatch(num_rows, *self.sizes) if keeps_rules(self, TabularMDP) else None
 
 
-class TabularBatch:
+class TabularBatch(BatchEnv):
     """N processes, stepped as arrays."""
 
     action_size = 1
@@ -146,9 +151,6 @@ class TabularBatch:
     @property
     def state(self) -> Array:
         return self._states[:, None].astype(np.float64)
-
-    def close(self) -> None:
-        pass
 
 
 def _draw(rng: np.random.Generator) -> Array:

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from metaloom.pipeline.estimation.class_returns import BALANCED, ClassReturns, class_returns
+from metaloom.pipeline.estimation.statistics import BALANCED, ClassReturns, class_returns
 from metaloom.pipeline.types import Array
 
 

@@ -12,8 +12,7 @@ from gymnasium.wrappers import TransformObservation
 
 from metaloom.pipeline.envs.config import InfoFact
 from metaloom.pipeline.envs.contract import BatchEnv, BatchStep, EnvError, Fact, MetaEnv
-from metaloom.pipeline.envs.fact_checks import declared_facts
-from metaloom.pipeline.envs.finite_checks import is_ctrl_c, last_line, number_of, reward_terms_of
+from metaloom.pipeline.envs.finite_checks import declared_facts, is_ctrl_c, last_line, number_of, reward_terms_of
 from metaloom.pipeline.envs.flattening import FlatObservations
 from metaloom.pipeline.types import Array, EpisodeBatch
 
@@ -276,7 +275,6 @@ class SingleTask(Wrapped):
                 self.action_components = action
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        del rng
         return np.zeros((num_tasks, 0))
 
     def step(self, action: Array) -> tuple[Array, Any, bool, bool, dict[str, Any]]:

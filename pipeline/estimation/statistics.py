@@ -1,7 +1,8 @@
-"""Averages over tasks that a few outliers do not decide, and how sure one can be of them."""
+"""Statistics of evaluations over tasks: robust averages, returns by class, and success as Meta-World counts it."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -69,3 +70,117 @@ def bootstrap(
         estimates.append(statistic(returns[tasks, episodes].mean(axis=2)))
     low, high = np.quantile(np.concatenate(estimates), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return Interval(estimate, float(low), float(high))
+
+
+BALANCED = "balanced"
+"""What the mean over classes is called beside them; no class has this name."""
+
+
+class Estimate(NamedTuple):
+    """A mean with its standard error; NaN where there is none."""
+
+    mean: float
+    standard_error: float
+
+
+@dataclass(frozen=True)
+class ClassReturns:
+    """Returns of some tasks by class.
+
+    Attributes:
+        names: of the C classes.
+        num_tasks: of each.
+        estimates: of each class, the mean over its tasks of their mean returns, and its standard error over tasks:
+            s / √n with n - 1 in s. Without a task there is no mean, with one task no standard error.
+    """
+
+    names: tuple[str, ...]
+    num_tasks: tuple[int, ...]
+    estimates: tuple[Estimate, ...]
+
+    @property
+    def balanced(self) -> Estimate:
+        """The mean (1/C) Σ m_c of the classes' means, whatever was drawn, and its standard error (1/C) √(Σ se_c²)."""
+        means, errors = zip(*self.estimates, strict=True)
+        count = len(self.names)
+        return Estimate(sum(means) / count, math.sqrt(sum(error**2 for error in errors)) / count)
+
+
+def class_returns(task_returns: Array, classes: Array, names: Sequence[str]) -> ClassReturns:
+    """Returns by class.
+
+    Args:
+        task_returns: [B] mean return of every task.
+        classes: [B] the class of every task.
+        names: of the C classes.
+    """
+    groups = [np.asarray(task_returns[classes == c], np.float64) for c in range(len(names))]
+    estimates = tuple(
+        Estimate(
+            float(values.mean()) if len(values) else math.nan,
+            float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan,
+        )
+        for values in groups
+    )
+    return ClassReturns(tuple(names), tuple(map(len, groups)), estimates)
+
+
+COUNTED_EPISODES = 3
+"""Of a class, in one round."""
+
+ENVIRONMENTS = 20
+"""Side by side in all, the package's default: each class has its share of them."""
+
+UNTIL_SUCCESS = "steps_until_success"
+"""The fact of an episode that tells how long it would have been, had success ended it."""
+
+
+def first_to_finish(lengths: Array, success: Array) -> float:
+    """The share of successes among the COUNTED_EPISODES episodes of a class that are over first.
+
+    `metaworld.evaluation.evaluation` (version 3.1.1) runs a few environments of a class side by side, begins each anew
+    when its episode is over, lets success end an episode, and stops when three episodes of the class are over. An
+    episode without success lasts to the step limit, so those that succeed are over first and count, however rare they
+    are. It is offered to compare with published tables; what a policy is worth is the share of all test episodes.
+
+    Episodes of an environment follow each other without a break; of those that are over in the same step, the
+    environments' order decides.
+
+    Args:
+        lengths: [n, M] of n environments' episodes, in steps, if success ends them.
+        success: [n, M] bool.
+
+    Raises:
+        ValueError: M is less than COUNTED_EPISODES, so that it may depend on episodes that there are not.
+    """
+    if lengths.shape[1] < COUNTED_EPISODES:
+        raise ValueError(f"found {lengths.shape[1]} episodes of an environment; required {COUNTED_EPISODES} or more")
+    over = np.cumsum(lengths, axis=1)
+    # By the time, and then by the environment: of one environment no two are over at once.
+    order = np.lexsort((np.repeat(np.arange(len(over)), over.shape[1]), over.ravel()))
+    return float(success.ravel()[order[:COUNTED_EPISODES]].mean())
+
+
+def official_rates(lengths: Array, success: Array, of: Array, among: Sequence[int]) -> list[float]:
+    """The official success rate of each class: the mean over rounds of `first_to_finish`.
+
+    The tasks of a class, in their order, take part in rounds of ENVIRONMENTS // classes tasks, as in the package; those
+    that are left over for no whole round take part in none. With fewer side by side the rate would be another.
+
+    Args:
+        lengths: [B, M], of test episodes, in steps, if success ends them.
+        success: [B, M] bool.
+        of: [B], the class of every task.
+        among: numbers of the classes.
+
+    Returns:
+        One for each of `among`; NaN for a class without a whole round.
+    """
+    size = max(1, ENVIRONMENTS // len(among))
+    rates: list[float] = []
+    for c in among:
+        rows = np.flatnonzero(of == c)
+        rounds = [rows[i : i + size] for i in range(0, len(rows) - size + 1, size)]
+        found = [first_to_finish(lengths[tasks], success[tasks]) for tasks in rounds]
+        rates.append(float(np.mean(found)) if found else np.nan)
+    return rates

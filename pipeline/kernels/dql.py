@@ -1,13 +1,13 @@
 """DQL's gradient steps for plain networks on the CPU, from derivatives that are written down.
 
-It computes what `DQLDefinition` in pipeline/algorithms/off_policy/dql_definition.py does; the equations are there.
+It computes what `DQLDefinition` in pipeline/algorithms/off_policy/dql.py does; the equations are there.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.off_policy.dql_definition import TARGET, Q
+from metaloom.pipeline.algorithms.off_policy.dql import TARGET, Q
 from metaloom.pipeline.algorithms.off_policy.gradient_steps import Counters, GradientSteps, merged
 from metaloom.pipeline.algorithms.off_policy.settings import DQL
 from metaloom.pipeline.nn.flat_networks import FlatDescent, FlatNetwork, FlatParams, prefixed, unprefixed

@@ -1,21 +1,21 @@
 """Products with the Gauss-Newton matrix of plain multilayer perceptrons on the CPU, from hand-written derivatives.
 
-For Gaussian and categorical policies. See maml.curvature, whose gauss_newton_product is the definition. What does not
+For Gaussian and categorical policies. See maml.trpo, whose gauss_newton_product is the definition. What does not
 depend on the vector is computed once; automatic differentiation computes it for every product, which takes it up to
 twice as long.
 """
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 import torch
 
 from metaloom.pipeline.algorithms.finite_checks import require_finite
-from metaloom.pipeline.algorithms.maml.curvature import MetaPoint, Product
 from metaloom.pipeline.algorithms.maml.meta_gradient import InnerLoss, MetaProblem, sum_in_order
 from metaloom.pipeline.algorithms.maml.rows import Chunk, TaskRows
+from metaloom.pipeline.algorithms.maml.trpo import MetaPoint, Product, chunk_dtype
 from metaloom.pipeline.nn.linearization import LinearizedMLP, PulledBack
 from metaloom.pipeline.parallel import keep
 from metaloom.pipeline.policies.build import LOG_STD, CategoricalPolicy, GaussianPolicy
@@ -59,7 +59,7 @@ class ChunkCurvature:
 
     def __init__(self, problem: MetaProblem, params: Mapping[str, Array], names: Sequence[str], chunk: Chunk) -> None:
         # The rule that chose this kernel has seen to it.
-        policy, dtype = cast(KnownPolicy, problem.policy), _dtype(chunk)
+        policy, dtype = cast(KnownPolicy, problem.policy), chunk_dtype(chunk)
         self._names, self._num_tasks, self._inner_lr = names, len(chunk), problem.inner_lr
         self._hessians: list[InnerHessian] = []
         current = {name: self._for_every_task(value.astype(dtype)) for name, value in params.items()}
@@ -73,14 +73,18 @@ class ChunkCurvature:
             current = self._step(current, hessian.gradients)
         adapted = {f"adapted {name}": torch.as_tensor(current[name]) for name in names}
         require_finite(adapted, chunk.first_task, "Lower inner_lr.")
-        self._fisher = _fisher(policy, current, chunk.rounds[-1])
+        last = chunk.rounds[-1]
+        of_gaussian = isinstance(policy, GaussianPolicy)
+        self._fisher = (
+            GaussianFisher(policy, current, last) if of_gaussian else CategoricalFisher(policy, current, last)
+        )
 
     @staticmethod
     def num_bytes(policy: Policy, chunk: Chunk) -> int:
         """Bytes that it keeps: arrays as wide as the hidden layers, four for every inner step and two at the end."""
         arrays = [*(4 for _ in chunk.rounds[:-1]), 2]
         rows = (n * rows.weights.numel() for n, rows in zip(arrays, chunk.rounds, strict=True))
-        return sum(rows) * sum(policy.network.spec.hidden_sizes) * _dtype(chunk).itemsize
+        return sum(rows) * sum(policy.network.spec.hidden_sizes) * chunk_dtype(chunk).itemsize
 
     def product(self, direction: Mapping[str, Array]) -> Params:
         """Σ_i J_iᵀ F_i J_i v over the chunk's tasks, for v by name without a task axis."""
@@ -130,16 +134,8 @@ class InnerHessian:
         return self._pulled.differentiate(tangents, pushed, outputs.numpy()) | rest
 
 
-class Fisher(Protocol):
-    """The Fisher matrix of b tasks' policies, mean over each task's rows."""
-
-    def product(self, tangents: Params) -> Params:
-        """The Fisher matrix times the tangents of every task."""
-        ...
-
-
 class GaussianFisher:
-    """That of Gaussian policies; see Fisher."""
+    """The Fisher matrix of b tasks' Gaussian policies, mean over each task's rows."""
 
     def __init__(self, policy: GaussianPolicy, params: Params, rows: TaskRows) -> None:
         self._network = _linearized(policy, params, rows)
@@ -151,13 +147,14 @@ class GaussianFisher:
         self._log_std_weight = (2 * rows.weights.sum(-1, keepdim=True) * clamp_slope.square()).numpy()
 
     def product(self, tangents: Params) -> Params:
+        """The Fisher matrix times the tangents of every task."""
         mean = self._network.push(tangents)[-1]
         mean *= self._mean_weight
         return self._network.pull(mean) | {LOG_STD: tangents[LOG_STD] * self._log_std_weight}
 
 
 class CategoricalFisher:
-    """That of categorical policies; see Fisher."""
+    """The Fisher matrix of b tasks' categorical policies, mean over each task's rows."""
 
     def __init__(self, policy: CategoricalPolicy, params: Params, rows: TaskRows) -> None:
         self._network = _linearized(policy, params, rows)
@@ -165,6 +162,7 @@ class CategoricalFisher:
         self._weights = rows.weights.unsqueeze(-1).numpy()
 
     def product(self, tangents: Params) -> Params:
+        """The Fisher matrix times the tangents of every task."""
         logits = self._network.push(tangents)[-1]
         # In the logits it is diag(p) - p pᵀ.
         logits -= (self._probs * logits).sum(-1, keepdims=True)
@@ -172,18 +170,8 @@ class CategoricalFisher:
         return self._network.pull(logits)
 
 
-def _fisher(policy: KnownPolicy, params: Params, rows: TaskRows) -> Fisher:
-    if isinstance(policy, GaussianPolicy):
-        return GaussianFisher(policy, params, rows)
-    return CategoricalFisher(policy, params, rows)
-
-
 def _linearized(policy: KnownPolicy, params: Params, rows: TaskRows) -> LinearizedMLP:
     network = policy.network
     return LinearizedMLP(
         network.prefix, len(network.spec.hidden_sizes), params, rows.observations.numpy(), network.spec.activation
     )
-
-
-def _dtype(chunk: Chunk) -> np.dtype:
-    return chunk.rounds[0].weights.numpy().dtype

@@ -14,8 +14,8 @@ import numpy as np
 
 from metaloom.pipeline.algorithms.off_policy.gradient_steps import GradientSteps
 from metaloom.pipeline.algorithms.pearl.definition import ADAM_EPSILON, Noise
+from metaloom.pipeline.algorithms.pearl.networks import TRAINED, PEARLArrays
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
-from metaloom.pipeline.algorithms.pearl.state import TRAINED, PEARLArrays
 from metaloom.pipeline.kernels.pearl_part import Part, Posterior, context_features, inference
 from metaloom.pipeline.nn.flat_networks import FlatDescent, FlatNetwork, FlatParams
 from metaloom.pipeline.nn.spec import layer_names

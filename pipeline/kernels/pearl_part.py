@@ -9,8 +9,8 @@ from functools import reduce
 import numpy as np
 
 from metaloom.pipeline.algorithms.pearl.definition import Noise
+from metaloom.pipeline.algorithms.pearl.networks import TRAINED
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
-from metaloom.pipeline.algorithms.pearl.state import TRAINED
 from metaloom.pipeline.kernels.tanh_gaussian import TanhGaussianSample
 from metaloom.pipeline.nn.flat_networks import FlatNetwork, FlatParams
 from metaloom.pipeline.types import Array, Metrics, Minibatch, Transitions

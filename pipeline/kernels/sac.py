@@ -1,6 +1,6 @@
 """SAC's gradient steps for plain networks on the CPU, from derivatives that are written down.
 
-It computes what `SACDefinition` in pipeline/algorithms/off_policy/sac_definition.py does; the equations are there.
+It computes what `SACDefinition` in pipeline/algorithms/off_policy/sac.py does; the equations are there.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from metaloom.pipeline.algorithms.off_policy.gradient_steps import Counters, GradientSteps, merged
-from metaloom.pipeline.algorithms.off_policy.sac_state import TWINS, SACArrays
+from metaloom.pipeline.algorithms.off_policy.parts import TWINS, SACArrays
 from metaloom.pipeline.algorithms.off_policy.settings import SAC
 from metaloom.pipeline.estimation.returns import EPSILON
 from metaloom.pipeline.kernels.tanh_gaussian import TanhGaussianSample

@@ -108,6 +108,12 @@ def likelihood_ratio(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
     return (log_prob - old_log_prob).exp()
 
 
+def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_eps: float) -> Tensor:
+    """min(r A, clip(r, 1 ± ε) A) of every action. Schulman et al. 2017, arXiv:1707.06347, eq. 7, before its mean."""
+    clipped = ratio.clamp(1 - clip_eps, 1 + clip_eps)
+    return (ratio * advantages).minimum(clipped * advantages)
+
+
 @singledispatch
 def kl_from_itself(distribution: Distribution) -> Tensor:
     """KL(distributions as constants ‖ themselves): [...]. Zero, with no gradient; the Hessian is the Fisher matrix."""

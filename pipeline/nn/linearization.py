@@ -19,7 +19,7 @@ Tangents = Mapping[str, Array]
 
 
 class LinearizedMLP:
-    """A network of metaloom.pipeline.nn.mlp at fixed parameters and inputs, one set of parameters per task.
+    """A network of metaloom.pipeline.nn.networks at fixed parameters and inputs, one set of parameters per task.
 
     Attributes:
         outputs: [b, N, out].

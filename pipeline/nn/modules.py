@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from metaloom.pipeline.memory import require_room
-from metaloom.pipeline.nn.mlp import scaled
 from metaloom.pipeline.nn.spec import NETWORKS, NetworkSpec
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Params, Shapes
@@ -194,6 +193,14 @@ class ModuleNetwork:
             return functional_call(module, task_params, (task_inputs,))
 
         return vmap(one_task)(own, x)
+
+
+def scaled(spec: NetworkSpec, inputs: Tensor) -> Tensor:
+    """Divide the observations by their scale; numbers behind them stay as they are."""
+    if spec.input_scale == 1:
+        return inputs
+    observations, extra = inputs[..., : spec.observation_size], inputs[..., spec.observation_size :]
+    return torch.cat([observations / spec.input_scale, extra], -1)
 
 
 def _construct(factory: Any, shape: tuple[int, ...], output_size: int, options: Mapping[str, Any], seed: int) -> Any:

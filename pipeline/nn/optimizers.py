@@ -1,21 +1,18 @@
-"""Optimizers as functions: Adam on mappings of arrays, conjugate gradient and line search. State goes in and out.
+"""Optimizers as functions and in place; conjugate gradient, and steps within a trust region."""
 
-For the many small steps of actor-critics there are Adam and RMSprop on one vector, which work in place.
-"""
-
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from metaloom.pipeline.types import Array, Params
+from metaloom.pipeline.nn.optimization import NaturalSteps
+from metaloom.pipeline.types import Array, Metrics, Params
 
 FIRST_MOMENT = "first_moment"
 SECOND_MOMENT = "second_moment"
 STEP_COUNT = "step_count"
-
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -200,35 +197,66 @@ def dot(a: Array, b: Array) -> float:
     return float(np.sum(a * b))
 
 
-@dataclass(frozen=True)
-class LineSearch(Generic[Value]):
-    """Result of a line search.
-
-    Attributes:
-        accepted: whether a trial was accepted; otherwise the search is to change nothing.
-        value: of the accepted trial, else of the last one.
-        trials: trials made.
-    """
-
-    accepted: bool
-    value: Value
-    trials: int
+Value = TypeVar("Value")
 
 
-def backtracking_line_search(
-    trial: Callable[[float], Value], accept: Callable[[Value], bool], *, ratio: float, max_trials: int
-) -> LineSearch[Value]:
-    """Try the fractions 1, ratio, ratio², ... of a step until one is accepted.
+class Trial(NamedTuple, Generic[Value]):
+    """Parameters that the line search tried, and what was found there; None where something was not finite."""
+
+    params: Params
+    value: Value | None
+
+
+def natural_step(product: Callable[[Array], Array], gradient: Array, settings: NaturalSteps) -> tuple[Array, Metrics]:
+    """Return the step [D] that has a KL of max_kl by the quadratic model; zero where that has no positive curvature.
+
+    TRPO, Schulman et al. 2015, arXiv:1502.05477, section 6 and appendix C.
 
     Args:
-        trial: makes a trial with a fraction of the step.
-        accept: whether what a trial gave will do.
-        ratio: of successive fractions.
-        max_trials: trials at most; at least one.
+        product: the metric times a vector [D].
+        gradient: of the loss, [D] float64.
+        settings: bound of the KL, and of conjugate gradient.
     """
-    value = trial(1.0)
-    trials = 1
-    while not (accepted := accept(value)) and trials < max_trials:
-        value = trial(ratio**trials)
+    solution = conjugate_gradient(
+        lambda v: product(v) + settings.cg_damping * v,
+        gradient,
+        iterations=settings.cg_iterations,
+        tolerance=settings.cg_tolerance,
+    )
+    metrics = {
+        "cg_iterations": float(solution.iterations),
+        "cg_residual": math.sqrt(dot(solution.residual, solution.residual)),
+    }
+    # xᵀ G x from the residual g - G x, which spares one more product.
+    curvature = dot(solution.x, gradient - solution.residual)
+    if not curvature > 0:
+        return np.zeros_like(gradient), metrics
+    return -math.sqrt(2 * settings.max_kl / (curvature + 1e-8)) * solution.x, metrics
+
+
+def search(
+    params: Params,
+    full_step: Mapping[str, Array],
+    evaluate: Callable[[Params], Value | None],
+    accept: Callable[[Value], bool],
+    settings: NaturalSteps,
+) -> tuple[Trial[Value] | None, Metrics]:
+    """Try the fractions 1, ratio, ratio², ... of a step until one will do; None where parameters stay as they are.
+
+    Args:
+        params: where the search begins.
+        full_step: of some of them, by name.
+        evaluate: what is to be known of parameters; None where something is not finite.
+        accept: whether that will do.
+        settings: of the line search.
+    """
+    trials, accepted, found = 0, False, Trial[Value](params, None)
+    can_move = any(step.any() for step in full_step.values())
+    while can_move and not accepted and trials < settings.line_search_trials:
+        fraction = settings.backtrack_ratio**trials
+        moved = {name: (params[name] + fraction * step).astype(params[name].dtype) for name, step in full_step.items()}
+        found = Trial(params | moved, evaluate(params | moved))
+        accepted = found.value is not None and accept(found.value)
         trials += 1
-    return LineSearch(accepted, value, trials)
+    accepted |= settings.accept_violation and found.value is not None
+    return found if accepted else None, {"line_search_trials": float(trials), "step_accepted": float(accepted)}

@@ -139,7 +139,6 @@ class LSTM(GRU):
     """
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """See GRU."""
         run = cast(Callable[..., tuple[Tensor, Tensor, Tensor]], torch.lstm)  # pyright: ignore
         before = [part.unsqueeze(0).contiguous() for part in state.chunk(2, -1)]
         features, hidden, cell = run(inputs, before, _as_torch(params), *_ONE_LAYER)

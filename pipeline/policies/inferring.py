@@ -8,7 +8,7 @@ from torch import Tensor
 
 from metaloom.pipeline.memory import require_room
 from metaloom.pipeline.nn.distributions import DiagGaussian, Distribution
-from metaloom.pipeline.nn.mlp import affine, initialize_shapes
+from metaloom.pipeline.nn.networks import affine, initialize_shapes
 from metaloom.pipeline.nn.recurrent import build_cell
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.build import CategoricalPolicy, GaussianPolicy

@@ -9,12 +9,12 @@ import numpy as np
 
 from metaloom.pipeline.nn.cells import CELL, GRU, CellSpec, cell_shapes
 from metaloom.pipeline.nn.spec import Spaces
-from metaloom.pipeline.policies.cell_inference import GatedCell
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.policies.inference import (
     LOGITS_NETWORK,
     MEAN_NETWORK,
     Affine,
+    GatedCell,
     check_network,
     check_shapes,
     network_inference,
@@ -82,7 +82,6 @@ class PosteriorNetwork:
         self.posterior = np.zeros(self._inferred.shape, np.float32)
 
     def step(self, inputs: Array, state: Array) -> tuple[Array, Array]:
-        """See MemoryNetwork."""
         features, after = self._cell.step(np.maximum(self._embedding(inputs), 0), state)
         self.posterior = self._layer(features)
         self._observed[:] = inputs[..., : self._observed.shape[-1]]

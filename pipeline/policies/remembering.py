@@ -1,14 +1,14 @@
 """Acting with a memory: what a policy has seen of its trial, as the state of a network and the last thing it did."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from metaloom.pipeline.nn.spec import Spaces
-from metaloom.pipeline.policies.cell_inference import cell_inference, shapes_of
 from metaloom.pipeline.policies.config import PolicyConfig
-from metaloom.pipeline.policies.inference import LOGITS_NETWORK, MEAN_NETWORK, check_shapes
+from metaloom.pipeline.policies.inference import LOGITS_NETWORK, MEAN_NETWORK, cell_inference, check_shapes, shapes_of
 from metaloom.pipeline.types import Array, EpisodeBatch, Params, Shapes, TaskParams
 
 TRIAL_STATE, TRIAL_LAST = "trial.state", "trial.last"
@@ -47,10 +47,8 @@ class MemoryNetwork(Protocol):
         ...
 
 
-class MakeNetwork(Protocol):
-    """Sets up the network of a policy with these parameters [B, ...], for so many rows E of every task."""
-
-    def __call__(self, config: PolicyConfig, spaces: Spaces, params: TaskParams, num_rows: int) -> MemoryNetwork: ...
+MakeNetwork = Callable[[PolicyConfig, Spaces, TaskParams, int], MemoryNetwork]
+"""Sets up the network of a policy with these parameters [B, ...], for so many rows E of every task."""
 
 
 class CellAndHead:
@@ -63,7 +61,6 @@ class CellAndHead:
         self.state_size = self._cell.state_size
 
     def step(self, inputs: Array, state: Array) -> tuple[Array, Array]:
-        """See MemoryNetwork."""
         features, after = self._cell.step(inputs, state)
         return np.matmul(features, self._kernel) + self._bias, after
 

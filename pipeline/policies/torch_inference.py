@@ -57,7 +57,6 @@ class TorchInference:
         self._outputs: Array = np.empty((len(self.inputs), num_rows, spec.output_size), np.float32)
 
     def outputs(self) -> Array:
-        """See Inference."""
         with one_thread(), torch.no_grad():
             for b, (params, rows) in enumerate(self._rows):
                 self._outputs[b] = self._network(params, rows).numpy()[: len(self._outputs[b])]
@@ -86,7 +85,6 @@ class TorchCell:
         self._rows: PaddedRows | None = None
 
     def step(self, inputs: Array, state: Array) -> tuple[Array, Array]:
-        """See CellInference."""
         if self._rows is None:
             self._rows = PaddedRows(self._params, inputs.shape[1], self._input_size + self.state_size)
         self._rows.inputs[..., : self._input_size] = inputs

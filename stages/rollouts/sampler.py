@@ -1,6 +1,7 @@
-"""Samplers: an environment's simulators, kept warm, and the actor that acts in them."""
+"""Samplers: an environment's simulators, kept warm, the actor that acts in them, and who is told where a rollout is."""
 
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -8,15 +9,128 @@ import numpy as np
 
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import BatchEnv, Fact, MetaEnv
-from metaloom.pipeline.envs.fact_checks import declared_facts
+from metaloom.pipeline.envs.finite_checks import declared_facts
 from metaloom.pipeline.envs.loop_batch import LoopBatch
 from metaloom.pipeline.envs.registry import make_batch_env, make_env
 from metaloom.pipeline.envs.spaces import observation_dtype, spaces_of
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.acting import check_actor
 from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
-from metaloom.stages.rollouts.blocks import Enough
-from metaloom.stages.rollouts.watch import UNWATCHED, RolloutWatch
+from metaloom.pipeline.types import Array, EpisodeBatch
+from metaloom.stages.rollouts.faults import RolloutPosition
+
+
+@dataclass(frozen=True)
+class Enough:
+    """When a task has been sampled enough.
+
+    Attributes:
+        min_steps: steps there must be, if any number.
+        min_rollouts: episodes there must be, if any number.
+        max_episodes: episodes there can be; None for as many as it takes.
+        max_episode_steps: steps there can be in an episode.
+    """
+
+    min_steps: int | None
+    min_rollouts: int | None
+    max_episodes: int | None
+    max_episode_steps: int
+
+    @property
+    def block_size(self) -> int:
+        """Episodes sampled side by side: as few as can be enough. Whole blocks are kept, so no step is wasted."""
+        for_steps = -(-(self.min_steps or 1) // self.max_episode_steps)
+        size = max(for_steps, self.min_rollouts or 1)
+        return size if self.max_episodes is None else min(self.max_episodes, size)
+
+    def reached(self, episodes: Sequence[EpisodeBatch]) -> bool:
+        """Tell if these blocks are enough."""
+        num_episodes = sum(int(block.real.sum()) for block in episodes)
+        num_steps = sum(block.num_steps for block in episodes)
+        if self.max_episodes is not None and num_episodes >= self.max_episodes:
+            return True
+        return num_steps >= (self.min_steps or 0) and num_episodes >= (self.min_rollouts or 1)
+
+
+def collect_until(enough: Enough, collect: Callable[[int], EpisodeBatch]) -> EpisodeBatch:
+    """Blocks of one task's episodes, side by side, with empty places behind them.
+
+    Args:
+        enough: when to stop.
+        collect: samples a block, given the place of its first episode.
+    """
+    blocks: list[EpisodeBatch] = []
+    while not enough.reached(blocks):
+        blocks.append(collect(len(blocks) * enough.block_size))
+    together = episodes_together(blocks)
+    return together if enough.max_episodes is None else _with_places(together, enough.max_episodes)
+
+
+def episodes_together(batches: Sequence[EpisodeBatch]) -> EpisodeBatch:
+    """One batch of all episodes of the same tasks, in order."""
+    return _change_episodes(batches, lambda parts: np.concatenate(parts, axis=1))
+
+
+def tasks_together(batches: Sequence[EpisodeBatch]) -> EpisodeBatch:
+    """One batch of all tasks, in order; those with fewer episodes than others have empty places behind them."""
+    num_places = max(batch.rewards.shape[1] for batch in batches)
+    return EpisodeBatch.concatenate([_with_places(batch, num_places) for batch in batches])
+
+
+def _with_places(episodes: EpisodeBatch, num_places: int) -> EpisodeBatch:
+    """The same with so many places per task: those behind it are cut off, or empty ones added."""
+
+    def resized(parts: Sequence[Array]) -> Array:
+        (values,) = parts
+        kept = values[:, :num_places]
+        places = np.zeros((len(values), num_places, *values.shape[2:]), values.dtype)
+        places[:, : kept.shape[1]] = kept
+        return places
+
+    if episodes.rewards.shape[1] == num_places:
+        return episodes
+    return _change_episodes([episodes], resized)
+
+
+def _change_episodes(batches: Sequence[EpisodeBatch], change: Callable[[Sequence[Array]], Array]) -> EpisodeBatch:
+    """One batch from several of the same tasks: arrays [B, E, ...] by `change`, those [B, ...] from the first."""
+    first = batches[0]
+
+    def named(field: str) -> dict[str, Array]:
+        found: list[Mapping[str, Array]] = [getattr(batch, field) for batch in batches]
+        # One axis or two: the acting distribution of a task, whatever the number of its episodes.
+        return {name: change([f[name] for f in found]) if v.ndim > 2 else v for name, v in found[0].items()}
+
+    by_episode = [f.name for f in fields(first) if isinstance(getattr(first, f.name), np.ndarray)]
+    return EpisodeBatch(
+        **{name: change([getattr(batch, name) for batch in batches]) for name in by_episode},
+        behavior=named("behavior"),
+        reward_terms=named("reward_terms"),
+        facts={name: change([batch.facts[name] for batch in batches]) for name in first.facts},
+    )
+
+
+class RolloutWatch:
+    """Is told where a rollout is; this one does not listen."""
+
+    def actions(self, shape: tuple[int, int, int], position: RolloutPosition) -> Array:
+        """Zeros [T, N, A] float32, into which the episodes from a position on write their actions.
+
+        They are copied when the episodes have ended.
+        """
+        return np.zeros(shape, np.float32)
+
+    def entered(self, env_step: int | None) -> None:
+        """The environments are about to be reset (None) or to take a step."""
+
+    def left(self) -> None:
+        """The environments have come back from that call."""
+
+    def row(self, row: int) -> None:
+        """The environment of a row is about to be called, where a loop calls one after the other."""
+
+
+UNWATCHED = RolloutWatch()
 
 
 @dataclass(eq=False)

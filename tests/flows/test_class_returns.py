@@ -27,7 +27,7 @@ from metaloom.flows.views.watching import Watch
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.envs.contract import EnvError
-from metaloom.pipeline.estimation.class_returns import Estimate, class_returns
+from metaloom.pipeline.estimation.statistics import Estimate, class_returns
 
 SERIAL = Backend(workers=0)
 

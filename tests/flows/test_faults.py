@@ -19,8 +19,7 @@ from metaloom.flows.graph.runner import Runner
 from metaloom.flows.rollouts.workers import Backend, LocalWorkers
 from metaloom.pipeline.algorithms.finite_checks import NumericalError
 from metaloom.pipeline.algorithms.maml.promp import ProMPLearner
-from metaloom.stages.faults import StageFault
-from metaloom.stages.finite_checks import NotFinite
+from metaloom.stages.faults import NotFinite, StageFault
 from metaloom.storage import StageRef
 
 SERIAL = Backend(workers=0)

@@ -13,7 +13,7 @@ from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition
-from metaloom.stages.rollouts.blocks import tasks_together
+from metaloom.stages.rollouts.sampler import tasks_together
 from metaloom.stages.sample_tasks import sample_tasks
 
 B, T = 5, 30

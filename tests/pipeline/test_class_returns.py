@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from metaloom.pipeline.estimation.class_returns import class_returns
+from metaloom.pipeline.estimation.statistics import class_returns
 
 
 def test_means_and_standard_errors_are_those_worked_out_by_hand():

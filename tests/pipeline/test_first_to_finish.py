@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaloom.pipeline.estimation.first_to_finish import COUNTED_EPISODES, first_to_finish, official_rates
+from metaloom.pipeline.estimation.statistics import COUNTED_EPISODES, first_to_finish, official_rates
 
 HORIZON = 500
 

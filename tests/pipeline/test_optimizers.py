@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from metaloom.pipeline.nn.optimizers import Adam, backtracking_line_search, conjugate_gradient
+from metaloom.pipeline.nn.optimization import NaturalSteps
+from metaloom.pipeline.nn.optimizers import Adam, conjugate_gradient, search
 
 
 def minimize(adam, params, gradient_of, num_steps):
@@ -117,16 +118,29 @@ def test_the_solution_for_nothing_is_nothing():
     assert (solution.iterations, solution.x.tolist()) == (0, [0, 0, 0])
 
 
-def test_line_search_takes_the_first_fraction_that_is_accepted():
+def line_search(accept, **settings):
+    """Search along a step of -1 from 1, and all that was tried on the way."""
     tried = []
-    search = backtracking_line_search(
-        lambda fraction: tried.append(fraction) or fraction, lambda x: x < 0.6, ratio=0.5, max_trials=9
+
+    def evaluate(params):
+        tried.append(1 - float(params["x"][0]))
+        return tried[-1]
+
+    found, metrics = search(
+        {"x": np.ones(1)}, {"x": np.full(1, -1.0)}, evaluate, accept, NaturalSteps(backtrack_ratio=0.5, **settings)
     )
+    return found, metrics, tried
+
+
+def test_line_search_takes_the_first_fraction_that_is_accepted():
+    found, metrics, tried = line_search(lambda x: x < 0.6, line_search_trials=9)
     assert tried == [1, 0.5]
-    assert (search.accepted, search.value, search.trials) == (True, 0.5, 2)
+    assert (found.params["x"].tolist(), found.value) == ([0.5], 0.5)
+    assert metrics == {"line_search_trials": 2, "step_accepted": 1}
 
 
 @pytest.mark.parametrize("max_trials", [1, 4])
 def test_line_search_gives_up_after_its_trials(max_trials):
-    search = backtracking_line_search(lambda x: x, lambda x: False, ratio=0.5, max_trials=max_trials)
-    assert (search.accepted, search.trials, search.value) == (False, max_trials, 0.5 ** (max_trials - 1))
+    found, metrics, tried = line_search(lambda x: False, line_search_trials=max_trials)
+    assert (found, tried[-1]) == (None, 0.5 ** (max_trials - 1))
+    assert metrics == {"line_search_trials": max_trials, "step_accepted": 0}

@@ -15,7 +15,7 @@ from metaloom.pipeline.nn.spec import NetworkSpec
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.types import BatchError, EpisodeBatch, TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
-from metaloom.stages.rollouts.blocks import Enough, tasks_together
+from metaloom.stages.rollouts.sampler import Enough, tasks_together
 
 POLICY = PolicyConfig(hidden_sizes=(4,))
 E, T = 12, 10

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from metaloom.pipeline.types import EpisodeBatch, LearnerState, Samples, TaskBatch, TaskParams, Update
-from metaloom.stages.finite_checks import NotFinite, require_finite
+from metaloom.stages.faults import NotFinite, require_finite
 
 B, E, T, O, A, S, Z = 2, 3, 4, 5, 6, 4, 4  # S == Z == T, so that shapes alone do not tell their axes apart
 

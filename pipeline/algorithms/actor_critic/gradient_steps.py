@@ -11,7 +11,7 @@ from torch import Tensor
 
 from metaloom.pipeline.algorithms.actor_critic.settings import ActorCritic
 from metaloom.pipeline.estimation.experience import Experience, Rows
-from metaloom.pipeline.nn.distributions import Distribution, likelihood_ratio
+from metaloom.pipeline.nn.distributions import Distribution, clipped_surrogate, likelihood_ratio
 from metaloom.pipeline.nn.flat_networks import FlatDescent, prefixed, unprefixed
 from metaloom.pipeline.nn.flat_tensors import Descent, FlatTensors
 from metaloom.pipeline.nn.networks import Network
@@ -20,49 +20,43 @@ from metaloom.pipeline.types import Array, LearnerState
 
 
 def policy_loss(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, clip_eps: float | None) -> Tensor:
-    """Return the clipped surrogate, or the policy gradient's where nothing is clipped.
+    """-mean min(r A, clip(r, 1 ± ε) A), or where nothing is clipped the policy gradient's -mean A log π(a|o).
+
+    Schulman et al. 2017, arXiv:1707.06347, eq. 7; Mnih et al. 2016, arXiv:1602.01783, section 4.
 
     Args:
         log_prob: [n] under the policy that learns.
         old_log_prob: [n] under the policy that acted.
         advantages: [n].
-        clip_eps: ε, the clipping range of the likelihood ratio.
+        clip_eps: ε, the clipping range of the likelihood ratio r.
     """
     if clip_eps is None:
-        return policy_gradient_loss(log_prob, advantages)
-    return clipped_surrogate(log_prob, old_log_prob, advantages, clip_eps)
+        return -(advantages * log_prob).mean()
+    return -clipped_surrogate(likelihood_ratio(log_prob, old_log_prob), advantages, clip_eps).mean()
 
 
-def policy_gradient_loss(log_prob: Tensor, advantages: Tensor) -> Tensor:
-    """-mean A log π(a|o). Mnih et al. 2016, arXiv:1602.01783, section 4: ∇ log π(a|s; θ') A(s, a)."""
-    return -(advantages * log_prob).mean()
-
-
-def clipped_surrogate(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, clip_eps: float) -> Tensor:
-    """-mean min(r A, clip(r, 1 ± ε) A). Schulman et al. 2017, arXiv:1707.06347, eq. 7."""
-    ratio = likelihood_ratio(log_prob, old_log_prob)
-    return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip_eps, 1 + clip_eps) * advantages).mean()
+def clip_fraction(log_prob: Tensor, old_log_prob: Tensor, clip_eps: float) -> Tensor:
+    """Fraction of the steps whose likelihood ratio is out of range."""
+    return ((likelihood_ratio(log_prob, old_log_prob) - 1).abs() > clip_eps).double().mean()
 
 
 def value_loss(values: Tensor, old_values: Tensor, targets: Tensor, clip_eps: float | None) -> Tensor:
-    """Return half the mean squared error of the critic, clipped where `clip_eps` says so.
+    """½ mean (V - t)², or clipped ½ mean max((V - t)², (V_old + clip(V - V_old, ±ε) - t)²).
+
+    The latter after OpenAI Baselines' ppo2/model.py.
 
     Args:
-        values: [n] by the critic that learns.
-        old_values: [n] by the critic before the update.
-        targets: [n].
+        values: V [n] by the critic that learns.
+        old_values: V_old [n] by the critic before the update.
+        targets: t [n].
         clip_eps: ε, the range within which a value may change.
     """
+    plain = values - targets
     if clip_eps is None:
-        return 0.5 * (values - targets).square().mean()
-    return clipped_value_loss(values, old_values, targets, clip_eps)
-
-
-def clipped_value_loss(values: Tensor, old_values: Tensor, targets: Tensor, clip_eps: float) -> Tensor:
-    """½ mean max((V - t)², (V_old + clip(V - V_old, ±ε) - t)²), after OpenAI Baselines' ppo2/model.py."""
-    plain, change = values - targets, values.detach() - old_values
+        return 0.5 * plain.square().mean()
     # Where the clipped error counts, the value lies outside the range and moving it changes nothing. Within the range
     # exactly nothing is added here: rounding must not decide between two errors that are one number.
+    change = values.detach() - old_values
     clipped = plain.detach() + (change.clamp(-clip_eps, clip_eps) - change)
     return 0.5 * torch.where(plain.abs() >= clipped.abs(), plain, clipped).square().mean()
 
@@ -186,8 +180,7 @@ class TorchSteps(GradientSteps):
             "entropy": now.entropy().mean(),
         }
         if (clip_eps := self._settings.policy_clip) is not None:
-            outside = (likelihood_ratio(log_prob, self._tensor(rows.old_log_prob)) - 1).abs() > clip_eps
-            described["clip_fraction"] = outside.double().mean()
+            described["clip_fraction"] = clip_fraction(log_prob, self._tensor(rows.old_log_prob), clip_eps)
         return {name: float(value) for name, value in described.items()}
 
     def _policy_loss(self, log_prob: Tensor, rows: Rows) -> Tensor:

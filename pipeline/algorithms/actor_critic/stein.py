@@ -8,7 +8,7 @@ import numpy as np
 
 from metaloom.pipeline.algorithms.actor_critic.gradient_steps import GradientSteps
 from metaloom.pipeline.algorithms.actor_critic.learner import ActorCriticLearner
-from metaloom.pipeline.algorithms.actor_critic.svpg import SVPG
+from metaloom.pipeline.algorithms.actor_critic.settings import SVPG
 from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Setup
 from metaloom.pipeline.estimation.experience import Experience
 from metaloom.pipeline.seeding import generator

@@ -43,12 +43,6 @@ INNER_LOSSES = {"log_likelihood": log_likelihood_loss, "likelihood_ratio": likel
 """By the names of the setting `inner_loss`."""
 
 
-def clipped_surrogate(ratio: Tensor, rows: TaskRows, clip_eps: float) -> Tensor:
-    """-mean(min(r A, clip(r, 1 - ε, 1 + ε) A)) for every task: [b]. Schulman et al. 2017, arXiv:1707.06347, eq. 7."""
-    clipped = ratio.clamp(1 - clip_eps, 1 + clip_eps)
-    return -rows.mean((ratio * rows.advantages).minimum(clipped * rows.advantages))
-
-
 def clip_fraction(ratio: Tensor, rows: TaskRows, clip_eps: float) -> Tensor:
     """Share of a task's steps whose ratio lies outside of [1 - ε, 1 + ε]: [b]."""
     return rows.mean(((ratio.detach() - 1).abs() > clip_eps).to(ratio.dtype))

@@ -27,40 +27,30 @@ from metaloom.pipeline.types import Array, Metrics, ParallelMap, Params
 STANDARD_ERROR, SPLIT_COSINE = "meta_gradient_standard_error", "meta_gradient_split_cosine"
 
 
-@dataclass(frozen=True)
-class TaskSpread:
-    """Sums over the gradients g_i of single tasks, i = 0 ... B - 1.
-
-    Attributes:
-        even: name -> Σ g_i over i = 0, 2, 4, ...
-        squared_norms: [B] float64, ‖g_i‖².
-    """
-
-    even: Mapping[str, Array]
-    squared_norms: Array
-
-
-def noise_metrics(mean: Mapping[str, Array], spread: TaskSpread) -> Metrics:
+def noise_metrics(mean: Mapping[str, Array], even: Mapping[str, Array], squared_norms: Array) -> Metrics:
     """Signal and noise: the standard error of the meta-gradient over tasks, and how far two halves of the tasks agree.
 
     The meta-gradient ḡ = (1/B) Σ g_i is a mean over the B tasks that an iteration drew. Other tasks and episodes would
     give another one; how much another, the gradients g_i of the single tasks tell.
+
+    Args:
+        mean: ḡ by name.
+        even: Σ g_i over i = 0, 2, 4, ... by name.
+        squared_norms: [B] float64, ‖g_i‖².
 
     Returns:
         `meta_gradient_standard_error`: √(s²/B) with s² = (Σ ‖g_i‖² - B ‖ḡ‖²) / (B - 1), the root of the summed squares
             of the standard errors of all elements. Where the tasks' gradients are noise around zero, ‖ḡ‖ is as large.
         `meta_gradient_split_cosine`: of the angle between the sums over even and over odd tasks; 0 where one is zero.
     """
-    B = len(spread.squared_norms)
-    total = _flat(mean) * B
-    even = _flat(spread.even)
-    odd = total - even
-    variance = (float(spread.squared_norms.sum()) - float(total @ total) / B) / (B - 1)
-    lengths = math.sqrt(float(even @ even) * float(odd @ odd))
+    B, total, of_even = len(squared_norms), _flat(mean) * len(squared_norms), _flat(even)
+    odd = total - of_even
+    variance = (float(squared_norms.sum()) - float(total @ total) / B) / (B - 1)
+    lengths = math.sqrt(float(of_even @ of_even) * float(odd @ odd))
     return {
         # Equal gradients leave a rounding error, which may be below 0.
         STANDARD_ERROR: math.sqrt(max(variance, 0.0) / B),
-        SPLIT_COSINE: float(even @ odd) / lengths if lengths else 0.0,
+        SPLIT_COSINE: float(of_even @ odd) / lengths if lengths else 0.0,
     }
 
 
@@ -145,8 +135,7 @@ def meta_gradient(
     Raises:
         NumericalError: naming the task and the quantity that is not finite.
     """
-    gradients, values, _ = _gradient(problem, meta_params, chunks, parallel, spread=False)
-    return gradients, values
+    return measured_meta_gradient(problem, meta_params, chunks, noise=False, parallel=parallel)[:2]
 
 
 def measured_meta_gradient(
@@ -158,24 +147,7 @@ def measured_meta_gradient(
     parallel: ParallelMap = map,
 ) -> tuple[Params, TaskValues, Metrics]:
     """The bits of `meta_gradient`, with `meta_gradient_norm` and, if asked for, its noise over tasks as metrics."""
-    gradients, values, spread = _gradient(problem, meta_params, chunks, parallel, spread=noise)
-    metrics = {"meta_gradient_norm": euclidean_norm(gradients)}
-    return gradients, values, metrics if spread is None else metrics | noise_metrics(gradients, spread)
 
-
-def euclidean_norm(gradients: Mapping[str, Array]) -> float:
-    """Norm over all parameters together, in float64."""
-    return math.sqrt(sum(float(np.sum(np.square(value, dtype=np.float64))) for value in gradients.values()))
-
-
-def _gradient(
-    problem: MetaProblem,
-    meta_params: Mapping[str, Array],
-    chunks: Sequence[Chunk],
-    parallel: ParallelMap,
-    *,
-    spread: bool,
-) -> tuple[Params, TaskValues, TaskSpread | None]:
     def work(chunk: Chunk) -> tuple[TensorParams, TaskValues, TensorParams, Array]:
         leaves = meta_leaves(problem, meta_params, chunk)
         values = objective_values(problem, leaves, chunk, differentiable=not problem.first_order)
@@ -184,7 +156,7 @@ def _gradient(
         per_task = {f"gradient of {name}": value for name, value in zip(learned, gradients, strict=True)}
         require_finite(per_task, chunk.first_task, "Lower outer_lr or inner_lr.")
         total = {name: value.sum(0) for name, value in zip(learned, gradients, strict=True)}
-        if not spread:
+        if not noise:
             return total, _arrays(values), {}, np.zeros(0)
         # Of tasks that are even in the whole batch, wherever the chunk begins.
         even = {name: value[chunk.first_task % 2 :: 2].sum(0) for name, value in zip(learned, gradients, strict=True)}
@@ -194,12 +166,18 @@ def _gradient(
 
     results = list(parallel(work, chunks))
     num_tasks = sum(len(chunk) for chunk in chunks)
-    gradients = {name: sum_in_order([part[name] for part, *_ in results]) / num_tasks for name in results[0][0]}
+    mean = _arrays({name: sum_in_order([part[name] for part, *_ in results]) / num_tasks for name in results[0][0]})
     values = _join([values for _, values, *_ in results])
-    if not spread:
-        return _arrays(gradients), values, None
-    even = _arrays({name: sum_in_order([part[name] for *_, part, _ in results]) for name in gradients})
-    return _arrays(gradients), values, TaskSpread(even, np.concatenate([squares for *_, squares in results]))
+    metrics = {"meta_gradient_norm": euclidean_norm(mean)}
+    if noise:
+        even = _arrays({name: sum_in_order([part[name] for *_, part, _ in results]) for name in mean})
+        metrics |= noise_metrics(mean, even, np.concatenate([squares for *_, squares in results]))
+    return mean, values, metrics
+
+
+def euclidean_norm(gradients: Mapping[str, Array]) -> float:
+    """Norm over all parameters together, in float64."""
+    return math.sqrt(sum(float(np.sum(np.square(value, dtype=np.float64))) for value in gradients.values()))
 
 
 def meta_objective(

@@ -13,7 +13,6 @@ from metaloom.pipeline.algorithms.maml.losses import (
     INNER_LOSSES,
     LOSS,
     clip_fraction,
-    clipped_surrogate,
     dice_loss,
     likelihood_ratio_loss,
     log_likelihood_loss,
@@ -24,7 +23,7 @@ from metaloom.pipeline.algorithms.maml.losses import (
 from metaloom.pipeline.algorithms.maml.meta_gradient import InnerLoss, Objective
 from metaloom.pipeline.algorithms.maml.rows import Chunk, TaskRows
 from metaloom.pipeline.algorithms.maml.settings import MAMLPPO, MAMLVPG, DiceMAML, Exploration, VPGDice
-from metaloom.pipeline.nn.distributions import Distribution
+from metaloom.pipeline.nn.distributions import Distribution, clipped_surrogate
 from metaloom.pipeline.types import Array, LearnerState, Step
 
 
@@ -110,14 +109,14 @@ class MAMLPPOLearner(MetaLearner):
 
 
 def _clipped(current: Distribution, rows: TaskRows, clip_eps: float) -> Tensor:
-    return clipped_surrogate(ratios(current, rows), rows, clip_eps)
+    return -rows.mean(clipped_surrogate(ratios(current, rows), rows.advantages, clip_eps))
 
 
 def _objective(current: Sequence[Distribution], chunk: Chunk, clip_eps: float) -> dict[str, Tensor]:
     rows = chunk.rounds[-1]
     ratio = ratios(current[-1], rows)
     return {
-        LOSS: clipped_surrogate(ratio, rows, clip_eps),
+        LOSS: -rows.mean(clipped_surrogate(ratio, rows.advantages, clip_eps)),
         **policy_kls(current, chunk),
         "clip_fraction": clip_fraction(ratio, rows, clip_eps),
     }

@@ -14,14 +14,13 @@ from metaloom.pipeline.algorithms.maml.losses import (
     LOSS,
     OUTER_KL,
     clip_fraction,
-    clipped_surrogate,
     likelihood_ratio_loss,
     ratios,
 )
 from metaloom.pipeline.algorithms.maml.meta_gradient import Objective
 from metaloom.pipeline.algorithms.maml.rows import Chunk
 from metaloom.pipeline.algorithms.maml.settings import ProMP
-from metaloom.pipeline.nn.distributions import Distribution
+from metaloom.pipeline.nn.distributions import Distribution, clipped_surrogate
 from metaloom.pipeline.types import LearnerState, Metrics, Step
 
 MIN_INNER_KL_PENALTY = 1e-6
@@ -87,7 +86,7 @@ def promp_objective(
     """
     rows, adapted = chunk.rounds[-1], current[-1]
     ratio = ratios(adapted, rows)
-    loss = clipped_surrogate(ratio, rows, clip_eps)
+    loss = -rows.mean(clipped_surrogate(ratio, rows.advantages, clip_eps))
     kls = [step.mean(step.behavior.kl(now)) for step, now in zip(chunk.rounds[:-1], current[:-1], strict=True)]
     for coeff, kl in zip(kl_coeffs, kls, strict=True):
         loss = loss + coeff / len(kls) * kl

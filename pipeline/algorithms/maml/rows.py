@@ -23,7 +23,6 @@ Recorded = Callable[[Mapping[str, Tensor]], Distribution]
 
 
 def recorded_gaussian(behavior: Mapping[str, Tensor]) -> DiagGaussian:
-    """See Recorded."""
     return DiagGaussian(**behavior)
 
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.nn.optimization import LearningRate, OptimizerConfig
-from metaloom.pipeline.policies.config import ActorKind
+from metaloom.pipeline.policies.config import ActorKind, LayerSize
 from metaloom.pipeline.schema import later
-
-LayerSize = Annotated[int, Field(ge=1)]
 
 
 @dataclass(frozen=True)
@@ -197,7 +195,7 @@ class DQL(ReplaySettings):
     Mnih et al. 2015, doi:10.1038/nature14236.
     """
 
-    learner: ClassVar[str] = "metaloom.pipeline.algorithms.off_policy.dql_learner:DQLLearner"
+    learner: ClassVar[str] = "metaloom.pipeline.algorithms.off_policy.dql:DQLLearner"
     actor: ClassVar[ActorKind] = "q_values"
     decides_episodes: ClassVar[tuple[str, ...]] = (
         *ReplaySettings.decides_episodes,
@@ -246,7 +244,7 @@ class SAC(ReplaySettings):
     With a learned temperature. Haarnoja et al. 2018, arXiv:1801.01290 and arXiv:1812.05905.
     """
 
-    learner: ClassVar[str] = "metaloom.pipeline.algorithms.off_policy.sac_learner:SACLearner"
+    learner: ClassVar[str] = "metaloom.pipeline.algorithms.off_policy.sac:SACLearner"
     actor: ClassVar[ActorKind] = "tanh_gaussian"
 
     name: Literal["sac"] = "sac"

@@ -21,9 +21,8 @@ from metaloom.pipeline.algorithms.off_policy.parts import (
     tensor_like,
     transitions_like,
 )
-from metaloom.pipeline.algorithms.pearl.networks import PEARLNetworks
+from metaloom.pipeline.algorithms.pearl.networks import TRAINED, TWINS, PEARLArrays, PEARLNetworks
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
-from metaloom.pipeline.algorithms.pearl.state import TRAINED, TWINS, PEARLArrays
 from metaloom.pipeline.nn.flat_networks import prefixed, unprefixed
 from metaloom.pipeline.nn.flat_tensors import FlatTensors
 from metaloom.pipeline.nn.networks import Network

@@ -14,16 +14,21 @@ from metaloom.pipeline.algorithms.off_policy.gradient_steps import GradientSteps
 from metaloom.pipeline.algorithms.off_policy.learner import OffPolicyLearner
 from metaloom.pipeline.algorithms.off_policy.parts import transitions_like
 from metaloom.pipeline.algorithms.pearl import definition
-from metaloom.pipeline.algorithms.pearl.context import ContextRounds, all_transitions
 from metaloom.pipeline.algorithms.pearl.definition import METRICS, Noise, PEARLDefinition
-from metaloom.pipeline.algorithms.pearl.networks import POLICY_OUTPUT_LIMIT, PEARLNetworks, initialize
+from metaloom.pipeline.algorithms.pearl.networks import (
+    POLICY_OUTPUT_LIMIT,
+    TRAINED,
+    PEARLArrays,
+    PEARLNetworks,
+    initialize,
+)
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
-from metaloom.pipeline.algorithms.pearl.state import TRAINED, PEARLArrays
 from metaloom.pipeline.nn.flat_networks import prefixed, unprefixed
 from metaloom.pipeline.nn.flat_tensors import FlatTensors
 from metaloom.pipeline.nn.schedules import lr_factor
 from metaloom.pipeline.nn.torch_optimizers import initial_state
 from metaloom.pipeline.policies.actors.off_policy import BELIEF_MEAN, BELIEF_VARIANCE
+from metaloom.pipeline.replay.buffer import ContextRounds, all_transitions
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import (
     Array,

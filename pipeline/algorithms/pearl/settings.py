@@ -11,12 +11,11 @@ from metaloom.pipeline.algorithms.contract import RunSettings
 from metaloom.pipeline.algorithms.off_policy.settings import (
     CollectionRound,
     Filling,
-    LayerSize,
     OffPolicyPlan,
     OffPolicySettings,
 )
 from metaloom.pipeline.nn.optimization import OptimizerConfig, ScheduledSteps
-from metaloom.pipeline.policies.config import ActorKind
+from metaloom.pipeline.policies.config import ActorKind, LayerSize
 from metaloom.pipeline.schema import later
 
 ROUNDS = ("num_steps_prior", "num_steps_posterior", "num_extra_rl_steps_posterior", "update_post_train")

@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 
 from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, Learner, Setup
-from metaloom.pipeline.algorithms.rl2.settings import WithMemory, WithMemorySteps
-from metaloom.pipeline.algorithms.trials.estimates import CRITIC_SCALE, UNSCALED, TrialEstimates
+from metaloom.pipeline.algorithms.rl2.settings import RL2, WithinEpisode, WithMemory
 from metaloom.pipeline.algorithms.trials.losses import Sequences
-from metaloom.pipeline.algorithms.trials.update import TrialUpdate
+from metaloom.pipeline.algorithms.trials.update import CRITIC_SCALE, UNSCALED, TrialEstimates, TrialUpdate
 from metaloom.pipeline.estimation.trials import Trials
 from metaloom.pipeline.nn.device import use_device
 from metaloom.pipeline.nn.distributions import Distribution
 from metaloom.pipeline.nn.torch_optimizers import initial_state
-from metaloom.pipeline.policies.recurrent import RecurrentPolicy
+from metaloom.pipeline.policies.build import RecurrentPolicy
 from metaloom.pipeline.policies.remembering import Remembering, remembered
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import (
@@ -72,14 +71,12 @@ class MemoryPolicy(RecurrentPolicy):
         return self.distribution(params, of.rows(self.features(params, of.inputs)))
 
     def judged(self, params: Mapping[str, Tensor], of: Sequences) -> tuple[Distribution, Tensor]:
-        """See TrialPolicy."""
         features = self.features(params, of.inputs)
         rows = of.rows(self.judging(features, of.inputs))
         values = torch.addmm(params[CRITIC_BIAS], rows, params[CRITIC_KERNEL]).squeeze(-1)
         return self.distribution(params, of.rows(features)), values
 
     def values(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """See TrialPolicy."""
         features = self.judging(self.features(params, inputs), inputs)
         return torch.nn.functional.linear(features, params[CRITIC_KERNEL].t(), params[CRITIC_BIAS]).squeeze(-1)
 
@@ -136,13 +133,12 @@ class WithMemoryLearner(Learner[Step, Sequence[Step]]):
 class MemoryLearner(WithMemoryLearner):
     """Learns by gradient steps on minibatches of trials; see Learner."""
 
-    def __init__(self, settings: WithMemorySteps, setup: Setup) -> None:
+    def __init__(self, settings: RL2 | WithinEpisode, setup: Setup) -> None:
         super().__init__(settings, setup)
         self._optimizer = settings.optimizer
         self._update = TrialUpdate(settings, self.policy, self.estimates)
 
     def initial_optimizer(self, learned: Mapping[str, Array]) -> Params:
-        """See WithMemoryLearner."""
         return initial_state(self._optimizer, learned)
 
     def update(

@@ -24,6 +24,7 @@ class WithMemory(TrialSettings):
     """A recurrent policy, with values that are a layer on its memory."""
 
     graph: ClassVar[str] = "on_policy"
+    learner: ClassVar[str] = "metaloom.pipeline.algorithms.rl2.learner:MemoryLearner"
     actor: ClassVar[ActorKind] = "recurrent"
 
     initial_output_scale: float = Field(default=1.0, ge=0)
@@ -54,13 +55,7 @@ class WithMemory(TrialSettings):
             )
 
 
-class WithMemorySteps(WithMemory, TrialSteps):
-    """Learns by gradient steps on minibatches of trials."""
-
-    learner: ClassVar[str] = "metaloom.pipeline.algorithms.rl2.learner:MemoryLearner"
-
-
-class RL2(WithMemorySteps, TrialClipping):
+class RL2(WithMemory, TrialClipping):
     """A recurrent policy that adapts to a task by what it remembers of its episodes there, trained by PPO."""
 
     name: Literal["rl2"] = "rl2"
@@ -79,7 +74,7 @@ class RL2TRPO(WithMemory, NaturalSteps):
     """Whole trials that are differentiated at a time, which bounds the memory of an update."""
 
 
-class WithinEpisode(WithMemorySteps):
+class WithinEpisode(WithMemory, TrialSteps):
     """A memory of the episode alone, on a single task."""
 
     episodes_per_trial: Literal[1] = 1

@@ -19,13 +19,13 @@ from metaloom.pipeline.algorithms.rl2.learner import (
     critic_of,
 )
 from metaloom.pipeline.algorithms.rl2.settings import RL2TRPO
-from metaloom.pipeline.algorithms.trials.estimates import CRITIC_SCALE
 from metaloom.pipeline.algorithms.trials.losses import Batch, Sequences
+from metaloom.pipeline.algorithms.trials.update import CRITIC_SCALE
 from metaloom.pipeline.baselines.linear import solve
 from metaloom.pipeline.nn.distributions import Distribution, kl_from_itself, likelihood_ratio
 from metaloom.pipeline.nn.flat_networks import FlatParams
+from metaloom.pipeline.nn.optimizers import natural_step, search
 from metaloom.pipeline.nn.recurrent import differentiable_twice
-from metaloom.pipeline.nn.trust_region import natural_step, search
 from metaloom.pipeline.types import Array, LearnerState, Metrics, ParallelMap, Params, Step
 
 ADVICE = "Lower algorithm.max_kl"

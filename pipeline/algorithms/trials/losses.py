@@ -94,11 +94,6 @@ def sequence_loss(now: Distribution, values: Tensor, of: Sequences, weights: Wei
     return loss - weights.entropy * now.entropy().mean() if weights.entropy else loss
 
 
-def clip_fraction(log_prob: Tensor, old_log_prob: Tensor, clip_eps: float) -> Tensor:
-    """Fraction of the steps whose likelihood ratio is out of range."""
-    return (((log_prob - old_log_prob).exp() - 1).abs() > clip_eps).to(torch.float64).mean()
-
-
 _SMALLEST_STD = 1e-4
 """Where all targets are equal there is nothing to divide by."""
 

@@ -1,4 +1,4 @@
-"""The update of a policy and its values on whole trials: epochs of gradient steps on minibatches of them."""
+"""Estimates along trials, and the update of a policy and its values: epochs of gradient steps on whole trials."""
 
 from __future__ import annotations
 
@@ -9,22 +9,109 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metaloom.pipeline.algorithms.actor_critic.gradient_steps import policy_loss
+from metaloom.pipeline.algorithms.actor_critic.gradient_steps import clip_fraction, policy_loss
+from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.finite_checks import require_finite_params
-from metaloom.pipeline.algorithms.trials.estimates import TrialEstimates
 from metaloom.pipeline.algorithms.trials.losses import (
     Batch,
     Sequences,
     TrialPolicy,
     Weights,
-    clip_fraction,
     sequence_loss,
 )
-from metaloom.pipeline.algorithms.trials.settings import TrialSteps
+from metaloom.pipeline.algorithms.trials.settings import TrialSettings, TrialSteps
+from metaloom.pipeline.estimation.processing import scale
+from metaloom.pipeline.estimation.returns import discounted_returns
+from metaloom.pipeline.estimation.trials import Trials
 from metaloom.pipeline.nn.flat_tensors import Descent, FlatTensors
 from metaloom.pipeline.nn.schedules import lr_factor
 from metaloom.pipeline.seeding import generator
-from metaloom.pipeline.types import Array, Metrics, Params, Step
+from metaloom.pipeline.types import Array, EpisodeBatch, Metrics, Params, Samples, Step
+
+CRITIC_SCALE = "critic.scale"
+"""Mean and standard deviation of the targets of the last update, [2]: values in these units have no long way to the
+returns of whole trials, and large rewards do not drown the policy's gradient in that of the values."""
+UNSCALED = np.array([0, 1], np.float32)
+"""Before the first update."""
+
+
+class TrialEstimates:
+    """Trials of an iteration with their estimates; holds no parameters.
+
+    Attributes:
+        device: where torch computes.
+    """
+
+    def __init__(self, settings: TrialSettings, setup: Setup, policy: TrialPolicy, device: torch.device) -> None:
+        self._settings, self._setup, self._policy, self.device = settings, setup, policy, device
+
+    def trials(self, episodes: EpisodeBatch) -> Trials:
+        """Return the trials that some episodes are."""
+        return Trials(episodes, self._settings.episodes_per_trial, self._setup.num_actions)
+
+    def inputs(self, trials: Trials) -> Array:
+        """Return what the policy sees and, behind it, what the critic alone sees, [N, L, in] float32."""
+        inputs = self._policy.inputs(trials)
+        if not self._settings.position_size:
+            return inputs
+        position = trials.position(self._setup.max_episode_steps, self._setup.processing.discount)
+        return np.concatenate([inputs, position], axis=-1)
+
+    def process(self, params: Mapping[str, Array], values_scale: Array, episodes: EpisodeBatch) -> Samples:
+        """Estimate along the trials, by the values as they are before they learn from them.
+
+        Args:
+            params: of the policy and of the values.
+            values_scale: see CRITIC_SCALE.
+            episodes: whole trials.
+        """
+        trials, processing = self.trials(episodes), self._setup.processing
+        values, behind = self._values(params, values_scale, trials)
+        raw = trials.advantages(values, processing.discount, processing.gae_lambda, behind)
+        advantages = trials.by_episode(raw)
+        mask = episodes.mask
+        # Statistics are those of all tasks together: most have a trial or two, of a few steps at worst.
+        together = (-1, mask.shape[2])
+        scaled = scale(advantages.reshape(together), mask.reshape(together), processing)
+        return Samples(
+            returns=trials.by_episode(discounted_returns(trials.rewards, processing.discount)).astype(np.float32),
+            values=trials.by_episode(values).astype(np.float32),
+            advantages=scaled.reshape(mask.shape).astype(np.float32),
+            mask=mask,
+        )
+
+    def batch(self, params: Mapping[str, Array], values_scale: Array, step: Step) -> Batch:
+        """Return the trials of a step to learn from, processed with the same parameters; see `process`."""
+        trials = self.trials(step.episodes)
+        behind = self._values(params, values_scale, trials)[1] if self._settings.trial_end == "bootstrapped" else None
+        return Batch(
+            trials, step.samples, self.inputs(trials), self._policy, self._setup.processing, self.device, behind
+        )
+
+    def metrics(self, episodes: EpisodeBatch, batch: Batch) -> Metrics:
+        """Describe trials: mean returns of their first and last episodes, and advantages at an end that is seen."""
+        by_place = episodes.episode_returns.reshape(len(episodes.lengths), self._settings.episodes_per_trial, -1)
+        ends = {"first_episode_return": by_place[:, 0], "last_episode_return": by_place[:, -1]}
+        found = {name: float(returns.mean()) for name, returns in ends.items()}
+        return found | (batch.end_advantages if self._settings.position_size else {})
+
+    def _values(self, params: Mapping[str, Array], values_scale: Array, trials: Trials) -> tuple[Array, Array | None]:
+        """V [N, L] of the steps of trials, and what their ends are credited with, [N]; float32."""
+        if self._settings.trial_end != "bootstrapped":
+            return self._values_of(params, values_scale, self.inputs(trials)), None
+        # One pass: what is known behind the last step follows from what was known in it.
+        values = self._values_of(params, values_scale, trials.inputs_to_end)
+        behind = values[np.arange(len(trials)), trials.lengths]
+        return values[:, :-1], np.where(trials.cut, behind, 0)
+
+    @torch.no_grad()
+    def _values_of(self, params: Mapping[str, Array], values_scale: Array, inputs: Array) -> Array:
+        """V [N, L] float32, of inputs [N, L, in]."""
+        tensors = {name: torch.tensor(value, device=self.device) for name, value in params.items()}
+        rows = torch.from_numpy(np.ascontiguousarray(inputs.swapaxes(0, 1))).to(self.device)
+        values = self._policy.values(tensors, rows)
+        mean, std = values_scale
+        return np.ascontiguousarray(values.t().cpu().numpy()) * std + mean
 
 
 @dataclass(frozen=True)

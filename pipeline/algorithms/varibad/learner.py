@@ -8,9 +8,8 @@ import numpy as np
 from torch import Tensor
 
 from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, Learner, Setup
-from metaloom.pipeline.algorithms.trials.estimates import CRITIC_SCALE, UNSCALED, TrialEstimates
 from metaloom.pipeline.algorithms.trials.losses import Sequences
-from metaloom.pipeline.algorithms.trials.update import TrialUpdate
+from metaloom.pipeline.algorithms.trials.update import CRITIC_SCALE, UNSCALED, TrialEstimates, TrialUpdate
 from metaloom.pipeline.algorithms.varibad.model import Model
 from metaloom.pipeline.algorithms.varibad.settings import VariBAD
 from metaloom.pipeline.estimation.trials import Trials

@@ -1,14 +1,74 @@
 """Rows of several classes of tasks: one batch of simulations per class inside one environment batch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 
-from metaloom.pipeline.envs.contract import BatchStep, Fact
-from metaloom.pipeline.envs.metaworld.computation import ClassRows, Computation, class_rows
-from metaloom.pipeline.envs.metaworld.oracle import INFO, OfficialClass
+from metaloom.pipeline.envs.contract import BatchStep, EnvError, Fact
+from metaloom.pipeline.envs.metaworld.oracle import INFO, OfficialClass, OracleRows, RowPhysics, RowsStep
+from metaloom.pipeline.envs.metaworld.rows.table import ROW_TASKS
+from metaloom.pipeline.envs.metaworld.rows.vectorized import VectorizedRows
 from metaloom.pipeline.envs.mujoco_robot import stop_profiling_timer
 from metaloom.pipeline.types import Array
+
+Computation = Literal["auto", "vectorized", "oracle"]
+"""`vectorized` by rules for rows, `oracle` by the package, `auto` by rules for the classes that have them."""
+
+_VERSION_OF_RULES = "v2"
+
+
+class ClassRows(Protocol):
+    """N rows of one class.
+
+    Attributes:
+        physics: that moves them.
+        observations: [N, 39], the first ones.
+    """
+
+    physics: RowPhysics
+    observations: Array
+
+    def step(self, actions: Array, rows: Array) -> RowsStep:
+        """Step n of the rows (sorted, unique) with actions [n, 4] float32."""
+        ...
+
+
+def check_computation(where: str, computation: object, reward_version: str, names: Sequence[str]) -> None:
+    """Require that the classes can be computed so.
+
+    Raises:
+        EnvError: it is none of Computation, or there are no such rules.
+    """
+    if computation not in get_args(Computation):
+        raise EnvError(f"{where}: computation is {computation!r}; required one of {', '.join(get_args(Computation))}")
+    if computation != "vectorized":
+        return
+    if reward_version != _VERSION_OF_RULES:
+        raise EnvError(
+            f"{where}: computation is 'vectorized' and reward_version {reward_version!r}; required version "
+            f"{_VERSION_OF_RULES!r}, of which the rules for rows are, or computation 'auto' or 'oracle'"
+        )
+    if missing := [name for name in names if name not in ROW_TASKS]:
+        raise EnvError(
+            f"{where}: computation is 'vectorized', for which {', '.join(missing)} "
+            f"{'has' if len(missing) == 1 else 'have'} no rules; required 'auto' or 'oracle', or classes among "
+            f"{', '.join(ROW_TASKS)}"
+        )
+
+
+def computed_by(name: str, computation: Computation, reward_version: str) -> Literal["vectorized", "oracle"]:
+    """Which of the two computes a class."""
+    by_rules = computation != "oracle" and reward_version == _VERSION_OF_RULES and name in ROW_TASKS
+    return "vectorized" if by_rules else "oracle"
+
+
+def class_rows(official: OfficialClass, goals: Array, num_threads: int, computation: Computation) -> ClassRows:
+    """Rows of a class with goals [N, R], at the starts of their episodes."""
+    if computed_by(official.name, computation, official.reward_version) == "vectorized":
+        return VectorizedRows(official, goals, num_threads)
+    return OracleRows(official, goals, num_threads)
+
 
 OBSERVATION_SIZE, ACTION_SIZE = 39, 4
 

@@ -10,11 +10,18 @@ import numpy as np
 from gymnasium.spaces import Box
 
 from metaloom.pipeline.envs.contract import EnvError, TaskField, check_task
-from metaloom.pipeline.envs.metaworld.batch import ACTION_SIZE, FACTS, OBSERVATION_SIZE, MetaWorldBatch
-from metaloom.pipeline.envs.metaworld.computation import Computation, check_computation, computed_by
-from metaloom.pipeline.envs.metaworld.goals import GOAL_SIZE, Tasks, benchmark_tasks
+from metaloom.pipeline.envs.metaworld.batch import (
+    ACTION_SIZE,
+    FACTS,
+    OBSERVATION_SIZE,
+    Computation,
+    MetaWorldBatch,
+    check_computation,
+    computed_by,
+)
 from metaloom.pipeline.envs.metaworld.names import BENCHMARKS, CLASSES, Split, class_name
 from metaloom.pipeline.envs.metaworld.oracle import OfficialClass
+from metaloom.pipeline.envs.metaworld.package import GOAL_SIZE, Tasks, benchmark_tasks
 from metaloom.pipeline.envs.task_classes import nearest
 from metaloom.pipeline.envs.task_sets import FixedTasks
 from metaloom.pipeline.types import Array

@@ -1,9 +1,9 @@
-"""The package `metaworld`, imported when an environment of it is made, and what of it does not fit newer MuJoCo."""
+"""Goals of Meta-World's benchmarks, and its package, imported when an environment of it is made."""
 # pyright: reportAttributeAccessIssue=false
 # MuJoCo's compiled modules have no type stubs.
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -12,6 +12,8 @@ import mujoco
 import numpy as np
 
 from metaloom.pipeline.envs.contract import EnvError
+from metaloom.pipeline.envs.metaworld.names import CLASSES
+from metaloom.pipeline.types import Array
 
 VERSION = "3.1.1"
 """The one that the bits of stored runs are of: rewards differ from version to version."""
@@ -56,3 +58,55 @@ def _reset_mocap_welds(env: Any) -> None:
         row = np.zeros(model.eq_data.shape[1])
         row[: len(relative_pose)] = relative_pose
         model.eq_data[model.eq_type == mujoco.mjtEq.mjEQ_WELD] = row
+
+
+GOALS_PER_CLASS = 50
+GOAL_SIZE = 6
+"""Numbers that a task keeps of a goal; classes with only three leave the others 0."""
+
+Tasks = tuple[tuple[float, ...], ...]
+
+
+@cache
+def benchmark_tasks(names: Sequence[str], seed: int) -> Tasks:
+    """All tasks of a benchmark's classes: the number of the class, and the goal.
+
+    They are those of the package's `_make_tasks(classes, ..., seed)`. It draws them from numpy's global generator while
+    it simulates resets; here the generator is one of its own, and nothing is simulated, since no draw depends on it.
+
+    Args:
+        names: of the classes, in the benchmark's order.
+        seed: of the benchmark.
+
+    Returns:
+        GOALS_PER_CLASS of each class, 1 + GOAL_SIZE numbers each.
+    """
+    generator = np.random.RandomState(seed)
+    return tuple(task for name in names for task in _class_tasks(name, generator))
+
+
+def _class_tasks(name: str, generator: Any) -> Tasks:
+    env = official_classes()[name]()
+    env._set_task_called = True
+    env._get_state_rand_vec = lambda: _draw(env, generator)
+    env.do_simulation = lambda ctrl, n_frames: mujoco.mj_forward(env.model, env.data)
+    reset_hand = env._reset_hand
+    env._reset_hand = lambda: reset_hand(steps=1)
+    tasks: list[tuple[float, ...]] = []
+    for _ in range(GOALS_PER_CLASS):
+        env.reset()
+        tasks.append((float(CLASSES.index(name)), *padded(env._last_rand_vec).tolist()))
+    env.close()
+    return tuple(tasks)
+
+
+def _draw(env: Any, generator: Any) -> Array:
+    """As SawyerXYZEnv._get_state_rand_vec, from a generator of its own."""
+    space = env._random_reset_space
+    env._last_rand_vec = generator.uniform(space.low, space.high, size=space.low.size)
+    return env._last_rand_vec
+
+
+def padded(goal: Array) -> Array:
+    """[GOAL_SIZE] float64."""
+    return np.concatenate([goal, np.zeros(GOAL_SIZE - len(goal))])

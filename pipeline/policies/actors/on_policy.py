@@ -8,7 +8,7 @@ from metaloom.pipeline.estimation.normalization import Normalization
 from metaloom.pipeline.policies.actors.contract import Actor, ActorSetup
 from metaloom.pipeline.policies.inference import LOGITS_NETWORK, MEAN_NETWORK, Inference, log_softmax
 from metaloom.pipeline.policies.posterior import POSTERIOR_LOG_STD, POSTERIOR_MEAN, PosteriorNetwork
-from metaloom.pipeline.policies.remembering import CellAndHead, MakeNetwork, Memory, Remembering
+from metaloom.pipeline.policies.remembering import CellAndHead, Memory, Remembering
 from metaloom.pipeline.types import Array
 
 
@@ -74,7 +74,7 @@ class RecurrentActor(Actor):
     before. What it remembers lasts from one episode to the next; with `setup.memory` None a trial begins.
     """
 
-    make_network: ClassVar[MakeNetwork] = CellAndHead
+    make_network: ClassVar[type[CellAndHead | PosteriorNetwork]] = CellAndHead
 
     def __init__(self, setup: ActorSetup) -> None:
         super().__init__(setup)
@@ -93,16 +93,13 @@ class RecurrentActor(Actor):
         return actions
 
     def learn_of(self, rows: Array, rewards: Array, ended: Array) -> None:
-        """See Actor."""
         self._remembering.learn_of(rows, rewards, ended)
 
     @property
     def memory(self) -> Memory:
-        """See Actor."""
         return self._remembering.memory
 
     def recall(self, memory: Memory) -> None:
-        """See Actor."""
         self._remembering.memory = memory
 
 
@@ -149,7 +146,6 @@ class NormalizingActor(Actor):
         return self.actor.act(t, normalized.reshape(observations.shape), rows)
 
     def learn_of(self, rows: Array, rewards: Array, ended: Array) -> None:
-        """See Actor."""
         tasks = rows // self._num_rows
         std = self._normalization.reward_std
         scaled = rewards if std is None else Normalization(reward_std=std[tasks]).rewards(np.asarray(rewards))
@@ -157,9 +153,7 @@ class NormalizingActor(Actor):
 
     @property
     def memory(self) -> Memory | None:
-        """See Actor."""
         return self.actor.memory
 
     def recall(self, memory: Memory) -> None:
-        """See Actor."""
         self.actor.recall(memory)

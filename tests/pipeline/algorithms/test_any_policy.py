@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from metaloom.pipeline.algorithms.contract import Setup
-from metaloom.pipeline.algorithms.maml.curvature import (
+from metaloom.pipeline.algorithms.maml.meta_gradient import meta_gradient, meta_objective
+from metaloom.pipeline.algorithms.maml.rows import build_chunks
+from metaloom.pipeline.algorithms.maml.settings import MAMLTRPO, ProMP
+from metaloom.pipeline.algorithms.maml.trpo import (
     MetaPoint,
+    bounded_kl,
     difference_product,
     gauss_newton_product,
     hessian_product,
 )
-from metaloom.pipeline.algorithms.maml.meta_gradient import meta_gradient, meta_objective
-from metaloom.pipeline.algorithms.maml.rows import build_chunks
-from metaloom.pipeline.algorithms.maml.settings import MAMLTRPO, ProMP
-from metaloom.pipeline.algorithms.maml.trpo import bounded_kl
 from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.nn.flat_networks import FlatParams

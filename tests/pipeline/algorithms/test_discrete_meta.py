@@ -8,12 +8,6 @@ import pytest
 import torch
 
 from metaloom.pipeline.algorithms.contract import Kernel, Setup
-from metaloom.pipeline.algorithms.maml.curvature import (
-    MetaPoint,
-    difference_product,
-    gauss_newton_product,
-    hessian_product,
-)
 from metaloom.pipeline.algorithms.maml.losses import log_likelihood_per_cell
 from metaloom.pipeline.algorithms.maml.meta_gradient import meta_gradient, meta_objective
 from metaloom.pipeline.algorithms.maml.rows import build_chunks, task_rows
@@ -27,7 +21,13 @@ from metaloom.pipeline.algorithms.maml.settings import (
     TrustRegion,
     VPGDice,
 )
-from metaloom.pipeline.algorithms.maml.trpo import bounded_kl
+from metaloom.pipeline.algorithms.maml.trpo import (
+    MetaPoint,
+    bounded_kl,
+    difference_product,
+    gauss_newton_product,
+    hessian_product,
+)
 from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.kernels.gauss_newton import fused_gauss_newton_product

@@ -10,7 +10,6 @@ from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.maml.meta_gradient import (
     SPLIT_COSINE,
     STANDARD_ERROR,
-    TaskSpread,
     measured_meta_gradient,
     meta_gradient,
     noise_metrics,
@@ -31,9 +30,7 @@ POLICY = GaussianPolicy(Spaces((3,), 1.0, 2, 0), PolicyConfig(hidden_sizes=(4,))
 def spread_of(gradients):
     """Mean and spread of gradients [B, n] of two parameters of one element each."""
     named = lambda vector: {"a": vector[:1], "b": vector[1:]}  # noqa: E731
-    return named(gradients.mean(axis=0)), TaskSpread(
-        named(gradients[::2].sum(axis=0)), np.square(gradients).sum(axis=1)
-    )
+    return named(gradients.mean(axis=0)), named(gradients[::2].sum(axis=0)), np.square(gradients).sum(axis=1)
 
 
 def test_a_case_worked_out_by_hand():

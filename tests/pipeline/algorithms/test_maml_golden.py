@@ -6,15 +6,15 @@ import torch
 
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.maml import policy_gradient
-from metaloom.pipeline.algorithms.maml.curvature import (
-    MetaPoint,
-    difference_product,
-    gauss_newton_product,
-)
 from metaloom.pipeline.algorithms.maml.meta_gradient import meta_gradient, meta_objective
 from metaloom.pipeline.algorithms.maml.rows import build_chunks
 from metaloom.pipeline.algorithms.maml.settings import EMAML, MAMLTRPO, MAMLVPG
-from metaloom.pipeline.algorithms.maml.trpo import bounded_kl
+from metaloom.pipeline.algorithms.maml.trpo import (
+    MetaPoint,
+    bounded_kl,
+    difference_product,
+    gauss_newton_product,
+)
 from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.kernels.gauss_newton import fused_gauss_newton_product

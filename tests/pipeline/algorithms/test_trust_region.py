@@ -10,17 +10,17 @@ import torch
 from pydantic import ValidationError
 
 from metaloom.pipeline.algorithms.contract import Kernel, Setup
-from metaloom.pipeline.algorithms.maml.curvature import (
+from metaloom.pipeline.algorithms.maml.meta_gradient import meta_objective
+from metaloom.pipeline.algorithms.maml.rows import build_chunks
+from metaloom.pipeline.algorithms.maml.settings import EMAML, MAMLTRPO
+from metaloom.pipeline.algorithms.maml.trpo import (
     MetaPoint,
+    bounded_kl,
     difference_product,
     gauss_newton_product,
     hessian_product,
     share_of_rows,
 )
-from metaloom.pipeline.algorithms.maml.meta_gradient import meta_objective
-from metaloom.pipeline.algorithms.maml.rows import build_chunks
-from metaloom.pipeline.algorithms.maml.settings import EMAML, MAMLTRPO
-from metaloom.pipeline.algorithms.maml.trpo import bounded_kl
 from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.estimation.config import ProcessingConfig

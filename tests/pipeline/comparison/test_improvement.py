@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from metaloom.pipeline.comparison.improvement import improvement_interval, probability_of_improvement
+from metaloom.pipeline.comparison.intervals import improvement_interval, probability_of_improvement
 from metaloom.pipeline.comparison.scores import Scores
 
 finite = st.floats(-1e6, 1e6, allow_subnormal=False)

@@ -15,8 +15,7 @@ from metaloom.pipeline.comparison.intervals import (
     student_quantile,
     welch_degrees,
 )
-from metaloom.pipeline.comparison.measures import interquartile_mean, mean_score
-from metaloom.pipeline.comparison.scores import Scores
+from metaloom.pipeline.comparison.scores import Scores, interquartile_mean, mean_score
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaloom.pipeline.comparison.measures import (
+from metaloom.pipeline.comparison.scores import (
+    Scores,
     interquartile_mean,
     mean_score,
     performance_profile,
 )
-from metaloom.pipeline.comparison.scores import Scores
 from metaloom.pipeline.estimation import statistics
 
 finite = st.floats(-1e6, 1e6, allow_subnormal=False)
@@ -65,7 +65,7 @@ def test_rows_of_weights_give_what_each_gives_also_in_blocks(monkeypatch):
     rng = np.random.default_rng(0)
     scores, weights = Scores.of(rng.normal(size=(4, 6))), rng.dirichlet(np.ones(4), size=25)
     singly = [float(interquartile_mean(scores, row)) for row in weights]
-    monkeypatch.setattr("metaloom.pipeline.comparison.measures._NUMBERS_AT_ONCE", 100)
+    monkeypatch.setattr("metaloom.pipeline.comparison.scores._NUMBERS_AT_ONCE", 100)
     np.testing.assert_allclose(interquartile_mean(scores, weights), singly, rtol=1e-12)
 
 

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaloom.pipeline.comparison.groups import Resampled
-from metaloom.pipeline.comparison.measures import interquartile_mean
 from metaloom.pipeline.comparison.order import divisions, holm, permutation_test, runs_needed, smallest_p
-from metaloom.pipeline.comparison.scores import Scores
+from metaloom.pipeline.comparison.scores import Scores, interquartile_mean
 
 
 def test_of_three_and_three_runs_that_are_apart_two_of_twenty_divisions_are_as_far_apart():

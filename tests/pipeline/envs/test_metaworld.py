@@ -17,10 +17,9 @@ from metaloom.pipeline.envs.contract import BatchEnv, EnvError
 from metaloom.pipeline.envs.metaworld import package
 from metaloom.pipeline.envs.metaworld.batch import MetaWorldBatch
 from metaloom.pipeline.envs.metaworld.families import MetaWorld
-from metaloom.pipeline.envs.metaworld.goals import GOALS_PER_CLASS, benchmark_tasks
 from metaloom.pipeline.envs.metaworld.names import BENCHMARKS, CLASSES, FAMILIES
 from metaloom.pipeline.envs.metaworld.oracle import MAX_STEPS, OfficialClass
-from metaloom.pipeline.envs.metaworld.package import official_classes
+from metaloom.pipeline.envs.metaworld.package import GOALS_PER_CLASS, benchmark_tasks, official_classes
 from metaloom.pipeline.envs.registry import find_env, make_env
 from metaloom.pipeline.types import Array
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from small_setups import CHOICES, DISCRETE_ACTIONS, A, O, small_setup
 
-from metaloom.pipeline.algorithms.actor_critic.settings import A2C, PPO, PPO2
-from metaloom.pipeline.algorithms.actor_critic.svpg import SVPG
+from metaloom.pipeline.algorithms.actor_critic.settings import A2C, PPO, PPO2, SVPG
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.estimation.experience import Rows
 from metaloom.pipeline.policies import PolicyConfig

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from metaloom.pipeline.nn.linearization import LinearizedMLP, PulledBack
-from metaloom.pipeline.nn.mlp import activation, mlp
-from metaloom.pipeline.nn.networks import build_network
+from metaloom.pipeline.nn.networks import activation, build_network, mlp
 from metaloom.pipeline.nn.spec import NetworkSpec
 
 B, N, IN, OUT = 2, 7, 3, 2

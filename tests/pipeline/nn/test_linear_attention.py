@@ -10,7 +10,7 @@ from metaloom.pipeline.nn import recurrent
 from metaloom.pipeline.nn.cells import CellSpec
 from metaloom.pipeline.nn.recurrent import build_cell
 from metaloom.pipeline.nn.spec import check_network_settings
-from metaloom.pipeline.policies.cell_inference import AttentionInference
+from metaloom.pipeline.policies.inference import AttentionInference
 from metaloom.pipeline.schema import ConfigError
 
 L, N, INPUTS, HIDDEN, K, V = 7, 3, 4, 5, 3, 2

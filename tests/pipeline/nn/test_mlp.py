@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from metaloom.pipeline.nn.mlp import mlp
-from metaloom.pipeline.nn.networks import build_network
+from metaloom.pipeline.nn.networks import build_network, mlp
 from metaloom.pipeline.nn.spec import NetworkSpec
 
 

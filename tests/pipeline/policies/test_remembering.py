@@ -8,8 +8,8 @@ from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.acting import check_actor_params
 from metaloom.pipeline.policies.actors import ActorSetup
 from metaloom.pipeline.policies.actors.on_policy import RecurrentActor
+from metaloom.pipeline.policies.build import RecurrentPolicy
 from metaloom.pipeline.policies.config import PolicyConfig
-from metaloom.pipeline.policies.recurrent import RecurrentPolicy
 from metaloom.pipeline.policies.remembering import Remembering, recollect
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.seeding import generator

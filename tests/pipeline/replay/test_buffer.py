@@ -4,8 +4,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from metaloom.pipeline.replay.buffer import ReplayBuffer, blocks_within
-from metaloom.pipeline.replay.columns import TransitionColumns
+from metaloom.pipeline.replay.buffer import ReplayBuffer, TransitionColumns, blocks_within
 from metaloom.pipeline.replay.index import ReplayError
 from metaloom.pipeline.types import EpisodeBatch, Minibatch, Minibatches
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from metaloom.pipeline.replay.columns import TransitionColumns
+from metaloom.pipeline.replay.buffer import TransitionColumns
 from metaloom.pipeline.types import EpisodeBatch
 
 

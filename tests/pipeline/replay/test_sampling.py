@@ -5,7 +5,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaloom.pipeline.replay.sampling import draw_distinct, draw_with_replacement
+from metaloom.stages.sample_transitions import draw_distinct, draw_with_replacement
 
 
 def test_draws_cover_all_numbers_up_to_the_largest_uniform() -> None:

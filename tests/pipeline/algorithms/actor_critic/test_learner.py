@@ -8,7 +8,7 @@ from metaloom.pipeline.algorithms.actor_critic.settings import A2C, PPO, PPO2
 from metaloom.pipeline.algorithms.finite_checks import NumericalError
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.nn.distributions import DiagGaussian
-from metaloom.pipeline.nn.mlp import mlp
+from metaloom.pipeline.nn.networks import mlp
 from metaloom.pipeline.nn.optimizers import AdamInPlace, RMSpropInPlace
 from metaloom.pipeline.types import EpisodeBatch, LearnerState, Step
 

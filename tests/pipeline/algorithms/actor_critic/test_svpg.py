@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from metaloom.pipeline.algorithms.actor_critic.settings import A2C
+from metaloom.pipeline.algorithms.actor_critic.settings import A2C, SVPG
 from metaloom.pipeline.algorithms.actor_critic.stein import median_bandwidth, stein_direction
-from metaloom.pipeline.algorithms.actor_critic.svpg import SVPG
 from metaloom.pipeline.estimation.experience import Rows
 from metaloom.pipeline.types import Step
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from metaloom.pipeline.algorithms.finite_checks import NumericalError
-from metaloom.pipeline.algorithms.off_policy.sac_definition import METRICS
+from metaloom.pipeline.algorithms.off_policy.sac import METRICS
 from metaloom.pipeline.algorithms.off_policy.settings import SAC
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Minibatch, Transitions

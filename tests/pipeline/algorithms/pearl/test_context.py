@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from metaloom.pipeline.algorithms.pearl.context import ContextRounds, all_transitions
+from metaloom.pipeline.replay.buffer import ContextRounds, all_transitions
 from metaloom.pipeline.types import EpisodeBatch, TaskParams
 
 from .conftest import SETUP, small

@@ -6,10 +6,11 @@ import torch
 from cell_steps import OPTIONS, STEPS
 from small_setups import A, O
 
-from metaloom.pipeline.algorithms.trials.losses import Sequences, Weights, clip_fraction, sequence_loss
+from metaloom.pipeline.algorithms.actor_critic.gradient_steps import clip_fraction
+from metaloom.pipeline.algorithms.trials.losses import Sequences, Weights, sequence_loss
 from metaloom.pipeline.nn.spec import Spaces
+from metaloom.pipeline.policies.build import RecurrentPolicy
 from metaloom.pipeline.policies.config import PolicyConfig
-from metaloom.pipeline.policies.recurrent import RecurrentPolicy
 
 CONTINUOUS = Spaces((O,), 1.0, A, 0)
 DISCRETE = Spaces((O,), 1.0, 0, 4)

@@ -9,8 +9,15 @@ from cell_steps import gru_step
 from small_setups import A, O
 from torch.distributions import Bernoulli, Normal, kl_divergence
 
-from metaloom.pipeline.algorithms.varibad.decoders import DecodedSteps, Decoders
-from metaloom.pipeline.algorithms.varibad.model import Drawn, TrialTensors, elbo, kl_between, priors_of
+from metaloom.pipeline.algorithms.varibad.model import (
+    DecodedSteps,
+    Decoders,
+    Drawn,
+    TrialTensors,
+    elbo,
+    kl_between,
+    priors_of,
+)
 from metaloom.pipeline.algorithms.varibad.settings import VariBAD
 from metaloom.pipeline.nn.distributions import DiagGaussian
 from metaloom.pipeline.nn.spec import Spaces
