@@ -112,8 +112,8 @@ def section(environment: str, groups: Groups, picture: Path) -> Iterator[str]:
         "before adaptation",
         f"steps to {number(level)}",
     )
-    yield f"| {' | '.join(head)} | s per iteration |"
-    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    yield f"| {' | '.join(head)} |"
+    yield "| --- | --- | --- | --- | --- | --- |"
     for group in found.groups:
         runs = groups[labels[group.name]]
         means = group.scores.run_means
@@ -124,7 +124,6 @@ def section(environment: str, groups: Groups, picture: Path) -> Iterator[str]:
             f"{number(float(means.mean()))}, {number(float(means.min()))} to {number(float(means.max()))}",
             _before(runs, found.env_steps),
             _steps_to(runs, level),
-            f"{np.median([_seconds(run) for run in runs]):.2g}",
         )
         yield f"| {' | '.join(cells)} |"
     yield ""
@@ -142,8 +141,8 @@ def orders(found: Comparison, labels: Mapping[str, str]) -> Iterator[str]:
     shown = sum(order for order, _ in kinds)
     too_few = sum(not attainable for _, attainable in kinds)
     yield (
-        f"Pairs whose order is shown, all tested together: {shown} of {len(kinds)}. Too few seeds to tell: {too_few}. "
-        f"Seeds enough, and no order found: {len(kinds) - shown - too_few}."
+        f"Pairs with a significant order, all tested together: {shown} of {len(kinds)}. Too few seeds: {too_few}. "
+        f"No order found: {len(kinds) - shown - too_few}."
     )
     yield ""
     for (order, _), verdict in zip(kinds, found.verdicts, strict=False):
@@ -206,10 +205,6 @@ def digests(groups: Groups) -> Iterator[str]:
         learned = [f"{run.config['seed']}: `{run.record(run.last_ref(last)).digest[:12]}`" for run in runs]
         yield f"| `{name}` | {last} | {', '.join(learned)} |"
     yield ""
-
-
-def _seconds(run: Run) -> float:
-    return sum(run.record(ref).seconds for ref in run.refs()) / len(run.iterations)
 
 
 def _few_colours(png: bytes) -> bytes:

@@ -17,7 +17,7 @@ def stability(groups: Groups) -> Iterator[str]:
     long = {name: runs for name, runs in groups.items() if min(len(run.iterations) for run in runs) >= LATE.stop}
     if not long:
         return
-    yield "Whether it stays, mean return after adaptation of two spans of iterations, by seed:"
+    yield "Mean return after adaptation in two spans of iterations, by seed:"
     yield ""
     yield f"| group | seed | {EARLY.start} to {EARLY.stop - 1} | {LATE.start} to {LATE.stop - 1} |"
     yield "| --- | --- | --- | --- |"
@@ -32,9 +32,9 @@ def stability(groups: Groups) -> Iterator[str]:
 
 def falls(groups: Groups, last: int) -> Iterator[str]:
     """How far every seed ends below the best that it had."""
-    yield f"How far the end is below the best, highest mean of {last} successive iterations and that of the last:"
+    yield f"Highest and last mean of {last} successive iterations, by seed:"
     yield ""
-    yield "| group | highest, by seed | last, by seed |"
+    yield "| group | highest | last |"
     yield "| --- | --- | --- |"
     for name, runs in groups.items():
         means = {run.config["seed"]: running_mean(returns_after(run), last) for run in runs}

@@ -84,7 +84,7 @@ def test_a_page_is_written_from_references_and_from_runs(results, stability, tmp
     spans = [after["promp", 2][s].mean() for s in (slice(1, 3), slice(4, 6))]
     assert [float(value.replace("\N{MINUS SIGN}", "-")) for value in span] == pytest.approx(spans, abs=0.01)
     assert "lower left" in page
-    assert "all tested together: 0 of 1. Too few seeds to tell: 1. Seeds enough, and no order found: 0." in page
+    assert "all tested together: 0 of 1. Too few seeds: 1. No order found: 0." in page
     assert "Digest" not in page
 
     fork(tmp_path / "small-promp-seed-1", 5, tmp_path / "small-promp-seed-3")
