@@ -169,8 +169,8 @@ def reason(problem: Exception) -> str:
 
 
 def package_of(env: EnvConfig) -> str:
-    """The installed package of an environment's class, with its version."""
-    module = class_path(env).partition(".")[0].partition(":")[0]
+    """The installed package of an environment's module, or of its class, with its version."""
+    module = (env.name if ":" in env.name else class_path(env)).partition(":")[0].partition(".")[0]
     found = packages_distributions().get(module)
     return f"{found[0]} {version(found[0])}" if found else module
 
