@@ -112,7 +112,7 @@ class CategoricalHead:
 
 
 def policy_loss(log_prob: Array, old_log_prob: Array, advantages: Array, clip_eps: float | None) -> float:
-    """Mean loss of n actions; see `algorithms/actor_critic/losses.py`."""
+    """Mean loss of n actions; see `algorithms/actor_critic/gradient_steps.py`."""
     if clip_eps is None:
         return -float((advantages * log_prob).mean())
     plain, clipped = _surrogates(log_prob, old_log_prob, advantages, clip_eps)
