@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from metaloom.pipeline.algorithms.contract import Setup
-from metaloom.pipeline.algorithms.rl2.settings import RL2
+from metaloom.pipeline.algorithms.trials.settings import RL2
 from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.registry import make_batch_env, make_env

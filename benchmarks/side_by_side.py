@@ -10,8 +10,8 @@ import numpy as np
 
 from metaloom.flows.views import charts
 from metaloom.flows.views.series import AFTER, BEFORE, Series
+from metaloom.pipeline.comparison.groups import permutation_test
 from metaloom.pipeline.comparison.intervals import student_interval
-from metaloom.pipeline.comparison.order import permutation_test
 from metaloom.pipeline.comparison.scores import Scores
 from metaloom.pipeline.types import Array
 

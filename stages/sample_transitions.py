@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from metaloom.pipeline.replay.index import ReplayError, ReplayView, TaskRows
+from metaloom.pipeline.replay.index import DrawableRows, ReplayError, ReplayView
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, Minibatches
 
@@ -61,7 +61,9 @@ def sample_transitions(
     chosen = order.argsort(axis=1, kind="stable")[:, :num_tasks]
     drawn = np.asarray(task_ids)[chosen].astype(np.int64)
 
-    def draw(purpose: int, count: int, choices: dict[int, TaskRows], pick: Callable[[Array, TaskRows], Array]) -> Array:
+    def draw(
+        purpose: int, count: int, choices: dict[int, DrawableRows], pick: Callable[[Array, DrawableRows], Array]
+    ) -> Array:
         uniforms = generator(run_seed, "minibatches", iteration, purpose).random((num_updates, num_tasks, count))
         rows = np.full((max_updates, num_tasks, count), -1, np.int64)
         for task in np.unique(drawn).tolist():
@@ -76,7 +78,7 @@ def sample_transitions(
     )
 
 
-def _require_rows(where: str, what: str, choices: dict[int, TaskRows]) -> None:
+def _require_rows(where: str, what: str, choices: dict[int, DrawableRows]) -> None:
     if empty := [task for task, rows in choices.items() if not len(rows)]:
         raise ReplayError(
             f"{where}: the {what} of {len(empty)} of {len(choices)} tasks is empty, first of task {empty[0]}; required "
@@ -84,11 +86,11 @@ def _require_rows(where: str, what: str, choices: dict[int, TaskRows]) -> None:
         )
 
 
-def _with_replacement(uniforms: Array, choice: TaskRows) -> Array:
+def _with_replacement(uniforms: Array, choice: DrawableRows) -> Array:
     return choice.at(draw_with_replacement(uniforms, len(choice)))
 
 
-def _distinct_if_possible(uniforms: Array, choice: TaskRows) -> Array:
+def _distinct_if_possible(uniforms: Array, choice: DrawableRows) -> Array:
     if len(choice) < uniforms.shape[1]:
         return _with_replacement(uniforms, choice)
     return choice.at(draw_distinct(uniforms, np.full(len(uniforms), len(choice))))

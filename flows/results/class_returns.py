@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from metaloom.flows.formatting import finite, number, plural
-from metaloom.pipeline.estimation.statistics import BALANCED, ClassReturns, Estimate
+from metaloom.pipeline.estimation.statistics import BALANCED, ClassEstimate, ClassReturns
 from metaloom.pipeline.types import Array
 from metaloom.storage import IncompatibleFormat, Run
 from metaloom.storage.read.sessions import mapping
@@ -146,7 +146,7 @@ def class_rows(by_step: ByStep) -> list[dict[str, Any]]:
     ]
 
 
-def named_estimates(returns: ClassReturns) -> list[tuple[str, int, Estimate]]:
+def named_estimates(returns: ClassReturns) -> list[tuple[str, int, ClassEstimate]]:
     """Name, number of tasks and estimate of every class; last the mean over classes."""
     each = zip(returns.names, returns.num_tasks, returns.estimates, strict=True)
     return [*each, (BALANCED, sum(returns.num_tasks), returns.balanced)]
@@ -166,7 +166,7 @@ def classes_text(by_step: ByStep) -> str:
     return ", ".join([*parts, last])
 
 
-def plus_minus(estimate: Estimate) -> str:
+def plus_minus(estimate: ClassEstimate) -> str:
     """A mean with its standard error, where there is one: "45.2 ± 1.2"."""
     mean, error = estimate
     return number(mean) if math.isnan(error) else f"{number(mean)} ± {number(error)}"

@@ -10,9 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from metaloom.flows.formatting import finite, number, plural
-from metaloom.pipeline.comparison.groups import Band, Estimate, Pair
+from metaloom.pipeline.comparison.groups import Band, Estimate, Pair, runs_needed
 from metaloom.pipeline.comparison.intervals import CONFIDENCE
-from metaloom.pipeline.comparison.order import runs_needed
 from metaloom.pipeline.comparison.scores import Scores
 from metaloom.pipeline.types import Array
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from metaloom.flows.formatting import finite
-from metaloom.pipeline.estimation.statistics import Estimate
+from metaloom.pipeline.estimation.statistics import ClassEstimate
 from metaloom.pipeline.types import Array
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart. Before adaptation orange, after it blue.
@@ -116,7 +116,7 @@ def chart_of(lines: Lines, section: str, x: Array, x_label: str, **more: Any) ->
     )
 
 
-def estimates_series(label: str, color: str, estimates: Sequence[Estimate]) -> Series:
+def estimates_series(label: str, color: str, estimates: Sequence[ClassEstimate]) -> Series:
     """Means with a band of ± 1 standard error."""
     means, errors = (np.array(column) for column in zip(*estimates, strict=True))
     return Series(label, color, means, (means - errors, means + errors))

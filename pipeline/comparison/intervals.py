@@ -15,14 +15,14 @@ CONFIDENCE = 0.95
 Kind = Literal["student", "percentile"]
 
 
-class Interval(NamedTuple):
+class IntervalEnds(NamedTuple):
     """Ends of a confidence interval; NaN where there is none."""
 
     low: float
     high: float
 
 
-NO_INTERVAL = Interval(math.nan, math.nan)
+NO_INTERVAL = IntervalEnds(math.nan, math.nan)
 
 
 def resampled_weights(scores: Scores, rng: np.random.Generator, resamples: int = RESAMPLES) -> Array:
@@ -57,7 +57,7 @@ def standard_error(scores: Scores, resampled: Array) -> Array:
     return resampled.std(axis=0) * math.sqrt(fewest / (fewest - 1))
 
 
-def student_interval(estimate: float, error: float, degrees: float) -> Interval:
+def student_interval(estimate: float, error: float, degrees: float) -> IntervalEnds:
     """Estimate +- t * standard error (Efron and Tibshirani 1993, An Introduction to the Bootstrap, section 12.2).
 
     With few runs it holds its confidence, which the percentiles of the resamples do not (docs/comparing.md has both,
@@ -66,13 +66,13 @@ def student_interval(estimate: float, error: float, degrees: float) -> Interval:
     if degrees < 1 or not math.isfinite(error):
         return NO_INTERVAL
     reach = student_quantile((1 + CONFIDENCE) / 2, math.floor(degrees)) * error
-    return Interval(estimate - reach, estimate + reach)
+    return IntervalEnds(estimate - reach, estimate + reach)
 
 
-def percentile_interval(resampled: Array) -> Interval:
+def percentile_interval(resampled: Array) -> IntervalEnds:
     """Percentiles of the values [resamples] in resamples, the interval of arXiv:2108.13264."""
     low, high = np.quantile(resampled, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Interval(float(low), float(high))
+    return IntervalEnds(float(low), float(high))
 
 
 def welch_degrees(errors: tuple[float, float], degrees: tuple[int, int]) -> float:
@@ -123,7 +123,7 @@ def probability_of_improvement(x: Scores, y: Scores) -> float:
     return float(np.mean([wins.mean() for wins in _wins(x, y)]))
 
 
-def improvement_interval(x: Scores, y: Scores) -> Interval:
+def improvement_interval(x: Scores, y: Scores) -> IntervalEnds:
     """95 % interval of the probability of improvement, for new runs; none where a stratum has a single run of a group.
 
     A score interval as Newcombe's for the Mann-Whitney statistic (2006, Statistics in Medicine 25, p. 559, method 5):
@@ -155,7 +155,7 @@ def improvement_interval(x: Scores, y: Scores) -> Interval:
                 outside = middle
         return inside
 
-    return Interval(end(0.0), end(1.0))
+    return IntervalEnds(end(0.0), end(1.0))
 
 
 def _share_of_newcombe(all_wins: list[Array], sizes: list[tuple[int, ...]]) -> float:

@@ -41,7 +41,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class CriticEstimate:
     """Estimates that a critic makes of some episodes.
 
     Attributes:
@@ -93,7 +93,7 @@ class Experience:
         discount: float,
         gae_lambda: float,
         target: Literal["td_lambda", "empirical"],
-    ) -> Estimate:
+    ) -> CriticEstimate:
         """Values, advantages and targets by a critic, [n, O] -> [n]."""
         values, next_values, rewards = np.zeros(self.mask.shape), np.zeros(self.mask.shape), self._rewards * self.mask
         values[self.mask] = critic(self.observations)
@@ -102,7 +102,7 @@ class Experience:
             next_values[self._last_steps] = critic(self._last_observations)
         advantages = gae(rewards, values, next_values, discount, gae_lambda)
         if target == "td_lambda":
-            return Estimate(values, advantages, values + advantages)
+            return CriticEstimate(values, advantages, values + advantages)
         rewards = rewards.astype(np.float64)
         rewards[self._last_steps] += discount * next_values[self._last_steps]
-        return Estimate(values, advantages, discounted_returns(rewards, discount))
+        return CriticEstimate(values, advantages, discounted_returns(rewards, discount))

@@ -76,7 +76,7 @@ BALANCED = "balanced"
 """What the mean over classes is called beside them; no class has this name."""
 
 
-class Estimate(NamedTuple):
+class ClassEstimate(NamedTuple):
     """A mean with its standard error; NaN where there is none."""
 
     mean: float
@@ -96,14 +96,14 @@ class ClassReturns:
 
     names: tuple[str, ...]
     num_tasks: tuple[int, ...]
-    estimates: tuple[Estimate, ...]
+    estimates: tuple[ClassEstimate, ...]
 
     @property
-    def balanced(self) -> Estimate:
+    def balanced(self) -> ClassEstimate:
         """The mean (1/C) Σ m_c of the classes' means, whatever was drawn, and its standard error (1/C) √(Σ se_c²)."""
         means, errors = zip(*self.estimates, strict=True)
         count = len(self.names)
-        return Estimate(sum(means) / count, math.sqrt(sum(error**2 for error in errors)) / count)
+        return ClassEstimate(sum(means) / count, math.sqrt(sum(error**2 for error in errors)) / count)
 
 
 def class_returns(task_returns: Array, classes: Array, names: Sequence[str]) -> ClassReturns:
@@ -116,7 +116,7 @@ def class_returns(task_returns: Array, classes: Array, names: Sequence[str]) -> 
     """
     groups = [np.asarray(task_returns[classes == c], np.float64) for c in range(len(names))]
     estimates = tuple(
-        Estimate(
+        ClassEstimate(
             float(values.mean()) if len(values) else math.nan,
             float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan,
         )

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.actor_critic.gradient_steps import CRITIC, POLICY, GradientSteps
+from metaloom.pipeline.algorithms.actor_critic.gradient_steps import CRITIC, POLICY, ActorCriticSteps
 from metaloom.pipeline.algorithms.actor_critic.settings import ActorCritic
 from metaloom.pipeline.estimation.experience import Experience, Rows
 from metaloom.pipeline.nn.distributions import LOG_2PI
@@ -112,7 +112,7 @@ class CategoricalHead:
 
 
 def policy_loss(log_prob: Array, old_log_prob: Array, advantages: Array, clip_eps: float | None) -> float:
-    """Mean loss of n actions; see `algorithms/actor_critic/losses.py`."""
+    """Mean loss of n actions; see `algorithms/actor_critic/gradient_steps.py`."""
     if clip_eps is None:
         return -float((advantages * log_prob).mean())
     plain, clipped = _surrogates(log_prob, old_log_prob, advantages, clip_eps)
@@ -141,8 +141,8 @@ def value_slopes(values: Array, old_values: Array, targets: Array, clip_eps: flo
     return errors / len(errors)
 
 
-class FusedSteps(GradientSteps):
-    """Gradient steps without autograd; see GradientSteps."""
+class FusedSteps(ActorCriticSteps):
+    """Gradient steps without autograd; see ActorCriticSteps."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class FusedSteps(GradientSteps):
         return self._head.old_log_prob(experience.behavior, experience.actions)
 
     def policy_gradient(self, rows: Rows, critic_weight: float | None = None) -> float:
-        """Put the gradient of the policy's loss in place, and with a weight the critic's; see GradientSteps."""
+        """Put the gradient of the policy's loss in place, and with a weight the critic's; see ActorCriticSteps."""
         if critic_weight is not None:
             self.critic_gradient(rows, critic_weight)
         settings = self._settings

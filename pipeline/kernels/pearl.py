@@ -16,7 +16,7 @@ from metaloom.pipeline.algorithms.off_policy.gradient_steps import GradientSteps
 from metaloom.pipeline.algorithms.pearl.definition import ADAM_EPSILON, Noise
 from metaloom.pipeline.algorithms.pearl.networks import TRAINED, PEARLArrays
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
-from metaloom.pipeline.kernels.pearl_part import Part, Posterior, context_features, inference
+from metaloom.pipeline.kernels.pearl_part import Part, PosteriorArrays, context_features, inference
 from metaloom.pipeline.nn.flat_networks import FlatDescent, FlatNetwork, FlatParams
 from metaloom.pipeline.nn.spec import layer_names
 from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch, ParallelMap, Params, Transitions
@@ -104,16 +104,16 @@ class PEARLKernel(GradientSteps[Noise]):
             pass
 
 
-def infer(settings: PEARL, encoder: Params, context: Transitions) -> Posterior:
+def infer(settings: PEARL, encoder: Params, context: Transitions) -> PosteriorArrays:
     """The posterior of every task given its context [B, C], [B, Z], from an encoder's parameters."""
     network = FlatNetwork(in_layer_order(encoder), layers_of(encoder), "relu", fold_bias=True)
     posterior_of = inference(settings.use_information_bottleneck)
-    posteriors: list[Posterior] = []
+    posteriors: list[PosteriorArrays] = []
     # Task by task: the bits of one must not depend on how many others there are.
     for b in range(len(context.rewards)):
         outputs = network.forward(*context_features(settings, context, slice(b, b + 1)))
         posteriors.append(posterior_of.infer(outputs[None]))
-    return Posterior(*(np.concatenate([getattr(p, name) for p in posteriors]) for name in ("mean", "variance")))
+    return PosteriorArrays(*(np.concatenate([getattr(p, name) for p in posteriors]) for name in ("mean", "variance")))
 
 
 def layers_of(params: Mapping[str, Array]) -> list[str]:

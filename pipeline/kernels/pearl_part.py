@@ -11,7 +11,7 @@ import numpy as np
 from metaloom.pipeline.algorithms.pearl.definition import Noise
 from metaloom.pipeline.algorithms.pearl.networks import TRAINED
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
-from metaloom.pipeline.kernels.tanh_gaussian import TanhGaussianSample
+from metaloom.pipeline.kernels.tanh_gaussian import TanhGaussianActions
 from metaloom.pipeline.nn.flat_networks import FlatNetwork, FlatParams
 from metaloom.pipeline.types import Array, Metrics, Minibatch, Transitions
 
@@ -19,7 +19,7 @@ MIN_VARIANCE = 1e-7
 
 
 @dataclass(frozen=True)
-class Posterior:
+class PosteriorArrays:
     """Gaussians over the latent variables of K tasks, independent in every dimension.
 
     Attributes:
@@ -42,13 +42,13 @@ class GaussianProduct:
     product is the Gaussian with 1/σ² = Σ 1/σ²_n and μ = σ² Σ μ_n/σ²_n. The prior is N(0, I).
     """
 
-    def infer(self, outputs: Array) -> Posterior:
+    def infer(self, outputs: Array) -> PosteriorArrays:
         """The posterior given an encoder's outputs [K, C, 2Z]; what follows is about it, until the next `infer`."""
         self._means, self._raw = np.split(outputs, 2, axis=-1)
         self._variances = np.logaddexp(0, self._raw)
         self._precisions = 1 / np.maximum(self._variances, MIN_VARIANCE)
         variance = 1 / self._precisions.sum(1)
-        self._posterior = Posterior(variance * (self._means * self._precisions).sum(1), variance)
+        self._posterior = PosteriorArrays(variance * (self._means * self._precisions).sum(1), variance)
         return self._posterior
 
     def kl(self) -> Array:
@@ -79,11 +79,11 @@ class GaussianProduct:
 class Point:
     """z is the mean of the encoder's Z outputs, without doubt, and there is no prior to be near to."""
 
-    def infer(self, outputs: Array) -> Posterior:
+    def infer(self, outputs: Array) -> PosteriorArrays:
         """The posterior given outputs [K, C, Z]; see GaussianProduct."""
         self._shape = outputs.shape
         mean = outputs.mean(1)
-        return Posterior(mean, np.zeros_like(mean))
+        return PosteriorArrays(mean, np.zeros_like(mean))
 
     def kl(self) -> Array:
         """Zeros; see GaussianProduct."""
@@ -168,7 +168,7 @@ class Part:
         """
         batch = minibatch.transitions
         outputs = self._policy.forward(self._rows(batch.observations), self._z)
-        acting = TanhGaussianSample(outputs, self._rows(noise.actions))
+        acting = TanhGaussianActions(outputs, self._rows(noise.actions))
         values = {name: self._q(name, batch, acting.actions) for name in self._qs}
         lowest = reduce(np.minimum, values.values())
 
@@ -186,7 +186,7 @@ class Part:
             "entropy": -log_prob,
         }
 
-    def _infer(self, context: Transitions, noise: Array) -> Posterior:
+    def _infer(self, context: Transitions, noise: Array) -> PosteriorArrays:
         """Put latent variables in place that are drawn from what the context says of the tasks."""
         outputs = self._encoder.forward(*context_features(self._settings, context, self._tasks))
         posterior = self._inference.infer(outputs.reshape(len(noise), -1, outputs.shape[1]))
@@ -212,7 +212,7 @@ class Part:
             slopes[rows] = self._qs[name].input_gradient(ones, self._action_columns, rows)
         return slopes
 
-    def _regularization(self, acting: TanhGaussianSample) -> tuple[float, Array]:
+    def _regularization(self, acting: TanhGaussianActions) -> tuple[float, Array]:
         """The sum of all rows' penalties, and its gradient with respect to the policy's outputs, [n, 2A]."""
         settings, A = self._settings, acting.mean.shape[1]
         by_mean = settings.policy_mean_reg / A * acting.mean

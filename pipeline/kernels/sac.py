@@ -13,14 +13,14 @@ from metaloom.pipeline.algorithms.off_policy.gradient_steps import Counters, Gra
 from metaloom.pipeline.algorithms.off_policy.parts import TWINS, SACArrays
 from metaloom.pipeline.algorithms.off_policy.settings import SAC
 from metaloom.pipeline.estimation.returns import EPSILON
-from metaloom.pipeline.kernels.tanh_gaussian import TanhGaussianSample
+from metaloom.pipeline.kernels.tanh_gaussian import TanhGaussianActions
 from metaloom.pipeline.nn.flat_networks import ALL, FlatDescent, FlatNetwork, FlatParams
 from metaloom.pipeline.nn.networks import Network
 from metaloom.pipeline.nn.spec import NetworkSpec
 from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch, ParallelMap, Transitions
 
 
-class TwinQ:
+class TwinQKernel:
     """Two Q-functions, the smaller of which is believed, whose parameters are one vector.
 
     Fujimoto et al. 2018, arXiv:1802.09477, section 4.2.
@@ -96,8 +96,8 @@ class SACKernel(GradientSteps[Array]):
         arrays = SACArrays.of(state)
         self.policy = FlatParams(arrays.policy)
         self._network = FlatNetwork.of(policy.prefix, policy.spec, self.policy)
-        self.q = TwinQ(arrays.q, q.spec, parallel=parallel)
-        self._targets = TwinQ(arrays.targets, q.spec, parallel=parallel)
+        self.q = TwinQKernel(arrays.q, q.spec, parallel=parallel)
+        self._targets = TwinQKernel(arrays.targets, q.spec, parallel=parallel)
         self._log_alpha = FlatParams({"log_alpha": arrays.log_alpha})
         trained = {"policy": self.policy, "q": self.q.flat, "alpha": self._log_alpha}
         self._descent = {
@@ -109,8 +109,8 @@ class SACKernel(GradientSteps[Array]):
         batch = merged(minibatch)
         n = len(batch.rewards)
         outputs = self._network.forward(np.concatenate([batch.observations, batch.next_observations]))
-        now = TanhGaussianSample(outputs[:n], noise[:n])
-        following = TanhGaussianSample(outputs[n:], noise[n:])
+        now = TanhGaussianActions(outputs[:n], noise[:n])
+        following = TanhGaussianActions(outputs[n:], noise[n:])
 
         described = self._step_temperature(now)
         described |= self._step_q(batch, self._td_targets(batch, following))
@@ -133,7 +133,7 @@ class SACKernel(GradientSteps[Array]):
     def _alpha(self) -> float:
         return float(np.exp(self._log_alpha.vector[0]))
 
-    def _step_temperature(self, now: TanhGaussianSample) -> Metrics:
+    def _step_temperature(self, now: TanhGaussianActions) -> Metrics:
         excess = float(now.log_prob.mean()) - now.actions.shape[1]
         loss = -float(self._log_alpha.vector[0]) * excess
         if self._settings.learn_ent_coeff:
@@ -141,7 +141,7 @@ class SACKernel(GradientSteps[Array]):
             self._descent["alpha"].step(self._learning_rate)
         return {"temperature_loss": loss, "temperature": self._alpha, "entropy": -float(now.log_prob.mean())}
 
-    def _td_targets(self, batch: Transitions, following: TanhGaussianSample) -> Array:
+    def _td_targets(self, batch: Transitions, following: TanhGaussianActions) -> Array:
         rewards = batch.rewards.astype(self.policy.vector.dtype, copy=False)
         if self._settings.standardize_rew:
             rewards = (rewards - rewards.mean()) / (rewards.std() + EPSILON)
@@ -162,7 +162,7 @@ class SACKernel(GradientSteps[Array]):
             "q_gradient_norm": norm,
         }
 
-    def _step_policy(self, observations: Array, now: TanhGaussianSample) -> Metrics:
+    def _step_policy(self, observations: Array, now: TanhGaussianActions) -> Metrics:
         n, O = observations.shape
         values = self.q.values(observations, now.actions)
         slopes = self.q.gradient_of_smaller(values, slice(O, None))

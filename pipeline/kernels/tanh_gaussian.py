@@ -16,7 +16,7 @@ _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 _LOG_2 = math.log(2)
 
 
-class TanhGaussianSample:
+class TanhGaussianActions:
     """One action for each of n rows of a network's outputs.
 
     Attributes:

@@ -84,7 +84,7 @@ class TorchOptimizer:
 
 
 @dataclass(frozen=True)
-class TorchSteps:
+class TorchOptimizerSteps:
     """As TorchOptimizer, as a function: parameters and state go in and come out as arrays. See nn.optimizers.Adam."""
 
     config: OptimizerConfig

@@ -1,6 +1,6 @@
 """Acting on a posterior over the task, which a recurrent encoder infers from what a trial has shown so far.
 
-Zintgraf et al. 2020, arXiv:1910.08348. The torch side is pipeline.policies.inferring, the actor actors.posterior.
+Zintgraf et al. 2020, arXiv:1910.08348. The torch side is pipeline.policies.inferring, the actor actors.on_policy.
 """
 
 from typing import NamedTuple

@@ -5,9 +5,9 @@ batch when it is asked to:
 
     tasks = TaskIndex()                                              # index.py: which rows every task has
     tasks.append(iteration, task_ids, lengths, in_context=False)
-    view = tasks.as_of(iteration)                                    # to draw row numbers from, by sampling.py
+    view = tasks.as_of(iteration)                                    # to draw row numbers from
 
-    buffer = ReplayBuffer(columns, cache_bytes=..., max_rows=...)    # buffer.py, of rows as columns.py packs them
+    buffer = ReplayBuffer(columns, cache_bytes=..., max_rows=...)    # buffer.py, of rows as its columns pack them
     buffer.append(lengths)
     for minibatch in buffer.minibatches(drawn, read):                # read(n) returns the n-th round's episodes
         ...

@@ -154,7 +154,7 @@ class _RowRanges:
 
 
 @dataclass(frozen=True)
-class TaskRows:
+class DrawableRows:
     """Some rows of a task to draw from, oldest first."""
 
     ranges: _RowRanges
@@ -198,13 +198,13 @@ class ReplayView:
     tasks: Mapping[int, _Task]
     num_rows: int
 
-    def rows(self, task_id: int, size: int) -> TaskRows:
+    def rows(self, task_id: int, size: int) -> DrawableRows:
         """Return the newest `size` rows of a task, fewer while it has fewer."""
         task = self.tasks.get(task_id, _NO_TASK)
         stop = task.rows.count_below(self.num_rows)
-        return TaskRows(task.rows, max(0, stop - size), stop)
+        return DrawableRows(task.rows, max(0, stop - size), stop)
 
-    def context(self, task_id: int) -> TaskRows:
+    def context(self, task_id: int) -> DrawableRows:
         """Return the rows that a task is inferred from: those flagged as context when it was last collected.
 
         What filled the buffer counts until the task is first picked; afterwards, what its latest iteration collected.
@@ -212,7 +212,7 @@ class ReplayView:
         task = self.tasks.get(task_id, _NO_TASK)
         latest = int(np.searchsorted(task.collections[0], self.num_rows)) - 1
         start = int(task.collections[1][latest]) if latest >= 0 else 0
-        return TaskRows(task.context, start, task.context.count_below(self.num_rows))
+        return DrawableRows(task.context, start, task.context.count_below(self.num_rows))
 
 
 _NO_TASK = _Task()

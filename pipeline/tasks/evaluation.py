@@ -10,7 +10,6 @@ import numpy as np
 from metaloom.pipeline.envs.contract import EnvError, MetaEnv
 from metaloom.pipeline.seeding import generator, seed_for
 from metaloom.pipeline.tasks.samplers import (
-    TaskClasses,
     TaskDistribution,
     TaskPool,
     balanced_draw,
@@ -82,8 +81,7 @@ def evaluation_tasks(config: RunConfig, env: MetaEnv, updates: int) -> TaskBatch
     if balanced_by is not None:
         return source.sample_balanced(asked.num_tasks or config.num_tasks, rng, balanced_by)
     if asked.evenly_by is not None:
-        classes = TaskClasses(source, asked.evenly_by)
-        return classes.sample(asked.num_tasks or classes.num_classes, rng)
+        return source.sample_evenly(asked.num_tasks, rng, asked.evenly_by)
     if asked.num_tasks is None and not _takes_training_set(config, env):
         return source.all()
     return source.sample(asked.num_tasks or config.num_tasks, rng)

@@ -103,50 +103,27 @@ class TaskPool:
             places.append(members[shuffled_blocks(len(members), quota, rng)])
         return self._batch(rng.permutation(np.concatenate(places)))
 
-    def _batch(self, places: Array) -> TaskBatch:
-        return task_batch(self.fields, self.tasks[places], places)
-
-
-@dataclass(frozen=True)
-class TaskClasses:
-    """Draws evenly from the classes of a pool, as benchmarks of several environments do: one per class and round.
-
-    Attributes:
-        pool: the tasks.
-        field: name of the task field whose values are the classes.
-    """
-
-    pool: TaskPool
-    field: str
-
-    @property
-    def num_classes(self) -> int:
-        """Different values of the field."""
-        return len(self._members())
-
-    def sample(self, num_tasks: int, rng: np.random.Generator) -> TaskBatch:
-        """So many tasks, round by round one of each class in the order of its value.
+    def sample_evenly(self, num_tasks: int | None, rng: np.random.Generator, by: str) -> TaskBatch:
+        """So many tasks, or one of each class: round by round one of each, in the order of the values of a task field.
 
         Raises:
             EnvError: there is no such field, or the number of tasks is no multiple of the number of classes.
         """
-        members = self._members()
-        rounds, rest = divmod(num_tasks, len(members))
+        names = [field.name for field in self.fields]
+        if by not in names:
+            raise EnvError(f"found no task field {by!r} to draw evenly by; required one of {names}")
+        column = self.tasks[:, names.index(by)]
+        members = [np.flatnonzero(column == value) for value in np.unique(column)]
+        rounds, rest = (1, 0) if num_tasks is None else divmod(num_tasks, len(members))
         if rest:
             raise EnvError(
-                f"found {num_tasks} tasks to draw evenly from the {len(members)} values of {self.field}; required a "
-                "multiple"
+                f"found {num_tasks} tasks to draw evenly from the {len(members)} values of {by}; required a multiple"
             )
         places = np.stack([group[shuffled_blocks(len(group), rounds, rng)] for group in members], axis=1).reshape(-1)
-        return task_batch(self.pool.fields, self.pool.tasks[places], places)
+        return self._batch(places)
 
-    def _members(self) -> list[Array]:
-        """The places of the tasks of each class."""
-        names = [field.name for field in self.pool.fields]
-        if self.field not in names:
-            raise EnvError(f"found no task field {self.field!r} to draw evenly by; required one of {names}")
-        column = self.pool.tasks[:, names.index(self.field)]
-        return [np.flatnonzero(column == value) for value in np.unique(column)]
+    def _batch(self, places: Array) -> TaskBatch:
+        return task_batch(self.fields, self.tasks[places], places)
 
 
 def class_quotas(num_classes: int, num_tasks: int, rng: np.random.Generator) -> list[int]:

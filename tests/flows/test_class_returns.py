@@ -27,7 +27,7 @@ from metaloom.flows.views.watching import Watch
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.envs.contract import EnvError
-from metaloom.pipeline.estimation.statistics import Estimate, class_returns
+from metaloom.pipeline.estimation.statistics import ClassEstimate, class_returns
 
 SERIAL = Backend(workers=0)
 
@@ -200,7 +200,7 @@ def test_balanced_is_refused_before_a_run_is_made(tmp_path, tiny_config):
 
 
 def test_an_estimate_without_an_error_is_its_mean_alone():
-    assert plus_minus(Estimate(2.5, float("nan"))) == "2.5"
+    assert plus_minus(ClassEstimate(2.5, float("nan"))) == "2.5"
 
 
 def test_only_classes_that_tasks_were_drawn_of_are_named_while_training():

@@ -15,7 +15,7 @@ from metaloom.flows.rollouts import supervised
 from metaloom.flows.rollouts.connection import connected
 from metaloom.flows.rollouts.workers import Backend, SamplerSpec, collect_shard
 from metaloom.pipeline.algorithms.maml.settings import ProMP
-from metaloom.pipeline.algorithms.rl2.settings import RL2
+from metaloom.pipeline.algorithms.trials.settings import RL2
 from metaloom.pipeline.building import build_learner
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.config import EnvConfig

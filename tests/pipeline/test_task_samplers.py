@@ -6,7 +6,6 @@ from metaloom.pipeline.envs.contract import EnvError, TaskField
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.envs.task_classes import nearest
 from metaloom.pipeline.tasks.samplers import (
-    TaskClasses,
     TaskDistribution,
     TaskPool,
     balanced_draw,
@@ -55,9 +54,8 @@ def test_the_same_generator_gives_the_same_tasks_and_another_one_others():
 
 
 def test_every_round_has_one_task_of_each_class():
-    sampler = TaskClasses(POOL, "kind")
-    assert sampler.num_classes == 3
-    batch = sampler.sample(9, rng())
+    assert POOL.sample_evenly(None, rng(), "kind").params[:, 0].tolist() == [0, 1, 2]
+    batch = POOL.sample_evenly(9, rng(), "kind")
     assert batch.params[:, 0].tolist() == [0, 1, 2] * 3
     assert sorted(batch.ids[::3]) == [0, 3, 4]  # three of the three tasks of class 0: none twice
     assert np.array_equal(batch.params, TASKS[batch.ids])
@@ -65,9 +63,9 @@ def test_every_round_has_one_task_of_each_class():
 
 def test_classes_refuse_what_cannot_be_even_and_a_field_that_no_task_has():
     with pytest.raises(EnvError, match="8 tasks to draw evenly from the 3 values of kind; required a multiple"):
-        TaskClasses(POOL, "kind").sample(8, rng())
+        POOL.sample_evenly(8, rng(), "kind")
     with pytest.raises(EnvError, match=r"no task field 'color'.*\['kind', 'goal'\]"):
-        TaskClasses(POOL, "color").sample(3, rng())
+        POOL.sample_evenly(3, rng(), "color")
 
 
 class Dice:

@@ -65,7 +65,7 @@ POLICY, CRITIC = "policy", "critic"
 """Prefixes of what a learner's state holds of each."""
 
 
-class GradientSteps(ABC):
+class ActorCriticSteps(ABC):
     """Working copies of a policy, its critic and their optimizers, whichever implementation changes them.
 
     Attributes:
@@ -126,8 +126,8 @@ class GradientSteps(ABC):
         return LearnerState(policy.flat.copies(), optimizer, critic.flat.copies())
 
 
-class TorchSteps(GradientSteps):
-    """Gradient steps by autograd, for any networks and on any device; see GradientSteps."""
+class TorchSteps(ActorCriticSteps):
+    """Gradient steps by autograd, for any networks and on any device; see ActorCriticSteps."""
 
     def __init__(
         self, settings: ActorCritic, policy: Policy, critic: Network, state: LearnerState, device: torch.device
@@ -150,7 +150,7 @@ class TorchSteps(GradientSteps):
         return acted.log_prob(self._tensor(experience.actions)).cpu().numpy()
 
     def policy_gradient(self, rows: Rows, critic_weight: float | None = None) -> Tensor:
-        """L = policy loss - c_e H, with the entropy H, and + c_v value loss; see GradientSteps."""
+        """L = policy loss - c_e H, with the entropy H, and + c_v value loss; see ActorCriticSteps."""
         settings = self._settings
         now = self._distribution(rows.observations)
         loss = self._policy_loss(now.log_prob(self._tensor(rows.actions)), rows)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.actor_critic.gradient_steps import CRITIC, POLICY, GradientSteps, TorchSteps
+from metaloom.pipeline.algorithms.actor_critic.gradient_steps import CRITIC, POLICY, ActorCriticSteps, TorchSteps
 from metaloom.pipeline.algorithms.actor_critic.settings import ActorCritic
-from metaloom.pipeline.algorithms.actor_critic.update import Moments, Update, estimated, scaled
+from metaloom.pipeline.algorithms.actor_critic.update import EpochsUpdate, Moments, estimated, scaled
 from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Learner, Setup
 from metaloom.pipeline.algorithms.finite_checks import require_finite_params
 from metaloom.pipeline.algorithms.kernel_choice import choose_kernel, fused, network_blockers, optimizer_blockers
@@ -82,7 +82,7 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         (step,) = experience
         num_updates = int(state.extra[NUM_UPDATES])
         steps = [self.steps(part) for part in self.split(state)]
-        update = Update(
+        update = EpochsUpdate(
             self.settings,
             self._processing,
             steps,
@@ -131,7 +131,7 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         states = prefixed(initial_state(optimizer, params), POLICY) | prefixed(initial_state(optimizer, critic), CRITIC)
         return LearnerState(params, states, critic)
 
-    def steps(self, state: LearnerState) -> GradientSteps:
+    def steps(self, state: LearnerState) -> ActorCriticSteps:
         """Return working copies of a policy and its critic."""
         if self.kernel.name == "torch":
             return TorchSteps(self.settings, self.policy, self.critic, state, self._device)
@@ -152,7 +152,7 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         """Return what every policy learns from."""
         return [Experience(episodes, slice(None))]
 
-    def directions(self, steps: Sequence[GradientSteps], num_updates: int) -> tuple[Sequence[Array | None], Metrics]:
+    def directions(self, steps: Sequence[ActorCriticSteps], num_updates: int) -> tuple[Sequence[Array | None], Metrics]:
         """Return what each policy's optimizer descends, None for its gradient, and what describes it."""
         return [None] * len(steps), {}
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.actor_critic.gradient_steps import GradientSteps
+from metaloom.pipeline.algorithms.actor_critic.gradient_steps import ActorCriticSteps
 from metaloom.pipeline.algorithms.actor_critic.learner import ActorCriticLearner
 from metaloom.pipeline.algorithms.actor_critic.settings import SVPG
 from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Setup
@@ -105,7 +105,7 @@ class SVPGLearner(ActorCriticLearner):
             stacked([state.extra for state in states]),
         )
 
-    def directions(self, steps: Sequence[GradientSteps], num_updates: int) -> tuple[Sequence[Array | None], Metrics]:
+    def directions(self, steps: Sequence[ActorCriticSteps], num_updates: int) -> tuple[Sequence[Array | None], Metrics]:
         """Return the opposite of Stein's direction, since optimizers descend; and temperature and bandwidth."""
         temperature = self.svpg.temperature * self.svpg.temperature_decay**num_updates
         x = np.stack([of.vector for of in steps])

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.actor_critic.gradient_steps import GradientSteps
+from metaloom.pipeline.algorithms.actor_critic.gradient_steps import ActorCriticSteps
 from metaloom.pipeline.algorithms.actor_critic.settings import ActorCritic, CriticFit
 from metaloom.pipeline.estimation.config import ProcessingConfig
-from metaloom.pipeline.estimation.experience import Estimate, Experience, Rows
+from metaloom.pipeline.estimation.experience import CriticEstimate, Experience, Rows
 from metaloom.pipeline.estimation.processing import scale
 from metaloom.pipeline.estimation.returns import EPSILON, shift_positive
 from metaloom.pipeline.seeding import generator
@@ -68,12 +68,12 @@ def scaled(advantages: Array, mask: Array, processing: ProcessingConfig, running
 POLICY_PASS, CRITIC_PASS = 0, 1
 """Last number of the position from which the order of minibatches is drawn."""
 
-Directions = Callable[[Sequence[GradientSteps]], tuple[Sequence[Array | None], Metrics]]
+Directions = Callable[[Sequence[ActorCriticSteps]], tuple[Sequence[Array | None], Metrics]]
 """Once all policies have their gradients: what each one's optimizer descends, [D] or None for its gradient, and what
 describes it."""
 
 
-class Update:
+class EpochsUpdate:
     """An iteration's update while it is under way, of one policy with its critic or of several.
 
     Args:
@@ -91,7 +91,7 @@ class Update:
         self,
         settings: ActorCritic,
         processing: ProcessingConfig,
-        steps: Sequence[GradientSteps],
+        steps: Sequence[ActorCriticSteps],
         experiences: Sequence[Experience],
         mask: Array,
         *,
@@ -170,7 +170,7 @@ class Update:
         run_seed, iteration = self._position
         return rows[generator(run_seed, "minibatches", iteration, epoch, j, which).permutation(len(rows))]
 
-    def _estimates(self) -> list[Estimate]:
+    def _estimates(self) -> list[CriticEstimate]:
         pairs = zip(self._experiences, self._steps, strict=True)
         estimates = [estimated(e, of, self._settings, self._processing) for e, of in pairs]
         self._raw = np.concatenate([estimate.advantages for estimate in estimates])
@@ -182,8 +182,8 @@ class Update:
 
 
 def estimated(
-    experience: Experience, steps: GradientSteps, settings: ActorCritic, processing: ProcessingConfig
-) -> Estimate:
+    experience: Experience, steps: ActorCriticSteps, settings: ActorCritic, processing: ProcessingConfig
+) -> CriticEstimate:
     """Estimate some episodes by the critic as it is now."""
     return experience.estimate(steps.values, processing.discount, processing.gae_lambda, settings.value_target)
 

@@ -17,7 +17,7 @@ from metaloom.pipeline.algorithms.maml.rows import Chunk, minibatches
 from metaloom.pipeline.algorithms.maml.settings import MetaAdam
 from metaloom.pipeline.nn.optimizers import Adam
 from metaloom.pipeline.nn.schedules import lr_factor
-from metaloom.pipeline.nn.torch_optimizers import TorchSteps
+from metaloom.pipeline.nn.torch_optimizers import TorchOptimizerSteps
 from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.types import Array, LearnerState, Metrics, Params
 
@@ -68,10 +68,10 @@ class AdamEpochs:
             metrics["outer_lr"] = optimizer.learning_rate
         return MetaUpdate(meta_params, optimizer_state, before, after or evaluate(meta_params), metrics)
 
-    def _optimizer(self, num_updates: int) -> Adam | TorchSteps:
+    def _optimizer(self, num_updates: int) -> Adam | TorchOptimizerSteps:
         rate = self._settings.outer_lr * self._lr_factor(num_updates)
         config = self._settings.optimizer
-        return Adam(rate) if config is None else TorchSteps(config, rate)
+        return Adam(rate) if config is None else TorchOptimizerSteps(config, rate)
 
     def _minibatches(
         self, samples: IterationSamples, everything: Sequence[Chunk], epoch: int

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, Learner, Setup
-from metaloom.pipeline.algorithms.rl2.settings import RL2, WithinEpisode, WithMemory
 from metaloom.pipeline.algorithms.trials.losses import Sequences
+from metaloom.pipeline.algorithms.trials.settings import RL2, WithinEpisode, WithMemory
 from metaloom.pipeline.algorithms.trials.update import CRITIC_SCALE, UNSCALED, TrialEstimates, TrialUpdate
 from metaloom.pipeline.estimation.trials import Trials
 from metaloom.pipeline.nn.device import use_device

@@ -18,8 +18,8 @@ from metaloom.pipeline.algorithms.rl2.learner import (
     WithMemoryLearner,
     critic_of,
 )
-from metaloom.pipeline.algorithms.rl2.settings import RL2TRPO
 from metaloom.pipeline.algorithms.trials.losses import Batch, Sequences
+from metaloom.pipeline.algorithms.trials.settings import RL2TRPO
 from metaloom.pipeline.algorithms.trials.update import CRITIC_SCALE
 from metaloom.pipeline.baselines.linear import solve
 from metaloom.pipeline.nn.distributions import Distribution, kl_from_itself, likelihood_ratio
@@ -45,7 +45,7 @@ class Found(NamedTuple):
     entropy: float
 
 
-class Chunk(NamedTuple):
+class TrialChunk(NamedTuple):
     """Some of the trials, and the distributions [n] that acted in them."""
 
     of: Sequences
@@ -59,7 +59,7 @@ class SequenceRegion:
         flat: the order of a vector's elements, of what is learned.
     """
 
-    def __init__(self, policy: MemoryPolicy, params: Params, chunks: Sequence[Chunk]) -> None:
+    def __init__(self, policy: MemoryPolicy, params: Params, chunks: Sequence[TrialChunk]) -> None:
         self._policy, self._params, self._chunks = policy, params, chunks
         self.flat = FlatParams({name: params[name] for name in policy.learned(params)})
         self._num_steps = sum(len(chunk.of.advantages) for chunk in chunks)
@@ -177,13 +177,13 @@ class RL2TRPOLearner(WithMemoryLearner):
         extra = {**state.extra, **critic, CRITIC_SCALE: batch.scale, NUM_UPDATES: counter}
         return LearnerState(params, state.optimizer, extra), metrics
 
-    def _chunks(self, batch: Batch) -> list[Chunk]:
+    def _chunks(self, batch: Batch) -> list[TrialChunk]:
         places = np.arange(len(batch))
         parts = np.array_split(places, -(-len(batch) // self._settings.trials_per_chunk))
-        return [Chunk(batch.sequences(part), batch.recorded(part)) for part in parts]
+        return [TrialChunk(batch.sequences(part), batch.recorded(part)) for part in parts]
 
     @torch.no_grad()
-    def _fit(self, params: Mapping[str, Array], chunks: Sequence[Chunk]) -> tuple[Params, float]:
+    def _fit(self, params: Mapping[str, Array], chunks: Sequence[TrialChunk]) -> tuple[Params, float]:
         """Fit the values by least squares; also gives half their mean squared error, in units of their scale."""
         F = self.policy.critic_size
         gram, moments, squares, num_steps = np.zeros((F + 1, F + 1)), np.zeros(F + 1), 0.0, 0

@@ -1,15 +1,23 @@
-"""Settings of algorithms whose policies act by what they have seen of a trial and learn from whole trials."""
+"""Settings of algorithms whose policies act by what they have seen of a trial and learn from whole trials.
+
+RL2, Duan et al. 2016, arXiv:1611.02779, and Wang et al. 2016, arXiv:1611.05763, keeps its memory through the episodes
+of a task; A2C and PPO of a single task keep theirs within an episode.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import ClassVar, Literal
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from metaloom.pipeline.algorithms.actor_critic.settings import RUN_DEFAULTS
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
 from metaloom.pipeline.estimation.config import processing_problems
-from metaloom.pipeline.nn.optimization import LearningRate, OptimizerConfig
+from metaloom.pipeline.nn.cells import RECURRENT_NETWORKS
+from metaloom.pipeline.nn.optimization import LearningRate, NaturalSteps, OptimizerConfig
+from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS
+from metaloom.pipeline.policies.config import ActorKind
 from metaloom.pipeline.schema import MOST_REPEATS, later
 
 
@@ -95,3 +103,93 @@ class TrialClipping(TrialSteps):
     @property
     def policy_clip(self) -> float:
         return self.clip_eps
+
+
+class WithMemory(TrialSettings):
+    """A recurrent policy, with values that are a layer on its memory."""
+
+    graph: ClassVar[str] = "on_policy"
+    learner: ClassVar[str] = "metaloom.pipeline.algorithms.rl2.learner:MemoryLearner"
+    actor: ClassVar[ActorKind] = "recurrent"
+
+    initial_output_scale: float = Field(default=1.0, ge=0)
+    """Multiplies the policy's output layer at the start. Near 0, what is remembered hardly learns at first, since the
+    gradient reaches it through this layer."""
+
+    @property
+    def run_defaults(self) -> Mapping[str, Any]:
+        """One GRU, no baseline, noise that reaches the ends of the action box; see AlgorithmSettings."""
+        return {
+            "env": {"action_scale": 1.0},
+            "policy": {"network": "gru", "hidden_sizes": (128,)},
+            "baseline": {"name": "zero"},
+            "processing": {"gae_lambda": 0.95},
+            "episodes_per_task": self.episodes_per_trial,
+        }
+
+    def own_problems(self, run: RunSettings) -> Iterator[str]:
+        if run.policy.name is not None:
+            yield (
+                f"policy.name is {run.policy.name} but {self.name} needs a memory; set policy.network to a class of "
+                "your own"
+            )
+        if run.policy.network in BUILT_IN_NETWORKS:
+            yield (
+                f"policy.network is {run.policy.network}, which has no memory; required "
+                f"{', '.join(RECURRENT_NETWORKS)}, or module:Class of a network with a memory for {self.name}"
+            )
+
+
+class RL2(WithMemory, TrialClipping):
+    """A recurrent policy that adapts to a task by what it remembers of its episodes there, trained by PPO."""
+
+    name: Literal["rl2"] = "rl2"
+
+
+class RL2TRPO(WithMemory, NaturalSteps):
+    """RL2 as in its paper: every update is one step within a trust region."""
+
+    learner: ClassVar[str] = "metaloom.pipeline.algorithms.rl2.trust_region:RL2TRPOLearner"
+
+    name: Literal["rl2-trpo"] = "rl2-trpo"
+
+    critic_regularization: float = Field(default=1e-5, ge=0)
+    """Multiple of the identity in the least-squares fit of the values to their targets."""
+    trials_per_chunk: int = Field(default=64, ge=1)
+    """Whole trials that are differentiated at a time, which bounds the memory of an update."""
+
+
+class WithinEpisode(WithMemory, TrialSteps):
+    """A memory of the episode alone, on a single task."""
+
+    episodes_per_trial: Literal[1] = 1
+    """One: every episode begins with nothing remembered."""
+    trial_end: Literal["bootstrapped"] = later("bootstrapped")
+    """Bootstrapped: an episode that its step limit ends has not come to its end."""
+
+    @property
+    def adapts(self) -> bool:
+        """No episode knows of another."""
+        return False
+
+    @property
+    def run_defaults(self) -> Mapping[str, Any]:
+        """Those of actor-critics, and one GRU; see AlgorithmSettings."""
+        return {**RUN_DEFAULTS, "policy": {"network": "gru", "hidden_sizes": (128,)}}
+
+
+class RecurrentPPO(WithinEpisode, TrialClipping):
+    """PPO of a policy that remembers its episode, on whole episodes."""
+
+    name: Literal["recurrent-ppo"] = "recurrent-ppo"
+
+
+class RecurrentA2C(WithinEpisode):
+    """A2C of a policy that remembers its episode: one pass of policy gradient over whole episodes, by RMSprop."""
+
+    name: Literal["recurrent-a2c"] = "recurrent-a2c"
+
+    num_epochs: Literal[1] = 1
+    """One: a second pass would follow the gradient of a policy that no longer acts."""
+    optimizer: OptimizerConfig = later(OptimizerConfig(name="rmsprop"))
+    """Of policy and values together."""

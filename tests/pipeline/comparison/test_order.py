@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaloom.pipeline.comparison.groups import Resampled
-from metaloom.pipeline.comparison.order import divisions, holm, permutation_test, runs_needed, smallest_p
+from metaloom.pipeline.comparison.groups import Resampled, divisions, holm, permutation_test, runs_needed, smallest_p
 from metaloom.pipeline.comparison.scores import Scores, interquartile_mean
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from metaloom.pipeline.algorithms.pearl import definition
-from metaloom.pipeline.kernels.pearl_part import GaussianProduct, Point, Posterior
+from metaloom.pipeline.kernels.pearl_part import GaussianProduct, Point, PosteriorArrays
 
 factors = st.integers(1, 12).flatmap(lambda C: arrays(np.float64, (2, C, 4), elements=st.floats(-5, 5)))
 
@@ -104,5 +104,5 @@ def test_without_the_bottleneck_z_is_the_mean_and_nothing_is_drawn(rng_outputs):
 
 
 def test_samples_have_the_beliefs_mean_and_variance():
-    belief = Posterior(np.array([[1.0]]), np.array([[4.0]]))
+    belief = PosteriorArrays(np.array([[1.0]]), np.array([[4.0]]))
     np.testing.assert_array_equal([belief.sample(np.array([[e]])).item() for e in (-1.0, 0.0, 1.0)], [-1, 1, 3])

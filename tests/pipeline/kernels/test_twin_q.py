@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 
-from metaloom.pipeline.kernels.sac import TwinQ
+from metaloom.pipeline.kernels.sac import TwinQKernel
 from metaloom.pipeline.nn.networks import build_network
 from metaloom.pipeline.nn.spec import NetworkSpec
 
@@ -28,12 +28,12 @@ def values_of(twins):
 
 
 def test_the_two_differ_from_the_start():
-    first, second = values_of(TwinQ(PARAMS, SPEC))
+    first, second = values_of(TwinQKernel(PARAMS, SPEC))
     assert (first != second).all()
 
 
 def test_values_and_parameter_gradients_are_those_of_autograd():
-    twins = TwinQ(PARAMS, SPEC)
+    twins = TwinQKernel(PARAMS, SPEC)
     pull = RNG.normal(size=(2, N)).astype(np.float32)
     found = values_of(twins)
     twins.backward(pull)
@@ -45,7 +45,7 @@ def test_values_and_parameter_gradients_are_those_of_autograd():
 
 
 def test_the_gradient_to_the_actions_goes_through_the_smaller_of_the_two():
-    twins = TwinQ(PARAMS, SPEC)
+    twins = TwinQKernel(PARAMS, SPEC)
     values = values_of(twins)
     assert 0 < (values[0] < values[1]).sum() < N  # both are needed
     _, leaf, expected = reference(INPUTS)
@@ -61,7 +61,7 @@ def test_threads_change_no_bit():
     with ThreadPoolExecutor(2) as pool:
         results = []
         for parallel in (map, pool.map):
-            twins = TwinQ(PARAMS, SPEC, parallel=parallel)
+            twins = TwinQKernel(PARAMS, SPEC, parallel=parallel)
             values = values_of(twins)
             twins.backward(values)
             results.append((values, twins.flat.gradient.copy(), twins.gradient_of_smaller(values)))

@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.nn.optimization import OptimizerConfig
-from metaloom.pipeline.nn.torch_optimizers import TorchOptimizer, TorchSteps
+from metaloom.pipeline.nn.torch_optimizers import TorchOptimizer, TorchOptimizerSteps
 
 
 @pytest.fixture
@@ -46,10 +46,10 @@ def by_torch(name, options, params, num_steps):
 )
 def test_steps_with_a_state_of_arrays_are_those_of_torch(params, name, options):
     config = OptimizerConfig(name=name, options=options)
-    stepped, state = params, TorchSteps(config, 1.0).initialize(params)
+    stepped, state = params, TorchOptimizerSteps(config, 1.0).initialize(params)
     names = {key: (value.shape, value.dtype) for key, value in state.items()}
     for step in range(4):
-        steps = TorchSteps(config, 0.1 / (step + 1))
+        steps = TorchOptimizerSteps(config, 0.1 / (step + 1))
         stepped, state = steps.step(stepped, gradients_of(params, step), state)
         assert {key: (value.shape, value.dtype) for key, value in state.items()} == names
 
@@ -61,7 +61,7 @@ def test_tensors_change_in_place_and_arrays_do_not(params):
     before = {name: value.copy() for name, value in params.items()}
     vector = np.zeros(5, np.float32)
     TorchOptimizer(OptimizerConfig(name="sgd"), {"all": torch.from_numpy(vector)}).step({"all": torch.ones(5)}, 0.5)
-    steps = TorchSteps(OptimizerConfig(name="sgd"), 1.0)
+    steps = TorchOptimizerSteps(OptimizerConfig(name="sgd"), 1.0)
     stepped, _ = steps.step(params, {"a": params["a"]}, steps.initialize({"a": params["a"]}))
 
     assert vector.tolist() == [-0.5] * 5
@@ -84,7 +84,7 @@ def test_tensors_change_in_place_and_arrays_do_not(params):
 )
 def test_what_torch_refuses_is_refused_before_the_first_update(params, config, message):
     with pytest.raises(ConfigError, match=message):
-        TorchSteps(OptimizerConfig(**config), 1.0).initialize(params)
+        TorchOptimizerSteps(OptimizerConfig(**config), 1.0).initialize(params)
 
 
 def test_the_step_size_is_no_option():

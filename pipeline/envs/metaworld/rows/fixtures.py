@@ -3,19 +3,19 @@
 import numpy as np
 
 from metaloom.pipeline.envs.metaworld.rows.caging import closing
-from metaloom.pipeline.envs.metaworld.rows.scene import Evaluation, Moment
+from metaloom.pipeline.envs.metaworld.rows.scene import Moment, RowsEvaluation
 from metaloom.pipeline.envs.metaworld.rows.shaping import beyond, gaussian, hamacher, long_tail, norm
 from metaloom.pipeline.types import Array
 
 
-def door_open(moment: Moment) -> Evaluation:
+def door_open(moment: Moment) -> RowsEvaluation:
     """Pull the door open by its handle; the angle is negative where it is open."""
     angle, ready = moment.scene["angle"], _ready_to_pull(moment)
     opened = 0.2 * (angle < -np.pi / 90) + 0.8 * long_tail(beyond(2 / 3 * np.pi + angle, 0, 0.5), np.pi / 3)
     grab = (np.minimum(np.maximum(moment.actions[:, 3], -1), 1) + 1) / 2
     success = np.abs(moment.object[:, 0] - moment.start["target"][:, 0]) <= 0.08
     rewards = np.where(success, 10, 2 * hamacher(ready, grab) + 8 * opened)
-    return Evaluation(rewards, success, 0.0, opened, grab, ready, grab >= 0.5)
+    return RowsEvaluation(rewards, success, 0.0, opened, grab, ready, grab >= 0.5)
 
 
 def _ready_to_pull(moment: Moment) -> Array:
@@ -28,7 +28,7 @@ def _ready_to_pull(moment: Moment) -> Array:
     return hamacher(above, long_tail(norm(from_handle - np.array([0.05, 0.03, -0.01])) - 0.06, 0.5))
 
 
-def door_close(moment: Moment) -> Evaluation:
+def door_close(moment: Moment) -> RowsEvaluation:
     """Push the door shut."""
     target = moment.start["target"]
     distance = norm(moment.object - target)
@@ -37,10 +37,10 @@ def door_close(moment: Moment) -> Evaluation:
         norm(moment.fingertips - target) - 0.0125, norm(moment.start["hand"] - moment.object) + 0.1
     )
     rewards = np.where(distance < 0.05, 10, 3 * hand_in_place + 6 * in_place)
-    return Evaluation(rewards, distance <= 0.08, distance, hand_in_place, grasp_reward=1.0, near_object=0.0)
+    return RowsEvaluation(rewards, distance <= 0.08, distance, hand_in_place, grasp_reward=1.0, near_object=0.0)
 
 
-def drawer_close(moment: Moment) -> Evaluation:
+def drawer_close(moment: Moment) -> RowsEvaluation:
     """Push the drawer shut, with a closed gripper."""
     start, gap = moment.start, norm(moment.object - moment.fingertips)
     distance = norm(moment.object - start["target"])
@@ -49,10 +49,10 @@ def drawer_close(moment: Moment) -> Evaluation:
     near = hamacher(near, closing(moment))
     success = distance <= 0.065
     rewards = 10 * np.where(success, 1, hamacher(near, in_place))
-    return Evaluation(rewards, success, distance, in_place, near, gap <= 0.01)
+    return RowsEvaluation(rewards, success, distance, in_place, near, gap <= 0.01)
 
 
-def drawer_open(moment: Moment) -> Evaluation:
+def drawer_open(moment: Moment) -> RowsEvaluation:
     """Pull the drawer out, 0.2 m; the hand's x and y count triple, so that it comes down upon the handle."""
     scale, target, gap = np.array([3.0, 3.0, 1.0]), moment.start["target"], moment.object - moment.hand
     distance = norm(moment.object - target)
@@ -60,10 +60,10 @@ def drawer_open(moment: Moment) -> Evaluation:
     first = (target + np.array([0, 0.2, 0]) - moment.start["fingertips"]) * scale
     caging = long_tail(norm(gap * scale) - 0.01, norm(first))
     near = norm(gap) <= 0.03
-    return Evaluation(5 * (caging + opening), distance <= 0.03, distance, opening, caging, near, moment.opened > 0)
+    return RowsEvaluation(5 * (caging + opening), distance <= 0.03, distance, opening, caging, near, moment.opened > 0)
 
 
-def button_press_topdown(moment: Moment) -> Evaluation:
+def button_press_topdown(moment: Moment) -> RowsEvaluation:
     """Press the button from above, with a closed gripper.
 
     How near the fingertips are is told by how far they were at first from where the button is *now*, as in the
@@ -74,19 +74,19 @@ def button_press_topdown(moment: Moment) -> Evaluation:
     near = long_tail(gap - 0.01, norm(moment.object - start["fingertips"]))
     pressed = long_tail(depth - 0.005, start["depth"])
     rewards = 5 * hamacher(1 - moment.opened, near) + np.where(gap <= 0.03, 5 * pressed, 0)
-    return Evaluation(rewards, depth <= 0.024, depth, pressed, near, gap <= 0.05, moment.opened > 0)
+    return RowsEvaluation(rewards, depth <= 0.024, depth, pressed, near, gap <= 0.05, moment.opened > 0)
 
 
-def window_open(moment: Moment) -> Evaluation:
+def window_open(moment: Moment) -> RowsEvaluation:
     """Slide the window open, along x."""
     start, gap = moment.start, norm(moment.object - moment.fingertips)
     distance = np.abs(moment.object[:, 0] - start["target"][:, 0])
     in_place = long_tail(distance - 0.05, np.abs(start["object"][:, 0] - start["target"][:, 0]) - 0.05)
     near = long_tail(gap - 0.02, norm(start["handle"] - start["fingertips"]) - 0.02)
-    return Evaluation(10 * hamacher(near, in_place), distance <= 0.05, distance, in_place, near, gap <= 0.05)
+    return RowsEvaluation(10 * hamacher(near, in_place), distance <= 0.05, distance, in_place, near, gap <= 0.05)
 
 
-def lever_pull(moment: Moment) -> Evaluation:
+def lever_pull(moment: Moment) -> RowsEvaluation:
     """Lift the lever until it points up, with the arm's shoulder under it; x and z of that count four times."""
     scale, shoulder, start = np.array([4.0, 1.0, 4.0]), np.array([0, 0.055, 0.07]), moment.start
     gap = norm((moment.hand + shoulder - moment.object) * scale)
@@ -96,4 +96,4 @@ def lever_pull(moment: Moment) -> Evaluation:
     # Told, though no reward is made of it.
     engaged = long_tail(error - np.pi / 48, np.pi / 2 - np.pi / 12)
     rewards = 10 * hamacher(ready, in_place)
-    return Evaluation(rewards, error <= np.pi / 24, gap, engaged, ready, gap < 0.03, ready > 0.9)
+    return RowsEvaluation(rewards, error <= np.pi / 24, gap, engaged, ready, gap < 0.03, ready > 0.9)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from metaloom.pipeline.envs.metaworld.rows.caging import cage_and_grip, pick_up, sweep_along
-from metaloom.pipeline.envs.metaworld.rows.scene import Evaluation, Moment
+from metaloom.pipeline.envs.metaworld.rows.scene import Moment, RowsEvaluation
 from metaloom.pipeline.envs.metaworld.rows.shaping import fraction_of_box, hamacher, long_tail, norm
 from metaloom.pipeline.types import Array
 
@@ -14,15 +14,15 @@ _NEAR = 0.03
 """m, between fingertips and object, where a class calls nothing else near."""
 
 
-def reach(moment: Moment) -> Evaluation:
+def reach(moment: Moment) -> RowsEvaluation:
     """Bring the fingertips to the target."""
     target = moment.start["target"]
     gap = norm(moment.fingertips - target)
     in_place = long_tail(gap - _RADIUS, norm(moment.start["hand"] - target))
-    return Evaluation(10 * in_place, gap <= _RADIUS, gap, in_place, grasp_reward=gap, near_object=gap)
+    return RowsEvaluation(10 * in_place, gap <= _RADIUS, gap, in_place, grasp_reward=gap, near_object=gap)
 
 
-def push(moment: Moment) -> Evaluation:
+def push(moment: Moment) -> RowsEvaluation:
     """Push the puck to the target."""
     gap, (distance, in_place) = _gap(moment), _in_place(moment, moment.start["target"], _RADIUS)
     caged = cage_and_grip(moment, radius=0.015, reach=0.05, level=0.005)
@@ -30,20 +30,20 @@ def push(moment: Moment) -> Evaluation:
     rewards = 2 * caged + np.where(held, 1 + 2 * caged + 5 * in_place, 0)
     rewards = np.where(distance < _RADIUS, 10, rewards)
     grasped = _lifted(moment, 0.02)
-    return Evaluation(rewards, distance <= _RADIUS, distance, in_place, caged, gap <= _NEAR, grasped)
+    return RowsEvaluation(rewards, distance <= _RADIUS, distance, in_place, caged, gap <= _NEAR, grasped)
 
 
-def pick_place(moment: Moment) -> Evaluation:
+def pick_place(moment: Moment) -> RowsEvaluation:
     """Lift the puck to the target."""
     gap, (distance, in_place) = _gap(moment), _in_place(moment, moment.start["target"], _RADIUS)
     picked = pick_up(moment)
     carried = (gap < 0.02) & _lifted(moment, 0.01)
     rewards = hamacher(picked, in_place) + np.where(carried, 1 + 5 * in_place, 0)
     rewards = np.where(distance < _RADIUS, 10, rewards)
-    return Evaluation(rewards, distance <= 0.07, distance, in_place, picked, gap <= _NEAR, _lifted(moment, 0.02))
+    return RowsEvaluation(rewards, distance <= 0.07, distance, in_place, picked, gap <= _NEAR, _lifted(moment, 0.02))
 
 
-def basketball(moment: Moment) -> Evaluation:
+def basketball(moment: Moment) -> RowsEvaluation:
     """Drop the ball into the basket: the target is above it, and height counts double."""
     radius, gap = 0.08, _gap(moment)
     target = moment.scene["target"].copy()
@@ -52,10 +52,10 @@ def basketball(moment: Moment) -> Evaluation:
     caged = cage_and_grip(moment, radius=0.025, reach=0.06, level=0.005)
     caged, rewards = _carry(caged, in_place, (gap < 0.035) & _lifted(moment, 0.01))
     rewards = np.where(distance < radius, 10, rewards)
-    return Evaluation(rewards, distance <= radius, distance, in_place, caged, gap <= 0.05, _lifted(moment, 0.03))
+    return RowsEvaluation(rewards, distance <= radius, distance, in_place, caged, gap <= 0.05, _lifted(moment, 0.03))
 
 
-def peg_insert_side(moment: Moment) -> Evaluation:
+def peg_insert_side(moment: Moment) -> RowsEvaluation:
     """Put the peg's head into the hole at the box's side; y and z count double."""
     radius, scale, scene, gap = 0.07, np.array([1.0, 2.0, 2.0]), moment.scene, _gap(moment)
     head, target, first = scene["peg_head"], moment.start["target"], moment.start["peg_head"]
@@ -69,10 +69,10 @@ def peg_insert_side(moment: Moment) -> Evaluation:
     caged, rewards = _carry(caged, in_place, (gap < 0.08) & lifted)
     success = distance <= radius
     rewards = np.where(success, 10, rewards)
-    return Evaluation(rewards, success, distance, in_place, caged, gap <= _NEAR, (gap < 0.02) & lifted)
+    return RowsEvaluation(rewards, success, distance, in_place, caged, gap <= _NEAR, (gap < 0.02) & lifted)
 
 
-def shelf_place(moment: Moment) -> Evaluation:
+def shelf_place(moment: Moment) -> RowsEvaluation:
     """Put the puck onto the shelf, past the space under it."""
     gap, target, (x, y, z) = _gap(moment), moment.start["target"], moment.object.T
     distance, in_place = _in_place(moment, target, _RADIUS)
@@ -86,27 +86,27 @@ def shelf_place(moment: Moment) -> Evaluation:
     in_place = np.where(low & (y > target[:, 1]), 0, np.maximum(in_place - loss, 0))
     rewards += np.where((gap < 0.025) & _lifted(moment, 0.01), 1 + 5 * in_place, 0)
     rewards = np.where(distance < _RADIUS, 10, rewards)
-    return Evaluation(rewards, distance <= 0.07, distance, in_place, caged, gap <= _NEAR, _lifted(moment, 0.02))
+    return RowsEvaluation(rewards, distance <= 0.07, distance, in_place, caged, gap <= _NEAR, _lifted(moment, 0.02))
 
 
-def sweep(moment: Moment) -> Evaluation:
+def sweep(moment: Moment) -> RowsEvaluation:
     """Sweep the cube off the table, to the target beside it."""
     return _sweep(moment, moment.start["target"], slack=0.01, level=0.005)
 
 
-def sweep_into(moment: Moment) -> Evaluation:
+def sweep_into(moment: Moment) -> RowsEvaluation:
     """Sweep the cube into the hole in the table; its height does not count."""
     target = moment.start["target"].copy()
     target[:, 2] = moment.object[:, 2]
     return _sweep(moment, target, slack=0.005, level=0.01)
 
 
-def _sweep(moment: Moment, target: Array, *, slack: float, level: float) -> Evaluation:
+def _sweep(moment: Moment, target: Array, *, slack: float, level: float) -> RowsEvaluation:
     distance, in_place = _in_place(moment, target, _RADIUS)
     swept = sweep_along(moment, radius=0.02, slack=slack, level=level)
     rewards = np.where(distance < _RADIUS, 10, 2 * swept + 6 * hamacher(swept, in_place))
     near = _gap(moment) <= _NEAR
-    return Evaluation(rewards, distance <= _RADIUS, distance, in_place, swept, near, moment.opened > 0)
+    return RowsEvaluation(rewards, distance <= _RADIUS, distance, in_place, swept, near, moment.opened > 0)
 
 
 def _gap(moment: Moment) -> Array:

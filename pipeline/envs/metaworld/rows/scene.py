@@ -71,7 +71,7 @@ class Moment:
     start: Mapping[str, Array]
 
 
-class Evaluation(NamedTuple):
+class RowsEvaluation(NamedTuple):
     """What a control step was worth, under the names that the package uses in `info`; [n] each, or the same for all.
 
     Attributes:
@@ -107,7 +107,7 @@ class RowTask:
         touched: True if a grasp is one only where both pads press on the object.
     """
 
-    evaluate: Callable[[Moment], Evaluation]
+    evaluate: Callable[[Moment], RowsEvaluation]
     object: Source
     turn: Source | None
     offset: tuple[float, float, float] | None = None

@@ -5,7 +5,7 @@
 import numpy as np
 
 from metaloom.pipeline.envs.metaworld.oracle import INFO, MAX_STEPS, OfficialClass, RowPhysics, RowsStep
-from metaloom.pipeline.envs.metaworld.rows.scene import FRAME_SIZE, Evaluation, Moment, Scene, clip_hand
+from metaloom.pipeline.envs.metaworld.rows.scene import FRAME_SIZE, Moment, RowsEvaluation, Scene, clip_hand
 from metaloom.pipeline.envs.metaworld.rows.shaping import norm
 from metaloom.pipeline.envs.metaworld.rows.table import ROW_TASKS
 from metaloom.pipeline.types import Array
@@ -98,7 +98,7 @@ class VectorizedRows:
             observations, found.rewards, found.success, self._info(found, rows), self._steps[some] >= MAX_STEPS
         )
 
-    def _info(self, found: Evaluation, rows: Array) -> dict[str, Array]:
+    def _info(self, found: RowsEvaluation, rows: Array) -> dict[str, Array]:
         asked = found.grasp_success
         grasped = self._touch.of(asked, rows) if self._touch is not None else asked
         info = np.empty((len(INFO), len(rows)))

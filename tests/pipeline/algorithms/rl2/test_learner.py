@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from small_setups import small_setup
 
-from metaloom.pipeline.algorithms.rl2.settings import RL2
+from metaloom.pipeline.algorithms.trials.settings import RL2
 from metaloom.pipeline.estimation.trials import Trials
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.types import Step

@@ -9,9 +9,9 @@ from cell_steps import OPTIONS, STEPS
 from small_setups import A, O, small_setup
 
 from metaloom.pipeline.algorithms.rl2.learner import MemoryPolicy
-from metaloom.pipeline.algorithms.rl2.settings import RL2TRPO
-from metaloom.pipeline.algorithms.rl2.trust_region import Chunk, SequenceRegion
+from metaloom.pipeline.algorithms.rl2.trust_region import SequenceRegion, TrialChunk
 from metaloom.pipeline.algorithms.trials.losses import Sequences
+from metaloom.pipeline.algorithms.trials.settings import RL2TRPO
 from metaloom.pipeline.nn.distributions import Categorical, DiagGaussian
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.types import Step
@@ -42,7 +42,7 @@ def toy(network, kind):
         of = Sequences(tensors[0], real, tensors[1], nothing, tensors[2], nothing)
         acted = policy.acting({name: torch.tensor(value) for name, value in params.items()}, of)
         of = replace(of, old_log_prob=acted.log_prob(of.actions))
-        chunks.append(Chunk(of, acted))
+        chunks.append(TrialChunk(of, acted))
     return policy, params, chunks
 
 

@@ -8,8 +8,8 @@ import torch
 from small_setups import small_setup
 
 from metaloom.pipeline.algorithms.rl2.learner import CRITIC_BIAS
-from metaloom.pipeline.algorithms.rl2.settings import RL2, RecurrentA2C, RecurrentPPO
 from metaloom.pipeline.algorithms.trials.losses import Weights, sequence_loss
+from metaloom.pipeline.algorithms.trials.settings import RL2, RecurrentA2C, RecurrentPPO
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.types import Step
