@@ -15,14 +15,13 @@ from metaloom.storage.read.committed import CommittedFiles
 from metaloom.storage.read.frames import read_tables
 
 _GROUP = 256
-_COMPRESSION = {"compression": "zstd", "compression_level": 1}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def records_file(records: Sequence[StageRecord]) -> bytes:
     """Parquet file of records: what is asked for often as columns, and each as the document that it was."""
     sink = io.BytesIO()
-    with pq.ParquetWriter(sink, _rows([]).schema, **_COMPRESSION) as writer:
+    with pq.ParquetWriter(sink, _rows([]).schema, compression="zstd", compression_level=1) as writer:
         for first in range(0, len(records), _GROUP):  # together they take as much memory as the records
             writer.write_table(_rows(records[first : first + _GROUP]))
     return sink.getvalue()
@@ -53,7 +52,7 @@ def table_file(files: CommittedFiles, name: str, records: Sequence[StageRecord])
     if not with_rows:
         return None
     sink = io.BytesIO()
-    pq.write_table(read_tables(files, name, sorted(with_rows)), sink, **_COMPRESSION)
+    pq.write_table(read_tables(files, name, sorted(with_rows)), sink, compression="zstd", compression_level=1)
     return sink.getvalue()
 
 
