@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from sys import intern
 from typing import Any
 
 from metaloom.storage.errors import damaged
@@ -25,7 +26,7 @@ def has_shards(info: Mapping[str, Any]) -> bool:
     return info["format"] != FORMATS[0]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Input:
     """A stage output that another stage was computed from."""
 
@@ -65,7 +66,7 @@ class SpanInput:
         return {"stages": list(self.stages), **ends, **about}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class StoredFile:
     """A file that a record commits.
 
@@ -82,7 +83,7 @@ class StoredFile:
     array: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ArrayDigest:
     """SHA-256 of one array's dtype, shape and bytes."""
 
@@ -210,11 +211,11 @@ def _parsed(document: Mapping[str, Any], where: Path) -> StageRecord:
             chunks=_parse_files(document["chunks"]),
             tables=_parse_files(document["tables"]),
             arrays={
-                str(name): ArrayDigest(str(a["sha256"]), str(a["dtype"]), tuple(int(size) for size in a["shape"]))
+                intern(str(name)): ArrayDigest(str(a["sha256"]), intern(str(a["dtype"])), (*map(int, a["shape"]),))
                 for name, a in document["arrays"].items()
             },
             digest=str(document["digest"]),
-            versions={str(name): str(version) for name, version in document["versions"].items()},
+            versions={intern(str(name)): intern(str(version)) for name, version in document["versions"].items()},
             started=str(document["started"]),
             seconds=float(document["seconds"]),
             previous=str(document["previous"]),
@@ -252,7 +253,7 @@ def _parse_span(document: Mapping[str, Any]) -> SpanInput:
 
 def _parse_files(documents: Sequence[Mapping[str, Any]]) -> tuple[StoredFile, ...]:
     return tuple(
-        StoredFile(str(d["path"]), int(d["size"]), int(d["crc32c"]), str(d.get("array", ""))) for d in documents
+        StoredFile(str(d["path"]), int(d["size"]), int(d["crc32c"]), intern(str(d.get("array", "")))) for d in documents
     )
 
 

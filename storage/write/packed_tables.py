@@ -2,59 +2,58 @@
 
 import io
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from metaloom.storage.format.columns import column, text_column
 from metaloom.storage.format.records import StageRecord
 from metaloom.storage.read.committed import CommittedFiles
 from metaloom.storage.read.frames import read_tables
 
 _GROUP = 256
-_RECORDS = pa.schema(
-    [
-        ("sequence", pa.int64()),
-        ("iteration", pa.int32()),
-        ("stage", pa.string()),
-        ("step", pa.int32()),
-        ("digest", pa.string()),
-        ("session", pa.int32()),
-        ("started", pa.timestamp("us", "UTC")),
-        ("seconds", pa.float64()),
-        ("stored_bytes", pa.int64()),
-        ("sha256", pa.string()),
-        ("document", pa.string()),
-    ]
-)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def records_file(records: Sequence[StageRecord]) -> bytes:
     """Parquet file of records: what is asked for often as columns, and each as the document that it was."""
-    rows = [
-        {
-            "sequence": record.sequence,
-            "iteration": record.ref.iteration,
-            "stage": record.ref.stage,
-            "step": record.ref.step,
-            "digest": record.digest,
-            "session": record.session,
-            "started": datetime.fromisoformat(record.started),
-            "seconds": record.seconds,
-            "stored_bytes": record.stored_bytes,
-            "sha256": record.sha256,
-            "document": record.content().decode(),
-        }
-        for record in records
-    ]
-    return _parquet(pa.Table.from_pylist(rows, schema=_RECORDS), _GROUP)
+    sink = io.BytesIO()
+    with pq.ParquetWriter(sink, _rows([]).schema, compression="zstd", compression_level=1) as writer:
+        for first in range(0, len(records), _GROUP):  # together they take as much memory as the records
+            writer.write_table(_rows(records[first : first + _GROUP]))
+    return sink.getvalue()
+
+
+def _rows(records: Sequence[StageRecord]) -> pa.Table:
+    microsecond = timedelta(microseconds=1)
+    started = [(datetime.fromisoformat(record.started) - _EPOCH) // microsecond for record in records]
+    columns = {
+        "sequence": column(np.array([record.sequence for record in records], np.int64)),
+        "iteration": column(np.array([record.ref.iteration for record in records], np.int32)),
+        "stage": text_column([record.ref.stage for record in records]),
+        "step": column(np.array([record.ref.step for record in records], np.int32)),
+        "digest": text_column([record.digest for record in records]),
+        "session": column(np.array([record.session for record in records], np.int32)),
+        "started": column(np.array(started, np.int64)).cast(pa.timestamp("us", "UTC")),
+        "seconds": column(np.array([record.seconds for record in records])),
+        "stored_bytes": column(np.array([record.stored_bytes for record in records], np.int64)),
+        "sha256": text_column([record.sha256 for record in records]),
+        "document": text_column([record.content().decode() for record in records]),
+    }
+    return pa.table(columns)
 
 
 def table_file(files: CommittedFiles, name: str, records: Sequence[StageRecord]) -> bytes | None:
     """Parquet file of the rows of a derived table of some iterations; None if there are none."""
     with_rows = {r.ref.iteration for r in records if any(t.path.split("/")[1] == name for t in r.tables)}
-    return _parquet(read_tables(files, name, sorted(with_rows)), None) if with_rows else None
+    if not with_rows:
+        return None
+    sink = io.BytesIO()
+    pq.write_table(read_tables(files, name, sorted(with_rows)), sink, compression="zstd", compression_level=1)
+    return sink.getvalue()
 
 
 def iteration_file(table: pa.Table, iteration: int) -> bytes:
@@ -67,10 +66,4 @@ def iteration_file(table: pa.Table, iteration: int) -> bytes:
     ]
     sink = io.BytesIO()
     pq.write_table(pa.table(rows.columns, schema=pa.schema(fields)), sink, compression="zstd")
-    return sink.getvalue()
-
-
-def _parquet(table: pa.Table, row_group_size: int | None) -> bytes:
-    sink = io.BytesIO()
-    pq.write_table(table, sink, row_group_size=row_group_size, compression="zstd", compression_level=1)
     return sink.getvalue()

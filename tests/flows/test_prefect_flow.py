@@ -60,6 +60,22 @@ def test_flows_besides_training_tell_nothing_of_dask_connections_either(name, tm
         logger.setLevel(before)
 
 
+def test_a_flow_run_whose_run_another_one_trains_fails_with_who_does_and_leaves_it_alone(
+    tiny_config, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(TrainingPage, "open", lambda page, tag: None)
+    monkeypatch.setattr(prefect_page, "get_run_logger", lambda: logging.getLogger("test"))
+    config = tiny_config(iterations=2)
+    about = {"config": config.model_dump(mode="json"), "config_digest": config.digest(), "environment": {}}
+    with storage.create_run(tmp_path / "nightly", capacity=2, **about):
+        before = sorted(tmp_path.rglob("*"))
+        for _ in range(2):
+            with pytest.raises(storage.RunLocked, match=r"nightly: process \d+ on .* has been writing it since"):
+                meta_train_custom.fn(config, run=str(tmp_path / "nightly"), workers=0)
+        assert sorted(tmp_path.rglob("*")) == before
+    assert storage.verify_run(tmp_path / "nightly") == []
+
+
 class Recorder:
     """Stands for Prefect's artifact functions and remembers the calls."""
 

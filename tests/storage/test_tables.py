@@ -271,13 +271,15 @@ import sys, time, numpy as np, storage
 from metaloom.pipeline.types import LearnerState, Update
 from metaloom.storage import StageRef
 about = dict(inputs=[], seed_position=[], started=0.0, seconds=0.0)
-with storage.create_run(sys.argv[1], config={}, config_digest="", capacity=1, environment={}) as writer:
-    update = Update(LearnerState({"a": np.zeros(2, np.float32)}), {"loss": 1.0})
-    writer.put(StageRef(0, "meta_optimize"), update, **about)
+with storage.create_run(sys.argv[1], config={}, config_digest="", capacity=2, environment={}) as writer:
+    for i in range(2):
+        update = Update(LearnerState({"a": np.zeros(2, np.float32)}), {"loss": 1.0})
+        writer.put(StageRef(i, "meta_optimize"), update, **about)
+    assert writer.pack() == [range(1)]
 sys.exit("pandas" in sys.modules)
 """
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], check=True)
-    assert storage.open_run(tmp_path / "run").metrics()["loss"].to_pylist() == [1.0]
+    assert storage.open_run(tmp_path / "run").metrics()["loss"].to_pylist() == [1.0, 1.0]
 
 
 def test_metrics_read_from_their_arrays_are_those_in_the_parquet_files(make_run):
