@@ -15,17 +15,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from metaloom.flows.api import recipes as recipes
-    from metaloom.flows.api import replay as replay
-    from metaloom.flows.api import resume as resume
-    from metaloom.flows.api import sweep as sweep
-    from metaloom.flows.api import train as train
-    from metaloom.flows.api import video as video
     from metaloom.flows.commands.baselines import fitted_baselines as fitted_baselines
     from metaloom.flows.opened import Run as Run
     from metaloom.flows.opened import Runs as Runs
     from metaloom.flows.opened import open_run as open_run
     from metaloom.flows.opened import open_runs as open_runs
+    from metaloom.flows.operations import reference as reference
+    from metaloom.flows.operations.cancel import cancel as cancel
     from metaloom.flows.operations.compare import compare as compare
     from metaloom.flows.operations.diff import diff as diff
     from metaloom.flows.operations.doctor import doctor as doctor
@@ -33,11 +29,26 @@ if TYPE_CHECKING:
     from metaloom.flows.operations.evaluate import evaluate as evaluate
     from metaloom.flows.operations.export import export as export
     from metaloom.flows.operations.fork import fork as fork
+    from metaloom.flows.operations.graph import graph as graph
+    from metaloom.flows.operations.logs import logs as logs
+    from metaloom.flows.operations.ls import ls as ls
     from metaloom.flows.operations.optimize import optimize as optimize
     from metaloom.flows.operations.pack import pack as pack
     from metaloom.flows.operations.policy import policy as policy
+    from metaloom.flows.operations.recipes import recipes as recipes
+    from metaloom.flows.operations.replay import replay as replay
+    from metaloom.flows.operations.report import report as report
+    from metaloom.flows.operations.rm import rm as rm
+    from metaloom.flows.operations.show import show as show
+    from metaloom.flows.operations.sweep import sweep as sweep
     from metaloom.flows.operations.thin import thin as thin
+    from metaloom.flows.operations.train import resume as resume
+    from metaloom.flows.operations.train import train as train
     from metaloom.flows.operations.verify import verify as verify
+    from metaloom.flows.operations.video import video as video
+    from metaloom.flows.operations.view import view as view
+    from metaloom.flows.operations.watch import watch as watch
+    from metaloom.flows.prefect_app.operation import serve as serve
     from metaloom.flows.recipes import load_settings as load_settings
     from metaloom.flows.rollouts.workers import Backend as Backend
     from metaloom.flows.trained.policy import TrainedPolicy as TrainedPolicy
@@ -60,13 +71,7 @@ _PLACES = {
     "load_settings": "flows.recipes",
     "open_run": "flows.opened",
     "open_runs": "flows.opened",
-    "recipes": "flows.api",
-    "replay": "flows.api",
-    "resume": "flows.api",
-    "sweep": "flows.api",
-    "train": "flows.api",
     "trust_run": "flows.trust",
-    "video": "flows.api",
 }
 
 
@@ -74,7 +79,8 @@ def _names() -> dict[str, str]:
     from metaloom.flows.operations import operations
 
     places = {name: f"{__name__}.{module}:{name}" for name, module in _PLACES.items()}
-    return places | {name: operation.run for name, operation in operations().items() if operation.run}
+    places |= {name: operation.run for name, operation in operations().items() if operation.run}
+    return places | {"reference": f"{__name__}.flows.operations.reference"}
 
 
 if not TYPE_CHECKING:  # else any name would pass for one of ours
@@ -85,7 +91,7 @@ if not TYPE_CHECKING:  # else any name would pass for one of ours
         if (names := _names()).get(name) is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(names)}")
         module, _, attribute = names[name].partition(":")
-        return getattr(import_module(module), attribute)
+        return getattr(import_module(module), attribute) if attribute else import_module(module)
 
 
 def __dir__() -> list[str]:

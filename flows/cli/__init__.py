@@ -19,7 +19,6 @@ from cyclopts import App, CycloptsError, CycloptsPanel, Group, UnknownOptionErro
 from rich.panel import Panel
 
 import metaloom
-from metaloom.flows.cli.options import complete_runs
 from metaloom.flows.cli.output import (
     EXIT_OUTPUT_CLOSED,
     OutputClosed,
@@ -30,6 +29,7 @@ from metaloom.flows.cli.output import (
 )
 from metaloom.flows.errors import EXIT_INTERRUPTED, USAGE, StartAgain, exit_code
 from metaloom.flows.operations import operations
+from metaloom.flows.operations.options import complete_runs
 from metaloom.flows.streams import keep_streams
 from metaloom.flows.views.status import STATUS
 from metaloom.pipeline.shown import error_text, printable
@@ -81,7 +81,7 @@ app = App(
 _groups = {title: Group(title, sort_key=order) for order, title in enumerate(GROUPS)}
 for _rank, (_name, _operation) in enumerate(operations().items()):
     app.command(
-        _operation.command or f"{__name__}.generated:{_name}",
+        _operation.command or f"{__name__}.generated:command_{_name}",
         name=_name,
         group=_groups[_operation.group],
         sort_key=_rank,

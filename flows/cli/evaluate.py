@@ -36,12 +36,12 @@ def evaluate(
     as_json: bool = False,
 ) -> int:
     """Print returns, and write the pictures that are wanted."""
-    at = RunAt.of(call.given["run"], learner=True)
+    at = RunAt.of(call["run"], learner=True)
     if plot is not None:
         from metaloom.flows.views.evaluation_plots import check_plot_file
 
         check_plot_file(plot)
-    agree(at.path, call.given.get("trust", False))
+    agree(at.path, call["trust"])
     film = None if video is None else _film(video, at.path)
     from metaloom.flows.formatting import plural
 

@@ -1,10 +1,11 @@
-"""Commands made of operations: an attribute of this module for each, made when it is first used."""
+"""Commands made of operations: an attribute `command_NAME` of this module for each, made when it is first used."""
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import partial
+from inspect import BoundArguments, Signature, signature
 from inspect import Parameter as P
-from inspect import Signature, signature
 from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin
 
 from cyclopts import Parameter
@@ -13,8 +14,8 @@ from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions
 from metaloom.flows.cli.output import answer
 from metaloom.flows.errors import FAILURE
 from metaloom.flows.operations import Operation, operations, resolve
-from metaloom.flows.operations.signatures import is_python_only, marks_of, parameters_of, text_type
-from metaloom.flows.rollouts.backend import Backend
+from metaloom.flows.operations.options import InProcess
+from metaloom.flows.operations.signatures import is_backend, is_python_only, marks_of, parameters_of, text_type
 from metaloom.flows.views.parts import as_text
 
 _LAST = ("trust", "where", "log", "film_every", "metrics_port", "as_json")
@@ -36,39 +37,46 @@ class Call(Generic[R]):
     work: Callable[..., R]
     given: Mapping[str, Any]
 
+    def __getitem__(self, name: str) -> Any:
+        return self.given[name] if name in self.given else signature(self.work).parameters[name].default
+
     def __call__(self, **others: Any) -> R:
         """Run the operation; other arguments are those that only Python has."""
-        return self.work(**{**self.given, **others})
+        bound = BoundArguments(signature(self.work), OrderedDict({**self.given, **others}))
+        return self.work(*bound.args, **bound.kwargs)
 
 
 def __getattr__(name: str) -> Callable[..., int]:
-    if name not in operations():
+    operation = operations().get(name.removeprefix("command_"))
+    if operation is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return command_of(operations()[name])
+    return make_command(operation)
 
 
-def command_of(operation: Operation) -> Callable[..., int]:
+def make_command(operation: Operation) -> Callable[..., int]:
     """Make the command of an operation: a function whose signature has what a command line can say."""
     work = operation.function
     shown = resolve(operation.terminal) if operation.terminal else partial(show, operation)
     parameters = [command_parameter(p) for p in parameters_of(work) if not is_python_only(p.annotation)]
-    extras = [p for p in signature(shown).parameters.values() if p.kind is P.KEYWORD_ONLY and p.name != "as_json"]
+    extras = [p for p in signature(shown).parameters.values() if p.name not in ("operation", "call", "as_json")]
     parameters += map(command_parameter, extras)
     if operation.has_json:
         parameters.append(P("as_json", P.KEYWORD_ONLY, default=False, annotation=AsJson))
     parameters.sort(key=lambda p: (p.kind, _LAST.index(p.name) if p.name in _LAST else -1))
     described = Signature(parameters)
+    backends = [p.annotation for p in parameters_of(work) if is_backend(p.annotation)]
 
     def command(*args: Any, **kwargs: Any) -> int:
         given = described.bind(*args, **kwargs).arguments
-        if "where" in signature_names:
-            given["backend"] = given.pop("where", ANYWHERE).backend()
+        if backends:
+            where = given.pop("where", ANYWHERE)
+            here = backends[0] is InProcess and where.workers is None and where.scheduler is None
+            given["backend"] = (replace(where, workers=0) if here else where).backend()
         apart = {name: given.pop(name) for name in [*given] if name in {p.name for p in extras}}
         as_json = {"as_json": given.pop("as_json", False)} if operation.has_json else {}
         unsaid = [p.name for p in parameters_of(work) if p.default is P.empty and p.name not in given]
         return shown(Call(work, given | dict.fromkeys(unsaid)), **apart, **as_json)
 
-    signature_names = {p.name for p in parameters}
     command.__doc__ = work.__doc__
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     command.__signature__ = described  # pyright: ignore[reportFunctionMemberAccess]
@@ -77,17 +85,17 @@ def command_of(operation: Operation) -> Callable[..., int]:
 
 def command_parameter(parameter: P) -> P:
     """Return a parameter of an operation as a command has it."""
-    if parameter.annotation is Backend:
+    if is_backend(parameter.annotation):
         return P("where", P.KEYWORD_ONLY, default=ANYWHERE, annotation=BackendOptions)
     kind, annotation = parameter.kind, text_type(parameter.annotation)
     plain = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
     if get_origin(plain) is tuple:
         annotation = Annotated[annotation, _REPEATABLE]
         kind = P.POSITIONAL_ONLY if kind is P.POSITIONAL_OR_KEYWORD else kind
-    elif any(mark.name for mark in marks_of(annotation)):
-        kind = P.KEYWORD_ONLY
     elif parameter.default is False:
         annotation = Annotated[annotation, _REPEATABLE]
+    if any(mark.name for mark in marks_of(parameter.annotation)):
+        kind = P.KEYWORD_ONLY
     return parameter.replace(kind=kind, annotation=annotation)
 
 

@@ -1,37 +1,34 @@
-"""`metaloom recipes`."""
+"""What `metaloom recipes` prints: a table of recipes, or settings to train with."""
 
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from metaloom.flows.cli.options import AsJson, Flag, Overrides, complete_recipes, refuse_with, refuse_without
+from metaloom.flows.cli.generated import Call
 from metaloom.flows.cli.output import answer, print_json
+from metaloom.flows.operations.options import Overrides, complete_recipes, refuse_with, refuse_without
 from metaloom.flows.views.status import STATUS
 
 
 def recipes(
+    call: Call[list[str]],
     recipe: Annotated[
         str | None,
         Parameter(help="Print all settings of this recipe, or of this file of settings.", completer=complete_recipes),
     ] = None,
     *,
-    form: Annotated[Literal["yaml", "toml", "json"] | None, Parameter(name="--format")] = None,
+    form: Annotated[
+        Literal["yaml", "toml", "json"] | None, Parameter(name="--format", help="Kind of file; yaml by default.")
+    ] = None,
     overrides: Overrides = (),
-    schema: Flag = False,
-    envs: Flag = False,
-    as_json: AsJson = False,
+    schema: Annotated[bool, Parameter(help="Print the JSON schema of every setting instead.")] = False,
+    envs: Annotated[
+        bool,
+        Parameter(help="List the environments instead; recipes take any of them with `--set env=NAME`."),
+    ] = False,
+    as_json: bool = False,
 ) -> int:
-    """List the recipes, or print the settings of one.
-
-    The printed settings are a file to train with.
-
-    Example: `metaloom recipes promp-half-cheetah-dir --format toml`
-
-    Args:
-        form: Kind of file; yaml by default.
-        schema: Print the JSON schema of every setting instead.
-        envs: List the environments instead; recipes take any of them with `--set env=NAME`.
-    """
+    """Print recipes, the settings of one, environments or the schema."""
     if recipe is not None:
         refuse_with("a recipe", schema=schema, envs=envs, json=as_json)
         from metaloom.flows.recipes import new_config

@@ -1,59 +1,60 @@
-"""`metaloom replay`."""
+"""What `metaloom replay` does besides: it prints stages as they come, debugs one, and stores again what was thinned."""
 
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
 
-from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions, Flag, RunAtArgument, Trust, agree, refuse_with
+from cyclopts import Parameter
+
+from metaloom.flows.cli.generated import Call
 from metaloom.flows.cli.output import console, print_json
 from metaloom.flows.errors import UsageError
+from metaloom.flows.operations.options import agree, refuse_with
+from metaloom.flows.rollouts.backend import Backend
 from metaloom.flows.runs import RunAt
 from metaloom.flows.views.status import STATUS
 from metaloom.storage import argument
 
 if TYPE_CHECKING:
+    from metaloom.flows.results.replay import Replay, StageReplay
     from metaloom.storage import StageRef
 
 
 def replay(
-    run: RunAtArgument,
+    call: "Call[Replay]",
     *,
-    stage: str | None = None,
-    step: int | None = None,
-    until_diff: Flag = False,
-    pdb: Flag = False,
-    materialise: Flag = False,
-    quarantine: Flag = False,
-    as_recorded: Flag = False,
-    trust: Trust = False,
-    where: BackendOptions = ANYWHERE,
-    as_json: AsJson = False,
+    pdb: Annotated[
+        bool,
+        Parameter(help="Run one stage, stored or not, in this process, and enter Python's debugger where it fails."),
+    ] = False,
+    materialise: Annotated[
+        bool,
+        Parameter(help="Recompute what was thinned and store it again, provided that it has its old digest."),
+    ] = False,
+    quarantine: Annotated[
+        bool,
+        Parameter(help="Rerun, in this process, the episode that was kept because an environment failed in it."),
+    ] = False,
+    as_recorded: Annotated[
+        bool,
+        Parameter(
+            help="Compute by the machine code of BLAS, torch and NumPy that the run records, as far as the processor "
+            "can. Without this it is the processor's own."
+        ),
+    ] = False,
+    as_json: bool = False,
 ) -> int:
-    """Compute stored stages again; compare every bit.
-
-    They are computed from their stored inputs.
-
-    Exit code 0 when all are identical, 1 when one differs.
-
-    Example: `metaloom replay first@3 --stage adapt`
-
-    Args:
-        stage: Only this stage, such as adapt; `metaloom graph RUN` lists those of a run.
-        step: Only this inner step of the stage.
-        until_diff: Stop after the first stage that differs.
-        pdb: Run one stage, stored or not, in this process, and enter Python's debugger where it fails.
-        materialise: Recompute what was thinned and store it again, provided that it has its old digest.
-        quarantine: Rerun, in this process, the episode that was kept because an environment failed in it.
-        as_recorded: Compute by the machine code of BLAS, torch and NumPy that the run records, as far as the processor
-            can. Without this it is the processor's own.
-    """
+    """Print each stage as it is compared, and what differs."""
+    stage, step, until_diff, backend = (call[name] for name in ("stage", "step", "until_diff", "backend"))
     if quarantine or pdb:
         STATUS.end()  # the debugger talks to the terminal
-        usual = asdict(ANYWHERE) | {"threads": where.threads}
-        elsewhere = {name: value for name, value in asdict(where).items() if value != usual[name]}
+        usual = asdict(Backend(workers=0, threads=backend.threads if backend.workers == 0 else 1))
+        elsewhere = {
+            name.removesuffix("_seconds"): value for name, value in asdict(backend).items() if value != usual[name]
+        }
         option = "--quarantine" if quarantine else "--pdb"
         refuse_with(option, until_diff=until_diff, materialise=materialise, json=as_json, **elsewhere)
-    at = RunAt.parse(run)
-    agree(at.path, trust)
+    at = RunAt.parse(call["run"])
+    agree(at.path, call["trust"])
     if as_recorded:
         _start_as_recorded(at, say=not as_json)
     if quarantine:
@@ -68,12 +69,10 @@ def replay(
         console().print(told, markup=False)
         return 0
     if pdb:
-        return _debug(at, stage, step, where.threads)
-    if where.workers is None and where.scheduler is None:
-        where = replace(where, workers=0)
+        return _debug(at, stage, step, backend)
     if materialise:
-        return _materialise(at, where, whole=stage is None and step is None and not until_diff, as_json=as_json)
-    return _replay(at, stage, step, where, until_diff=until_diff, as_recorded=as_recorded, as_json=as_json)
+        return _materialise(at, backend, whole=stage is None and step is None and not until_diff, as_json=as_json)
+    return _replay(call, as_recorded=as_recorded, as_json=as_json)
 
 
 def _start_as_recorded(at: RunAt, *, say: bool) -> None:
@@ -88,29 +87,21 @@ def _start_as_recorded(at: RunAt, *, say: bool) -> None:
         console().print(as_text(arithmetic_of(run, iterations)))
 
 
-def _replay(
-    at: RunAt,
-    stage: str | None,
-    step: int | None,
-    where: BackendOptions,
-    *,
-    until_diff: bool,
-    as_recorded: bool,
-    as_json: bool,
-) -> int:
-    backend = where.backend()
-    from metaloom.flows.commands.replay import replay as replay_run
+def _replay(call: "Call[Replay]", *, as_recorded: bool, as_json: bool) -> int:
     from metaloom.flows.formatting import plural
-    from metaloom.flows.results.replay import StageReplay
     from metaloom.flows.views.parts import as_text
     from metaloom.flows.views.tables import difference_table, replay_line
 
-    outcomes: list[StageReplay] = []
-    for outcome in replay_run(at.path, at.iteration, stage=stage, step=step, until_diff=until_diff, backend=backend):
-        outcomes.append(outcome)
-        STATUS.far(plural(len(outcomes), "stage"))
+    stages = 0
+
+    def replayed(outcome: "StageReplay") -> None:
+        nonlocal stages
+        stages += 1
+        STATUS.far(plural(stages, "stage"))
         if not as_json:
             console().print(replay_line(outcome))
+
+    outcomes = call(replayed=replayed)
     different = [outcome for outcome in outcomes if not outcome.identical]
     if as_json:
         print_json([outcome.as_dict() for outcome in outcomes])
@@ -130,13 +121,12 @@ def _replay(
     return 1 if different else 0
 
 
-def _debug(at: RunAt, stage: str | None, step: int | None, threads: int) -> int:
+def _debug(at: RunAt, stage: str | None, step: int | None, backend: Backend) -> int:
     if at.iteration is None or stage is None:
         raise UsageError(
             f"{at.path}: --pdb is for one stage; name it as in: "
             f"metaloom replay {argument(at.path)}@0 --stage adapt --pdb"
         )
-    backend = BackendOptions(workers=0, threads=threads).backend()
     from metaloom.flows.commands.debug import debug_stage
 
     outcome = debug_stage(
@@ -146,10 +136,9 @@ def _debug(at: RunAt, stage: str | None, step: int | None, threads: int) -> int:
     return 1 if outcome.fault else 0
 
 
-def _materialise(at: RunAt, where: BackendOptions, *, whole: bool, as_json: bool) -> int:
+def _materialise(at: RunAt, backend: Backend, *, whole: bool, as_json: bool) -> int:
     if not whole:
         raise UsageError("found --materialise with --stage, --step or --until-diff; it is about whole iterations")
-    backend = where.backend()
     from metaloom.flows.commands.thin import materialise
     from metaloom.flows.formatting import plural, stage_label
 

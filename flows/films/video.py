@@ -101,6 +101,10 @@ class Film:
     returns: Mapping[int, float]
     largest_difference: float
 
+    def __str__(self) -> str:
+        returns = (f"{value:.2f} at step {k} (episode {self.episodes[k]})" for k, value in self.returns.items())
+        return f"{self.path}  {self.frames} frames, task {self.task}, return {', '.join(returns)}\n{self.agreement}"
+
     @property
     def agrees(self) -> bool:
         """Whether it shows what is stored."""

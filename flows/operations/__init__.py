@@ -37,7 +37,7 @@ class Operation:
         terminal: Function that prints while the operation runs, or asks, "module:function". Its first argument calls
             the operation, further keywords are options that only the command has.
         has_json: Offer `--json`, for the result as data.
-        command: Function that is the whole command, of what Python has in no function of the same options.
+        command: Group of commands, "module:name" of an App, in place of a function.
     """
 
     name: str
@@ -61,21 +61,21 @@ INSTALLED = "Installed"
 _VIEWS, _CLI = "metaloom.flows.views", "metaloom.flows.cli"
 
 _BUILT_IN = (
-    Operation("train", "Train", command=f"{_CLI}.train:train"),
-    Operation("resume", "Train", command=f"{_CLI}.train:resume"),
+    Operation("train", "Train", f"{HERE}.train:train", terminal=f"{_CLI}.train:train"),
+    Operation("resume", "Train", f"{HERE}.train:resume", terminal=f"{_CLI}.train:resume"),
     Operation("fork", "Train", f"{HERE}.fork:fork", terminal=f"{_CLI}.terminal:fork", has_json=False),
-    Operation("sweep", "Train", command=f"{_CLI}.sweep:sweep"),
-    Operation("watch", "Train", command=f"{_CLI}.watch:watch"),
-    Operation("cancel", "Train", command=f"{_CLI}.cancel:cancel"),
-    Operation("recipes", "Train", command=f"{_CLI}.recipes:recipes"),
-    Operation("ls", "Look", command=f"{_CLI}.ls:list_runs"),
-    Operation("show", "Look", command=f"{_CLI}.show:show"),
-    Operation("view", "Look", command=f"{_CLI}.view:view"),
-    Operation("report", "Look", command=f"{_CLI}.report:report"),
-    Operation("video", "Look", command=f"{_CLI}.video:video"),
-    Operation("logs", "Look", command=f"{_CLI}.logs:logs"),
-    Operation("graph", "Look", command=f"{_CLI}.graph:graph"),
-    Operation("replay", "Debug", command=f"{_CLI}.replay:replay"),
+    Operation("sweep", "Train", f"{HERE}.sweep:sweep", terminal=f"{_CLI}.sweep:sweep"),
+    Operation("watch", "Train", f"{HERE}.watch:watch", terminal=f"{_CLI}.terminal:watch"),
+    Operation("cancel", "Train", f"{HERE}.cancel:cancel", terminal=f"{_CLI}.terminal:cancel", has_json=False),
+    Operation("recipes", "Train", f"{HERE}.recipes:recipes", terminal=f"{_CLI}.recipes:recipes"),
+    Operation("ls", "Look", f"{HERE}.ls:ls", view=f"{_VIEWS}.tables:runs_view"),
+    Operation("show", "Look", f"{HERE}.show:show", terminal=f"{_CLI}.terminal:show"),
+    Operation("view", "Look", f"{HERE}.view:view", terminal=f"{_CLI}.terminal:view", has_json=False),
+    Operation("report", "Look", f"{HERE}.report:report", has_json=False),
+    Operation("video", "Look", f"{HERE}.video:video", good="agrees", has_json=False),
+    Operation("logs", "Look", f"{HERE}.logs:logs", terminal=f"{_CLI}.terminal:logs"),
+    Operation("graph", "Look", f"{HERE}.graph:graph", terminal=f"{_CLI}.terminal:graph", has_json=False),
+    Operation("replay", "Debug", f"{HERE}.replay:replay", good="identical", terminal=f"{_CLI}.replay:replay"),
     Operation("optimize", "Debug", f"{HERE}.optimize:optimize", terminal=f"{_CLI}.terminal:optimize"),
     Operation("doctor", "Debug", f"{HERE}.doctor:doctor", view=f"{_VIEWS}.tables:doctor_view", good="ok"),
     Operation(
@@ -98,11 +98,21 @@ _BUILT_IN = (
     Operation("du", "Keep", f"{HERE}.du:du", view=f"{_VIEWS}.disk_tables:disk_view"),
     Operation("thin", "Keep", f"{HERE}.thin:thin"),
     Operation("pack", "Keep", f"{HERE}.pack:pack"),
-    Operation("rm", "Keep", command=f"{_CLI}.rm:rm"),
+    Operation("rm", "Keep", f"{HERE}.rm:rm", terminal=f"{_CLI}.terminal:rm", has_json=False),
     Operation("export", "Keep", f"{HERE}.export:export", view=f"{_VIEWS}.tables:export_view"),
     Operation("policy", "Deploy", f"{HERE}.policy:policy", terminal=f"{_CLI}.terminal:policy", has_json=False),
-    Operation("serve", "Deploy", command=f"{_CLI}.serve:serve"),
+    Operation("serve", "Deploy", "metaloom.flows.prefect_app.operation:serve", has_json=False),
 )
+
+
+REFERENCE = (
+    Operation("ls", "", f"{HERE}.reference:ls", view="metaloom.flows.references.tables:references_table"),
+    Operation("show", "", f"{HERE}.reference:show", terminal=f"{_CLI}.reference:show"),
+    Operation("verify", "", f"{HERE}.reference:verify", good="identical"),
+    Operation("extract", "", f"{HERE}.reference:extract"),
+    Operation("add", "", f"{HERE}.reference:add"),
+)
+"""Operations on references: `metaloom reference ls`, `metaloom.reference.ls`."""
 
 
 @cache

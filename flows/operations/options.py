@@ -7,6 +7,9 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from metaloom.flows.errors import UsageError
+from metaloom.flows.loggers import LoggerName
+from metaloom.flows.rollouts.backend import Backend
 from metaloom.flows.runs import RunLike
 
 Natural = Annotated[int | None, Parameter(validator=Number(gte=0))]
@@ -56,6 +59,9 @@ RunArguments = Annotated[
     RunLike | Sequence[RunLike],
     Parameter(help=f"{RUN_HELP} Repeatable; all by default.", completer=complete_runs),
 ]
+RemovedArguments = Annotated[
+    RunLike | Sequence[RunLike], Parameter(help=f"{RUN_HELP} Repeatable.", completer=complete_runs)
+]
 RunsArgument = Annotated[
     RunLike | Sequence[RunLike],
     Parameter(
@@ -69,6 +75,7 @@ Overrides = Annotated[
     Sequence[str],
     Parameter(name="--set", help="Change a setting: `--set algorithm.inner_lr=0.05`. Repeatable."),
 ]
+InProcess = Annotated[Backend, "in this process unless workers or a scheduler are named"]
 Trust = Annotated[
     bool,
     Parameter(
@@ -76,6 +83,15 @@ Trust = Annotated[
         "you have looked at them.",
     ),
 ]
+MetricsPort = Annotated[
+    int | None,
+    Parameter(help="Port at which Prometheus can read the training on this machine: http://127.0.0.1:PORT/metrics."),
+]
+Log = Annotated[
+    Sequence[LoggerName],
+    Parameter(help="Also log to `tensorboard`, `wandb` (offline) or `mlflow`, each an extra of that name. Repeatable."),
+]
+FilmEvery = Annotated[int | None, Parameter(help="With --log, film every so many iterations, besides the last.")]
 PythonOnly = Parameter(parse=False)
 """Marks a parameter that only Python has."""
 
@@ -93,3 +109,19 @@ def changes(overrides: Sequence[str], settings: dict[str, Any]) -> list[str]:
     from metaloom.flows.settings import assignments
 
     return [*overrides, *assignments(settings)]
+
+
+def refuse_without(option: str, **others: object) -> None:
+    """Refuse options that mean something only together with another one, which was not given."""
+    for name in _given(others):
+        raise UsageError(f"found --{name} without {option}; add it, or leave this out")
+
+
+def refuse_with(option: str, **others: object) -> None:
+    """Refuse options that mean nothing together with another one."""
+    for name in _given(others):
+        raise UsageError(f"found --{name} with {option}; leave one of them out")
+
+
+def _given(options: dict[str, object]) -> list[str]:
+    return [name.replace("_", "-") for name, value in options.items() if value is not None and value is not False]

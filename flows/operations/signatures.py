@@ -10,6 +10,8 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from cyclopts import Parameter
 
 from metaloom import storage
+from metaloom.flows.operations.options import InProcess
+from metaloom.flows.rollouts.backend import Backend
 
 
 def parameters_of(function: Callable[..., Any]) -> list[P]:
@@ -20,6 +22,11 @@ def parameters_of(function: Callable[..., Any]) -> list[P]:
 def is_python_only(annotation: Any) -> bool:
     """Return True for what a command line cannot say."""
     return any(mark.parse is False for mark in marks_of(annotation))
+
+
+def is_backend(annotation: Any) -> bool:
+    """Return True for where rollouts run, which options of its own say."""
+    return annotation in (Backend, InProcess)
 
 
 def marks_of(annotation: Any) -> list[Parameter]:

@@ -23,7 +23,6 @@ from prefect.states import Cancelled, Completed, Failed
 from pydantic import Field
 
 from metaloom import storage
-from metaloom.flows.commands.replay import replay as replay_run
 from metaloom.flows.commands.train import Observer, config_of, resume, train
 from metaloom.flows.formatting import plural
 from metaloom.flows.graph.tables import stage_names
@@ -33,9 +32,10 @@ from metaloom.flows.loggers.live import logging_to
 from metaloom.flows.operations import operations
 from metaloom.flows.prefect_app.artifacts import TrainingPage, publish_evaluation, publish_replay
 from metaloom.flows.prefect_app.cancelling import finishing_the_stage
-from metaloom.flows.prefect_app.generated import flow_of, quiet_libraries
+from metaloom.flows.prefect_app.generated import make_flow, quiet_libraries
 from metaloom.flows.recipes import RECIPES, load_settings
 from metaloom.flows.results.evaluation import EvaluationOutcome
+from metaloom.flows.results.replay import Replay
 from metaloom.flows.rollouts.backend import (
     DEFAULT_RETRIES,
     DEFAULT_STEP_TIMEOUT_SECONDS,
@@ -212,35 +212,16 @@ def _train(
     return Completed(message=f"{plural(result.iterations_done, 'iteration')} in {result.path}")
 
 
-@flow(name="replay", flow_run_name="replay {run}")
-def replay(
-    run: str,
-    iteration: Natural | None = None,
-    stage: StageName | None = None,
-    step: Natural | None = None,
-    workers: Natural = 0,
-    trust: bool = False,
-) -> State:
-    """Run stored stages again from their stored inputs and compare every array, bit for bit. Fails if one differs.
-
-    Args:
-        run: Name under the runs folder, or a path.
-        iteration: Which iteration; all of them when left out.
-        stage: Only this stage.
-        step: Only this inner step of the stage.
-        workers: Dask worker processes for rollouts on this machine; 0 samples in the flow's own process.
-        trust: Import the modules that the run's settings name, now and later.
-    """
-    folder = run_folder(run)
-    if trust:
-        trust_run(folder)
-    with quiet_libraries():
-        outcomes = list(replay_run(folder, iteration, stage=stage, step=step, backend=Backend(workers=workers)))
+def _replayed(run: str, outcomes: Replay) -> State:
+    folder = RunAt.parse(run).path
     publish_replay(folder, outcomes)
-    different = sum(not outcome.identical for outcome in outcomes)
-    if different:
+    if not outcomes.identical:
+        different = sum(not outcome.identical for outcome in outcomes)
         return Failed(message=f"{different} of {len(outcomes)} stages differ from what is stored in {folder}")
     return Completed(message=f"{plural(len(outcomes), 'stage')} replayed: all {outcomes[-1].proved}")
+
+
+replay = make_flow(operations()["replay"], _replayed, stage=StageName | None)
 
 
 def _evaluated(run: str, outcome: EvaluationOutcome) -> State:
@@ -248,7 +229,7 @@ def _evaluated(run: str, outcome: EvaluationOutcome) -> State:
     return Completed(message=f"{plural(len(outcome.tasks), 'task')}, learner after {plural(outcome.updates, 'update')}")
 
 
-evaluate = flow_of(operations()["evaluate"], _evaluated)
+evaluate = make_flow(operations()["evaluate"], _evaluated)
 
 
 class StageTasks:

@@ -1,4 +1,4 @@
-"""Prefect flows made of operations: an attribute of this module for each, made when it is first used.
+"""Prefect flows made of operations: an attribute `flow_NAME` of this module for each, made when it is first used.
 
 This module must not import annotations from __future__: Prefect makes a form from the annotations themselves.
 """
@@ -20,8 +20,8 @@ from prefect.states import Completed, Failed
 from pydantic import Field
 
 from metaloom.flows.operations import Operation, operations
-from metaloom.flows.operations.options import Iteration
-from metaloom.flows.operations.signatures import is_python_only, marks_of, parameters_of, text_type
+from metaloom.flows.operations.options import InProcess, Iteration
+from metaloom.flows.operations.signatures import is_backend, is_python_only, marks_of, parameters_of, text_type
 from metaloom.flows.rollouts.backend import Backend
 
 _WORKERS = (
@@ -31,12 +31,13 @@ _WORKERS = (
 
 
 def __getattr__(name: str) -> Flow[..., Any]:
-    if name not in operations():
+    operation = operations().get(name.removeprefix("flow_"))
+    if operation is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return flow_of(operations()[name])
+    return make_flow(operation)
 
 
-def flow_of(operation: Operation, ended: Callable[[Any, Any], State] | None = None, **types: Any) -> Flow[..., Any]:
+def make_flow(operation: Operation, ended: Callable[[Any, Any], State] | None = None, **types: Any) -> Flow[..., Any]:
     """Make the flow of an operation.
 
     Args:
@@ -74,9 +75,9 @@ def flow_of(operation: Operation, ended: Callable[[Any, Any], State] | None = No
 def form_parameter(parameter: P, annotation: Any) -> P:
     """Return a parameter of an operation as a form has it."""
     kind = P.POSITIONAL_OR_KEYWORD
-    if parameter.annotation is Backend:
+    if is_backend(parameter.annotation):
         workers = Annotated[int | None, Field(ge=0)]
-        return P("workers", kind, default=None, annotation=workers)
+        return P("workers", kind, default=0 if parameter.annotation is InProcess else None, annotation=workers)
     annotation, limits = text_type(annotation), [limit for mark in marks_of(annotation) for limit in limits_of(mark)]
     if get_origin(annotation) is Annotated and marks_of(annotation):
         annotation = get_args(annotation)[0]

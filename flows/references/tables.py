@@ -1,7 +1,7 @@
 """References as plain data for JSON and as tables."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,49 @@ def reference_rows(references: Sequence[Reference]) -> list[dict[str, Any]]:
     return [asdict(found) | {"last_return": (adaptation_returns(found.metrics) or [None])[-1]} for found in references]
 
 
-def references_table(rows: Sequence[Mapping[str, Any]], folder: Path | None = None) -> Table:
+class References(list[dict[str, Any]]):
+    """Rows of references.
+
+    Attributes:
+        folder: Folder of the references; None for that of the checkout.
+    """
+
+    def __init__(self, rows: Sequence[dict[str, Any]], folder: Path | str | None = None) -> None:
+        super().__init__(rows)
+        self.folder = folder
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """A run that was made of a reference."""
+
+    path: Path
+    reference: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the run as plain data."""
+        return {"run": str(self.path)}
+
+    def __str__(self) -> str:
+        return f"{self.path} is {self.reference} as a run"
+
+
+@dataclass(frozen=True)
+class Added:
+    """A reference that was made of a run."""
+
+    reference: Reference
+    folder: Path
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the row of the reference."""
+        return reference_rows([self.reference])[0]
+
+    def __str__(self) -> str:
+        return f"{self.folder / self.reference.archive}: {size(self.reference.size)}"
+
+
+def references_table(rows: References) -> Table:
     """`metaloom reference ls`, of a folder where it is not that of the checkout."""
     columns = ("reference", "environment", "algorithm", ">seed", ">iterations", ">last return", ">took", ">size")
     table = new_table(*columns, drop=("size", "took", "seed", "environment", "algorithm"))
@@ -29,6 +71,6 @@ def references_table(rows: Sequence[Mapping[str, Any]], folder: Path | None = No
             size(row["size"]),
         )
     total = size(sum(row["size"] for row in rows))
-    command = f"metaloom reference verify NAME@ITERATION{'' if folder is None else f' --from {folder}'}"
+    command = f"metaloom reference verify NAME@ITERATION{'' if rows.folder is None else f' --from {rows.folder}'}"
     table.caption = f"{total} in all; `{command}` recomputes any of their iterations"
     return table

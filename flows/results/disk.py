@@ -105,6 +105,29 @@ class Packed:
         return f"packed {plural(count, 'iteration')} into {plural(len(self.segments), 'segment')}"
 
 
+@dataclass(frozen=True)
+class Removed:
+    """Runs that were removed.
+
+    Attributes:
+        paths: Folders of the runs.
+        freed: Bytes that were freed.
+        finished: Folders of earlier removals that were interrupted and are finished now.
+    """
+
+    paths: tuple[Path, ...]
+    freed: int
+    finished: tuple[Path, ...]
+
+    def __str__(self) -> str:
+        lines = [f"finished the removal of {path}" for path in self.finished]
+        if self.paths:
+            lines.append(f"removed {plural(len(self.paths), 'run')}, {size(self.freed)} freed")
+        else:
+            lines.append(f"{plural(len(self.finished), 'removal') if self.finished else 'no removal'} to finish")
+        return "\n".join(lines)
+
+
 def bytes_together(paths: Iterable[Path]) -> int:
     """Add up what folders take on this machine; a file that several of them share counts once."""
     return sum(status.st_size for status in _inodes(paths).values())

@@ -75,6 +75,15 @@ class StageReplay:
         }
 
 
+class Replay(list[StageReplay]):
+    """Stages run again, in order."""
+
+    @property
+    def identical(self) -> bool:
+        """True if every array of every stage came out with the stored bits."""
+        return all(outcome.identical for outcome in self)
+
+
 def difference_info(difference: "ArrayDifference") -> dict[str, Any]:
     """One difference of `metaloom replay` as plain data."""
     about = asdict(difference)

@@ -32,6 +32,14 @@ class ReportFiles:
 
     png: Path
     html: Path
+    figures: tuple[Path, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"learning curve  {self.png}", f"report page     {self.html}"]
+        if self.figures:
+            names = ", ".join(file.name for file in self.figures)
+            lines.append(f"{len(self.figures)} figures      {self.figures[0].parent}: {names}")
+        return "\n".join(lines)
 
 
 def write_report(

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from metaloom.flows.results.evaluation import EvaluationOutcome
     from metaloom.flows.results.evaluation_summary import AdaptationSummary
     from metaloom.flows.results.replay import ArrayDifference, StageReplay
+    from metaloom.flows.results.run_rows import Rows
     from metaloom.flows.results.verification import Verification
     from metaloom.storage import Damage, Fork
     from metaloom.storage.export import Export
@@ -55,6 +56,11 @@ STATE_STYLES = {
 }
 CHECK_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 DIGEST_PREFIX = 12
+
+
+def runs_view(rows: "Rows") -> RenderableType:
+    """`metaloom ls`: the runs, or why there are none."""
+    return runs_table(rows) if rows else as_text(rows.nothing)
 
 
 def runs_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:

@@ -6,78 +6,89 @@ from inspect import Parameter
 from pathlib import Path
 
 import pytest
+from cyclopts import App
 from prefect.utilities.callables import parameter_schema
 
 import metaloom
 from metaloom.flows import cli
-from metaloom.flows.operations import Operation, operations
+from metaloom.flows.operations import REFERENCE, Operation, operations
 from metaloom.flows.operations.options import Iteration
-from metaloom.flows.operations.signatures import is_python_only, parameters_of
+from metaloom.flows.operations.signatures import is_backend, is_python_only, parameters_of
 from metaloom.flows.prefect_app import deployments
 from metaloom.flows.rollouts.backend import Backend
 
-NAMED = {"overrides": "set", "new_run": "run", "form": "format", "steps": "step", "everything": "all"}
+NAMED = {
+    "overrides": "set",
+    "new_run": "run",
+    "form": "format",
+    "steps": "step",
+    "everything": "all",
+    "folder": "from",
+    "many": "yes",
+}
 """Names of parameters on the command line that another word is better for."""
 WRITTEN = [operation for operation in operations().values() if operation.run]
+GROUPED = [*((operation, cli.app, metaloom) for operation in WRITTEN)]
+GROUPED += [(operation, cli.app["reference"], metaloom.reference) for operation in REFERENCE]
+each = pytest.mark.parametrize(("operation", "app", "module"), GROUPED, ids=lambda it: getattr(it, "run", ""))
 
 
-def of_command(operation: Operation) -> dict[str, object]:
+def of_command(app: App, operation: Operation) -> dict[str, object]:
     """Name of every option of a command, and its default."""
     return {
         next(name for name in argument.names if not name.startswith("--no-"))
         .strip("-")
         .replace("-", "_")
         .lower(): argument.field_info.default
-        for argument in cli.app[operation.name].assemble_argument_collection()
+        for argument in app[operation.name].assemble_argument_collection()
         if argument.names and argument.show
     }
 
 
-@pytest.mark.parametrize("operation", WRITTEN, ids=lambda operation: operation.name)
-def test_a_command_and_its_python_function_have_the_same_options_and_defaults(operation):
-    command = of_command(operation)
+@each
+def test_a_command_and_its_python_function_have_the_same_options_and_defaults(operation, app, module):
+    command = of_command(app, operation)
     backend = {
         option for option in command if option in inspect.signature(Backend).parameters or option == "step_timeout"
     }
     for parameter in parameters_of(operation.function):
         if is_python_only(parameter.annotation):
             assert parameter.name not in command
-        elif parameter.annotation is Backend:
+        elif is_backend(parameter.annotation):
             assert backend == {"workers", "threads", "scheduler", "step_timeout", "retries", "mathematics"}
         else:
             default = command.pop(NAMED.get(parameter.name, parameter.name))
             assert default == parameter.default or default is Parameter.empty is parameter.default, parameter
     assert command.pop("json", None) is (False if operation.has_json else None)
     terminal = inspect.signature(metaloom.flows.operations.resolve(operation.terminal)) if operation.terminal else None
-    assert {*command} - backend == ({*terminal.parameters} - {"call", "as_json"} if terminal else set())
+    extras = {NAMED.get(name, name) for name in terminal.parameters} - {"call", "as_json"} if terminal else set()
+    assert {*command} - backend == extras
 
 
-@pytest.mark.parametrize("operation", WRITTEN, ids=lambda operation: operation.name)
-def test_every_option_is_described_and_python_calls_the_function_of_the_table(operation):
+@each
+def test_every_option_is_described_and_python_calls_the_function_of_the_table(operation, app, module):
     described = inspect.getdoc(operation.function).partition("\nArgs:\n")[2]
-    assert getattr(metaloom, operation.name) is operation.function
+    assert getattr(module, operation.name) is operation.function
     for parameter in inspect.signature(operation.function).parameters.values():
         assert f"\n    {str(parameter).partition(':')[0]}: " in f"\n{described}", parameter
 
 
 def test_editors_know_the_function_of_every_operation():
     tree = ast.parse(Path(metaloom.__file__).read_text(encoding="utf-8"))
-    typed = {
-        name.asname: f"{node.module}:{name.name}"
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module.startswith("metaloom.flows.operations.")
-        for name in node.names
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    typed = {name.asname: f"{node.module}:{name.name}" for node in imports for name in node.names}
+    assert {operation.name: typed.get(operation.name) for operation in WRITTEN} == {
+        operation.name: operation.run for operation in WRITTEN
     }
-    assert typed == {operation.name: operation.run for operation in WRITTEN}
 
 
-@pytest.mark.parametrize("name", ["evaluate"])
+@pytest.mark.parametrize("name", ["evaluate", "replay"])
 def test_a_prefect_form_has_the_options_of_the_python_function(name):
     function, flow = operations()[name].function, getattr(deployments, name)
     form = parameter_schema(flow).model_dump_for_openapi()["properties"]
     for parameter in parameters_of(function):
-        if parameter.annotation is Backend:
-            assert form.pop("workers")["default"] is None
+        if is_backend(parameter.annotation):
+            assert form.pop("workers")["default"] in (0, None)
         elif parameter.annotation is Iteration or not is_python_only(parameter.annotation):
             field = form.pop(parameter.name)
             assert field.get("default", Parameter.empty) == parameter.default

@@ -16,10 +16,10 @@ from small_runs import GRADIENT_BASED, RECURRENT, SMALL_RUNS
 import metaloom
 from metaloom import storage
 from metaloom.flows import cli
-from metaloom.flows.api import assignments
 from metaloom.flows.errors import UsageError
 from metaloom.flows.recipes import load_settings, new_config
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.settings import assignments
 from metaloom.flows.trained.files import PolicyFile, digest_of
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import build_config

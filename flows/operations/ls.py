@@ -1,22 +1,18 @@
-"""`metaloom ls`."""
+"""`ls`: the runs in the runs folder."""
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from cyclopts import Parameter
-from cyclopts.validators import Number
-
-from metaloom.flows.cli.options import AsJson, Flag
-from metaloom.flows.cli.output import answer
 from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import seconds_of
+from metaloom.flows.operations.options import Positive
+from metaloom.flows.results.run_rows import Row, Rows
 from metaloom.flows.runs import runs_root
 from metaloom.storage import location
 
-Row = Mapping[str, Any]
 Status = Literal["complete", "training", "stopped", "killed", "damaged", "unreadable"]
 Order = Literal["started", "return", "size", "name"]
 
@@ -31,17 +27,16 @@ _ORDERS: Mapping[Order, Callable[[Row], Any]] = {
 }
 
 
-def list_runs(
+def ls(
     *,
     algorithm: str | None = None,
     env: str | None = None,
     status: Status | None = None,
     since: str | None = None,
     sort: Order = "started",
-    reverse: Flag = False,
-    limit: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
-    as_json: AsJson = False,
-) -> int:
+    reverse: bool = False,
+    limit: Positive = None,
+) -> Rows:
     """List the runs in the runs folder.
 
     The newest run comes first.
@@ -63,24 +58,22 @@ def list_runs(
         limit: Maximum number of runs.
     """
     from metaloom.flows.views.run_info import list_run_rows
-    from metaloom.flows.views.tables import runs_table
 
     earliest = -math.inf if since is None else _moment(since).timestamp()
     found = list_run_rows(runs_root())
     wanted = {"algorithm": algorithm, "env": env, "state": status}
-    rows: Sequence[Row] = [
+    rows = Rows(
         row
         for row in found
         if all(value is None or row.get(name) == value for name, value in wanted.items())
         and seconds_of(row.get("started")) >= earliest
-    ]
-    rows = sorted(rows, key=_ORDERS[sort])[:: -1 if reverse else 1][:limit]
+    )
+    rows[:] = sorted(rows, key=_ORDERS[sort])[:: -1 if reverse else 1][:limit]
     if found:
-        nothing = f"none of {len(found)} runs in {location(runs_root())} is like that"
+        rows.nothing = f"none of {len(found)} runs in {location(runs_root())} is like that"
     else:
-        nothing = f"no runs in {location(runs_root())}; `metaloom train promp-point-corner` makes one"
-    answer(as_json, lambda: rows, lambda: runs_table(rows) if rows else nothing)
-    return 0
+        rows.nothing = f"no runs in {location(runs_root())}; `metaloom train promp-point-corner` makes one"
+    return rows
 
 
 def _moment(text: str) -> datetime:

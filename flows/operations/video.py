@@ -1,31 +1,35 @@
-"""`metaloom video`."""
+"""`video`: an episode before and after adaptation."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from metaloom.flows.cli.options import Flag, RunAtArgument, Trust, agree
-from metaloom.flows.cli.output import console
-from metaloom.flows.errors import FAILURE, UsageError
+from metaloom.flows.errors import UsageError
 from metaloom.flows.films.opengl import RendererName, choose_renderer
+from metaloom.flows.operations.options import Iteration, PythonOnly, RunAtArgument, Trust, agree
 from metaloom.flows.runs import RunAt
+
+if TYPE_CHECKING:
+    from metaloom.flows.films.video import Film
 
 
 def video(
     run: RunAtArgument,
+    out: Annotated[Path | str, Parameter(name="--out")],
+    iteration: Iteration = None,
     *,
-    out: Path,
-    task: int | None = None,
-    best: Flag = False,
-    worst: Flag = False,
+    task: int | Annotated[Literal["best", "worst"], PythonOnly] | None = None,
+    best: bool = False,
+    worst: bool = False,
     episode: int | None = None,
-    step: Annotated[tuple[int, ...], Parameter(negative=(), show_default=False)] = (),
-    size: str = "480x360",
+    steps: Annotated[Sequence[int], Parameter(name="--step")] = (),
+    size: str | Annotated[tuple[int, int], PythonOnly] = "480x360",
     every: int = 1,
     renderer: RendererName = "auto",
     trust: Trust = False,
-) -> int:
+) -> "Film":
     """Film an episode before and after adaptation.
 
     Both are shown side by side.
@@ -36,20 +40,24 @@ def video(
     Example: `metaloom video first@12 --best --out cheetah.gif`
 
     Args:
+        run: The run.
         out: File to write: .gif, .webp, .mp4 (needs `metaloom[video]`), or .png for the last picture alone.
+        iteration: The iteration, counted from the end when negative; the newest complete one when None.
         task: Place of the task in the iteration; 0 by default.
         best: The task with the highest mean return after adaptation.
         worst: The task with the lowest.
         episode: Place of the episode among those of its task; by default the one of median return, of each step.
-        step: Inner step whose episode is shown; repeatable, side by side. By default the first and the last one.
+        steps: Inner step whose episode is shown; repeatable, side by side. By default the first and the last one.
         size: Width and height of each picture in pixels, for MuJoCo's robots.
         every: Show every so many steps only.
         renderer: What draws MuJoCo's robots. auto: the first of egl, glfw and osmesa that works, else flat shapes,
             which need no OpenGL.
+        trust: Import the modules that the run's settings name, now and later.
     """
-    at, (width, _, height) = RunAt.parse(run), size.partition("x")
+    at, text = RunAt.of(run, iteration), size if isinstance(size, str) else "x".join(map(str, size))
+    width, _, height = text.partition("x")
     if not (width.isdecimal() and height.isdecimal() and all(16 <= int(side) <= 4096 for side in (width, height))):
-        raise UsageError(f"found --size {size}; required WIDTHxHEIGHT in pixels, from 16 to 4096, such as 480x360")
+        raise UsageError(f"found --size {text}; required WIDTHxHEIGHT in pixels, from 16 to 4096, such as 480x360")
     if sum((best, worst, task is not None)) > 1:
         raise UsageError("found several of --task, --best and --worst; leave all but one out")
     if every < 1:
@@ -59,18 +67,14 @@ def video(
     from metaloom.flows.films.video import video as film
 
     which = "best" if best else "worst" if worst else task or 0
-    done = film(
+    return film(
         at.path,
         -1 if at.iteration is None else at.iteration,
-        out,
+        Path(out),
         task=which,
         episode=episode,
-        steps=step or None,
+        steps=tuple(steps) or None,
         size=(int(width), int(height)),
         every=every,
         renderer=drawn_by,
     )
-    shown = ", ".join(f"{value:.2f} at step {k} (episode {done.episodes[k]})" for k, value in done.returns.items())
-    console().print(f"{done.path}  {done.frames} frames, task {done.task}, return {shown}")
-    console().print(done.agreement)
-    return 0 if done.agrees else FAILURE

@@ -1,13 +1,13 @@
-"""`metaloom report`."""
+"""`report`: the charts of a run as one HTML page."""
 
 import base64
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
 
-from metaloom.flows.cli.options import Flag, RunArgument, Trust, agree, refuse_without
-from metaloom.flows.cli.output import console
-from metaloom.flows.runs import report_folder, run_folder
+from metaloom.flows.operations.options import RunArgument, Trust, agree, refuse_without
+from metaloom.flows.runs import folder_of, report_folder
 from metaloom.flows.views.status import STATUS
 from metaloom.storage import Run, argument, open_run
 from metaloom.storage.errors import system_errors
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 def report(
     run: RunArgument,
     *,
-    out: Path | None = None,
-    static: Flag = False,
-    video: Flag = False,
-    figures: Path | None = None,
+    out: Path | str | None = None,
+    static: bool = False,
+    video: bool = False,
+    figures: Path | str | None = None,
     format: Literal["svg", "pdf"] | None = None,
     trust: Trust = False,
-) -> int:
+) -> "ReportFiles":
     """Write the charts of a run as one HTML page.
 
     The learning curve is written as PNG too.
@@ -36,29 +36,30 @@ def report(
     Example: `metaloom report first`
 
     Args:
+        run: The run.
         out: Folder for the files; reports/NAME in the runs folder by default.
         static: Pictures in place of charts to zoom into: a page that runs no scripts.
         video: A film on the page: the best task of the last iteration, before and after adaptation.
         figures: Folder for every chart as a file of its own besides, for a paper.
         format: Of those files: svg (the default) or pdf.
+        trust: Import the modules that the run's settings name, now and later.
     """
     if figures is None:
         refuse_without("--figures", format=format)
     if not video:
         refuse_without("--video", trust=trust)
-    opened = open_run(run_folder(run))
+    opened = open_run(folder_of(run))
     agree(opened.path, trust)
     film = _film(opened) if video else None
-    files = write(opened, out if out is not None else report_folder(opened.path), static=static, film=film)
-    console().print(f"learning curve  {files.png}\nreport page     {files.html}")
-    if figures is not None:
-        from metaloom.flows.views.report import write_figures
+    folder = report_folder(opened.path) if out is None else Path(out)
+    files = write(opened, folder, static=static, film=film)
+    if figures is None:
+        return files
+    from metaloom.flows.views.report import write_figures
 
-        action = "Free space, or choose another folder"
-        with system_errors(figures, required="a folder to write figures to", action=action):
-            written = write_figures(opened, figures, format or "svg")
-        console().print(f"{len(written)} figures      {figures}: {', '.join(file.name for file in written)}")
-    return 0
+    place, action = Path(figures), "Free space, or choose another folder"
+    with system_errors(place, required="a folder to write figures to", action=action):
+        return replace(files, figures=tuple(write_figures(opened, place, format or "svg")))
 
 
 def _film(run: Run) -> "Picture":

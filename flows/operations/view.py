@@ -1,19 +1,18 @@
-"""`metaloom view`."""
+"""`view`: a page of curves, stages, batches and films."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from metaloom.flows.cli.options import complete_runs
-from metaloom.flows.cli.output import console
 from metaloom.flows.errors import UsageError
+from metaloom.flows.operations.options import PythonOnly, complete_runs
 from metaloom.flows.runs import run_folder, runs_root
-from metaloom.flows.views.status import STATUS
 
 RunsArgument = Annotated[
-    str | None,
+    str | Path | None,
     Parameter(
         help="A folder of runs, or one run: a name under the runs folder, a path, or a URL such as s3://bucket/runs. "
         "The runs folder by default.",
@@ -23,8 +22,12 @@ RunsArgument = Annotated[
 
 
 def view(
-    runs: RunsArgument = None, /, *, port: Annotated[int, Parameter(validator=Number(gte=0, lte=65535))] = 0
-) -> int:
+    runs: RunsArgument = None,
+    /,
+    *,
+    port: Annotated[int, Parameter(validator=Number(gte=0, lte=65535))] = 0,
+    opened: Annotated[Callable[[str], None], PythonOnly] = print,
+) -> None:
     """Open a page: curves, stages, batches, films.
 
     The page is served on this machine until Ctrl-C.
@@ -35,7 +38,9 @@ def view(
     Example: `metaloom view first --port 8080`
 
     Args:
+        runs: A folder of runs, or one run; the runs folder when None.
         port: Port on 127.0.0.1; 0 for any that is free.
+        opened: Called with the address of the page.
     """
     from metaloom.storage import url_of
 
@@ -46,7 +51,4 @@ def view(
         raise UsageError(f"{place}: found no such folder; required one of runs, or a run. `metaloom ls` lists runs")
     from metaloom.flows.viewer.server import serve
 
-    STATUS.end()
-    tell = console().out
-    serve(place, port, lambda address: tell(f"{address}  (Ctrl-C ends it)"))
-    return 0
+    serve(place, port, opened)

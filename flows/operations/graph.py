@@ -1,11 +1,10 @@
-"""`metaloom graph`."""
+"""`graph`: the stages of a run, and what each reads."""
 
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from metaloom.flows.cli.options import Overrides, Trust, agree
-from metaloom.flows.views.status import STATUS
+from metaloom.flows.operations.options import Overrides, Trust, agree
 
 
 def graph(
@@ -14,13 +13,16 @@ def graph(
     form: Annotated[Literal["text", "mermaid", "svg"], Parameter(name="--format")] = "text",
     overrides: Overrides = (),
     trust: Trust = False,
-) -> int:
+) -> str:
     """Draw the stages and what each reads.
 
     Example: `metaloom graph promp-half-cheetah-dir --format mermaid`
 
     Args:
+        recipe: A recipe, a file of settings, or a stored run.
         form: A table of text, a flowchart for Markdown, or an image.
+        overrides: Settings that change, as KEY=VALUE.
+        trust: Import the modules that the run's settings name, now and later.
     """
     from metaloom.flows.errors import UsageError
     from metaloom.flows.recipes import RECIPES, is_settings_file, load_settings
@@ -44,7 +46,4 @@ def graph(
         settings = config_of(open_run(run_folder(recipe))).model_dump(mode="json")
     else:
         settings = load_settings(recipe)
-    drawing = FORMATS[form](diagram_of(build_config(override(settings, overrides))))
-    STATUS.end()
-    print(drawing, end="")
-    return 0
+    return FORMATS[form](diagram_of(build_config(override(settings, overrides))))

@@ -1,13 +1,16 @@
-"""`metaloom cancel`."""
+"""`cancel`: the training of a run stops after its current stage."""
 
 import time
+from collections.abc import Callable
+from typing import Annotated
 
-from metaloom.flows.cli.options import RunArgument
-from metaloom.flows.cli.output import console
-from metaloom.flows.runs import run_folder
+from metaloom.flows.operations.options import PythonOnly, RunArgument
+from metaloom.flows.results.cancel import Cancelled
+from metaloom.flows.runs import folder_of
+from metaloom.storage import Writer
 
 
-def cancel(run: RunArgument) -> int:
+def cancel(run: RunArgument, *, asked: Annotated[Callable[[Writer], None] | None, PythonOnly] = None) -> Cancelled:
     """Stop the training of a run after its current stage.
 
     It asks the process that trains the run to stop, as one Ctrl-C does, and waits until that is done.
@@ -20,28 +23,26 @@ def cancel(run: RunArgument) -> int:
     Exit code 0 when the run stopped, was complete first, or is written by nobody; 1 when it failed instead.
 
     Example: `metaloom cancel first`
+
+    Args:
+        run: The run.
+        asked: Called with the writer once it is asked to stop.
     """
     from metaloom.flows.commands.cancel import ask_to_stop, wait_for_end, withdraw
     from metaloom.flows.views.watching import Watch
 
-    folder = run_folder(run)
-    tell = console().out
+    folder = folder_of(run)
     writer = ask_to_stop(folder)
     if writer is not None:
-        tell(f"asked {writer} to finish its stage and stop; Ctrl-C ends this wait, and the request stands")
-        if writer.is_stopped:
-            again, end = (f"kill -{signal} {writer.pid}" for signal in ("CONT", 9))
-            tell(f"it is stopped and hears nothing; `{again}` lets it go on, `{end}` ends it")
-        try:
-            wait_for_end(folder, writer, wait=time.sleep)
-        except KeyboardInterrupt:
-            tell("\nno longer waiting; the request stands")
-            return 0
+        if asked is not None:
+            asked(writer)
+        wait_for_end(folder, writer, wait=time.sleep)
         withdraw(folder, writer)
     watch = Watch(folder)
     watch.look()
     if watch.writer is not None:
-        tell(f"it stopped, and {watch.writer} has gone on with the run since")
-        return 0
-    tell(f"{'nobody writes it: ' if writer is None else ''}{watch.ending().message}")
-    return 0 if writer is None or watch.ending().went_well else 1
+        return Cancelled(True, f"it stopped, and {watch.writer} has gone on with the run since")
+    ending = watch.ending()
+    return Cancelled(
+        writer is None or ending.went_well, f"{'nobody writes it: ' if writer is None else ''}{ending.message}"
+    )

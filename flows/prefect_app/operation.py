@@ -1,4 +1,4 @@
-"""`metaloom serve`."""
+"""`serve`: the flows under Prefect."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,8 +12,8 @@ def serve(
     port: Annotated[int, Parameter(validator=Number(gte=1, lte=65534))] = 4200,
     host: str = "127.0.0.1",
     database: str | None = None,
-    trust: bool = False,
-) -> int:
+    trust: Annotated[bool, Parameter(negative=None)] = False,
+) -> None:
     """Run the flows under Prefect, until Ctrl-C.
 
     It starts a server, its page, deployments and a worker. Runs go to this folder.
@@ -32,4 +32,3 @@ def serve(
     from metaloom.flows.prefect_app.serve import serve as serve_flows
 
     serve_flows(Path.cwd(), port, host=host, database=database, trust=trust)
-    return 0

@@ -1,0 +1,26 @@
+"""`logs`: what the training of a run has logged."""
+
+from typing import TYPE_CHECKING, Literal
+
+from metaloom.flows.operations.options import RunArgument
+from metaloom.flows.runs import folder_of
+from metaloom.storage import open_run
+
+if TYPE_CHECKING:
+    from metaloom.flows.run_log import LogLine
+
+
+def logs(run: RunArgument, *, level: Literal["debug", "info", "warning", "error"] = "info") -> "list[LogLine]":
+    """Print what the training of a run has logged.
+
+    These are warnings, errors, iterations and the lines of your loggers.
+
+    Example: `metaloom logs first --level warning`
+
+    Args:
+        run: The run.
+        level: Leave out what matters less; debug has every stage.
+    """
+    from metaloom.flows.run_log import LogReader
+
+    return [line for line in LogReader(open_run(folder_of(run)).path).new_lines() if line.is_at_least(level)]

@@ -1,0 +1,16 @@
+"""`recipes`: names of recipes, and settings to train with."""
+
+
+def recipes() -> list[str]:
+    """List the recipes, or print the settings of one.
+
+    The printed settings are a file to train with.
+
+    Example: `metaloom recipes promp-half-cheetah-dir --format toml`
+
+    Returns:
+        Names of all recipes, also of those that installed packages add.
+    """
+    from metaloom.flows.recipes import RECIPES
+
+    return [*RECIPES]

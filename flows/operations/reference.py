@@ -1,0 +1,178 @@
+"""`reference`: runs that anybody can compute again; each function is a command of this group."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from metaloom.flows.errors import UsageError
+from metaloom.flows.operations.options import InProcess, RunArgument
+from metaloom.flows.rollouts.backend import IN_PROCESS
+from metaloom.flows.runs import folder_of
+from metaloom.flows.views.status import STATUS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import RenderableType
+
+    from metaloom.flows.references.index import Reference
+    from metaloom.flows.references.tables import Added, Extracted, References
+    from metaloom.flows.references.verify import Verified
+
+From = Annotated[
+    Path | str | None,
+    Parameter(name="--from", show_default=False, help="Folder of the references; that of the checkout by default."),
+]
+Name = Annotated[str, Parameter(help="A reference, as `metaloom reference ls` names it.")]
+NameAt = Annotated[str, Parameter(help="NAME of a reference, or NAME@ITERATION for one iteration.")]
+
+
+def ls(*, folder: From = None) -> "References":
+    """List the references: what each is, how far it goes, and the average return of its last iteration.
+
+    Example: `metaloom reference ls`
+
+    Args:
+        folder: Folder of the references; that of the checkout by default.
+    """
+    from metaloom.flows.references.index import read_index
+    from metaloom.flows.references.tables import References, reference_rows
+
+    return References(reference_rows(read_index(_folder(folder))), folder)
+
+
+def show(name: NameAt, /, *, folder: From = None) -> dict[str, Any]:
+    """Show a reference as `metaloom show` shows a run: settings, metrics, returns by class, records with digests.
+
+    Example: `metaloom reference show dense-maml-ppo-seed-1@37`
+
+    Args:
+        name: A reference, or NAME@ITERATION.
+        folder: Folder of the references; that of the checkout by default.
+
+    Returns:
+        What `--json` prints.
+    """
+    with found(name, folder) as (data, _):
+        return data()
+
+
+@contextmanager
+def found(name: str, folder: Path | str | None) -> "Iterator[tuple[Callable[[], Any], Callable[[], RenderableType]]]":
+    """Yield functions that give a reference, or an iteration of one, as data and drawn."""
+    place, about, iteration = _named(name, folder)
+    from metaloom.flows.references.archive import opened
+    from metaloom.flows.runs import require_iteration
+    from metaloom.flows.views.run_info import iteration_info, run_info
+    from metaloom.flows.views.tables import iteration_view, run_view
+    from metaloom.storage import open_run
+
+    with opened(place, about) as path:
+        run = open_run(path)
+        if iteration is None:
+            lies = str(place / about.archive)
+            yield lambda: run_info(run) | {"path": lies}, lambda: run_view(run, path=lies, everything=True)
+        else:
+            require_iteration(run, iteration)
+            yield lambda: iteration_info(run, iteration), lambda: iteration_view(run, iteration)
+
+
+def verify(name: NameAt, /, *, folder: From = None, backend: InProcess = IN_PROCESS) -> "Verified":
+    """Recompute an iteration of a reference, or all, and compare every output on the way with its record.
+
+    It begins with the nearest learner that is stored, and computes by the machine code of BLAS, torch and NumPy that
+    the run records, if the processor can. Exit code 0 when all outputs have the recorded bits, 1 when one has not; then
+    it prints what else differs (versions, processor) and both average returns.
+
+    Example: `metaloom reference verify dense-maml-ppo-seed-1@37`
+
+    Args:
+        name: A reference, or NAME@ITERATION.
+        folder: Folder of the references; that of the checkout by default.
+        backend: Where rollouts run.
+    """
+    place, found, iteration = _named(name, folder)
+    from metaloom.flows.as_recorded import start_as_recorded
+    from metaloom.flows.references.archive import opened
+    from metaloom.storage import open_run
+
+    with opened(place, found) as path:
+        start_as_recorded(open_run(path), range(found.iterations) if iteration is None else [iteration])
+        from metaloom.flows.references.verify import verify as verify_reference
+
+        return verify_reference(
+            path,
+            iteration,
+            backend=backend,
+            on_progress=lambda now, last: STATUS.far(f"iteration {now} of those up to {last}"),
+        )
+
+
+def extract(name: Name, /, *, run: str | Path | None = None, folder: From = None) -> "Extracted":
+    """Make a run of a reference, for replay, report, compare, fork and all other commands.
+
+    Example: `metaloom reference extract dense-maml-ppo-seed-1 --run copied`
+
+    Args:
+        name: A reference.
+        run: Name or path of the run; that of the reference in the runs folder by default.
+        folder: Folder of the references; that of the checkout by default.
+    """
+    place, found, iteration = _named(name, folder)
+    if iteration is not None:
+        raise UsageError(f"{name}: found an iteration; required a reference, all of which is extracted")
+    from metaloom.flows.references.archive import extract as extract_reference
+    from metaloom.flows.references.tables import Extracted
+    from metaloom.flows.runs import run_folder
+
+    path = run_folder(found.name if run is None else run)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    extract_reference(place, found, path)
+    return Extracted(path, found.name)
+
+
+def add(run: RunArgument, /, *, name: str | None = None, to: Path | str | None = None, learners: int = 20) -> "Added":
+    """Make a reference of a complete run, which stays as it is, and add it to a folder of references.
+
+    Example: `metaloom reference add first --name dense-promp-seed-6 --to references`
+
+    Args:
+        run: The run.
+        name: Name of the reference; that of the run by default.
+        to: Folder of the references; that of the checkout by default.
+        learners: Iterations from one stored learner to the next: fewer learners make a smaller archive, and `verify`
+            computes up to so many iterations.
+    """
+    from metaloom.flows.references.archive import add as add_reference
+    from metaloom.flows.references.index import INDEX, shipped
+    from metaloom.flows.references.tables import Added
+
+    if to is None and not (shipped() / INDEX).exists():
+        raise UsageError("found no checkout, whose references it would be among; required a folder: --to FOLDER")
+    place = _folder(to)
+    made = add_reference(folder_of(run), place, name, learners=learners)
+    return Added(made, place)
+
+
+def _folder(given: Path | str | None) -> Path:
+    from metaloom.flows.references.index import shipped
+
+    return shipped() if given is None else Path(given)
+
+
+def _named(text: str, given: Path | str | None) -> "tuple[Path, Reference, int | None]":
+    """The folder of references, the one that is named, and an iteration of it."""
+    from metaloom.flows.references.index import find
+
+    folder = _folder(given)
+    name, at, iteration = text.partition("@")
+    if at and not re.fullmatch("[0-9]{1,8}", iteration):
+        raise UsageError(f"{text}: found {iteration!r} after the @; required an iteration such as {name}@12")
+    found = find(folder, name)
+    if at and int(iteration) >= found.iterations:
+        raise UsageError(f"{text}: found no such iteration; required one of {name}@0 to {name}@{found.iterations - 1}")
+    return folder, found, int(iteration) if at else None

@@ -1,0 +1,61 @@
+"""`replay`: stored stages computed again, and compared with what is stored."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+from metaloom.flows.operations.options import (
+    InProcess,
+    Iteration,
+    Natural,
+    PythonOnly,
+    RunAtArgument,
+    Trust,
+    agree,
+)
+from metaloom.flows.rollouts.backend import IN_PROCESS
+from metaloom.flows.runs import RunAt
+
+if TYPE_CHECKING:
+    from metaloom.flows.results.replay import Replay, StageReplay
+
+
+def replay(
+    run: RunAtArgument,
+    iteration: Iteration = None,
+    *,
+    stage: str | None = None,
+    step: Natural = None,
+    until_diff: bool = False,
+    trust: Trust = False,
+    backend: InProcess = IN_PROCESS,
+    replayed: Annotated[Callable[["StageReplay"], None] | None, PythonOnly] = None,
+) -> "Replay":
+    """Compute stored stages again; compare every bit.
+
+    They are computed from their stored inputs.
+
+    Exit code 0 when all are identical, 1 when one differs.
+
+    Example: `metaloom replay first@3 --stage adapt`
+
+    Args:
+        run: The run.
+        iteration: The iteration, counted from the end when negative; all complete ones when None.
+        stage: Only this stage, such as adapt; `metaloom graph RUN` lists those of a run.
+        step: Only this inner step of the stage.
+        until_diff: Stop after the first stage that differs.
+        trust: Import the modules that the run's settings name, now and later.
+        backend: Where rollouts run.
+        replayed: Called with each stage.
+    """
+    at = RunAt.of(run, iteration)
+    agree(at.path, trust)
+    from metaloom.flows.commands.replay import replay as replay_run
+    from metaloom.flows.results.replay import Replay
+
+    outcomes = Replay()
+    for outcome in replay_run(at.path, at.iteration, stage=stage, step=step, until_diff=until_diff, backend=backend):
+        outcomes.append(outcome)
+        if replayed is not None:
+            replayed(outcome)
+    return outcomes

@@ -1,0 +1,185 @@
+"""`sweep`: a recipe under several seeds and settings."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from metaloom.flows.errors import UsageError
+from metaloom.flows.operations.options import FilmEvery, Log, Overrides, PythonOnly, changes, complete_recipes
+from metaloom.flows.operations.train import Shown, check_log
+from metaloom.flows.rollouts.backend import IN_PROCESS, Backend
+
+if TYPE_CHECKING:
+    from metaloom.flows.opened import Runs
+    from metaloom.flows.sweeps.stored import Sweep
+    from metaloom.pipeline.config.run import RunConfig
+
+Seeds = str | Annotated[int, PythonOnly] | Annotated[Sequence[int], PythonOnly] | None
+
+
+def sweep(
+    recipe: Annotated[
+        str,
+        Parameter(
+            completer=complete_recipes,
+            help="A recipe or a file of settings; or the name of a stored sweep, to go on with it.",
+        ),
+    ],
+    name: Annotated[str | None, Parameter(name="--name")] = None,
+    *,
+    seeds: Seeds = None,
+    grid: Annotated[
+        Sequence[str] | Annotated[Mapping[str, Sequence[Any]], PythonOnly],
+        Parameter(help="Try several values: `--grid algorithm.inner_lr=0.05,0.1`. Repeatable: all combinations."),
+    ] = (),
+    optuna: int | None = None,
+    search: Annotated[
+        Sequence[str] | Annotated[Mapping[str, str | Sequence[Any]], PythonOnly],
+        Parameter(
+            help="Search a range or a list of values, with `--optuna`: `--search algorithm.inner_lr=0.01:0.3:log`, "
+            "`algorithm.num_epochs=1:10` for whole numbers, `policy.activation=tanh,relu`. Repeatable.",
+        ),
+    ] = (),
+    metric: str | None = None,
+    overrides: Overrides = (),
+    parallel: int = 1,
+    extend: bool = False,
+    many: Annotated[bool, Parameter(name="--yes")] = False,
+    backend: Backend = IN_PROCESS,
+    log: Log = (),
+    film_every: FilmEvery = None,
+    progress: Shown = True,
+    **settings: Any,
+) -> "Runs":
+    """Train a recipe under several seeds and settings.
+
+    Every combination is a run.
+
+    With `--optuna` and `--search` each trial's settings are suggested by the scores of the trials before it.
+
+    Whatever interrupts it, the same command goes on: runs that are complete are not trained again. Ctrl-C finishes
+    the current stages. Which runs there are is kept in `sweeps/NAME.json` in the runs folder. Exit code 1 when a run
+    failed, of a search when all trials did; the others are trained all the same.
+
+    Example: `metaloom sweep promp-point-corner --seeds 2 --grid algorithm.inner_lr=0.05,0.1 --set iterations=2`
+
+    Args:
+        recipe: A recipe, a file of settings, or a stored sweep.
+        name: Name of the sweep, with which the names of its runs begin; RECIPE-sweep by default.
+        seeds: How many, counted from the recipe's seed (5 by default, 1 with `--optuna`), or which: `1,2,7`.
+        grid: Values to try, by setting.
+        optuna: Trials to search for the settings with the highest score. Needs the extra `optuna`.
+        search: What to search, by setting: a range "LOW:HIGH" or "LOW:HIGH:log", or a list of values.
+        metric: What the score is, as the mean over the last tenth of the iterations of each of a trial's runs: `return`
+            after adaptation (by default), `evaluation`, or any metric that `metaloom show` lists.
+        overrides: Settings that change, as KEY=VALUE.
+        parallel: Runs to train at once, each in a process of its own; these sample in their processes by default.
+        extend: Add runs to a stored sweep: the same settings with more seeds or more values, or more trials.
+        many: Do not refuse a sweep of more than a thousand runs.
+        backend: Where rollouts run.
+        log: Where else to log every run, each an extra of that name.
+        film_every: With `log`, number of iterations from one film to the next; the last iteration has one too.
+        progress: Print every run.
+        **settings: Settings that change in all runs; see `train`.
+
+    Returns:
+        Its runs; of a search those that are complete, with the trials in order.
+
+    Raises:
+        ConfigError, EnvError, UsageError: Settings are wrong, or the stored sweep of this name has others; nothing was
+            begun. Or a run failed, in a search all of them; the others are trained all the same.
+    """
+    check_log(log, film_every)
+    settings_given = changes(overrides, settings)
+    planned, configs = planned_sweep(
+        recipe, name, seeds, grid=grid, optuna=optuna, search=search, metric=metric, settings=settings_given, many=many
+    )
+    from contextlib import nullcontext
+
+    from metaloom.flows.commands.sweep import train_sweep
+    from metaloom.flows.loggers import LogPlan
+    from metaloom.flows.opened import Run, Runs
+    from metaloom.flows.results.sweep import SweepObserver
+    from metaloom.flows.views.run_info import is_complete
+    from metaloom.flows.views.sweep_progress import sweep_progress
+
+    done = sum(is_complete(planned.folder(run)) for run in planned.runs)
+    shown = sweep_progress(planned.num_runs, done) if progress else nullcontext(SweepObserver())
+    with shown as observer:
+        logs = LogPlan(tuple(log), film_every)
+        result = train_sweep(
+            planned, configs, extend=extend, parallel=parallel, backend=backend, observer=observer, logs=logs
+        )
+    complete = [run for run in result.sweep.runs if is_complete(planned.folder(run))]
+    if result.failed and (planned.search is None or not complete):
+        told = "; ".join(f"{outcome.run.name}: {outcome.message}" for outcome in result.failed)
+        raise UsageError(f"sweep {planned.name}: {len(result.failed)} runs failed. {told}. The same call tries again")
+    return Runs([Run.open(planned.folder(run)) for run in complete])
+
+
+def planned_sweep(
+    recipe: str,
+    name: str | None,
+    seeds: Seeds,
+    *,
+    grid: Sequence[str] | Mapping[str, Sequence[Any]],
+    optuna: int | None,
+    search: Sequence[str] | Mapping[str, str | Sequence[Any]],
+    metric: str | None,
+    settings: Sequence[str],
+    many: bool,
+) -> "tuple[Sweep, list[RunConfig]]":
+    """Return a sweep and the settings of its runs; the stored one of this name where nothing else is asked for.
+
+    Raises:
+        ConfigError, UsageError: The settings are wrong.
+    """
+    if (seeds, optuna, metric, name) == (None, None, None, None) and not (grid or search or settings):
+        found = _stored(recipe)
+        if found is not None:
+            return found
+    from metaloom.flows.sweeps.plan import plan_wanted
+    from metaloom.flows.sweeps.space import parse_grid, parse_space, wanted_search
+
+    if isinstance(grid, Mapping):
+        values = {key: [_text(value) for value in tried] for key, tried in grid.items()}
+    else:
+        values = parse_grid(grid)
+    if isinstance(search, Mapping):
+        space = {key: where if isinstance(where, str) else ",".join(map(_text, where)) for key, where in search.items()}
+    else:
+        space = parse_space(search)
+    wanted = wanted_search(optuna, space, metric, grid)
+    numbers = _seeds(seeds) if isinstance(seeds, str) else seeds
+    return plan_wanted(recipe, name, search=wanted, grid=values, seeds=numbers, settings=settings, many=many)
+
+
+def _stored(name: str) -> "tuple[Sweep, list[RunConfig]] | None":
+    """Return the stored sweep of this name, unless it is the name of a recipe or file."""
+    from metaloom.flows.recipes import RECIPES, is_settings_file
+    from metaloom.flows.sweeps.stored import find_sweep
+
+    found = None if name in RECIPES or is_settings_file(name) or "/" in name else find_sweep(name)
+    if found is None:
+        return None
+    if found.search is not None:
+        found.require_trust()
+        return found, []
+    return found, found.configs()
+
+
+def _seeds(text: str) -> int | list[int]:
+    if re.fullmatch(r"\d{1,9}", text):
+        return int(text)
+    if not re.fullmatch(r"\d{1,19}(,\d{1,19})*,?", text):
+        raise UsageError(f"found --seeds {text}; required how many, such as 5, or which, such as 1,2,7")
+    return [int(part) for part in text.removesuffix(",").split(",")]
+
+
+def _text(value: Any) -> str:
+    from metaloom.flows.settings import plain
+
+    return value if isinstance(value, str) else json.dumps(value, default=plain)

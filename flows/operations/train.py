@@ -1,0 +1,253 @@
+"""`train` and `resume`: a run, from its first missing stage to its last iteration."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from metaloom.flows.errors import UsageError
+from metaloom.flows.loggers import LoggerName, check_loggers
+from metaloom.flows.operations.options import (
+    FilmEvery,
+    Log,
+    MetricsPort,
+    Overrides,
+    PythonOnly,
+    RunArgument,
+    Trust,
+    agree,
+    changes,
+    complete_recipes,
+    refuse_with,
+    refuse_without,
+)
+from metaloom.flows.rollouts.backend import IN_PROCESS, Backend
+from metaloom.pipeline.device import DeviceName
+
+if TYPE_CHECKING:
+    from metaloom.flows.observer import Observer
+    from metaloom.flows.opened import Run
+    from metaloom.pipeline.config.run import RunConfig
+
+_ADDED = [point.name for point in entry_points(group="metaloom.recipes")]
+Recipe = Annotated[
+    str | Annotated["RunConfig", PythonOnly],
+    Parameter(
+        completer=complete_recipes,
+        help="A recipe (`metaloom recipes` lists them), or a YAML, JSON or TOML file of settings."
+        + (f" Installed packages add {', '.join(_ADDED)}." if _ADDED else ""),
+    ),
+]
+Shown = Annotated[bool, PythonOnly]
+
+
+def train(
+    recipe: Recipe,
+    run: Annotated[str | Path | None, Parameter(name="--run")] = None,
+    *,
+    iterations: int | None = None,
+    seed: int | None = None,
+    overrides: Overrides = (),
+    device: DeviceName | None = None,
+    strict: bool = False,
+    backend: Backend = IN_PROCESS,
+    log: Log = (),
+    film_every: FilmEvery = None,
+    metrics_port: MetricsPort = None,
+    progress: Shown = True,
+    **settings: Any,
+) -> "Run":
+    """Train a new run.
+
+    Example: `metaloom train promp-point-corner --run first --iterations 20`
+
+    Args:
+        recipe: A recipe, a file of settings, or settings.
+        run: Name of the run under the runs folder, or a path; made from recipe and time by default.
+        iterations: Number of iterations; short for `--set iterations=20`.
+        seed: Seed of everything random; short for `--set seed=2`.
+        overrides: Settings that change, as KEY=VALUE.
+        device: Device on which torch computes updates, recorded with the run; short for `--set device=cuda`.
+        strict: Stop with exit code 1 after an iteration whose witness episode cannot be reproduced.
+        backend: Where rollouts run.
+        log: Where else to log, each an extra of that name.
+        film_every: With `log`, number of iterations from one film to the next; the last iteration has one too.
+        metrics_port: Port at which Prometheus can read the training.
+        progress: Print every iteration.
+        **settings: Settings that change, fields of RunConfig; of a section, a mapping of those that change.
+
+    Raises:
+        ConfigError, EnvError: A setting is wrong.
+        storage.RunExists: There is such a run already.
+    """
+    check_log(log, film_every)
+    config = new_settings(recipe, changes(overrides, settings), iterations=iterations, seed=seed, device=device)
+    require_witness(strict, config.env.witness)
+    from metaloom.flows.commands.train import train as train_run
+    from metaloom.flows.opened import Run
+
+    folder = new_folder(recipe, run, config)
+    with _printed(progress) as shown, watched(folder, shown, log, film_every, metrics_port, strict) as observer:
+        train_run(config, folder, backend=backend, observer=observer)
+    return Run.open(folder)
+
+
+def resume(
+    run: RunArgument,
+    *,
+    iterations: int | None = None,
+    take_over: bool = False,
+    repair: bool = False,
+    strict: bool = False,
+    overrides: Annotated[
+        Sequence[str],
+        Parameter(name="--set", help="Change what is kept: `--set retention.keep_last=10`. Repeatable."),
+    ] = (),
+    trust: Trust = False,
+    backend: Backend = IN_PROCESS,
+    log: Log = (),
+    film_every: FilmEvery = None,
+    metrics_port: MetricsPort = None,
+    progress: Shown = True,
+) -> "Run":
+    """Continue a run, whatever interrupted it.
+
+    It continues with the first missing stage.
+
+    Example: `metaloom resume first --iterations 40`
+
+    Args:
+        run: The run.
+        iterations: Total number of iterations to reach; as configured by default.
+        take_over: Seize the lock of a writer that can no longer release it, such as one on a host that died.
+        repair: Mend or recompute what `metaloom verify` finds damaged, then verify the run: exit code 1 if it is not
+            intact.
+        strict: Stop with exit code 1 after an iteration whose witness episode cannot be reproduced.
+        overrides: Changes of what is kept, as KEY=VALUE.
+        trust: Import the modules that the run's settings name, now and later.
+        backend: Where rollouts run.
+        log: Where else to log, each an extra of that name.
+        film_every: With `log`, number of iterations from one film to the next; the last iteration has one too.
+        metrics_port: Port at which Prometheus can read the training.
+        progress: Print every iteration.
+    """
+    folder = ready_to_resume(run, trust=trust, strict=strict, log=log, film_every=film_every)
+    from metaloom.flows.commands.train import resume as resume_run
+    from metaloom.flows.opened import Run
+
+    with _printed(progress) as shown, watched(folder, shown, log, film_every, metrics_port, strict) as observer:
+        resume_run(
+            folder,
+            iterations=iterations,
+            take_over=take_over,
+            repair=repair,
+            retention=overrides,
+            backend=backend,
+            observer=observer,
+        )
+    return Run.open(folder)
+
+
+def new_settings(recipe: "str | RunConfig", overrides: Sequence[str], **short: Any) -> "RunConfig":
+    """Return the settings of a new run.
+
+    Args:
+        recipe: A recipe, a file of settings, or settings.
+        overrides: Settings that change, as KEY=VALUE.
+        **short: Settings that have options of their own; None where they do not change.
+
+    Raises:
+        ConfigError: A setting is wrong.
+    """
+    from metaloom.flows.recipes import new_config
+    from metaloom.flows.settings import assignments
+
+    # Settings are refused before numerics are imported, which takes seconds.
+    for name in {assignment.partition("=")[0] for assignment in overrides}:
+        refuse_with(f"--set {name}", **{name: short.get(name)})
+    given = [*overrides, *assignments({name: value for name, value in short.items() if value is not None})]
+    if isinstance(recipe, str):
+        return new_config(recipe, given)
+    from metaloom.pipeline.config.input import override
+    from metaloom.pipeline.config.run import build_config
+
+    return build_config(override(recipe.model_dump(mode="json", exclude={"env": recipe.env.left_open}), given))
+
+
+def new_folder(recipe: "str | RunConfig", run: str | Path | None, config: "RunConfig") -> Path:
+    """Return the folder of a new run, named after recipe and time unless it is named."""
+    from metaloom.flows.runs import new_run_name, run_folder
+
+    stem = Path(recipe).stem if isinstance(recipe, str) else config.algorithm.name
+    return run_folder(new_run_name(stem) if run is None else run)
+
+
+def ready_to_resume(run: Any, *, trust: bool, strict: bool, log: Sequence[LoggerName], film_every: int | None) -> Path:
+    """Return the folder of a run that can be continued so.
+
+    Raises:
+        UsageError: Options contradict one another or the run's settings.
+    """
+    from metaloom.flows.runs import folder_of
+    from metaloom.storage import open_run
+
+    folder = folder_of(run)
+    check_log(log, film_every)
+    agree(folder, trust)
+    require_witness(strict, not strict or open_run(folder).config["env"].get("witness", False))
+    return folder
+
+
+def check_log(log: Sequence[LoggerName], film_every: int | None) -> None:
+    """Refuse what could only fail later.
+
+    Raises:
+        UsageError: A logger's package is not installed, or options contradict one another.
+    """
+    if not log:
+        refuse_without("--log", film_every=film_every)
+    check_loggers(log, film_every)
+
+
+def require_witness(strict: bool, witness: bool) -> None:
+    """Refuse strictness where no episode is played again.
+
+    Raises:
+        UsageError: None is.
+    """
+    if strict and not witness:
+        raise UsageError(
+            "found --strict, but no episode would be played again; required a run with env.witness=true, which is the "
+            "default of environments that are not built in, and no --dry-run"
+        )
+
+
+@contextmanager
+def watched(
+    folder: Path,
+    observer: "Observer",
+    log: Sequence[LoggerName],
+    film_every: int | None,
+    metrics_port: int | None,
+    strict: bool,
+) -> "Iterator[Observer]":
+    """Yield an observer that also logs the training of a run, serves its metrics, and is strict."""
+    from metaloom.flows.loggers.live import logging_to
+    from metaloom.flows.metrics_endpoint import metrics_at
+    from metaloom.flows.observer import strict as strictly
+
+    served = nullcontext(observer) if metrics_port is None else metrics_at(metrics_port, folder.name, observer)
+    with served as measured, logging_to(log, folder, measured, film_every=film_every) as watching:
+        yield strictly(watching) if strict else watching
+
+
+@contextmanager
+def _printed(progress: bool) -> "Iterator[Observer]":
+    from metaloom.flows.observer import Observer
+    from metaloom.flows.views.progress import progress as shown_progress
+
+    with shown_progress() if progress else nullcontext(Observer()) as observer:
+        yield observer

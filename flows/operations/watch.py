@@ -1,0 +1,29 @@
+"""`watch`: a run that another process trains."""
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+from metaloom.flows.operations.options import PythonOnly, RunArgument
+from metaloom.flows.runs import folder_of
+
+if TYPE_CHECKING:
+    from metaloom.flows.views.watching import Ending
+
+
+def watch(run: RunArgument, *, lines: Annotated[bool, PythonOnly] = False) -> "Ending":
+    """Follow a run while another process trains it.
+
+    It ends with the training. Ctrl-C ends it too and does not touch the training.
+
+    Exit code 0 when it is complete or was stopped, 1 when it failed or was killed. Without a terminal it prints a line
+    for the newest iteration and each one that follows.
+
+    Example: `metaloom watch first`
+
+    Args:
+        run: The run.
+        lines: Print a JSON object for each iteration.
+    """
+    from metaloom.flows.views.watching import watch_run
+
+    return watch_run(folder_of(run), mode="json" if lines else "auto", wait=time.sleep)
