@@ -23,7 +23,11 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **context: Any) -> str:
-    """Lead links to what lies beside docs/ into the site, and draw diagrams without a script from elsewhere."""
+    """Lead links to what lies beside docs/ into the site, list commands, and draw diagrams without a script."""
+    if "<!-- commands -->" in markdown:
+        from metaloom.flows.cli import app
+
+        return markdown.replace("<!-- commands -->", app.generate_docs(heading_level=2).partition("\n")[2])
     for folder in BESIDE:
         markdown = markdown.replace(f"](../{folder}/", f"]({folder}/")
     return _MERMAID.sub(lambda found: f"`metaloom {found[1]} --format svg`{found[2]}{_drawn(found[1])}", markdown)

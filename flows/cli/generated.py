@@ -109,7 +109,7 @@ def show_result(operation: Operation, result: Any, as_json: bool) -> int:
     answer(
         as_json, lambda: data_of(result), lambda: resolve(operation.view)(result) if operation.view else as_text(result)
     )
-    return 0 if not operation.good or getattr(result, operation.good) else FAILURE
+    return 0 if operation.succeeded(result) else FAILURE
 
 
 def data_of(result: Any) -> Any:

@@ -15,6 +15,8 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
+from metaloom.flows.errors import UsageError
+
 HERE = __name__
 
 
@@ -33,7 +35,7 @@ class Operation:
         group: Group of commands in `--help`.
         run: Function that does the work, "module:function".
         view: Function that draws the result for a terminal, "module:function"; a result without one is printed.
-        good: Attribute of the result that is true where the exit code is 0; without one it always is.
+        good: Attribute of the result that is true where the exit code is 0; of a result without one it always is.
         terminal: Function that prints while the operation runs, or asks, "module:function". Its first argument calls
             the operation, further keywords are options that only the command has.
         has_json: Offer `--json`, for the result as data.
@@ -44,7 +46,7 @@ class Operation:
     group: str
     run: str = ""
     view: str = ""
-    good: str = ""
+    good: str = "ok"
     terminal: str = ""
     has_json: bool = True
     command: str = ""
@@ -53,6 +55,10 @@ class Operation:
     def function(self) -> Callable[..., Any]:
         """The function that does the work."""
         return resolve(self.run)
+
+    def succeeded(self, result: Any) -> bool:
+        """Return True if the exit code is 0."""
+        return bool(getattr(result, self.good, True))
 
 
 INSTALLED = "Installed"
@@ -77,7 +83,7 @@ _BUILT_IN = (
     Operation("graph", "Look", f"{HERE}.graph:graph", terminal=f"{_CLI}.terminal:graph", has_json=False),
     Operation("replay", "Debug", f"{HERE}.replay:replay", good="identical", terminal=f"{_CLI}.replay:replay"),
     Operation("optimize", "Debug", f"{HERE}.optimize:optimize", terminal=f"{_CLI}.terminal:optimize"),
-    Operation("doctor", "Debug", f"{HERE}.doctor:doctor", view=f"{_VIEWS}.tables:doctor_view", good="ok"),
+    Operation("doctor", "Debug", f"{HERE}.doctor:doctor", view=f"{_VIEWS}.tables:doctor_view"),
     Operation(
         "evaluate",
         "Compare",
@@ -104,7 +110,6 @@ _BUILT_IN = (
     Operation("serve", "Deploy", "metaloom.flows.prefect_app.operation:serve", has_json=False),
 )
 
-
 REFERENCE = (
     Operation("ls", "", f"{HERE}.reference:ls", view="metaloom.flows.references.tables:references_table"),
     Operation("show", "", f"{HERE}.reference:show", terminal=f"{_CLI}.reference:show"),
@@ -120,11 +125,11 @@ def operations() -> Mapping[str, Operation]:
     """Return all operations by name, in the order of `--help`.
 
     Raises:
-        ValueError: A package adds an operation of a name that is taken.
+        UsageError: A package adds an operation of a name that is taken.
     """
     found = {operation.name: operation for operation in _BUILT_IN}
     for point in sorted(entry_points(group="metaloom.operations"), key=lambda point: point.name):
         if point.name in found:
-            raise ValueError(f"found two operations {point.name!r}; required another name for {point.value}")
+            raise UsageError(f"found two operations {point.name!r}; required another name for {point.value}")
         found[point.name] = Operation(point.name, INSTALLED, point.value)
     return found

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from metaloom.flows.operations import INSTALLED, operations
 from metaloom.flows.prefect_app.flow_process import MODULE
 from metaloom.flows.prefect_app.flow_runs import POOL, QUEUE, TRAININGS
 
@@ -29,7 +30,17 @@ def deploy(client: "SyncPrefectClient") -> Iterator[str]:
     from prefect.utilities.importtools import import_object
 
     yield from _make_pool(client)
-    for wanted in yaml.safe_load(FILE.read_text("utf-8"))["deployments"]:
+    added: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "entrypoint": f"{__package__}.generated.flow_{name}",
+            "tags": ["metaloom"],
+            "work_pool": {"name": POOL},
+        }
+        for name, operation in operations().items()
+        if operation.group == INSTALLED
+    ]
+    for wanted in [*yaml.safe_load(FILE.read_text("utf-8"))["deployments"], *added]:
         yield from _deploy(client, wanted, import_object(wanted["entrypoint"]))
 
 

@@ -46,7 +46,7 @@ from metaloom.flows.rollouts.backend import (
 from metaloom.flows.rollouts.rehearsal import settled
 from metaloom.flows.runs import RunAt, run_folder
 from metaloom.flows.trust import names_in, names_of_run, trust_run
-from metaloom.pipeline.config.input import ConfigError
+from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.envs.registry import with_all_options
 from metaloom.storage import StageRef
@@ -85,6 +85,7 @@ def meta_train(
     scheduler: str = "",
     log: Loggers = [],  # noqa: B006  of a form's defaults each run has its own copy
     trust: bool = False,
+    overrides: list[str] = [],  # noqa: B006
 ) -> State:
     """Meta-train a policy by named settings, or go on with a run that exists.
 
@@ -100,12 +101,14 @@ def meta_train(
         scheduler: Address of a running Dask scheduler, tcp://host:port, used instead of starting workers.
         log: Where else to log, for which an extra of Metaloom's is needed: tensorboard, wandb (offline) or mlflow.
         trust: Import the modules that the settings of a run that exists name, now and later.
+        overrides: Any other settings that change, as KEY=VALUE: algorithm.inner_lr=0.05.
     """
     asked = Asked(
         None if recipe == DEFAULT_RECIPE else recipe,
         None,
         None if seed == DEFAULT_SEED else seed,
         iterations or None,
+        tuple(overrides),
     )
     return _train(asked, run, backend_of(workers, scheduler), log, trust=trust)
 
@@ -152,13 +155,14 @@ class Asked:
     config: RunConfig | None = None
     seed: int | None = None
     iterations: int | None = None
+    overrides: tuple[str, ...] = ()
 
     @property
     def named(self) -> Mapping[str, Any]:
         """Settings whose modules the user trusts, having asked for them."""
         if self.config is not None:
             return self.config.model_dump(mode="json")
-        return load_settings(self.recipe) if self.recipe else {}
+        return override(load_settings(self.recipe) if self.recipe else {}, self.overrides)
 
 
 def backend_of(
@@ -290,7 +294,8 @@ def settings_for(folder: Path, stored: RunConfig | None, asked: Asked) -> RunCon
     env = config.env if stored is None else config.env.as_in(stored.env.model_dump())
     config = config.model_copy(update={"env": settled(env, config.max_episode_steps).config})
     changes = {"seed": asked.seed, "iterations": asked.iterations}
-    wanted = build_config({**config.model_dump(), **{name: n for name, n in changes.items() if n is not None}})
+    changed_settings = {**config.model_dump(mode="json"), **{name: n for name, n in changes.items() if n is not None}}
+    wanted = build_config(override(changed_settings, asked.overrides))
     if stored is None:
         return wanted
     # A run's settings have the options of its environment written out, and its warm start pinned.

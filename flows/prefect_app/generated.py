@@ -61,8 +61,7 @@ def make_flow(operation: Operation, ended: Callable[[Any, Any], State] | None = 
             result = operation.function(**given)
         if ended is not None:
             return ended(given.get("run"), result)
-        state = Failed if operation.good and not getattr(result, operation.good) else Completed
-        return state(message=str(result))
+        return (Completed if operation.succeeded(result) else Failed)(message=str(result))
 
     work.__name__ = work.__qualname__ = operation.name
     work.__doc__ = re.sub(r"(?m)^    backend: .*$", _WORKERS, getdoc(operation.function) or "")

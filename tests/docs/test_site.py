@@ -54,7 +54,7 @@ def test_the_reference_has_every_name_that_the_package_offers(site):
 
     page = (site / "python/index.html").read_text(encoding="utf-8")
     shown = set(re.findall(r"^::: metaloom\.(\w+)$", (ROOT / "docs/python.md").read_text(), re.MULTILINE))
-    assert shown == set(metaloom._PLACES)
+    assert shown == set(metaloom._names())
     assert "adaptation" in page
     assert all(f">{name}<" in page for name in shown)
 

@@ -2,6 +2,10 @@
 
 import ast
 import inspect
+import json
+import os
+import subprocess
+import sys
 from inspect import Parameter
 from pathlib import Path
 
@@ -94,3 +98,43 @@ def test_a_prefect_form_has_the_options_of_the_python_function(name):
             assert field.get("default", Parameter.empty) == parameter.default
             assert field["description"]
     assert form == {}
+
+
+TRY = """
+import json, sys
+import metaloom
+from metaloom.flows import cli
+from metaloom.flows.prefect_app.generated import flow_longest
+from prefect.utilities.callables import parameter_schema
+
+codes = [cli.run(["--help"]), cli.run(["longest", sys.argv[1], "--top", "2", "--json"])]
+found = metaloom.longest(sys.argv[1], top=2)
+form = parameter_schema(flow_longest).model_dump_for_openapi()["properties"]
+state = flow_longest.fn(sys.argv[1])
+page = cli.app.generate_docs()
+print(json.dumps([codes, found.lengths, str(found), [*form], form["top"]["anyOf"][0]["minimum"], state.name, page]))
+"""
+
+
+def test_an_installed_package_adds_a_command_from_one_file(tmp_path, copy_tiny_run):
+    page = (Path(__file__).parents[2] / "docs" / "plugins.md").read_text(encoding="utf-8")
+    file = page.partition("<!-- save as: longest_episodes.py -->\n```python\n")[2].partition("```")[0]
+    points = page.partition('[project.entry-points."metaloom.operations"]\n')[2].partition("```")[0]
+    assert len(file.splitlines()) <= 40
+    (tmp_path / "longest_episodes.py").write_text(file)
+    installed = tmp_path / "longest_episodes-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: longest-episodes\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text(f"[metaloom.operations]\n{points}".replace('"', ""))
+    run = copy_tiny_run(tmp_path / "run")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run([sys.executable, "-c", TRY, str(run)], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    help_text, _, shown = done.stdout.partition("- Installed -")
+    assert "longest  Show the lengths of the longest episodes of a run." in shown
+    assert "longest" not in help_text
+    codes, lengths, text, form, least, state, reference = json.loads(done.stdout.splitlines()[-1])
+    assert (codes, len(lengths), text) == ([0, 0], 2, ", ".join(map(str, lengths)))
+    assert f'"lengths": [\n    {lengths[0]},\n    {lengths[1]}\n  ]' in done.stdout
+    assert (form, least, state) == (["run", "top"], 1, "Completed")
+    assert "metaloom longest" in reference

@@ -204,6 +204,7 @@ class TestForm:
             "scheduler": "",
             "log": [],
             "trust": False,
+            "overrides": [],
         }
         steps = RECIPES["first-steps"]()
         assert steps.iterations * steps.nominal_steps_per_iteration < 10**6
@@ -386,3 +387,14 @@ class TestPage:
     @pytest.mark.parametrize(("run", "key"), [("First_Run.2", "run-first-run-2"), ("ä", "run-"), ("a--b", "run-a-b")])
     def test_artifact_keys_have_only_the_characters_that_prefect_takes(self, run, key):
         assert artifact_key("run", run) == key
+
+
+def test_meta_train_takes_any_setting_and_refuses_another_one_for_a_run_that_exists():
+    asked = Asked(recipe="promp-point-corner", overrides=("algorithm.inner_lr=0.05", "num_tasks=3"))
+    wanted = settings_for(FOLDER, None, asked)
+    assert (wanted.algorithm.inner_lr, wanted.num_tasks) == (0.05, 3)
+    assert settings_for(FOLDER, wanted, Asked(overrides=("num_tasks=3",))) == settings_for(FOLDER, wanted, NOTHING)
+    with pytest.raises(ConfigError, match="num_tasks is 3 there, 4 was asked for"):
+        settings_for(FOLDER, wanted, Asked(overrides=("num_tasks=4",)))
+    with pytest.raises(ConfigError, match="iner_lr: unknown key"):
+        settings_for(FOLDER, None, Asked(overrides=("algorithm.iner_lr=1",)))
