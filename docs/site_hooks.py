@@ -27,7 +27,10 @@ def on_page_markdown(markdown: str, **context: Any) -> str:
     if "<!-- commands -->" in markdown:
         from metaloom.flows.cli import app
 
-        return markdown.replace("<!-- commands -->", app.generate_docs(heading_level=2).partition("\n")[2])
+        commands = app.generate_docs(heading_level=2).partition("\n")[2]
+        # Cyclopts and the site make different anchors of the two dashes.
+        commands = commands.replace("#metaloom-install-completion", "#metaloom---install-completion")
+        return markdown.replace("<!-- commands -->", commands)
     for folder in BESIDE:
         markdown = markdown.replace(f"](../{folder}/", f"]({folder}/")
     return _MERMAID.sub(lambda found: f"`metaloom {found[1]} --format svg`{found[2]}{_drawn(found[1])}", markdown)

@@ -64,7 +64,13 @@ def make_flow(operation: Operation, ended: Callable[[Any, Any], State] | None = 
         return (Completed if operation.succeeded(result) else Failed)(message=str(result))
 
     work.__name__ = work.__qualname__ = operation.name
-    work.__doc__ = re.sub(r"(?m)^    backend: .*$", _WORKERS, getdoc(operation.function) or "")
+    work.__doc__ = getdoc(operation.function) or ""
+    helps = {
+        p.name: mark.help for p in parameters_of(operation.function) for mark in marks_of(p.annotation) if mark.help
+    }
+    described = {"backend": _WORKERS, **{name: f"    {name}: {text}" for name, text in helps.items()}}
+    for name, line in described.items():
+        work.__doc__ = re.sub(rf"(?m)^    {name}: .*$", line, work.__doc__)
     work.__signature__ = form  # pyright: ignore[reportFunctionMemberAccess]
     names = {p.name for p in parameters}
     title = f"{operation.name} {{run}}" if "run" in names else operation.name

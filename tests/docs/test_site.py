@@ -51,11 +51,14 @@ def test_the_diagram_and_the_programs_are_part_of_it(site):
 
 def test_the_reference_has_every_name_that_the_package_offers(site):
     import metaloom
+    from metaloom.flows.cli import COMMANDS
 
     page = (site / "python/index.html").read_text(encoding="utf-8")
     shown = set(re.findall(r"^::: metaloom\.(\w+)$", (ROOT / "docs/python.md").read_text(), re.MULTILINE))
     assert shown == set(metaloom._names())
     assert "adaptation" in page
+    commands = (site / "commands/index.html").read_text(encoding="utf-8")
+    assert all(f'id="metaloom-{name}"' in commands for name in COMMANDS)
     assert all(f">{name}<" in page for name in shown)
 
 

@@ -97,6 +97,7 @@ def test_a_prefect_form_has_the_options_of_the_python_function(name):
             field = form.pop(parameter.name)
             assert field.get("default", Parameter.empty) == parameter.default
             assert field["description"]
+            assert parameter.name != "run" or "A name under the runs folder" in field["description"]
     assert form == {}
 
 
