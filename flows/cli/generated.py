@@ -1,24 +1,37 @@
 """Commands made of operations: an attribute `command_NAME` of this module for each, made when it is first used."""
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import partial
-from inspect import BoundArguments, Signature, signature
+from inspect import BoundArguments, Signature, cleandoc, signature
 from inspect import Parameter as P
 from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin
 
 from cyclopts import Parameter
 
-from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions
+from metaloom.flows.cli.options import AsJson
 from metaloom.flows.cli.output import answer
 from metaloom.flows.errors import FAILURE
 from metaloom.flows.operations import Operation, operations, resolve
 from metaloom.flows.operations.options import InProcess
 from metaloom.flows.operations.signatures import is_backend, is_python_only, marks_of, parameters_of, text_type
+from metaloom.flows.rollouts.backend import Backend
 from metaloom.flows.views.parts import as_text
 
-_LAST = ("trust", "where", "log", "film_every", "metrics_port", "as_json")
+_BACKEND = [
+    P(
+        field.name,
+        P.KEYWORD_ONLY,
+        default=field.default,
+        annotation=Annotated[field.type, Parameter(name=f"--{field.name.removesuffix('_seconds').replace('_', '-')}")],
+    )
+    for field in fields(Backend)
+]
+"""Options that together say where rollouts run."""
+_BACKEND_HELP = cleandoc(Backend.__doc__ or "").partition("Attributes:\n")[2]
+_LAST = ("trust", *(p.name for p in _BACKEND), "log", "film_every", "metrics_port", "as_json")
 """Options that many commands have, in the order in which help lists them after all others."""
 _REPEATABLE = Parameter(negative=(), show_default=False)
 
@@ -57,27 +70,28 @@ def make_command(operation: Operation) -> Callable[..., int]:
     """Make the command of an operation: a function whose signature has what a command line can say."""
     work = operation.function
     shown = resolve(operation.terminal) if operation.terminal else partial(show, operation)
-    parameters = [command_parameter(p) for p in parameters_of(work) if not is_python_only(p.annotation)]
+    backends = [p.annotation for p in parameters_of(work) if is_backend(p.annotation)]
+    said = [p for p in parameters_of(work) if not is_python_only(p.annotation) and not is_backend(p.annotation)]
+    parameters = [*map(command_parameter, said), *(_BACKEND if backends else ())]
     extras = [p for p in signature(shown).parameters.values() if p.name not in ("operation", "call", "as_json")]
     parameters += map(command_parameter, extras)
     if operation.has_json:
         parameters.append(P("as_json", P.KEYWORD_ONLY, default=False, annotation=AsJson))
     parameters.sort(key=lambda p: (p.kind, _LAST.index(p.name) if p.name in _LAST else -1))
     described = Signature(parameters)
-    backends = [p.annotation for p in parameters_of(work) if is_backend(p.annotation)]
 
     def command(*args: Any, **kwargs: Any) -> int:
         given = described.bind(*args, **kwargs).arguments
         if backends:
-            where = given.pop("where", ANYWHERE)
-            here = backends[0] is InProcess and where.workers is None and where.scheduler is None
-            given["backend"] = (replace(where, workers=0) if here else where).backend()
+            where = {p.name: given.pop(p.name) for p in _BACKEND if p.name in given}
+            here = {"workers": 0} if backends[0] is InProcess and "scheduler" not in where else {}
+            given["backend"] = Backend(**(here | where))
         apart = {name: given.pop(name) for name in [*given] if name in {p.name for p in extras}}
         as_json = {"as_json": given.pop("as_json", False)} if operation.has_json else {}
         unsaid = [p.name for p in parameters_of(work) if p.default is P.empty and p.name not in given]
         return shown(Call(work, given | dict.fromkeys(unsaid)), **apart, **as_json)
 
-    command.__doc__ = work.__doc__
+    command.__doc__ = re.sub(r"(?m)^    backend: .*$", lambda _: _BACKEND_HELP, cleandoc(work.__doc__ or ""))
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     command.__signature__ = described  # pyright: ignore[reportFunctionMemberAccess]
     return command
@@ -85,8 +99,6 @@ def make_command(operation: Operation) -> Callable[..., int]:
 
 def command_parameter(parameter: P) -> P:
     """Return a parameter of an operation as a command has it."""
-    if is_backend(parameter.annotation):
-        return P("where", P.KEYWORD_ONLY, default=ANYWHERE, annotation=BackendOptions)
     kind, annotation = parameter.kind, text_type(parameter.annotation)
     plain = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
     if get_origin(plain) is tuple:

@@ -100,8 +100,8 @@ def optimize(
 
 def rm(call: "Call[Removed]", *, yes: Annotated[bool, Parameter(help="Do not ask.")] = False) -> int:
     """Ask before runs are removed."""
-    from metaloom.flows.commands.remove import check_removable, dependents
     from metaloom.flows.formatting import plural, size
+    from metaloom.flows.operations.rm import check_removable, dependents
     from metaloom.flows.results.disk import bytes_freed
 
     paths = list(dict.fromkeys(map(check_removable, folders_of(call["runs"]))))

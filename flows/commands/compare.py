@@ -33,24 +33,7 @@ def compare(
     seed: int = 0,
     resamples: int = RESAMPLES,
 ) -> Comparison:
-    """Compare groups of runs, each of runs that differ only in their seed.
-
-    Args:
-        runs: which.
-        metric: evaluation: the return on the tasks of the stored evaluations, after the last adaptation step; return:
-            that of training, after adaptation; or the name of a metric. By default evaluation where all runs have
-            stored ones, else return.
-        group: settings by which runs are grouped instead, whatever else they differ in.
-        last: iterations of training that `return` and metrics are averaged over, up to where runs are compared.
-        mixed: compare runs of different environments or evaluations all the same, resampled environment by
-            environment.
-        seed: of the bootstrap.
-        resamples: of the bootstrap.
-
-    Raises:
-        UsageError: the runs cannot be compared.
-        storage.StoreError: one of them cannot be read.
-    """
+    """Compare groups of runs, each of runs that differ only in their seed."""
     check_seed(seed)
     if last < 1 or resamples < 100:
         raise UsageError(f"found last={last} and resamples={resamples}; required last >= 1 and resamples >= 100")

@@ -46,13 +46,6 @@ def fork(
 ) -> Fork:
     """Create a run that begins with the iterations before `iteration` of another one; `resume` goes on with it.
 
-    Args:
-        path: the parent's folder.
-        iteration: updates of the parent that the new run begins with; all of them when None.
-        new_path: folder of the new run.
-        overrides: settings that change, as KEY=VALUE.
-        on_progress: Called with the number of outputs shared so far, and of all.
-
     Raises:
         ConfigError: the settings are wrong, or their numbers do not fit into one run with the parent's.
         storage.StageMissing: the parent has had fewer updates.

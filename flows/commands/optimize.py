@@ -41,13 +41,6 @@ def optimize(
 ) -> Counterfactual:
     """Compute a stage of a stored iteration again under changed settings, without sampling.
 
-    Args:
-        path: the run's folder.
-        iteration: the iteration.
-        settings: changes, such as algorithm.clip_eps=0.1.
-        stage: which stage: any that does not sample; the one that ends the iteration when None.
-        step: its inner step.
-
     Raises:
         UsageError: a setting decides which batches there are, or the stored learner is not one of the algorithm.
         metaloom.pipeline.config.run.ConfigError: a setting is wrong.

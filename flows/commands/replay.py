@@ -37,14 +37,6 @@ def replay(
     first iterations are computed once more at the end: a stage that then differs is given a second time. Inputs that
     were thinned are computed again too.
 
-    Args:
-        path: the run's folder.
-        iteration: which iteration, a negative one from the end; all complete ones when None.
-        stage: only this stage, such as collect_rollouts.
-        step: only this inner step of the stage.
-        until_diff: stop after the first stage that differs.
-        backend: where rollouts run.
-
     Raises:
         UsageError: no run like this one has such a stage or step, or no iteration is complete and none is named.
         storage.StageMissing: nothing stored matches.

@@ -38,15 +38,6 @@ def train_sweep(
 ) -> SweepResult:
     """Train what is missing of a sweep. Whatever interrupts it, the same call goes on.
 
-    Args:
-        sweep: the plan.
-        configs: settings of its runs; none where they are searched.
-        extend: whether the plan may have more runs than the stored sweep of this name.
-        parallel: runs to train at once, each in a process of its own.
-        backend: where rollouts of each run run.
-        observer: is told of progress, and may ask to stop.
-        logs: where else every run is logged.
-
     Raises:
         UsageError: a logger cannot be used, the stored sweep has something else, another process works on it, or a run
             of a name that is needed is none of this sweep.

@@ -27,13 +27,6 @@ def thin(
 ) -> Thinned:
     """Remove the arrays that can be computed again (`storage.THINNABLE`) of the complete iterations that are not kept.
 
-    Args:
-        path: the run's folder.
-        retention: which iterations keep theirs.
-        dry_run: only tell what would go.
-        anyway: also what comes of plug-ins whose sources have changed since, and which may therefore not come back.
-        on_progress: Called with the number of iterations thinned so far, and of all.
-
     Raises:
         UsageError: it names no iterations to keep, or what would go could not be computed again.
         UntrustedRun: the settings name modules that the user has not agreed to import.

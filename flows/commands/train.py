@@ -136,18 +136,7 @@ def resume(
     call: StageCall = direct,
     observer: Observer = Observer(),
 ) -> TrainResult:
-    """Train a stored run from its first missing stage on.
-
-    Args:
-        path: the run's folder.
-        iterations: how many iterations the run shall have; as configured when None.
-        take_over: seize the lock of a writer that can no longer release it, such as one on a host that died.
-        repair: mend what `verify` finds damaged, compute again what has to be, and verify the run afterwards.
-        retention: settings of `retention` to change while this process goes on, as KEY=VALUE.
-        backend: where rollouts run.
-        call: how a stage is run.
-        observer: is told of progress and may ask to stop.
-    """
+    """Train a stored run from its first missing stage on."""
     with kept_log() as kept:
         repaired: Sequence[str] = ()
         if repair:

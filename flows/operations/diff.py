@@ -1,15 +1,16 @@
 """`diff`: the first output in which two runs differ."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
 
+from metaloom import storage
 from metaloom.flows.operations.options import RunArgument
+from metaloom.flows.results.diff import Difference, RunDiff
+from metaloom.flows.results.replay import ArrayDifference
 from metaloom.flows.runs import folder_of
-
-if TYPE_CHECKING:
-    from metaloom.flows.results.diff import RunDiff
+from metaloom.storage import Run
 
 
-def diff(run_a: RunArgument, run_b: RunArgument) -> "RunDiff":
+def diff(run_a: RunArgument, run_b: RunArgument) -> RunDiff:
     """Find the first output in which two runs differ.
 
     It also compares settings, code and packages.
@@ -22,6 +23,47 @@ def diff(run_a: RunArgument, run_b: RunArgument) -> "RunDiff":
         run_a: A run.
         run_b: Another run.
     """
-    from metaloom.flows.commands.diff import diff_runs
+    from metaloom.flows.commands.replay import compare, compare_digests
+    from metaloom.flows.run_groups import settings_of
+    from metaloom.storage.format.codec import flatten
 
-    return diff_runs(folder_of(run_a), folder_of(run_b))
+    path_a, path_b = folder_of(run_a), folder_of(run_b)
+    a, b = storage.open_run(path_a), storage.open_run(path_b)
+    refs_a, refs_b = set(a.refs()), set(b.refs())
+    shared = a.stages.sort(refs_a & refs_b)
+    different = [ref for ref in shared if a.record(ref).digest != b.record(ref).digest]
+    first = different[0] if different else None
+    arrays: Iterable[ArrayDifference] = ()
+    if first:
+        try:
+            arrays = compare(first, flatten(a.load(first)), flatten(b.load(first)))
+        except storage.StageThinned:  # the records still tell which arrays differ
+            arrays = compare_digests(first, a.record(first).arrays, b.record(first).arrays)
+    return RunDiff(
+        a=path_a,
+        b=path_b,
+        settings=tuple(_differences(settings_of(a), settings_of(b))),
+        environment=tuple(_differences(_environment(a), _environment(b))),
+        first=first,
+        arrays=tuple(arrays),
+        compared=len(shared),
+        different=len(different),
+        only_a=len(refs_a - refs_b),
+        only_b=len(refs_b - refs_a),
+    )
+
+
+def _environment(run: Run) -> dict[str, str]:
+    from metaloom.flows.formatting import dotted
+
+    parts = {name: run.info[name] for name in ("environment", "versions", "system")}
+    facts = dict(dotted(parts))
+    # Up to version 0.1 the package was four, each with its own name.
+    place = facts.get("environment.env.class", "")
+    return facts | ({"environment.env.class": f"metaloom.{place}"} if place.startswith("pipeline.") else {})
+
+
+def _differences(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[Difference]:
+    for name in sorted({*a, *b}):
+        if a.get(name) != b.get(name):
+            yield Difference(name, a.get(name), b.get(name))

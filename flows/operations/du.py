@@ -1,13 +1,22 @@
 """`du`: disk usage of runs."""
 
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from metaloom import storage
 from metaloom.flows.operations.options import RunArguments
 from metaloom.flows.runs import folders_of, runs_root
 from metaloom.flows.views.status import STATUS
+from metaloom.storage import Run
+from metaloom.storage.progress import Progress, unseen
 
 if TYPE_CHECKING:
-    from metaloom.flows.results.disk import DiskUsage
+    from metaloom.flows.results.disk import DiskUsage, DiskUse
+
+RANGES = 10
+"""Maximum number of ranges of iterations into which a run is divided."""
 
 
 def du(runs: RunArguments = ()) -> "DiskUsage":
@@ -20,14 +29,73 @@ def du(runs: RunArguments = ()) -> "DiskUsage":
     Args:
         runs: The runs; all by default.
     """
-    from metaloom.flows.commands.disk import disk_use
-    from metaloom.flows.results.disk import DiskUsage, DiskUse
-    from metaloom.storage import find_runs, unfinished_removals
+    from metaloom.flows.results.disk import DiskUsage
 
     root = runs_root()
     named = folders_of(runs)
-    paths = named or find_runs(root)
-    uses: list[DiskUse] = []
-    for n, path in enumerate(paths, 1):
-        uses.append(disk_use(path, STATUS.counted(f"outputs of run {n} of {len(paths)}")))
-    return DiskUsage(uses, paths, unfinished_removals(root), details=bool(named))
+    paths = named or storage.find_runs(root)
+    uses = [disk_use(path, STATUS.counted(f"outputs of run {n} of {len(paths)}")) for n, path in enumerate(paths, 1)]
+    return DiskUsage(uses, paths, storage.unfinished_removals(root), details=bool(named))
+
+
+def disk_use(path: Path, on_progress: Progress = unseen) -> "DiskUse":
+    """Add up what a run takes; of one that cannot be read, only its files."""
+    from metaloom.flows.results.disk import DiskUse
+    from metaloom.flows.views.run_info import bytes_by_group
+    from metaloom.storage.read.committed import file_stats
+
+    stats = dict(file_stats(path))
+    shared = {file for file, status in stats.items() if status.st_nlink > 1}
+    local, name = sum(status.st_size for status in stats.values()), path.name
+    shared_bytes = sum(stats[file].st_size for file in shared)
+    try:
+        run = storage.open_run(path)
+        sizes = run.files.sizes()
+        stages, iterations, thinnable = _committed(run, on_progress)
+    except (storage.RunNotFound, storage.NotARun):
+        raise
+    except storage.StoreError as error:
+        return DiskUse(name, storage.location(path), local, shared=shared_bytes, problem=error.found)
+    return DiskUse(
+        name,
+        run.location,
+        sum(sizes.values()),
+        only_remote=sum(size for file, size in sizes.items() if file not in stats),
+        shared=shared_bytes,
+        thinning=sum(sizes[file] for file in thinnable if file in sizes and file not in shared),
+        groups=dict(bytes_by_group(run)),
+        stages=dict(stages),
+        ranges=in_ranges(iterations),
+    )
+
+
+def in_ranges(iterations: Mapping[int, int]) -> dict[tuple[int, int], int]:
+    """Add up bytes by iteration over at most RANGES ranges of as many iterations, the last one perhaps shorter."""
+    count = max(iterations, default=-1) + 1
+    width = max(1, -(-count // RANGES))
+    starts = range(0, count, width)
+    return {
+        (start, min(start + width, count) - 1): sum(iterations.get(i, 0) for i in range(start, start + width))
+        for start in starts
+    }
+
+
+def _committed(run: Run, on_progress: Progress) -> tuple[Counter[str], Counter[int], list[str]]:
+    """Bytes of what is stored in full by stage and by iteration, and the files that thinning would remove."""
+    from metaloom.flows.formatting import stage_name
+
+    stages, iterations = Counter[str](), Counter[int]()
+    removable = {*run.thinnable(run.iterations)}
+    thinnable: list[str] = []
+    refs = run.refs()
+    for n, ref in enumerate(refs):
+        on_progress(n, len(refs))
+        record = run.record(ref)
+        if run.files.is_thinned(record):
+            continue
+        stages[stage_name(ref)] += record.stored_bytes
+        iterations[ref.iteration] += record.stored_bytes
+        if ref in removable:
+            found = (file for chunk in record.chunks for file in run.files.files_of(record, chunk))
+            thinnable += [file.relative_to(run.path).as_posix() for file in found]
+    return stages, iterations, thinnable

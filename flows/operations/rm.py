@@ -1,11 +1,15 @@
 """`rm`: runs are removed for good."""
 
 from pathlib import Path
+from typing import Any
 
+from metaloom import storage
+from metaloom.flows.errors import UsageError
 from metaloom.flows.operations.options import RemovedArguments
 from metaloom.flows.results.disk import Removed
-from metaloom.flows.runs import folders_of, runs_root
+from metaloom.flows.runs import folders_of, run_folder, runs_root
 from metaloom.flows.views.status import STATUS
+from metaloom.storage import StoreError
 
 
 def rm(runs: RemovedArguments = ()) -> Removed:
@@ -21,15 +25,57 @@ def rm(runs: RemovedArguments = ()) -> Removed:
     Args:
         runs: The runs. Python removes them without asking.
     """
-    from metaloom.flows.commands.remove import check_removable
     from metaloom.flows.results.disk import bytes_freed
-    from metaloom.storage import finish_removals, remove_run
 
     paths = list(dict.fromkeys(map(check_removable, folders_of(runs))))
     freed = bytes_freed(paths)
     for n, path in enumerate(paths, 1):
         STATUS.far(f"run {n} of {len(paths)}")
-        remove_run(path)
+        storage.remove_run(path)
     roots = dict.fromkeys([path.parent for path in paths] or [runs_root()])
-    finished: list[Path] = [path for root in roots for path in finish_removals(root)]
+    finished: list[Path] = [path for root in roots for path in storage.finish_removals(root)]
     return Removed(tuple(paths), freed, tuple(finished))
+
+
+def check_removable(path: Path) -> Path:
+    """Return the folder of a run that may be removed.
+
+    Raises:
+        UsageError: the run is under object storage.
+        storage.StoreError: it is not there, is no run, holds other files, or somebody writes it.
+    """
+    if url := storage.url_of(path):
+        raise UsageError(
+            f"found {url}; required a run in a folder: remove the objects with the store's own tools, such as "
+            f"`aws s3 rm --recursive {url}`, and then the cache, {path} and {path.parent / f'.{path.name}.log'}"
+        )
+    return storage.check_removable(path)
+
+
+def dependents(path: Path, root: Path) -> list[str]:
+    """Say of the runs in a folder that began with another one what they lose with it, a line each."""
+    run = _readable(path)
+    others = [other for folder in storage.find_runs(root) if (other := _readable(folder)) is not None]
+    lines: list[str] = []
+    for other in others if run is not None else ():
+        parent, start = other.info.get("parent"), other.config.get("init_from")
+        if isinstance(parent, dict) and run is not None and parent.get("id") == run.info["id"]:
+            lines.append(f"{other.name} is a fork of it and keeps all that they share")
+        if _names(start, path):
+            lines.append(f"{other.name} began with its learner, which it has: only the first stage cannot be replayed")
+    return lines
+
+
+def _names(start: Any, path: Path) -> bool:
+    """Tell whether a warm start is from the run in a folder."""
+    try:
+        return isinstance(start, dict) and run_folder(str(start["run"])).resolve() == path.resolve()
+    except (KeyError, StoreError):
+        return False
+
+
+def _readable(path: Path) -> storage.Run | None:
+    try:
+        return storage.open_run(path)
+    except StoreError:
+        return None

@@ -16,19 +16,21 @@ DEFAULT_RETRIES = 3
 class Backend:
     """Choice of where rollouts run.
 
+    A run of one task, which has one shard, still has two workers if it is to be watched (`step_timeout_seconds` or
+    `retries` are given). Dask workers have one physics thread each. An environment that takes too long ends its worker
+    and the run; sampling in this process waits for ever: it is where one debugs. A running scheduler has a setting of
+    its own instead of `retries` (`distributed.scheduler.allowed-failures`).
+
     Attributes:
-        workers: Dask worker processes started on this machine, 0 to sample in this process. When neither this nor a
-            scheduler is given, two; but for a run of one task, which has one shard, none, unless it is to be watched
-            (`step_timeout_seconds` or `retries` are given).
-        threads: physics threads of in-process sampling; Dask workers have one each.
-        scheduler: address of a running Dask scheduler, used instead of starting workers.
-        step_timeout_seconds: how long a worker waits for one call of an environment before it ends itself, which ends
-            the run with an error; 60 when not given. Sampling in this process waits for ever: it is where one debugs.
-        retries: how often work is done again whose worker process died; 3 when not given. A scheduler of one's own is
-            configured itself (`distributed.scheduler.allowed-failures`).
-        mathematics: where samples are processed, tasks adapted and updates computed: here, or by the workers, chunk by
-            chunk of tasks; auto has the workers of a scheduler do it where they have more threads than there are
-            cores here.
+        workers: Dask worker processes on this machine; 0 samples in this process. By default none for a replay or a
+            run of one task, otherwise two.
+        threads: Physics threads when sampling in this process (`--workers 0`).
+        scheduler: Address of a running Dask scheduler, `tcp://host:port` or `tls://host:port`.
+        step_timeout_seconds: Seconds that one call of an environment may take before its worker gives up; 60 by
+            default.
+        retries: How many times to redo work whose worker process died; 3 by default.
+        mathematics: Where samples are processed, tasks adapted and updates computed: `here`, by `workers`, or `auto`:
+            by a scheduler's workers if these have more threads than there are cores here.
     """
 
     workers: int | None = None

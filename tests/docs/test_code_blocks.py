@@ -15,7 +15,7 @@ from pages import Block, Commands, Page, blocks_of
 from small_runs import SMALL_RUNS
 
 from metaloom.flows import cli, recipes, trust
-from metaloom.flows.cli import options
+from metaloom.flows.cli import generated
 from metaloom.flows.cli import train as training
 from metaloom.flows.rollouts.workers import Backend
 
@@ -47,7 +47,7 @@ def small(monkeypatch):
         return new_config(recipe, ["iterations=2", *sizes, *assignments, *forced])
 
     monkeypatch.setattr(recipes, "new_config", small_config)
-    monkeypatch.setattr(options.BackendOptions, "backend", lambda self: Backend(workers=0, threads=self.threads))
+    monkeypatch.setattr(generated, "Backend", lambda threads=1, **others: Backend(workers=0, threads=threads))
     monkeypatch.setattr(training, "_next_steps", lambda folder: f"run {folder}")  # else eight pictures for every run
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # these runs need not survive the machine
     return forced

@@ -4,9 +4,9 @@ import shutil
 import numpy as np
 import pytest
 
+import metaloom
 from metaloom import storage
 from metaloom.flows import cli
-from metaloom.flows.commands.diff import diff_runs
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.rollouts.workers import Backend
@@ -32,7 +32,7 @@ def other(tmp_path, tiny_config):
 
 
 def test_two_runs_of_one_configuration_are_equal(stored, other, capsys):
-    outcome = diff_runs(stored, other())
+    outcome = metaloom.diff(stored, other())
     assert outcome.equal
     assert (outcome.compared, outcome.different, outcome.first) == (15, 0, None)
     assert cli.run(["diff", str(stored), str(outcome.b)]) == 0
@@ -40,7 +40,7 @@ def test_two_runs_of_one_configuration_are_equal(stored, other, capsys):
 
 
 def test_the_first_output_that_differs_is_named_with_how_much_each_array_does(stored, other):
-    outcome = diff_runs(stored, other(algorithm={"name": "promp", "num_epochs": 3, "tasks_per_chunk": 2}))
+    outcome = metaloom.diff(stored, other(algorithm={"name": "promp", "num_epochs": 3, "tasks_per_chunk": 2}))
     assert [(d.name, d.a, d.b) for d in outcome.settings] == [("algorithm.num_epochs", "2", "3")]
     assert outcome.first == StageRef(0, "meta_optimize")
     params = [difference for difference in outcome.arrays if difference.array.startswith("learner.params.")]
@@ -51,14 +51,14 @@ def test_the_first_output_that_differs_is_named_with_how_much_each_array_does(st
 
 
 def test_another_seed_differs_from_the_start(stored, other):
-    outcome = diff_runs(stored, other(seed=8))
+    outcome = metaloom.diff(stored, other(seed=8))
     assert outcome.first == StageRef(0, "initialize")
     assert outcome.different == outcome.compared == 15
 
 
 def test_another_code_is_told_apart_from_other_settings(stored, other, monkeypatch):
     monkeypatch.setattr("metaloom.flows.commands.train.code_digest", lambda: "other code")
-    outcome = diff_runs(stored, other())
+    outcome = metaloom.diff(stored, other())
     assert [(d.name, d.b) for d in outcome.environment] == [("environment.code", "other code")]
     assert outcome.equal  # it explains differences and is none
 
@@ -66,7 +66,7 @@ def test_another_code_is_told_apart_from_other_settings(stored, other, monkeypat
 def test_a_run_that_was_extended_equals_one_that_was_created_with_as_many_iterations(stored, tmp_path, tiny_config):
     train(tiny_config(iterations=1), tmp_path / "extended", backend=SERIAL)
     resume(tmp_path / "extended", iterations=2, backend=SERIAL)
-    outcome = diff_runs(stored, tmp_path / "extended")
+    outcome = metaloom.diff(stored, tmp_path / "extended")
     assert outcome.settings == ()
     assert outcome.equal
 
@@ -74,7 +74,7 @@ def test_a_run_that_was_extended_equals_one_that_was_created_with_as_many_iterat
 def test_a_longer_run_differs_by_what_the_shorter_lacks(stored, tmp_path):
     shutil.copytree(stored, tmp_path / "longer")
     resume(tmp_path / "longer", iterations=3, backend=SERIAL)
-    outcome = diff_runs(stored, tmp_path / "longer")
+    outcome = metaloom.diff(stored, tmp_path / "longer")
     assert (outcome.different, outcome.only_a, outcome.only_b) == (0, 0, 7)
     assert not outcome.equal
 
@@ -115,6 +115,6 @@ def test_a_run_of_version_0_1_had_the_same_environment_and_the_defaults_of_later
     del second.info["config"]["device"]
     assert second.info != first.info
     runs = iter([first, second])
-    monkeypatch.setattr("metaloom.flows.commands.diff.storage.open_run", lambda path: next(runs))
-    outcome = diff_runs(stored, stored)
+    monkeypatch.setattr("metaloom.storage.open_run", lambda path: next(runs))
+    outcome = metaloom.diff(stored, stored)
     assert (outcome.environment, outcome.settings) == ((), ())
