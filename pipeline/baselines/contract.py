@@ -29,7 +29,7 @@ class Baseline(Protocol):
             observations: [B, E, T, O].
             targets: [B, E, T], discounted returns, or discounted rewards for DiCE.
             mask: [B, E, T], 1 where a step is real; padding takes no part in the fit.
-            seed: of whatever the fit draws at random.
+            seed: Seed of the fit's random draws.
             parallel: maps over tasks; the result does not depend on it.
 
         Returns:

@@ -28,7 +28,7 @@ PREFIX = "value"
 
 @dataclass(frozen=True)
 class ValueNetworkBaseline:
-    """Regresses on observations and t with a network that starts afresh in every round: nothing outlives a call.
+    """Regresses on observations and t with a network fitted afresh to every rollout batch; no state outlives a call.
 
     Inputs and targets are standardized over the real steps; Adam's step size falls linearly to zero.
 
@@ -37,7 +37,7 @@ class ValueNetworkBaseline:
         num_epochs: passes over a task's steps.
         learning_rate: Adam's first step size.
         steps_per_minibatch: environment steps per Adam step.
-        shared: one network for all tasks of the round instead of one for each.
+        shared: One network for all tasks of the rollout batch instead of one for each.
     """
 
     hidden_sizes: tuple[int, ...] = (32, 32)
@@ -110,7 +110,7 @@ class ValueNetworkBaseline:
         num_minibatches = -(-weights.shape[1] // self.steps_per_minibatch)
         total, done = self.num_epochs * num_minibatches, 0
         for _ in range(self.num_epochs):
-            # Row numbers [b, N] in random order, padding last: strided parts share the real rows evenly.
+            # Row indices [b, N] in random order, padding last: strided parts share the real rows evenly.
             keys = np.stack([rng.random(weights.shape[1]) for rng in rngs])
             order = np.argsort(np.where(weights == 0, 2.0, keys), axis=1, kind="stable")
             for part in range(num_minibatches):

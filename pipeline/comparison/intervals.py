@@ -130,8 +130,8 @@ def improvement_interval(x: Scores, y: Scores) -> IntervalEnds:
     those probabilities p for which the one that was found is at most t standard errors away, taken at p. It stays
     between 0 and 1, and is there where all runs of one group are higher too.
 
-    Differs from the paper, whose variance is that of one score per run: runs that are compared task by task vary less,
-    by a factor that DeLong's variance tells (1988, Biometrics 44, p. 837). t is Student's, by Welch's degrees
+    Differs from the paper, which assumes one score per run: runs that are compared task by task vary less,
+    by a factor from DeLong's variance (1988, Biometrics 44, p. 837). t is Student's, by Welch's degrees
     of freedom of the two parts of that variance, rounded down.
     """
     if not min(degrees_of_freedom(x), degrees_of_freedom(y)):
@@ -142,7 +142,7 @@ def improvement_interval(x: Scores, y: Scores) -> IntervalEnds:
     # all others (as Agresti and Coull 1998 have it for proportions), is not to make them vary more.
     with_ties = [np.pad(wins, (0, 1), constant_values=0.5) for wins in all_wins]
     factor = max(_share_of_newcombe(wins, sizes) for wins in (all_wins, with_ties))
-    # Whole degrees may come out a little too small: 7.999..., for one group in place of the other.
+    # Whole degrees may be a little too small: 7.999..., for one group instead of the other.
     reach = student_quantile((1 + CONFIDENCE) / 2, math.floor(degrees * (1 + 1e-12))) * math.sqrt(factor)
 
     def end(outside: float) -> float:
@@ -190,7 +190,7 @@ def _newcombe(p: float, sizes: list[tuple[int, ...]]) -> float:
 
 
 def _delong(all_wins: list[Array]) -> tuple[float, float]:
-    """Variance of the mean over strata, and its degrees of freedom; with none, those of the runs of both groups."""
+    """Return the variance of the mean over strata, and its degrees of freedom; with none, from the runs of both."""
     means = [(wins.mean(axis), wins.shape[1 - axis]) for wins in all_wins for axis in (0, 1)]
     variances = np.array([of_runs.var(ddof=1) / n for of_runs, n in means]) / len(all_wins) ** 2
     if not variances.any():

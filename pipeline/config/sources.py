@@ -23,7 +23,7 @@ def plugin_paths(config: RunConfig) -> list[str]:
 
 
 def changed_sources(now: Mapping[str, str], then: Mapping[str, object]) -> list[str]:
-    """Tell, half a sentence each, which sources have another digest than they had, of those that were known then."""
+    """Describe, half a sentence each, the sources whose digest differs from the known digest in `then`."""
     return [
         f"the source of {name} had the SHA-256 {before[:12]}..., found {now[name][:12]}..."
         for name, before in then.items()

@@ -1,4 +1,4 @@
-"""YAML that means what JSON can say: numbers, text, true, false, null, lists and mappings, and nothing else.
+"""YAML restricted to the values of JSON: numbers, text, true, false, null, lists and mappings.
 
 PyYAML follows YAML 1.1, in which 1e-3 is text, 010 is 8, 1:30 is 90, no is false and 2024-01-01 is a date. Here the
 core schema of YAML 1.2 decides (https://yaml.org/spec/1.2.2/#103-core-schema), without its octal and hexadecimal.

@@ -47,7 +47,7 @@ class CriticEstimate:
     Attributes:
         values: [b, E, T] float64, zero on padding.
         advantages: [b, E, T] float64, neither shifted nor scaled; zero on padding.
-        targets: [b, E, T] float64, what the critic is to learn; zero on padding.
+        targets: [b, E, T] float64, targets of the critic; zero on padding.
     """
 
     values: Array

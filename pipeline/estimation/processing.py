@@ -22,14 +22,14 @@ def process_samples(
     """Returns, baseline values and advantages of every step, for DiCE adjusted rewards as well; zero on padding.
 
     A baseline is fitted to each task's returns and predicts the same episodes. Nothing follows an episode's last step,
-    whether the task or the step limit ended it: the task is to do well within the limit.
+    whether the task or the step limit ended it: the objective is to do well within the limit.
 
     Args:
-        episodes: one round of rollouts.
+        episodes: One rollout batch.
         baseline: predicts returns; with processing for DiCE it predicts the discounted rewards instead, and the
             configured `return_baseline` predicts returns.
         processing: discount, λ, normalization.
-        seed: of what baselines draw at random; one per round.
+        seed: Seed of the baselines' random draws; one per rollout batch.
         parallel: maps over tasks; the result does not depend on it, nor on other tasks unless a baseline is shared.
     """
     mask = episodes.mask

@@ -52,7 +52,7 @@ def normalize(values: Array, mask: Array, scale: Scale = "std") -> Array:
 
     Args:
         values: any shape.
-        mask: of the same shape.
+        mask: Mask of the same shape.
         scale: "variance" divides by the unbiased variance + 1e-8 instead, as garage does.
     """
     mean, std = _moments(values, mask)

@@ -32,7 +32,7 @@ class Distribution(Protocol):
         ...
 
     def detach(self: Self) -> Self:
-        """The same distributions as constants of a graph."""
+        """Return these distributions as constants of a graph."""
         ...
 
 
@@ -64,11 +64,11 @@ class DiagGaussian(NamedTuple):
         return per_dimension.sum(-1)
 
     def entropy(self) -> Tensor:
-        """Entropy in nats, summed over the action dimensions; its leading axes are those of log_std."""
+        """Return the entropy in nats, summed over the action dimensions, with the leading axes of log_std."""
         return (self.log_std + 0.5 * (LOG_2PI + 1)).sum(-1)
 
     def detach(self) -> DiagGaussian:
-        """The same Gaussians as constants of a graph."""
+        """Return these Gaussians as constants of a graph."""
         return DiagGaussian(self.mean.detach(), self.log_std.detach())
 
 
@@ -99,7 +99,7 @@ class Categorical(NamedTuple):
         return -(self.log_probs.exp() * self.log_probs).sum(-1)
 
     def detach(self) -> Categorical:
-        """The same distributions as constants of a graph."""
+        """Return these distributions as constants of a graph."""
         return Categorical(self.log_probs.detach())
 
 

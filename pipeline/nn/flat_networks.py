@@ -47,7 +47,7 @@ class FlatParams:
         self.gradients = self.views(self.gradient)
 
     def with_own_gradient(self) -> FlatParams:
-        """The same parameters, not copies of them, with room for another gradient."""
+        """Return the same parameters, not copies, with a separate gradient."""
         other = copy(self)
         other.gradient = np.zeros_like(self.vector)
         other.gradients = other.views(other.gradient)
@@ -74,7 +74,7 @@ class FlatParams:
         return Layer(weights, None), Layer(gradient, None)
 
     def copies(self) -> Params:
-        """The parameters by name, as arrays of their own."""
+        """Return copies of the parameters by name."""
         return {name: value.copy() for name, value in self.params.items()}
 
     def clip_gradient(self, max_norm: float | None) -> float:
@@ -86,7 +86,7 @@ class FlatParams:
 
 
 class FlatDescent:
-    """Adam or RMSprop on some parameters, which goes on from a state.
+    """Adam or RMSprop on some parameters, resumed from a state.
 
     Attributes:
         flat: the parameters.
@@ -114,7 +114,7 @@ class FlatDescent:
 
     @property
     def state(self) -> Params:
-        """What the optimizer keeps, by name."""
+        """Return the optimizer's state by name."""
         return self._optimizer.state
 
 
@@ -132,10 +132,10 @@ class FlatNetwork:
         Args:
             flat: holds `layer.kernel` and `layer.bias` of every layer.
             layers: names, from the inputs to the outputs.
-            activation: behind hidden layers.
-            fold_bias: put a column of ones behind the inputs of every layer, so that one matrix product adds the bias
+            activation: Activation after each hidden layer.
+            fold_bias: Append a column of ones to the inputs of every layer, so that one matrix product adds the bias
                 too and another gives both gradients: faster with a thousand rows, slower with a hundred. The last bits
-                differ. The bias must lie behind its kernel in `flat`, and a one must stay one: relu alone.
+                differ. The bias must follow its kernel in `flat`, and a one must stay one: relu alone.
         """
         if fold_bias and activation != "relu":
             raise ValueError(f"fold_bias is for relu, which leaves a one as it is; found {activation}")
@@ -186,7 +186,7 @@ class FlatNetwork:
 
         Args:
             output_gradient: [n, out], of the loss with respect to the outputs.
-            rows: those of the last `forward` that are meant, n of them.
+            rows: The n rows of the last `forward` that the gradient belongs to.
         """
         self._first_errors(output_gradient, rows)
 
@@ -214,7 +214,7 @@ class FlatNetwork:
         return errors
 
     def _errors_below(self, index: int, errors: Array, outputs: Array) -> Array:
-        """The gradient with respect to the sums of layer `index - 1` from that of the layer above."""
+        """Return the gradient of the sums of layer `index - 1`, given the gradient of the layer above."""
         kernel, whole = self._layers[index].kernel, self._errors[index - 1].first(len(errors))
         units = whole.shape[1] - self._ones
         below = whole[:, :units]
@@ -239,7 +239,7 @@ class _Buffer:
         self._filled_with = filled_with
 
     def first(self, n: int) -> Array:
-        """[n, width], with whatever it held."""
+        """Return the first n rows of the workspace, [n, width], uninitialized."""
         if n > len(self._buffer):
             self._buffer = np.full((n, self._buffer.shape[1]), self._filled_with, self._buffer.dtype)
         return self._buffer[:n]
@@ -261,7 +261,7 @@ _ACTIVATIONS: dict[Activation, tuple[Callable[..., object], Callable[[Array, Arr
     "tanh": (np.tanh, _times_tanh_slope),
     "relu": (_relu, _times_relu_slope),
 }
-"""A function that works in place, and what multiplies errors by its slope given its outputs."""
+"""In-place activation, and the in-place product of errors with its slope given its outputs."""
 
 
 def layer_paths(prefix: str, num_hidden: int) -> list[str]:

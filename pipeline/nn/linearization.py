@@ -1,6 +1,6 @@
 """First and second derivatives of a tanh or relu network around fixed parameters, for many directions. NumPy only.
 
-Automatic differentiation gives the same numbers (the tests compare), but it computes for every direction what does not
+Automatic differentiation gives the same values (the tests compare), but it computes for every direction what does not
 depend on the direction: Hessian-vector products cost it up to twice as much. R{x} is the derivative of x in the
 direction of a tangent (Pearlmutter 1994, Neural Computation 6).
 """
@@ -23,10 +23,10 @@ class LinearizedMLP:
 
     Attributes:
         outputs: [b, N, out].
-        inputs: what goes into every layer, [b, N, in].
-        kernels: of every layer, [b, in, out].
-        slopes: of the activation before every layer but the first: 1 - input² of tanh; 0 or 1 of relu.
-        names: of every layer.
+        inputs: Inputs of every layer, [b, N, in].
+        kernels: Kernels of every layer, [b, in, out].
+        slopes: Activation slopes before every layer but the first: 1 - input² of tanh; 0 or 1 of relu.
+        names: Layer names.
         activation: tanh or relu.
     """
 
@@ -68,11 +68,11 @@ class LinearizedMLP:
         return gradients
 
     def pull_to_input(self, layer: int, cotangent: Array) -> Array:
-        """From the cotangent of a layer's sums to that of its input."""
+        """Return the cotangent of a layer's input from the cotangent of its sums."""
         return cotangent @ _transposed(self.kernels[layer])
 
     def layer_gradient(self, layer: int, kernel: Array, cotangent: Array) -> Params:
-        """The gradient of a layer's kernel and, from the cotangent of its sums, that of its bias."""
+        """Return the gradients of a layer's kernel and bias from the cotangent of its sums."""
         return {f"{self.names[layer]}.kernel": kernel, f"{self.names[layer]}.bias": cotangent.sum(1)}
 
 

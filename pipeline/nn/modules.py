@@ -21,7 +21,7 @@ from metaloom.pipeline.types import Params, Shapes
 
 @contextmanager
 def seeded(seed: int) -> Generator[None]:
-    """Let torch's own generator begin at a seed, and afterwards go on where it was."""
+    """Seed torch's own generator, and restore its state afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
@@ -35,22 +35,22 @@ def learned_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
 def require_function(
     module: nn.Module, name: str, inputs: Sequence[Tensor], check: Callable[[Any], None] = lambda outputs: None
 ) -> None:
-    """Refuse a module that is no function of its parameters and of single rows of inputs.
+    """Reject a module that is not a function of its parameters and of single rows of inputs.
 
     Args:
-        module: that is called.
-        name: for messages.
-        inputs: of four rows each.
+        module: Module to call.
+        name: Name for messages.
+        inputs: Inputs of four rows each.
         check: refuses outputs of other shapes.
 
     Raises:
-        ConfigError: saying what it does instead.
+        ConfigError: states what the module does instead.
     """
-    # Acting calls a module without gradients, learning with them, and it can tell which.
+    # Acting calls a module without gradients, learning with them, and the module can detect that.
     with torch.no_grad():
         outputs = _repeated(module, name, inputs, check)
     _repeated(module, name, inputs, check)
-    # 3 of 4 rows: products of other numbers of rows may differ in the last bits, statistics over rows by more.
+    # 3 of 4 rows: products of another row count may differ in the last bits, statistics over rows by more.
     with torch.no_grad():
         of_fewer_rows = module(*(part[:3] for part in inputs))
     for fewer, of_all in zip(_parts(of_fewer_rows), _parts(outputs), strict=True):
@@ -82,7 +82,7 @@ def require_room_for(construct: Callable[[], nn.Module]) -> None:
         with torch.device("meta"):
             module = construct()
         shapes = {name: tuple(value.shape) for name, value in module.named_parameters()}
-    except Exception:  # it does what can only be done with numbers, or is refused with its reason later
+    except Exception:  # the module needs real values here, or is rejected with its reason later
         return
     require_room(shapes, setting="policy.network")
 
@@ -126,7 +126,7 @@ def _parts(outputs: Any) -> tuple[Tensor, ...]:
 
 
 class ModuleCopies(threading.local):
-    """Copies of a module: it is not safe to call from several threads with parameters of their own."""
+    """Copies of a module: it is not safe to call from several threads with different parameters."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -142,7 +142,7 @@ class ModuleCopies(threading.local):
 
 
 class ModuleNetwork:
-    """A module of the user's, constructed as Class(input_shape, output_size, **options). See Network.
+    """A custom module, constructed as Class(input_shape, output_size, **options). See Network.
 
     It is called with float32 inputs [N, *input_shape], already scaled, and gives [N, output_size]. It may have constant
     buffers and frozen parameters (requires_grad=False), which stay as the constructor makes them; what it computes may
@@ -196,7 +196,7 @@ class ModuleNetwork:
 
 
 def scaled(spec: NetworkSpec, inputs: Tensor) -> Tensor:
-    """Divide the observations by their scale; numbers behind them stay as they are."""
+    """Divide the observations by their scale; leave the extra inputs after them unchanged."""
     if spec.input_scale == 1:
         return inputs
     observations, extra = inputs[..., : spec.observation_size], inputs[..., spec.observation_size :]

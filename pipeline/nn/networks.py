@@ -1,7 +1,7 @@
 """Networks as functions of explicit parameters: multilayer perceptrons, convolutions, and any torch module.
 
 A layer computes x·K + b with a kernel K of shape (in, out). A leading axis of the parameters and the inputs stands for
-tasks, each with parameters of its own.
+tasks, each with separate parameters.
 """
 
 from collections.abc import Callable, Mapping
@@ -48,11 +48,11 @@ def mlp(
     """Return the output of a network with a linear last layer.
 
     Args:
-        prefix: of the names in `params`.
+        prefix: Prefix of the names in `params`.
         num_hidden: hidden layers.
         params: kernels (in, out) and biases (out), or [B, in, out] and [B, out].
         inputs: [N, in], or [B, N, in] when the parameters have a task axis.
-        activate: behind hidden layers; tanh by default.
+        activate: Activation after each hidden layer; tanh by default.
     """
     *hidden_layers, output_layer = layer_names(num_hidden)
     for name in hidden_layers:
@@ -103,9 +103,9 @@ class Network(Protocol):
     """Outputs of a network, given its parameters by name; holds none itself.
 
     Attributes:
-        prefix: of the names of its parameters.
-        spec: what it is.
-        shapes: of its parameters by name, in order.
+        prefix: Prefix of its parameter names.
+        spec: Description of the network.
+        shapes: Shapes of its parameters by name, in order.
     """
 
     @property
@@ -124,7 +124,7 @@ class Network(Protocol):
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         """Return outputs [N, out] of inputs [N, in]; [b, N, out] where inputs and parameters have a task axis [b].
 
-        Every input is a flattened observation and the numbers behind it; it is not scaled yet.
+        Every input is a flattened observation followed by the extra inputs; it is not scaled yet.
         """
         ...
 

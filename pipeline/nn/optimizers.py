@@ -1,4 +1,4 @@
-"""Optimizers as functions and in place; conjugate gradient, and steps within a trust region."""
+"""Optimizers as functions and in-place updates; conjugate gradient, and steps within a trust region."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ STEP_COUNT = "step_count"
 class Adam:
     """Adam with ε outside the bias correction: p -= α √(1 - β₂ᵗ) / (1 - β₁ᵗ) * m / (√v + ε).
 
-    Kingma and Ba 2015, arXiv:1412.6980, the efficient form at the end of section 2 ("epsilon hat"), which is that of
+    Kingma and Ba 2015, arXiv:1412.6980, the efficient form at the end of section 2 ("epsilon hat"), as in
     TensorFlow 1. Elementwise in the dtype of the parameters, so the bits depend on neither threads nor layout.
     """
 
@@ -41,8 +41,8 @@ class Adam:
         """Parameters and state after one step.
 
         Args:
-            params: those that have a gradient are changed, the others passed on.
-            gradients: by parameter name.
+            params: Parameters; the ones that have a gradient are changed, the others passed on.
+            gradients: Gradients by parameter name.
             state: from initialize or the last step.
         """
         count = int(state[STEP_COUNT]) + 1
@@ -91,7 +91,7 @@ class AdamInPlace:
         return {FIRST_MOMENT: self.first, SECOND_MOMENT: self.second, STEP_COUNT: np.array(self.count, np.int64)}
 
     def step(self, params: Array, gradient: Array, learning_rate: float) -> None:
-        """Change the parameters in place."""
+        """Update the parameters in place."""
         self.count += 1
         self.first *= self.beta_1
         self.first += (1 - self.beta_1) * gradient
@@ -131,7 +131,7 @@ class RMSpropInPlace:
         return {SECOND_MOMENT: self.second}
 
     def step(self, params: Array, gradient: Array, learning_rate: float) -> None:
-        """Change the parameters in place."""
+        """Update the parameters in place."""
         self.second *= self.beta
         squares = np.square(gradient)
         squares *= 1 - self.beta
@@ -214,7 +214,7 @@ def natural_step(product: Callable[[Array], Array], gradient: Array, settings: N
 
     Args:
         product: the metric times a vector [D].
-        gradient: of the loss, [D] float64.
+        gradient: Gradient of the loss, [D] float64.
         settings: bound of the KL, and of conjugate gradient.
     """
     solution = conjugate_gradient(
@@ -244,11 +244,11 @@ def search(
     """Try the fractions 1, ratio, ratio², ... of a step until one will do; None where parameters stay as they are.
 
     Args:
-        params: where the search begins.
-        full_step: of some of them, by name.
-        evaluate: what is to be known of parameters; None where something is not finite.
-        accept: whether that will do.
-        settings: of the line search.
+        params: Parameters where the search begins.
+        full_step: Full step of some parameters, by name.
+        evaluate: Evaluates parameters; None where something is not finite.
+        accept: Returns True to accept a value.
+        settings: Settings of the line search.
     """
     trials, accepted, found = 0, False, Trial[Value](params, None)
     can_move = any(step.any() for step in full_step.values())

@@ -23,7 +23,7 @@ LOG_STD = "log_std"
 
 
 class GaussianPolicy(Policy):
-    """For continuous actions; `extra_size` numbers stand behind an observation. See Policy.
+    """For continuous actions; an observation is followed by `extra_size` further inputs. See Policy.
 
     Attributes:
         action_size: A.
@@ -36,7 +36,7 @@ class GaussianPolicy(Policy):
         self.network = build_network(MEAN_NETWORK, spec)
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Draw float32 parameters: those of the mean network in order, then log_std [A]."""
+        """Draw float32 parameters: the mean network's in order, then log_std [A]."""
         params = self.network.initialize(rng)
         params[LOG_STD] = np.full(self.action_size, math.log(self.config.init_std), np.float32)
         return params
@@ -60,7 +60,7 @@ class GaussianPolicy(Policy):
 
 
 class CategoricalPolicy(Policy):
-    """For discrete actions; `extra_size` numbers stand behind an observation. See Policy."""
+    """For discrete actions; an observation is followed by `extra_size` further inputs. See Policy."""
 
     def __init__(self, spaces: Spaces, config: PolicyConfig, extra_size: int = 0) -> None:
         spec = config.network_spec(spaces, spaces.num_actions, extra_size=extra_size)

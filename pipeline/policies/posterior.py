@@ -23,7 +23,7 @@ from metaloom.pipeline.policies.remembering import memory_shapes
 from metaloom.pipeline.types import Array, Params, Shapes, TaskParams
 
 EMBEDDING, POSTERIOR = "encoder.embedding", "encoder.posterior"
-"""Prefixes of the layers before and behind the encoder's cell."""
+"""Prefixes of the layers before and after the encoder's cell."""
 POSTERIOR_MEAN, POSTERIOR_LOG_STD = "posterior_mean", "posterior_log_std"
 """Names under which rollouts record the posterior that an action was taken on."""
 
@@ -104,7 +104,7 @@ def encoder_input_size(config: PolicyConfig, spaces: Spaces) -> int:
 
 
 def check_posterior(config: PolicyConfig, params: Params, spaces: Spaces) -> None:
-    """Refuse parameters [B, ...] that are not those of a policy on a posterior.
+    """Reject parameters [B, ...] that do not belong to a policy on a posterior.
 
     Raises:
         ValueError: naming the parameter, its shape and the one required.

@@ -98,14 +98,14 @@ class ActorCriticSteps(ABC):
 
     @abstractmethod
     def policy_gradient(self, rows: Rows, critic_weight: float | None = None) -> SupportsFloat:
-        """Put the gradient of the policy's loss in place, shortened; returns its norm before.
+        """Store the clipped gradient of the policy's loss; return its norm before clipping.
 
-        With a weight, put that of so many times the critic's loss on the same rows in place as well.
+        With `critic_weight`, also store the gradient of that multiple of the critic's loss on the same rows.
         """
 
     @abstractmethod
     def critic_gradient(self, rows: Rows, weight: float, max_norm: float | None = None) -> None:
-        """Put the gradient of `weight` times the critic's loss in place, shortened."""
+        """Store the clipped gradient of `weight` times the critic's loss."""
 
     def step_policy(self, learning_rate: float, direction: Array | None = None) -> None:
         """Move the policy against its gradient, or another direction [D]."""

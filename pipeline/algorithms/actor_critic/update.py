@@ -22,14 +22,14 @@ RUNNING = "advantage_moments"
 
 @dataclass(frozen=True)
 class Moments:
-    """Count, mean and sum of squared deviations of numbers seen so far (Welford; merged after Chan et al. 1979)."""
+    """Count, mean and sum of squared deviations of the values so far (Welford; merged after Chan et al. 1979)."""
 
     count: float = 0.0
     mean: float = 0.0
     squares: float = 0.0
 
     def merged(self, values: Array) -> Moments:
-        """With some more numbers, each counted."""
+        """Return the moments with more values included."""
         count, mean = len(values), float(values.mean())
         total, gap = self.count + count, mean - self.mean
         squares = float(np.square(values - mean).sum())
@@ -41,7 +41,7 @@ class Moments:
 
     @property
     def std(self) -> float:
-        """Standard deviation of all numbers."""
+        """Standard deviation of all values."""
         return float(np.sqrt(self.squares / self.count))
 
     def stored(self) -> Params:
@@ -77,13 +77,13 @@ class EpochsUpdate:
     """An iteration's update while it is under way, of one policy with its critic or of several.
 
     Args:
-        settings: of the algorithm.
+        settings: Settings of the algorithm.
         processing: discount, λ, and how advantages are scaled.
-        steps: of every policy with its critic.
-        experiences: what each learns from.
+        steps: Gradient steps of each policy with its critic.
+        experiences: Experience of each policy.
         mask: [B, E, T] of all episodes, 1 where a step is real.
         moments: running moments of advantages before these episodes, where the state has some.
-        lr_factor: of all step sizes.
+        lr_factor: Factor on all step sizes.
         position: run seed and iteration.
     """
 
@@ -177,7 +177,7 @@ class EpochsUpdate:
         return estimates
 
     def _split(self, values: Array) -> list[Array]:
-        """[B, E, T] by policy."""
+        """Split values [B, E, T] by policy."""
         return np.split(values, len(self._steps)) if len(self._steps) > 1 else [values]
 
 

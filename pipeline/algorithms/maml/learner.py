@@ -45,11 +45,11 @@ class IterationSamples:
     """The samples that a meta-update learns from, and where in the run it draws at random.
 
     Attributes:
-        steps: the rounds 0 ... K.
+        steps: Rollout batches 0 ... K.
         chunks: makes chunks of all tasks, of the rows and in the dtype asked for; see build_chunks.
-        generator: of what an epoch draws at random.
+        generator: Generator of an epoch's random draws.
         parallel: maps over chunks.
-        noise: whether to measure the noise of the meta-gradient over tasks.
+        noise: True to measure the noise of the meta-gradient over tasks.
     """
 
     steps: Sequence[Step]
@@ -64,11 +64,11 @@ class MetaUpdate:
     """Result of a meta-update: meta-parameters, the optimizer's state, and the objective's values of every task.
 
     Attributes:
-        meta_params: by name, after the update.
+        meta_params: Meta-parameters by name, after the update.
         optimizer: its state after the update.
         before: the objective's values before the update.
         after: at the updated meta-parameters.
-        metrics: of the optimizer.
+        metrics: Metrics of the optimizer.
     """
 
     meta_params: Params
@@ -104,10 +104,10 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
     """Adaptation by gradient steps on each task's own samples, and a meta-update through it.
 
     Args:
-        settings: of the algorithm.
-        setup: what it is built for.
-        inner_loss: what the adaptation minimizes.
-        meta_step: how the meta-loss is minimized.
+        settings: Settings of the algorithm.
+        setup: Setup of the run.
+        inner_loss: Loss that the adaptation minimizes.
+        meta_step: Update that minimizes the meta-loss.
 
     Raises:
         ConfigError: the device is not here, or the kernel asked for does not fit.
@@ -187,7 +187,7 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         run_seed: int,
         parallel: ParallelMap = map,
     ) -> TaskParams:
-        """As in training: process the last round, then take an inner step; beyond training's, the last is repeated."""
+        """Process the last rollout batch, then take an inner step; after training's last step size, repeat it."""
         k = len(rounds) - 1
         samples = self.process(state, rounds[-1], seed=seed_for(run_seed, "baseline", 0, k), parallel=parallel)
         step = Step(rounds[-1], samples, min(k, self.settings.inner_steps - 1))
@@ -202,7 +202,7 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         iteration: int,
         parallel: ParallelMap = map,
     ) -> tuple[LearnerState, Metrics]:
-        """One meta-update from the samples of the rounds 0 ... inner_steps; see Learner."""
+        """Make one meta-update from the samples of rollout batches 0 ... inner_steps; see Learner."""
         found, required = [step.k for step in experience], list(range(self.settings.inner_steps + 1))
         if found != required:
             raise ValueError(f"meta_optimize: found samples of rounds {found}; required {required}, in this order")

@@ -12,7 +12,7 @@ LOSS = "loss"
 """Name of the quantity that a meta-update minimizes."""
 
 INNER_KL = "inner_kl_"
-"""Prefix of the KLs before adaptation, from the policy that acted in a round to the current one, by k."""
+"""Prefix of the KLs before adaptation, from the policy that collected rollout batch k to the current one."""
 
 OUTER_KL = "outer_kl"
 """Name of the KL after adaptation, likewise."""
@@ -34,7 +34,7 @@ def likelihood_ratio_loss(current: Distribution, rows: TaskRows) -> Tensor:
 def log_likelihood_loss(current: Distribution, rows: TaskRows) -> Tensor:
     """-mean(A log π_θ(a|o)) for every task: [b]. Williams 1992.
 
-    Where π_θ acted, its gradient is that of likelihood_ratio_loss; its second derivative lacks A ∇log π ∇log πᵀ.
+    Where π_θ acted, its gradient equals likelihood_ratio_loss's; its second derivative lacks A ∇log π ∇log πᵀ.
     """
     return -rows.mean(current.log_prob(rows.actions) * rows.advantages)
 
@@ -49,11 +49,11 @@ def clip_fraction(ratio: Tensor, rows: TaskRows, clip_eps: float) -> Tensor:
 
 
 def policy_kls(current: Sequence[Distribution], chunk: Chunk) -> dict[str, Tensor]:
-    """KL of the policy that acted in a round from the current one, without gradient: `inner_kl_k` and `outer_kl`, [b].
+    """KL from the acting to the current policies, without gradient: `inner_kl_k` and `outer_kl`, [b].
 
     Args:
-        current: the policy after k inner steps on the rows of round k, for k = 0 ... K.
-        chunk: rows of these rounds.
+        current: Policies after k inner steps on the rows of rollout batch k, for k = 0 ... K.
+        chunk: Rows of these rollout batches.
     """
     kls = [rows.mean(rows.behavior.kl(now.detach())) for now, rows in zip(current, chunk.rounds, strict=True)]
     return {**{f"{INNER_KL}{k}": kl for k, kl in enumerate(kls[:-1])}, OUTER_KL: kls[-1]}
@@ -63,7 +63,7 @@ def dice_loss(current: Distribution, rows: TaskRows) -> Tensor:
     """-(1 / E T) Σ_{e,t} ☐_t c_t with ☐_t = exp(τ_t - ⊥τ_t), τ_t = Σ_{t' ≤ t} log π_θ(a_t'|o_t'), for every task: [b].
 
     Foerster et al. 2018, arXiv:1802.05098, with the adjusted rewards as c and a mean over E T cells. ☐ is 1, so the
-    value does not depend on θ; derivatives of every order are estimates of those of the expected return.
+    value does not depend on θ; derivatives of every order estimate the derivatives of the expected return.
     """
     episodes = _episodes_of(rows)
     log_prob = sums_over_time(episodes.split(current.log_prob(rows.actions)))

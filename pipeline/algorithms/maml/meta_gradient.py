@@ -1,6 +1,6 @@
 """The inner update, and the meta-gradient through it.
 
-θ_i^{k+1} = θ_i^k - α_k ⊙ ∇ L_in(θ_i^k; samples of task i in round k); the meta-loss is the mean over tasks i of the
+θ_i^{k+1} = θ_i^k - α_k ⊙ ∇ L_in(θ_i^k; samples of task i at step k); the meta-loss is the mean over tasks i of the
 objective at θ_i^0 ... θ_i^K as functions of θ. Both are computed for a chunk of tasks at once and summed in the order
 of chunks, which the number of tasks alone decides: so the bits do not depend on how many threads share the work.
 
@@ -31,7 +31,7 @@ def noise_metrics(mean: Mapping[str, Array], even: Mapping[str, Array], squared_
     """Signal and noise: the standard error of the meta-gradient over tasks, and how far two halves of the tasks agree.
 
     The meta-gradient ḡ = (1/B) Σ g_i is a mean over the B tasks that an iteration drew. Other tasks and episodes would
-    give another one; how much another, the gradients g_i of the single tasks tell.
+    give another one; the spread of the per-task gradients g_i measures how different it would be.
 
     Args:
         mean: ḡ by name.
@@ -72,7 +72,7 @@ InnerLoss = Callable[[Distribution, TaskRows], Tensor]
 """Loss of every task [b], from the current policy's distribution on the rows."""
 
 Objective = Callable[[Sequence[Distribution], Chunk], dict[str, Tensor]]
-"""Quantities [b, ...] of a chunk's tasks from the policy after k inner steps on the rows of round k, k = 0 ... K.
+"""Quantities [b, ...] of a chunk's tasks from the policy after k inner steps on rollout batch k, k = 0 ... K.
 
 `loss` [b] is the one to minimize."""
 
@@ -88,7 +88,7 @@ class MetaProblem:
         policy: the policy.
         inner_loss: L_in.
         inner_lr: step size where the meta-parameters hold none.
-        first_order: whether inner gradients count as constants.
+        first_order: True to treat inner gradients as constants.
         objective: the outer loss of each task; the meta-loss is their mean.
     """
 
@@ -109,7 +109,7 @@ def inner_step(
         params: [b, ...] by name, part of the graph of `losses`.
         losses: [b]; a task's loss depends on its own parameters only.
         step_size: α.
-        differentiable: whether to differentiate through the gradient as well.
+        differentiable: True to differentiate through the gradient as well.
     """
     names = policy.learned(params)
     # The graph is retained in any case: a KL penalty differentiates the same forward pass once more.
@@ -197,7 +197,7 @@ def meta_objective(
 
 
 def meta_leaves(problem: MetaProblem, meta_params: Mapping[str, Array], chunk: Chunk) -> TensorParams:
-    """Meta-parameters as leaves of a graph, [b, ...]; those that do not learn require no gradient."""
+    """Return meta-parameters as leaves of a graph, [b, ...]; only learned ones require a gradient."""
     # Every task gets its own copy, as in `adapt`: gradients then come out per task, which names a task that went wrong.
     like = chunk.rounds[0].weights
     leaves = {
@@ -212,13 +212,13 @@ def meta_leaves(problem: MetaProblem, meta_params: Mapping[str, Array], chunk: C
 def objective_values(
     problem: MetaProblem, leaves: TensorParams, chunk: Chunk, *, differentiable: bool
 ) -> dict[str, Tensor]:
-    """The objective of a chunk's tasks behind the adaptation of these meta-parameters, part of their graph.
+    """Return the objective of a chunk's tasks after adaptation, in the graph of these meta-parameters.
 
     Args:
         problem: how a policy adapts, and the objective.
         leaves: from `meta_leaves`.
-        chunk: rows of the rounds 0 ... K.
-        differentiable: whether inner gradients are differentiated as well.
+        chunk: Rows of rollout batches 0 ... K.
+        differentiable: True to differentiate through inner gradients as well.
     """
     params, distribution = _policy_params(leaves), problem.policy.distribution
     alphas = step_sizes(leaves, problem.inner_lr, len(chunk.rounds) - 1)

@@ -76,8 +76,8 @@ def promp_objective(
     Rothfuss et al. 2019, section 6.
 
     Args:
-        current: the policy after k inner steps on the rows of round k, for k = 0 ... K.
-        chunk: rows of these rounds.
+        current: Policies after k inner steps on the rows of rollout batch k, for k = 0 ... K.
+        chunk: Rows of these rollout batches.
         clip_eps: ε.
         kl_coeffs: η of each inner step.
 

@@ -28,7 +28,7 @@ def recorded_gaussian(behavior: Mapping[str, Tensor]) -> DiagGaussian:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows of some consecutive tasks in all rounds, and the number of the first of these tasks."""
+    """Rows of consecutive tasks in all rollout batches, and the index of the first of these tasks."""
 
     first_task: int
     rounds: Sequence[TaskRows]
@@ -49,7 +49,7 @@ class TaskRows:
             rows is the mean over a task's real steps.
         behavior: the distributions that acted, [b, N].
         behavior_log_prob: [b, N], log-density of the actions under it.
-        episodes: what losses need that look at whole episodes; None where the samples are for others.
+        episodes: Extra data for losses over whole episodes; None where the samples are for other losses.
     """
 
     observations: Tensor
@@ -67,7 +67,7 @@ class TaskRows:
 
 @dataclass(frozen=True)
 class EpisodeRows:
-    """The same rows as episodes: N = E * T, episode by episode, padding included.
+    """Rows arranged as episodes: N = E * T, episode by episode, padding included.
 
     Attributes:
         adjusted_rewards: [b, E, T], with anything on padding.
@@ -90,7 +90,7 @@ class EpisodeRows:
 
 
 def chunk_bounds(num_tasks: int, tasks_per_chunk: int) -> list[slice]:
-    """Consecutive chunks of tasks; they depend on nothing but these two numbers."""
+    """Return consecutive chunks of tasks; they depend on nothing but these two arguments."""
     return [slice(start, min(start + tasks_per_chunk, num_tasks)) for start in range(0, num_tasks, tasks_per_chunk)]
 
 
@@ -127,7 +127,7 @@ def minibatches(samples: Samples, num_minibatches: int, rng: np.random.Generator
     """A random partition of each task's rows: of its real steps, or of its episodes where losses look at whole ones.
 
     Args:
-        samples: of one round.
+        samples: Samples of one rollout batch.
         num_minibatches: parts.
         rng: see minibatch_rows.
 
@@ -160,11 +160,11 @@ def build_chunks(
     """All tasks of the steps in chunks, where `parallel` keeps them.
 
     Args:
-        steps: rounds 0 ... K.
+        steps: Rollout batches 0 ... K.
         tasks_per_chunk: tasks in each chunk but the last.
-        rows: for every round, [B, n] indices of the rows to take; None takes all real ones.
-        dtype: of the tensors.
-        device: of the tensors.
+        rows: Indices [B, n] of the rows to take from each rollout batch; None takes all real ones.
+        dtype: Tensor dtype.
+        device: Tensor device.
         recorded: makes the distributions that acted.
         parallel: maps over the chunks.
     """
@@ -209,12 +209,12 @@ def task_rows(
     """The rows of some tasks of a step.
 
     Args:
-        step: one round of episodes with their samples.
-        tasks: which tasks.
+        step: One rollout batch with its samples.
+        tasks: Tasks to take.
         rows: [b, n] indices into the E * T rows of each task; None takes the real ones. With adjusted rewards among the
             samples they must be whole episodes, and None takes all of them.
-        dtype: of the tensors.
-        device: of the tensors.
+        dtype: Tensor dtype.
+        device: Tensor device.
         recorded: makes the distributions that acted.
         first_task: number of the first of these tasks, for messages, where the step does not begin with task 0.
     """
@@ -232,7 +232,7 @@ def task_rows(
             flat = np.take_along_axis(flat, rows.reshape(*rows.shape, *(1 for _ in rest)), axis=1)
         return to_tensor(flat, kind, device)
 
-    # Discrete actions are places among the log-probabilities, in any dtype of those.
+    # Discrete actions index the log-probabilities, whatever the dtype of the latter.
     actions = select(episodes.actions, torch.int64 if episodes.actions.dtype == np.int64 else dtype)
     mask_rows = select(samples.mask)
     # What no state changes, such as a standard deviation, is stored once per task.

@@ -8,7 +8,7 @@ The bounded KL is that between the policies that acted and the policies θ_i^K(�
     G = mean_i J_iᵀ F_i J_i,    J_i = dθ_i^K / dθ = (I - α H_{i,K-1}) ... (I - α H_{i,0}),
 
 with F_i the Fisher matrix of the adapted policy and H_{i,k} the symmetric Hessian of the inner loss at θ_i^k. Where the
-adapted policies are those that acted, as in every iteration of training, the KL and its gradient in the distributions
+adapted policies are the ones that acted, as in every iteration of training, the KL and its gradient in distributions
 are zero, and G is the KL's Hessian in θ. Elsewhere, as when an iteration is computed again with other settings, the
 Hessian has a term more and need not be positive; G is, and is the metric of the natural gradient at θ.
 """
@@ -66,7 +66,7 @@ class MetaPoint:
     """The meta-parameters at which products are taken.
 
     Attributes:
-        problem: how a policy adapts; its step sizes are numbers, not meta-parameters.
+        problem: Adaptation of the policy; its step sizes are constants, not meta-parameters.
         params: θ.
         flat: the order of a vector's elements.
         chunks: rows of all tasks.
@@ -91,10 +91,10 @@ def gauss_newton_product(at: MetaPoint) -> Product:
 
 
 def hessian_product(at: MetaPoint, constraint: Objective) -> Product:
-    """H v by differentiating twice, ∇(∇c · v). The graph is built anew for every product, which bounds the memory.
+    """H v by differentiating twice, ∇(∇c · v). Rebuilding the graph for every product bounds the memory.
 
     Args:
-        at: where.
+        at: Point at which to take products.
         constraint: c, as its `loss`.
     """
     # What goes to workers must not hold all chunks.
@@ -122,9 +122,9 @@ def difference_product(at: MetaPoint, constraint: Objective, *, scaled: bool) ->
     """H v from central differences of the constraint's gradient, (∇c(θ + ε v) - ∇c(θ - ε v)) / 2ε.
 
     Args:
-        at: where; differences are taken in the dtype of the chunks.
+        at: Point at which to take products; differences are taken in the dtype of the chunks.
         constraint: c, as its `loss`.
-        scaled: whether ε is 1e-5 / ‖v‖, or 1e-5 as in the ProMP code.
+        scaled: True for ε = 1e-5 / ‖v‖, False for ε = 1e-5 as in the ProMP code.
     """
     problem = replace(at.problem, objective=constraint)
     (dtype,) = at.parallel(chunk_dtype, at.chunks[:1])

@@ -36,7 +36,7 @@ def td_targets(rewards: Tensor, continuing: Tensor, next_values: Tensor) -> Tens
 
     Args:
         rewards: [n].
-        continuing: [n], γ where the task goes on and 0 where it terminated.
+        continuing: [n], γ where the task continues and 0 where it terminated.
         next_values: [n, number of actions], of the target network.
     """
     return rewards + continuing * next_values.amax(1)
@@ -107,8 +107,8 @@ class DQLLearner(OffPolicyLearner[object, None]):
     """DQL for one run; see Learner.
 
     Attributes:
-        settings: of the algorithm.
-        network: from observations to the values of all actions.
+        settings: Settings of the algorithm.
+        network: Network from observations to the values of all actions.
     """
 
     metrics = METRICS
@@ -136,7 +136,7 @@ class DQLLearner(OffPolicyLearner[object, None]):
         return _acting_with(self.settings.eps_final, state, num_tasks)
 
     def gradient_steps(self, state: LearnerState, *, parallel: ParallelMap = map) -> GradientSteps[None]:
-        """See OffPolicyLearner; a single small network has nothing to share out."""
+        """Return the gradient steps; a single small network needs no parallel map."""
         of, rate = (self.settings, self.network, state), self._learning_rate(state)
         discount = self._setup.processing.discount
         if self.kernel.name == "fused":

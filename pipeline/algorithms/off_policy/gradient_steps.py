@@ -15,11 +15,11 @@ NUM_GRADIENT_STEPS = "num_gradient_steps"
 """Name in the state of the number of gradient steps over the run."""
 
 Noise = TypeVar("Noise", contravariant=True)
-"""Random numbers of a gradient step, as arrays: a kernel and its definition are given the same."""
+"""Random arrays of a gradient step; a kernel and its definition receive the same ones."""
 
 
 class GradientSteps(Protocol[Noise]):
-    """Working copies of all that a state holds, which gradient steps change in place."""
+    """Working copies of all arrays of a state, which gradient steps change in place."""
 
     def step(self, minibatch: Minibatch, noise: Noise) -> Mapping[str, SupportsFloat]:
         """Make one gradient step; returns what describes it."""
@@ -39,7 +39,7 @@ class Counters:
 
     @classmethod
     def of(cls, state: LearnerState) -> Counters:
-        """Return those of a state."""
+        """Return the counters of a state."""
         return cls(int(state.extra[NUM_UPDATES]), int(state.extra[NUM_GRADIENT_STEPS]))
 
     def arrays(self) -> Params:

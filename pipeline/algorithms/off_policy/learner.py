@@ -87,7 +87,7 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
         return self.acting_params(state, num_tasks)
 
     def described(self, state: LearnerState) -> Metrics:
-        """Return metrics of the iteration that learns from this state, besides those of its gradient steps."""
+        """Return metrics of the iteration that learns from this state, besides its gradient steps' metrics."""
         return {}
 
     def update(

@@ -89,10 +89,10 @@ class TwinQ(FlatTensors):
             leaf.requires_grad_()
 
     def __call__(self, *inputs: Tensor, learn: bool = False) -> Tensor:
-        """Values [2, n] of observations, actions and what is behind them, [n, ...] each.
+        """Return values [2, n] of observations, actions and any further inputs, [n, ...] each.
 
         Args:
-            inputs: are joined along the last axis.
+            inputs: Arrays to concatenate along the last axis.
             learn: gradients flow to the parameters as well, not to the inputs alone.
         """
         joined = torch.cat(inputs, -1)
@@ -100,7 +100,7 @@ class TwinQ(FlatTensors):
         return self._network(params, joined.expand(2, *joined.shape)).squeeze(-1)
 
     def backward(self, loss: Tensor, *others: FlatTensors) -> None:
-        """Put the gradient of a loss into `gradient`, and into those of others that it depends on."""
+        """Write the gradient of a loss to `gradient`, and to the other vectors that the loss depends on."""
         leaves, gradients = [*self._leaves.values()], [*self._gradients.values()]
         for other in others:
             leaves += other.params.values()
@@ -122,7 +122,7 @@ class TwinQ(FlatTensors):
 TWINS = ("q1", "q2")
 """Prefixes of the Q-functions."""
 TARGET = "target_"
-"""Before their names in those of the target networks."""
+"""Prefix of names in the target networks."""
 TRAINED = ("policy", "q", "alpha")
 """Prefixes of the optimizers' states."""
 
@@ -132,9 +132,9 @@ class SACArrays:
     """Parameters by name, and what the optimizers keep.
 
     Attributes:
-        policy: of the policy.
-        q: of both Q-functions, q1.* and then q2.*.
-        targets: of the target networks, under the same names.
+        policy: Policy parameters.
+        q: Parameters of both Q-functions, q1.* and then q2.*.
+        targets: Parameters of the target networks, under the same names.
         log_alpha: [].
         optimizers: their states.
     """
@@ -147,7 +147,7 @@ class SACArrays:
 
     @classmethod
     def of(cls, state: LearnerState) -> SACArrays:
-        """Return those of a state, not copied."""
+        """Return the arrays of a state, not copied."""
         q, targets = (
             {name.removeprefix(before): value for name, value in state.extra.items() if name.startswith(names)}
             for before, names in (("", tuple(f"{twin}." for twin in TWINS)), (TARGET, TARGET))

@@ -58,7 +58,7 @@ def td_targets(
 
     Args:
         rewards: [n], scaled.
-        continuing: [n], γ where the task goes on and 0 where it terminated.
+        continuing: [n], γ where the task continues and 0 where it terminated.
         next_values: [2, n], of both target networks.
         next_log_prob: [n].
         alpha: [].
@@ -67,7 +67,7 @@ def td_targets(
 
 
 def q_loss(values: Tensor, targets: Tensor) -> Tensor:
-    """The average over both Q-functions [2, n] of mean (Q(o, a) - y)². Eq. 5, twice that of the paper."""
+    """The average over both Q-functions [2, n] of mean (Q(o, a) - y)². Eq. 5, times two."""
     return (values - targets).square().mean()
 
 
@@ -159,7 +159,7 @@ class SACLearner(OffPolicyLearner[object, Array]):
     """SAC for one run; see Learner.
 
     Attributes:
-        settings: of the algorithm.
+        settings: Settings of the algorithm.
         policy: its network, from observations to means and log standard deviations.
         q: the network of the first Q-function, which the second is like.
     """

@@ -118,7 +118,7 @@ class PEARLDefinition:
     """Networks, target V and optimizers while an iteration changes them.
 
     Attributes:
-        gradients: of the last step by network, as vectors.
+        gradients: Gradient vectors of the last step, by network.
     """
 
     def __init__(
@@ -154,14 +154,14 @@ class PEARLDefinition:
         }
 
     def step(self, minibatch: Minibatch, noise: Noise) -> dict[str, Tensor]:
-        """Infer the tasks, take a step down the loss of Q-functions and encoder, then down those of V and policy.
+        """Infer the tasks, take a step down the loss of Q-functions and encoder, then down the loss of V and policy.
 
-        The latent variables are drawn once, and everything in the step is given them. V and policy learn by the
-        Q-functions as they have become.
+        The latent variables are drawn once, for all parts of the step. V and policy learn from the
+        updated Q-functions.
 
         Args:
             minibatch: K tasks, N transitions and C of context of each.
-            noise: of latent variables and actions.
+            noise: Noise of latent variables and actions.
         """
         assert minibatch.context is not None
         settings, networks, like = self._settings, self._networks, self._flat["policy"].vector

@@ -46,8 +46,8 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
     """Inference of tasks, and soft actor-critic given what was inferred; see Learner.
 
     Attributes:
-        settings: of the algorithm.
-        networks: of the run.
+        settings: Settings of the algorithm.
+        networks: Networks of the run.
     """
 
     metrics = METRICS
@@ -117,7 +117,7 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
     def adapt(
         self, state: LearnerState, params: TaskParams, evidence: ContextRounds, *, parallel: ParallelMap = map
     ) -> TaskParams:
-        """Return the posterior given some transitions of a few rounds, in place of what `params` knew; see Learner."""
+        """Return the posterior given transitions of some rollout batches, replacing that in `params`; see Learner."""
         contexts = evidence.drawn(self.settings.embedding_batch_size)
         return TaskParams({**params.params, **self.infer(state, map(self._shown, contexts)).params})
 
@@ -155,7 +155,7 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
         return PEARLArrays.of(state).params
 
     def shown(self, minibatch: Minibatch) -> Minibatch:
-        """See OffPolicyLearner; the context as the encoder sees it."""
+        """Return the minibatch with the context as the encoder sees it."""
         return replace(minibatch, context=self._shown(minibatch.context))
 
     def _shown(self, context: Transitions | None) -> Transitions:

@@ -36,8 +36,8 @@ class Found(NamedTuple):
 
     Attributes:
         loss: -mean r A.
-        kl: of the policy that acted from the one that is looked at.
-        entropy: of the latter.
+        kl: KL from the acting policy to the evaluated one.
+        entropy: Entropy of the evaluated policy.
     """
 
     loss: float
@@ -78,8 +78,8 @@ class SequenceRegion:
     def product(self, v: Array) -> Array:
         """F v with the Fisher matrix F, the Hessian of the mean KL of the policy from itself, for v [D] float64.
 
-        By differentiating twice, ∇(∇KL · v), through all steps of a trial; the graph is built anew for every product,
-        which bounds the memory.
+        Differentiates twice, ∇(∇KL · v), through all steps of a trial; rebuilding the graph for every product
+        bounds the memory.
         """
         direction = self.flat.views(v)
 

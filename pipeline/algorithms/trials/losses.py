@@ -22,12 +22,12 @@ class Sequences:
     """Trials [L, N] that a gradient step learns from, time first as recurrent networks take them.
 
     Attributes:
-        inputs: [L, N, in], what the policy sees and, behind it, the position that the critic alone sees.
-        real: [n], the places of real steps among L·N; None where all are.
+        inputs: [L, N, in], the policy's inputs followed by the trial position that only the critic sees.
+        real: [n], indices of real steps among L·N; None where all are real.
         actions: [n, A] or [n] of real steps, as all that follows.
         old_log_prob: [n], under the policy that acted.
         advantages: [n].
-        targets: [n], of the values, in units of their own scale.
+        targets: [n], targets of the values, in the critic's units.
     """
 
     inputs: Tensor
@@ -59,11 +59,11 @@ class TrialPolicy(Protocol):
         ...
 
     def judged(self, params: Mapping[str, Tensor], of: Sequences) -> tuple[Distribution, Tensor]:
-        """Return distributions [n] of actions at real steps, and values [n] in units of their own scale."""
+        """Return distributions [n] of actions at real steps, and values [n] in the critic's units."""
         ...
 
     def values(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Return values [L, N] of inputs [L, N, in], in units of their own scale."""
+        """Return values [L, N] of inputs [L, N, in], in the critic's units."""
         ...
 
 
@@ -81,7 +81,7 @@ def sequence_loss(now: Distribution, values: Tensor, of: Sequences, weights: Wei
 
     Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9, where r = π(a|h) / π_old(a|h) and v are on what is known, h, of
     the trial up to the step. Where h is the state of a network that learns with them, the gradient runs back through
-    all steps before. Where nothing is clipped, the policy gradient's -mean A log π(a|h) takes the first mean's place.
+    all steps before. Where nothing is clipped, the first mean becomes the policy gradient's -mean A log π(a|h).
 
     Args:
         now: distributions [n] under the policy that learns.
@@ -120,13 +120,13 @@ class Batch:
         """Take an iteration's trials to a device.
 
         Args:
-            trials: of the iteration.
+            trials: Trials of the iteration.
             samples: made of them.
-            inputs: [N, L, in], of policy and critic.
-            policy: that acted and learns.
+            inputs: [N, L, in], inputs of policy and critic.
+            policy: Policy that acted and learns.
             processing: section of the settings.
-            device: where torch computes.
-            behind: [N], what trials' ends are credited with; None for nothing.
+            device: Torch device.
+            behind: [N], value credited after each trial's end; None for nothing.
         """
         self._device = device
         values = trials.along(samples.values)
@@ -174,6 +174,6 @@ class Batch:
 
 
 def _rows(values: Tensor, real: Tensor | None) -> Tensor:
-    """[n, ...] of [L, N, ...]."""
+    """Return values [L, N, ...] at real steps, as [n, ...]."""
     flat = values.flatten(0, 1)
     return flat if real is None else flat[real]

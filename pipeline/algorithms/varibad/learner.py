@@ -109,7 +109,7 @@ class VariBADLearner(Learner[Step, TrialExperience]):
         run_seed: int,
         parallel: ParallelMap = map,
     ) -> TaskParams:
-        """Add what is remembered of the last round, whose episodes are one trial of every task; see Learner."""
+        """Add the memory of the last rollout batch, whose episodes are one trial per task; see Learner."""
         remembering = Remembering(self._setup.policy, self._setup, params, num_rows=1, network=PosteriorNetwork)
         return remembered(remembering, params, rounds[-1])
 

@@ -36,7 +36,7 @@ class DecodedSteps:
     Attributes:
         observations: [N, D, O].
         taken: [N, D, A], actions, one-hot where they are discrete.
-        next_observations: [N, D, O], to which they led: of an episode's last step, not those of the next episode.
+        next_observations: [N, D, O], where the actions led; after an episode's last step, not the next episode's first.
         rewards: [N, D].
     """
 
@@ -123,7 +123,7 @@ class TrialTensors:
 
 @dataclass(frozen=True)
 class Drawn:
-    """What a gradient step of the model takes from chance.
+    """Random draws of a gradient step of the model.
 
     Attributes:
         at: [K, N] int64, steps whose posteriors learn; None for all steps.
@@ -141,7 +141,7 @@ class Elbo(NamedTuple):
 
     Attributes:
         rewards: log-likelihood of the rewards of a whole trial.
-        states: of its next observations; 0 where they are not decoded.
+        states: Log-likelihood of its next observations; 0 where they are not decoded.
         kl: divergence of a posterior from the one before.
     """
 
@@ -170,7 +170,7 @@ def elbo(
 
     Zintgraf et al. 2020, arXiv:1910.08348, section 3; m is the latent variable that stands for a task.
 
-    The likelihood is that of all steps of the trial, those behind t too: what is inferred is to tell what comes.
+    The likelihood covers all steps of the trial, also after t: the inferred belief must predict what follows.
     """
     posteriors = encoder.posteriors(params, trials.inputs)
     kl = kl_between(posteriors, priors_of(posteriors))
@@ -193,7 +193,7 @@ def elbo(
 
 
 def _real(lengths: Tensor, longest: int) -> Tensor:
-    """[N, L] bool, where a step is real."""
+    """Return a mask [N, L] bool, True where a step is real."""
     return torch.arange(longest, device=lengths.device) < lengths[:, None]
 
 
@@ -251,7 +251,7 @@ class Model:
         settings, lengths = self._settings, trials.lengths.cpu().numpy()
         L, N, _ = trials.inputs.shape
         K = settings.elbo_steps or L
-        # Noise first, and whole numbers by their place in a trial of any length.
+        # Noise first, and integers by their index in a trial of any length.
         noise = rng.standard_normal((K, N, settings.latent_size), np.float32)
         at = None if settings.elbo_steps is None else (rng.random((K, N)) * lengths).astype(np.int64)
         D = settings.decoded_steps
@@ -264,7 +264,7 @@ class Model:
         L = int(lengths.max())
 
         def together(name: str) -> Tensor:
-            """[N, L, ...], zero behind the trials of rounds whose longest is shorter."""
+            """Join arrays to [N, L, ...], zero after the end of shorter trials."""
             parts = [getattr(trials, name)[n, :L] for trials, n in chosen]
             stacked = np.zeros((len(parts), L, *parts[0].shape[1:]), np.float32)
             for row, part in zip(stacked, parts, strict=True):

@@ -19,13 +19,13 @@ class ActorSetup:
 
     Attributes:
         config: the policy.
-        params: of every task.
+        params: Parameters of every task.
         taken: [T, B * E, A] float32, is given all actions; A is 1 where they are discrete.
         num_rows: E.
-        spaces: of the environment.
+        spaces: Sizes of the environment.
         rngs: B generators, from which each task's actions are drawn; None for the most likely actions.
         belief_rng: the generator from which the latent variable of a task's episode is drawn: (b, e) -> generator.
-        memory: what the rows have kept of the episodes before, for an actor with a memory; None where a trial begins.
+        memory: Memory of the episodes before, for an actor with a memory; None where a trial begins.
     """
 
     config: PolicyConfig
@@ -67,9 +67,9 @@ class Actor(ABC):
     another's.
 
     Attributes:
-        actions: [T, B * E, ...], those taken so far.
-        behavior_by_step: what the acting distribution was at every step so far: name -> [T, B * E, ...] float32.
-        behavior_by_task: what it was all along: name -> [B, ...] float32, [B, E, ...] where episodes differ.
+        actions: [T, B * E, ...], actions so far.
+        behavior_by_step: Acting distribution at every step so far: name -> [T, B * E, ...] float32.
+        behavior_by_task: Acting distribution of all steps: name -> [B, ...] float32, [B, E, ...] where episodes differ.
     """
 
     def __init__(self, setup: ActorSetup) -> None:
@@ -87,7 +87,7 @@ class Actor(ABC):
         """
 
     def learn_of(self, rows: Array, rewards: Array, ended: Array) -> None:
-        """Be told what the last actions earned.
+        """Receive the outcome of the last actions.
 
         Args:
             rows: [n] that have acted.
@@ -98,7 +98,7 @@ class Actor(ABC):
 
     @property
     def memory(self) -> Memory | None:
-        """What the rows have kept; None of actors without a memory."""
+        """Memory of the rows; None of actors without a memory."""
         return None
 
     def recall(self, memory: Memory) -> None:
