@@ -42,11 +42,11 @@ class KeepingMap(ABC):
 
     @abstractmethod
     def keep_tasks(self, work: Callable[..., T], bounds: Sequence[slice], **batches: TaskBatches) -> Sequence[T]:
-        """See the function of this name."""
+        """Apply the function of this name."""
 
     @abstractmethod
     def join_tasks(self, work: Callable[..., T], tasks_together: int, **batches: TaskBatches) -> T:
-        """See the function of this name."""
+        """Apply the function of this name."""
 
 
 def keep(parallel: ParallelMap, work: Callable[[Any], T], items: Sequence[Any]) -> Sequence[T]:
@@ -77,7 +77,7 @@ def keep_tasks(
 
 
 def join_tasks(parallel: ParallelMap, work: Callable[..., T], tasks_together: int, **batches: TaskBatches) -> T:
-    """Return `work(parallel, **batches)`, a batch that may be put together of those of groups of tasks.
+    """Return `work(parallel, **batches)`, a batch that may be joined from batches of groups of tasks.
 
     Args:
         parallel: maps over chunks; one that keeps results computes groups where their batches are, and keeps them too.

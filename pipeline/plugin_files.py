@@ -43,7 +43,7 @@ def files_of(paths: Iterable[str]) -> dict[str, Path]:
 
     Modules count that the plug-in's file imports, or those import, and that lie in the same folder or below it; of an
     installed plug-in, in the same package. An environment by a gymnasium id counts with the module that registers it,
-    which may be all that tells its class and its options.
+    whose file may be all that defines its class and its options.
     """
     own = own_paths(paths)
     files: dict[str, Path] = {}
@@ -64,7 +64,7 @@ def _written_in(path: str) -> tuple[str, Path | None]:
         ConfigError: the file is gone.
     """
     found = import_module(path) if is_gymnasium_id(path) or registered_id(path) else load(path)
-    # An object, such as a Graph, does not tell where it was made.
+    # An object, such as a Graph, does not record where it was made.
     tells = inspect.isclass(found) or inspect.isfunction(found)
     module = found.__module__ if tells else path.partition(":")[0]
     try:
@@ -106,7 +106,7 @@ def _modules_beside(file: Path, module: str) -> dict[str, Path]:
 
 
 def _imports(module: str, file: Path) -> Iterator[str]:
-    """Names that modules imported by a file may have, with those of the packages that they are in."""
+    """Yield names that modules imported by a file may have, with the packages that they are in."""
     try:
         tree = ast.parse(file.read_bytes())
     except SyntaxError:  # of a file that is imported only under conditions

@@ -35,11 +35,11 @@ INSTALLED = "installed"
 
 @dataclass(frozen=True, eq=False)
 class Plugins:
-    """All that is known of one kind of plug-in.
+    """All plug-ins of one kind.
 
     Attributes:
-        kind: for messages, such as "algorithm".
-        group: of entry points, such as "metaloom.algorithms".
+        kind: Kind for messages, such as "algorithm".
+        group: Group of entry points, such as "metaloom.algorithms".
         builtin: name -> module:Class, imported when it is used.
     """
 
@@ -48,7 +48,7 @@ class Plugins:
     builtin: Mapping[str, str]
 
     def names(self) -> list[str]:
-        """Names that need no module: built-in ones, then those that installed packages bring."""
+        """Return names that need no module: built-in ones, then names that installed packages bring."""
         return [*self.builtin, *sorted(self._installed().keys() - self.builtin.keys())]
 
     def path(self, name: str) -> str:
@@ -120,7 +120,7 @@ def import_module(path: str) -> types.ModuleType:
     if module == "__main__":
         raise ConfigError(_not_found_again(path))
     # A user's own module lies in the folder where the command runs, which an installed command does not search. Not for
-    # modules of our own: a package's entry points in that folder must not become those of an installed one.
+    # our modules: a package's entry points in that folder must not become an installed package's.
     if not module.startswith("metaloom.") and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
@@ -182,8 +182,8 @@ class ByName(Generic[S]):
     A bare name stands for the settings with their defaults.
 
     Attributes:
-        plugins: where names are looked up.
-        base: what the settings derive from.
+        plugins: Registry where names are looked up.
+        base: Base class of the settings.
         default: the name where none is given.
     """
 
@@ -228,7 +228,7 @@ class ByName(Generic[S]):
         return value if value.name else value.model_copy(update={"name": name})
 
     def __get_pydantic_core_schema__(self, source: object, handler: object) -> CoreSchema:
-        """Any settings that derive from `base`, dumped with all fields of their own class."""
+        """Accept any settings that derive from `base`, dumped with all fields of their own class."""
         return core_schema.no_info_plain_validator_function(self.validate)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:

@@ -1,4 +1,4 @@
-"""How values show themselves in a terminal and in a notebook: by shapes, dtypes and sizes, never by their numbers."""
+"""Representation of values in a terminal and in a notebook: shapes, dtypes and sizes, never the contents."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass

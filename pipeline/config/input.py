@@ -77,7 +77,7 @@ def explain(problem: ErrorDetails, settings: Mapping[str, Any]) -> str:
 
 
 def _path(location: Sequence[int | str], given: Any) -> Iterator[str]:
-    """Yield the keys and indices on the path to a value, without the tags that pydantic gives the members of a union."""
+    """Yield the keys and indices on the path to a value, without the tags that pydantic gives union members."""
     for n, part in enumerate(location):
         there = part in given if isinstance(given, Mapping) else isinstance(given, list | tuple)
         # The last part may be what is missing; a bare name stands for a section.

@@ -16,7 +16,7 @@ class EvaluationConfig(Settings):
     """held-out: the environment's test tasks, or draws that training never made. train: its fixed set, or the tasks of
     the last iteration. Or the tasks themselves, as lists of values."""
     num_tasks: int | None = Field(default=None, ge=1)
-    """Number of tasks; null: from the training set or a distribution as many as in training, else each task once."""
+    """Number of tasks; null: the training number for the training set or a distribution, else each task once."""
     evenly_by: str | None = None
     """Draw evenly from the classes of a fixed set, by the task field of this name; without num_tasks one of each."""
     task_sampling: Literal["uniform", "balanced"] = later("uniform")

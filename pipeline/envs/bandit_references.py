@@ -78,7 +78,7 @@ def gittins_indices(horizon: int, *, num_levels: int = 1000) -> Array:
 
 
 def earned(strategy: Strategy, probabilities: Array, num_pulls: int, rng: np.random.Generator) -> Array:
-    """Return what a strategy earns, [N] payouts in so many pulls of N bandits [N, k]."""
+    """Return a strategy's total payouts [N] in `num_pulls` pulls of N bandits [N, k]."""
     N, k = probabilities.shape
     pulls, payouts = np.zeros((N, k), np.int64), np.zeros((N, k), np.int64)
     rows = np.arange(N)

@@ -53,7 +53,7 @@ class ContactBatch:
         self._contact_pass = ctypes.cast(library.mj_rnePostConstraint, ctypes.c_void_p)
 
     def bind(self, name: str) -> Array:
-        """[N, ...] float64, live: joint state and controls may be written, other fields follow each call."""
+        """Return a live view [N, ...] float64: joint state and controls may be written, other fields follow calls."""
         shape = (self._num_rows, *getattr(self._data, name).shape)
         if name in _STATE:
             size = ctypes.c_int()
@@ -99,7 +99,7 @@ class ContactBatch:
 
 
 class ContactLoop:
-    """The same through the Python binding alone: after each step, a loop over the simulations."""
+    """The same computation through the Python binding alone: after each step, a loop over the simulations."""
 
     def __init__(self, model: mujoco.MjModel, num_rows: int, num_threads: int) -> None:
         self._model = model
@@ -135,7 +135,7 @@ class _Handle:
     def __init__(self, library: ctypes.CDLL, model: mujoco.MjModel, num_rows: int, num_threads: int) -> None:
         self._delete = library.mjb_deleteBatch
         message = ctypes.create_string_buffer(1000)
-        # Persistent, since contact forces come from what the step leaves behind in each simulation's own MjData.
+        # Persistent, since contact forces come from what the step left in each simulation's own MjData.
         config = _Config(num_threads, True)
         self.address: int | None = library.mjb_makeBatch(
             model._address, num_rows, ctypes.byref(config), message, len(message)

@@ -2,7 +2,7 @@
 
 A trial is several episodes with the same goal. Until the goal is found every strategy walks a way that does not depend
 on it; from then on it goes straight there and stays. A step on the goal gives 1 and any other -0.1, so a trial of L
-steps earns L - 1.1 (steps off the goal), and searching well is to have few of those in the mean over goals.
+steps earns L - 1.1 (steps off the goal), and a good search minimizes the mean of these steps over goals.
 """
 
 import heapq
@@ -25,9 +25,9 @@ class GridTrials:
 
     Attributes:
         size: cells along a side.
-        excluded: what cannot be the goal.
+        excluded: Cells that cannot be the goal.
         horizon: steps of an episode.
-        episodes: of a trial.
+        episodes: Episodes of a trial.
     """
 
     size: int = 5
@@ -50,7 +50,7 @@ class GridTrials:
         return self.num_steps * GOAL_REWARD - (GOAL_REWARD - STEP_REWARD) * steps_off_goals / len(self.goals)
 
     def later_steps(self, goal: Cell, episode: int) -> int:
-        """Steps off a goal that is known, in the episodes behind this one."""
+        """Return the steps off a known goal in the episodes after this one."""
         return (self.episodes - 1 - episode) * (sum(goal) - 1)
 
 
@@ -117,7 +117,7 @@ class _Search:
         self._trials, self._bits = trials, bits
 
     def steps(self, t: int, cell: Cell, left: int) -> list[tuple[State, int]]:
-        """States after a step, and how many steps off goals it adds, those of later episodes included."""
+        """Return states after a step, and how many steps off goals it adds, including later episodes."""
         episode, within = divmod(t, self._trials.horizon)
         last = within == self._trials.horizon - 1
         found: list[tuple[State, int]] = []

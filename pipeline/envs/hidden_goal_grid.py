@@ -32,7 +32,7 @@ def goals_of(size: int, excluded: Excluded) -> list[tuple[int, int]]:
 
 
 class HiddenGoalGrid(MetaEnv):
-    """Find a goal on a grid that only the reward tells (VariBAD's gridworld).
+    """Find a goal on a grid, known only from the reward (VariBAD's gridworld).
 
     | observation | unit | | action               | unit | range |
     | ----------- | ---- |-| -------------------- | ---- | ----- |

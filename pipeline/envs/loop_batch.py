@@ -36,7 +36,7 @@ class LoopBatch:
         make: makes a copy.
         num_rows: N.
         watch_row: called with a row before its environment is.
-        dtype: of observations, if they are kept as integers.
+        dtype: Dtype of observations, if they are kept as integers.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ EPSILON = 0.1
 
 @dataclass
 class Evidence:
-    """What N processes have shown.
+    """Observed rewards and transitions of N processes.
 
     Attributes:
         rewards: [N, S, A] sums of rewards.
@@ -31,7 +31,7 @@ class Evidence:
 
     @property
     def visits(self) -> Array:
-        """[N, S, A]."""
+        """Number of visits, [N, S, A]."""
         return self.counts.sum(-1)
 
     def mean(self) -> Tables:
@@ -77,7 +77,7 @@ def greedy(evidence: Evidence, tables: Tables, horizon: int, rng: np.random.Gene
 
 
 def epsilon_greedy(evidence: Evidence, tables: Tables, horizon: int, rng: np.random.Generator) -> Array:
-    """The same, but for a random action at one in ten places."""
+    """Plan as the greedy strategy, but act at random in one of ten states on average."""
     values = greedy(evidence, tables, horizon, rng)
     elsewhere = rng.random(values.shape[:-1]) < EPSILON
     return np.where(elsewhere[..., None], rng.random(values.shape), values)
@@ -113,9 +113,9 @@ def earned(
     Args:
         strategy: plans what to do.
         tables: [N, ...] the processes.
-        episodes: in each of them.
+        episodes: Episodes in each process.
         horizon: steps of an episode.
-        rng: for what chance decides.
+        rng: Generator of the random draws.
         replan: plan before every step, with what the episode has shown so far, not before every episode.
     """
     N, S, A = tables.means.shape

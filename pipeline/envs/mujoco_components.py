@@ -12,7 +12,7 @@ from metaloom.pipeline.envs.contract import Component
 from metaloom.pipeline.types import Array
 
 _CODE = 2.0**-20
-"""Distance of the numbers that stand for components: the robots clip none that is so small."""
+"""Spacing of the values that stand for components: the robots clip none that is so small."""
 
 _XYZ = ("x", "y", "z")
 _QUATERNION = ("qw", "qx", "qy", "qz")
@@ -68,14 +68,14 @@ def observed_components(
     """Name an observation's entries, None if some are no entry of qpos, qvel or `derived`.
 
     Args:
-        model: of the robot.
+        model: Model of the robot.
         observe: makes observations [1, O] of qpos [1, nq], qvel [1, nv] and the derived fields [1, ...].
         derived: these fields, for their shapes.
     """
     known = [*position_components(model), *velocity_components(model)]
     for name in derived:
         known += _derived(model, name)
-    # What is observed is found by where numbers that stand for the components come out.
+    # Components are found by where their code values appear in the observation.
     codes = (1 + np.arange(len(known))) * _CODE
     ends = np.cumsum([model.nq, model.nv, *(field[0].size for field in derived.values())])
     qpos, qvel, *others = np.split(codes, ends[:-1])

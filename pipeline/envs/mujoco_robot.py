@@ -29,7 +29,7 @@ from metaloom.pipeline.envs.mujoco_components import action_components, observed
 from metaloom.pipeline.types import Array
 
 ObsStyle = Literal["promp", "pearl", "v5"]
-"""Whose selection of observations: ProMP's, PEARL's, or that of gymnasium's v5 robots."""
+"""Selection of observations: ProMP's, PEARL's, or as in gymnasium's v5 robots."""
 
 GYMNASIUM_MODELS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
 
@@ -68,13 +68,13 @@ class MujocoRobot(MetaEnv):
     frame_skip: ClassVar[int]
     """Physics steps per control step."""
     reset_noise: ClassVar[float]
-    """How far joint positions are from rest at most when an episode starts."""
+    """Largest distance of joint positions from rest when an episode starts."""
     derived: tuple[str, ...] = ()
     """Fields of MjData that the rules read besides joint positions and velocities.
 
     They are what `mj_step` leaves: of the state that the integrator evaluated last, which for Euler's is one physics
-    step behind the joints. `cfrc_ext`, the forces of contacts, is computed once per control step for robots that name
-    it, and zero after a reset.
+    step older than the joints. `cfrc_ext`, the forces of contacts, is computed once per control step for robots with it
+    in `derived`, and zero after a reset.
     """
     derived_before: tuple[str, ...] = ()
     """Those of them that `reward_terms` also reads as they were before the step."""
@@ -108,7 +108,7 @@ class MujocoRobot(MetaEnv):
 
     @abstractmethod
     def observe(self, qpos: Array, qvel: Array) -> Array:
-        """[n, O] from [n, nq] and [n, nv]: the whole observation, or the part of it before `sense`."""
+        """Return observations [n, O] from [n, nq] and [n, nv]: the whole observation, or the part before `sense`."""
 
     def sense(self, derived: Mapping[str, Array]) -> Sequence[Array]:
         """The observation's further columns, [n, ...] each, from the `derived` fields; the default is none."""
@@ -119,7 +119,7 @@ class MujocoRobot(MetaEnv):
         """Name -> [n], the terms of the reward for a step."""
 
     def terminal(self, motion: Motion, tasks: Array) -> Array:
-        """[n] bool, whether a step ended the episode; the default is never."""
+        """Return True where a step ended the episode, [n]; the default is never."""
         return np.zeros(len(motion.qpos), np.bool_)
 
     def write_models(self, batch: Any, tasks: Array) -> None:
@@ -150,7 +150,7 @@ class MujocoRobot(MetaEnv):
         return self._observation(), sum(terms.values()), terminated, False, {"reward_terms": terms}
 
     def observations(self, qpos: Array, qvel: Array, derived: Mapping[str, Array]) -> Array:
-        """[n, O], all columns of the observation."""
+        """Return all columns of the observation, [n, O]."""
         columns = [self.observe(qpos, qvel), *(field.reshape(len(qpos), -1) for field in self.sense(derived))]
         return columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
 
@@ -165,7 +165,7 @@ class MujocoRobot(MetaEnv):
         return MujocoBatch(self, num_rows, num_threads) if keeps_rules(self, MujocoRobot) else None
 
     def render(self) -> Any:
-        """[height, width, 3] uint8, or None without render_mode="rgb_array"."""
+        """Return an image [height, width, 3] uint8, or None without render_mode="rgb_array"."""
         if self.render_mode is None:
             return None
         if self._renderer is None:
@@ -203,7 +203,7 @@ class MujocoBatch:
         self._batch.reset(stage=mujoco.mjtStage.mjSTAGE_NONE.value)
         for row, seed in enumerate(seeds.tolist()):
             self._qpos[row], self._qvel[row] = self._robot.start(np.random.Generator(np.random.PCG64(seed)))
-        # As a single robot's reset does: the solver's first step starts from what this leaves behind.
+        # As in a single robot's reset: the solver's first step starts from the state left here.
         self._batch.forward()
         return self._robot.observations(self._qpos, self._qvel, self._derived)
 
@@ -244,7 +244,7 @@ def physics_batch(
 
 
 def squared_norm(vectors: Array) -> Array:
-    """[n], the sum of squares of each row of [n, ...]; its bits do not depend on n."""
+    """Return the sum of squares of each row of [n, ...], [n]; its bits do not depend on n."""
     # In C order, numpy adds up each row by itself.
     return np.square(vectors, order="C").reshape(len(vectors), -1).sum(axis=1)
 

@@ -51,10 +51,10 @@ def make_batch_env(
 ) -> BatchEnv:
     """N environments that take a policy's actions, stepped together, on as many threads if they can use them.
 
-    `watch_row` is told each row before its environment is called, where a loop calls one after the other.
+    `watch_row` receives each row before its environment is called, where a loop calls one after the other.
 
     Raises:
-        EnvError: as `make_env`.
+        EnvError: as for `make_env`.
     """
     from metaloom.pipeline.envs.loop_batch import LoopBatch, ignore_row
 
@@ -66,11 +66,11 @@ def make_batch_env(
 
 
 def with_all_options(config: EnvConfig) -> EnvConfig:
-    """The same environment with the options that it takes by default written out, where it is a built-in one."""
+    """Return the configuration with default options written out, for a built-in environment."""
     if config.name not in ENVS:
         return config
     parameters = inspect.signature(find_env(config.name)).parameters.values()
-    # What is None by default is off, and left out: so a run's digest does not change when an option is added.
+    # A default of None means off and is omitted: so a run's digest does not change when an option is added.
     options = [parameter for parameter in parameters if parameter.name != "render_mode"]
     defaults = {option.name: option.default for option in options if option.default is not None}
     return config.model_copy(update={"options": {**defaults, **config.options}})

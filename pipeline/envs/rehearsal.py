@@ -1,6 +1,6 @@
 """The rehearsal of an environment: does an episode depend on what its copy, or another one, played before?
 
-Run as a program of its own: an environment may end or hang its process, and what it does to it must not reach others.
+Runs as a separate program: an environment may end or hang its process, and its effects must not reach others.
 """
 
 import faulthandler
@@ -29,8 +29,8 @@ from metaloom.pipeline.seeding import generator, seed_for
 from metaloom.pipeline.types import Array
 
 ROUNDS, LEAST_ROUNDS, ROWS, STEPS, SECONDS = 8, 4, 2, 125, 2.0
-"""Rounds of episodes side by side, their steps at most, and processor time: episodes are cut so that the least number
-of rounds takes no more, and no other round begins after it. Many short episodes find more than a long one."""
+"""Batches of episodes side by side, their maximum steps, and processor time: episodes are cut so that the minimum
+number of batches takes no longer, and no other one begins after it. Many short episodes find more than a long one."""
 
 _ALTERNATIVES = 4
 
@@ -40,7 +40,7 @@ def refusal(who: str, draw: Draw | None = None) -> str:
 
     Args:
         who: does not do the same.
-        draw: of a global generator, if that is why. Training refuses it as well, unless it is an installed package's.
+        draw: Draw from a global generator that causes it. Training refuses it too, except from an installed package.
     """
     why = draw or "Draw from self.np_random alone and begin anew in reset"
     remedy = "" if draw and not draw.installed else "; to train on it all the same: --set env.copies=kept"
@@ -64,7 +64,7 @@ class Rehearsal:
     Args:
         config: the environment.
         max_steps: steps of an episode, at most.
-        timeout_seconds: for an episode, after which the process is ended; None in a process that has to survive.
+        timeout_seconds: Time limit of an episode, after which the process ends; None in a process that must survive.
     """
 
     def __init__(self, config: EnvConfig, max_steps: int, timeout_seconds: float | None = None) -> None:
@@ -125,7 +125,7 @@ class Rehearsal:
         return answers
 
     def _end_copies(self) -> None:
-        """End this process if it is a copy that came back from a fork in the environment: each would go on to fork."""
+        """End this process if it is a copy that came back from a fork in the environment: each would fork again."""
         if os.getpid() != self.pid:
             os._exit(0)
 
@@ -276,9 +276,9 @@ def main(steps: int, thorough: bool, timeout_seconds: float) -> dict[str, Any]:
     """Return what is found of the environment whose settings are on standard input.
 
     Args:
-        steps: of an episode; 0 to say of what kind the actions are, and no more.
+        steps: Steps of an episode; 0 to report only the kind of actions.
         thorough: compare copies; else only return the digests of the first episodes.
-        timeout_seconds: for an episode.
+        timeout_seconds: Time limit of an episode.
     """
     config = EnvConfig.model_validate_json(sys.stdin.read())
     try:

@@ -1,6 +1,6 @@
-"""Classes of tasks: what an environment says its tasks are like, so that returns can be told apart by it.
+"""Classes of tasks: an environment's division of its tasks, by which returns can be reported separately.
 
-Plain data, which a run records: whoever reads the run tells the class of a task without the environment.
+Plain data, which a run records: a reader of the run finds the class of a task without the environment.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,10 +20,10 @@ class Classes:
 
     Attributes:
         fields: names of the task fields that decide the class.
-        names: of the classes, in order.
+        names: Names of the classes, in order.
         centers: a point for each class, with a number per field: a task is of the class whose point is nearest, the
             first of equally near ones; empty where `edges` decide.
-        edges: of one field, increasing: class c holds edges[c - 1] <= x < edges[c], without end at both ends.
+        edges: Increasing bounds of one field: class c holds edges[c - 1] <= x < edges[c], unbounded at both ends.
         held_out: names of the classes that only held-out tasks are of, where a benchmark holds out whole classes.
 
     Raises:
@@ -69,7 +69,7 @@ class Classes:
         return None
 
     def of(self, params: Array, fields: Sequence[str]) -> Array:
-        """[B] int64, the class of every task.
+        """Return the class of every task, [B] int64.
 
         Args:
             params: [B, P].

@@ -160,11 +160,11 @@ class FusedSteps(ActorCriticSteps):
         Args:
             settings: options of the losses, and the optimizer.
             policy: the network of the policy.
-            critic: that of the critic.
+            critic: Network of the critic.
             state: parameters of the policy, of the critic in `extra`, and of their optimizers.
-            prefix: of the parameters of the policy's network.
+            prefix: Prefix of the parameters of the policy's network.
             min_std: floor of the standard deviation, where the actions are continuous.
-            learn_std: whether learning changes it.
+            learn_std: True if the standard deviation learns.
         """
         flat, judge = FlatParams(state.params), FlatParams(prefixed(unprefixed(state.extra, CRITIC), CRITIC))
         policy_descent, critic_descent = (
@@ -186,7 +186,7 @@ class FusedSteps(ActorCriticSteps):
         return self._head.old_log_prob(experience.behavior, experience.actions)
 
     def policy_gradient(self, rows: Rows, critic_weight: float | None = None) -> float:
-        """Put the gradient of the policy's loss in place, and with a weight the critic's; see ActorCriticSteps."""
+        """Store the gradient of the policy's loss, and with a weight the critic's; see ActorCriticSteps."""
         if critic_weight is not None:
             self.critic_gradient(rows, critic_weight)
         settings = self._settings

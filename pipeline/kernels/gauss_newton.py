@@ -109,7 +109,7 @@ class InnerHessian:
     """The Hessian of the inner loss of b tasks at their parameters.
 
     Attributes:
-        gradients: of the inner loss, [b, ...] by name.
+        gradients: Gradients of the inner loss, [b, ...] by name.
     """
 
     def __init__(self, policy: KnownPolicy, params: Params, rows: TaskRows, loss: InnerLoss) -> None:

@@ -30,7 +30,7 @@ class PEARLKernel(GradientSteps[Noise]):
     """Working copies of a learner's networks and optimizers while gradient steps change them.
 
     Attributes:
-        params: by network.
+        params: Parameters by network.
     """
 
     def __init__(
@@ -122,5 +122,5 @@ def layers_of(params: Mapping[str, Array]) -> list[str]:
 
 
 def in_layer_order(params: Mapping[str, Array]) -> FlatParams:
-    """Parameters whose every bias lies behind its kernel."""
+    """Return parameters with every bias right after its kernel."""
     return FlatParams({f"{layer}.{part}": params[f"{layer}.{part}"] for layer in layers_of(params) for part in PARTS})

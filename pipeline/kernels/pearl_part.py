@@ -62,7 +62,7 @@ class GaussianProduct:
         Args:
             latent_errors: [K, Z], the gradient of the loss with respect to the sampled latent variables.
             noise: [K, Z], which they were sampled with.
-            kl_weight: of the sum of all tasks' KL divergences.
+            kl_weight: Weight of the sum of all tasks' KL divergences.
         """
         mean, variance = self._posterior.mean, self._posterior.variance
         by_mean = latent_errors + kl_weight * mean
@@ -90,7 +90,7 @@ class Point:
         return np.zeros(self._shape[0])
 
     def backward(self, latent_errors: Array, noise: Array, kl_weight: float) -> Array:
-        """[K, C, Z]; see GaussianProduct."""
+        """Return the gradient, [K, C, Z]; see GaussianProduct."""
         return np.repeat(latent_errors[:, None] / self._shape[1], self._shape[1], axis=1)
 
 
@@ -105,7 +105,7 @@ class Part:
     First `critic_gradients`, then `actor_gradients` with the Q-functions that learned from the first.
 
     Attributes:
-        params: of the trained networks, by name, with this part's gradient.
+        params: Parameters of the trained networks, by name, with this part's gradient.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Part:
         self._latent_columns = slice(q_size - settings.latent_size, q_size)
 
     def critic_gradients(self, minibatch: Minibatch, noise: Noise) -> Metrics:
-        """Write those of the encoder and the Q-functions, from the loss Σ mean (Q - y)² + kl_weight · Σ KL.
+        """Write the gradients of the encoder and the Q-functions, from the loss Σ mean (Q - y)² + kl_weight · Σ KL.
 
         Returns:
             Sums over this part's rows, and of kl and latent_std over its tasks.
@@ -161,7 +161,7 @@ class Part:
         }
 
     def actor_gradients(self, minibatch: Minibatch, noise: Noise) -> Metrics:
-        """Write those of V and the policy, given the latent variables of `critic_gradients`, to which none flows.
+        """Write the gradients of V and the policy; none flows to the latent variables of `critic_gradients`.
 
         Returns:
             Sums over this part's rows.
@@ -187,7 +187,7 @@ class Part:
         }
 
     def _infer(self, context: Transitions, noise: Array) -> PosteriorArrays:
-        """Put latent variables in place that are drawn from what the context says of the tasks."""
+        """Store latent variables drawn from the tasks' posteriors given the context."""
         outputs = self._encoder.forward(*context_features(self._settings, context, self._tasks))
         posterior = self._inference.infer(outputs.reshape(len(noise), -1, outputs.shape[1]))
         self._z.reshape(len(noise), self._num_rows, -1)[:] = posterior.sample(noise)[:, None]

@@ -36,7 +36,7 @@ class TwinQKernel:
         self._parallel = parallel
 
     def values(self, observations: Array, actions: Array) -> Array:
-        """[2, n] of observations [n, O] and actions [n, A]; the next derivatives are about them."""
+        """Return values [2, n] of observations [n, O] and actions [n, A]; the next derivatives are about them."""
         inputs = np.concatenate([observations, actions], axis=1)
 
         def work(network: FlatNetwork) -> Array:
@@ -57,7 +57,7 @@ class TwinQKernel:
 
         Args:
             values: [2, n], what `values` gave last.
-            columns: of the inputs.
+            columns: Columns of the inputs.
         """
         first = values[0] <= values[1]
         by_network = [np.nonzero(first)[0], np.nonzero(~first)[0]]

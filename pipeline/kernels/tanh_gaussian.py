@@ -53,7 +53,7 @@ class TanhGaussianActions:
 
         Args:
             action_gradient: [n, A], of the loss with respect to the actions.
-            log_prob_gradient: of the loss with respect to the log-densities: [n, 1], or one number for all.
+            log_prob_gradient: [n, 1] or a scalar, gradient of the loss with respect to the log-densities.
         """
         to_mean = action_gradient * (1 - np.square(self.actions))
         to_mean += 2 * log_prob_gradient * self.actions

@@ -1,4 +1,4 @@
-"""Plan of an evaluation: its sizes, its random numbers, and its tasks."""
+"""Plan of an evaluation: its sizes, its random seeds, and its tasks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class EvaluationPlan:
         adaptation_steps: K.
         episodes: N, per task and step.
         test_episodes: M, per task after every number of steps.
-        deterministic: whether test episodes take the most likely action.
+        deterministic: True if test episodes take the most likely action.
         run_seed: stands for the run's seed in all that the evaluation draws, so that it shares nothing with training.
     """
 
@@ -57,10 +57,10 @@ class EvaluationPlan:
 
 
 def evaluation_tasks(config: RunConfig, env: MetaEnv, updates: int) -> TaskBatch:
-    """The tasks that test the learner after so many updates.
+    """Return the tasks that test the learner after `updates` updates.
 
-    They depend on `updates` only where the tasks of training do: held-out draws are none of those that the learner was
-    trained on, and tasks=train without a fixed set are those of its last iteration.
+    They depend on `updates` only where the training tasks do: held-out draws exclude the tasks that the learner was
+    trained on, and tasks=train without a fixed set means the tasks of its last iteration.
 
     Raises:
         EnvError: the tasks do not fit the environment, or cannot be drawn as asked.
@@ -88,7 +88,7 @@ def evaluation_tasks(config: RunConfig, env: MetaEnv, updates: int) -> TaskBatch
 
 
 def tasks_drawn_from(config: RunConfig, env: MetaEnv, updates: int) -> int | None:
-    """How many tasks those of the evaluation are chosen from; None where they come from a distribution."""
+    """Return the size of the set that evaluation tasks are chosen from; None where they come from a distribution."""
     source = _source(config, env, updates)
     return None if isinstance(source, TaskDistribution) else len(source.tasks)
 

@@ -15,7 +15,7 @@ _BALANCED_ATTEMPTS = 1000
 
 @dataclass(frozen=True)
 class TaskDistribution:
-    """Draws from an environment's own distribution, without those that were drawn before.
+    """Draws from an environment's own distribution, excluding earlier draws.
 
     Attributes:
         env: the environment.
@@ -60,8 +60,8 @@ class TaskPool:
     """Draws from finitely many tasks.
 
     Attributes:
-        fields: what the columns are.
-        tasks: [n, P]; a task's place is its id.
+        fields: Field of each column.
+        tasks: [n, P]; a task's index is its id.
         with_replacement: draw each task independently; otherwise in blocks, each a new order of the whole pool.
     """
 
@@ -104,7 +104,7 @@ class TaskPool:
         return self._batch(rng.permutation(np.concatenate(places)))
 
     def sample_evenly(self, num_tasks: int | None, rng: np.random.Generator, by: str) -> TaskBatch:
-        """So many tasks, or one of each class: round by round one of each, in the order of the values of a task field.
+        """Return `num_tasks` tasks, or one per class, cycling through the classes in the order of a task field.
 
         Raises:
             EnvError: there is no such field, or the number of tasks is no multiple of the number of classes.
@@ -141,17 +141,17 @@ def balanced_draw(
     draw: Callable[[int], Array],
     source: str,
 ) -> Array:
-    """[B, P] tasks, equally many of every class, each distributed as the draws of its class are.
+    """Return tasks [B, P], equally many of every class, each distributed as its class's draws.
 
-    Draws are taken in their order until each class has its number, and those beyond it are left out.
+    Draws are taken in their order until each class has its share; further draws of a class are skipped.
 
     Args:
-        classes: of the tasks.
-        fields: what the columns are.
+        classes: Classes of the tasks.
+        fields: Field of each column.
         num_tasks: B.
         rng: decides which classes have the remainder.
-        draw: so many independent draws [n, P].
-        source: of the draws, for the error.
+        draw: Function that makes n independent draws [n, P].
+        source: Name of the source of the draws, for the error.
 
     Raises:
         EnvError: a class hardly ever comes up.
@@ -219,7 +219,7 @@ def fixed_tasks(env: MetaEnv) -> tuple[tuple[float, ...], ...]:
 
 
 def shuffled_blocks(size: int, count: int, rng: np.random.Generator) -> Array:
-    """`count` places below `size`: a random order of all of them, then another one, and so on."""
+    """Return `count` indices below `size`: a random order of all of them, then another one, and so on."""
     blocks = [rng.permutation(size) for _ in range(-(-count // size))]
     return np.concatenate(blocks or [np.zeros(0, np.int64)])[:count]
 

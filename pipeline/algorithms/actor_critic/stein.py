@@ -66,7 +66,7 @@ class SVPGLearner(ActorCriticLearner):
     def at_start(self, state: LearnerState, *, run_seed: int) -> LearnerState:
         """Return fresh particles after each horizon; see Learner.
 
-        Not done by the update at the end of a horizon, so that the particles stored, evaluated and exported have learned.
+        Not done by the update at a horizon's end, so that the particles stored, evaluated and exported have learned.
         """
         num_updates = int(state.extra[NUM_UPDATES])
         if self.svpg.horizon is None or num_updates == 0 or num_updates % self.svpg.horizon:

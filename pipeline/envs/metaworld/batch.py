@@ -22,7 +22,7 @@ class ClassRows(Protocol):
     """N rows of one class.
 
     Attributes:
-        physics: that moves them.
+        physics: Physics that moves the rows.
         observations: [N, 39], the first ones.
     """
 
@@ -58,7 +58,7 @@ def check_computation(where: str, computation: object, reward_version: str, name
 
 
 def computed_by(name: str, computation: Computation, reward_version: str) -> Literal["vectorized", "oracle"]:
-    """Which of the two computes a class."""
+    """Return which implementation computes a class."""
     by_rules = computation != "oracle" and reward_version == _VERSION_OF_RULES and name in ROW_TASKS
     return "vectorized" if by_rules else "oracle"
 
@@ -77,7 +77,7 @@ FACTS = (
     *(Fact(name, unit="m" if name == "obj_to_target" else "1") for name in INFO),
     Fact("steps_until_success", per="episode"),
 )
-"""What `info` tells, and the steps up to the first success, or all steps while there is none."""
+"""Facts from `info`, and the number of steps up to the first success, or of all steps while there is none."""
 
 _MAX_JOINTS = 35
 """Positions and velocities of the class that has the most, stick-push; the state of the others ends in zeros."""
@@ -88,9 +88,9 @@ class MetaWorldBatch:
 
     Args:
         official: makes a class by its number; called once for each.
-        one_hot: class number -> its place among those that an observation tells apart at its end; empty for none.
+        one_hot: Class number -> index in the unit vector that ends an observation; empty for no such vector.
         num_rows: N.
-        num_threads: of the simulators.
+        num_threads: Threads of the simulators.
         computation: who computes the rows.
     """
 
@@ -139,7 +139,7 @@ class MetaWorldBatch:
         return self._observed(observations, slice(None))
 
     def step(self, actions: Array, rows: Array) -> BatchStep:
-        # As the package's action space has them: its rewards compute with the numbers of an action.
+        # In the dtype of the package's action space: its rewards compute with the values of an action.
         actions = actions.astype(np.float32)
         observations = np.empty((len(rows), OBSERVATION_SIZE))
         numbers = {name: np.empty(len(rows)) for name in ("reward", *INFO)}

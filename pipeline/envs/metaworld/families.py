@@ -38,9 +38,9 @@ class MetaWorld(FixedTasks):
 
     | observation | content                                                                  | unit |
     | ----------- | ------------------------------------------------------------------------ | ---- |
-    | 0-2         | place of the hand                                                        | m    |
+    | 0-2         | position of the hand                                                     | m    |
     | 3           | gripper, from 0 closed to 1 open                                         | 1    |
-    | 4-6, 7-10   | place and quaternion of the object, where the class has them             | m, 1 |
+    | 4-6, 7-10   | position and quaternion of the object, where the class has them          | m, 1 |
     | 11-13, 14-17| the same of a second object, else zeros                                  | m, 1 |
     | 18-35       | 0-17 one step earlier                                                    |      |
     | 36-38       | the goal in MT benchmarks, zeros in ML benchmarks                        | m    |
@@ -54,7 +54,7 @@ class MetaWorld(FixedTasks):
     | task field    | unit | distribution                                                                    |
     | ------------- | ---- | ------------------------------------------------------------------------------- |
     | class         | 1    | one of the benchmark's classes, by its number in names.CLASSES                  |
-    | goal_1-goal_6 | 1    | the package's `rand_vec`, one of 50 for a class: places of object and goal in m |
+    | goal_1-goal_6 | 1    | the package's `rand_vec`, one of 50 per class: positions of object and goal, m  |
 
     | reward term | value                                             | unit |
     | ----------- | ------------------------------------------------- | ---- |
@@ -77,7 +77,7 @@ class MetaWorld(FixedTasks):
     split: ClassVar[Split]
     goal_visible: ClassVar[bool]
     test_seed_offset: ClassVar[int] = 0
-    """What the package adds to the seed where test goals are drawn."""
+    """Offset that the package adds to the seed where test goals are drawn."""
 
     task_fields = (
         TaskField("class", "1", "number of the class of tasks, in the package's order"),
@@ -166,7 +166,7 @@ class MetaWorld(FixedTasks):
                 self._row.step(action[None], _ONE_ROW)
 
     def render(self) -> Any:
-        """[height, width, 3] uint8, or None without render_mode="rgb_array"."""
+        """Return an image [height, width, 3] uint8, or None without render_mode="rgb_array"."""
         if self.render_mode is None:
             return None
         model, data, camera = self.scene()

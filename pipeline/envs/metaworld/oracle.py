@@ -30,7 +30,7 @@ class Start:
         observation: [39].
         state: [S], STATE.
         body_pos, site_pos: of the model: what a goal moves in it.
-        attributes: those of the package's environment.
+        attributes: Attributes of the package's environment.
     """
 
     observation: Array
@@ -45,8 +45,8 @@ class RowPhysics:
 
     Args:
         env: the package's environment of the class; other simulations may use it too, but not at the same time.
-        starts: of the N rows' episodes.
-        num_threads: of the batch.
+        starts: Starts of the N rows' episodes.
+        num_threads: Threads of the batch.
 
     Attributes:
         batch: MuJoCo's.
@@ -78,7 +78,7 @@ class RowPhysics:
         self.batch.step(ids=self._ids(rows), nstep=env.frame_skip)
 
     def place(self, rows: Array) -> None:
-        """Compute where n rows' bodies are at the joints' new positions; a step leaves them one physics step behind."""
+        """Compute the body positions of n rows at the new joint positions; a step leaves them one physics step late."""
         if self._disabled is None:
             self._disabled = self.batch.expand("opt.disableflags")
         before = self._disabled.copy()
@@ -108,7 +108,7 @@ class RowPhysics:
 
 
 INFO = ("near_object", "grasp_success", "grasp_reward", "in_place_reward", "obj_to_target", "unscaled_reward")
-"""Numbers that every class tells in `info` besides success."""
+"""Quantities that every class reports in `info` besides success."""
 
 MAX_STEPS = 500
 """Of an episode; the package refuses to step further."""
@@ -138,9 +138,9 @@ class OfficialClass:
     """The package's environment of one class, and the starts of its episodes, each simulated once.
 
     Args:
-        name: of the class, see names.CLASSES.
-        goal_visible: show the goal in the last three numbers of an observation, which are 0 otherwise.
-        reward_version: of the package's rewards, v1 or v2.
+        name: Name of the class, see names.CLASSES.
+        goal_visible: Show the goal in the last three entries of an observation, which are 0 otherwise.
+        reward_version: Version of the package's rewards, v1 or v2.
     """
 
     def __init__(self, name: str, *, goal_visible: bool, reward_version: str) -> None:
@@ -187,7 +187,7 @@ class OfficialClass:
         def given() -> Array:
             nonlocal draws
             draws += 1
-            if draws > _MAX_DRAWS:  # it draws again and again until a goal is to its liking
+            if draws > _MAX_DRAWS:  # the class rejects one goal after the other
                 raise EnvError(
                     f"Meta-World: {self.name} does not accept the goal {goal.tolist()}, most likely because object and "
                     "goal are too close; required one as the benchmark draws them"
@@ -211,7 +211,7 @@ class OracleRows:
     Args:
         official: the class; other rows may use it too, but not at the same time.
         goals: [N, R].
-        num_threads: of the batch.
+        num_threads: Threads of the batch.
     """
 
     def __init__(self, official: OfficialClass, goals: Array, num_threads: int) -> None:
