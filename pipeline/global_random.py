@@ -71,7 +71,7 @@ class GlobalRandomWatch:
         self._fruitless = Counter[tuple[str, str]]()
 
     def stop(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._on = False
 
     def draw_of(

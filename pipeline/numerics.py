@@ -178,7 +178,7 @@ def _matmul_precision(torch: Any) -> tuple[Callable[[], str], Callable[[str], No
 
 
 def _precisions(backends: Any, device: DeviceName) -> Iterator[_Setting]:
-    """The precision of each kind of product, where the version of torch knows them apart."""
+    """Yield the precision of each kind of product, where the version of torch knows them apart."""
     parts = {f"mkldnn {name}": getattr(backends.mkldnn, name, None) for name in ("matmul", "conv", "rnn")}
     if device == "cuda":
         parts |= {f"cudnn {name}": getattr(backends.cudnn, name, None) for name in ("conv", "rnn")}

@@ -45,7 +45,7 @@ def told(problem: ErrorDetails) -> str:
 
 
 def later(default: Any, *, before: Any = None, **about: Any) -> Any:
-    """A field that earlier versions did not have. What it stands for in their runs does not count in a run's digest.
+    """Declare a field that earlier versions did not have; its old meaning does not enter the digest of their runs.
 
     So a run that was stored before the field existed keeps the digest of its configuration.
 
@@ -74,7 +74,7 @@ class Settings(BaseModel):
             raise ValidationError.from_exception_data(error.title, lines) from None
 
     def decisive(self) -> dict[str, JsonValue]:
-        """The settings as JSON, without later fields that stand for what earlier versions did."""
+        """Return the settings as JSON, without later fields that stand for what earlier versions did."""
         dumped: dict[str, JsonValue] = self.model_dump(mode="json")
         for name, about in type(self).model_fields.items():
             value, extra = getattr(self, name), about.json_schema_extra
@@ -114,7 +114,7 @@ class PluginSettings(Settings):
 
 
 def refusal(message: str) -> PydanticCustomError:
-    """A problem whose whole text is the message."""
+    """Return a problem whose whole text is the message."""
     return PydanticCustomError(REFUSAL, "{message}", {"message": message})
 
 

@@ -24,7 +24,7 @@ ParallelMap = Callable[..., Iterable[Any]]
 
 
 def _each_episode(dtype: type[np.generic]) -> dict[str, Any]:
-    """Metadata of a field [B, E] of EpisodeBatch: one number per episode, or None if the field's default is None.
+    """Return the metadata of a field [B, E] of EpisodeBatch: one number per episode, or None if the default is None.
 
     Checks, tables and exports find the field by it, and the store keeps every field, as `storage.format.layout` plans.
     """
@@ -39,12 +39,12 @@ class _OfTasks(Shown):
     """A dataclass of arrays, mappings to arrays, and None, in which every array has a leading task axis."""
 
     def slice(self, start: int, stop: int) -> Self:
-        """The tasks start ... stop - 1."""
+        """Return the tasks start ... stop - 1."""
         return self._changed([self], lambda parts: parts[0][start:stop])
 
     @classmethod
     def concatenate(cls, parts: Sequence[Self]) -> Self:
-        """One batch of all tasks of the parts, in the parts' order."""
+        """Join the parts to one batch of all tasks, in the parts' order."""
         return cls._changed(parts, np.concatenate)
 
     @classmethod
@@ -89,7 +89,7 @@ class TaskBatch(Shown):
         return len(self.params)
 
     def slice(self, start: int, stop: int) -> "TaskBatch":
-        """The tasks start ... stop - 1."""
+        """Return the tasks start ... stop - 1."""
         return TaskBatch(self.params[start:stop], self.ids[start:stop], self.names, self.units)
 
 
@@ -283,7 +283,7 @@ class TaskParams(_OfTasks):
 
 
 def _received(sent: Mapping[str, Array | tuple[Array, int]]) -> TaskParams:
-    """Unpickle what TaskParams pickles."""
+    """Unpickle the result of pickling TaskParams."""
     return TaskParams(
         {
             name: np.broadcast_to(value[0][0], (value[1], *value[0].shape[1:])) if isinstance(value, tuple) else value
@@ -297,9 +297,9 @@ class LearnerState(Shown):
     """All that an update carries over to the next iteration.
 
     Attributes:
-        params: policy parameters by name, float32.
-        optimizer: moments and step counts of the optimizer by name.
-        extra: whatever else an algorithm keeps: target networks, KL coefficients, counters, inner step sizes.
+        params: Policy parameters by name, float32.
+        optimizer: Moments and step counts of the optimizer by name.
+        extra: Whatever else an algorithm keeps: target networks, KL coefficients, counters, inner step sizes.
     """
 
     params: Params
@@ -408,7 +408,7 @@ class Evaluation(Shown):
         adaptation_lengths: [B, K, N] int32.
         adaptation_terminated: [B, K, N] bool.
         test_facts: name -> [B, K+1, M] bool or float32, the facts of whole episodes, see `fact_of_episodes`.
-        adaptation_facts: the same names -> [B, K, N].
+        adaptation_facts: The same names -> [B, K, N].
     """
 
     task_params: Array

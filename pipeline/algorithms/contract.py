@@ -42,11 +42,11 @@ class Setup(Spaces):
     Attributes:
         env_name: Environment name, for messages.
         max_episode_steps: T.
-        policy: section of the settings.
-        baseline: section of the settings.
-        processing: section of the settings.
+        policy: Section of the settings.
+        baseline: Section of the settings.
+        processing: Section of the settings.
         device: Torch device of the updates: cpu, cuda or mps.
-        sparse_rewards: the rewards [...] of real steps as the environment's sparse variant would pay them.
+        sparse_rewards: The rewards [...] of real steps as the environment's sparse variant would pay them.
     """
 
     env_name: str
@@ -64,7 +64,7 @@ class Kernel:
 
     Attributes:
         name: torch is the definition; fused computes the same from hand-written derivatives, faster.
-        reason: half a sentence, such as "plain tanh network on the CPU".
+        reason: Half a sentence, such as "plain tanh network on the CPU".
     """
 
     name: KernelName
@@ -103,7 +103,7 @@ class Learner(ABC, Generic[Evidence, Experience]):
 
     @abstractmethod
     def initialize(self, *, run_seed: int) -> LearnerState:
-        """The state before the first iteration."""
+        """Return the state before the first iteration."""
 
     def at_start(self, state: LearnerState, *, run_seed: int) -> LearnerState:
         """Return the state that an iteration acts and learns with, given the stored one; by default the same."""
@@ -119,10 +119,10 @@ class Learner(ABC, Generic[Evidence, Experience]):
         """Compute returns, values and advantages of a rollout batch, by default with the run's baseline.
 
         Args:
-            state: input of the iteration; an actor-critic values episodes with its critic.
+            state: Input of the iteration; an actor-critic values episodes with its critic.
             episodes: [B, E, T].
             seed: Seed of the baseline's random draws.
-            parallel: maps over tasks; the result does not depend on it.
+            parallel: Maps over tasks; the result does not depend on it.
         """
         raise NotImplementedError(f"{type(self).__name__} learns from transitions, which are not processed")
 
@@ -151,7 +151,7 @@ class Learner(ABC, Generic[Evidence, Experience]):
             rounds: All rollout batches so far, the last one collected by `params`; step k follows batch k. Earlier
                 ones may lack behavior and reward terms.
             run_seed: Seed of the random draws.
-            parallel: maps over tasks; the result does not depend on it.
+            parallel: Maps over tasks; the result does not depend on it.
         """
         return params
 
@@ -168,11 +168,11 @@ class Learner(ABC, Generic[Evidence, Experience]):
         """Return the state for the next iteration, and the metrics of this update.
 
         Args:
-            state: input of the iteration, as `at_start` gave it; its arrays are left as they are.
+            state: Input of the iteration, as `at_start` gave it; its arrays are left as they are.
             experience: Experience of this iteration.
-            run_seed: with the iteration, decides all that is drawn.
+            run_seed: Seed of the run; with the iteration, it determines all random draws.
             iteration: Index of the iteration.
-            parallel: maps over chunks of the work; the result does not depend on it.
+            parallel: Maps over chunks of the work; the result does not depend on it.
 
         Raises:
             NumericalError: naming what is not finite.
@@ -266,11 +266,11 @@ class AlgorithmSettings(PluginSettings):
         return 1
 
     def problems(self, run: RunSettings) -> Iterator[str]:
-        """Tell what of a run's other settings does not fit, in words that say what to do."""
+        """Yield conflicts with a run's other settings, each with what to do."""
         yield from ()
 
     def warnings(self) -> Iterator[str]:
-        """Tell what is allowed and known to go wrong, in words that say what to do."""
+        """Yield warnings of combinations that are allowed but known to go wrong, each with what to do."""
         yield from ()
 
     def build(self, setup: Setup) -> Learner[Any, Any]:

@@ -32,7 +32,7 @@ def choose_kernel(asked: KernelChoice, *, blockers: Iterable[str], fused: str) -
     """Return the learner's kernel: fused where the setting allows it and nothing blocks it.
 
     Args:
-        asked: setting `algorithm.kernel`.
+        asked: Setting `algorithm.kernel`.
         blockers: Features that the fused kernel does not support, each as "network is cnn".
         fused: Reason for the fused kernel where there are no blockers, such as "plain tanh network on the CPU".
 
@@ -67,6 +67,6 @@ def network_blockers(*networks: NetworkSpec, device: str) -> Iterator[str]:
 
 
 def optimizer_blockers(optimizer: OptimizerConfig) -> Iterator[str]:
-    """Tell what fused kernels do not know about an optimizer."""
+    """Yield the features of an optimizer that fused kernels do not support."""
     if not is_customary(optimizer):
         yield f"optimizer is {optimizer.name}" + (f" with {optimizer.options}" if optimizer.options else "")

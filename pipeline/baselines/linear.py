@@ -26,7 +26,7 @@ class LinearTimeBaseline:
     def fit_predict(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Array:
-        """Least-squares fit to every task and its predictions [B, E, T]; see Baseline."""
+        """Return the least-squares fit to every task and its predictions [B, E, T]; see Baseline."""
 
         def task(observations: Array, targets: Array, mask: Array) -> Array:
             rows = self._rows(observations, mask)
@@ -78,7 +78,7 @@ def time_features(num_steps: int) -> Array:
 
 
 def fit(features: Array, targets: Array, regularization: float) -> Array:
-    """Coefficients w [F] that solve (ΦᵀΦ + ρI) w = Φᵀy in the least-squares sense.
+    """Return the coefficients w [F] that solve (ΦᵀΦ + ρI) w = Φᵀy in the least-squares sense.
 
     ρ grows tenfold while a coefficient is not finite. Unlike the reference, which keeps the last attempt whatever it
     holds, failing after five attempts is an error.
@@ -93,13 +93,13 @@ def fit(features: Array, targets: Array, regularization: float) -> Array:
 
 
 def solve(gram: Array, moments: Array, regularization: float, *, setting: str) -> Array:
-    """Coefficients w [F] that solve (G + ρI) w = m in the least-squares sense; see `fit`.
+    """Return the coefficients w [F] that solve (G + ρI) w = m in the least-squares sense; see `fit`.
 
     Args:
         gram: G [F, F].
         moments: m [F].
         regularization: ρ of the first attempt.
-        setting: its name, for messages.
+        setting: Name of the setting, for messages.
 
     Raises:
         BaselineError: no attempt gave finite coefficients.
@@ -122,11 +122,11 @@ class ZeroBaseline:
     def fit_predict(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Array:
-        """Zeros [B, E, T], whatever the targets; see Baseline."""
+        """Return zeros [B, E, T], whatever the targets; see Baseline."""
         return np.zeros_like(targets, dtype=np.float64)
 
     def fit(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Params:
-        """No parameters; see Baseline."""
+        """Return no parameters; see Baseline."""
         return {}

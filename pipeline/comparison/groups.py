@@ -39,7 +39,7 @@ class Permutations:
     """Outcome of a permutation test.
 
     Attributes:
-        p: probability of a difference as large, if runs of both groups were alike.
+        p: Probability of a difference as large, if runs of both groups were alike.
         exact: True if all divisions of the runs were tried.
         smallest: Smallest attainable p for this number of runs; above the significance, no scores show a difference.
     """
@@ -70,13 +70,13 @@ def permutation_test(x: Scores, y: Scores, rng: np.random.Generator) -> Permutat
 
 
 def divisions(x: Scores, y: Scores) -> int:
-    """Ways to divide the runs of both groups into as many and as many."""
+    """Return the number of ways to divide the runs into groups of these sizes."""
     counts = ((x.strata.count(name), y.strata.count(name)) for name in {*x.strata, *y.strata})
     return math.prod(math.comb(a + b, a) for a, b in counts)
 
 
 def smallest_p(x: Scores, y: Scores) -> float:
-    """The p of groups of which all runs of one are higher than all of the other.
+    """Return the p of groups of which all runs of one are higher than all of the other.
 
     Groups of equal size have two such divisions, since all runs may change sides.
     """
@@ -90,7 +90,7 @@ def runs_needed(num_pairs: int, significance: float = SIGNIFICANCE) -> int:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjust p values of several tests, so that all claims hold together (Holm 1979, Scand. J. Statistics 6, p. 67).
+    """Adjust p values of several tests so that all claims hold together (Holm 1979, Scand. J. Statistics 6, p. 67).
 
     The i-th smallest of m is multiplied by m - i, counted from 0, and none is smaller than the one before it.
     """
@@ -122,7 +122,7 @@ def _apart(both: Scores, sides: Array) -> tuple[Array, Array]:
 
 
 def _all_sides(x: Scores, y: Scores) -> Array:
-    """Every division, [k, R]: who stands on the side of x."""
+    """Return every division, [k, R]: True on the side of x."""
     both = x + y
     choices = [list(combinations(both.places(name).tolist(), x.strata.count(name))) for name in both.stratum_names]
     rows: list[Array] = []
@@ -144,7 +144,7 @@ def _drawn_sides(x: Scores, y: Scores, rng: np.random.Generator) -> Array:
 
 
 def _side_weights(both: Scores, sides: Array) -> Array:
-    """Weights [k, R] of the runs on one side: strata count the same, and so do the runs of each."""
+    """Return the weights [k, R] of the runs on one side: strata count the same, and so do the runs of each."""
     weights = np.zeros(sides.shape)
     names = both.stratum_names
     for name in names:
@@ -179,9 +179,9 @@ class Pair:
     Attributes:
         a, b: Group names, the one with the higher interquartile mean first.
         difference: Difference of their interquartile means.
-        improvement: probability that a run of a scores higher than one of b.
+        improvement: Probability that a run of a scores higher than one of b.
         test: Permutation test of the difference.
-        adjusted_p: its p for all pairs together, by Holm.
+        adjusted_p: Test's p for all pairs together, by Holm.
         shown: True if a is higher, at a significance of 5 % for all pairs together.
         smallest_p: Smallest attainable adjusted p for this number of runs.
     """
@@ -212,29 +212,29 @@ class Resampled:
         }
 
     def mean(self, name: str) -> Estimate:
-        """Mean score of a group."""
+        """Return the mean score of a group."""
         return self._estimate(name, mean_score)
 
     def interquartile_mean(self, name: str) -> Estimate:
-        """Interquartile mean of a group."""
+        """Return the interquartile mean of a group."""
         return self._estimate(name, interquartile_mean)
 
     def profile(self, name: str, thresholds: Array) -> Band:
-        """Fractions of scores of a group above thresholds [m]."""
+        """Return the fractions of scores of a group above thresholds [m]."""
         scores = self.groups[name]
         values = performance_profile(scores, thresholds)
         band = self._band(scores, values, performance_profile(scores, thresholds, self._weights[name]))
         return Band(values, np.clip(band.low, 0, 1), np.clip(band.high, 0, 1))
 
     def curve(self, name: str, values: Array) -> Band:
-        """Interquartile mean over a group's runs of values [R, m]."""
+        """Return the interquartile mean over a group's runs of values [R, m]."""
         group = self.groups[name]
         points = [Scores(tuple(column[:, None]), group.strata) for column in values.T]
         resampled = np.stack([interquartile_mean(point, self._weights[name]) for point in points], axis=1)
         return self._band(group, np.array([float(interquartile_mean(point)) for point in points]), resampled)
 
     def pairs(self) -> list[Pair]:
-        """Every two groups compared."""
+        """Compare every two groups."""
         names = sorted(self.groups, key=lambda name: (-float(interquartile_mean(self.groups[name])), name))
         chosen = [*combinations(names, 2)]
         tests: list[Permutations] = []

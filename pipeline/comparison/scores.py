@@ -44,7 +44,7 @@ class Scores:
 
     @classmethod
     def of(cls, values: Sequence[Sequence[float]] | Array, *, same_tasks: bool = False) -> "Scores":
-        """Scores [R, B] of runs in one environment; rows may differ in length."""
+        """Return the scores [R, B] of runs in one environment; rows may differ in length."""
         rows = tuple(np.asarray(row, np.float64) for row in cast(Sequence[Array], values))
         return cls(rows, ("",) * len(rows), same_tasks)
 
@@ -61,11 +61,11 @@ class Scores:
         return sorted(set(self.strata))
 
     def places(self, stratum: str) -> Array:
-        """Places of the runs of a stratum."""
+        """Return the indices of the runs of a stratum."""
         return np.flatnonzero(np.array(self.strata) == stratum)
 
     def of_stratum(self, stratum: str) -> list[Array]:
-        """Scores of the runs of a stratum."""
+        """Return the scores of the runs of a stratum."""
         return [run for run, name in zip(self.runs, self.strata, strict=True) if name == stratum]
 
     @cached_property
@@ -93,12 +93,12 @@ _NUMBERS_AT_ONCE = 2**21
 
 
 def mean_score(scores: Scores, weights: Array | None = None) -> Array:
-    """The mean over runs of their mean scores, [...]."""
+    """Return the mean over runs of their mean scores, [...]."""
     return _weights(scores, weights) @ scores.run_means
 
 
 def interquartile_mean(scores: Scores, weights: Array | None = None) -> Array:
-    """The mean of the middle half of all scores of all runs, [...] (arXiv:2108.13264, section 4.3).
+    """Return the mean of the middle half of all scores of all runs, [...] (arXiv:2108.13264, section 4.3).
 
     A score that a quartile falls into counts in part, so that no number of scores makes a jump. Where the number of
     scores is not a multiple of 4, scipy's `trim_mean`, which the paper's library uses, drops whole scores only.
@@ -118,7 +118,7 @@ def interquartile_mean(scores: Scores, weights: Array | None = None) -> Array:
 
 
 def performance_profile(scores: Scores, thresholds: Array, weights: Array | None = None) -> Array:
-    """Fraction of scores above every threshold [m], [..., m] (arXiv:2108.13264, section 4.2, run-score distribution).
+    """Return the fraction of scores above every threshold [m], [..., m] (arXiv:2108.13264, section 4.2, run-score).
 
     F(tau) is the mean over strata, runs and their tasks of 1[score > tau].
     """

@@ -16,7 +16,7 @@ _NAMED_SECTIONS = ("env", "algorithm", "baseline", "policy")
 
 
 def load_config(path: Path) -> dict[str, Any]:
-    """The settings in a YAML, JSON or TOML file, not yet validated (JSON is a subset of YAML).
+    """Return the settings in a YAML, JSON or TOML file, not yet validated (JSON is a subset of YAML).
 
     Raises:
         ConfigError: the file is missing, does not parse, or is not a mapping.
@@ -69,7 +69,7 @@ def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[st
 
 
 def explain(problem: ErrorDetails, settings: Mapping[str, Any]) -> str:
-    """A problem that pydantic found in some settings, as the user knows the field."""
+    """Return a problem that pydantic found in some settings, as the user knows the field."""
     path = ".".join(_path(problem["loc"], settings)) or "config"
     if problem["type"] == "value_error":
         return "\n".join(f"{path}: {line}" for line in str(problem.get("ctx", {})["error"]).splitlines())

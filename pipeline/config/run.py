@@ -157,7 +157,7 @@ class RunConfig(Settings):
         return self.num_tasks * self.episodes_per_task * self.max_episode_steps * rounds
 
     def digest(self) -> str:
-        """SHA-256 of the settings that decide the results of training.
+        """Return the SHA-256 of the settings that decide the results of training.
 
         `iterations` and `stop` only say where a run stops, `evaluation` what is measured on the way, `retention` what
         is kept, and `replay` how it is read.
@@ -168,7 +168,7 @@ class RunConfig(Settings):
 
 
 def build_config(settings: Mapping[str, Any]) -> RunConfig:
-    """The RunConfig that a mapping describes.
+    """Return the RunConfig that a mapping describes.
 
     Raises:
         ConfigError: with the path of every wrong field, the value found and what is allowed.
@@ -183,7 +183,7 @@ def build_config(settings: Mapping[str, Any]) -> RunConfig:
 
 
 def build_stored(settings: Mapping[str, Any]) -> RunConfig:
-    """The RunConfig of a stored run, in which what its version did not have is as it was then; see build_config."""
+    """Return the RunConfig of a stored run; fields unknown to its version keep their old meaning; see build_config."""
     section = settings.get("algorithm")
     if not isinstance(section, dict) or "name" not in section:
         raise ConfigError(f"algorithm: found {section!r}; required the settings of an algorithm with its name")

@@ -12,12 +12,12 @@ from metaloom.pipeline.schema import PluginSettings, Settings
 
 
 def plugin_sources(config: RunConfig) -> dict[str, str]:
-    """SHA-256 of the files of every plug-in of a run, as `sources_of` finds them."""
+    """Return the SHA-256 of the files of every plug-in of a run, as `sources_of` finds them."""
     return sources_of(plugin_paths(config))
 
 
 def plugin_paths(config: RunConfig) -> list[str]:
-    """module:Class of everything that a run's settings name."""
+    """Return module:Class of everything that a run's settings name."""
     metrics = (METRICS.path(name) for name in config.metrics)
     return [*acting_paths(config.env, config.policy), *metrics, *_classes(config)]
 
@@ -32,7 +32,7 @@ def changed_sources(now: Mapping[str, str], then: Mapping[str, object]) -> list[
 
 
 def _classes(settings: Settings) -> Iterator[str]:
-    """module:Class of all settings found by name, and of their learners, graphs and networks."""
+    """Yield module:Class of all settings found by name, and of their learners, graphs and networks."""
     for value in dict(settings).values():
         if isinstance(value, PluginSettings):
             yield path_of(type(value))

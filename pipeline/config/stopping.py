@@ -54,7 +54,7 @@ class StoppingConfig(Settings):
         return self
 
     def met(self, history: Sequence[Metrics]) -> bool:
-        """Tell if a run may end after the iterations that have these metrics, in order."""
+        """Return True if a run may end after the iterations with these metrics, in order."""
         return bool(self.reasons(history))
 
     def reasons(self, history: Sequence[Metrics]) -> Sequence[str]:
@@ -66,7 +66,7 @@ class StoppingConfig(Settings):
         return told if self.combine == "any" or len(told) == len(found) else ()
 
     def _criteria(self, history: Sequence[Metrics]) -> Iterator[tuple[bool, str]]:
-        """Each criterion: whether it is met, and what was found."""
+        """Yield for each criterion whether it is met, and the value found."""
         last = history[-1]
         if self.samples is not None:
             made = last["env_steps"]

@@ -14,7 +14,7 @@ from pydantic import JsonValue
 
 
 def parse(text: str) -> JsonValue:
-    """The value that a JSON or YAML text describes.
+    """Return the value that a JSON or YAML text describes.
 
     Raises:
         ValueError: it is neither, or holds a tag, a date, a key twice, or itself, or aliases multiply it beyond all
@@ -32,7 +32,7 @@ def parse(text: str) -> JsonValue:
 
 
 def dump(value: object) -> str:
-    """YAML from which `parse`, and other readers of YAML, make the same value."""
+    """Return YAML from which `parse`, and other readers of YAML, make the same value."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 

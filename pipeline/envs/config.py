@@ -135,7 +135,7 @@ class EnvConfig(Settings):
 
 
 def is_gymnasium_id(name: str) -> bool:
-    """Tell an id of gymnasium's, [module:][namespace/]Name-v0, from other names, without importing gymnasium."""
+    """Return True for an id of gymnasium, [module:][namespace/]Name-v0, without importing gymnasium."""
     return re.fullmatch(r"(?:[\w.]+:)?(?:(?:[\w.-]+/)?[\w.-]+-v\d+|[\w.-]+/[\w.-]+)", name) is not None
 
 

@@ -18,7 +18,7 @@ class EnvError(ValueError):
 
 
 def require_count(env: gymnasium.Env[Any, Any], option: str, value: object, *, least: int) -> None:
-    """Refuse an option that is no whole number, or too small a one.
+    """Reject an option that is not an integer, or too small.
 
     Raises:
         EnvError: saying which.
@@ -32,7 +32,7 @@ class TaskField:
     """One parameter of a task description.
 
     Attributes:
-        name: column name, snake_case.
+        name: Column name, snake_case.
         unit: "m", "m/s", "rad"; "1" for a dimensionless value.
         description: Meaning of the value.
     """
@@ -46,7 +46,7 @@ class Component(NamedTuple):
     """One number of an observation or action.
 
     Attributes:
-        name: short, unique in its vector; a column of tables.
+        name: Short, unique in its vector; a column of tables.
         unit: "m", "rad/s"; "1" for a number without a unit.
     """
 
@@ -58,7 +58,7 @@ class Fact(NamedTuple):
     """Additional quantity that an environment reports besides observation and reward, such as success.
 
     Attributes:
-        name: short, unique in the environment; the column of tables is `fact_NAME`.
+        name: Short, unique in the environment; the column of tables is `fact_NAME`.
         kind: "flag", true or false; "number".
         per: "step": kept of every step; "episode": kept of the episode's last step alone.
         unit: "m", "N"; "1" for a number without a unit.
@@ -123,7 +123,7 @@ class BatchEnv(Protocol):
         ...
 
     def close(self) -> None:
-        """Free the simulators, if there are any."""
+        """Close the simulators, if there are any."""
 
 
 class MetaEnv(gymnasium.Env[Array, Array]):
@@ -167,7 +167,7 @@ class MetaEnv(gymnasium.Env[Array, Array]):
         """Return B independent draws from the task distribution, [B, P] float64."""
 
     def set_task(self, task: Array) -> None:
-        """Switch to a task [P]; the next `step` is already rewarded by it."""
+        """Set the task [P]; the next `step` already uses its reward."""
         self._task = check_task(self, task)
 
     @property
@@ -205,7 +205,7 @@ class MetaEnv(gymnasium.Env[Array, Array]):
         return type(self).diagnostics is not MetaEnv.diagnostics
 
     def batch(self, num_rows: int, num_threads: int) -> BatchEnv | None:
-        """A BatchEnv that equals this env bit for bit, or None if a loop over copies is all there is."""
+        """Return a BatchEnv that equals this env bit for bit, or None if a loop over copies is all there is."""
         return None
 
 
@@ -215,7 +215,7 @@ def keeps_rules(env: MetaEnv, base: type[MetaEnv]) -> bool:
 
 
 def check_task(env: MetaEnv, task: Array) -> Array:
-    """The task as [P] float64.
+    """Return the task as [P] float64.
 
     Raises:
         EnvError: it has another shape, or an entry that is not finite.

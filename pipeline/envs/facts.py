@@ -24,8 +24,8 @@ def env_facts(config: EnvConfig, env: MetaEnv) -> dict[str, Any]:
     """Return the facts that distinguish environments once defaults have changed, as plain JSON data.
 
     Args:
-        config: names it.
-        env: it, as `make_env` gives it.
+        config: Configuration of the environment.
+        env: Environment, as `make_env` returns it.
 
     Returns:
         `class` as module:Class, `options` of its constructor including the defaults, `observation_size`,
@@ -143,12 +143,12 @@ def component_facts(env: MetaEnv) -> dict[str, Any]:
 
 
 def class_path(config: EnvConfig) -> str:
-    """module:Class of an environment; only a name where gymnasium was given an object."""
+    """Return module:Class of an environment; only a name where gymnasium was given an object."""
     return _factory(config)[0]
 
 
 def _factory(config: EnvConfig) -> tuple[str, Any, Mapping[str, Any]]:
-    """Path of an environment's class or function, the thing itself, and the options it is called with."""
+    """Return the path of an environment's class or function, the thing itself, and the options it is called with."""
     path = require_env(config.name)
     if path not in gymnasium.registry:
         return path, find_env(config.name), config.options

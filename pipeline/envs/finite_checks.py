@@ -22,7 +22,7 @@ class RowFault(EnvError):
     A custom `BatchEnv` may raise it to name the row at fault.
 
     Attributes:
-        row: the row.
+        row: The row.
         call: Call that failed: "make", "set_task", "reset", "step" or "act" (no finite action to step with).
     """
 
@@ -36,7 +36,7 @@ class RowFault(EnvError):
 
 
 def observation_of(answer: Any, shape: tuple[int, ...]) -> Array:
-    """An observation as an array [O], which may be the environment's own.
+    """Return an observation as an array [O], which may be the environment's own.
 
     Raises:
         EnvError: not numeric, or of another shape.
@@ -84,7 +84,7 @@ def wrong_number(observations: Array) -> tuple[int, str] | None:
 
 
 def number_of(answer: Any, name: str) -> float:
-    """A number as a float.
+    """Return a number as a float.
 
     Raises:
         EnvError: not one number, or too large for the float32 in which it is kept.
@@ -102,7 +102,7 @@ def number_of(answer: Any, name: str) -> float:
 
 
 def flag_of(answer: Any, name: str) -> bool:
-    """A truth value, which must be one: text such as "False" would count as true.
+    """Return a truth value, which must be one: text such as "False" would count as true.
 
     Raises:
         EnvError: it is something else.
@@ -116,7 +116,7 @@ def flag_of(answer: Any, name: str) -> bool:
 
 
 def reward_terms_of(reward: float, info: Any) -> dict[str, float]:
-    """The terms that `info` names, or the reward as the only one. Of what else it holds only facts are looked at.
+    """Return the terms that `info` names, or the reward as the only one. Nothing else in `info` but facts is read.
 
     Raises:
         EnvError: they are not numeric, or do not sum to the reward.
@@ -142,14 +142,14 @@ def is_ctrl_c(error: BaseException) -> bool:
 
 
 def last_line(error: BaseException) -> str:
-    """The kind of an error and its message, on a line or a few."""
+    """Return the kind of an error and its message, on a line or a few."""
     # str(error) is the environment's own code too, and may fail.
     text = traceback.format_exception_only(error)[-1].strip()
     return text if len(text) <= 500 else f"{text[:497]}..."
 
 
 def own_traceback(error: BaseException | None) -> str:
-    """The traceback of what an environment raised; empty when it answered and only the answer was refused."""
+    """Return the traceback of what an environment raised; empty when it answered and only the answer was refused."""
     if error is None or isinstance(error, EnvError):
         return ""
     text = "".join(traceback.format_exception(error))
@@ -161,7 +161,7 @@ _FINITE = "a finite number within float32"
 
 
 def shown(value: Any) -> str:
-    """A value of a user's code, with its type, in at most 80 characters."""
+    """Return a value of a user's code, with its type, in at most 80 characters."""
     text = f"{type(value).__name__} {value!r}"
     return text if len(text) <= 80 else f"{text[:77]}..."
 

@@ -24,9 +24,9 @@ class GridTrials:
     """Trials on a grid.
 
     Attributes:
-        size: cells along a side.
+        size: Cells along a side.
         excluded: Cells that cannot be the goal.
-        horizon: steps of an episode.
+        horizon: Steps of an episode.
         episodes: Episodes of a trial.
     """
 
@@ -46,7 +46,7 @@ class GridTrials:
         return self.horizon * self.episodes
 
     def return_of(self, steps_off_goals: int) -> float:
-        """Mean return of a trial, from the steps off the goal, summed over all goals."""
+        """Return the mean return of a trial, from the steps off the goal, summed over all goals."""
         return self.num_steps * GOAL_REWARD - (GOAL_REWARD - STEP_REWARD) * steps_off_goals / len(self.goals)
 
     def later_steps(self, goal: Cell, episode: int) -> int:
@@ -55,24 +55,24 @@ class GridTrials:
 
 
 def distance(a: Cell, b: Cell) -> int:
-    """Moves between two cells."""
+    """Return the number of moves between two cells."""
     return abs(a[0] - b[0]) + abs(a[1] - b[1])
 
 
 def nearest_unvisited(trials: GridTrials, cell: Cell, visited: frozenset[Cell]) -> Cell:
-    """The nearest cell that may be the goal; of several, the one of the lowest column, then row."""
+    """Return the nearest cell that may be the goal; of several, the one of the lowest column, then row."""
     return min((g for g in trials.goals if g not in visited), key=lambda goal: (distance(goal, cell), goal))
 
 
 def sweep(trials: GridTrials, cell: Cell, visited: frozenset[Cell]) -> Cell:
-    """Column by column, up one and down the next, past cells that cannot be the goal as well."""
+    """Sweep column by column, up one and down the next, also over cells that cannot be the goal."""
     n = trials.size
     way = [(x, y if x % 2 == 0 else n - 1 - y) for x in range(n) for y in range(n)]
     return next(place for place in way if place not in visited)
 
 
 def strategy_return(trials: GridTrials, target: Target) -> float:
-    """Mean return of a trial of a strategy that goes to one target after the other, columns first."""
+    """Return the mean return of a trial of a strategy that goes to one target after the other, columns first."""
     visited, off, missing, cell = {(0, 0)}, 0, set(trials.goals), (0, 0)
     for t in range(trials.num_steps):
         episode, within = divmod(t, trials.horizon)
@@ -132,7 +132,7 @@ class _Search:
         return found
 
     def bound(self, t: int, cell: Cell, left: int) -> int:
-        """No way on is shorter than this."""
+        """Return a lower bound of the remaining steps."""
         episode, within = divmod(t, self._trials.horizon)
         if episode == self._trials.episodes:
             return 0

@@ -77,7 +77,7 @@ class HalfCheetah(MujocoRobot):
         return {"run": self.run_reward(velocity, tasks), "control": -self.control_cost * squared_norm(motion.actions)}
 
     def diagnostics(self, episodes: EpisodeBatch) -> Mapping[str, float]:
-        """`forward_velocity`: mean over all steps, in m/s, of observation 8 at their ends."""
+        """Return `forward_velocity`: mean over all steps, in m/s, of observation 8 at their ends."""
         velocity = episodes.observations[:, :, 1:, 8].astype(np.float64)
         return {"forward_velocity": float(velocity[episodes.mask == 1].mean())}
 

@@ -43,7 +43,7 @@ class Motion:
         qpos: [n, nq] after it.
         qvel: [n, nv] joint velocities after it.
         actions: [n, A] controls that were applied.
-        dt: seconds from one to the other.
+        dt: Seconds from one to the other.
         derived_before: name -> [n, ...], the robot's `derived_before` fields before the step.
         derived: name -> [n, ...], its `derived` fields after it.
     """
@@ -101,7 +101,7 @@ class MujocoRobot(MetaEnv):
         return found if found is not None and self.observation_space.shape == (len(found),) else None
 
     def start(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        """The first joint positions [nq] and velocities [nv] of an episode: uniform around rest unless said."""
+        """Return the first joint positions [nq] and velocities [nv] of an episode, by default uniform around rest."""
         noise = self.reset_noise
         qpos = self.model.qpos0 + rng.uniform(-noise, noise, self.model.nq)
         return qpos, rng.uniform(-noise, noise, self.model.nv)
@@ -111,12 +111,12 @@ class MujocoRobot(MetaEnv):
         """Return observations [n, O] from [n, nq] and [n, nv]: the whole observation, or the part before `sense`."""
 
     def sense(self, derived: Mapping[str, Array]) -> Sequence[Array]:
-        """The observation's further columns, [n, ...] each, from the `derived` fields; the default is none."""
+        """Return the observation's further columns, [n, ...] each, from the `derived` fields; the default is none."""
         return ()
 
     @abstractmethod
     def reward_terms(self, motion: Motion, tasks: Array) -> dict[str, Array]:
-        """Name -> [n], the terms of the reward for a step."""
+        """Return the terms of the reward for a step by name, [n] each."""
 
     def terminal(self, motion: Motion, tasks: Array) -> Array:
         """Return True where a step ended the episode, [n]; the default is never."""
@@ -158,7 +158,7 @@ class MujocoRobot(MetaEnv):
         return self.observations(self.data.qpos[None], self.data.qvel[None], self._read(self.derived))[0]
 
     def _read(self, names: tuple[str, ...], copy: bool = False) -> dict[str, Array]:
-        """Name -> [1, ...], fields of this robot's MjData."""
+        """Return fields of this robot's MjData by name, [1, ...] each."""
         return {name: np.array(getattr(self.data, name), copy=copy or None)[None] for name in names}
 
     def batch(self, num_rows: int, num_threads: int) -> "MujocoBatch | None":
@@ -234,7 +234,7 @@ class MujocoBatch:
 def physics_batch(
     model: mujoco.MjModel, num_rows: int, num_threads: int, *, contact_forces: bool = False
 ) -> mujoco_batch.Batch | ContactBatch | ContactLoop:
-    """MuJoCo's own batch of a robot that stands alone in its scene, without what such a robot pays for in vain."""
+    """Make MuJoCo's own batch of a robot that stands alone in its scene, without computations it does not need."""
     model = copy.copy(model)
     # Solving contacts island by island gives the same bits, and costs time where there is but one island.
     model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_ISLAND
@@ -250,7 +250,7 @@ def squared_norm(vectors: Array) -> Array:
 
 
 def check_obs_style(robot: MujocoRobot, obs_style: ObsStyle, allowed: tuple[ObsStyle, ...]) -> ObsStyle:
-    """The style.
+    """Return the observation style.
 
     Raises:
         EnvError: the robot does not offer it.

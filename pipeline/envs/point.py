@@ -23,7 +23,7 @@ class PointPicture:
     """A square of the plane around the origin, onto which discs are drawn.
 
     Args:
-        reach: half of the square's side, in m.
+        reach: Half of the square's side, in m.
     """
 
     def __init__(self, reach: float) -> None:
@@ -60,7 +60,7 @@ class PointPicture:
         self._disc(places[-1], 5, _POINT)
 
     def pixels(self) -> Array:
-        """Image [SIDE, SIDE, 3] uint8."""
+        """Return the image [SIDE, SIDE, 3] uint8."""
         return self._canvas.round().astype(np.uint8)
 
     def _pixel(self, place: Array) -> Array:
@@ -119,14 +119,14 @@ class PointRobot(MetaEnv):
 
     @abstractmethod
     def reward_terms(self, states: Array, next_states: Array, tasks: Array) -> dict[str, Array]:
-        """Name -> [n], the terms of the reward for moving from `states` to `next_states`."""
+        """Return the terms of the reward for moving from `states` to `next_states` by name, [n] each."""
 
     def terminal(self, states: Array, tasks: Array) -> Array:
         """Return True where an episode ends in a state, [n]; the default is never."""
         return np.zeros(len(states), np.bool_)
 
     def facts_of(self, states: Array, tasks: Array) -> dict[str, Array]:
-        """Name -> [n], the declared facts of states that were just reached; the default is none."""
+        """Return the declared facts of the states just reached by name, [n] each; the default is none."""
         return {}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:

@@ -82,7 +82,7 @@ class PointCorner(PointRobot):
         return {"success": distance <= self.success_radius, "goal_distance": distance}
 
     def sparse_terms(self, states: Array, next_states: Array, tasks: Array, distance: Array) -> dict[str, Array]:
-        """The reward term of the sparse variant; `distance` [n] is the one after the step."""
+        """Return the reward term of the sparse variant; `distance` [n] is the one after the step."""
         progress = norm(states - tasks) - distance
         outside = np.abs(next_states).sum(axis=1) >= self.sparse_radius
         nearest = (next_states * tasks >= 0).all(axis=1)

@@ -19,8 +19,8 @@ class ModelArray:
     """An array of the model that a task multiplies.
 
     Attributes:
-        name: its name in MjModel.
-        base: multipliers are base^U(-3, 3).
+        name: Name in MjModel.
+        base: Multipliers are base^U(-3, 3).
         quantity: Name of the quantity in a task field.
         owner: Kind of object that a row belongs to.
         parts: Names of the entries of a row; a single unnamed one for a scalar.
@@ -60,7 +60,7 @@ class RandomDynamics(MujocoRobot):
     """
 
     def vary_model(self) -> None:
-        """Name the task fields after the model and take a first task."""
+        """Set the task fields from the model, and a first task."""
         fields: list[TaskField] = []
         varied: list[_Varied] = []
         for array in ARRAYS:
@@ -115,7 +115,7 @@ def _write(models: Array, varied: _Varied, tasks: Array) -> None:
 
 
 def _names(model: mujoco.MjModel, array: ModelArray) -> list[str]:
-    """A field name for every number of the array, in its order."""
+    """Return a field name for every entry of the array, in its order."""
     if array.owner == "joint":
         owners = [model.joint(joint).name for joint in model.dof_jntid]
     else:

@@ -17,7 +17,7 @@ from metaloom.pipeline.schema import ConfigError, suggestion
 
 
 def make_env(config: EnvConfig) -> MetaEnv:
-    """One environment that takes a policy's actions.
+    """Make one environment that takes a policy's actions.
 
     Raises:
         EnvError: the name, an option or the action space cannot be used; the message says what can.
@@ -49,7 +49,7 @@ def make_env(config: EnvConfig) -> MetaEnv:
 def make_batch_env(
     config: EnvConfig, num_rows: int, num_threads: int = 1, watch_row: Callable[[int], None] | None = None
 ) -> BatchEnv:
-    """N environments that take a policy's actions, stepped together, on as many threads if they can use them.
+    """Make N environments that take a policy's actions, stepped together, on several threads if they can use them.
 
     `watch_row` receives each row before its environment is called, where a loop calls one after the other.
 
@@ -77,7 +77,7 @@ def with_all_options(config: EnvConfig) -> EnvConfig:
 
 
 def require_env(name: str) -> str:
-    """Refuse the name of an environment that there is not, before anything is imported for a run.
+    """Reject the name of an environment that does not exist, before anything is imported for a run.
 
     Returns:
         module:Class, or the id under which gymnasium knows it, whose module has been imported.
@@ -99,7 +99,7 @@ def require_env(name: str) -> str:
 
 
 def find_env(name: str) -> type[gymnasium.Env[Any, Any]]:
-    """The class of an environment that is not gymnasium's.
+    """Return the class of an environment that is not gymnasium's.
 
     Raises:
         EnvError: there is none, or it is the class of something else.

@@ -37,7 +37,7 @@ class ActionMap:
             )
 
     def __call__(self, actions: Array) -> Array:
-        """Float64, of the shape of `actions`."""
+        """Return float64 actions, of the shape of `actions`."""
         if self.scale is None:
             return np.clip(actions, self.low, self.high, dtype=np.float64)
         mapped = actions.astype(np.float64)
@@ -55,7 +55,7 @@ class DiscreteActionMap:
         self._start = np.int64(space.start)
 
     def __call__(self, actions: Array) -> Array:
-        """Int64, of the shape of `actions`."""
+        """Return int64 actions, of the shape of `actions`."""
         return actions + self._start
 
 
@@ -106,7 +106,7 @@ def _require_no_scale(space: gymnasium.Space[Any], scale: float | None) -> None:
 
 
 def is_bounded(box: Box) -> bool:
-    """Tell if a box has bounds; a number near the largest that there is stands for none."""
+    """Return True if a box has bounds; a value near the largest float stands for none."""
     return bool(np.all(np.abs(box.low) < _NO_BOUND) and np.all(np.abs(box.high) < _NO_BOUND))
 
 
@@ -146,8 +146,8 @@ class WithTasks(Wrapped):
     """An environment with the tasks of a MetaEnv.
 
     Args:
-        env: the environment.
-        tasks: the MetaEnv; the environment itself, or what its wrappers are around.
+        env: The environment.
+        tasks: The MetaEnv; the environment itself, or what its wrappers are around.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], tasks: MetaEnv) -> None:
@@ -250,7 +250,7 @@ class SingleTask(Wrapped):
     """Any gymnasium env as a MetaEnv with one task, which has no parameters.
 
     Args:
-        env: the environment.
+        env: The environment.
         facts: name -> location of the fact in `info`; without them, the environment's own declaration counts.
     """
 
@@ -288,7 +288,7 @@ class SingleTask(Wrapped):
         return observation, reward, terminated, truncated, info
 
     def _has_terms(self, reward: Any, info: Mapping[str, Any]) -> bool:
-        """Tell if `info["reward_terms"]` are terms of the reward, and not something else of this name."""
+        """Return True if `info["reward_terms"]` holds terms of the reward, and not something else of this name."""
         try:
             reward_terms_of(number_of(reward, "reward"), info)
         except EnvError as problem:

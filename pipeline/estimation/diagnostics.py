@@ -14,7 +14,7 @@ from metaloom.pipeline.types import Array, EpisodeBatch, Metrics, Samples, Step
 
 
 def fact_means(facts: Mapping[str, Array]) -> Metrics:
-    """Means over episodes of facts of whole episodes, name -> [...] bool or float32.
+    """Return the means over episodes of facts of whole episodes, name -> [...] bool or float32.
 
     A flag gives `NAME_rate`, the share of episodes; a number gives `average_NAME`, without NaN values, and NaN if all
     are. So `success_rate` is the share of episodes with success in any step.
@@ -27,7 +27,7 @@ def fact_means(facts: Mapping[str, Array]) -> Metrics:
 
 
 def fact_metric(name: str, values: Array) -> str:
-    """The name of the mean of a fact."""
+    """Return the name of the mean of a fact."""
     return f"{name}_rate" if values.dtype == np.bool_ else f"average_{name}"
 
 

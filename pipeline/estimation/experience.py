@@ -33,7 +33,7 @@ class Rows:
     targets: Array
 
     def __getitem__(self, which: Array | slice) -> Rows:
-        """Some of the rows, or all in another order."""
+        """Return some of the rows, or all in another order."""
         return Rows(*(getattr(self, name)[which] for name in self.__dataclass_fields__))
 
     def __len__(self) -> int:
@@ -84,7 +84,7 @@ class Experience:
         }
 
     def rows(self, values: Array) -> Array:
-        """The real entries [N] of [b, E, T], in float32."""
+        """Return the real entries [N] of [b, E, T], in float32."""
         return values[self.mask].astype(np.float32)
 
     def estimate(
@@ -94,7 +94,7 @@ class Experience:
         gae_lambda: float,
         target: Literal["td_lambda", "empirical"],
     ) -> CriticEstimate:
-        """Values, advantages and targets by a critic, [n, O] -> [n]."""
+        """Return the values, advantages and targets by a critic, [n, O] -> [n]."""
         values, next_values, rewards = np.zeros(self.mask.shape), np.zeros(self.mask.shape), self._rewards * self.mask
         values[self.mask] = critic(self.observations)
         next_values[..., :-1] = values[..., 1:]

@@ -48,7 +48,7 @@ class Measures:
         return cls(of_episodes, {name: function for name, (of, function) in found.items() if of is Step})
 
     def of_round(self, rounds: Sequence[EpisodeBatch], k: int) -> Metrics:
-        """Metrics of the episodes collected after k adaptations; of several batches the mean over their episodes.
+        """Return metrics of the episodes collected after k adaptations; of several batches the mean over episodes.
 
         Raises:
             ConfigError: a function does not return values by name.
@@ -64,7 +64,7 @@ class Measures:
         return metrics
 
     def of_step(self, step: Step) -> Metrics:
-        """Metrics of an inner step."""
+        """Return the metrics of an inner step."""
         metrics = self.of_round([step.episodes], step.k)
         for source, function in self.of_steps.items():
             metrics |= {f"step_{step.k}.{name}": value for name, value in _checked(source, function(step)).items()}
@@ -89,7 +89,7 @@ def with_own(metrics: Metrics, own: Metrics) -> Metrics:
 
 
 def _find(name: str) -> tuple[type, Callable[[Any], Numbers]]:
-    """A function by name, and what it is of."""
+    """Return a function by name, and the kind of its argument."""
     try:
         function = load(METRICS.path(name))
         if not inspect.isfunction(function):

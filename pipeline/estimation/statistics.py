@@ -26,7 +26,7 @@ class Interval(NamedTuple):
 
 
 def interquartile_mean(values: Array) -> Array:
-    """The mean of the middle half of the values, along the last axis.
+    """Return the mean of the middle half of the values, along the last axis.
 
     Agarwal et al. 2021, arXiv:2108.13264. Where a quartile falls into a value, that value counts in part, so that no
     number of values makes a jump; of one or two values it is the mean.
@@ -39,14 +39,14 @@ def interquartile_mean(values: Array) -> Array:
 
 
 def mean(values: Array) -> Array:
-    """The mean along the last axis."""
+    """Return the mean along the last axis."""
     return values.mean(axis=-1)
 
 
 def bootstrap(
     returns: Array, statistic: Statistic, rng: np.random.Generator, *, resamples: int = RESAMPLES
 ) -> Interval:
-    """A statistic of the tasks' mean returns, with its percentile bootstrap interval.
+    """Return a statistic of the tasks' mean returns, with its percentile bootstrap interval.
 
     What is resampled is what was drawn: the tasks, and for each of them its episodes. A single episode says nothing
     about how others would differ from it: the ends are NaN.
@@ -55,7 +55,7 @@ def bootstrap(
         returns: [B, M], of M episodes of each of B tasks.
         statistic: Statistic of the tasks' means.
         rng: Generator of the resamples.
-        resamples: how many.
+        resamples: Number of resamples.
     """
     B, M = returns.shape
     estimate = float(statistic(returns.mean(axis=1)))
@@ -107,7 +107,7 @@ class ClassReturns:
 
 
 def class_returns(task_returns: Array, classes: Array, names: Sequence[str]) -> ClassReturns:
-    """Returns by class.
+    """Return mean returns by class.
 
     Args:
         task_returns: [B] mean return of every task.
@@ -136,7 +136,7 @@ UNTIL_SUCCESS = "steps_until_success"
 
 
 def first_to_finish(lengths: Array, success: Array) -> float:
-    """The share of successes among the COUNTED_EPISODES episodes of a class that are over first.
+    """Return the share of successes among the COUNTED_EPISODES episodes of a class that are over first.
 
     `metaworld.evaluation.evaluation` (version 3.1.1) runs a few environments of a class side by side, resets each
     when its episode is over, lets success end an episode, and stops when three episodes of the class are over. An

@@ -28,7 +28,7 @@ class Trials:
     """
 
     def __init__(self, episodes: EpisodeBatch, episodes_per_trial: int, num_actions: int) -> None:
-        """`num_actions` is 0 where actions are continuous."""
+        """Arrange episodes as trials; `num_actions` is 0 where actions are continuous."""
         self._shape, self._n = episodes.rewards.shape, episodes_per_trial
         mask = self._joined(episodes.mask != 0)
         self._order: Array | None = None
@@ -70,7 +70,7 @@ class Trials:
         return sum(value.nbytes for value in values if isinstance(value, np.ndarray))
 
     def along(self, values: Array) -> Array:
-        """Bring [B, E, T, ...] into the order of the trials, [N, L, ...]; what is on padding stays there."""
+        """Arrange [B, E, T, ...] in the order of the trials, [N, L, ...]; values on padding are kept."""
         joined = self._joined(values)
         if self._order is None:
             return joined
@@ -78,7 +78,7 @@ class Trials:
         return np.take_along_axis(joined, order, axis=1)
 
     def by_episode(self, values: Array) -> Array:
-        """Bring [N, L] back to [B, E, T], zero on padding."""
+        """Arrange [N, L] as [B, E, T], zero on padding."""
         (B, E, T), n = self._shape, self._n
         joined = np.zeros((len(values), n * T), values.dtype)
         num_trials, length = self.mask.shape

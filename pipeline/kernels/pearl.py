@@ -105,7 +105,7 @@ class PEARLKernel(GradientSteps[Noise]):
 
 
 def infer(settings: PEARL, encoder: Params, context: Transitions) -> PosteriorArrays:
-    """The posterior of every task given its context [B, C], [B, Z], from an encoder's parameters."""
+    """Return the posterior of every task given its context [B, C], [B, Z], from an encoder's parameters."""
     network = FlatNetwork(in_layer_order(encoder), layers_of(encoder), "relu", fold_bias=True)
     posterior_of = inference(settings.use_information_bottleneck)
     posteriors: list[PosteriorArrays] = []
@@ -117,7 +117,7 @@ def infer(settings: PEARL, encoder: Params, context: Transitions) -> PosteriorAr
 
 
 def layers_of(params: Mapping[str, Array]) -> list[str]:
-    """Names of the layers of a multilayer perceptron with these parameters."""
+    """Return the names of the layers of a multilayer perceptron with these parameters."""
     return layer_names(len(params) // 2 - 1)
 
 

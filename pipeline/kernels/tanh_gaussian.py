@@ -49,7 +49,7 @@ class TanhGaussianActions:
         self.log_prob = terms.sum(axis=1) - outputs.dtype.type(A * _HALF_LOG_2PI)
 
     def backward(self, action_gradient: Array, log_prob_gradient: Array | float) -> Array:
-        """The gradient of a loss with respect to the outputs, [n, 2A], with the noise held fixed.
+        """Return the gradient of a loss with respect to the outputs, [n, 2A], with the noise held fixed.
 
         Args:
             action_gradient: [n, A], of the loss with respect to the actions.

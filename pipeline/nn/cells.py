@@ -24,9 +24,9 @@ class CellSpec:
     """A network with a memory: one input and a state give features and the next state.
 
     Attributes:
-        name: gru, lstm, linear-attention, another registered name, or module:Class of a torch.nn.Module.
+        name: Name: gru, lstm, linear-attention, another registered one, or module:Class of a torch.nn.Module.
         input_size: Size of one input.
-        hidden_size: features of a built-in one, and units of its layers.
+        hidden_size: Features of a built-in one, and units of its layers.
         options: Options of linear-attention, or keyword arguments of a module's class.
     """
 

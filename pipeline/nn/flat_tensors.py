@@ -67,7 +67,7 @@ class Descent:
     """An optimizer of one vector of parameters, resumed from a state.
 
     Attributes:
-        flat: the parameters.
+        flat: The parameters.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ class LinearizedMLP:
         kernels: Kernels of every layer, [b, in, out].
         slopes: Activation slopes before every layer but the first: 1 - input² of tanh; 0 or 1 of relu.
         names: Layer names.
-        activation: tanh or relu.
+        activation: Tanh or relu.
     """
 
     def __init__(self, prefix: str, num_hidden: int, params: Tangents, inputs: Array, activation: str = "tanh") -> None:
@@ -45,7 +45,7 @@ class LinearizedMLP:
         self.slopes = [1 - np.square(x) if activation == "tanh" else (x > 0).astype(x.dtype) for x in self.inputs[1:]]
 
     def push(self, tangents: Tangents) -> list[Array]:
-        """R{output} of every layer, after its activation; the last is R{outputs}."""
+        """Return R{output} of every layer, after its activation; the last is R{outputs}."""
         pushed: list[Array] = []
         for layer, (name, x) in enumerate(zip(self.names, self.inputs, strict=True)):
             change = x @ tangents[f"{name}.kernel"]
@@ -58,7 +58,7 @@ class LinearizedMLP:
         return pushed
 
     def pull(self, cotangent: Array) -> Params:
-        """Gradient of Σ outputs ⊙ cotangent, [b, ...] by parameter name."""
+        """Return the gradient of Σ outputs ⊙ cotangent, [b, ...] by parameter name."""
         gradients: Params = {}
         for layer in reversed(range(len(self.names))):
             gradients |= self.layer_gradient(layer, _transposed(self.inputs[layer]) @ cotangent, cotangent)
@@ -80,7 +80,7 @@ class PulledBack:
     """The pull of a cotangent, to be differentiated in many directions.
 
     Attributes:
-        gradients: the pull itself.
+        gradients: The pull itself.
     """
 
     def __init__(self, network: LinearizedMLP, cotangent: Array) -> None:
@@ -100,10 +100,10 @@ class PulledBack:
         del self._cotangents[0]
 
     def differentiate(self, tangents: Tangents, pushed: Sequence[Array], cotangent: Array) -> Params:
-        """R{pull}: the derivative of the pull in the direction of the tangents.
+        """Return R{pull}, the derivative of the pull in the direction of the tangents.
 
         Args:
-            tangents: the direction.
+            tangents: The direction.
             pushed: push(tangents).
             cotangent: R{cotangent of the outputs}, [b, N, out].
         """

@@ -41,7 +41,7 @@ def require_function(
         module: Module to call.
         name: Name for messages.
         inputs: Inputs of four rows each.
-        check: refuses outputs of other shapes.
+        check: Refuses outputs of other shapes.
 
     Raises:
         ConfigError: states what the module does instead.
@@ -62,7 +62,7 @@ def require_function(
 
 
 def require_learnable(module: nn.Module, name: str) -> None:
-    """Refuse a module without parameters to learn, or with any that are not float32.
+    """Reject a module without parameters to learn, or with any that are not float32.
 
     Raises:
         ConfigError: naming the parameter.
@@ -77,7 +77,7 @@ def require_learnable(module: nn.Module, name: str) -> None:
 
 
 def require_room_for(construct: Callable[[], nn.Module]) -> None:
-    """Refuse a module that is too large, by what it would be: made on torch's meta device, it takes no memory."""
+    """Reject a module that is too large, by what it would be: made on torch's meta device, it takes no memory."""
     try:
         with torch.device("meta"):
             module = construct()
@@ -88,7 +88,7 @@ def require_room_for(construct: Callable[[], nn.Module]) -> None:
 
 
 def _repeated(module: nn.Module, name: str, inputs: Sequence[Tensor], check: Callable[[Any], None]) -> Any:
-    """Outputs of a module that has to give the same bits again, and change nothing.
+    """Return a module's outputs, which must have the same bits again, and check that it changes nothing.
 
     Raises:
         ConfigError: it does not, or cannot be called.
@@ -133,7 +133,7 @@ class ModuleCopies(threading.local):
         self._copies: dict[tuple[str, str], tuple[nn.Module, dict[str, nn.Parameter]]] = {}
 
     def like(self, inputs: Tensor) -> tuple[nn.Module, dict[str, nn.Parameter]]:
-        """The module of this thread, with its buffers where the inputs are and of their dtype; and its parameters."""
+        """Return this thread's module, its buffers on the inputs' device and in their dtype; and its parameters."""
         key = str(inputs.device), str(inputs.dtype)
         if key not in self._copies:
             module = copy.deepcopy(self._module).to(device=inputs.device, dtype=inputs.dtype)
@@ -169,7 +169,7 @@ class ModuleNetwork:
         return {f"{self.prefix}.{name}": tuple(value.shape) for name, value in learned_parameters(self._module).items()}
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Parameters as the module's own constructor draws them, from a seed that the generator gives; see Network."""
+        """Return the parameters that the module's own constructor draws, seeded by the generator; see Network."""
         seed = int(rng.integers(2**63))
         module = _construct(self._class, self._shape, self.spec.output_size, dict(self.spec.options), seed)
         return {
@@ -177,7 +177,7 @@ class ModuleNetwork:
         }
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Outputs; see Network."""
+        """Return the outputs; see Network."""
         x = scaled(self.spec, inputs).reshape(*inputs.shape[:-1], *self._shape)
         module, parameters = self._copies.like(x)
         own = {name: params[f"{self.prefix}.{name}"] for name in parameters}

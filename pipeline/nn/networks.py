@@ -49,8 +49,8 @@ def mlp(
 
     Args:
         prefix: Prefix of the names in `params`.
-        num_hidden: hidden layers.
-        params: kernels (in, out) and biases (out), or [B, in, out] and [B, out].
+        num_hidden: Hidden layers.
+        params: Kernels (in, out) and biases (out), or [B, in, out] and [B, out].
         inputs: [N, in], or [B, N, in] when the parameters have a task axis.
         activate: Activation after each hidden layer; tanh by default.
     """
@@ -61,7 +61,7 @@ def mlp(
 
 
 def affine(name: str, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-    """x·K + b of one layer; see `mlp`."""
+    """Return x·K + b of one layer; see `mlp`."""
     kernel, bias = params[f"{name}.kernel"], params[f"{name}.bias"]
     if kernel.dim() == 2:
         return torch.addmm(bias, inputs, kernel)
@@ -70,7 +70,7 @@ def affine(name: str, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
 
 @cache
 def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """Look up an activation by one of the names in ACTIVATIONS; it may change its argument."""
+    """Return an activation by one of the names in ACTIVATIONS; it may change its argument."""
     known: dict[str, Callable[[Tensor], Tensor]] = {"identity": lambda x: x, "tanh": _tanh, "relu": torch.relu}
     return known[name] if name in known else getattr(torch.nn, name)()
 
@@ -141,11 +141,11 @@ class MLP:
         return parameter_shapes(self.prefix, self.spec)
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Kernels after Glorot and Bengio 2010, zero biases; see Network."""
+        """Return the kernels after Glorot and Bengio 2010, zero biases; see Network."""
         return initialize_shapes(self.shapes, rng)
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Outputs; see Network."""
+        """Return the outputs; see Network."""
         return self._dense(params, scaled(self.spec, inputs))
 
     def _dense(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
@@ -173,7 +173,7 @@ class CNN(MLP):
     """Convolutions of an image, and a multilayer perceptron on all that they give. See Network."""
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Outputs; see Network."""
+        """Return the outputs; see Network."""
         spec, found = self.spec, convolutions(self.spec)
         shape = found.height, found.width, found.channels
         if found.channels_first:

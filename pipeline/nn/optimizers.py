@@ -29,7 +29,7 @@ class Adam:
     epsilon: float = 1e-8
 
     def initialize(self, params: Mapping[str, Array]) -> Params:
-        """State before the first step: zero moments by parameter name, and the number of steps made."""
+        """Return the state before the first step: zero moments by parameter name, and the number of steps made."""
         state: Params = {STEP_COUNT: np.zeros((), np.int64)}
         for moment in (FIRST_MOMENT, SECOND_MOMENT):
             state |= {f"{moment}.{name}": np.zeros_like(value) for name, value in params.items()}
@@ -38,12 +38,12 @@ class Adam:
     def step(
         self, params: Mapping[str, Array], gradients: Mapping[str, Array], state: Mapping[str, Array]
     ) -> tuple[Params, Params]:
-        """Parameters and state after one step.
+        """Return the parameters and state after one step.
 
         Args:
             params: Parameters; the ones that have a gradient are changed, the others passed on.
             gradients: Gradients by parameter name.
-            state: from initialize or the last step.
+            state: Result of `initialize` or of the last step.
         """
         count = int(state[STEP_COUNT]) + 1
         correction = np.sqrt(1 - self.beta_2**count) / (1 - self.beta_1**count)
@@ -76,12 +76,12 @@ class AdamInPlace:
 
     @classmethod
     def of(cls, state: Mapping[str, Array]) -> "AdamInPlace":
-        """From what `state` gave."""
+        """Restore the optimizer from a result of `state`."""
         return cls(state[FIRST_MOMENT].copy(), state[SECOND_MOMENT].copy(), int(state[STEP_COUNT]))
 
     @staticmethod
     def initial(params: Array) -> Params:
-        """State before the first step."""
+        """Return the state before the first step."""
         zeros = np.zeros_like(params)
         return {FIRST_MOMENT: zeros, SECOND_MOMENT: zeros.copy(), STEP_COUNT: np.zeros((), np.int64)}
 
@@ -117,12 +117,12 @@ class RMSpropInPlace:
 
     @classmethod
     def of(cls, state: Mapping[str, Array]) -> "RMSpropInPlace":
-        """From what `state` gave."""
+        """Restore the optimizer from a result of `state`."""
         return cls(state[SECOND_MOMENT].copy())
 
     @staticmethod
     def initial(params: Array) -> Params:
-        """State before the first step."""
+        """Return the state before the first step."""
         return {SECOND_MOMENT: np.zeros_like(params)}
 
     @property
@@ -152,9 +152,9 @@ class LinearSolution:
     """An approximate solution of A x = b.
 
     Attributes:
-        x: the solution.
+        x: The solution.
         residual: b - A x, as the iteration tracked it.
-        iterations: products with A that it took.
+        iterations: Products with A that it took.
     """
 
     x: Array
@@ -173,8 +173,8 @@ def conjugate_gradient(
     Args:
         product: A times a vector.
         b: [D] float64.
-        iterations: products with A at most.
-        tolerance: on the squared norm of the residual.
+        iterations: Products with A at most.
+        tolerance: On the squared norm of the residual.
     """
     x, residual, direction = np.zeros_like(b), b, b
     squared_norm = dot(residual, residual)
@@ -193,7 +193,7 @@ def conjugate_gradient(
 
 
 def dot(a: Array, b: Array) -> float:
-    """Inner product whose bits do not depend on the threads of a linear algebra library."""
+    """Return the inner product whose bits do not depend on the threads of a linear algebra library."""
     return float(np.sum(a * b))
 
 
@@ -213,9 +213,9 @@ def natural_step(product: Callable[[Array], Array], gradient: Array, settings: N
     TRPO, Schulman et al. 2015, arXiv:1502.05477, section 6 and appendix C.
 
     Args:
-        product: the metric times a vector [D].
+        product: The metric times a vector [D].
         gradient: Gradient of the loss, [D] float64.
-        settings: bound of the KL, and of conjugate gradient.
+        settings: Bound of the KL, and of conjugate gradient.
     """
     solution = conjugate_gradient(
         lambda v: product(v) + settings.cg_damping * v,

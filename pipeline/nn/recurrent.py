@@ -125,7 +125,7 @@ class GRU(BuiltInCell):
         return {name: rng.uniform(-limit, limit, shape).astype(np.float32) for name, shape in self.shapes.items()}
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """By torch's own kernel, which takes no longer than the products in it; see Cell."""
+        """Run torch's own kernel, which takes no longer than the products in it; see Cell."""
         # Not in its type stubs: what nn.GRU calls.
         run = cast(Callable[..., tuple[Tensor, Tensor]], torch.gru)  # pyright: ignore
         features, last = run(inputs, state.unsqueeze(0).contiguous(), _as_torch(params), *_ONE_LAYER)
@@ -150,7 +150,7 @@ _ONE_LAYER = (True, 1, 0.0, False, False, False)
 
 
 def _as_torch(params: Mapping[str, Tensor]) -> list[Tensor]:
-    """Parameters of a cell in torch's order, kernels as (out, in)."""
+    """Return the parameters of a cell in torch's order, kernels as (out, in)."""
     kernels = [params[f"{CELL}.{name}"].t() for name in ("input_kernel", "hidden_kernel")]
     return [*kernels, *(params[f"{CELL}.{name}"] for name in ("input_bias", "hidden_bias"))]
 
@@ -184,12 +184,12 @@ class ModuleCell:
         return {f"{CELL}.{name}": tuple(value.shape) for name, value in learned_parameters(self._module).items()}
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Parameters as the module's own constructor draws them, from a seed that the generator gives; see Cell."""
+        """Return the parameters that the module's own constructor draws, seeded by the generator; see Cell."""
         module = self._construct(int(rng.integers(2**63)))
         return {f"{CELL}.{name}": value.detach().numpy().copy() for name, value in learned_parameters(module).items()}
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Input by input; see Cell."""
+        """Call the module input by input; see Cell."""
         module, parameters = self._copies.like(inputs)
         own = {name: params[f"{CELL}.{name}"] for name in parameters}
         features: list[Tensor] = []

@@ -33,7 +33,7 @@ def lr_factor(settings: LearningRate | ScheduledSteps, learning_rate: float) -> 
 
     Args:
         settings: Settings of the algorithm.
-        learning_rate: the step size that counts where a scheduler of torch speaks of absolute ones, as OneCycleLR does.
+        learning_rate: The step size that counts where a scheduler of torch speaks of absolute ones, as OneCycleLR does.
 
     Raises:
         ConfigError: torch has no such scheduler, it refuses its options, or it needs more than the count of updates;

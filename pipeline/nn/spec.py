@@ -72,9 +72,9 @@ class NetworkSpec:
     """A network from observations (and any extra inputs after them) to outputs.
 
     Attributes:
-        name: mlp, cnn, residual, another registered name, or module:Class of a torch.nn.Module.
+        name: Name: mlp, cnn, residual, another registered one, or module:Class of a torch.nn.Module.
         input_shape: Shape of one observation as the network takes it; inputs are stored flattened, size `input_size`.
-        output_size: outputs.
+        output_size: Outputs.
         hidden_sizes: Units of every hidden layer; in a cnn, the layers after its convolutions.
         activation: Activation after each hidden layer, one of ACTIVATIONS.
         output_activation: Activation after the last layer; identity for none.
@@ -143,7 +143,7 @@ class ConvolutionOptions(Settings):
 
 
 def is_image(observation_shape: tuple[int, ...], observation_scale: float) -> bool:
-    """Tell images, which have three axes, or two of bytes, from other observations."""
+    """Return True for images, which have three axes, or two of bytes."""
     return len(observation_shape) == 3 or (len(observation_shape) == 2 and observation_scale != 1)
 
 
@@ -175,7 +175,7 @@ def check_network_settings(name: str, hidden_sizes: tuple[int, ...], options: Ma
 
 
 def check_fits(spec: NetworkSpec) -> None:
-    """Refuse a built-in network for inputs of another kind.
+    """Reject a built-in network for inputs of another kind.
 
     Raises:
         ConfigError: naming the network that takes such inputs.

@@ -65,7 +65,7 @@ class TorchOptimizer:
                 self._optimizer.state[self._params[name]] = kept
 
     def step(self, gradients: Mapping[str, Tensor], learning_rate: float) -> None:
-        """Change the parameters that have a gradient."""
+        """Update the parameters that have a gradient."""
         for name, gradient in gradients.items():
             self._params[name].grad = gradient
         self._optimizer.param_groups[0]["lr"] = learning_rate
@@ -91,13 +91,13 @@ class TorchOptimizerSteps:
     learning_rate: float
 
     def initialize(self, params: Mapping[str, Array]) -> Params:
-        """State before the first step; see Adam."""
+        """Return the state before the first step; see Adam."""
         return TorchOptimizer(self.config, _tensors(params)).state
 
     def step(
         self, params: Mapping[str, Array], gradients: Mapping[str, Array], state: Mapping[str, Array]
     ) -> tuple[Params, Params]:
-        """Parameters and state after one step; see Adam."""
+        """Return the parameters and state after one step; see Adam."""
         stepped = _tensors({name: params[name] for name in gradients})
         optimizer = TorchOptimizer(self.config, stepped, state)
         optimizer.step(_tensors(gradients), self.learning_rate)
@@ -110,7 +110,7 @@ def _tensors(arrays: Mapping[str, Array]) -> dict[str, Tensor]:
 
 
 def _tried(config: OptimizerConfig, params: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor | float]]:
-    """Quantities that a step leaves, by parameter; from a step on copies, which also finds what is wrong."""
+    """Return the quantities that a step leaves, by parameter; from a step on copies, which also finds errors."""
     copies = {name: value.clone() for name, value in params.items()}
     try:
         optimizer = _build(config, copies)
@@ -232,7 +232,7 @@ def vector_optimizer(
     Args:
         config: Optimizer and its options.
         vector: Vector to update in place.
-        state: from `initial_state`, or what `state` gave.
+        state: Result of `initial_state` or of `state`.
         epsilon: ε of Adam and RMSprop where the options have none; by default, AdamInPlace's.
     """
     if is_customary(config):
@@ -253,7 +253,7 @@ def initial_state(config: OptimizerConfig, params: Mapping[str, Array]) -> Param
 
 
 def is_customary(config: OptimizerConfig) -> bool:
-    """Tell whether it is Adam or RMSprop as actor-critics are used to it, which kernels know too."""
+    """Return True for Adam or RMSprop as actor-critics commonly use them, which kernels also implement."""
     return config.name in IN_PLACE and not config.options
 
 

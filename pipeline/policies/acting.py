@@ -57,10 +57,10 @@ def make_actor(kind: ActorKind, setup: ActorSetup) -> Actor:
 
 
 def check_actor(kind: ActorKind, actions: gymnasium.Space[Any], *, deterministic: bool = False) -> None:
-    """Refuse an actor that cannot act in an environment.
+    """Reject an actor that cannot act in an environment.
 
     Args:
-        kind: the actor.
+        kind: The actor.
         actions: Action space, `make_env(config).action_space`.
         deterministic: True to take the most likely actions.
 
@@ -83,7 +83,7 @@ def check_actor(kind: ActorKind, actions: gymnasium.Space[Any], *, deterministic
 
 
 def check_actor_params(kind: ActorKind, config: PolicyConfig, params: Params, spaces: Spaces) -> None:
-    """Refuse parameters [B, ...] that do not fit an environment.
+    """Reject parameters [B, ...] that do not fit an environment.
 
     Raises:
         ValueError: naming the parameter, its shape and the one required.

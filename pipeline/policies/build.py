@@ -27,7 +27,7 @@ class GaussianPolicy(Policy):
 
     Attributes:
         action_size: A.
-        config: options of the standard deviation.
+        config: Options of the standard deviation.
     """
 
     def __init__(self, spaces: Spaces, config: PolicyConfig, extra_size: int = 0) -> None:
@@ -42,7 +42,7 @@ class GaussianPolicy(Policy):
         return params
 
     def learned(self, params: Mapping[str, object]) -> tuple[str, ...]:
-        """Names of the parameters that adaptation and meta-training change, in order."""
+        """Return the names of the parameters that adaptation and meta-training change, in order."""
         return tuple(name for name in params if self.config.learn_std or name != LOG_STD)
 
     def distribution(self, params: Mapping[str, Tensor], observations: Tensor) -> DiagGaussian:
@@ -95,7 +95,7 @@ def build_policy(config: PolicyConfig, spaces: Spaces) -> Policy:
 
 
 def check_std(config: PolicyConfig, spaces: Spaces) -> None:
-    """Refuse settings of a standard deviation where actions are discrete.
+    """Reject settings of a standard deviation where actions are discrete.
 
     Raises:
         ConfigError: naming them.
@@ -129,7 +129,7 @@ class RecurrentPolicy:
     """Functions of explicit parameters; holds neither them nor a memory.
 
     Attributes:
-        cell: the network with the memory.
+        cell: The network with the memory.
     """
 
     def __init__(self, spaces: Spaces, config: PolicyConfig) -> None:
@@ -147,7 +147,7 @@ class RecurrentPolicy:
         return params
 
     def learned(self, params: Mapping[str, object]) -> tuple[str, ...]:
-        """Names of the parameters that learning changes, in order."""
+        """Return the names of the parameters that learning changes, in order."""
         return tuple(name for name in params if self._config.learn_std or name != LOG_STD)
 
     def features(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:

@@ -112,7 +112,7 @@ class PolicyConfig(Settings):
 
         Args:
             spaces: Sizes of the environment.
-            output_size: outputs.
+            output_size: Outputs.
             extra_size: Size of the inputs after the observation: a latent variable, or actions for a critic.
             activation: Default activation: tanh, or relu under off-policy algorithms.
 

@@ -22,7 +22,7 @@ class Policy(ABC):
     """Functions of explicit parameters; holds none itself.
 
     Attributes:
-        network: the one from whose outputs distributions are made.
+        network: The one from whose outputs distributions are made.
     """
 
     network: Network
@@ -35,7 +35,7 @@ class Policy(ABC):
         return self.network.initialize(rng)
 
     def learned(self, params: Mapping[str, object]) -> tuple[str, ...]:
-        """Names of the parameters that learning changes, in order: all unless said."""
+        """Return the names of the parameters that learning changes, in order: all unless said."""
         return tuple(params)
 
     @abstractmethod
@@ -44,7 +44,7 @@ class Policy(ABC):
 
         Args:
             params: Parameters by name, all with or all without a leading task axis B.
-            observations: flattened, [B, N, O] or [N, O] accordingly.
+            observations: Flattened, [B, N, O] or [N, O] accordingly.
         """
 
     @abstractmethod

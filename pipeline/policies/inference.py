@@ -22,7 +22,7 @@ class Inference(Protocol):
 
     Attributes:
         inputs: [B, E, in] float32: write the observations here.
-        output_size: outputs of the network.
+        output_size: Outputs of the network.
     """
 
     inputs: Array
@@ -111,7 +111,7 @@ def check_shapes(params: Params, required: Shapes) -> None:
 
 
 def log_softmax(logits: Array) -> Array:
-    """Normalized log-probabilities along the last axis."""
+    """Return the normalized log-probabilities along the last axis."""
     shifted = logits - logits.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 

@@ -47,7 +47,7 @@ class EncoderSizes(NamedTuple):
         return CellSpec(GRU, self.embedding, self.cell)
 
     def shapes(self, input_size: int) -> Shapes:
-        """Shapes of the encoder's parameters in order."""
+        """Return the shapes of the encoder's parameters in order."""
         return {
             f"{EMBEDDING}.kernel": (input_size, self.embedding),
             f"{EMBEDDING}.bias": (self.embedding,),
@@ -90,12 +90,12 @@ class PosteriorNetwork:
 
 
 def policy_prefix(spaces: Spaces) -> str:
-    """Prefix of the policy's network: of logits where actions are discrete, else of means."""
+    """Return the prefix of the policy's network: of logits where actions are discrete, else of means."""
     return LOGITS_NETWORK if spaces.num_actions else MEAN_NETWORK
 
 
 def encoder_input_size(config: PolicyConfig, spaces: Spaces) -> int:
-    """Numbers that the encoder sees of a step: an observation, and the last action, reward and end.
+    """Return the size of the encoder's input: an observation, and the last action, reward and end.
 
     Raises:
         ConfigError: observations are images.

@@ -29,7 +29,7 @@ class Memory:
     last: Array
 
     def of_task(self) -> Params:
-        """As parameters of the tasks; there is one row."""
+        """Return the memory as parameters of the tasks; there is one row."""
         return {TRIAL_STATE: self.state[:, 0].copy(), TRIAL_LAST: self.last[:, 0].copy()}
 
 
@@ -119,7 +119,7 @@ class Remembering:
         return outputs
 
     def keep(self, rows: Array, actions: Array) -> None:
-        """Remember the last observations of some rows [n], and the actions [n, ...] that they led to."""
+        """Store the last observations of some rows [n], and the actions [n, ...] that they led to."""
         self._state_rows[rows] = self._next.reshape(self._state_rows.shape)[rows]
         taken = np.zeros((len(rows), self.output_size + 2), np.float32)
         if self._discrete:
@@ -129,13 +129,13 @@ class Remembering:
         self._last_rows[rows] = taken
 
     def learn_of(self, rows: Array, rewards: Array, ended: Array) -> None:
-        """Remember the rewards [n] of some rows' actions, and whether an episode ended with them [n]."""
+        """Store the rewards [n] of some rows' actions, and whether an episode ended with them [n]."""
         self._last_rows[rows, -2] = rewards
         self._last_rows[rows, -1] = ended
 
 
 def head_name(spaces: Spaces) -> str:
-    """Prefix of the layer after a cell: logits where actions are discrete, else means."""
+    """Return the prefix of the layer after a cell: logits where actions are discrete, else means."""
     return f"{LOGITS_NETWORK if spaces.num_actions else MEAN_NETWORK}.output"
 
 
@@ -165,12 +165,12 @@ def memory_shapes(params: Params, state_size: int, spaces: Spaces) -> Shapes:
 
 
 def recollect(remembering: Remembering, observations: Array, actions: Array, rewards: Array, lengths: Array) -> Array:
-    """Go through stored episodes of B x E rows as if acting, and return the outputs [B, E, T, A] on the way.
+    """Replay stored episodes of B x E rows as if acting, and return the outputs [B, E, T, A] on the way.
 
     Afterwards, `remembering` holds the memory at their end. Bits equal acting's if the number of rows is the same.
 
     Args:
-        remembering: with the memory before the episodes.
+        remembering: Network with the memory before the episodes.
         observations: [B, E, T+1, O].
         actions: [B, E, T, ...].
         rewards: [B, E, T].
@@ -194,7 +194,7 @@ def remembered(remembering: Remembering, params: TaskParams, episodes: EpisodeBa
     Args:
         remembering: Memory of the same parameters, with one row.
         params: Parameters that acted.
-        episodes: one trial of every task, or the next ones of it.
+        episodes: One trial of every task, or the next ones of it.
     """
     for e in range(episodes.rewards.shape[1]):
         one = slice(e, e + 1)

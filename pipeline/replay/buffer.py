@@ -64,7 +64,7 @@ class ContextRounds:
 
     Attributes:
         rounds: Rollout batches of the same B tasks.
-        position: run seed, iteration and adaptation step, which decide the transitions that are drawn of them.
+        position: Run seed, iteration and adaptation step, which decide the transitions that are drawn of them.
     """
 
     rounds: Sequence[EpisodeBatch]
@@ -80,13 +80,13 @@ class ContextRounds:
 
 
 def all_transitions(rounds: Sequence[EpisodeBatch]) -> Iterator[Transitions]:
-    """All transitions [1, n] of every task in turn; tasks may differ in how many there are."""
+    """Yield all transitions [1, n] of every task in turn; tasks may differ in how many there are."""
     for columns, seen in _by_task(rounds):
         yield columns.unpack(seen[None])
 
 
 def _by_task(rounds: Sequence[EpisodeBatch]) -> Iterator[tuple[TransitionColumns, Array]]:
-    """The real steps of every task, [n, W]."""
+    """Yield the real steps of every task, [n, W]."""
     first = rounds[0]
     columns = TransitionColumns(first.observations.shape[-1], first.actions.shape[-1])
     for b in range(len(first.rewards)):
@@ -120,7 +120,7 @@ class ReplayBuffer:
 
         Args:
             columns: Columns of a transition.
-            cache_bytes: memory for transitions. Only a single gradient step whose rows do not fit exceeds it. The
+            cache_bytes: Memory for transitions. Only a single gradient step whose rows do not fit exceeds it. The
                 batch that is being read comes on top.
             max_rows: Maximum number of newest transitions that can be drawn; no memory is allocated for more.
 

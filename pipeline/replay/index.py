@@ -100,7 +100,7 @@ class RowIndex:
         return Locations(self.round_numbers(rows), b[episode], e[episode], rows - first_rows[episode])
 
     def require(self, rows: Array) -> None:
-        """Refuse rows [...] that the run does not have.
+        """Reject rows [...] that the run does not have.
 
         Raises:
             ReplayError: one of them is negative or too large.

@@ -39,8 +39,8 @@ class TrialExperience:
     """Experience of an update.
 
     Attributes:
-        step: this iteration's trials, for the policy.
-        buffer: trials of the last iterations, for the model.
+        step: This iteration's trials, for the policy.
+        buffer: Trials of the last iterations, for the model.
     """
 
     step: Step

@@ -30,7 +30,7 @@ class EvaluationPlan:
         episodes: N, per task and step.
         test_episodes: M, per task after every number of steps.
         deterministic: True if test episodes take the most likely action.
-        run_seed: stands for the run's seed in all that the evaluation draws, so that it shares nothing with training.
+        run_seed: Replaces the run's seed in all draws of the evaluation, so that it shares nothing with training.
     """
 
     adaptation_steps: int
@@ -41,7 +41,7 @@ class EvaluationPlan:
 
     @classmethod
     def of(cls, config: RunConfig) -> EvaluationPlan:
-        """The evaluation that a run's configuration describes."""
+        """Return the evaluation that a run's configuration describes."""
         asked = config.evaluation
         algorithm = config.algorithm
         steps = algorithm.evaluation_steps if asked.adaptation_steps is None else asked.adaptation_steps
@@ -94,7 +94,7 @@ def tasks_drawn_from(config: RunConfig, env: MetaEnv, updates: int) -> int | Non
 
 
 def tasks_are_new(config: RunConfig, env: MetaEnv) -> bool:
-    """Tell if no task of the evaluation occurs in training, as far as the environment and the settings say."""
+    """Return True if no task of the evaluation occurs in training, as far as the environment and the settings say."""
     if config.evaluation.tasks != "held-out":
         return False
     if env.test_task_set is None:
@@ -122,13 +122,13 @@ def _source(config: RunConfig, env: MetaEnv, updates: int) -> TaskPool | TaskDis
 
 
 def _takes_training_set(config: RunConfig, env: MetaEnv) -> bool:
-    """Tell if tasks come from the set that training draws from, rather than from one made for this evaluation."""
+    """Return True if tasks come from training's set, rather than from one made for this evaluation."""
     asked = config.evaluation.tasks
     return env.task_set is not None and (asked == "train" or (asked == "held-out" and env.test_task_set is None))
 
 
 def _training_draw(config: RunConfig, env: MetaEnv, iteration: int) -> Array:
-    """The tasks of an iteration, drawn again as `sample_tasks` drew them."""
+    """Return the tasks of an iteration, drawn again as `sample_tasks` drew them."""
     rng = generator(config.seed, "tasks", iteration)
     if config.task_sampling == "uniform":
         return np.asarray(env.sample_tasks(config.num_tasks, rng), np.float64)

@@ -118,11 +118,11 @@ class ActorCritic(AlgorithmSettings, LearningRate):
         return type(policy).model_validate(policy.model_dump(mode="json") | own)
 
     def problems(self, run: RunSettings) -> Iterator[str]:
-        """Tell what does not fit an algorithm with a critic; see AlgorithmSettings."""
+        """Yield the problems of an algorithm with a critic; see AlgorithmSettings."""
         yield from self.problems_of(self.name, run)
 
     def problems_of(self, name: str, run: RunSettings) -> Iterator[str]:
-        """Tell the same of an algorithm with this name that is made of this one."""
+        """Yield the problems of an algorithm with this name that is built on this one."""
         if run.baseline.name != "zero":
             yield f"baseline is {run.baseline.name} but {name} has a critic instead; leave baseline out"
         for problem in processing_problems(run.processing, ("advantages",)):
@@ -285,7 +285,7 @@ class SVPG(AlgorithmSettings):
         return self.num_particles
 
     def problems(self, run: RunSettings) -> Iterator[str]:
-        """Tell what does not fit particles with critics; see AlgorithmSettings."""
+        """Yield the problems of particles with critics; see AlgorithmSettings."""
         yield from self.particle.problems_of(self.name, run)
         if run.num_tasks != self.num_particles:
             yield (

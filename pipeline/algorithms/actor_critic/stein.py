@@ -16,7 +16,7 @@ from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, 
 
 
 def median_bandwidth(particles: Array) -> float:
-    """h² = median over pairs of ‖x_i - x_j‖² / (2 log(n + 1)), of particles [n, D]; 1 where all coincide."""
+    """Return h² = median over pairs of ‖x_i - x_j‖² / (2 log(n + 1)), of particles [n, D]; 1 where all coincide."""
     n = len(particles)
     squares = _squared_distances(particles)[np.triu_indices(n, 1)]
     median = float(np.median(squares)) if n > 1 else 0.0
@@ -24,7 +24,7 @@ def median_bandwidth(particles: Array) -> float:
 
 
 def stein_direction(particles: Array, scores: Array, bandwidth: float) -> Array:
-    """φ(x_i) = (1/n) Σ_j [ k(x_j, x_i) s_j + ∇_{x_j} k(x_j, x_i) ], the way up for every particle.
+    """Return φ(x_i) = (1/n) Σ_j [ k(x_j, x_i) s_j + ∇_{x_j} k(x_j, x_i) ], the ascent direction of every particle.
 
     Liu and Wang 2016, arXiv:1608.04471, eq. 8, with k = exp(-‖x_j - x_i‖² / (2 h²)).
 

@@ -45,17 +45,17 @@ class Moments:
         return float(np.sqrt(self.squares / self.count))
 
     def stored(self) -> Params:
-        """As arrays of a learner."""
+        """Return the moments as arrays of a learner."""
         return {RUNNING: np.array([self.count, self.mean, self.squares])}
 
     @classmethod
     def of(cls, learner: LearnerState) -> Moments | None:
-        """Those that a learner keeps, if it does."""
+        """Return the moments that a learner keeps; None if it keeps none."""
         return cls(*learner.extra[RUNNING].tolist()) if RUNNING in learner.extra else None
 
 
 def scaled(advantages: Array, mask: Array, processing: ProcessingConfig, running: Moments | None) -> Array:
-    """Advantages [b, E, T] as `processing` asks for them: task by task, or by running moments that include them."""
+    """Return advantages [b, E, T] scaled as `processing` says: by task, or by running moments that include them."""
     if running is None:
         return np.stack([scale(task, real, processing) for task, real in zip(advantages, mask, strict=True)])
     if processing.normalize_advantages:
@@ -78,13 +78,13 @@ class EpochsUpdate:
 
     Args:
         settings: Settings of the algorithm.
-        processing: discount, λ, and how advantages are scaled.
+        processing: Discount, λ, and how advantages are scaled.
         steps: Gradient steps of each policy with its critic.
         experiences: Experience of each policy.
         mask: [B, E, T] of all episodes, 1 where a step is real.
-        moments: running moments of advantages before these episodes, where the state has some.
+        moments: Running moments of advantages before these episodes, where the state has some.
         lr_factor: Factor on all step sizes.
-        position: run seed and iteration.
+        position: Run seed and iteration.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class EpochsUpdate:
         return {"gradient_norm": float(np.mean(norms)), "learning_rate": rate, **described}
 
     def describe(self) -> Metrics:
-        """Losses, KL, entropy and how well values explain the targets: means over policies."""
+        """Return the losses, KL, entropy and how well values explain the targets: means over policies."""
         parts = zip(self._steps, self._rows, self._experiences, strict=True)
         each = [of.describe(rows, experience.behavior) for of, rows, experience in parts]
         return {name: float(np.mean([one[name] for one in each])) for name in each[0]}

@@ -28,7 +28,7 @@ STANDARD_ERROR, SPLIT_COSINE = "meta_gradient_standard_error", "meta_gradient_sp
 
 
 def noise_metrics(mean: Mapping[str, Array], even: Mapping[str, Array], squared_norms: Array) -> Metrics:
-    """Signal and noise: the standard error of the meta-gradient over tasks, and how far two halves of the tasks agree.
+    """Measure the standard error of the meta-gradient over tasks, and how far two halves of the tasks agree.
 
     The meta-gradient ḡ = (1/B) Σ g_i is a mean over the B tasks that an iteration drew. Other tasks and episodes would
     give another one; the spread of the per-task gradients g_i measures how different it would be.
@@ -85,11 +85,11 @@ class MetaProblem:
     """Adaptation of a policy and its loss afterwards: what is differentiated.
 
     Attributes:
-        policy: the policy.
+        policy: The policy.
         inner_loss: L_in.
-        inner_lr: step size where the meta-parameters hold none.
+        inner_lr: Step size where the meta-parameters hold none.
         first_order: True to treat inner gradients as constants.
-        objective: the outer loss of each task; the meta-loss is their mean.
+        objective: The outer loss of each task; the meta-loss is their mean.
     """
 
     policy: Policy
@@ -102,10 +102,10 @@ class MetaProblem:
 def inner_step(
     policy: Policy, params: TensorParams, losses: Tensor, step_size: StepSize, *, differentiable: bool
 ) -> TensorParams:
-    """Parameters of every task after one gradient step.
+    """Return the parameters of every task after one gradient step.
 
     Args:
-        policy: says which parameters learn; the others are passed on.
+        policy: Policy that names the learned parameters; the others are passed on.
         params: [b, ...] by name, part of the graph of `losses`.
         losses: [b]; a task's loss depends on its own parameters only.
         step_size: α.
@@ -130,7 +130,7 @@ def meta_gradient(
     *,
     parallel: ParallelMap = map,
 ) -> tuple[Params, TaskValues]:
-    """Gradient of the mean loss with respect to the learned meta-parameters, and the objective's values.
+    """Return the gradient of the mean loss with respect to the learned meta-parameters, and the objective's values.
 
     Raises:
         NumericalError: naming the task and the quantity that is not finite.
@@ -146,7 +146,7 @@ def measured_meta_gradient(
     noise: bool,
     parallel: ParallelMap = map,
 ) -> tuple[Params, TaskValues, Metrics]:
-    """The bits of `meta_gradient`, with `meta_gradient_norm` and, if asked for, its noise over tasks as metrics."""
+    """Return `meta_gradient`'s result, with `meta_gradient_norm` and, on request, its noise over tasks as metrics."""
 
     def work(chunk: Chunk) -> tuple[TensorParams, TaskValues, TensorParams, Array]:
         leaves = meta_leaves(problem, meta_params, chunk)
@@ -176,7 +176,7 @@ def measured_meta_gradient(
 
 
 def euclidean_norm(gradients: Mapping[str, Array]) -> float:
-    """Norm over all parameters together, in float64."""
+    """Return the norm over all parameters together, in float64."""
     return math.sqrt(sum(float(np.sum(np.square(value, dtype=np.float64))) for value in gradients.values()))
 
 
@@ -187,7 +187,7 @@ def meta_objective(
     *,
     parallel: ParallelMap = map,
 ) -> TaskValues:
-    """The objective's values without a meta-gradient."""
+    """Return the objective's values without a meta-gradient."""
 
     def work(chunk: Chunk) -> TaskValues:
         leaves = meta_leaves(problem, meta_params, chunk)
@@ -215,8 +215,8 @@ def objective_values(
     """Return the objective of a chunk's tasks after adaptation, in the graph of these meta-parameters.
 
     Args:
-        problem: how a policy adapts, and the objective.
-        leaves: from `meta_leaves`.
+        problem: Adaptation of the policy, and the objective.
+        leaves: Result of `meta_leaves`.
         chunk: Rows of rollout batches 0 ... K.
         differentiable: True to differentiate through inner gradients as well.
     """

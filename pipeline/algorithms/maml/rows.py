@@ -47,7 +47,7 @@ class TaskRows:
         advantages: [b, N].
         weights: [b, N]; 1 / (real rows of the task) where a row is real, 0 where it is padding. A weighted sum over
             rows is the mean over a task's real steps.
-        behavior: the distributions that acted, [b, N].
+        behavior: The distributions that acted, [b, N].
         behavior_log_prob: [b, N], log-density of the actions under it.
         episodes: Extra data for losses over whole episodes; None where the samples are for other losses.
     """
@@ -61,7 +61,7 @@ class TaskRows:
     episodes: EpisodeRows | None = None
 
     def mean(self, values: Tensor) -> Tensor:
-        """Mean of values [b, N] over the real rows of each task: [b]."""
+        """Return the mean of values [b, N] over the real rows of each task: [b]."""
         return (values * self.weights).sum(-1)
 
 
@@ -78,7 +78,7 @@ class EpisodeRows:
     mask: Tensor
 
     def split(self, values: Tensor) -> Tensor:
-        """Values [b, N] of the rows as [b, E, T], zero on padding."""
+        """Return the values [b, N] of the rows as [b, E, T], zero on padding."""
         return values.reshape(self.mask.shape) * self.mask
 
     def mean_over_cells(self, values: Tensor) -> Tensor:
@@ -107,12 +107,12 @@ def real_rows(mask: Array) -> Array | None:
 
 
 def minibatch_rows(mask: Array, num_minibatches: int, rng: np.random.Generator) -> list[Array]:
-    """A random partition of each task's real rows into minibatches of equal size, give or take one row.
+    """Return a random partition of each task's real rows into minibatches of equal size, give or take one row.
 
     Args:
         mask: [b, N].
-        num_minibatches: parts.
-        rng: draws one number per row, padding included, so that a task's partition does not depend on other tasks.
+        num_minibatches: Parts.
+        rng: Draws one number per row, padding included, so that a task's partition does not depend on other tasks.
 
     Returns:
         One index array [b, about N / num_minibatches] per minibatch; padding rows come last in each.
@@ -124,12 +124,12 @@ def minibatch_rows(mask: Array, num_minibatches: int, rng: np.random.Generator) 
 
 
 def minibatches(samples: Samples, num_minibatches: int, rng: np.random.Generator) -> list[Array]:
-    """A random partition of each task's rows: of its real steps, or of its episodes where losses look at whole ones.
+    """Partition each task's rows at random: its real steps, or its episodes where losses look at whole ones.
 
     Args:
         samples: Samples of one rollout batch.
-        num_minibatches: parts.
-        rng: see minibatch_rows.
+        num_minibatches: Parts.
+        rng: Generator; see minibatch_rows.
 
     Returns:
         One index array [B, n] per minibatch.
@@ -157,16 +157,16 @@ def build_chunks(
     recorded: Recorded = recorded_gaussian,
     parallel: ParallelMap = map,
 ) -> Sequence[Chunk]:
-    """All tasks of the steps in chunks, where `parallel` keeps them.
+    """Return all tasks of the steps in chunks, where `parallel` keeps them.
 
     Args:
         steps: Rollout batches 0 ... K.
-        tasks_per_chunk: tasks in each chunk but the last.
+        tasks_per_chunk: Tasks in each chunk but the last.
         rows: Indices [B, n] of the rows to take from each rollout batch; None takes all real ones.
         dtype: Tensor dtype.
         device: Tensor device.
-        recorded: makes the distributions that acted.
-        parallel: maps over the chunks.
+        recorded: Makes the distributions that acted.
+        parallel: Maps over the chunks.
     """
     work = partial(_chunk, dtype=dtype, device=device, recorded=recorded)
     return keep_tasks(
@@ -206,7 +206,7 @@ def task_rows(
     *,
     first_task: int | None = None,
 ) -> TaskRows:
-    """The rows of some tasks of a step.
+    """Return the rows of some tasks of a step.
 
     Args:
         step: One rollout batch with its samples.
@@ -215,8 +215,8 @@ def task_rows(
             samples they must be whole episodes, and None takes all of them.
         dtype: Tensor dtype.
         device: Tensor device.
-        recorded: makes the distributions that acted.
-        first_task: number of the first of these tasks, for messages, where the step does not begin with task 0.
+        recorded: Makes the distributions that acted.
+        first_task: Number of the first of these tasks, for messages, where the step does not begin with task 0.
     """
     episodes, samples = step.episodes, step.samples
     E, T = episodes.rewards.shape[1:]
@@ -259,7 +259,7 @@ def task_rows(
 
 
 def to_tensor(array: Array, dtype: torch.dtype, device: torch.device = CPU) -> Tensor:
-    """A tensor with its own memory: stored arrays may be read-only or broadcast views."""
+    """Return a tensor with its own memory: stored arrays may be read-only or broadcast views."""
     # Converted before it is moved: not every device has float64.
     return torch.as_tensor(np.array(array, order="C")).to(dtype).to(device)
 

@@ -60,7 +60,7 @@ class GradientBased(AlgorithmSettings):
         return 1
 
     def problems(self, run: RunSettings) -> Iterator[str]:
-        """Tell what of a run's other settings does not fit; see AlgorithmSettings."""
+        """Yield conflicts with a run's other settings; see AlgorithmSettings."""
         if run.samples_until_enough:
             yield (
                 f"min_steps or min_rollouts is set, but {self.name} learns from equally many episodes of every task; "
@@ -183,7 +183,7 @@ class TrustRegion(Exploration, NaturalSteps):
         return self
 
     def decisive(self) -> dict[str, JsonValue]:
-        """As version 0.1 wrote them, so that digests of its runs hold; see Settings."""
+        """Return the settings as version 0.1 wrote them, so that digests of its runs hold; see Settings."""
         decisive = super().decisive()
         return decisive | {"hvp": "exact"} if self.hvp == "gauss_newton" else decisive
 

@@ -26,7 +26,7 @@ class GradientSteps(Protocol[Noise]):
         ...
 
     def state(self) -> LearnerState:
-        """The state after the iteration: everything as it is now, and one update more."""
+        """Return the state after the iteration: everything as it is now, and one update more."""
         ...
 
 
@@ -49,14 +49,14 @@ class Counters:
 
 
 def merged(minibatch: Minibatch) -> Transitions:
-    """The transitions [K, N] of all tasks as one batch [K * N]."""
+    """Return the transitions [K, N] of all tasks as one batch [K * N]."""
     transitions = minibatch.transitions
     columns = (getattr(transitions, name) for name in transitions.__dataclass_fields__)
     return Transitions(*(values.reshape(-1, *values.shape[2:]) for values in columns))
 
 
 def means(names: Sequence[str], each: Iterable[Mapping[str, SupportsFloat]]) -> Metrics:
-    """Means over gradient steps, NaN where there was none, and how many there were."""
+    """Return the means over gradient steps, NaN where there was none, and how many there were."""
     # Numbers are read at the end: a device need not be waited for between steps.
     table = [[float(one[name]) for name in names] for one in list(each)]
     averages = np.mean(table, axis=0) if table else np.full(len(names), np.nan)

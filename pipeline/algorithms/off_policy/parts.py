@@ -31,13 +31,13 @@ class TransitionTensors(NamedTuple):
 
 
 def tensor_like(like: Tensor, array: Array) -> Tensor:
-    """An array on the device of a tensor, and in its precision unless it holds integers."""
+    """Return an array on the device of a tensor, and in its precision unless it holds integers."""
     dtype = torch.int64 if array.dtype == np.int64 else like.dtype
     return torch.as_tensor(array, dtype=dtype, device=like.device)
 
 
 def transitions_like(like: Tensor, transitions: Transitions) -> TransitionTensors:
-    """Transitions on the device of a tensor and in its precision."""
+    """Return the transitions on the device of a tensor and in its precision."""
     return TransitionTensors(*(tensor_like(like, getattr(transitions, name)) for name in TransitionTensors._fields))
 
 
@@ -80,7 +80,7 @@ class TwinQ(FlatTensors):
     """
 
     def __init__(self, network: Network, params: Mapping[str, Array], device: torch.device) -> None:
-        """From parameters q1.* and q2.*, which are copied; `network` is the first."""
+        """Copy parameters q1.* and q2.*; `network` is the first."""
         super().__init__(params, device)
         self._network = network
         self._leaves, self._gradients = (self._stacked(vector) for vector in (self.vector, self.gradient))
@@ -93,7 +93,7 @@ class TwinQ(FlatTensors):
 
         Args:
             inputs: Arrays to concatenate along the last axis.
-            learn: gradients flow to the parameters as well, not to the inputs alone.
+            learn: Gradients flow to the parameters as well, not to the inputs alone.
         """
         joined = torch.cat(inputs, -1)
         params = self._leaves if learn else self._fixed
@@ -110,7 +110,7 @@ class TwinQ(FlatTensors):
             gradient.copy_(value)
 
     def _stacked(self, vector: Tensor) -> dict[str, Tensor]:
-        """Views [2, ...] of a vector, by the names of the first network."""
+        """Return the views [2, ...] of a vector, by the names of the first network."""
         views: dict[str, Tensor] = {}
         start = 0
         for name, shape in self._network.shapes.items():
@@ -136,7 +136,7 @@ class SACArrays:
         q: Parameters of both Q-functions, q1.* and then q2.*.
         targets: Parameters of the target networks, under the same names.
         log_alpha: [].
-        optimizers: their states.
+        optimizers: States of the optimizers.
     """
 
     policy: Params

@@ -20,8 +20,8 @@ class Filling:
     """Filling of the replay buffer before the first update, in environment steps or in episodes per training task.
 
     Attributes:
-        actor: who acts: uniform, or the algorithm's own actor with what `OffPolicyLearner.filling_params` gives.
-        steps: environment steps in all; None where episodes are counted.
+        actor: Actor: uniform, or the algorithm's own actor with the result of `OffPolicyLearner.filling_params`.
+        steps: Environment steps in all; None where episodes are counted.
         episodes: Episodes per training task; None where steps are counted.
     """
 
@@ -38,7 +38,7 @@ class CollectionRound:
         episodes: Maximum number of episodes; each has a separate latent variable where tasks are inferred.
         from_posterior: True to infer the task again before them, from what the iteration has collected of it so far;
             otherwise they know nothing about it.
-        in_context: tasks are inferred from these episodes; otherwise they are learned from and no more.
+        in_context: Tasks are inferred from these episodes; otherwise they are learned from and no more.
     """
 
     episodes: int
@@ -57,8 +57,8 @@ class OffPolicyPlan:
         tasks_per_gradient_step: K.
         batch_size: N, transitions of each of them.
         context_size: C, transitions that each is inferred from; 0 where no task is inferred.
-        memory_size: transitions that are remembered, the last ones; of every task, where tasks are inferred.
-        scores_sparse_rewards: evaluations count the rewards that the environment's sparse variant would pay.
+        memory_size: Transitions that are remembered, the last ones; of every task, where tasks are inferred.
+        scores_sparse_rewards: Evaluations count the rewards that the environment's sparse variant would pay.
     """
 
     filling: Filling
@@ -99,7 +99,7 @@ class OffPolicySettings(AlgorithmSettings):
         raise NotImplementedError
 
     def problems(self, run: RunSettings) -> Iterator[str]:
-        """Tell what an off-policy algorithm has no use for; see AlgorithmSettings."""
+        """Yield settings that an off-policy algorithm does not use; see AlgorithmSettings."""
         if run.baseline.name != "zero":
             yield f"baseline is {run.baseline.name} but {self.name} learns from single transitions; leave baseline out"
         for field in ProcessingConfig.model_fields:
@@ -175,7 +175,7 @@ class ReplaySettings(LearningRate, OffPolicySettings):
         )
 
     def problems(self, run: RunSettings) -> Iterator[str]:
-        """Tell what does not fit an algorithm that learns one task; see AlgorithmSettings."""
+        """Yield the problems of an algorithm that learns one task; see AlgorithmSettings."""
         yield from super().problems(run)
         if self.use_trained_policy_for_refill and not run.starts_warm:
             yield (

@@ -59,7 +59,7 @@ class PEARLNetworks:
 
 
 def initialize(network: Network, rng: np.random.Generator, *, output_limit: float = OUTPUT_LIMIT) -> Params:
-    """Float32 parameters that a network starts with, in order.
+    """Return the float32 parameters that a network starts with, in order.
 
     Hidden kernels are from U(±1/√in) with `in` the units that a layer hears from, and hidden biases are 0.1; kernel and
     bias of the output from U(±output_limit), as in Lillicrap et al. 2016, arXiv:1509.02971, section 7. A module of the
@@ -100,8 +100,8 @@ class PEARLArrays:
 
     Attributes:
         params: Parameters of every network.
-        optimizers: their states.
-        num_updates: iterations that were learned from.
+        optimizers: States of the optimizers.
+        num_updates: Iterations that were learned from.
     """
 
     params: Mapping[str, Params]

@@ -156,7 +156,7 @@ class PEARL(ScheduledSteps, OffPolicySettings):
         )
 
     def problems(self, run: RunSettings) -> Iterator[str]:
-        """Tell what does not fit an algorithm that collects by steps; see AlgorithmSettings."""
+        """Yield the problems of an algorithm that collects by steps; see AlgorithmSettings."""
         yield from super().problems(run)
         for name in ("num_steps_posterior", "num_extra_rl_steps_posterior"):
             rounds = _episodes(getattr(self, name), run.max_episode_steps) // self.update_post_train
@@ -183,6 +183,6 @@ def _episodes(num_steps: int, max_episode_steps: int) -> int:
 
 
 def _posterior_rounds(episodes: int, update_every: int, *, in_context: bool) -> Iterator[CollectionRound]:
-    """Rounds of a phase that infers the task after every few episodes; the first knows the prior alone."""
+    """Yield the batches of a phase that infers the task after every few episodes; the first uses the prior alone."""
     for start in range(0, episodes, update_every):
         yield CollectionRound(min(update_every, episodes - start), from_posterior=start > 0, in_context=in_context)

@@ -63,7 +63,7 @@ class MemoryPolicy(RecurrentPolicy):
         return torch.cat([features, features * position[..., -1:], position], -1)
 
     def inputs(self, trials: Trials) -> Array:
-        """All that trials show; see TrialPolicy."""
+        """Return all inputs of trials; see TrialPolicy."""
         return trials.inputs
 
     def acting(self, params: Mapping[str, Tensor], of: Sequences) -> Distribution:
@@ -86,8 +86,8 @@ class WithMemoryLearner(Learner[Step, Sequence[Step]]):
 
     Attributes:
         setup: Setup of the run.
-        policy: with its values.
-        estimates: along trials.
+        policy: Policy with its values.
+        estimates: Estimates along trials.
     """
 
     def __init__(self, settings: WithMemory, setup: Setup) -> None:

@@ -68,7 +68,7 @@ class TrialSettings(AlgorithmSettings):
         yield from processing_problems(run.processing, ("advantages",))
 
     def own_problems(self, run: RunSettings) -> Iterator[str]:
-        """Tell what does not fit this algorithm alone, in words that say what to do."""
+        """Yield problems of this algorithm alone, each with what to do."""
         yield from ()
 
 

@@ -62,8 +62,8 @@ class TrialEstimates:
 
         Args:
             params: Parameters of the policy and of the values.
-            values_scale: see CRITIC_SCALE.
-            episodes: whole trials.
+            values_scale: Scale of the values; see CRITIC_SCALE.
+            episodes: Whole trials.
         """
         trials, processing = self.trials(episodes), self._setup.processing
         values, behind = self._values(params, values_scale, trials)
@@ -96,7 +96,7 @@ class TrialEstimates:
         return found | (batch.end_advantages if self._settings.position_size else {})
 
     def _values(self, params: Mapping[str, Array], values_scale: Array, trials: Trials) -> tuple[Array, Array | None]:
-        """V [N, L] of the steps of trials, and what their ends are credited with, [N]; float32."""
+        """Return V [N, L] of the steps of trials, and the value credited after their ends, [N]; float32."""
         if self._settings.trial_end != "bootstrapped":
             return self._values_of(params, values_scale, self.inputs(trials)), None
         # One pass: the knowledge after the last step follows from the knowledge in it.
@@ -106,7 +106,7 @@ class TrialEstimates:
 
     @torch.no_grad()
     def _values_of(self, params: Mapping[str, Array], values_scale: Array, inputs: Array) -> Array:
-        """V [N, L] float32, of inputs [N, L, in]."""
+        """Return V [N, L] float32, of inputs [N, L, in]."""
         tensors = {name: torch.tensor(value, device=self.device) for name, value in params.items()}
         rows = torch.from_numpy(np.ascontiguousarray(inputs.swapaxes(0, 1))).to(self.device)
         values = self._policy.values(tensors, rows)
@@ -119,9 +119,9 @@ class Improved:
     """Result of an update.
 
     Attributes:
-        params: the policy's.
-        critic: the values'.
-        optimizer: its state.
+        params: Parameters of the policy.
+        critic: Parameters of the values.
+        optimizer: State of the optimizer.
         scale: Scale of the values; see CRITIC_SCALE.
         metrics: Metrics of the update.
     """

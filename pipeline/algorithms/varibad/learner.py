@@ -58,7 +58,7 @@ class VariBADPolicy(InferringPolicy):
         return self.policy.learned(params)
 
     def inputs(self, trials: Trials) -> Array:
-        """Observations, and the posteriors as they were recorded: no gradient goes into the encoder."""
+        """Return observations and the recorded posteriors: no gradient goes into the encoder."""
         observations = trials.inputs[..., : self._observation_size]
         return np.concatenate([observations, *(trials.behavior[n] for n in (POSTERIOR_MEAN, POSTERIOR_LOG_STD))], -1)
 

@@ -46,7 +46,7 @@ class DecodedSteps:
     rewards: Tensor
 
     def at(self, steps: Tensor) -> DecodedSteps:
-        """Some of the steps, [N, D'] int64 of each trial."""
+        """Return some of the steps, [N, D'] int64 of each trial."""
         trials = torch.arange(len(steps), device=steps.device)[:, None]
         return DecodedSteps(**{f.name: getattr(self, f.name)[trials, steps] for f in fields(self)})
 
@@ -91,7 +91,7 @@ class Decoders:
         return self._all_pairs(self._rewards, params, latents, seen).squeeze(-1)
 
     def _all_pairs(self, network: Network, params: Mapping[str, Tensor], latents: Tensor, steps: Tensor) -> Tensor:
-        """Outputs [K, N, D, out] of every latent [K, N, Z] with every step [N, D, in] of its trial."""
+        """Return the outputs [K, N, D, out] of every latent [K, N, Z] with every step [N, D, in] of its trial."""
         pairs = (len(latents), *steps.shape[:2])
         inputs = torch.cat([latents.unsqueeze(2).expand(*pairs, -1), steps.expand(*pairs, -1)], -1)
         return network(params, inputs.flatten(0, 2)).unflatten(0, pairs)
@@ -102,7 +102,7 @@ class Decoders:
 
 
 def _log_normal(errors: Tensor) -> Tensor:
-    """Log N(e; 0, 1)."""
+    """Return log N(e; 0, 1)."""
     return -0.5 * (errors.square() + LOG_2PI)
 
 
@@ -112,7 +112,7 @@ class TrialTensors:
 
     Attributes:
         inputs: [L, N, in], what the encoder sees; time first as recurrent networks take them.
-        steps: all steps of them, [N, L, ...].
+        steps: All steps of them, [N, L, ...].
         lengths: [N] int64, real steps.
     """
 
@@ -140,9 +140,9 @@ class Elbo(NamedTuple):
     """Means over trials of means over their posteriors, in nats.
 
     Attributes:
-        rewards: log-likelihood of the rewards of a whole trial.
+        rewards: Log-likelihood of the rewards of a whole trial.
         states: Log-likelihood of its next observations; 0 where they are not decoded.
-        kl: divergence of a posterior from the one before.
+        kl: Divergence of a posterior from the one before.
     """
 
     rewards: Tensor
@@ -151,7 +151,7 @@ class Elbo(NamedTuple):
 
 
 def kl_between(posterior: DiagGaussian, prior: DiagGaussian) -> Tensor:
-    """KL(posterior ‖ prior) = Σ log σ' - log σ + (σ² + (μ - μ')²) / 2σ'² - ½, in nats: [...]."""
+    """Return KL(posterior ‖ prior) = Σ log σ' - log σ + (σ² + (μ - μ')²) / 2σ'² - ½, in nats: [...]."""
     # DiagGaussian.kl adds to the denominator, as ProMP does, which shows where posteriors are narrow.
     log_ratio = prior.log_std - posterior.log_std
     squares = (posterior.mean - prior.mean).square() * (-2 * prior.log_std).exp()

@@ -64,7 +64,7 @@ def computed_by(name: str, computation: Computation, reward_version: str) -> Lit
 
 
 def class_rows(official: OfficialClass, goals: Array, num_threads: int, computation: Computation) -> ClassRows:
-    """Rows of a class with goals [N, R], at the starts of their episodes."""
+    """Return the rows of a class with goals [N, R], at the starts of their episodes."""
     if computed_by(official.name, computation, official.reward_version) == "vectorized":
         return VectorizedRows(official, goals, num_threads)
     return OracleRows(official, goals, num_threads)
@@ -87,11 +87,11 @@ class MetaWorldBatch:
     """N rows of a benchmark; a reset may give each another class.
 
     Args:
-        official: makes a class by its number; called once for each.
+        official: Function that makes a class by its number; called once for each.
         one_hot: Class number -> index in the unit vector that ends an observation; empty for no such vector.
         num_rows: N.
         num_threads: Threads of the simulators.
-        computation: who computes the rows.
+        computation: Implementation that computes the rows.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class MetaWorldBatch:
         self.action_size = ACTION_SIZE
 
     def official(self, number: int) -> OfficialClass:
-        """The class of this number."""
+        """Return the class of this number."""
         if number not in self._officials:
             self._officials[number] = self._make(number)
         return self._officials[number]
@@ -175,7 +175,7 @@ class MetaWorldBatch:
         return states
 
     def show(self, row: int) -> tuple[object, object]:
-        """MuJoCo's model and data in the state of a row."""
+        """Return MuJoCo's model and data in the state of a row."""
         (group,) = (group for members, group in self._groups if row in members)
         return group.physics.show(int(self._place[row]))
 

@@ -64,9 +64,9 @@ class MetaWorld(FixedTasks):
     0.0125 s (five physics steps). A task holds from the next reset on.
 
     Args:
-        benchmark_seed: the package draws the goals of a benchmark from it.
+        benchmark_seed: Seed from which the package draws the goals of a benchmark.
         reward_version: v2, or v1 as of the benchmark's first publication.
-        computation: who computes observations and rewards, see Computation.
+        computation: Implementation of observations and rewards, see Computation.
         render_mode: None or rgb_array.
 
     Raises:
@@ -153,7 +153,7 @@ class MetaWorld(FixedTasks):
         return OfficialClass(CLASSES[number], goal_visible=self.goal_visible, reward_version=self.reward_version)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without simulators: a copy takes the episode's actions again, which leads it to the same state."""
+        """Drop the simulators: a copy takes the episode's actions again, which leads it to the same state."""
         return {**vars(self), "_row": None, "_renderer": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -177,7 +177,7 @@ class MetaWorld(FixedTasks):
         return self._renderer.render()
 
     def scene(self) -> tuple[Any, Any, Any]:
-        """MuJoCo's model and data in the present state, and the camera to look through, of which films are made."""
+        """Return MuJoCo's model and data in the present state, and the camera for videos."""
         # Look at the table from in front of the robot. The package's own cameras there are upside down.
         camera = mujoco.MjvCamera()
         camera.lookat[:] = _TABLE

@@ -54,7 +54,7 @@ BENCHMARKS: Mapping[str, Split] = {
 
 
 def class_name(task: str) -> str:
-    """The name of the environment class that is ML1 of a class of tasks: ML1PickPlace."""
+    """Return the name of the environment class that is ML1 of a class of tasks: ML1PickPlace."""
     return "ML1" + "".join(word.capitalize() for word in task.split("-"))
 
 

@@ -29,7 +29,7 @@ class Start:
     Attributes:
         observation: [39].
         state: [S], STATE.
-        body_pos, site_pos: of the model: what a goal moves in it.
+        body_pos, site_pos: Fields of the model that a goal moves.
         attributes: Attributes of the package's environment.
     """
 
@@ -44,7 +44,7 @@ class RowPhysics:
     """MuJoCo's batch of one class, moved by a mocap body as the package does it.
 
     Args:
-        env: the package's environment of the class; other simulations may use it too, but not at the same time.
+        env: The package's environment of the class; other simulations may use it too, but not at the same time.
         starts: Starts of the N rows' episodes.
         num_threads: Threads of the batch.
 
@@ -94,13 +94,13 @@ class RowPhysics:
         mujoco.mj_setState(model, self._env.data, self.batch.state[row], STATE)
 
     def show(self, row: int) -> tuple[mujoco.MjModel, mujoco.MjData]:
-        """The package's model and data in the state of a row, until another row is looked at."""
+        """Return the package's model and data in the state of a row, until another row is looked at."""
         self.put(row)
         mujoco.mj_forward(self._env.model, self._env.data)
         return self._env.model, self._env.data
 
     def some(self, rows: Array) -> Array | slice:
-        """The rows as an index; all of them as a slice, which makes views instead of copies."""
+        """Return the rows as an index; all of them as a slice, which makes views instead of copies."""
         return slice(None) if len(rows) == self._num_rows else rows
 
     def _ids(self, rows: Array) -> Array | None:
@@ -156,7 +156,7 @@ class OfficialClass:
         self._starts: dict[bytes, Start] = {}
 
     def goal_of(self, task_goal: Array) -> Array:
-        """The goal without padding.
+        """Return the goal without padding.
 
         Raises:
             EnvError: the class has no such goal.
@@ -209,7 +209,7 @@ class OracleRows:
     neither the order of the rows nor earlier episodes make a difference.
 
     Args:
-        official: the class; other rows may use it too, but not at the same time.
+        official: The class; other rows may use it too, but not at the same time.
         goals: [N, R].
         num_threads: Threads of the batch.
     """
@@ -235,7 +235,7 @@ class OracleRows:
         )
 
     def _row(self, row: int, start: Start) -> Any:
-        """One more object of the package's class, whose steps take over what the batch has simulated."""
+        """Make one more object of the package's class, whose steps read what the batch has simulated."""
         env = object.__new__(type(self._official.env))
         env.__dict__.update(start.attributes)
         env.do_simulation = lambda ctrl, n_frames: self.physics.put(row)

@@ -21,7 +21,7 @@ VERSION = "3.1.1"
 
 @cache
 def official_classes() -> Mapping[str, type[Any]]:
-    """Name of a class of tasks -> the package's environment class.
+    """Return the package's environment class by name of a class of tasks.
 
     Raises:
         EnvError: the package is missing, or is another version.
@@ -69,7 +69,7 @@ Tasks = tuple[tuple[float, ...], ...]
 
 @cache
 def benchmark_tasks(names: Sequence[str], seed: int) -> Tasks:
-    """All tasks of a benchmark's classes: the number of the class, and the goal.
+    """Return all tasks of a benchmark's classes: the number of the class, and the goal.
 
     They equal the package's `_make_tasks(classes, ..., seed)`. It draws them from numpy's global generator while
     it simulates resets; here the generator is separate, and nothing is simulated, since no draw depends on it.

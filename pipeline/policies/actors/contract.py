@@ -18,13 +18,13 @@ class ActorSetup:
     """The ingredients of an actor.
 
     Attributes:
-        config: the policy.
+        config: The policy.
         params: Parameters of every task.
         taken: [T, B * E, A] float32, is given all actions; A is 1 where they are discrete.
         num_rows: E.
         spaces: Sizes of the environment.
         rngs: B generators, from which each task's actions are drawn; None for the most likely actions.
-        belief_rng: the generator from which the latent variable of a task's episode is drawn: (b, e) -> generator.
+        belief_rng: The generator from which the latent variable of a task's episode is drawn: (b, e) -> generator.
         memory: Memory of the episodes before, for an actor with a memory; None where a trial begins.
     """
 
@@ -102,11 +102,11 @@ class Actor(ABC):
         return None
 
     def recall(self, memory: Memory) -> None:
-        """Go on from what another actor of the same rows has kept; only actors with a memory can be asked."""
+        """Continue from the memory of another actor of the same rows; only for actors with a memory."""
         raise NotImplementedError(f"{type(self).__name__} keeps no memory ({memory.state.shape})")
 
     def _record(self, name: str, size: int) -> Array:
-        """Zeros [T, N, size] for what the acting distribution is at every step."""
+        """Return zeros [T, N, size] for the acting distribution at every step."""
         self.behavior_by_step[name] = np.zeros((*self._taken.shape[:2], size), np.float32)
         return self.behavior_by_step[name]
 
@@ -130,7 +130,7 @@ class UniformActor(Actor):
             self._drawn = setup.drawn(lambda rng: 2 * rng.random((T, E, A), np.float32) - 1).reshape(T, N, A)
 
     def act(self, t: int, observations: Array, rows: Array) -> Array:
-        """Actions [n, A] float32 or [n] int64; see Actor."""
+        """Return the actions [n, A] float32 or [n] int64; see Actor."""
         return self._take(t, rows, self._drawn[t, rows])
 
 
@@ -146,5 +146,5 @@ class RecordedActor(Actor):
         self._recorded = np.moveaxis(setup.params.params[ACTIONS], 0, 1).astype(self.actions.dtype)
 
     def act(self, t: int, observations: Array, rows: Array) -> Array:
-        """Actions [n, A] float32 or [n] int64; see Actor."""
+        """Return the actions [n, A] float32 or [n] int64; see Actor."""
         return self._take(t, rows, self._recorded[t, rows])

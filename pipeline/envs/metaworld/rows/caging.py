@@ -22,7 +22,7 @@ def cage_and_grip(moment: Moment, *, radius: float, reach: float, level: float, 
     comparison is how far a pad is from where the object lay at first.
 
     Args:
-        moment: the rows.
+        moment: The rows.
         radius: m, of the object.
         reach: m, up to which a pad is close to the object.
         level: m, up to which the fingertips are at the object in x and z.
@@ -47,7 +47,7 @@ def sweep_along(moment: Moment, *, radius: float, slack: float, level: float) ->
     """Return the reward as in the sweeping classes, [n]: gripping is for the pads to be close, not to press.
 
     Args:
-        moment: the rows.
+        moment: The rows.
         radius: m, of the object.
         slack: m, between the object and a pad that still grips it.
         level: Level as of `cage_and_grip`.

@@ -115,7 +115,7 @@ def _gap(moment: Moment) -> Array:
 
 
 def _in_place(moment: Moment, target: Array, radius: float, scale: Array | float = 1.0) -> tuple[Array, Array]:
-    """The object's distances to the target, and what they are worth by how far it was at first; axes stretched."""
+    """Return the object's distances to the target on stretched axes, and their reward relative to the first one."""
     distance = norm((moment.object - target) * scale)
     return distance, long_tail(distance - radius, norm((moment.start["object"] - target) * scale))
 

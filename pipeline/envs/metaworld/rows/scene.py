@@ -75,13 +75,13 @@ class RowsEvaluation(NamedTuple):
     """Outcome of a control step, under the names that the package uses in `info`; [n] each, or one for all.
 
     Attributes:
-        rewards: from 0 to 10.
-        success: bool.
+        rewards: Rewards from 0 to 10.
+        success: Bool, success.
         obj_to_target: a distance, mostly.
-        in_place_reward: part of the reward.
-        grasp_reward: part of the reward.
-        near_object: bool, mostly.
-        grasp_success: bool; of a class with `RowTask.touched` without regard to contacts.
+        in_place_reward: Part of the reward.
+        grasp_reward: Part of the reward.
+        near_object: Bool, mostly.
+        grasp_success: Bool; of a class with `RowTask.touched` without regard to contacts.
     """
 
     rewards: Array
@@ -98,7 +98,7 @@ class RowTask:
     """One class of Meta-World, as rules for n rows.
 
     Attributes:
-        evaluate: its rewards.
+        evaluate: Function that computes the rewards.
         object: Source of the object's observed position.
         offset: Offset in m, added to that position.
         turn: Source of its observed orientation: a quaternion or a rotation matrix; None: zeros.
@@ -131,7 +131,7 @@ class Scene:
         self._offset = None if task.offset is None else np.array(task.offset)
 
     def of(self, rows: Array | slice) -> dict[str, Array]:
-        """Name -> [n, ...] of the rows."""
+        """Return the sources of the rows by name, [n, ...] each."""
         return {name: live[rows] for name, live in self._live.items()}
 
     def write_frames(self, scene: Mapping[str, Array], frames: Array) -> None:

@@ -25,7 +25,7 @@ def beyond(values: Array, low: float, high: float) -> Array:
 
 
 def long_tail(excess: Array, margin: Array | float) -> Array:
-    """1 up to an excess of 0, then 1 / (1 + (3 excess / margin)²): 0.1 at the margin.
+    """Return 1 up to an excess of 0, then 1 / (1 + (3 excess / margin)²): 0.1 at the margin.
 
     A margin of 0 makes it a step.
     """
@@ -35,13 +35,13 @@ def long_tail(excess: Array, margin: Array | float) -> Array:
 
 
 def gaussian(excess: Array, margin: Array) -> Array:
-    """1 up to an excess of 0, then 0.1 to the power of (excess / margin)²."""
+    """Return 1 up to an excess of 0, then 0.1 to the power of (excess / margin)²."""
     outside = np.maximum(excess, 0)
     return np.exp(_LOG_VALUE_AT_MARGIN * (outside * outside / (margin * margin + _TINY)))
 
 
 def hamacher(first: Array, second: Array) -> Array:
-    """A conjunction of two values in [0, 1]: ab / (a + b - ab), and 0 where both are 0."""
+    """Return a conjunction of two values in [0, 1]: ab / (a + b - ab), and 0 where both are 0."""
     product = first * second
     return product / (first + second - product + _TINY)
 

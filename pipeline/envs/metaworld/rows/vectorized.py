@@ -46,7 +46,7 @@ class VectorizedRows:
     They agree with OracleRows to rounding, and are a row's own: no bit of them depends on the other rows.
 
     Args:
-        official: the class, one of ROW_TASKS; other rows may use it too, but not at the same time.
+        official: The class, one of ROW_TASKS; other rows may use it too, but not at the same time.
         goals: [N, R].
         num_threads: Threads of the batch.
     """
