@@ -62,7 +62,7 @@ def keep_tasks(
     Work that a KeepingMap computes elsewhere is sent there, so it must not hold all tasks' batches.
 
     Args:
-        parallel: Maps over chunks.
+        parallel: Map over chunks.
         work: Function of the batches from task `first_task` on, and of a slice of these tasks.
         bounds: Chunks of consecutive tasks, in order and without gaps.
         batches: Sequences of batches of all tasks, by the name under which work gets them.
@@ -80,7 +80,7 @@ def join_tasks(parallel: ParallelMap, work: Callable[..., T], tasks_together: in
     """Return `work(parallel, **batches)`, a batch that may be joined from batches of groups of tasks.
 
     Args:
-        parallel: Maps over chunks; one that keeps results computes groups where their batches are, and keeps them too.
+        parallel: Map over chunks; one that keeps results computes groups where their batches are, and keeps them too.
         work: Function of a map and the batches of some tasks.
         tasks_together: Groups start at multiples of it, and what work gives depends on no other tasks; 0 where it
             depends on all of them.

@@ -89,8 +89,8 @@ class Learner(ABC, Generic[Evidence, Experience]):
 
     Attributes:
         kernel: Implementation of the updates.
-        tasks_apart: Chunk sizes for an algorithm whose tasks may be computed on several machines; its
-            update maps over chunks of them by `keep_tasks`. None for others.
+        tasks_apart: Chunk sizes for an algorithm whose tasks may be computed on several machines; its update maps over
+            chunks of them by `keep_tasks`. None for others.
     """
 
     tasks_apart: TasksApart | None = None
@@ -122,7 +122,7 @@ class Learner(ABC, Generic[Evidence, Experience]):
             state: Input of the iteration; an actor-critic values episodes with its critic.
             episodes: [B, E, T].
             seed: Seed of the baseline's random draws.
-            parallel: Maps over tasks; the result does not depend on it.
+            parallel: Map over tasks; the result does not depend on it.
         """
         raise NotImplementedError(f"{type(self).__name__} learns from transitions, which are not processed")
 
@@ -151,7 +151,7 @@ class Learner(ABC, Generic[Evidence, Experience]):
             rounds: All rollout batches so far, the last one collected by `params`; step k follows batch k. Earlier
                 ones may lack behavior and reward terms.
             run_seed: Seed of the random draws.
-            parallel: Maps over tasks; the result does not depend on it.
+            parallel: Map over tasks; the result does not depend on it.
         """
         return params
 
@@ -172,7 +172,7 @@ class Learner(ABC, Generic[Evidence, Experience]):
             experience: Experience of this iteration.
             run_seed: Seed of the run; with the iteration, it determines all random draws.
             iteration: Index of the iteration.
-            parallel: Maps over chunks of the work; the result does not depend on it.
+            parallel: Map over chunks of the work; the result does not depend on it.
 
         Raises:
             NumericalError: naming what is not finite.

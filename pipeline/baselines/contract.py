@@ -30,7 +30,7 @@ class Baseline(Protocol):
             targets: [B, E, T], discounted returns, or discounted rewards for DiCE.
             mask: [B, E, T], 1 where a step is real; padding takes no part in the fit.
             seed: Seed of the fit's random draws.
-            parallel: Maps over tasks; the result does not depend on it.
+            parallel: Map over tasks; the result does not depend on it.
 
         Returns:
             [B, E, T] float64, zero on padding.

@@ -30,7 +30,7 @@ def process_samples(
             configured `return_baseline` predicts returns.
         processing: Discount, λ, normalization.
         seed: Seed of the baselines' random draws; one per rollout batch.
-        parallel: Maps over tasks; the result does not depend on it, nor on other tasks unless a baseline is shared.
+        parallel: Map over tasks; the result does not depend on it, nor on other tasks unless a baseline is shared.
     """
     mask = episodes.mask
     rewards = episodes.rewards * mask

@@ -159,7 +159,7 @@ class FlatNetwork:
         return cls(flat, layer_paths(prefix, len(spec.hidden_sizes)), activation, fold_bias=fold_bias)
 
     def forward(self, *inputs: Array) -> Array:
-        """Return outputs [n, out] for inputs [n, in], or for several to concatenate; `backward` refers to the last call."""
+        """Return outputs [n, out] for inputs [n, in], or for several to concatenate; `backward` refers to these."""
         if len(inputs) == 1 and not self._ones:
             # Bytes of an observation, for example.
             self._activations = [inputs[0].astype(self._layers[0].kernel.dtype, copy=False)]

@@ -86,7 +86,7 @@ class TaskPool:
         return self._batch(shuffled_blocks(n, num_tasks, rng))
 
     def sample_balanced(self, num_tasks: int, rng: np.random.Generator, classes: Classes) -> TaskBatch:
-        """Draw `num_tasks` tasks, equally many of every class, in random order; in a class none twice before all others.
+        """Draw `num_tasks` tasks, equally many of every class, in random order; in a class none twice before all came.
 
         Raises:
             EnvError: a class has none.

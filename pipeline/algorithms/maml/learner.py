@@ -48,7 +48,7 @@ class IterationSamples:
         steps: Rollout batches 0 ... K.
         chunks: Makes chunks of all tasks, of the rows and in the dtype asked for; see build_chunks.
         generator: Generator of an epoch's random draws.
-        parallel: Maps over chunks.
+        parallel: Map over chunks.
         noise: True to measure the noise of the meta-gradient over tasks.
     """
 

@@ -60,7 +60,7 @@ def policy_kls(current: Sequence[Distribution], chunk: Chunk) -> dict[str, Tenso
 
 
 def dice_loss(current: Distribution, rows: TaskRows) -> Tensor:
-    """Return -(1 / E T) Σ_{e,t} ☐_t c_t, [b]; ☐_t = exp(τ_t - ⊥τ_t), τ_t = Σ_{t' ≤ t} log π_θ(a_t'|o_t'), for each task.
+    """Return -(1 / E T) Σ_{e,t} ☐_t c_t, ☐_t = exp(τ_t - ⊥τ_t), τ_t = Σ_{t' ≤ t} log π_θ(a_t'|o_t'), each task's [b].
 
     Foerster et al. 2018, arXiv:1802.05098, with the adjusted rewards as c and a mean over E T cells. ☐ is 1, so the
     value does not depend on θ; derivatives of every order estimate the derivatives of the expected return.

@@ -166,7 +166,7 @@ def build_chunks(
         dtype: Tensor dtype.
         device: Tensor device.
         recorded: Makes the distributions that acted.
-        parallel: Maps over the chunks.
+        parallel: Map over the chunks.
     """
     work = partial(_chunk, dtype=dtype, device=device, recorded=recorded)
     return keep_tasks(

@@ -70,7 +70,7 @@ class MetaPoint:
         params: θ.
         flat: The order of a vector's elements.
         chunks: Rows of all tasks.
-        parallel: Maps over the chunks.
+        parallel: Map over the chunks.
     """
 
     problem: MetaProblem

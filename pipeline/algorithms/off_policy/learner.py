@@ -67,7 +67,7 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
 
         Args:
             state: State before the steps; it is left unchanged.
-            parallel: Maps over parts of a gradient step; the result does not depend on it.
+            parallel: Map over parts of a gradient step; the result does not depend on it.
         """
 
     def shown(self, minibatch: Minibatch) -> Minibatch:

@@ -90,7 +90,7 @@ def td_targets(settings: PEARL, batch: TransitionTensors, discount: float, next_
 
 
 def value_loss(values: Tensor, lowest: Tensor, log_prob: Tensor) -> Tensor:
-    """Return mean (V(o, z) - (min_j Q_j(o, a', z) - log π(a'|o, z)))². Haarnoja et al. 2018, arXiv:1801.01290, eq. 5"""
+    """Return mean (V(o, z) - (min_j Q_j(o, a', z) - log π(a'|o, z)))². Haarnoja et al. 2018, arXiv:1801.01290, (5)."""
     return (values - (lowest - log_prob).detach()).square().mean()
 
 
@@ -156,8 +156,8 @@ class PEARLDefinition:
     def step(self, minibatch: Minibatch, noise: Noise) -> dict[str, Tensor]:
         """Infer the tasks, take a step down the loss of Q-functions and encoder, then down the loss of V and policy.
 
-        The latent variables are drawn once, for all parts of the step. V and policy learn from the
-        updated Q-functions.
+        The latent variables are drawn once, for all parts of the step. V and policy learn from the updated
+        Q-functions.
 
         Args:
             minibatch: K tasks, N transitions and C of context of each.

@@ -28,7 +28,7 @@ class TrialSettings(AlgorithmSettings):
 
     episodes_per_trial: int = Field(default=2, ge=1)
     """Episodes of a task, one after the other, through which the policy's memory lasts; episodes_per_task make up
-    one trial or of several."""
+    one trial or several."""
     trial_end: Literal["seen", "unseen", "bootstrapped"] = later("seen", before="unseen")
     """Value after a trial's last step. seen: 0, and the critic sees how far the trial has come; unseen: 0, and it does
     not; bootstrapped: where the step limit ended the trial, the critic's own value."""
