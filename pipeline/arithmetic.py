@@ -1,4 +1,4 @@
-"""Which machine code computes in this process. No torch: workers that do not need it ask, too."""
+"""Machine code that computes in this process. Without torch, since workers that do not need it ask, too."""
 
 from collections.abc import Set
 from functools import cache
@@ -9,11 +9,11 @@ from threadpoolctl import threadpool_info
 
 
 def blas_facts() -> tuple[str, ...]:
-    """Name and processor of every BLAS that this process has loaded, sorted.
+    """Return name and processor of every BLAS that this process has loaded, sorted.
 
-    Another processor's code rounds sums in another order. It is chosen by the processor it runs on, but also by
+    Another processor's code adds in another order. It is chosen by the processor it runs on, but also by
     variables such as OPENBLAS_CORETYPE. Without versions, which NumPy's and torch's imply: whether SciPy has loaded an
-    OpenBLAS of its own must not matter.
+    a separate OpenBLAS must not matter.
     """
     libraries = (library for library in threadpool_info() if library["user_api"] == "blas")
     names = ("internal_api", "architecture")
@@ -22,9 +22,9 @@ def blas_facts() -> tuple[str, ...]:
 
 @cache
 def numpy_facts() -> str:
-    """Name the instructions of the processor that NumPy's own functions use.
+    """Return the processor instructions that NumPy's own functions use.
 
-    With AVX-512 some of them, such as arcsinh and the float64 exp, are other functions that round otherwise. It is
+    With AVX-512 some of them, such as arcsinh and the float64 exp, are other functions with other rounding. It is
     chosen by the processor, but also by NPY_DISABLE_CPU_FEATURES.
     """
     known = cast(dict[str, Any], np.show_config(mode="dicts")).get("SIMD Extensions", {})
@@ -32,7 +32,7 @@ def numpy_facts() -> str:
 
 
 def acting_facts() -> tuple[str, ...]:
-    """Name all machine code that acts without torch, sorted."""
+    """Return all machine code that acts without torch, sorted."""
     return tuple(sorted((*blas_facts(), f"numpy {numpy_facts()}")))
 
 
@@ -108,6 +108,6 @@ def variables_for(library: str, code: str) -> dict[str, str | None]:
 
 
 def _numpy_extensions() -> list[str]:
-    """Name every extension that this build of NumPy has code for, whether or not the processor has it."""
+    """Return every extension that this build of NumPy has code for, whether or not the processor has it."""
     known = cast(dict[str, Any], np.show_config(mode="dicts")).get("SIMD Extensions", {})
     return [name for name in _NEEDED["numpy"] if name in (*known.get("found", ()), *known.get("not found", ()))]

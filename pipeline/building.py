@@ -22,14 +22,14 @@ def build_learner(config: RunConfig) -> tuple[Setup, Learner[Any, Any], MetaEnv]
     Raises:
         ConfigError: the algorithm or an option is not for such an environment.
     """
-    # Which actions there are is told before a scale of them is asked for, which discrete ones do not have.
+    # The kind of actions is reported before their scale is read, which discrete ones do not have.
     with closing(make_env(config.env.model_copy(update={"action_scale": None}))) as plain:
         setup = setup_of(config, plain)
     return setup, config.algorithm.build(setup), make_env(config.env)
 
 
 def measures_of(config: RunConfig, env: MetaEnv) -> Measures:
-    """Collect the measures of every round that a run asks for.
+    """Collect the measures that a run applies to every rollout batch.
 
     Raises:
         ConfigError: there is no such function, or the environment has no diagnostics.
@@ -48,7 +48,7 @@ def setup_of(config: RunConfig, env: MetaEnv) -> Setup:
 
 
 def setup_for(config: RunConfig, spaces: Spaces, sparse_rewards: Callable[[Array], Array]) -> Setup:
-    """Describe them where no environment is at hand."""
+    """Describe spaces where no environment is available."""
     return Setup(
         **asdict(spaces),
         env_name=config.env.name,

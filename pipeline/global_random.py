@@ -25,7 +25,7 @@ _LIBRARIES = ("random", "numpy", "torch", "metaloom")
 _RANDOM = cast(Any, random.random).__self__
 _MOST_FRUITLESS = 3
 SEEDED = "metaloom.pipeline.seeding.generator(run_seed, stream, *position)"
-"""What plug-ins draw from."""
+"""Generator that plug-ins must draw from."""
 _CURE = f"{SEEDED}, or in a policy's sample from torch's own generator, which is seeded for it"
 _CURE_OF_TORCH = (
     ". A module that is only filled afterwards is built by torch.nn.utils.skip_init(torch.nn.Linear, ...), or under "
@@ -63,7 +63,7 @@ class GlobalRandomWatch:
     line: other threads may have drawn as well, and what they draw decides no bit of the work.
 
     Args:
-        on: False for work in which there is no code of the user's.
+        on: False for work that runs no user code.
     """
 
     def __init__(self, *, on: bool = True) -> None:
@@ -71,7 +71,7 @@ class GlobalRandomWatch:
         self._fruitless = Counter[tuple[str, str]]()
 
     def stop(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._on = False
 
     def draw_of(
@@ -130,7 +130,7 @@ def _numpy_state(*, exact: bool) -> object:
     of_numpy = cast(Any, np.random).get_bit_generator()
     if not isinstance(of_numpy, np.random.MT19937):
         return str(of_numpy.state)
-    if exact:  # with the second of two normal numbers, which are drawn together
+    if exact:  # with the second of two normal values, which are drawn together
         _, keys, *others = cast(Any, np.random.get_state())  # noqa: NPY002
         return keys.tobytes(), *others
     # The keys and the position among them, where they lie in memory: to ask for them takes fifty times as long.
@@ -162,7 +162,7 @@ def _first_draw(work: Callable[[], object], generators: Sequence[str]) -> tuple[
     before = _states(exact=True)
 
     def look(frame: FrameType, event: str, argument: object) -> None:
-        # Threads of libraries draw from `random` for pauses of their own, so of it the calls of this thread are seen.
+        # Threads of libraries draw from `random` for their pauses, so only this thread's calls of it are watched.
         if "random" in generators and event == "c_call" and getattr(argument, "__self__", None) is _RANDOM:
             generator = "random"
         elif others and (now := _states(exact=True)) != before:
@@ -185,7 +185,7 @@ def _first_draw(work: Callable[[], object], generators: Sequence[str]) -> tuple[
 
 
 def _draw(generator: str, frame: FrameType) -> Draw:
-    """Who drew: the innermost function that is neither a library's nor ours."""
+    """Return who drew: the innermost function that is neither a library's nor ours."""
     stack: list[FrameType] = []
     at: FrameType | None = frame
     while at is not None:

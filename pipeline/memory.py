@@ -18,7 +18,7 @@ def machine_memory() -> int:
 
 
 def require_room(shapes: Mapping[str, tuple[int, ...]], *, setting: str) -> None:
-    """Refuse a network that could not be trained in this machine's memory, before any of it is made.
+    """Reject a network that could not be trained in this machine's memory, before any of it is made.
 
     Raises:
         ConfigError: naming its largest parameter.

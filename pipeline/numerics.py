@@ -32,7 +32,7 @@ class _Setting(NamedTuple):
 
 @contextmanager
 def normal_numerics(device: DeviceName = "cpu") -> Generator[None]:
-    """Compute under the settings that runs are computed under, and restore those that there were.
+    """Compute under the settings of runs, and restore the previous settings afterwards.
 
     Args:
         device: Device on which torch computes; other than the CPU by deterministic algorithms only.
@@ -53,7 +53,7 @@ def normal_numerics(device: DeviceName = "cpu") -> Generator[None]:
 
 
 def unusual_numerics(device: DeviceName = "cpu") -> dict[str, str]:
-    """Return the settings of this process that are not those of a stage, by name, except for numbers of threads."""
+    """Return the settings of this process that differ from a stage's, by name, except for thread counts."""
     torch = sys.modules.get("torch")
     values = {s: s.get() for s in (*_of_thread(torch), *_of_process(torch, device)) if "threads" not in s.name}
     unusual = {setting.name: str(value) for setting, value in values.items() if value not in setting.normal}
@@ -178,7 +178,7 @@ def _matmul_precision(torch: Any) -> tuple[Callable[[], str], Callable[[str], No
 
 
 def _precisions(backends: Any, device: DeviceName) -> Iterator[_Setting]:
-    """The precision of each kind of product, where the version of torch knows them apart."""
+    """Yield the precision of each kind of product, where the version of torch knows them apart."""
     parts = {f"mkldnn {name}": getattr(backends.mkldnn, name, None) for name in ("matmul", "conv", "rnn")}
     if device == "cuda":
         parts |= {f"cudnn {name}": getattr(backends.cudnn, name, None) for name in ("conv", "rnn")}

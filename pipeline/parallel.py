@@ -19,7 +19,7 @@ class OfTasks(Protocol):
     """A batch whose leading axis is tasks."""
 
     def slice(self, start: int, stop: int, /) -> Any:
-        """The tasks start ... stop - 1."""
+        """Return the tasks start ... stop - 1."""
         ...
 
 
@@ -34,19 +34,19 @@ class KeepingMap(ABC):
 
     @abstractmethod
     def __call__(self, work: Callable[..., Any], *items: Iterable[Any]) -> Iterable[Any]:
-        """Results in the order of the items."""
+        """Return the results in the order of the items."""
 
     @abstractmethod
     def keep(self, work: Callable[[Any], T], items: Sequence[Any]) -> Sequence[T]:
-        """Like a call, with results that stay where the items are."""
+        """Map as a call does; the results stay where the items are."""
 
     @abstractmethod
     def keep_tasks(self, work: Callable[..., T], bounds: Sequence[slice], **batches: TaskBatches) -> Sequence[T]:
-        """See the function of this name."""
+        """Apply the function of this name."""
 
     @abstractmethod
     def join_tasks(self, work: Callable[..., T], tasks_together: int, **batches: TaskBatches) -> T:
-        """See the function of this name."""
+        """Apply the function of this name."""
 
 
 def keep(parallel: ParallelMap, work: Callable[[Any], T], items: Sequence[Any]) -> Sequence[T]:
@@ -62,10 +62,10 @@ def keep_tasks(
     Work that a KeepingMap computes elsewhere is sent there, so it must not hold all tasks' batches.
 
     Args:
-        parallel: maps over chunks.
-        work: is given the batches from task `first_task` on, and which of these tasks to look at.
-        bounds: chunks of consecutive tasks, in order and without gaps.
-        batches: sequences of batches of all tasks, by the name under which work gets them.
+        parallel: Map over chunks.
+        work: Function of the batches from task `first_task` on, and of a slice of these tasks.
+        bounds: Chunks of consecutive tasks, in order and without gaps.
+        batches: Sequences of batches of all tasks, by the name under which work gets them.
     """
     if isinstance(parallel, KeepingMap):
         return parallel.keep_tasks(work, bounds, **batches)
@@ -77,14 +77,14 @@ def keep_tasks(
 
 
 def join_tasks(parallel: ParallelMap, work: Callable[..., T], tasks_together: int, **batches: TaskBatches) -> T:
-    """Return `work(parallel, **batches)`, a batch that may be put together of those of groups of tasks.
+    """Return `work(parallel, **batches)`, a batch that may be joined from batches of groups of tasks.
 
     Args:
-        parallel: maps over chunks; one that keeps results computes groups where their batches are, and keeps them too.
-        work: is given a map, and the batches of some tasks.
-        tasks_together: groups start at multiples of it, and what work gives depends on no other tasks; 0 where it
+        parallel: Map over chunks; one that keeps results computes groups where their batches are, and keeps them too.
+        work: Function of a map and the batches of some tasks.
+        tasks_together: Groups start at multiples of it, and what work gives depends on no other tasks; 0 where it
             depends on all of them.
-        batches: sequences of batches of all tasks, by the name under which work gets them.
+        batches: Sequences of batches of all tasks, by the name under which work gets them.
     """
     if tasks_together and isinstance(parallel, KeepingMap):
         return parallel.join_tasks(work, tasks_together, **batches)
@@ -92,5 +92,5 @@ def join_tasks(parallel: ParallelMap, work: Callable[..., T], tasks_together: in
 
 
 def tasks_of(batch: OfTasks | Array, start: int, stop: int) -> Any:
-    """The tasks start ... stop - 1 of a batch."""
+    """Return the tasks start ... stop - 1 of a batch."""
     return batch[start:stop] if isinstance(batch, np.ndarray) else batch.slice(start, stop)

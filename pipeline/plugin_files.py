@@ -17,19 +17,19 @@ _KNOWN_BY_VERSION = ("metaloom.", "gymnasium.")
 
 
 def acting_paths(env: EnvConfig, policy: PolicyConfig) -> list[str]:
-    """Whatever acts and what it acts in, as module:Class where it is somebody's own."""
+    """Return the environment, its wrappers, the network and the policy, as module:Class where they are custom."""
     own_policy = [POLICIES.path(policy.name)] if policy.name else []
     wrappers = [wrapper.path for wrapper in env.wrappers]
     return [env.name, class_path(env), *wrappers, NETWORKS.path(policy.network), *own_policy]
 
 
 def sources_of(paths: Iterable[str]) -> dict[str, str]:
-    """SHA-256 of the files of plug-ins, as `files_of` finds them."""
+    """Return the SHA-256 of the files of plug-ins, as `files_of` finds them."""
     return {name: digest_of(file) for name, file in files_of(paths).items()}
 
 
 def digest_of(file: Path) -> str:
-    """SHA-256 of a file as it is now."""
+    """Return the SHA-256 of a file as it is now."""
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
@@ -39,11 +39,11 @@ def own_paths(paths: Iterable[str]) -> set[str]:
 
 
 def files_of(paths: Iterable[str]) -> dict[str, Path]:
-    """The file of every plug-in among `paths`, by module:Class, and of modules beside it, by module.
+    """Return the file of every plug-in among `paths`, by module:Class, and of modules beside it, by module.
 
     Modules count that the plug-in's file imports, or those import, and that lie in the same folder or below it; of an
     installed plug-in, in the same package. An environment by a gymnasium id counts with the module that registers it,
-    which may be all that tells its class and its options.
+    whose file may be all that defines its class and its options.
     """
     own = own_paths(paths)
     files: dict[str, Path] = {}
@@ -58,13 +58,13 @@ def files_of(paths: Iterable[str]) -> dict[str, Path]:
 
 
 def _written_in(path: str) -> tuple[str, Path | None]:
-    """The module and the file that module:Class is written in; None for what is not written in Python.
+    """Return the module and the file that module:Class is written in; None for what is not written in Python.
 
     Raises:
         ConfigError: the file is gone.
     """
     found = import_module(path) if is_gymnasium_id(path) or registered_id(path) else load(path)
-    # An object, such as a Graph, does not tell where it was made.
+    # An object, such as a Graph, does not record where it was made.
     tells = inspect.isclass(found) or inspect.isfunction(found)
     module = found.__module__ if tells else path.partition(":")[0]
     try:
@@ -82,7 +82,7 @@ def _written_in(path: str) -> tuple[str, Path | None]:
 
 
 def _modules_beside(file: Path, module: str) -> dict[str, Path]:
-    """Files of the modules in a module's folder or package that it imports, in turn, by name.
+    """Return the files of the modules in a module's folder or package that it imports, in turn, by name.
 
     Read from the sources, not from what happens to be imported by now, so that every process finds the same ones.
     """
@@ -106,7 +106,7 @@ def _modules_beside(file: Path, module: str) -> dict[str, Path]:
 
 
 def _imports(module: str, file: Path) -> Iterator[str]:
-    """Names that modules imported by a file may have, with those of the packages that they are in."""
+    """Yield names that modules imported by a file may have, with the packages that they are in."""
     try:
         tree = ast.parse(file.read_bytes())
     except SyntaxError:  # of a file that is imported only under conditions

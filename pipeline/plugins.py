@@ -35,11 +35,11 @@ INSTALLED = "installed"
 
 @dataclass(frozen=True, eq=False)
 class Plugins:
-    """All that is known of one kind of plug-in.
+    """All plug-ins of one kind.
 
     Attributes:
-        kind: for messages, such as "algorithm".
-        group: of entry points, such as "metaloom.algorithms".
+        kind: Kind for messages, such as "algorithm".
+        group: Group of entry points, such as "metaloom.algorithms".
         builtin: name -> module:Class, imported when it is used.
     """
 
@@ -48,11 +48,11 @@ class Plugins:
     builtin: Mapping[str, str]
 
     def names(self) -> list[str]:
-        """Names that need no module: built-in ones, then those that installed packages bring."""
+        """Return names that need no module: built-in ones, then names that installed packages bring."""
         return [*self.builtin, *sorted(self._installed().keys() - self.builtin.keys())]
 
     def path(self, name: str) -> str:
-        """Look up module:Class of a name.
+        """Return module:Class of a name.
 
         Raises:
             ConfigError: nothing has this name; the message says what does.
@@ -120,7 +120,7 @@ def import_module(path: str) -> types.ModuleType:
     if module == "__main__":
         raise ConfigError(_not_found_again(path))
     # A user's own module lies in the folder where the command runs, which an installed command does not search. Not for
-    # modules of our own: a package's entry points in that folder must not become those of an installed one.
+    # our modules: a package's entry points in that folder must not become an installed package's.
     if not module.startswith("metaloom.") and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
@@ -130,7 +130,7 @@ def import_module(path: str) -> types.ModuleType:
 
 
 def place_of(module: str) -> str | None:
-    """Where the top-level package of a module would be imported from, found without importing anything.
+    """Return where the top-level package of a module would be imported from, without importing anything.
 
     Returns:
         Its file, or its folders where it has none; INSTALLED for what the interpreter or an installed package brings;
@@ -150,7 +150,7 @@ def place_of(module: str) -> str | None:
 
 
 def is_installed(file: str) -> bool:
-    """Tell whether a file is the interpreter's or an installed package's."""
+    """Return True if a file is the interpreter's or an installed package's."""
     roots = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     roots += [*site.getsitepackages(), site.getusersitepackages()]
     return any(Path(os.path.realpath(file)).is_relative_to(os.path.realpath(root)) for root in roots)
@@ -171,7 +171,7 @@ def _not_found_again(path: str) -> str:
 
 
 def path_of(found: Callable[..., object]) -> str:
-    """module:Class of a class or function."""
+    """Return module:Class of a class or function."""
     return f"{found.__module__}:{found.__qualname__}"
 
 
@@ -182,9 +182,9 @@ class ByName(Generic[S]):
     A bare name stands for the settings with their defaults.
 
     Attributes:
-        plugins: where names are looked up.
-        base: what the settings derive from.
-        default: the name where none is given.
+        plugins: Registry where names are looked up.
+        base: Base class of the settings.
+        default: The name where none is given.
     """
 
     plugins: Plugins
@@ -217,7 +217,7 @@ class ByName(Generic[S]):
         return found.model_validate(given)
 
     def _findable(self, value: S) -> S:
-        """Settings under a name by which another process finds their class."""
+        """Return the settings under a name by which another process finds their class."""
         name = value.name or path_of(type(value))
         found = self.plugins.find(name, self.base)
         if found is not type(value):
@@ -228,11 +228,11 @@ class ByName(Generic[S]):
         return value if value.name else value.model_copy(update={"name": name})
 
     def __get_pydantic_core_schema__(self, source: object, handler: object) -> CoreSchema:
-        """Any settings that derive from `base`, dumped with all fields of their own class."""
+        """Accept any settings that derive from `base`, dumped with all fields of their own class."""
         return core_schema.no_info_plain_validator_function(self.validate)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """One of the built-in settings."""
+        """Describe one of the built-in settings."""
         found = (load(path) for path in self.plugins.builtin.values())
         builtin: dict[Any, None] = dict.fromkeys(cls for cls in found if issubclass(cls, self.base))
         return handler(TypeAdapter(functools.reduce(operator.or_, builtin)).core_schema)

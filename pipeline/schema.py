@@ -35,7 +35,7 @@ def suggestion(found: str, names: Iterable[str]) -> str:
 
 
 def told(problem: ErrorDetails) -> str:
-    """What pydantic requires of a value, what it found, and the allowed value that resembles it."""
+    """Describe what pydantic requires of a value, what it found, and the allowed value that resembles it."""
     found, context = problem["input"], problem.get("ctx", {})
     if problem["type"] == REFUSAL:
         return problem["msg"]
@@ -45,14 +45,14 @@ def told(problem: ErrorDetails) -> str:
 
 
 def later(default: Any, *, before: Any = None, **about: Any) -> Any:
-    """A field that earlier versions did not have. What it stands for in their runs does not count in a run's digest.
+    """Declare a field that earlier versions did not have; its old meaning does not enter the digest of their runs.
 
     So a run that was stored before the field existed keeps the digest of its configuration.
 
     Args:
-        default: in new runs.
-        before: what earlier versions did, where that is something else than the default; `Settings.before` tells.
-        about: as for pydantic.Field.
+        default: Value in new runs.
+        before: Value in earlier versions, where it differs from the default; returned by `Settings.before`.
+        about: Keywords of pydantic.Field.
     """
     return Field(default=default, json_schema_extra={LATER: default if before is None else before}, **about)
 
@@ -74,7 +74,7 @@ class Settings(BaseModel):
             raise ValidationError.from_exception_data(error.title, lines) from None
 
     def decisive(self) -> dict[str, JsonValue]:
-        """The settings as JSON, without later fields that stand for what earlier versions did."""
+        """Return the settings as JSON, without later fields that stand for what earlier versions did."""
         dumped: dict[str, JsonValue] = self.model_dump(mode="json")
         for name, about in type(self).model_fields.items():
             value, extra = getattr(self, name), about.json_schema_extra
@@ -86,7 +86,7 @@ class Settings(BaseModel):
 
     @classmethod
     def before(cls) -> dict[str, JsonValue]:
-        """What earlier versions did, by later field, where that is not what leaving the field out means today."""
+        """Return earlier versions' values by later field, where they differ from today's default."""
         extras = {name: (about.json_schema_extra, about.default) for name, about in cls.model_fields.items()}
         return {
             name: extra[LATER]
@@ -99,7 +99,7 @@ class PluginSettings(Settings):
     """Settings of a class that is found by `name`: built in, an entry point's, or a user's as module:Class."""
 
     name: str = ""
-    """Leave it out in a class of your own: it then is where the class is found."""
+    """Omit it in a custom class: it then is where the class is found."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Give a user's subclass of a built-in algorithm, whose name is fixed, a name that is not."""
@@ -114,12 +114,12 @@ class PluginSettings(Settings):
 
 
 def refusal(message: str) -> PydanticCustomError:
-    """A problem whose whole text is the message."""
+    """Return a problem whose whole text is the message."""
     return PydanticCustomError(REFUSAL, "{message}", {"message": message})
 
 
 def _with_suggestion(problem: ErrorDetails, keys: Iterable[str]) -> InitErrorDetails:
-    """A problem that pydantic found; that of an unknown key with the keys that resemble it."""
+    """Return a problem that pydantic found, an unknown key with the keys that resemble it."""
     context = problem.get("ctx", {})
     kind: str | PydanticCustomError = problem["type"]
     if kind == "extra_forbidden" and len(problem["loc"]) == 1:

@@ -1,7 +1,7 @@
 """Every random stream of a run, derived from its position and from nothing else.
 
 A stream is named by what it is for and where it stands: (run seed, stream name, iteration, inner step, task, episode).
-No worker, attempt, order or clock enters, so a shard that is run twice, elsewhere or later draws the same numbers.
+No worker, attempt, order or clock enters, so a shard that is run twice, elsewhere or later draws the same values.
 """
 
 import hashlib
@@ -17,18 +17,18 @@ Stream = Literal[
 
 
 def seed_for(run_seed: int, stream: Stream, *position: int) -> int:
-    """A 64-bit seed that belongs to one position of one run.
+    """Return a 64-bit seed that belongs to one position of one run.
 
     Args:
-        run_seed: the run's seed, from 0 to 2**63 - 1.
-        stream: what the numbers are for; streams with equal positions are independent.
-        position: iteration, inner step, task, episode: as many of them as the stream has.
+        run_seed: The run's seed, from 0 to 2**63 - 1.
+        stream: Purpose of the random draws; streams with equal positions are independent.
+        position: Iteration, inner step, task, episode: as many of them as the stream has.
     """
     return int.from_bytes(_digest(run_seed, stream, position)[:8], "little")
 
 
 def generator(run_seed: int, stream: Stream, *position: int) -> np.random.Generator:
-    """A counter-based (Philox) generator that belongs to one position of one run."""
+    """Return a counter-based (Philox) generator that belongs to one position of one run."""
     key = np.frombuffer(_digest(run_seed, stream, position), np.uint64)
     return np.random.Generator(np.random.Philox(key=key))
 

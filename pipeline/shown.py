@@ -1,4 +1,4 @@
-"""How values show themselves in a terminal and in a notebook: by shapes, dtypes and sizes, never by their numbers."""
+"""Representation of values in a terminal and in a notebook: shapes, dtypes and sizes, never the contents."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -12,12 +12,12 @@ Row = tuple[str, ...]
 
 
 def printable(text: object) -> str:
-    """Text from a stored file or a user's code, without control characters that would reach the terminal."""
+    """Return the text from a stored file or a user's code, without control characters that would reach the terminal."""
     return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in str(text))
 
 
 def error_text(error: BaseException) -> str:
-    """The printable message of an error, at most a screenful: the middle of a longer one is omitted."""
+    """Return the printable message of an error, at most a screenful: the middle of a longer one is omitted."""
     text = printable(error)
     if len(text) <= _MOST_CHARACTERS:
         return text
@@ -42,7 +42,7 @@ class Shown:
 
 
 def as_text(title: str, rows: Sequence[Row]) -> str:
-    """A title, and a line for every row in aligned columns."""
+    """Return a title, and a line for every row in aligned columns."""
     cells = [[printable(cell).replace("\n", " ") for cell in row] for row in _few(rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
@@ -50,14 +50,14 @@ def as_text(title: str, rows: Sequence[Row]) -> str:
 
 
 def as_html(title: str, rows: Sequence[Row]) -> str:
-    """A small table in the colours of the page around it; whatever is stored is text, not markup."""
+    """Return a small table in the colours of the page around it; whatever is stored is text, not markup."""
     cell = '<td style="text-align:left;padding:1px 12px 1px 0">'
     lines = ("<tr>" + "".join(f"{cell}{escape(printable(text))}</td>" for text in row) + "</tr>" for row in _few(rows))
     return f'<div><b>{escape(printable(title))}</b><table style="margin:0;color:inherit">{"".join(lines)}</table></div>'
 
 
 def size(num_bytes: float) -> str:
-    """Bytes in powers of 1000: 950 B, 28.3 MB."""
+    """Format a number of bytes in powers of 1000: 950 B, 28.3 MB."""
     for scale, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if num_bytes >= scale:
             return f"{num_bytes / scale:.3g} {unit}"
@@ -72,7 +72,7 @@ def _few(rows: Sequence[Row]) -> Sequence[Row]:
 
 
 def arrays_in(value: object, name: str = "") -> Iterator[Row]:
-    """Name, shape, dtype and size of every array; of what else a dataclass holds, the text."""
+    """Yield name, shape, dtype and size of every array; for the rest of a dataclass, its text."""
     if isinstance(value, np.ndarray):
         yield name, str(list(value.shape)), str(value.dtype), size(value.nbytes)
     elif is_dataclass(value) or isinstance(value, Mapping):

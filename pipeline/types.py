@@ -24,7 +24,7 @@ ParallelMap = Callable[..., Iterable[Any]]
 
 
 def _each_episode(dtype: type[np.generic]) -> dict[str, Any]:
-    """Metadata of a field [B, E] of EpisodeBatch: one number per episode, or None if the field's default is None.
+    """Return the metadata of a field [B, E] of EpisodeBatch: one number per episode, or None if the default is None.
 
     Checks, tables and exports find the field by it, and the store keeps every field, as `storage.format.layout` plans.
     """
@@ -39,12 +39,12 @@ class _OfTasks(Shown):
     """A dataclass of arrays, mappings to arrays, and None, in which every array has a leading task axis."""
 
     def slice(self, start: int, stop: int) -> Self:
-        """The tasks start ... stop - 1."""
+        """Return the tasks start ... stop - 1."""
         return self._changed([self], lambda parts: parts[0][start:stop])
 
     @classmethod
     def concatenate(cls, parts: Sequence[Self]) -> Self:
-        """One batch of all tasks of the parts, in the parts' order."""
+        """Join the parts to one batch of all tasks, in the parts' order."""
         return cls._changed(parts, np.concatenate)
 
     @classmethod
@@ -89,7 +89,7 @@ class TaskBatch(Shown):
         return len(self.params)
 
     def slice(self, start: int, stop: int) -> "TaskBatch":
-        """The tasks start ... stop - 1."""
+        """Return the tasks start ... stop - 1."""
         return TaskBatch(self.params[start:stop], self.ids[start:stop], self.names, self.units)
 
 
@@ -97,7 +97,7 @@ class TaskBatch(Shown):
 class EpisodeBatch(_OfTasks):
     """At most E complete episodes of each of B tasks.
 
-    A task may have fewer than E where sampling ends at a number of steps or episodes; the rest of its places, always
+    A task may have fewer than E where sampling ends at a number of steps or episodes; the remaining slots, always
     the last ones, are empty: length 0, neither terminated nor truncated.
 
     Attributes:
@@ -108,7 +108,7 @@ class EpisodeBatch(_OfTasks):
         terminated: [B, E] bool, the task ended the episode.
         truncated: [B, E] bool, the step limit ended it.
         lengths: [B, E] int32, steps in the episode; 0 where there is none.
-        behavior: what the acting distribution was, float32: for a Gaussian `mean` [B, E, T, A] and `log_std` [B, A],
+        behavior: Parameters of the acting distribution, float32: for a Gaussian `mean` [B, E, T, A], `log_std` [B, A],
             for discrete actions `log_probs` [B, E, T, number of actions]; for a tanh-Gaussian `mean` and `log_stds`
             [B, E, T, A] before the tanh, with the variable drawn from the task's posterior as `latent` [B, E, Z]; for
             Q-values `action_values` [B, E, T, number of actions] and `epsilon` [B]; nothing for uniform actions. Where
@@ -116,7 +116,7 @@ class EpisodeBatch(_OfTasks):
             [B, E, T, Z].
         reward_terms: name -> [B, E, T] float32; they sum to `rewards`.
         initial_state: [B, E, S] float64, the simulator's state after reset, from which an episode can be rendered.
-        facts: name -> what the environment tells besides, bool or float32: [B, E, T] of every step, or [B, E] of the
+        facts: name -> further facts of the environment, bool or float32: [B, E, T] of every step, or [B, E] of the
             episode; NaN only where a declaration allows it.
     """
 
@@ -177,12 +177,12 @@ class EpisodeBatch(_OfTasks):
 
     @property
     def real(self) -> Array:
-        """[B, E] bool, where there is an episode."""
+        """Mask [B, E] bool, True where there is an episode."""
         return np.greater(self.lengths, 0)
 
     @property
     def mask(self) -> Array:
-        """[B, E, T] float32, 1 where a step is real and 0 where it is padding."""
+        """Mask [B, E, T] float32, 1 where a step is real and 0 where it is padding."""
         steps = np.arange(int(self.rewards.shape[2]))
         return np.less(steps, self.lengths[..., None]).astype(np.float32)
 
@@ -193,12 +193,12 @@ class EpisodeBatch(_OfTasks):
 
     @property
     def episode_returns(self) -> Array:
-        """[B, E] float64, undiscounted sum of rewards of each episode."""
+        """Undiscounted sum of rewards of each episode, [B, E] float64."""
         return self.rewards.sum(axis=2, dtype=np.float64)
 
     @property
     def mean_returns(self) -> Array:
-        """[B] float64, mean of each task's episode returns."""
+        """Mean of each task's episode returns, [B] float64."""
         return (self.episode_returns * self.real).sum(axis=1) / self.real.sum(axis=1)
 
 
@@ -209,7 +209,7 @@ EACH_EPISODE: Mapping[str, type[np.generic]] = {
 
 
 def fact_of_episodes(values: Array, lengths: Array) -> Array:
-    """[B, E] of a fact [B, E, T] of steps: if a flag was true in any step, or the number in the last one.
+    """Reduce a fact [B, E, T] of steps to [B, E]: True if a flag was True in any step, or the last step's number.
 
     A fact [B, E] of episodes is what it is.
     """
@@ -278,12 +278,12 @@ class TaskParams(_OfTasks):
 
     @classmethod
     def broadcast(cls, params: Mapping[str, Array], num_tasks: int) -> "TaskParams":
-        """The same parameters for every task, without copying them."""
+        """Return the parameters repeated for every task, without copying them."""
         return cls({name: np.broadcast_to(value, (num_tasks, *value.shape)) for name, value in params.items()})
 
 
 def _received(sent: Mapping[str, Array | tuple[Array, int]]) -> TaskParams:
-    """Unpickle what TaskParams pickles."""
+    """Unpickle the result of pickling TaskParams."""
     return TaskParams(
         {
             name: np.broadcast_to(value[0][0], (value[1], *value[0].shape[1:])) if isinstance(value, tuple) else value
@@ -297,9 +297,9 @@ class LearnerState(Shown):
     """All that an update carries over to the next iteration.
 
     Attributes:
-        params: policy parameters by name, float32.
-        optimizer: moments and step counts of the optimizer by name.
-        extra: whatever else an algorithm keeps: target networks, KL coefficients, counters, inner step sizes.
+        params: Policy parameters by name, float32.
+        optimizer: Moments and step counts of the optimizer by name.
+        extra: Whatever else an algorithm keeps: target networks, KL coefficients, counters, inner step sizes.
     """
 
     params: Params
@@ -309,7 +309,7 @@ class LearnerState(Shown):
 
 @dataclass(frozen=True, repr=False)
 class Update(Shown):
-    """A finished iteration: the learner for the next one, and the numbers that describe this one."""
+    """A finished iteration: the learner for the next one, and the metrics of this one."""
 
     learner: LearnerState
     metrics: Metrics
@@ -360,10 +360,10 @@ class Minibatch(Shown):
 
 @dataclass(frozen=True, repr=False)
 class Minibatches(Shown):
-    """The stored transitions that an iteration's gradient steps learn from: numbers of rows, not copies.
+    """The stored transitions that an iteration's gradient steps learn from, as row indices, not copies.
 
-    Rows are numbered from 0 in the order in which a run collects its real steps: by iteration, round, task, episode
-    and step. Where an iteration makes fewer than U gradient steps, the last ones are empty: -1.
+    Row indices start from 0, in the order in which a run collects its real steps: by iteration, rollout batch, task,
+    episode and step. Where an iteration makes fewer than U gradient steps, the last ones are empty: -1.
 
     Attributes:
         rows: [U, K, N] int64, the transitions of every gradient step.
@@ -408,7 +408,7 @@ class Evaluation(Shown):
         adaptation_lengths: [B, K, N] int32.
         adaptation_terminated: [B, K, N] bool.
         test_facts: name -> [B, K+1, M] bool or float32, the facts of whole episodes, see `fact_of_episodes`.
-        adaptation_facts: the same names -> [B, K, N].
+        adaptation_facts: The same names -> [B, K, N].
     """
 
     task_params: Array

@@ -30,7 +30,7 @@ NUM_UPDATES = "num_updates"
 _NORMALIZING_LEARNER = "metaloom.pipeline.algorithms.normalizing:NormalizingLearner"
 
 Evidence = TypeVar("Evidence", contravariant=True)
-"""Input of one adaptation step: a Step of samples, or the rounds of episodes that a task is inferred from."""
+"""Input of one adaptation step: a Step of samples, or the rollout batches that a task is inferred from."""
 Experience = TypeVar("Experience", contravariant=True)
 """Input of an update: the steps 0 ... K of an iteration, or minibatches of stored transitions."""
 
@@ -40,13 +40,13 @@ class Setup(Spaces):
     """Sizes of the environment and sections of the settings of a run that a learner is built for.
 
     Attributes:
-        env_name: for messages.
+        env_name: Environment name, for messages.
         max_episode_steps: T.
-        policy: section of the settings.
-        baseline: section of the settings.
-        processing: section of the settings.
-        device: where torch computes updates: cpu, cuda or mps.
-        sparse_rewards: the rewards [...] of real steps as the environment's sparse variant would pay them.
+        policy: Section of the settings.
+        baseline: Section of the settings.
+        processing: Section of the settings.
+        device: Torch device of the updates: cpu, cuda or mps.
+        sparse_rewards: The rewards [...] of real steps as the environment's sparse variant would pay them.
     """
 
     env_name: str
@@ -60,11 +60,11 @@ class Setup(Spaces):
 
 @dataclass(frozen=True)
 class Kernel:
-    """Implementation of a learner's updates, with the reason for it; `metaloom show` tells both.
+    """Implementation of a learner's updates, with the reason for it; shown by `metaloom show`.
 
     Attributes:
         name: torch is the definition; fused computes the same from hand-written derivatives, faster.
-        reason: half a sentence, such as "plain tanh network on the CPU".
+        reason: Half a sentence, such as "plain tanh network on the CPU".
     """
 
     name: KernelName
@@ -73,11 +73,11 @@ class Kernel:
 
 @dataclass(frozen=True)
 class TasksApart:
-    """How many tasks, from multiples of it on, can be computed apart from all others; 0 where all are needed at once.
+    """Chunk size for task-parallel computation, or 0 if all tasks must be processed together.
 
     Attributes:
-        process: of samples.
-        adapt: of the adaptation.
+        process: Chunk size for processing samples.
+        adapt: Chunk size for the adaptation.
     """
 
     process: int
@@ -85,12 +85,12 @@ class TasksApart:
 
 
 class Learner(ABC, Generic[Evidence, Experience]):
-    """Contract between the stages and an algorithm. The defaults are those of an algorithm that does not adapt.
+    """Contract between the stages and an algorithm. By default, an algorithm does not adapt.
 
     Attributes:
-        kernel: which implementation computes the updates.
-        tasks_apart: for an algorithm whose tasks may be computed on several machines, which have to be together; its
-            update maps over chunks of them by `keep_tasks`. None for others.
+        kernel: Implementation of the updates.
+        tasks_apart: Chunk sizes for an algorithm whose tasks may be computed on several machines; its update maps over
+            chunks of them by `keep_tasks`. None for others.
     """
 
     tasks_apart: TasksApart | None = None
@@ -103,7 +103,7 @@ class Learner(ABC, Generic[Evidence, Experience]):
 
     @abstractmethod
     def initialize(self, *, run_seed: int) -> LearnerState:
-        """The state before the first iteration."""
+        """Return the state before the first iteration."""
 
     def at_start(self, state: LearnerState, *, run_seed: int) -> LearnerState:
         """Return the state that an iteration acts and learns with, given the stored one; by default the same."""
@@ -116,13 +116,13 @@ class Learner(ABC, Generic[Evidence, Experience]):
     def process(
         self, state: LearnerState, episodes: EpisodeBatch, *, seed: int, parallel: ParallelMap = map
     ) -> Samples:
-        """Compute returns, values and advantages of a round of episodes, by default by the run's baseline.
+        """Compute returns, values and advantages of a rollout batch, by default with the run's baseline.
 
         Args:
-            state: input of the iteration; an actor-critic values episodes with its critic.
+            state: Input of the iteration; an actor-critic values episodes with its critic.
             episodes: [B, E, T].
-            seed: of what a baseline draws at random.
-            parallel: maps over tasks; the result does not depend on it.
+            seed: Seed of the baseline's random draws.
+            parallel: Map over tasks; the result does not depend on it.
         """
         raise NotImplementedError(f"{type(self).__name__} learns from transitions, which are not processed")
 
@@ -141,17 +141,17 @@ class Learner(ABC, Generic[Evidence, Experience]):
         run_seed: int,
         parallel: ParallelMap = map,
     ) -> TaskParams:
-        """Return what every task acts with after the adaptation step that follows the last of some rounds of episodes.
+        """Return the parameters of every task after the adaptation step on the last rollout batch.
 
         This is how evaluations, and users of a trained policy, adapt; by default they do not.
 
         Args:
-            state: of the learner.
-            params: what the last round acted with.
-            rounds: all rounds so far, the last one collected by `params`; adaptation step k follows round k. Earlier
-                ones may be without behavior and reward terms.
-            run_seed: of what is drawn at random.
-            parallel: maps over tasks; the result does not depend on it.
+            state: Learner state.
+            params: Parameters that collected the last rollout batch.
+            rounds: All rollout batches so far, the last one collected by `params`; step k follows batch k. Earlier
+                ones may lack behavior and reward terms.
+            run_seed: Seed of the random draws.
+            parallel: Map over tasks; the result does not depend on it.
         """
         return params
 
@@ -165,14 +165,14 @@ class Learner(ABC, Generic[Evidence, Experience]):
         iteration: int,
         parallel: ParallelMap = map,
     ) -> tuple[LearnerState, Metrics]:
-        """The state for the next iteration, and the numbers that describe this update.
+        """Return the state for the next iteration, and the metrics of this update.
 
         Args:
-            state: input of the iteration, as `at_start` gave it; its arrays are left as they are.
-            experience: of this iteration.
-            run_seed: with the iteration, decides all that is drawn.
-            iteration: of the run.
-            parallel: maps over chunks of the work; the result does not depend on it.
+            state: Input of the iteration, as `at_start` gave it; its arrays are left as they are.
+            experience: Experience of this iteration.
+            run_seed: Seed of the run; with the iteration, it determines all random draws.
+            iteration: Index of the iteration.
+            parallel: Map over chunks of the work; the result does not depend on it.
 
         Raises:
             NumericalError: naming what is not finite.
@@ -207,7 +207,7 @@ class AlgorithmSettings(PluginSettings):
     """module:Class of its Learner, which takes these settings and a Setup."""
 
     actor: ClassVar[ActorKind] = "policy"
-    """Who acts by what is learned."""
+    """Kind of actor that uses the learned parameters."""
     sizes: ClassVar[tuple[str, ...]] = ()
     """Settings that decide the shapes of what an iteration stores, besides the number of adaptation steps."""
     decides_episodes: ClassVar[tuple[str, ...]] = ()
@@ -219,7 +219,7 @@ class AlgorithmSettings(PluginSettings):
 
     @property
     def run_defaults(self) -> Mapping[str, Any]:
-        """Defaults of a run's settings under this algorithm; the value of a section is that of some of its fields."""
+        """Defaults of a run's settings under this algorithm; a section may set some of its fields only."""
         return {}
 
     @property
@@ -236,7 +236,7 @@ class AlgorithmSettings(PluginSettings):
     def trial(self) -> int | None:
         """Episodes of a task, one after the other, through which an actor's memory lasts; None for actors without one.
 
-        The episodes of a task then are those of several trials side by side: first the first ones of all, and so on.
+        A task's episodes then hold several trials side by side: first the first episode of each trial, and so on.
         """
         return None
 
@@ -247,7 +247,7 @@ class AlgorithmSettings(PluginSettings):
 
     @property
     def adapts(self) -> bool:
-        """Whether what a task acts with depends on its episodes."""
+        """Return True if a task's parameters depend on its episodes."""
         return bool(self.adaptation_steps) or self.trial is not None
 
     @property
@@ -266,11 +266,11 @@ class AlgorithmSettings(PluginSettings):
         return 1
 
     def problems(self, run: RunSettings) -> Iterator[str]:
-        """Tell what of a run's other settings does not fit, in words that say what to do."""
+        """Yield conflicts with a run's other settings, each with what to do."""
         yield from ()
 
     def warnings(self) -> Iterator[str]:
-        """Tell what is allowed and known to go wrong, in words that say what to do."""
+        """Yield warnings of combinations that are allowed but known to go wrong, each with what to do."""
         yield from ()
 
     def build(self, setup: Setup) -> Learner[Any, Any]:

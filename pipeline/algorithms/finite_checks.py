@@ -1,4 +1,4 @@
-"""Refusing numbers that are not finite, by the name of the array and of the task."""
+"""Checks that values are finite; the error names the array and the task."""
 
 from collections.abc import Mapping
 
@@ -17,9 +17,9 @@ def require_finite(values: Mapping[str, Tensor], first_task: int, advice: str) -
     """Raise unless all values are finite.
 
     Args:
-        values: by name, [b, ...] with one entry per task.
-        first_task: the number of the first of the b tasks.
-        advice: what to do about it, the end of the message.
+        values: Arrays [b, ...] by name, with one entry per task.
+        first_task: Index of the first of the b tasks.
+        advice: Advice to the user, the end of the message.
 
     Raises:
         NumericalError: naming the first array, and the first task in it, that is not finite.
@@ -36,9 +36,9 @@ def require_finite_params(params: Mapping[str, Mapping[str, Array]], *, stage: s
     """Raise unless all parameters are finite after an update.
 
     Args:
-        params: by name of the network, then by name.
-        stage: that made the update.
-        advice: what helps, the end of the message.
+        params: Parameters by network, then by name.
+        stage: Stage that made the update.
+        advice: Advice to the user, the end of the message.
 
     Raises:
         NumericalError: naming the first network that has a parameter which is not finite.

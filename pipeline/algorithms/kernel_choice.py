@@ -22,19 +22,19 @@ _FUSED = {
 
 
 def fused(definition: Callable[..., object]) -> Callable[..., Any]:
-    """Return the kernel that computes what a definition does, from arguments of its own."""
+    """Return the kernel that computes a definition's result, with the kernel's own signature."""
     place = f"{definition.__module__}.{definition.__qualname__}".partition(".algorithms.")[2]
     module, _, name = _FUSED[place].rpartition(".")
     return getattr(import_module(f"metaloom.pipeline.kernels.{module}"), name)
 
 
 def choose_kernel(asked: KernelChoice, *, blockers: Iterable[str], fused: str) -> Kernel:
-    """Return the kernel of a learner: fused where it was asked for or left to us, and nothing stands against it.
+    """Return the learner's kernel: fused where the setting allows it and nothing blocks it.
 
     Args:
-        asked: setting `algorithm.kernel`.
-        blockers: what the fused kernel does not know, each as "network is cnn".
-        fused: what it computes where there are none, such as "plain tanh network on the CPU".
+        asked: Setting `algorithm.kernel`.
+        blockers: Features that the fused kernel does not support, each as "network is cnn".
+        fused: Reason for the fused kernel where there are no blockers, such as "plain tanh network on the CPU".
 
     Raises:
         ConfigError: the fused kernel was asked for and there are blockers.
@@ -53,7 +53,7 @@ def choose_kernel(asked: KernelChoice, *, blockers: Iterable[str], fused: str) -
 
 
 def network_blockers(*networks: NetworkSpec, device: str) -> Iterator[str]:
-    """Tell what fused kernels do not know about some networks and the device that they are to compute on."""
+    """Yield the features of these networks and this device that fused kernels do not support."""
     if device != "cpu":
         yield f"device is {device}"
     for network in networks:
@@ -67,6 +67,6 @@ def network_blockers(*networks: NetworkSpec, device: str) -> Iterator[str]:
 
 
 def optimizer_blockers(optimizer: OptimizerConfig) -> Iterator[str]:
-    """Tell what fused kernels do not know about an optimizer."""
+    """Yield the features of an optimizer that fused kernels do not support."""
     if not is_customary(optimizer):
         yield f"optimizer is {optimizer.name}" + (f" with {optimizer.options}" if optimizer.options else "")

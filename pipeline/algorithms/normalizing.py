@@ -38,7 +38,7 @@ class NormalizingLearner(Learner[Step, Sequence[Step]]):
     """Keeps running statistics beside the state of a learner, which sees normalized episodes only. See Learner.
 
     Attributes:
-        inner: the algorithm.
+        inner: The algorithm.
     """
 
     def __init__(self, inner: Learner[Step, Sequence[Step]], setup: Setup) -> None:

@@ -1,4 +1,4 @@
-"""Baselines: what return to expect from a state, fitted afresh to each task of each round."""
+"""Baselines: the expected return from a state, fitted afresh to each task of each rollout batch."""
 
 from metaloom.pipeline.baselines.config import BaselineConfig
 from metaloom.pipeline.baselines.contract import Baseline, BaselineError

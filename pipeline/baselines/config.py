@@ -38,7 +38,7 @@ class BaselineSettings(PluginSettings, ABC):
 
     @property
     def fits_tasks_apart(self) -> bool:
-        """Whether the fit of a task depends on nothing but its own episodes, not even on its number; see TasksApart."""
+        """Return True if a task's fit depends only on its own episodes, not even on its index; see TasksApart."""
         return False
 
     def build(self) -> Baseline:
@@ -57,13 +57,13 @@ class BaselineConfig(BaselineSettings):
     hidden_sizes: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(32, 32), min_length=1)
     """Units in each hidden layer of the value network."""
     num_epochs: int = Field(default=20, ge=1, le=MOST_REPEATS)
-    """The value network's passes over the steps of a round."""
+    """Number of passes of the value network over the steps of a rollout batch."""
     learning_rate: float = Field(default=0.02, gt=0)
     """The value network's first step size; it falls linearly to zero."""
     steps_per_minibatch: int = Field(default=250, ge=1)
     """Environment steps in one gradient step of the value network."""
     shared: bool = False
-    """One value network for all tasks of a round instead of one for each."""
+    """Share one value network between all tasks of a rollout batch instead of fitting one for each."""
 
     @model_validator(mode="after")
     def _options_belong_to_the_baseline(self) -> "BaselineConfig":

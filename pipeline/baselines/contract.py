@@ -29,8 +29,8 @@ class Baseline(Protocol):
             observations: [B, E, T, O].
             targets: [B, E, T], discounted returns, or discounted rewards for DiCE.
             mask: [B, E, T], 1 where a step is real; padding takes no part in the fit.
-            seed: of whatever the fit draws at random.
-            parallel: maps over tasks; the result does not depend on it.
+            seed: Seed of the fit's random draws.
+            parallel: Map over tasks; the result does not depend on it.
 
         Returns:
             [B, E, T] float64, zero on padding.
@@ -52,7 +52,7 @@ class Baseline(Protocol):
 
 
 def by_task(fit: Fit, observations: Array, targets: Array, mask: Array, parallel: ParallelMap) -> Array:
-    """The predictions, or the parameters, of a baseline that looks at one task at a time."""
+    """Return the predictions, or the parameters, of a baseline that looks at one task at a time."""
 
     def work(b: int) -> Array:
         try:
@@ -64,7 +64,7 @@ def by_task(fit: Fit, observations: Array, targets: Array, mask: Array, parallel
 
 
 def require_finite(observations: Array, targets: Array) -> None:
-    """Refuse to fit what no baseline fits.
+    """Reject data that no baseline can fit.
 
     Raises:
         BaselineError: naming what is not finite.

@@ -20,13 +20,13 @@ class LinearTimeBaseline:
     regularization: float = 1e-5
 
     def features(self, observations: Array) -> Array:
-        """[E, T, 4] float64."""
+        """Return features [E, T, 4] float64."""
         return np.broadcast_to(time_features(observations.shape[1]), (*observations.shape[:2], 4))
 
     def fit_predict(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Array:
-        """Least-squares fit to every task and its predictions [B, E, T]; see Baseline."""
+        """Return the least-squares fit to every task and its predictions [B, E, T]; see Baseline."""
 
         def task(observations: Array, targets: Array, mask: Array) -> Array:
             rows = self._rows(observations, mask)
@@ -37,7 +37,7 @@ class LinearTimeBaseline:
     def fit(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Params:
-        """Coefficients of every task by feature, [B, ...]; `time` has those of τ, τ², τ³; see Baseline."""
+        """Return every task's coefficients by feature, [B, ...]; `time` is for τ, τ², τ³; see Baseline."""
 
         def task(observations: Array, targets: Array, mask: Array) -> Array:
             return self._coefficients(self._rows(observations, mask), targets, mask)
@@ -48,7 +48,7 @@ class LinearTimeBaseline:
         return {**(of_observation if O else {}), "time": coefficients[:, -4:-1], "constant": coefficients[:, -1:]}
 
     def _rows(self, observations: Array, mask: Array) -> Array:
-        """Rows [E T, F] of features, those of padding zero."""
+        """Return rows [E T, F] of features, zero on padding."""
         features = self.features(observations)
         rows = features.reshape(-1, features.shape[-1])
         return rows if mask.all() else rows * mask.reshape(-1, 1)
@@ -61,7 +61,7 @@ class LinearFeatureBaseline(LinearTimeBaseline):
     """Regresses on observations clipped to ±10, their squares, τ, τ², τ³ and 1, with τ = t / 100."""
 
     def features(self, observations: Array) -> Array:
-        """[E, T, 2 O + 4] float64."""
+        """Return features [E, T, 2 O + 4] float64."""
         E, T, O = observations.shape
         features = np.empty((E, T, 2 * O + 4))
         clipped = features[..., :O]
@@ -72,13 +72,13 @@ class LinearFeatureBaseline(LinearTimeBaseline):
 
 
 def time_features(num_steps: int) -> Array:
-    """[T, 4]: τ, τ², τ³, 1 of every step of an episode."""
+    """Return τ, τ², τ³, 1 for every step of an episode, [T, 4]."""
     tau = np.arange(num_steps) / TIME_SCALE
     return np.stack([tau, tau**2, tau**3, np.ones(num_steps)], axis=-1)
 
 
 def fit(features: Array, targets: Array, regularization: float) -> Array:
-    """Coefficients w [F] that solve (ΦᵀΦ + ρI) w = Φᵀy in the least-squares sense.
+    """Return the coefficients w [F] that solve (ΦᵀΦ + ρI) w = Φᵀy in the least-squares sense.
 
     ρ grows tenfold while a coefficient is not finite. Unlike the reference, which keeps the last attempt whatever it
     holds, failing after five attempts is an error.
@@ -93,13 +93,13 @@ def fit(features: Array, targets: Array, regularization: float) -> Array:
 
 
 def solve(gram: Array, moments: Array, regularization: float, *, setting: str) -> Array:
-    """Coefficients w [F] that solve (G + ρI) w = m in the least-squares sense; see `fit`.
+    """Return the coefficients w [F] that solve (G + ρI) w = m in the least-squares sense; see `fit`.
 
     Args:
         gram: G [F, F].
         moments: m [F].
         regularization: ρ of the first attempt.
-        setting: its name, for messages.
+        setting: Name of the setting, for messages.
 
     Raises:
         BaselineError: no attempt gave finite coefficients.
@@ -122,11 +122,11 @@ class ZeroBaseline:
     def fit_predict(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Array:
-        """Zeros [B, E, T], whatever the targets; see Baseline."""
+        """Return zeros [B, E, T], whatever the targets; see Baseline."""
         return np.zeros_like(targets, dtype=np.float64)
 
     def fit(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Params:
-        """No parameters; see Baseline."""
+        """Return no parameters; see Baseline."""
         return {}

@@ -28,16 +28,16 @@ PREFIX = "value"
 
 @dataclass(frozen=True)
 class ValueNetworkBaseline:
-    """Regresses on observations and t with a network that starts afresh in every round: nothing outlives a call.
+    """Regresses on observations and t with a network fitted afresh to every rollout batch; no state outlives a call.
 
     Inputs and targets are standardized over the real steps; Adam's step size falls linearly to zero.
 
     Attributes:
-        hidden_sizes: units of each hidden layer.
-        num_epochs: passes over a task's steps.
+        hidden_sizes: Units of each hidden layer.
+        num_epochs: Passes over a task's steps.
         learning_rate: Adam's first step size.
-        steps_per_minibatch: environment steps per Adam step.
-        shared: one network for all tasks of the round instead of one for each.
+        steps_per_minibatch: Environment steps per Adam step.
+        shared: One network for all tasks of the rollout batch instead of one for each.
     """
 
     hidden_sizes: tuple[int, ...] = (32, 32)
@@ -56,7 +56,7 @@ class ValueNetworkBaseline:
     def fit(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Params:
-        """Parameters of every task's network by name, [B, ...], and of its standardization; see Baseline."""
+        """Return the parameters of every task's network by name, [B, ...], and of its standardization; see Baseline."""
         fits = [params for params, _ in self._fit_chunks(observations, targets, mask, seed, parallel)]
         return {name: np.concatenate([params[name] for params in fits]) for name in fits[0]}
 
@@ -76,7 +76,7 @@ class ValueNetworkBaseline:
     def _fit_chunk(
         self, observations: Array, targets: Array, mask: Array, *, seed: int, first_task: int
     ) -> tuple[Params, Array]:
-        """Parameters [b, ...] and predictions [b, E, T] of b networks."""
+        """Return the parameters [b, ...] and predictions [b, E, T] of b networks."""
         b, E, T = mask.shape
         for task, real in enumerate(mask != 0):
             try:
@@ -110,7 +110,7 @@ class ValueNetworkBaseline:
         num_minibatches = -(-weights.shape[1] // self.steps_per_minibatch)
         total, done = self.num_epochs * num_minibatches, 0
         for _ in range(self.num_epochs):
-            # Row numbers [b, N] in random order, padding last: strided parts share the real rows evenly.
+            # Row indices [b, N] in random order, padding last: strided parts share the real rows evenly.
             keys = np.stack([rng.random(weights.shape[1]) for rng in rngs])
             order = np.argsort(np.where(weights == 0, 2.0, keys), axis=1, kind="stable")
             for part in range(num_minibatches):
@@ -127,7 +127,7 @@ class ValueNetworkBaseline:
 
 
 def _standardized(values: Array, weights: Array) -> tuple[Array, Array, Array]:
-    """Float32 values of zero mean and unit deviation over the rows that weigh, and this mean and deviation in float64.
+    """Standardize float32 values over the rows with weight; return them, with mean and deviation in float64.
 
     Args:
         values: [b, N, F]; becomes zero where the weight is zero.
@@ -142,13 +142,13 @@ def _standardized(values: Array, weights: Array) -> tuple[Array, Array, Array]:
 
 
 def _gradient(network: LinearizedMLP, goals: Array, weights: Array) -> Params:
-    """Of every network's mean squared error / 2 over the rows that weigh."""
+    """Return the gradient of every network's mean squared error / 2 over the rows with weight."""
     share = weights / np.maximum(weights.sum(axis=1, keepdims=True), 1)
     return network.pull((network.outputs - goals) * share[..., None])
 
 
 def _initial(num_inputs: int, hidden_sizes: Sequence[int], rng: np.random.Generator) -> Params:
-    """Glorot-uniform kernels and zero biases by layer; the output starts at zero, the mean of the targets."""
+    """Draw Glorot-uniform kernels and zero biases by layer; the output starts at zero, the mean of the targets."""
     params: Params = {}
     sizes = [*pairwise([num_inputs, *hidden_sizes, 1])]
     require_room({f"layer {n}": shape for n, shape in enumerate(sizes)}, setting="baseline.hidden_sizes")

@@ -27,11 +27,11 @@ from metaloom.pipeline.types import Array
 
 SIGNIFICANCE = 0.05
 MOST_EXACT = 20_000
-"""Ways to divide the runs up to which all are tried; of more, so many are drawn."""
+"""Maximum number of divisions of the runs to enumerate; above it, this many are drawn."""
 
 
 _CLOSE = 1e-12
-"""How far apart the last bits may leave measures of equal divisions, of scores within -1 and 1."""
+"""Tolerance for rounding differences between measures of equal divisions, of scores within -1 and 1."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Permutations:
     """Outcome of a permutation test.
 
     Attributes:
-        p: probability of a difference as large, if runs of both groups were alike.
-        exact: whether all ways to divide the runs were tried.
-        smallest: the smallest p there can be, with so many runs; larger than the significance, no runs would do.
+        p: Probability of a difference as large, if runs of both groups were alike.
+        exact: True if all divisions of the runs were tried.
+        smallest: Smallest attainable p for this number of runs; above the significance, no scores show a difference.
     """
 
     p: float
@@ -50,9 +50,9 @@ class Permutations:
 
 
 def permutation_test(x: Scores, y: Scores, rng: np.random.Generator) -> Permutations:
-    """Test whether the interquartile means of two groups differ, by dividing their runs anew.
+    """Test whether the interquartile means of two groups differ, by permuting their runs.
 
-    If runs of both groups are alike, all divisions of a stratum's runs into as many and as many are equally likely
+    If runs of both groups are alike, all divisions of a stratum's runs into groups of these sizes are equally likely
     (Fisher 1935, The Design of Experiments, section 21), whatever their scores are distributed like. Whole runs change
     sides, with all their tasks. Of divisions with equal interquartile means, which know nothing of the outermost
     quarters, the means decide which is more extreme: else four runs and four could show nothing by one score each.
@@ -70,13 +70,13 @@ def permutation_test(x: Scores, y: Scores, rng: np.random.Generator) -> Permutat
 
 
 def divisions(x: Scores, y: Scores) -> int:
-    """Ways to divide the runs of both groups into as many and as many."""
+    """Return the number of ways to divide the runs into groups of these sizes."""
     counts = ((x.strata.count(name), y.strata.count(name)) for name in {*x.strata, *y.strata})
     return math.prod(math.comb(a + b, a) for a, b in counts)
 
 
 def smallest_p(x: Scores, y: Scores) -> float:
-    """The p of groups of which all runs of one are higher than all of the other.
+    """Return the p of groups of which all runs of one are higher than all of the other.
 
     Groups of equal size have two such divisions, since all runs may change sides.
     """
@@ -85,12 +85,12 @@ def smallest_p(x: Scores, y: Scores) -> float:
 
 
 def runs_needed(num_pairs: int, significance: float = SIGNIFICANCE) -> int:
-    """The fewest runs of each of two groups with which one of so many pairs can be told apart."""
+    """Return the minimum number of runs per group that can show a difference in one of `num_pairs` pairs."""
     return next(n for n in range(2, 100) if 2 / math.comb(2 * n, n) * num_pairs <= significance)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjust p values of several tests, so that all claims hold together (Holm 1979, Scand. J. Statistics 6, p. 67).
+    """Adjust p values of several tests so that all claims hold together (Holm 1979, Scand. J. Statistics 6, p. 67).
 
     The i-th smallest of m is multiplied by m - i, counted from 0, and none is smaller than the one before it.
     """
@@ -104,7 +104,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def _standardized(scores: Scores) -> Scores:
-    """The scores about 0 and within -1 and 1: of 10,000 and 10,001 the last bits would tell equal divisions apart.
+    """Shift and scale scores to -1 ... 1: near 10,000, rounding would make equal divisions look different.
 
     Scores that are apart by their last bits only, as means of equal returns may be, stay close to each other.
     """
@@ -115,14 +115,14 @@ def _standardized(scores: Scores) -> Scores:
 
 
 def _apart(both: Scores, sides: Array) -> tuple[Array, Array]:
-    """How far the interquartile means, and the means, of both sides are apart in divisions [k, R], [k] each."""
+    """Return the differences of interquartile means and of means between both sides of divisions [k, R], [k] each."""
     weights = _side_weights(both, sides), _side_weights(both, ~sides)
     a, b = (interquartile_mean(both, side) for side in weights)
     return np.abs(a - b), np.abs(mean_score(both, weights[0]) - mean_score(both, weights[1]))
 
 
 def _all_sides(x: Scores, y: Scores) -> Array:
-    """Every division, [k, R]: who stands on the side of x."""
+    """Return every division, [k, R]: True on the side of x."""
     both = x + y
     choices = [list(combinations(both.places(name).tolist(), x.strata.count(name))) for name in both.stratum_names]
     rows: list[Array] = []
@@ -144,7 +144,7 @@ def _drawn_sides(x: Scores, y: Scores, rng: np.random.Generator) -> Array:
 
 
 def _side_weights(both: Scores, sides: Array) -> Array:
-    """Weights [k, R] of the runs on one side: strata count the same, and so do the runs of each."""
+    """Return the weights [k, R] of the runs on one side: strata count the same, and so do the runs of each."""
     weights = np.zeros(sides.shape)
     names = both.stratum_names
     for name in names:
@@ -177,13 +177,13 @@ class Pair:
     """Two groups compared.
 
     Attributes:
-        a, b: their names, that of the higher interquartile mean first.
-        difference: of their interquartile means.
-        improvement: probability that a run of a scores higher than one of b.
-        test: of the difference.
-        adjusted_p: its p for all pairs together, by Holm.
-        shown: whether a is higher, at a significance of 5 % for all pairs together.
-        smallest_p: the smallest adjusted p there can be with so many runs.
+        a, b: Group names, the one with the higher interquartile mean first.
+        difference: Difference of their interquartile means.
+        improvement: Probability that a run of a scores higher than one of b.
+        test: Permutation test of the difference.
+        adjusted_p: Test's p for all pairs together, by Holm.
+        shown: True if a is higher, at a significance of 5 % for all pairs together.
+        smallest_p: Smallest attainable adjusted p for this number of runs.
     """
 
     a: str
@@ -197,12 +197,12 @@ class Pair:
 
     @property
     def attainable(self) -> bool:
-        """Whether any scores of so many runs could have shown it."""
+        """Return True if some scores of this number of runs could have shown a difference."""
         return self.smallest_p <= SIGNIFICANCE
 
 
 class Resampled:
-    """Groups with their resamples, drawn by position: that of a group does not depend on which others there are."""
+    """Groups with their resamples, drawn by position: a group's resamples do not depend on the other groups."""
 
     def __init__(self, groups: Mapping[str, Scores], seed: int, resamples: int) -> None:
         self.groups, self.seed = groups, seed
@@ -212,29 +212,29 @@ class Resampled:
         }
 
     def mean(self, name: str) -> Estimate:
-        """Mean score of a group."""
+        """Return the mean score of a group."""
         return self._estimate(name, mean_score)
 
     def interquartile_mean(self, name: str) -> Estimate:
-        """Interquartile mean of a group."""
+        """Return the interquartile mean of a group."""
         return self._estimate(name, interquartile_mean)
 
     def profile(self, name: str, thresholds: Array) -> Band:
-        """Fractions of scores of a group above thresholds [m]."""
+        """Return the fractions of scores of a group above thresholds [m]."""
         scores = self.groups[name]
         values = performance_profile(scores, thresholds)
         band = self._band(scores, values, performance_profile(scores, thresholds, self._weights[name]))
         return Band(values, np.clip(band.low, 0, 1), np.clip(band.high, 0, 1))
 
     def curve(self, name: str, values: Array) -> Band:
-        """Interquartile mean over a group's runs of values [R, m]."""
+        """Return the interquartile mean over a group's runs of values [R, m]."""
         group = self.groups[name]
         points = [Scores(tuple(column[:, None]), group.strata) for column in values.T]
         resampled = np.stack([interquartile_mean(point, self._weights[name]) for point in points], axis=1)
         return self._band(group, np.array([float(interquartile_mean(point)) for point in points]), resampled)
 
     def pairs(self) -> list[Pair]:
-        """Every two groups compared."""
+        """Compare every two groups."""
         names = sorted(self.groups, key=lambda name: (-float(interquartile_mean(self.groups[name])), name))
         chosen = [*combinations(names, 2)]
         tests: list[Permutations] = []

@@ -26,7 +26,7 @@ NO_INTERVAL = IntervalEnds(math.nan, math.nan)
 
 
 def resampled_weights(scores: Scores, rng: np.random.Generator, resamples: int = RESAMPLES) -> Array:
-    """Weights [resamples, R] of the runs in groups drawn with replacement, stratum by stratum.
+    """Return the weights [resamples, R] of the runs in groups drawn with replacement, stratum by stratum.
 
     Stratified as in arXiv:2108.13264, section 4.1, but for what is drawn: a run with all its tasks. Were the tasks of a
     run drawn by themselves, what a seed does to all of them would average out, and intervals come out too short.
@@ -41,13 +41,13 @@ def resampled_weights(scores: Scores, rng: np.random.Generator, resamples: int =
 
 
 def degrees_of_freedom(scores: Scores) -> int:
-    """Runs beyond the first of each stratum: none where a single run says nothing about others."""
+    """Return the number of runs beyond the first of each stratum."""
     counts = [scores.strata.count(name) for name in scores.stratum_names]
     return 0 if min(counts) < 2 else sum(counts) - len(counts)
 
 
 def standard_error(scores: Scores, resampled: Array) -> Array:
-    """Standard error [...] of a measure from its values [resamples, ...] in resamples; NaN if runs are too few.
+    """Return the standard error [...] of a measure from its values [resamples, ...]; NaN if runs are too few.
 
     Resamples of R runs vary less than new groups of R runs would, in variance by (R - 1) / R, which is made good.
     """
@@ -70,13 +70,13 @@ def student_interval(estimate: float, error: float, degrees: float) -> IntervalE
 
 
 def percentile_interval(resampled: Array) -> IntervalEnds:
-    """Percentiles of the values [resamples] in resamples, the interval of arXiv:2108.13264."""
+    """Return the percentiles of the values [resamples] in resamples, the interval of arXiv:2108.13264."""
     low, high = np.quantile(resampled, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return IntervalEnds(float(low), float(high))
 
 
 def welch_degrees(errors: tuple[float, float], degrees: tuple[int, int]) -> float:
-    """Degrees of freedom of a difference of two estimates (Welch 1947, Biometrika 34, equation 28)."""
+    """Return the degrees of freedom of a difference of two estimates (Welch 1947, Biometrika 34, equation 28)."""
     if min(degrees) < 1:
         return 0
     a, b = errors[0] ** 2, errors[1] ** 2
@@ -86,7 +86,7 @@ def welch_degrees(errors: tuple[float, float], degrees: tuple[int, int]) -> floa
 
 
 def student_quantile(probability: float, degrees: int) -> float:
-    """The quantile of Student's t distribution, of a probability above a half."""
+    """Return the quantile of Student's t distribution, of a probability above a half."""
     if degrees > 10**4:  # where the two agree to four digits
         return NormalDist().inv_cdf(probability)
     low, high = 0.0, 1.0
@@ -99,7 +99,7 @@ def student_quantile(probability: float, degrees: int) -> float:
 
 
 def student_cdf(t: float, degrees: int) -> float:
-    """Probability that Student's t is at most `t` >= 0 (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4)."""
+    """Return the probability that Student's t is at most `t` >= 0 (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4)."""
     theta = math.atan(t / math.sqrt(degrees))
     sine, cosine = math.sin(theta), math.cos(theta)
     # The sums go over odd or even powers of the cosine, each term the last one times (k - 1) / k and its square.
@@ -112,7 +112,7 @@ def student_cdf(t: float, degrees: int) -> float:
 
 
 def probability_of_improvement(x: Scores, y: Scores) -> float:
-    """Probability that a run of x scores higher than one of y in the same stratum; ties count half.
+    """Return the probability that a run of x scores higher than one of y in the same stratum; ties count half.
 
     arXiv:2108.13264, section 4.3: the Mann-Whitney statistic P(X_m > Y_m), averaged over m. Where both were tested on
     the same tasks, m is a task; else runs are compared by their mean scores.
@@ -124,14 +124,14 @@ def probability_of_improvement(x: Scores, y: Scores) -> float:
 
 
 def improvement_interval(x: Scores, y: Scores) -> IntervalEnds:
-    """95 % interval of the probability of improvement, for new runs; none where a stratum has a single run of a group.
+    """Return the 95 % interval of the probability of improvement, for new runs; none if a stratum has a single run.
 
     A score interval as Newcombe's for the Mann-Whitney statistic (2006, Statistics in Medicine 25, p. 559, method 5):
     those probabilities p for which the one that was found is at most t standard errors away, taken at p. It stays
     between 0 and 1, and is there where all runs of one group are higher too.
 
-    Differs from the paper, whose variance is that of one score per run: runs that are compared task by task vary less,
-    by a factor that DeLong's variance tells (1988, Biometrics 44, p. 837). t is Student's, by Welch's degrees
+    Differs from the paper, which assumes one score per run: runs that are compared task by task vary less,
+    by a factor from DeLong's variance (1988, Biometrics 44, p. 837). t is Student's, by Welch's degrees
     of freedom of the two parts of that variance, rounded down.
     """
     if not min(degrees_of_freedom(x), degrees_of_freedom(y)):
@@ -142,7 +142,7 @@ def improvement_interval(x: Scores, y: Scores) -> IntervalEnds:
     # all others (as Agresti and Coull 1998 have it for proportions), is not to make them vary more.
     with_ties = [np.pad(wins, (0, 1), constant_values=0.5) for wins in all_wins]
     factor = max(_share_of_newcombe(wins, sizes) for wins in (all_wins, with_ties))
-    # Whole degrees may come out a little too small: 7.999..., for one group in place of the other.
+    # Whole degrees may be a little too small: 7.999..., for one group instead of the other.
     reach = student_quantile((1 + CONFIDENCE) / 2, math.floor(degrees * (1 + 1e-12))) * math.sqrt(factor)
 
     def end(outside: float) -> float:
@@ -159,13 +159,13 @@ def improvement_interval(x: Scores, y: Scores) -> IntervalEnds:
 
 
 def _share_of_newcombe(all_wins: list[Array], sizes: list[tuple[int, ...]]) -> float:
-    """DeLong's variance as a share of Newcombe's at the same probability: 1 at most, and where there is none."""
+    """Return DeLong's variance as a share of Newcombe's at the same probability: 1 at most, and where there is none."""
     variance, expected = _delong(all_wins)[0], _newcombe(float(np.mean([wins.mean() for wins in all_wins])), sizes)
     return min(1.0, variance / expected) if variance > 1e-12 and expected else 1.0
 
 
 def _wins(x: Scores, y: Scores) -> list[Array]:
-    """Of every stratum, [R_x, R_y], how often a run of x is higher than one of y, over tasks."""
+    """Return how often a run of x is higher than one of y, over tasks, [R_x, R_y] for every stratum."""
     if x.stratum_names != y.stratum_names:
         raise ValueError(f"found strata {x.stratum_names} and {y.stratum_names}; required the same")
     by_task = x.same_tasks and y.same_tasks and (x + y).same_tasks
@@ -180,7 +180,7 @@ def _wins(x: Scores, y: Scores) -> list[Array]:
 
 
 def _newcombe(p: float, sizes: list[tuple[int, ...]]) -> float:
-    """Variance of the mean of Mann-Whitney statistics of strata of m and n runs, if each has the expectation p."""
+    """Return the variance of the mean Mann-Whitney statistic of strata of m and n runs, if each expects p."""
 
     def of(m: int, n: int) -> float:
         others = (m + n) / 2 - 1
@@ -190,7 +190,7 @@ def _newcombe(p: float, sizes: list[tuple[int, ...]]) -> float:
 
 
 def _delong(all_wins: list[Array]) -> tuple[float, float]:
-    """Variance of the mean over strata, and its degrees of freedom; with none, those of the runs of both groups."""
+    """Return the variance of the mean over strata, and its degrees of freedom; with none, from the runs of both."""
     means = [(wins.mean(axis), wins.shape[1 - axis]) for wins in all_wins for axis in (0, 1)]
     variances = np.array([of_runs.var(ddof=1) / n for of_runs, n in means]) / len(all_wins) ** 2
     if not variances.any():

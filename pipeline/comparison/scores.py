@@ -1,6 +1,6 @@
 """Scores of a group of runs, in which every run counts the same whatever it was tested on, and measures of them.
 
-Each measure takes weights [..., R] of the runs, adding up to 1, in place of groups in which runs stand more than once:
+Each measure takes weights [..., R] of the runs, adding up to 1, instead of groups in which runs appear more than once:
 a resample is a row of weights, and a thousand of them cost one sort.
 """
 
@@ -19,10 +19,10 @@ class Scores:
     """Scores of R runs.
 
     Attributes:
-        runs: of every run, its scores [B_r], one per task; at least one.
-        strata: of every run, what it was tested in. Resampling keeps the number of runs of each, and each counts the
+        runs: Scores [B_r] of every run, one per task; at least one.
+        strata: Stratum of every run, its environment. Resampling keeps the number of runs of each, and each counts the
             same. A group that was tested in one environment has one stratum.
-        same_tasks: whether task b of all runs of a stratum is the same task.
+        same_tasks: True if task b of all runs of a stratum is the same task.
     """
 
     runs: tuple[Array, ...]
@@ -44,7 +44,7 @@ class Scores:
 
     @classmethod
     def of(cls, values: Sequence[Sequence[float]] | Array, *, same_tasks: bool = False) -> "Scores":
-        """Scores [R, B] of runs in one environment; rows may differ in length."""
+        """Return the scores [R, B] of runs in one environment; rows may differ in length."""
         rows = tuple(np.asarray(row, np.float64) for row in cast(Sequence[Array], values))
         return cls(rows, ("",) * len(rows), same_tasks)
 
@@ -52,7 +52,7 @@ class Scores:
         return len(self.runs)
 
     def __add__(self, other: "Scores") -> "Scores":
-        """The runs of both groups, those of this one first."""
+        """Join the runs of both groups, the ones of this group first."""
         return Scores(self.runs + other.runs, self.strata + other.strata, self.same_tasks and other.same_tasks)
 
     @property
@@ -61,22 +61,22 @@ class Scores:
         return sorted(set(self.strata))
 
     def places(self, stratum: str) -> Array:
-        """Places of the runs of a stratum."""
+        """Return the indices of the runs of a stratum."""
         return np.flatnonzero(np.array(self.strata) == stratum)
 
     def of_stratum(self, stratum: str) -> list[Array]:
-        """Scores of the runs of a stratum."""
+        """Return the scores of the runs of a stratum."""
         return [run for run, name in zip(self.runs, self.strata, strict=True) if name == stratum]
 
     @cached_property
     def even_weights(self) -> Array:
-        """[R], adding up to 1: strata count the same, and so do the runs of each."""
+        """Weights [R] that add up to 1: strata count the same, and so do the runs of each."""
         names = self.stratum_names
         return np.array([1 / (len(names) * self.strata.count(name)) for name in self.strata])
 
     @cached_property
     def run_means(self) -> Array:
-        """[R], the mean score of every run."""
+        """Mean score of every run, [R]."""
         return np.array([run.mean() for run in self.runs])
 
     @cached_property
@@ -93,15 +93,15 @@ _NUMBERS_AT_ONCE = 2**21
 
 
 def mean_score(scores: Scores, weights: Array | None = None) -> Array:
-    """The mean over runs of their mean scores, [...]."""
+    """Return the mean over runs of their mean scores, [...]."""
     return _weights(scores, weights) @ scores.run_means
 
 
 def interquartile_mean(scores: Scores, weights: Array | None = None) -> Array:
-    """The mean of the middle half of all scores of all runs, [...] (arXiv:2108.13264, section 4.3).
+    """Return the mean of the middle half of all scores of all runs, [...] (arXiv:2108.13264, section 4.3).
 
     A score that a quartile falls into counts in part, so that no number of scores makes a jump. Where the number of
-    scores is no multiple of 4, scipy's `trim_mean`, which the paper's own library takes, leaves out whole scores only.
+    scores is not a multiple of 4, scipy's `trim_mean`, which the paper's library uses, drops whole scores only.
     """
     weights, (values, owner, share) = _weights(scores, weights), scores.ordered
     if weights.ndim > 1 and len(weights) > (block := max(1, _NUMBERS_AT_ONCE // len(values))):  # memory stays small
@@ -118,7 +118,7 @@ def interquartile_mean(scores: Scores, weights: Array | None = None) -> Array:
 
 
 def performance_profile(scores: Scores, thresholds: Array, weights: Array | None = None) -> Array:
-    """Fraction of scores above every threshold [m], [..., m] (arXiv:2108.13264, section 4.2, run-score distribution).
+    """Return the fraction of scores above every threshold [m], [..., m] (arXiv:2108.13264, section 4.2, run-score).
 
     F(tau) is the mean over strata, runs and their tasks of 1[score > tau].
     """

@@ -16,7 +16,7 @@ _NAMED_SECTIONS = ("env", "algorithm", "baseline", "policy")
 
 
 def load_config(path: Path) -> dict[str, Any]:
-    """The settings in a YAML, JSON or TOML file, not yet validated (JSON is a subset of YAML).
+    """Return the settings in a YAML, JSON or TOML file, not yet validated (JSON is a subset of YAML).
 
     Raises:
         ConfigError: the file is missing, does not parse, or is not a mapping.
@@ -33,7 +33,7 @@ def load_config(path: Path) -> dict[str, Any]:
 
 
 def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
-    """Settings with `a.b=value` assignments applied; values are read as YAML (numbers, lists, true, null, text).
+    """Return settings with `a.b=value` assignments applied; values are YAML (numbers, lists, true, null, text).
 
     Raises:
         ConfigError: an assignment has no "=", an empty key, reaches into something that is not a section, or would undo
@@ -69,7 +69,7 @@ def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[st
 
 
 def explain(problem: ErrorDetails, settings: Mapping[str, Any]) -> str:
-    """A problem that pydantic found in some settings, as the user knows the field."""
+    """Return a problem that pydantic found in some settings, as the user knows the field."""
     path = ".".join(_path(problem["loc"], settings)) or "config"
     if problem["type"] == "value_error":
         return "\n".join(f"{path}: {line}" for line in str(problem.get("ctx", {})["error"]).splitlines())
@@ -77,7 +77,7 @@ def explain(problem: ErrorDetails, settings: Mapping[str, Any]) -> str:
 
 
 def _path(location: Sequence[int | str], given: Any) -> Iterator[str]:
-    """Keys and places on the way to a value, without the tags that pydantic gives the members of a union."""
+    """Yield the keys and indices on the path to a value, without the tags that pydantic gives union members."""
     for n, part in enumerate(location):
         there = part in given if isinstance(given, Mapping) else isinstance(given, list | tuple)
         # The last part may be what is missing; a bare name stands for a section.

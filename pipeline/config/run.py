@@ -23,11 +23,11 @@ from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.schema import Settings, later
 
 MOST_ITERATIONS, MOST_STEPS = 10**8, 10**4
-"""Numbers of outputs for which the store has names; of the inner steps of an iteration, its rounds are one more."""
+"""Maximum iterations and inner steps that the store has names for; one more rollout batch than inner steps."""
 
 
 class RunConfig(Settings):
-    """Everything that decides the numbers of a run, and what is kept of them. Where it runs is not part of it."""
+    """All settings that decide the results of a run, and what is kept of them. Where it runs is not one of them."""
 
     env: EnvConfig
     algorithm: Annotated[AlgorithmSettings, ByName(ALGORITHMS, AlgorithmSettings)]
@@ -42,16 +42,16 @@ class RunConfig(Settings):
     """Draw of an iteration's tasks: as the environment draws them, or balanced: equally many of every class that it
     declares, the remainder of a division going to classes that are drawn."""
     episodes_per_task: int = Field(default=20, ge=1)
-    """Complete episodes per task in every round of rollouts."""
+    """Complete episodes per task in every rollout batch."""
     max_episode_steps: int = Field(default=100, ge=1)
-    """Steps after which an episode is truncated. Left out, gymnasium's limit for an environment of its own."""
+    """Steps after which an episode is truncated. By default, gymnasium's limit for an environment of gymnasium."""
     min_steps: int | None = later(None, ge=1)
     """Sample a task's episodes one after the other only until they have this many steps, and at most
     episodes_per_task of them."""
     min_rollouts: int | None = later(None, ge=1)
     """Sample until there are this many episodes; with min_steps, until both are reached."""
     metrics: tuple[str, ...] = later(())
-    """Functions of your own whose numbers are kept with the metrics: module:function, of an EpisodeBatch or a Step."""
+    """Custom functions whose results are kept as metrics: module:function, of an EpisodeBatch or a Step."""
     seed: int = Field(default=1, ge=0, lt=2**63)
     device: DeviceName = later("cpu")
     """Device on which torch computes updates, by deterministic algorithms: cpu, cuda or mps. Environments
@@ -68,19 +68,19 @@ class RunConfig(Settings):
     def _fill_in_what_was_left_out(self) -> "RunConfig":
         for name, default in self.algorithm.run_defaults.items():
             self._default(name, default)
-        # Asked only if needed: gymnasium takes long to import, and may import a module of the user's.
+        # Asked only if needed: gymnasium takes long to import, and may import a user's module.
         if "max_episode_steps" not in self.model_fields_set and (limit := gymnasium_limit(self.env.name)) is not None:
             self._default("max_episode_steps", limit)
         return self
 
     def _default(self, name: str, default: Any) -> None:
-        """A setting's value for this run, unless it was given; the value of a section is that of some of its fields."""
+        """Set a default for this run, unless the user set the value; a section's default may set some of its fields."""
         value = getattr(self, name)
         if isinstance(default, Mapping):
             given = value.model_fields_set
             missing = {field: default[field] for field in default.keys() - given}
             value = type(value).model_validate({**value.model_dump(), **missing})
-            value.model_fields_set.intersection_update(given)  # a default is still none of the user's settings
+            value.model_fields_set.intersection_update(given)  # a default is still not a setting of the user
         elif name not in self.model_fields_set:
             value = default
         # Settings are frozen; this is still their construction.
@@ -126,7 +126,7 @@ class RunConfig(Settings):
             )
 
     def _idle_sizes(self) -> Iterator[str]:
-        """Tell which sizes of hidden layers no network reads, because it is one of the user's own."""
+        """Yield the hidden layer sizes that no network reads, because the network is custom."""
         policy, algorithm, default = self.policy, self.algorithm, PolicyConfig().hidden_sizes
         usual = algorithm.run_defaults.get("policy", {}).get("hidden_sizes", default)
         sizes: list[tuple[str, str, Any, tuple[Any, ...]]] = []
@@ -157,7 +157,7 @@ class RunConfig(Settings):
         return self.num_tasks * self.episodes_per_task * self.max_episode_steps * rounds
 
     def digest(self) -> str:
-        """SHA-256 of the settings that decide the numbers of training.
+        """Return the SHA-256 of the settings that decide the results of training.
 
         `iterations` and `stop` only say where a run stops, `evaluation` what is measured on the way, `retention` what
         is kept, and `replay` how it is read.
@@ -168,7 +168,7 @@ class RunConfig(Settings):
 
 
 def build_config(settings: Mapping[str, Any]) -> RunConfig:
-    """The RunConfig that a mapping describes.
+    """Return the RunConfig that a mapping describes.
 
     Raises:
         ConfigError: with the path of every wrong field, the value found and what is allowed.
@@ -183,7 +183,7 @@ def build_config(settings: Mapping[str, Any]) -> RunConfig:
 
 
 def build_stored(settings: Mapping[str, Any]) -> RunConfig:
-    """The RunConfig of a stored run, in which what its version did not have is as it was then; see build_config."""
+    """Return the RunConfig of a stored run; fields unknown to its version keep their old meaning; see build_config."""
     section = settings.get("algorithm")
     if not isinstance(section, dict) or "name" not in section:
         raise ConfigError(f"algorithm: found {section!r}; required the settings of an algorithm with its name")

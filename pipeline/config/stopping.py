@@ -14,16 +14,16 @@ from metaloom.pipeline.types import Array, Metrics
 
 
 class StoppingConfig(Settings):
-    """Criteria that end a run before its last iteration; those left out do not count."""
+    """Criteria that end a run before its last iteration; omitted ones do not apply."""
 
     samples: int | None = Field(default=None, ge=1)
     """Environment steps made."""
     return_threshold: float | None = None
     """A return of the last iteration's episodes, after adaptation where there is any."""
     statistic: Literal["min", "average", "max"] = "min"
-    """Return that is compared: that of the worst episode, the mean, or that of the best."""
+    """Return to compare: of the worst episode, the mean, or of the best episode."""
     convergence_window: int | None = Field(default=None, ge=3)
-    """Iterations over which the return is to have no trend: a straight line through it is flat."""
+    """Number of iterations over which the return must show no trend: a line fitted through it is flat."""
     convergence_p_value: float = Field(default=0.99, gt=0, lt=1)
     """Required certainty of flatness: the chance of a steeper line if there is no trend (two-sided t test)."""
     metric: str | None = later(None, min_length=1)
@@ -54,11 +54,11 @@ class StoppingConfig(Settings):
         return self
 
     def met(self, history: Sequence[Metrics]) -> bool:
-        """Tell if a run may end after the iterations that have these metrics, in order."""
+        """Return True if a run may end after the iterations with these metrics, in order."""
         return bool(self.reasons(history))
 
     def reasons(self, history: Sequence[Metrics]) -> Sequence[str]:
-        """Say which criteria are met after the iterations that have these metrics; nothing while the run goes on."""
+        """Return the criteria met after the iterations with these metrics; empty while the run continues."""
         if not history:
             return ()
         found = [*self._criteria(history)]
@@ -66,7 +66,7 @@ class StoppingConfig(Settings):
         return told if self.combine == "any" or len(told) == len(found) else ()
 
     def _criteria(self, history: Sequence[Metrics]) -> Iterator[tuple[bool, str]]:
-        """Each criterion: whether it is met, and what was found."""
+        """Yield for each criterion whether it is met, and the value found."""
         last = history[-1]
         if self.samples is not None:
             made = last["env_steps"]
@@ -86,7 +86,7 @@ class StoppingConfig(Settings):
             yield flat, f"the {self.statistic} return has no trend over {window} iterations"
 
     def require_metric(self, names: Collection[str]) -> None:
-        """Refuse a metric that no round of the run will have.
+        """Reject a metric that no rollout batch of the run will have.
 
         Raises:
             ConfigError: it is not among the names, which are without `step_k.`.
@@ -118,7 +118,7 @@ def _last_step(metrics: Metrics) -> int:
 
 
 def trend_p_value(values: Array) -> float:
-    """The chance that n numbers without a trend lie along a line at least as steep, by a two-sided t test; n >= 3."""
+    """Return the two-sided p of a t test that n values without a trend lie along a line at least as steep; n >= 3."""
     n = len(values)
     times = np.arange(n) - (n - 1) / 2
     centred = np.asarray(values, np.float64) - np.mean(values)

@@ -1,4 +1,4 @@
-"""YAML that means what JSON can say: numbers, text, true, false, null, lists and mappings, and nothing else.
+"""YAML restricted to the values of JSON: numbers, text, true, false, null, lists and mappings.
 
 PyYAML follows YAML 1.1, in which 1e-3 is text, 010 is 8, 1:30 is 90, no is false and 2024-01-01 is a date. Here the
 core schema of YAML 1.2 decides (https://yaml.org/spec/1.2.2/#103-core-schema), without its octal and hexadecimal.
@@ -14,7 +14,7 @@ from pydantic import JsonValue
 
 
 def parse(text: str) -> JsonValue:
-    """The value that a JSON or YAML text describes.
+    """Return the value that a JSON or YAML text describes.
 
     Raises:
         ValueError: it is neither, or holds a tag, a date, a key twice, or itself, or aliases multiply it beyond all
@@ -32,7 +32,7 @@ def parse(text: str) -> JsonValue:
 
 
 def dump(value: object) -> str:
-    """YAML from which `parse`, and other readers of YAML, make the same value."""
+    """Return YAML from which `parse`, and other readers of YAML, make the same value."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 

@@ -1,4 +1,4 @@
-"""The ant: four legs on a ball, to be sent in a direction or to a place."""
+"""The ant: four legs on a ball, which runs in a direction or to a goal."""
 # pyright: reportAttributeAccessIssue=false
 # MuJoCo's compiled modules have no type stubs.
 
@@ -28,7 +28,7 @@ TORSO = 1
 
 
 class Ant(MujocoRobot):
-    """The robot without a task: model, physics and starts are those of gymnasium's Ant-v5.
+    """The robot without a task: gymnasium's model, physics and starts of Ant-v5.
 
     | observation | content                                                                        | unit   |
     | ----------- | ------------------------------------------------------------------------------ | ------ |
@@ -38,17 +38,17 @@ class Ant(MujocoRobot):
     | 13-15       | velocity of the torso, x y z                                                   | m/s    |
     | 16-18       | angular velocity of the torso, x y z                                           | rad/s  |
     | 19-26       | angular velocities in the order of 5-12                                        | rad/s  |
-    | 27-110      | contact torque and force on each body, six numbers each, clipped to [-1, 1]    | N m, N |
+    | 27-110      | contact torque and force on each body, six values each, clipped to [-1, 1]     | N m, N |
 
     | action | content                                                                           | range   |
     | ------ | --------------------------------------------------------------------------------- | ------- |
     | 0-7    | torque at hip, ankle of back right, front left, front right, back left leg, 150 N m | [-1, 1] |
 
-    That is obs_style promp. Its first six contact forces are those of the world, which are always 0: v5 leaves them
-    out (105 numbers). PEARL's style leaves out all contact forces (27).
+    This is obs_style promp. Its first six contact forces act on the world and are always 0: v5 omits them
+    (size 105). PEARL's style omits all contact forces (size 27).
 
     Start: joint positions U(-0.1, 0.1) around the rest pose, velocities 0.1 N(0, 1). A control step is 0.05 s (five
-    physics steps). The torso's place in rewards is that of MuJoCo's body frame, which the Runge-Kutta integrator leaves
+    physics steps). The torso's position in rewards is MuJoCo's body frame, which the Runge-Kutta integrator leaves
     where its last stage was: millimetres at most from what the joints say, as in both originals and in gymnasium.
     """
 
@@ -59,7 +59,7 @@ class Ant(MujocoRobot):
     control_cost = 0.5
     contact_cost = 5e-4
     shows_place = False
-    """True where observations start with the x and y of the torso; those of v5 do if asked to."""
+    """True where observations start with the x and y of the torso; in v5 that is an option."""
     shows_contacts_to_pearl = False
 
     def __init__(self, obs_style: ObsStyle = "promp", render_mode: str | None = None) -> None:
@@ -89,7 +89,7 @@ class Ant(MujocoRobot):
 
     @abstractmethod
     def task_terms(self, place: Array, velocity: Array, tasks: Array) -> dict[str, Array]:
-        """Name -> [n], what place [n, 2] in m and velocity [n, 2] in m/s of the torso are worth."""
+        """Return reward terms by name, [n], from position [n, 2] in m and velocity [n, 2] in m/s of the torso."""
 
 
 class AntWalk(Ant):
@@ -112,7 +112,7 @@ class AntWalk(Ant):
 
     @abstractmethod
     def run_reward(self, velocity: Array, tasks: Array) -> Array:
-        """[n], the velocity [n, 2] along the direction of the task."""
+        """Return the velocity [n, 2] along the direction of the task, [n]."""
 
     def terminal(self, motion: Motion, tasks: Array) -> Array:
         finite = np.isfinite(motion.qpos).all(axis=1) & np.isfinite(motion.qvel).all(axis=1)
@@ -121,7 +121,7 @@ class AntWalk(Ant):
 
 
 class AntDir(AlongX, AntWalk):
-    """Walk forward or backward along x, which only the reward tells apart (ProMP's AntRandDirec).
+    """Walk forward or backward along x, as the reward requires (ProMP's AntRandDirec).
 
     Observation, action, start: see Ant. Reward terms: see AntWalk. Terminates unless the torso is 0 to 1 m high.
 
@@ -132,7 +132,7 @@ class AntDir(AlongX, AntWalk):
 
 
 class AntDir2D(AnyDirection, AntWalk):
-    """Walk in a direction that only the reward tells (ProMP's AntRandDirec2D).
+    """Walk in a direction known only from the reward (ProMP's AntRandDirec2D).
 
     Observation, action, start: see Ant. Reward terms: see AntWalk. Terminates unless the torso is 0 to 1 m high.
 
@@ -143,9 +143,9 @@ class AntDir2D(AnyDirection, AntWalk):
 
 
 class AntGoal(Ant):
-    """Go to a place that only the reward tells (ProMP's AntRandGoal). Never terminates.
+    """Go to a goal known only from the reward (ProMP's AntRandGoal). Never terminates.
 
-    Observation, action, start: see Ant; in every style the torso's x and y come first (2 more numbers), since no
+    Observation, action, start: see Ant; in every style the torso's x and y come first (2 more entries), since no
     goal can be found without them.
 
     | task field     | unit | distribution                                                        |
@@ -180,7 +180,7 @@ class PearlAntDir(FixedTasks, AntDir2D):
     | ------------------------ | ---- | ------------------------------------------------------------------------ |
     | direction_x, direction_y | 1    | one of 100 draws, uniform in the angle, made once; 30 more are `test_task_set` |
 
-    Options `num_train_tasks` and `num_test_tasks`: other numbers of them. Option `forward_backward`: (1, 0) and (-1, 0)
+    Options `num_train_tasks` and `num_test_tasks`: how many of each. Option `forward_backward`: (1, 0) and (-1, 0)
     are the two tasks instead, and there is none to hold out.
 
     Differs from the original, which tests on the two directions that it trains on; and whose contact cost was 0 on the
@@ -213,13 +213,13 @@ class PearlAntDir(FixedTasks, AntDir2D):
 
 
 class PearlAntGoal(FixedTasks, AntGoal):
-    """Go to one of 150 places, as PEARL's ant-goal: AntGoal with fixed goals.
+    """Go to one of 150 goals, as PEARL's ant-goal: AntGoal with fixed goals.
 
     | task field     | unit | distribution                                                                        |
     | -------------- | ---- | ----------------------------------------------------------------------------------- |
     | goal_x, goal_y | m    | one of 150 draws on the disk of radius 3, made once; 30 more are `test_task_set`    |
 
-    Options `num_train_tasks` and `num_test_tasks`: other numbers of them.
+    Options `num_train_tasks` and `num_test_tasks`: how many of each.
     """
 
     def __init__(

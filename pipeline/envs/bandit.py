@@ -19,7 +19,7 @@ from metaloom.pipeline.types import Array
 
 
 class BernoulliBandit(MetaEnv):
-    """Pull one of k arms, each of which pays 1 with a probability of its own that nothing shows (RL2's bandits).
+    """Pull one of k arms, each of which pays 1 with a hidden probability (RL2's bandits).
 
     | observation | unit | | action | unit | range     |
     | ----------- | ---- |-| ------ | ---- | --------- |
@@ -84,7 +84,7 @@ class BanditBatch(BatchEnv):
         return np.zeros((self.num_rows, 1))
 
     def step(self, actions: Array, rows: Array) -> BatchStep:
-        # Many numbers of a generator at once are those that it gives one by one.
+        # Drawing many values at once gives the same values as drawing one by one.
         for row in rows[self._pulls[rows] % self._DRAWN_AHEAD == 0].tolist():
             self._numbers[row] = self._generators[row].random(self._DRAWN_AHEAD)
         numbers = self._numbers[rows, self._pulls[rows] % self._DRAWN_AHEAD]

@@ -17,29 +17,29 @@ one of several by chance."""
 
 
 def random_scores(pulls: Array, payouts: Array, remaining: int, rng: np.random.Generator) -> Array:
-    """Any arm."""
+    """Score all arms equally: any may be pulled."""
     return np.zeros(pulls.shape)
 
 
 def greedy_scores(pulls: Array, payouts: Array, remaining: int, rng: np.random.Generator) -> Array:
-    """The mean of the posterior."""
+    """Score arms by the mean of the posterior."""
     return (1 + payouts) / (2 + pulls)
 
 
 def thompson_scores(pulls: Array, payouts: Array, remaining: int, rng: np.random.Generator) -> Array:
-    """A draw from the posterior. Thompson 1933."""
+    """Score arms by a draw from the posterior. Thompson 1933."""
     return rng.beta(1 + payouts, 1 + pulls - payouts)
 
 
 def ucb1_scores(pulls: Array, payouts: Array, remaining: int, rng: np.random.Generator) -> Array:
-    """x̄ + √(2 ln t / n), arms that were never pulled first. Auer et al. 2002, Machine Learning 47, figure 1."""
+    """Return x̄ + √(2 ln t / n); unpulled arms come first. Auer et al. 2002, Machine Learning 47, figure 1."""
     with np.errstate(divide="ignore", invalid="ignore"):
         bonus = np.sqrt(2 * np.log(pulls.sum(1, keepdims=True)) / pulls)
         return np.where(pulls == 0, np.inf, payouts / pulls + bonus)
 
 
 def gittins_scores(pulls: Array, payouts: Array, remaining: int, rng: np.random.Generator) -> Array:
-    """The Gittins index for the pulls that remain; see `gittins_indices`."""
+    """Return the Gittins index for the pulls that remain; see `gittins_indices`."""
     t = int(pulls[0].sum())
     return gittins_indices(t + remaining)[payouts, pulls - payouts, remaining]
 
@@ -56,7 +56,7 @@ REFERENCES: Mapping[str, Strategy] = {
 
 @lru_cache(maxsize=4)
 def gittins_indices(horizon: int, *, num_levels: int = 1000) -> Array:
-    """Gittins indices [s, f, m] of an arm after s payouts and f misses, with m pulls to come, of `horizon` in all.
+    """Return Gittins indices [s, f, m] of an arm after s payouts and f misses, with m pulls to come, of `horizon`.
 
     The index is the sure payout λ per pull for which one would as soon leave the arm for good: the largest λ on a grid
     with V(s, f, m) > mλ, where V(s, f, m) = max(mλ, p (1 + V(s+1, f, m-1)) + (1 - p) V(s, f+1, m-1)), p = (1 + s) /
@@ -78,7 +78,7 @@ def gittins_indices(horizon: int, *, num_levels: int = 1000) -> Array:
 
 
 def earned(strategy: Strategy, probabilities: Array, num_pulls: int, rng: np.random.Generator) -> Array:
-    """Return what a strategy earns, [N] payouts in so many pulls of N bandits [N, k]."""
+    """Return a strategy's total payouts [N] in `num_pulls` pulls of N bandits [N, k]."""
     N, k = probabilities.shape
     pulls, payouts = np.zeros((N, k), np.int64), np.zeros((N, k), np.int64)
     rows = np.arange(N)
@@ -94,7 +94,7 @@ def earned(strategy: Strategy, probabilities: Array, num_pulls: int, rng: np.ran
 def reference_return(
     name: str, *, arms: int, num_pulls: int, num_bandits: int = 100_000, seed: int = 0
 ) -> tuple[float, float]:
-    """Mean of what a reference earns in bandits with probabilities from U(0, 1), and its standard error."""
+    """Return a reference's mean payout in bandits with probabilities from U(0, 1), and its standard error."""
     rng = np.random.default_rng(seed)
     returns = earned(REFERENCES[name], rng.uniform(0, 1, (num_bandits, arms)), num_pulls, rng)
     return float(returns.mean()), float(returns.std() / np.sqrt(num_bandits))

@@ -17,7 +17,7 @@ DISCRETE = ("bernoulli-bandit", "hidden-goal-grid", "tabular-mdp")
 
 
 class InfoFact(Settings):
-    """A fact that a plain gymnasium environment tells in its `info`, in every step.
+    """A fact that a plain gymnasium environment reports in its `info`, in every step.
 
     A bare string stands for the key: `--set env.facts.success=is_success`.
     """
@@ -62,7 +62,7 @@ class EnvConfig(Settings):
     short_for = "name"
     name: str = Field(min_length=1)
     """A registered name such as half-cheetah-dir, an id of gymnasium's such as Hopper-v5 or module:Hopper-v5, or
-    module:Class for an environment of your own."""
+    module:Class for a custom environment."""
     options: dict[str, JsonValue] = Field(default_factory=dict)
     """Keyword arguments of the environment's class, for example reward: dense."""
     action_scale: float | None = Field(default=10.0, gt=0)
@@ -70,9 +70,9 @@ class EnvConfig(Settings):
     it always does where actions are discrete, and by default under an actor-critic."""
 
     diagnostics: bool = later(False)
-    """Keep the numbers by which the environment describes a round, such as forward_velocity, with the metrics."""
+    """Store the environment's diagnostics of each rollout batch, such as forward_velocity, with the metrics."""
     facts: dict[str, InfoFact] = later({})
-    """Facts to keep that a plain gymnasium environment tells in info, by the names to keep them under, such as
+    """Facts to keep from the info of a plain gymnasium environment, by the names to keep them under, such as
     success: is_success; a MetaEnv declares its facts itself."""
 
     wrappers: tuple[WrapperConfig, ...] = later(())
@@ -80,7 +80,7 @@ class EnvConfig(Settings):
     options: {key: value}}]."""
 
     observed: tuple[Annotated[int, Field(ge=0)], ...] | None = later(None, min_length=1)
-    """Places of the numbers that a policy sees of a plain gymnasium environment's observations, such as [0, 2] for a
+    """Indices of the observation entries of a plain gymnasium environment that a policy sees, such as [0, 2] for a
     cart-pole without its velocities; null: all."""
 
     integer_observations: bool = later(True, before=False)
@@ -106,7 +106,7 @@ class EnvConfig(Settings):
         return self.before().keys() - self.model_fields_set
 
     def as_in(self, stored: Mapping[str, Any]) -> "EnvConfig":
-        """The same with what was found before a stored run, whose env section is given, where it is left open here."""
+        """Return this configuration, with open settings filled from the given env section of a stored run."""
         known = {**self.before(), **stored}
         return self.model_copy(update={name: known[name] for name in self.left_open})
 
@@ -130,12 +130,12 @@ class EnvConfig(Settings):
         if self.name in DISCRETE and "action_scale" not in self.model_fields_set:
             # Settings are frozen; this is still their construction.
             object.__setattr__(self, "action_scale", None)
-            self.model_fields_set.add("action_scale")  # no default of an algorithm takes its place
+            self.model_fields_set.add("action_scale")  # so that no algorithm's default replaces it
         return self
 
 
 def is_gymnasium_id(name: str) -> bool:
-    """Tell an id of gymnasium's, [module:][namespace/]Name-v0, from other names, without importing gymnasium."""
+    """Return True for an id of gymnasium, [module:][namespace/]Name-v0, without importing gymnasium."""
     return re.fullmatch(r"(?:[\w.]+:)?(?:(?:[\w.-]+/)?[\w.-]+-v\d+|[\w.-]+/[\w.-]+)", name) is not None
 
 
@@ -169,7 +169,7 @@ def step_limits_left_open() -> Generator[None]:
 
 
 def gymnasium_limit(name: str) -> int | None:
-    """The step limit that gymnasium has for an environment of its own; None for others and where there is none.
+    """Return gymnasium's step limit for one of its environments; None for others and where there is none.
 
     Raises:
         ConfigError: the module that registers it cannot be imported.

@@ -25,7 +25,7 @@ _NO_STAGE = int(mujoco.mjtStage.mjSTAGE_NONE)
 
 
 def contact_batch(model: mujoco.MjModel, num_rows: int, num_threads: int) -> "ContactBatch | ContactLoop":
-    """N simulations whose `cfrc_ext` holds the contact forces of their last step, as in gymnasium's robots.
+    """Return N simulations whose `cfrc_ext` holds the contact forces of their last step, as in gymnasium's robots.
 
     Through MuJoCo's public C functions where the installed library shows them, else by a loop over the simulations:
     the same bits, about a tenth slower on one thread, and the loop gains nothing from more.
@@ -53,7 +53,7 @@ class ContactBatch:
         self._contact_pass = ctypes.cast(library.mj_rnePostConstraint, ctypes.c_void_p)
 
     def bind(self, name: str) -> Array:
-        """[N, ...] float64, live: joint state and controls may be written, other fields follow each call."""
+        """Return a live view [N, ...] float64: joint state and controls may be written, other fields follow calls."""
         shape = (self._num_rows, *getattr(self._data, name).shape)
         if name in _STATE:
             size = ctypes.c_int()
@@ -65,16 +65,16 @@ class ContactBatch:
         return values
 
     def reset(self, *, stage: int) -> None:
-        """As of `mujoco.batch.Batch`, for all rows."""
+        """Reset as `mujoco.batch.Batch` does, for all rows."""
         self._check(None, self._library.mjb_reset(self._batch, None, self._num_rows, None, stage))
 
     def forward(self) -> None:
-        """As of `mujoco.batch.Batch`, for all rows."""
+        """Run `forward` of `mujoco.batch.Batch`, for all rows."""
         stage = int(mujoco.mjtStage.mjSTAGE_ACC)
         self._check(None, self._library.mjb_forward(self._batch, None, self._num_rows, stage))
 
     def step(self, ids: Array | None = None, nstep: int = 1) -> None:
-        """As of `mujoco.batch.Batch`; then the contact forces of the same rows."""
+        """Step as `mujoco.batch.Batch` does; then compute the contact forces of the same rows."""
         rows = None if ids is None else np.ascontiguousarray(ids, np.int32)
         pointer, count = (None, self._num_rows) if rows is None else (rows.ctypes.data, len(rows))
         self._check(rows, self._library.mjb_step(self._batch, pointer, count, nstep, _NO_STAGE))
@@ -99,7 +99,7 @@ class ContactBatch:
 
 
 class ContactLoop:
-    """The same through the Python binding alone: after each step, a loop over the simulations."""
+    """The same computation through the Python binding alone: after each step, a loop over the simulations."""
 
     def __init__(self, model: mujoco.MjModel, num_rows: int, num_threads: int) -> None:
         self._model = model
@@ -108,20 +108,20 @@ class ContactLoop:
         self._forces = np.zeros((num_rows, *self._data.cfrc_ext.shape))
 
     def bind(self, name: str) -> Array:
-        """As of ContactBatch."""
+        """Bind as ContactBatch does."""
         return self._forces if name == CONTACT_FORCES else self._batch.bind(name)
 
     def reset(self, *, stage: int) -> None:
-        """As of ContactBatch."""
+        """Reset as ContactBatch does."""
         self._batch.reset(stage=stage)
         self._forces[:] = 0
 
     def forward(self) -> None:
-        """As of ContactBatch."""
+        """Run `forward` as ContactBatch does."""
         self._batch.forward()
 
     def step(self, ids: Array | None = None, nstep: int = 1) -> None:
-        """As of ContactBatch."""
+        """Step as ContactBatch does."""
         self._batch.step(ids=ids, nstep=nstep)
         for row in range(len(self._forces)) if ids is None else ids.tolist():
             self._batch.get_data(row, self._data)
@@ -135,7 +135,7 @@ class _Handle:
     def __init__(self, library: ctypes.CDLL, model: mujoco.MjModel, num_rows: int, num_threads: int) -> None:
         self._delete = library.mjb_deleteBatch
         message = ctypes.create_string_buffer(1000)
-        # Persistent, since contact forces come from what the step leaves behind in each simulation's own MjData.
+        # Persistent, since contact forces come from what the step left in each simulation's own MjData.
         config = _Config(num_threads, True)
         self.address: int | None = library.mjb_makeBatch(
             model._address, num_rows, ctypes.byref(config), message, len(message)
@@ -154,7 +154,7 @@ class _Config(ctypes.Structure):
 
 @cache
 def batch_library() -> ctypes.CDLL | None:
-    """MuJoCo's library with the signatures of its batch functions, or None if it lacks one of them."""
+    """Load MuJoCo's library with the signatures of its batch functions; None if it lacks one of them."""
     library = mujoco_library()
     if library is None:
         return None
@@ -184,7 +184,7 @@ def batch_library() -> ctypes.CDLL | None:
 
 @cache
 def mujoco_library() -> ctypes.CDLL | None:
-    """The C library under the `mujoco` package."""
+    """Return the C library under the `mujoco` package."""
     for path in Path(mujoco.__file__).parent.glob("*mujoco*"):
         if path.suffix in (".dll", ".dylib") or path.name.startswith("libmujoco.so"):
             return ctypes.CDLL(str(path))

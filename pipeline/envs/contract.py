@@ -18,7 +18,7 @@ class EnvError(ValueError):
 
 
 def require_count(env: gymnasium.Env[Any, Any], option: str, value: object, *, least: int) -> None:
-    """Refuse an option that is no whole number, or too small a one.
+    """Reject an option that is not an integer, or too small.
 
     Raises:
         EnvError: saying which.
@@ -29,12 +29,12 @@ def require_count(env: gymnasium.Env[Any, Any], option: str, value: object, *, l
 
 @dataclass(frozen=True)
 class TaskField:
-    """One number of a task description.
+    """One parameter of a task description.
 
     Attributes:
-        name: column name, snake_case.
-        unit: "m", "m/s", "rad"; "1" for a number without a unit.
-        description: what the number means.
+        name: Column name, snake_case.
+        unit: "m", "m/s", "rad"; "1" for a dimensionless value.
+        description: Meaning of the value.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Component(NamedTuple):
     """One number of an observation or action.
 
     Attributes:
-        name: short, unique in its vector; a column of tables.
+        name: Short, unique in its vector; a column of tables.
         unit: "m", "rad/s"; "1" for a number without a unit.
     """
 
@@ -55,14 +55,14 @@ class Component(NamedTuple):
 
 
 class Fact(NamedTuple):
-    """Something that an environment tells of its steps besides observation and reward, such as success.
+    """Additional quantity that an environment reports besides observation and reward, such as success.
 
     Attributes:
-        name: short, unique in the environment; the column of tables is `fact_NAME`.
+        name: Short, unique in the environment; the column of tables is `fact_NAME`.
         kind: "flag", true or false; "number".
         per: "step": kept of every step; "episode": kept of the episode's last step alone.
         unit: "m", "N"; "1" for a number without a unit.
-        optional: NaN stands for a number that there is not.
+        optional: NaN stands for a missing number.
     """
 
     name: str
@@ -96,7 +96,7 @@ class BatchStep(NamedTuple):
 class BatchEnv(Protocol):
     """N rows of one environment, each with its own task and episode, stepped together.
 
-    What a row computes depends on its task, its seed and its actions only: not on N, its place, its neighbours or the
+    A row's results depend on its task, its seed and its actions only: not on N, its index, its neighbours or the
     number of threads.
 
     Attributes:
@@ -110,7 +110,7 @@ class BatchEnv(Protocol):
     action_size: int
 
     def reset(self, tasks: Array, seeds: Array) -> Array:
-        """[N, O] first observations: row i starts as `reset(seed=seeds[i])` of a single env with tasks[i] would."""
+        """Return first observations [N, O]: row i starts as a single env with tasks[i] after `reset(seed=seeds[i])`."""
         ...
 
     def step(self, actions: Array, rows: Array) -> BatchStep:
@@ -119,11 +119,11 @@ class BatchEnv(Protocol):
 
     @property
     def state(self) -> Array:
-        """[N, S] float64 copy of the simulator's state; S is 0 where it cannot be read."""
+        """Copy of the simulator's state, [N, S] float64; S is 0 where it cannot be read."""
         ...
 
     def close(self) -> None:
-        """Free the simulators, if there are any."""
+        """Close the simulators, if there are any."""
 
 
 class MetaEnv(gymnasium.Env[Array, Array]):
@@ -133,20 +133,20 @@ class MetaEnv(gymnasium.Env[Array, Array]):
     reward into `info["reward_terms"]`, name -> number, summing to the reward, and the facts that it declares into
     `info["facts"]`, name -> number or flag. Task ranges in the class docstring.
 
-    Episodes have no time limit of their own: the sampler's `max_episode_steps` ends them.
+    An environment sets no time limit: the sampler's `max_episode_steps` ends its episodes.
     """
 
     task_fields: tuple[TaskField, ...] = ()
-    """The P numbers that describe a task, in the order of its vector."""
+    """The P fields of a task, in the order of its vector."""
 
     task_set: tuple[tuple[float, ...], ...] | None = None
-    """All tasks, where there are finitely many; a task's place in it is its id. None: a continuous distribution."""
+    """All tasks, where there are finitely many; a task's index in it is its id. None: a continuous distribution."""
 
     test_task_set: tuple[tuple[float, ...], ...] | None = None
-    """Held-out tasks, where training has a fixed set of its own (`task_set`); None: a fresh draw is a held-out task."""
+    """Held-out tasks, where training has a fixed set (`task_set`); None: a fresh draw is a held-out task."""
 
     task_classes: Classes | None = None
-    """What tasks are like, by name: returns are told and tasks can be drawn by it. None: all alike."""
+    """Named classes of tasks, by which returns are reported and tasks can be drawn. None: a single class."""
 
     observation_components: Sequence[tuple[str, str]] | None = None
     """Names and units of an observation's entries, flattened in C order, see Component; None: they have none."""
@@ -155,24 +155,24 @@ class MetaEnv(gymnasium.Env[Array, Array]):
     """Names and units of an action's entries, as the environment takes it."""
 
     facts: Sequence[Fact] = ()
-    """What `step` tells besides observation and reward, see Fact; of a class or of an instance."""
+    """Facts that `step` reports besides observation and reward, see Fact; of a class or of an instance."""
 
     recorded: Mapping[str, Any] = MappingProxyType({})
-    """What of it runs record besides its options, as plain data: which code computes it, where several can."""
+    """Plain data that runs record besides the options: which code computes the environment, where several can."""
 
     _task: Array | None = None
 
     @abstractmethod
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        """[B, P] float64, B independent draws from the task distribution."""
+        """Return B independent draws from the task distribution, [B, P] float64."""
 
     def set_task(self, task: Array) -> None:
-        """Switch to a task [P]; the next `step` is already rewarded by it."""
+        """Set the task [P]; the next `step` already uses its reward."""
         self._task = check_task(self, task)
 
     @property
     def task(self) -> Array:
-        """[P] float64, the current task; before the first `set_task` a fixed draw, so that an env works as it comes."""
+        """The current task, [P] float64; before the first `set_task` a fixed draw, so that a new env works at once."""
         if self._task is None:
             self.set_task(self.sample_tasks(1, np.random.default_rng(0))[0])
         assert self._task is not None
@@ -193,7 +193,7 @@ class MetaEnv(gymnasium.Env[Array, Array]):
         )
 
     def diagnostics(self, episodes: EpisodeBatch) -> Mapping[str, float]:
-        """Numbers by name that describe a round of episodes, such as how fast the robot went; none by default.
+        """Return values by name that describe a rollout batch, such as the robot's mean speed; none by default.
 
         With env.diagnostics they are metrics of the run, `step_k.NAME`. They may depend on what is stored alone.
         """
@@ -205,17 +205,17 @@ class MetaEnv(gymnasium.Env[Array, Array]):
         return type(self).diagnostics is not MetaEnv.diagnostics
 
     def batch(self, num_rows: int, num_threads: int) -> BatchEnv | None:
-        """A BatchEnv that equals this env bit for bit, or None if a loop over copies is all there is."""
+        """Return a BatchEnv that equals this env bit for bit, or None if a loop over copies is all there is."""
         return None
 
 
 def keeps_rules(env: MetaEnv, base: type[MetaEnv]) -> bool:
-    """Return False for a subclass with a step or reset of its own: rules that the batch of `base` does not know."""
+    """Return False for a subclass that overrides step or reset: the batch of `base` does not know its rules."""
     return type(env).step is base.step and type(env).reset is base.reset
 
 
 def check_task(env: MetaEnv, task: Array) -> Array:
-    """The task as [P] float64.
+    """Return the task as [P] float64.
 
     Raises:
         EnvError: it has another shape, or an entry that is not finite.

@@ -21,14 +21,14 @@ _COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 
 
 def env_facts(config: EnvConfig, env: MetaEnv) -> dict[str, Any]:
-    """Return what tells environments apart once defaults have changed, as plain JSON data.
+    """Return the facts that distinguish environments once defaults have changed, as plain JSON data.
 
     Args:
-        config: names it.
-        env: it, as `make_env` gives it.
+        config: Configuration of the environment.
+        env: Environment, as `make_env` returns it.
 
     Returns:
-        `class` as module:Class, `options` of its constructor with those that were left out, `observation_size`,
+        `class` as module:Class, `options` of its constructor including the defaults, `observation_size`,
         `observation_shape` where it has several axes, and `action_size` or, where actions are discrete, `num_choices`;
         `actions_taken`, the space that a policy's actions are mapped into; and what the environment has `recorded` of
         itself.
@@ -37,7 +37,7 @@ def env_facts(config: EnvConfig, env: MetaEnv) -> dict[str, Any]:
     actions = env.action_space
     shape = env.observation_space.shape or ()
     several_axes = {"observation_shape": list(shape)} if len(shape) > 1 else {}
-    # The name is that of stored runs.
+    # Stored runs use this name.
     sizes = {"num_choices": int(actions.n)} if isinstance(actions, Discrete) else {"action_size": _size(actions)}
     try:
         parameters = inspect.signature(factory).parameters.values()
@@ -57,7 +57,7 @@ def env_facts(config: EnvConfig, env: MetaEnv) -> dict[str, Any]:
 
 
 def taken_space(env: MetaEnv) -> ActionSpace:
-    """Return the space of the actions that an environment itself takes, behind the map of a policy's."""
+    """Return the space of the actions that an environment itself takes, after a policy's actions are mapped."""
     space = (env.env if isinstance(env, PolicyActions) else env).action_space
     assert isinstance(space, ActionSpace)
     return space
@@ -143,12 +143,12 @@ def component_facts(env: MetaEnv) -> dict[str, Any]:
 
 
 def class_path(config: EnvConfig) -> str:
-    """module:Class of an environment; only a name where gymnasium was given an object."""
+    """Return module:Class of an environment; only a name where gymnasium was given an object."""
     return _factory(config)[0]
 
 
 def _factory(config: EnvConfig) -> tuple[str, Any, Mapping[str, Any]]:
-    """Path of an environment's class or function, the thing itself, and the options it is called with."""
+    """Return the path of an environment's class or function, the thing itself, and the options it is called with."""
     path = require_env(config.name)
     if path not in gymnasium.registry:
         return path, find_env(config.name), config.options
@@ -160,7 +160,7 @@ def _factory(config: EnvConfig) -> tuple[str, Any, Mapping[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it; what it has not is told in words."""
+    """Convert a value to JSON data; values that JSON lacks become a description."""
     if isinstance(value, Mapping):
         return {str(name): _plain(part) for name, part in value.items()}
     if isinstance(value, np.ndarray | np.generic):

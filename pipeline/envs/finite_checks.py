@@ -17,13 +17,13 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 class RowFault(EnvError):
-    """The environment of one row failed, or gave what no rollout can go on from.
+    """Error of the environment of one row, or an answer from which no rollout can continue.
 
-    A `BatchEnv` of your own may raise it to say which of its rows it was.
+    A custom `BatchEnv` may raise it to name the row at fault.
 
     Attributes:
-        row: the row.
-        call: what it was asked: "make", "set_task", "reset", "step" or "act" (no finite action to step with).
+        row: The row.
+        call: Call that failed: "make", "set_task", "reset", "step" or "act" (no finite action to step with).
     """
 
     def __init__(self, message: str, row: int, call: str) -> None:
@@ -36,10 +36,10 @@ class RowFault(EnvError):
 
 
 def observation_of(answer: Any, shape: tuple[int, ...]) -> Array:
-    """An observation as an array [O], which may be the environment's own.
+    """Return an observation as an array [O], which may be the environment's own.
 
     Raises:
-        EnvError: not numbers, or of another shape.
+        EnvError: not numeric, or of another shape.
     """
     values = np.asarray(answer)
     if values.dtype.kind not in "biuf" or values.shape != shape:
@@ -84,7 +84,7 @@ def wrong_number(observations: Array) -> tuple[int, str] | None:
 
 
 def number_of(answer: Any, name: str) -> float:
-    """A number as a float.
+    """Return a number as a float.
 
     Raises:
         EnvError: not one number, or too large for the float32 in which it is kept.
@@ -102,7 +102,7 @@ def number_of(answer: Any, name: str) -> float:
 
 
 def flag_of(answer: Any, name: str) -> bool:
-    """A truth value, which must be one: text such as "False" would count as true.
+    """Return a truth value, which must be one: text such as "False" would count as true.
 
     Raises:
         EnvError: it is something else.
@@ -116,10 +116,10 @@ def flag_of(answer: Any, name: str) -> bool:
 
 
 def reward_terms_of(reward: float, info: Any) -> dict[str, float]:
-    """The terms that `info` names, or the reward as the only one. Of what else it holds only facts are looked at.
+    """Return the terms that `info` names, or the reward as the only one. Nothing else in `info` but facts is read.
 
     Raises:
-        EnvError: they are not numbers, or do not sum to the reward.
+        EnvError: they are not numeric, or do not sum to the reward.
     """
     if not isinstance(info, Mapping):
         raise EnvError(f"found {shown(info)} as info; required a dict")
@@ -137,19 +137,19 @@ def reward_terms_of(reward: float, info: Any) -> dict[str, float]:
 
 
 def is_ctrl_c(error: BaseException) -> bool:
-    """Tell if the user wants to stop: Python tells the main thread alone, so in others an environment has raised it."""
+    """Return True for Ctrl-C: Python interrupts the main thread alone, so in others an environment has raised it."""
     return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 
 def last_line(error: BaseException) -> str:
-    """The kind of an error and its message, on a line or a few."""
+    """Return the kind of an error and its message, on a line or a few."""
     # str(error) is the environment's own code too, and may fail.
     text = traceback.format_exception_only(error)[-1].strip()
     return text if len(text) <= 500 else f"{text[:497]}..."
 
 
 def own_traceback(error: BaseException | None) -> str:
-    """The traceback of what an environment raised; empty when it answered and only the answer was refused."""
+    """Return the traceback of what an environment raised; empty when it answered and only the answer was refused."""
     if error is None or isinstance(error, EnvError):
         return ""
     text = "".join(traceback.format_exception(error))
@@ -161,7 +161,7 @@ _FINITE = "a finite number within float32"
 
 
 def shown(value: Any) -> str:
-    """A value of a user's code, with its type, in at most 80 characters."""
+    """Return a value of a user's code, with its type, in at most 80 characters."""
     text = f"{type(value).__name__} {value!r}"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
@@ -212,7 +212,7 @@ def described_facts(env: gymnasium.Env[Any, Any]) -> dict[str, dict[str, Any]]:
 
 
 def facts_in(info: Mapping[str, Any], declared: Sequence[Fact]) -> dict[str, float]:
-    """Read the facts that a single environment tells in `info`, flags as 0 and 1.
+    """Read the facts that a single environment reports in `info`, flags as 0 and 1.
 
     Raises:
         EnvError: one is missing, not declared, or no such number or flag.
@@ -227,7 +227,7 @@ def facts_in(info: Mapping[str, Any], declared: Sequence[Fact]) -> dict[str, flo
 
 
 def check_facts(told: Mapping[str, Array], declared: Sequence[Fact], rows: Array) -> None:
-    """Check the facts that a batched environment tells of the `rows` [n] that it stepped.
+    """Check the facts that a batched environment reports for the `rows` [n] that it stepped.
 
     Raises:
         EnvError: one is missing or not declared, or is no array [n] of its kind.

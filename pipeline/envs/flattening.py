@@ -1,4 +1,4 @@
-"""Observations of several parts as one vector, in the order and with the numbers of gymnasium's `flatten`."""
+"""Observations of several parts as one vector, in the order and with the values of gymnasium's `flatten`."""
 
 import json
 import math

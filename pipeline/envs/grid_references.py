@@ -2,7 +2,7 @@
 
 A trial is several episodes with the same goal. Until the goal is found every strategy walks a way that does not depend
 on it; from then on it goes straight there and stays. A step on the goal gives 1 and any other -0.1, so a trial of L
-steps earns L - 1.1 (steps off the goal), and searching well is to have few of those in the mean over goals.
+steps earns L - 1.1 (steps off the goal), and a good search minimizes the mean of these steps over goals.
 """
 
 import heapq
@@ -24,10 +24,10 @@ class GridTrials:
     """Trials on a grid.
 
     Attributes:
-        size: cells along a side.
-        excluded: what cannot be the goal.
-        horizon: steps of an episode.
-        episodes: of a trial.
+        size: Cells along a side.
+        excluded: Cells that cannot be the goal.
+        horizon: Steps of an episode.
+        episodes: Episodes of a trial.
     """
 
     size: int = 5
@@ -46,33 +46,33 @@ class GridTrials:
         return self.horizon * self.episodes
 
     def return_of(self, steps_off_goals: int) -> float:
-        """Mean return of a trial, from the steps off the goal, summed over all goals."""
+        """Return the mean return of a trial, from the steps off the goal, summed over all goals."""
         return self.num_steps * GOAL_REWARD - (GOAL_REWARD - STEP_REWARD) * steps_off_goals / len(self.goals)
 
     def later_steps(self, goal: Cell, episode: int) -> int:
-        """Steps off a goal that is known, in the episodes behind this one."""
+        """Return the steps off a known goal in the episodes after this one."""
         return (self.episodes - 1 - episode) * (sum(goal) - 1)
 
 
 def distance(a: Cell, b: Cell) -> int:
-    """Moves between two cells."""
+    """Return the number of moves between two cells."""
     return abs(a[0] - b[0]) + abs(a[1] - b[1])
 
 
 def nearest_unvisited(trials: GridTrials, cell: Cell, visited: frozenset[Cell]) -> Cell:
-    """The nearest cell that may be the goal; of several, the one of the lowest column, then row."""
+    """Return the nearest cell that may be the goal; of several, the one of the lowest column, then row."""
     return min((g for g in trials.goals if g not in visited), key=lambda goal: (distance(goal, cell), goal))
 
 
 def sweep(trials: GridTrials, cell: Cell, visited: frozenset[Cell]) -> Cell:
-    """Column by column, up one and down the next, past cells that cannot be the goal as well."""
+    """Sweep column by column, up one and down the next, also over cells that cannot be the goal."""
     n = trials.size
     way = [(x, y if x % 2 == 0 else n - 1 - y) for x in range(n) for y in range(n)]
     return next(place for place in way if place not in visited)
 
 
 def strategy_return(trials: GridTrials, target: Target) -> float:
-    """Mean return of a trial of a strategy that goes to one target after the other, columns first."""
+    """Return the mean return of a trial of a strategy that goes to one target after the other, columns first."""
     visited, off, missing, cell = {(0, 0)}, 0, set(trials.goals), (0, 0)
     for t in range(trials.num_steps):
         episode, within = divmod(t, trials.horizon)
@@ -117,7 +117,7 @@ class _Search:
         self._trials, self._bits = trials, bits
 
     def steps(self, t: int, cell: Cell, left: int) -> list[tuple[State, int]]:
-        """States after a step, and how many steps off goals it adds, those of later episodes included."""
+        """Return states after a step, and how many steps off goals it adds, including later episodes."""
         episode, within = divmod(t, self._trials.horizon)
         last = within == self._trials.horizon - 1
         found: list[tuple[State, int]] = []
@@ -132,7 +132,7 @@ class _Search:
         return found
 
     def bound(self, t: int, cell: Cell, left: int) -> int:
-        """No way on is shorter than this."""
+        """Return a lower bound of the remaining steps."""
         episode, within = divmod(t, self._trials.horizon)
         if episode == self._trials.episodes:
             return 0

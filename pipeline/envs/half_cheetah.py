@@ -23,7 +23,7 @@ from metaloom.pipeline.types import Array, EpisodeBatch
 
 
 class HalfCheetah(MujocoRobot):
-    """The robot without a task: model, observations and starts are those of gymnasium's HalfCheetah-v5.
+    """The robot without a task: gymnasium's model, observations and starts of HalfCheetah-v5.
 
     | observation | content                                                            | unit     |
     | ----------- | ------------------------------------------------------------------ | -------- |
@@ -35,7 +35,7 @@ class HalfCheetah(MujocoRobot):
     | 10          | angular velocity of the front tip                                  | rad/s    |
     | 11-13       | angular velocities of back thigh, shin, foot                       | rad/s    |
     | 14-16       | angular velocities of front thigh, shin, foot                      | rad/s    |
-    | 17-19       | only with obs_style pearl: place x, y, z of the torso              | m        |
+    | 17-19       | only with obs_style pearl: position x, y, z of the torso           | m        |
 
     | action | content                                  | range  | unit                                    |
     | ------ | ---------------------------------------- | ------ | --------------------------------------- |
@@ -77,17 +77,17 @@ class HalfCheetah(MujocoRobot):
         return {"run": self.run_reward(velocity, tasks), "control": -self.control_cost * squared_norm(motion.actions)}
 
     def diagnostics(self, episodes: EpisodeBatch) -> Mapping[str, float]:
-        """`forward_velocity`: mean over all steps, in m/s, of observation 8 at their ends."""
+        """Return `forward_velocity`: mean over all steps, in m/s, of observation 8 at their ends."""
         velocity = episodes.observations[:, :, 1:, 8].astype(np.float64)
         return {"forward_velocity": float(velocity[episodes.mask == 1].mean())}
 
     @abstractmethod
     def run_reward(self, velocity: Array, tasks: Array) -> Array:
-        """[n], what a forward velocity [n] in m/s is worth."""
+        """Return the reward of a forward velocity [n] in m/s, [n]."""
 
 
 class HalfCheetahDir(HalfCheetah):
-    """Run forward or backward, which only the reward tells apart (ProMP's HalfCheetahRandDirec).
+    """Run forward or backward, as the reward requires (ProMP's HalfCheetahRandDirec).
 
     Observation, action and start: see HalfCheetah.
 
@@ -113,7 +113,7 @@ class HalfCheetahDir(HalfCheetah):
 
 
 class HalfCheetahVel(HalfCheetah):
-    """Run forward at a speed that only the reward tells (ProMP's HalfCheetahRandVel).
+    """Run forward at a speed known only from the reward (ProMP's HalfCheetahRandVel).
 
     Observation, action and start: see HalfCheetah.
 
@@ -157,10 +157,10 @@ class PearlCheetahVel(FixedTasks, HalfCheetahVel):
     | ---------- | ---- | --------------------------------------------------------------------------------- |
     | velocity   | m/s  | one of 100 draws of U(0, 3), made once; 30 more are `test_task_set`               |
 
-    Options `num_train_tasks` and `num_test_tasks`: other numbers of them.
+    Options `num_train_tasks` and `num_test_tasks`: how many of each.
 
     The original draws its tasks by seeding numpy's global generator, which changes everything else that draws from it;
-    ours are of a generator of their own, so the speeds differ.
+    ours come from a separate generator, so the speeds differ.
     """
 
     def __init__(

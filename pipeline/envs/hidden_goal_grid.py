@@ -25,14 +25,14 @@ STEP_REWARD, GOAL_REWARD = -0.1, 1.0
 
 
 def goals_of(size: int, excluded: Excluded) -> list[tuple[int, int]]:
-    """Cells that can be the goal: all but the start (0, 0), or but the 2x2 cells around it."""
+    """Return the cells that can be the goal: all but the start (0, 0), or but the 2x2 cells around it."""
     near = 2 if excluded == "block" else 1
     cells = [(x, y) for x in range(size) for y in range(size)]
     return [(x, y) for x, y in cells if x >= near or y >= near]
 
 
 class HiddenGoalGrid(MetaEnv):
-    """Find a goal on a grid that only the reward tells (VariBAD's gridworld).
+    """Find a goal on a grid, known only from the reward (VariBAD's gridworld).
 
     | observation | unit | | action               | unit | range |
     | ----------- | ---- |-| -------------------- | ---- | ----- |

@@ -11,7 +11,7 @@ from metaloom.pipeline.types import Array
 
 
 class Hopper(PlanarWalker):
-    """The robot without a task: model, observations, starts and termination are those of gymnasium's Hopper-v5.
+    """The robot without a task: gymnasium's model, observations, starts and termination of Hopper-v5.
 
     | observation | content                                            | unit     |
     | ----------- | -------------------------------------------------- | -------- |
@@ -20,7 +20,7 @@ class Hopper(PlanarWalker):
     | 2-4         | angles of thigh, leg, foot                         | rad      |
     | 5-6         | velocity of the torso, forward and up, in [-10,10] | m/s      |
     | 7           | angular velocity of the torso, in [-10,10]         | rad/s    |
-    | 8-10        | those of thigh, leg, foot, in [-10,10]             | rad/s    |
+    | 8-10        | velocities of thigh, leg, foot, in [-10,10]        | rad/s    |
 
     | action | content                    | range  | unit                        |
     | ------ | -------------------------- | ------ | --------------------------- |
@@ -81,7 +81,7 @@ class HopperRandParams(RandomDynamics, Hopper):
 class PearlHopperRandParams(FixedTasks, HopperRandParams):
     """HopperRandParams with 40 bodies to train on and 10 others to test with, always the same; ids 0-39.
 
-    Options `num_train_tasks` and `num_test_tasks`: other numbers of them.
+    Options `num_train_tasks` and `num_test_tasks`: how many of each.
     """
 
     def __init__(self, render_mode: str | None = None, *, num_train_tasks: int = 40, num_test_tasks: int = 10) -> None:

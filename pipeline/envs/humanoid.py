@@ -21,7 +21,7 @@ from metaloom.pipeline.types import Array
 
 
 class Humanoid(MujocoRobot):
-    """The robot without a direction: model, physics and starts are those of gymnasium's Humanoid-v5.
+    """The robot without a direction: gymnasium's model, physics and starts of Humanoid-v5.
 
     | observation | content                                                                   | unit            |
     | ----------- | ------------------------------------------------------------------------- | --------------- |
@@ -46,8 +46,8 @@ class Humanoid(MujocoRobot):
     | 11-13  | torque at right shoulder 1, 2 and elbow               | [-0.4, 0.4] | 25 N m                |
     | 14-16  | torque at left shoulder 1, 2 and elbow                | [-0.4, 0.4] | 25 N m                |
 
-    That is obs_style promp, and pearl. Each of the four last groups starts with numbers that are always 0, those of the
-    world and of six degrees of freedom without a motor: v5 leaves them out (348 numbers).
+    This is obs_style promp, and pearl. Each of the four last groups starts with entries that are always 0: for the
+    world, and for six degrees of freedom without a motor. v5 omits them (size 348).
 
     | reward term | value                                                              | unit  |
     | ----------- | ------------------------------------------------------------------ | ----- |
@@ -99,10 +99,10 @@ class Humanoid(MujocoRobot):
 
     @abstractmethod
     def run_reward(self, velocity: Array, tasks: Array) -> Array:
-        """[n], the velocity [n, 2] in m/s of the centre of mass along the direction of the task."""
+        """Return the velocity [n, 2] in m/s of the centre of mass along the direction of the task, [n]."""
 
     def _mass_center(self, places: Array) -> Array:
-        """[n, 2], from the centres of the bodies [n, bodies, 3]."""
+        """Return the centre of mass [n, 2] from the centres of the bodies [n, bodies, 3]."""
         masses = self.model.body_mass
         moment = np.zeros((len(places), 2))
         # Added body by body: numpy may sum over bodies in another order for another number of rows.
@@ -112,7 +112,7 @@ class Humanoid(MujocoRobot):
 
 
 class HumanoidDir(AlongX, Humanoid):
-    """Walk forward or backward along x, which only the reward tells apart (ProMP's HumanoidRandDirec).
+    """Walk forward or backward along x, as the reward requires (ProMP's HumanoidRandDirec).
 
     Observation, action, reward terms, start, termination: see Humanoid.
 
@@ -123,7 +123,7 @@ class HumanoidDir(AlongX, Humanoid):
 
 
 class HumanoidDir2D(AnyDirection, Humanoid):
-    """Walk in a direction that only the reward tells (ProMP's HumanoidRandDirec2D).
+    """Walk in a direction known only from the reward (ProMP's HumanoidRandDirec2D).
 
     Observation, action, reward terms, start, termination: see Humanoid.
 
@@ -140,7 +140,7 @@ class PearlHumanoidDir(FixedTasks, HumanoidDir2D):
     | ------------------------ | ---- | ----------------------------------------------------------------------------- |
     | direction_x, direction_y | 1    | one of 100 draws, uniform in the angle, made once; 30 more are `test_task_set` |
 
-    Options `num_train_tasks` and `num_test_tasks`: other numbers of them. A change of task never moves the robot; in
+    Options `num_train_tasks` and `num_test_tasks`: how many of each. A change of task never moves the robot; in
     the original it forgets to reset it.
     """
 

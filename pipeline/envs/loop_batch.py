@@ -24,7 +24,7 @@ from metaloom.pipeline.types import Array
 
 
 def ignore_row(row: int) -> None:
-    """Nobody wants to know which row is next."""
+    """Ignore the announced row."""
 
 
 class LoopBatch:
@@ -33,10 +33,10 @@ class LoopBatch:
     Whatever a copy does wrong is a RowFault. Its actions and its answers are copied, so it may keep and change both.
 
     Args:
-        make: makes a copy.
+        make: Function that makes a copy.
         num_rows: N.
-        watch_row: called with a row before its environment is.
-        dtype: of observations, if they are kept as integers.
+        watch_row: Called with a row before its environment is.
+        dtype: Dtype of observations, if they are kept as integers.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class LoopBatch:
         return BatchStep(observations, named, terminated, truncated, facts)
 
     def _asked(self, row: int, call: str) -> "_Asked":
-        """Have what a row's environment raises in the block, or what is wrong with its answer, name row and call."""
+        """Make errors of a row's environment in the block, and of its answer, name row and call."""
         self._asking.row, self._asking.call = row, call
         return self._asking
 
@@ -165,7 +165,7 @@ class _Asked:
 
 
 def _state(env: MetaEnv) -> Array:
-    """Positions and velocities as gymnasium's MuJoCo environments show them; none of others, which their seed restores.
+    """Return positions and velocities of gymnasium's MuJoCo environments; none of others, which their seed restores.
 
     An environment may have something else of this name.
     """

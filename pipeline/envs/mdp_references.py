@@ -19,7 +19,7 @@ EPSILON = 0.1
 
 @dataclass
 class Evidence:
-    """What N processes have shown.
+    """Observed rewards and transitions of N processes.
 
     Attributes:
         rewards: [N, S, A] sums of rewards.
@@ -31,15 +31,15 @@ class Evidence:
 
     @property
     def visits(self) -> Array:
-        """[N, S, A]."""
+        """Number of visits, [N, S, A]."""
         return self.counts.sum(-1)
 
     def mean(self) -> Tables:
-        """Means of the posterior."""
+        """Return the means of the posterior."""
         return Tables((1 + self.rewards) / (1 + self.visits), _normalized(1.0 + self.counts))
 
     def draw(self, rng: np.random.Generator) -> Tables:
-        """Processes from the posterior."""
+        """Draw processes from the posterior."""
         visits = self.visits
         means = (1 + self.rewards) / (1 + visits) + rng.standard_normal(visits.shape) / np.sqrt(1 + visits)
         return Tables(means, _normalized(rng.standard_gamma(1.0 + self.counts)))
@@ -50,7 +50,7 @@ Strategy = Callable[[Evidence, Tables, int, np.random.Generator], Array]
 
 
 def plan(tables: Tables, horizon: int) -> Array:
-    """Optimal action values [N, H, S, A] of known processes, h steps after the start."""
+    """Return the optimal action values [N, H, S, A] of known processes, h steps after the start."""
     N, S, A = tables.means.shape
     values, q = np.zeros((N, S)), np.empty((N, horizon, S, A))
     flat = tables.transitions.reshape(N, S * A, S)
@@ -61,7 +61,7 @@ def plan(tables: Tables, horizon: int) -> Array:
 
 
 def known(evidence: Evidence, tables: Tables, horizon: int, rng: np.random.Generator) -> Array:
-    """Know the process from the start: the bound."""
+    """Plan with the true process: the upper bound."""
     return plan(tables, horizon)
 
 
@@ -77,7 +77,7 @@ def greedy(evidence: Evidence, tables: Tables, horizon: int, rng: np.random.Gene
 
 
 def epsilon_greedy(evidence: Evidence, tables: Tables, horizon: int, rng: np.random.Generator) -> Array:
-    """The same, but for a random action at one in ten places."""
+    """Plan as the greedy strategy, but act at random in one of ten states on average."""
     values = greedy(evidence, tables, horizon, rng)
     elsewhere = rng.random(values.shape[:-1]) < EPSILON
     return np.where(elsewhere[..., None], rng.random(values.shape), values)
@@ -111,12 +111,12 @@ def earned(
     """Return what a strategy earns in N processes: [N, episodes] sums of rewards.
 
     Args:
-        strategy: plans what to do.
+        strategy: Strategy to evaluate.
         tables: [N, ...] the processes.
-        episodes: in each of them.
-        horizon: steps of an episode.
-        rng: for what chance decides.
-        replan: plan before every step, with what the episode has shown so far, not before every episode.
+        episodes: Episodes in each process.
+        horizon: Steps of an episode.
+        rng: Generator of the random draws.
+        replan: Plan before every step, with what the episode has shown so far, not before every episode.
     """
     N, S, A = tables.means.shape
     evidence = Evidence(np.zeros((N, S, A)), np.zeros((N, S, A, S)))
@@ -146,7 +146,7 @@ def random_tables(num_mdps: int, rng: np.random.Generator, *, states: int = 10, 
 def reference_return(
     name: str, *, episodes: int, horizon: int = 10, num_mdps: int = 1000, seed: int = 0, replan: bool = False
 ) -> tuple[float, float]:
-    """Mean of what a reference earns in all episodes of a process, over random processes, and its standard error.
+    """Return a reference's mean return in all episodes of a process, over random processes, and its standard error.
 
     See `earned`.
     """

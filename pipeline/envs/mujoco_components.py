@@ -12,7 +12,7 @@ from metaloom.pipeline.envs.contract import Component
 from metaloom.pipeline.types import Array
 
 _CODE = 2.0**-20
-"""Distance of the numbers that stand for components: the robots clip none that is so small."""
+"""Spacing of the values that stand for components: the robots clip none that is so small."""
 
 _XYZ = ("x", "y", "z")
 _QUATERNION = ("qw", "qx", "qy", "qz")
@@ -32,7 +32,7 @@ _SPATIAL: Mapping[str, tuple[tuple[str, str], ...]] = {
 
 
 def action_components(model: mujoco.MjModel) -> tuple[Component, ...]:
-    """Name the actuators; a control is a number without unit, which the motor's gear turns into a torque or force."""
+    """Name the actuators; a control is dimensionless, and the motor's gear turns it into a torque or force."""
     names: list[str] = []
     for i in range(model.nu):
         drives_joint = model.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_JOINT
@@ -42,7 +42,7 @@ def action_components(model: mujoco.MjModel) -> tuple[Component, ...]:
 
 
 def gymnasium_components(env: Any) -> tuple[Sequence[Component] | None, Sequence[Component] | None]:
-    """Name what a robot of gymnasium's shows and takes, as far as that is joints and actuators."""
+    """Name the joints and actuators that a robot of gymnasium observes and takes."""
     structure, model = env.observation_structure, env.model
     joints = [*position_components(model)[structure.get("skipped_qpos", 0) :], *velocity_components(model)]
     shown = len(joints) == env.observation_space.shape[0]
@@ -68,14 +68,14 @@ def observed_components(
     """Name an observation's entries, None if some are no entry of qpos, qvel or `derived`.
 
     Args:
-        model: of the robot.
-        observe: makes observations [1, O] of qpos [1, nq], qvel [1, nv] and the derived fields [1, ...].
-        derived: these fields, for their shapes.
+        model: Model of the robot.
+        observe: Function from qpos [1, nq], qvel [1, nv] and the derived fields [1, ...] to observations [1, O].
+        derived: Names of these fields, for their shapes.
     """
     known = [*position_components(model), *velocity_components(model)]
     for name in derived:
         known += _derived(model, name)
-    # What is observed is found by where numbers that stand for the components come out.
+    # Components are found by where their code values appear in the observation.
     codes = (1 + np.arange(len(known))) * _CODE
     ends = np.cumsum([model.nq, model.nv, *(field[0].size for field in derived.values())])
     qpos, qvel, *others = np.split(codes, ends[:-1])
@@ -106,7 +106,7 @@ def _positions(model: mujoco.MjModel, joint: int) -> Sequence[Component]:
 
 
 def _freedoms(model: mujoco.MjModel, joint: int) -> Sequence[tuple[str, str]]:
-    """Degrees of freedom of a joint with the units that they move in."""
+    """Return the degrees of freedom of a joint with the units that they move in."""
     name = model.joint(joint).name or f"joint_{joint}"
     turns = [(f"{name}_angular_{axis}", "rad") for axis in _XYZ]
     match model.jnt_type[joint]:

@@ -29,7 +29,7 @@ from metaloom.pipeline.envs.mujoco_components import action_components, observed
 from metaloom.pipeline.types import Array
 
 ObsStyle = Literal["promp", "pearl", "v5"]
-"""Whose selection of observations: ProMP's, PEARL's, or that of gymnasium's v5 robots."""
+"""Selection of observations: ProMP's, PEARL's, or as in gymnasium's v5 robots."""
 
 GYMNASIUM_MODELS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
 
@@ -43,7 +43,7 @@ class Motion:
         qpos: [n, nq] after it.
         qvel: [n, nv] joint velocities after it.
         actions: [n, A] controls that were applied.
-        dt: seconds from one to the other.
+        dt: Seconds from one to the other.
         derived_before: name -> [n, ...], the robot's `derived_before` fields before the step.
         derived: name -> [n, ...], its `derived` fields after it.
     """
@@ -68,13 +68,13 @@ class MujocoRobot(MetaEnv):
     frame_skip: ClassVar[int]
     """Physics steps per control step."""
     reset_noise: ClassVar[float]
-    """How far joint positions are from rest at most when an episode starts."""
+    """Largest distance of joint positions from rest when an episode starts."""
     derived: tuple[str, ...] = ()
     """Fields of MjData that the rules read besides joint positions and velocities.
 
     They are what `mj_step` leaves: of the state that the integrator evaluated last, which for Euler's is one physics
-    step behind the joints. `cfrc_ext`, the forces of contacts, is computed once per control step for robots that name
-    it, and zero after a reset.
+    step older than the joints. `cfrc_ext`, the forces of contacts, is computed once per control step for robots with it
+    in `derived`, and zero after a reset.
     """
     derived_before: tuple[str, ...] = ()
     """Those of them that `reward_terms` also reads as they were before the step."""
@@ -101,25 +101,25 @@ class MujocoRobot(MetaEnv):
         return found if found is not None and self.observation_space.shape == (len(found),) else None
 
     def start(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        """The first joint positions [nq] and velocities [nv] of an episode: uniform around rest unless said."""
+        """Return the first joint positions [nq] and velocities [nv] of an episode, by default uniform around rest."""
         noise = self.reset_noise
         qpos = self.model.qpos0 + rng.uniform(-noise, noise, self.model.nq)
         return qpos, rng.uniform(-noise, noise, self.model.nv)
 
     @abstractmethod
     def observe(self, qpos: Array, qvel: Array) -> Array:
-        """[n, O] from [n, nq] and [n, nv]: the whole observation, or the part of it before `sense`."""
+        """Return observations [n, O] from [n, nq] and [n, nv]: the whole observation, or the part before `sense`."""
 
     def sense(self, derived: Mapping[str, Array]) -> Sequence[Array]:
-        """The observation's further columns, [n, ...] each, from the `derived` fields; the default is none."""
+        """Return the observation's further columns, [n, ...] each, from the `derived` fields; the default is none."""
         return ()
 
     @abstractmethod
     def reward_terms(self, motion: Motion, tasks: Array) -> dict[str, Array]:
-        """Name -> [n], the terms of the reward for a step."""
+        """Return the terms of the reward for a step by name, [n] each."""
 
     def terminal(self, motion: Motion, tasks: Array) -> Array:
-        """[n] bool, whether a step ended the episode; the default is never."""
+        """Return True where a step ended the episode, [n]; the default is never."""
         return np.zeros(len(motion.qpos), np.bool_)
 
     def write_models(self, batch: Any, tasks: Array) -> None:
@@ -150,7 +150,7 @@ class MujocoRobot(MetaEnv):
         return self._observation(), sum(terms.values()), terminated, False, {"reward_terms": terms}
 
     def observations(self, qpos: Array, qvel: Array, derived: Mapping[str, Array]) -> Array:
-        """[n, O], all columns of the observation."""
+        """Return all columns of the observation, [n, O]."""
         columns = [self.observe(qpos, qvel), *(field.reshape(len(qpos), -1) for field in self.sense(derived))]
         return columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
 
@@ -158,14 +158,14 @@ class MujocoRobot(MetaEnv):
         return self.observations(self.data.qpos[None], self.data.qvel[None], self._read(self.derived))[0]
 
     def _read(self, names: tuple[str, ...], copy: bool = False) -> dict[str, Array]:
-        """Name -> [1, ...], fields of this robot's MjData."""
+        """Return fields of this robot's MjData by name, [1, ...] each."""
         return {name: np.array(getattr(self.data, name), copy=copy or None)[None] for name in names}
 
     def batch(self, num_rows: int, num_threads: int) -> "MujocoBatch | None":
         return MujocoBatch(self, num_rows, num_threads) if keeps_rules(self, MujocoRobot) else None
 
     def render(self) -> Any:
-        """[height, width, 3] uint8, or None without render_mode="rgb_array"."""
+        """Return an image [height, width, 3] uint8, or None without render_mode="rgb_array"."""
         if self.render_mode is None:
             return None
         if self._renderer is None:
@@ -203,7 +203,7 @@ class MujocoBatch:
         self._batch.reset(stage=mujoco.mjtStage.mjSTAGE_NONE.value)
         for row, seed in enumerate(seeds.tolist()):
             self._qpos[row], self._qvel[row] = self._robot.start(np.random.Generator(np.random.PCG64(seed)))
-        # As a single robot's reset does: the solver's first step starts from what this leaves behind.
+        # As in a single robot's reset: the solver's first step starts from the state left here.
         self._batch.forward()
         return self._robot.observations(self._qpos, self._qvel, self._derived)
 
@@ -234,7 +234,7 @@ class MujocoBatch:
 def physics_batch(
     model: mujoco.MjModel, num_rows: int, num_threads: int, *, contact_forces: bool = False
 ) -> mujoco_batch.Batch | ContactBatch | ContactLoop:
-    """MuJoCo's own batch of a robot that stands alone in its scene, without what such a robot pays for in vain."""
+    """Make MuJoCo's own batch of a robot that stands alone in its scene, without computations it does not need."""
     model = copy.copy(model)
     # Solving contacts island by island gives the same bits, and costs time where there is but one island.
     model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_ISLAND
@@ -244,13 +244,13 @@ def physics_batch(
 
 
 def squared_norm(vectors: Array) -> Array:
-    """[n], the sum of squares of each row of [n, ...]; its bits do not depend on n."""
+    """Return the sum of squares of each row of [n, ...], [n]; its bits do not depend on n."""
     # In C order, numpy adds up each row by itself.
     return np.square(vectors, order="C").reshape(len(vectors), -1).sum(axis=1)
 
 
 def check_obs_style(robot: MujocoRobot, obs_style: ObsStyle, allowed: tuple[ObsStyle, ...]) -> ObsStyle:
-    """The style.
+    """Return the observation style.
 
     Raises:
         EnvError: the robot does not offer it.

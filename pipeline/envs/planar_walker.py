@@ -12,7 +12,7 @@ from metaloom.pipeline.types import Array
 
 
 class PlanarWalker(MujocoRobot):
-    """Joint 0 is the way forward, 1 the height, 2 the angle of the trunk; observations leave out the way.
+    """Joint 0 is the distance forward, 1 the height, 2 the angle of the trunk; observations omit the distance.
 
     Reward terms: `run`, what the subclass makes of the mean forward velocity of the step; `alive`, a constant, paid
     for the step that ends an episode as well; `control` = -0.001 ‖action‖².
@@ -43,11 +43,11 @@ class PlanarWalker(MujocoRobot):
 
     @abstractmethod
     def run_reward(self, velocity: Array, tasks: Array) -> Array:
-        """[n], what a forward velocity [n] in m/s is worth."""
+        """Return the reward of a forward velocity [n] in m/s, [n]."""
 
     def terminal(self, motion: Motion, tasks: Array) -> Array:
         return ~self.healthy(motion.qpos, motion.qvel)
 
     @abstractmethod
     def healthy(self, qpos: Array, qvel: Array) -> Array:
-        """[n] bool, whether the robot is up; false where a number is not finite."""
+        """Return True where the robot is up, [n]; False where a value is not finite."""

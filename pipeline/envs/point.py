@@ -1,4 +1,4 @@
-"""Point robots in the plane, and those that go to a goal: cheap tasks on which adaptation can be seen."""
+"""Point robots in the plane, and variants with a goal: cheap tasks on which adaptation can be seen."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class PointPicture:
     """A square of the plane around the origin, onto which discs are drawn.
 
     Args:
-        reach: half of the square's side, in m.
+        reach: Half of the square's side, in m.
     """
 
     def __init__(self, reach: float) -> None:
@@ -43,7 +43,7 @@ class PointPicture:
         self._disc(goal, 7, _GOAL)
 
     def wall(self, radius: float, gap: Array, gap_reach: float) -> None:
-        """Draw a round wall around the origin, but for what lies within reach of its gap, [2] in m."""
+        """Draw a circular wall around the origin, open within reach of its gap, [2] in m."""
         angles = np.arange(0, 2 * np.pi, 0.02)
         places = radius * np.stack([np.cos(angles), np.sin(angles)], axis=1)
         for place in places[np.linalg.norm(places - gap, axis=1) > gap_reach]:
@@ -60,11 +60,11 @@ class PointPicture:
         self._disc(places[-1], 5, _POINT)
 
     def pixels(self) -> Array:
-        """[SIDE, SIDE, 3] uint8."""
+        """Return the image [SIDE, SIDE, 3] uint8."""
         return self._canvas.round().astype(np.uint8)
 
     def _pixel(self, place: Array) -> Array:
-        """Column and row of a place; the second axis points up."""
+        """Return column and row of a position; the second axis points up."""
         return (np.array([place[0], -place[1]]) / self._reach + 1) / 2 * (SIDE - 1)
 
     def _disc(self, place: Array, radius: float, color: Array) -> None:
@@ -95,7 +95,7 @@ class PointRobot(MetaEnv):
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 10}
     render_mode = "rgb_array"
     reach: ClassVar[float] = 2.5
-    """How far from the origin a picture reaches, in m."""
+    """Half the side of an image, in m."""
     max_action: ClassVar[float]
     state_size: ClassVar[int] = 2
     observation_components: Sequence[tuple[str, str]] | None = (Component("x", "m"), Component("y", "m"))
@@ -111,22 +111,22 @@ class PointRobot(MetaEnv):
 
     @abstractmethod
     def start(self, rng: np.random.Generator) -> Array:
-        """[S], the first state of an episode."""
+        """Return the first state of an episode, [S]."""
 
     def advance(self, states: Array, actions: Array, tasks: Array) -> Array:
-        """[n, S], the states after one step; the actions are clipped here."""
+        """Return the states after one step, [n, S]; the actions are clipped here."""
         return states + np.clip(actions, -self.max_action, self.max_action)
 
     @abstractmethod
     def reward_terms(self, states: Array, next_states: Array, tasks: Array) -> dict[str, Array]:
-        """Name -> [n], the terms of the reward for moving from `states` to `next_states`."""
+        """Return the terms of the reward for moving from `states` to `next_states` by name, [n] each."""
 
     def terminal(self, states: Array, tasks: Array) -> Array:
-        """[n] bool, whether an episode ends in a state; the default is never."""
+        """Return True where an episode ends in a state, [n]; the default is never."""
         return np.zeros(len(states), np.bool_)
 
     def facts_of(self, states: Array, tasks: Array) -> dict[str, Array]:
-        """Name -> [n], the declared facts of states that were just reached; the default is none."""
+        """Return the declared facts of the states just reached by name, [n] each; the default is none."""
         return {}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
@@ -147,7 +147,7 @@ class PointRobot(MetaEnv):
         return self._state.copy(), sum(terms.values()), terminated, False, info
 
     def render(self) -> Any:
-        """[height, width, 3] uint8: the way since the last reset, the task's goal, and those of other tasks."""
+        """Return an image [height, width, 3] uint8: the path since the last reset, the goal, and other tasks' goals."""
         picture = PointPicture(self.reach)
         if self.task_fields[:2] == GOAL:
             picture.tasks(np.array(self.task_set or ()).reshape(-1, len(self.task_fields)))
@@ -282,6 +282,6 @@ class Navigation2D(_GoalPoint):
 
 
 def norm(vectors: Array) -> Array:
-    """[n], lengths of [n, 2]."""
+    """Return the lengths [n] of vectors [n, 2]."""
     # Written out: numpy may sum an axis in another order for another number of rows.
     return np.sqrt(vectors[:, 0] * vectors[:, 0] + vectors[:, 1] * vectors[:, 1])

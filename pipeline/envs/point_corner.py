@@ -18,7 +18,7 @@ CORNER_NAMES: dict[str, tuple[float, float]] = dict(
 
 
 class PointCorner(PointRobot):
-    """Go to one of four corners, which only the reward tells apart (MetaPointEnvCorner).
+    """Go to one of four corners, known only from the reward (MetaPointEnvCorner).
 
     | observation | unit | | action | unit | range |
     | ----------- | ---- |-| ------ | ---- | ----- |
@@ -82,7 +82,7 @@ class PointCorner(PointRobot):
         return {"success": distance <= self.success_radius, "goal_distance": distance}
 
     def sparse_terms(self, states: Array, next_states: Array, tasks: Array, distance: Array) -> dict[str, Array]:
-        """The reward term of the sparse variant; `distance` [n] is the one after the step."""
+        """Return the reward term of the sparse variant; `distance` [n] is the one after the step."""
         progress = norm(states - tasks) - distance
         outside = np.abs(next_states).sum(axis=1) >= self.sparse_radius
         nearest = (next_states * tasks >= 0).all(axis=1)
@@ -90,7 +90,7 @@ class PointCorner(PointRobot):
 
 
 class PointWalls(PointCorner):
-    """Go to one of four corners through two round walls, each open at a place of its own (MetaPointEnvWalls).
+    """Go to one of four corners through two circular walls, each with one gap (MetaPointEnvWalls).
 
     | observation | unit | | action | unit | range |
     | ----------- | ---- |-| ------ | ---- | ----- |
@@ -110,8 +110,8 @@ class PointWalls(PointCorner):
     | dense (default) | distance | -d(s')                                             |
     | sparse          | progress | d(s) - d(s') where d(s') < 2 m, else 0             |
 
-    Start: U(-0.2, 0.2) per axis. Never terminates. Differs from the original: the reward is that of the place where
-    the point really ends, not of the place behind the wall; the sparse reward is 0 outside its radius, where the
+    Start: U(-0.2, 0.2) per axis. Never terminates. Differs from the original: the reward is computed where
+    the point really ends, not beyond the wall; the sparse reward is 0 outside its radius, where the
     original gives none; and a point exactly on a wall counts as inside it, where the original stops with an error.
     Facts: see PointCorner.
     """

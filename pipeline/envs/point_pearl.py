@@ -23,9 +23,9 @@ class PearlPointRobot(FixedTasks, PointRobot):
     | -------------- | ---- | -------------------------------------------------------------------------------- |
     | goal_x, goal_y | m    | uniform over 80 fixed draws from U(-1, 1)²; 20 others to test with; id 0-79      |
 
-    Options `num_train_tasks` and `num_test_tasks`: other numbers of them. Start: U(-1, 1)². Reward term: distance =
+    Options `num_train_tasks` and `num_test_tasks`: how many of each. Start: U(-1, 1)². Reward term: distance =
     -‖s' - goal‖, m. Never terminates; PEARL takes episodes of 20 steps. Differs from the original: actions are clipped
-    by the robot too, and the goals come from a generator of their own, where the original seeds numpy's for the whole
+    by the robot too, and the goals come from a separate generator, where the original seeds numpy's for the whole
     process.
     """
 
@@ -65,10 +65,10 @@ class PearlSparsePointRobot(PearlPointRobot):
     | dense (default) | distance  | -d                                                |
     | sparse          | nearness  | 1 - d where d <= 0.2 m, else 0                    |
 
-    Options `num_train_tasks` and `num_test_tasks`: other numbers of points to train on and to test with.
+    Options `num_train_tasks` and `num_test_tasks`: how many points to train on and to test with.
 
     PEARL trains on the dense reward, and infers the task and evaluates by the sparse one, which `sparse_rewards` makes
-    of the dense one; an episode of one is that of the other, with the same seed and actions. Start: the origin. Never
+    from the dense one; with the same seed and actions, both have the same episodes. Start: the origin. Never
     terminates; PEARL takes episodes of 20 steps.
     """
 

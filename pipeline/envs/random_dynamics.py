@@ -16,14 +16,14 @@ from metaloom.pipeline.types import Array
 
 @dataclass(frozen=True)
 class ModelArray:
-    """An array of the model whose numbers a task multiplies.
+    """An array of the model that a task multiplies.
 
     Attributes:
-        name: its name in MjModel.
-        base: multipliers are base^U(-3, 3).
-        quantity: what it is called in a task field.
-        owner: what a row of it belongs to.
-        parts: names of the numbers in a row; one without a name where it is a number.
+        name: Name in MjModel.
+        base: Multipliers are base^U(-3, 3).
+        quantity: Name of the quantity in a task field.
+        owner: Kind of object that a row belongs to.
+        parts: Names of the entries of a row; a single unnamed one for a scalar.
     """
 
     name: str
@@ -60,7 +60,7 @@ class RandomDynamics(MujocoRobot):
     """
 
     def vary_model(self) -> None:
-        """Name the task fields after the model and take a first task."""
+        """Set the task fields from the model, and a first task."""
         fields: list[TaskField] = []
         varied: list[_Varied] = []
         for array in ARRAYS:
@@ -90,7 +90,7 @@ class RandomDynamics(MujocoRobot):
         super().set_task(multipliers)
         for varied in self._varied:
             _write(getattr(self.model, varied.array.name)[None], varied, multipliers[None])
-        # With data of its own, since it moves the robot to its rest pose.
+        # With separate data, since it moves the robot to its rest pose.
         mujoco.mj_setConst(self.model, self._scratch)
 
     def write_models(self, batch: mujoco_batch.Batch, tasks: Array) -> None:
@@ -115,7 +115,7 @@ def _write(models: Array, varied: _Varied, tasks: Array) -> None:
 
 
 def _names(model: mujoco.MjModel, array: ModelArray) -> list[str]:
-    """A field name for every number of the array, in its order."""
+    """Return a field name for every entry of the array, in its order."""
     if array.owner == "joint":
         owners = [model.joint(joint).name for joint in model.dof_jntid]
     else:

@@ -17,7 +17,7 @@ from metaloom.pipeline.schema import ConfigError, suggestion
 
 
 def make_env(config: EnvConfig) -> MetaEnv:
-    """One environment that takes a policy's actions.
+    """Make one environment that takes a policy's actions.
 
     Raises:
         EnvError: the name, an option or the action space cannot be used; the message says what can.
@@ -49,12 +49,12 @@ def make_env(config: EnvConfig) -> MetaEnv:
 def make_batch_env(
     config: EnvConfig, num_rows: int, num_threads: int = 1, watch_row: Callable[[int], None] | None = None
 ) -> BatchEnv:
-    """N environments that take a policy's actions, stepped together, on as many threads if they can use them.
+    """Make N environments that take a policy's actions, stepped together, on several threads if they can use them.
 
-    `watch_row` is told each row before its environment is called, where a loop calls one after the other.
+    `watch_row` receives each row before its environment is called, where a loop calls one after the other.
 
     Raises:
-        EnvError: as `make_env`.
+        EnvError: as for `make_env`.
     """
     from metaloom.pipeline.envs.loop_batch import LoopBatch, ignore_row
 
@@ -66,18 +66,18 @@ def make_batch_env(
 
 
 def with_all_options(config: EnvConfig) -> EnvConfig:
-    """The same environment with the options that it takes by default written out, where it is a built-in one."""
+    """Return the configuration with default options written out, for a built-in environment."""
     if config.name not in ENVS:
         return config
     parameters = inspect.signature(find_env(config.name)).parameters.values()
-    # What is None by default is off, and left out: so a run's digest does not change when an option is added.
+    # A default of None means off and is omitted: so a run's digest does not change when an option is added.
     options = [parameter for parameter in parameters if parameter.name != "render_mode"]
     defaults = {option.name: option.default for option in options if option.default is not None}
     return config.model_copy(update={"options": {**defaults, **config.options}})
 
 
 def require_env(name: str) -> str:
-    """Refuse the name of an environment that there is not, before anything is imported for a run.
+    """Reject the name of an environment that does not exist, before anything is imported for a run.
 
     Returns:
         module:Class, or the id under which gymnasium knows it, whose module has been imported.
@@ -99,7 +99,7 @@ def require_env(name: str) -> str:
 
 
 def find_env(name: str) -> type[gymnasium.Env[Any, Any]]:
-    """The class of an environment that is not gymnasium's.
+    """Return the class of an environment that is not gymnasium's.
 
     Raises:
         EnvError: there is none, or it is the class of something else.

@@ -1,6 +1,6 @@
 """The rehearsal of an environment: does an episode depend on what its copy, or another one, played before?
 
-Run as a program of its own: an environment may end or hang its process, and what it does to it must not reach others.
+Runs as a separate program: an environment may end or hang its process, and its effects must not reach others.
 """
 
 import faulthandler
@@ -29,18 +29,18 @@ from metaloom.pipeline.seeding import generator, seed_for
 from metaloom.pipeline.types import Array
 
 ROUNDS, LEAST_ROUNDS, ROWS, STEPS, SECONDS = 8, 4, 2, 125, 2.0
-"""Rounds of episodes side by side, their steps at most, and processor time: episodes are cut so that the least number
-of rounds takes no more, and no other round begins after it. Many short episodes find more than a long one."""
+"""Batches of episodes side by side, their maximum steps, and processor time: episodes are cut so that the minimum
+number of batches takes no longer, and no other one begins after it. Many short episodes find more than a long one."""
 
 _ALTERNATIVES = 4
 
 
 def refusal(who: str, draw: Draw | None = None) -> str:
-    """The sentence that refuses an environment of which two copies do not do the same.
+    """Return the error message for an environment of which two copies do not behave alike.
 
     Args:
-        who: does not do the same.
-        draw: of a global generator, if that is why. Training refuses it as well, unless it is an installed package's.
+        who: Subject of the sentence.
+        draw: Draw from a global generator that causes it. Training refuses it too, except from an installed package.
     """
     why = draw or "Draw from self.np_random alone and begin anew in reset"
     remedy = "" if draw and not draw.installed else "; to train on it all the same: --set env.copies=kept"
@@ -62,9 +62,9 @@ class Rehearsal:
     """Plays episodes with fixed tasks, seeds and actions, on copies that have a past and on new ones.
 
     Args:
-        config: the environment.
-        max_steps: steps of an episode, at most.
-        timeout_seconds: for an episode, after which the process is ended; None in a process that has to survive.
+        config: The environment.
+        max_steps: Steps of an episode, at most.
+        timeout_seconds: Time limit of an episode, after which the process ends; None in a process that must survive.
     """
 
     def __init__(self, config: EnvConfig, max_steps: int, timeout_seconds: float | None = None) -> None:
@@ -125,7 +125,7 @@ class Rehearsal:
         return answers
 
     def _end_copies(self) -> None:
-        """End this process if it is a copy that came back from a fork in the environment: each would go on to fork."""
+        """End this process if it is a copy that came back from a fork in the environment: each would fork again."""
         if os.getpid() != self.pid:
             os._exit(0)
 
@@ -189,7 +189,7 @@ class Rehearsal:
 
 
 def first_difference(one: Sequence[Answer], other: Sequence[Answer]) -> str:
-    """Name the first array in which two episodes differ, "" if none does."""
+    """Return the name of the first array in which two episodes differ, "" if none does."""
     for a, b in zip(one, other, strict=False):
         if (a.step, a.name) != (b.step, b.name) or a.values.tobytes() != b.values.tobytes():
             return f"{a.name} {'after reset' if a.step < 0 else f'at step {a.step}'}"
@@ -197,13 +197,13 @@ def first_difference(one: Sequence[Answer], other: Sequence[Answer]) -> str:
 
 
 def digest(answers: Iterable[Answer]) -> str:
-    """Digest of an episode."""
+    """Return the digest of an episode."""
     parts = (f"{answer.step} {answer.name}\0".encode() + answer.values.tobytes() for answer in answers)
     return hashlib.blake2b(b"".join(parts), digest_size=16).hexdigest()
 
 
 def _seconds() -> float:
-    """Processor time; of a simulator that is another process, the time that passes counts, a tenth of it."""
+    """Return processor time; for a simulator in another process, a tenth of the elapsed time."""
     return max(time.process_time(), time.monotonic() / 10 - _STARTED)
 
 
@@ -211,14 +211,14 @@ _STARTED = time.monotonic() / 10 - time.process_time()
 
 
 def _random_action(space: gymnasium.Space[Any], rng: np.random.Generator) -> Array:
-    """An action of a new policy: all of the discrete ones are as likely, others go beyond their box."""
+    """Draw an action of a new policy: discrete ones are equally likely, others go beyond their box."""
     if isinstance(space, Discrete):
         return np.asarray(rng.integers(space.n))
     return rng.normal(0, 3, space.shape or ()).astype(np.float32)
 
 
 def missed_box(space: gymnasium.Space[Any]) -> str:
-    """Say what a new policy, whose actions are normal, misses of the box that it acts in directly; "" if not much."""
+    """Describe the part of its action box that a new policy with normal actions does not reach; "" if not much."""
     if not isinstance(space, Box) or not is_bounded(space):
         return ""
     low, high = space.low.astype(float), space.high.astype(float)
@@ -234,7 +234,7 @@ def missed_box(space: gymnasium.Space[Any]) -> str:
 
 
 def _statistics_wrapper(env: gymnasium.Env[Any, Any]) -> str:
-    """Name gymnasium's wrapper that normalizes by the statistics of all episodes of a copy; "" if there is none."""
+    """Return the gymnasium wrapper that normalizes by statistics of all episodes of a copy; "" if there is none."""
     inner: Any = env
     while isinstance(inner, gymnasium.Env):
         if isinstance(inner, tuple(STATISTICS)):
@@ -251,12 +251,12 @@ _NORMALIZES = (
 
 
 def _share_below(bound: float) -> float:
-    """Share of a standard normal distribution below a bound."""
+    """Return the share of a standard normal distribution below a bound."""
     return 0.5 * math.erfc(-bound / math.sqrt(2))
 
 
 def _wrapper_problem(config: EnvConfig) -> str:
-    """Say what goes wrong in a first step in wrappers, and not without them; "" if nothing does."""
+    """Describe an error of a first step in wrappers that does not occur without them; "" if there is none."""
     problem = _first_step_problem(config)
     bare = config.model_copy(update={"wrappers": ()})
     return problem if problem and not _first_step_problem(bare) else ""
@@ -276,9 +276,9 @@ def main(steps: int, thorough: bool, timeout_seconds: float) -> dict[str, Any]:
     """Return what is found of the environment whose settings are on standard input.
 
     Args:
-        steps: of an episode; 0 to say of what kind the actions are, and no more.
-        thorough: compare copies; else only return the digests of the first episodes.
-        timeout_seconds: for an episode.
+        steps: Steps of an episode; 0 to report only the kind of actions.
+        thorough: Compare copies; else only return the digests of the first episodes.
+        timeout_seconds: Time limit of an episode.
     """
     config = EnvConfig.model_validate_json(sys.stdin.read())
     try:

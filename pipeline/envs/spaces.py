@@ -32,7 +32,7 @@ def spaces_of(env: gymnasium.Env[Any, Any]) -> Spaces:
 def observation_dtype(space: gymnasium.Space[Any], config: EnvConfig) -> np.dtype[Any]:
     """Return the dtype in which observations are kept: float32, or the integer type of their space.
 
-    An integer type that is larger than float32 is kept only where float32 could not hold all numbers of the space.
+    An integer type that is larger than float32 is kept only where float32 could not hold all values of the space.
     """
     assert isinstance(space, Box), "PolicyActions has made one vector of others"
     dtype, float32 = np.dtype(space.dtype), np.dtype(np.float32)

@@ -19,9 +19,9 @@ from metaloom.pipeline.types import Array
 
 
 class SwimmerVel(MujocoRobot):
-    """Swim forward at a speed that only the reward tells (ProMP's SwimmerRandVel).
+    """Swim forward at a speed known only from the reward (ProMP's SwimmerRandVel).
 
-    Model, observations and starts are those of gymnasium's Swimmer-v5.
+    Uses gymnasium's model, observations and starts of Swimmer-v5.
 
     | observation | content                                            | unit  |
     | ----------- | -------------------------------------------------- | ----- |

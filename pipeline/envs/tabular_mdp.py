@@ -57,7 +57,7 @@ class TabularMDP(MetaEnv):
     | reward term | value                                             |
     | ----------- | ------------------------------------------------- |
     | mean_reward | of the state and the action, N(1, 1) over tasks   |
-    | noise       | N(0, 1), anew in every step                       |
+    | noise       | N(0, 1), drawn in every step                      |
 
     Options `states` and `actions`: 10 and 5. Start: state 0. Never terminates; max_episode_steps is the horizon, 10 in
     RL2's experiments. What chance decides in an episode follows from the seed of its reset alone.
@@ -154,12 +154,12 @@ class TabularBatch(BatchEnv):
 
 
 def _draw(rng: np.random.Generator) -> Array:
-    """[2, 32] of the steps to come: uniform numbers for the next states, and the noise of the rewards."""
+    """Draw [2, 32] for the next steps: uniform values for the next states, and the noise of the rewards."""
     return np.stack([rng.random(_DRAWN_AHEAD), rng.standard_normal(_DRAWN_AHEAD)])
 
 
 def _next(probabilities: Array, uniform: Array) -> Array:
-    """Next states [n] by inverting the distribution functions of probabilities [n, S] at numbers [n]."""
+    """Return next states [n] by inverting the distribution functions of probabilities [n, S] at values [n]."""
     below = np.cumsum(probabilities, axis=1)
     # Rounding may leave the last sum below 1, so the last state takes whatever is above the others.
     return (uniform[:, None] >= below[:, :-1]).sum(1)

@@ -1,6 +1,6 @@
-"""Classes of tasks: what an environment says its tasks are like, so that returns can be told apart by it.
+"""Classes of tasks: an environment's division of its tasks, by which returns can be reported separately.
 
-Plain data, which a run records: whoever reads the run tells the class of a task without the environment.
+Plain data, which a run records: a reader of the run finds the class of a task without the environment.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,12 +19,12 @@ class Classes:
     """A division of all tasks into C classes, by some of their fields; see `nearest` and `bins`.
 
     Attributes:
-        fields: names of the task fields that decide the class.
-        names: of the classes, in order.
+        fields: Names of the task fields that decide the class.
+        names: Names of the classes, in order.
         centers: a point for each class, with a number per field: a task is of the class whose point is nearest, the
             first of equally near ones; empty where `edges` decide.
-        edges: of one field, increasing: class c holds edges[c - 1] <= x < edges[c], without end at both ends.
-        held_out: names of the classes that only held-out tasks are of, where a benchmark holds out whole classes.
+        edges: Increasing bounds of one field: class c holds edges[c - 1] <= x < edges[c], unbounded at both ends.
+        held_out: Names of the classes with held-out tasks only, where a benchmark holds out whole classes.
 
     Raises:
         ValueError: these do not fit together.
@@ -69,11 +69,11 @@ class Classes:
         return None
 
     def of(self, params: Array, fields: Sequence[str]) -> Array:
-        """[B] int64, the class of every task.
+        """Return the class of every task, [B] int64.
 
         Args:
             params: [B, P].
-            fields: names of the P columns.
+            fields: Names of the P columns.
 
         Raises:
             ValueError: the tasks lack a field that decides the class.
@@ -89,7 +89,7 @@ class Classes:
         return distances.argmin(axis=1).astype(np.int64)
 
     def among(self, of: Array) -> Array:
-        """The classes, in order, that tasks of the classes `of` [B] were drawn from.
+        """Return the classes, in order, that tasks of the classes `of` [B] were drawn from.
 
         All of them, but where some are held out: those alone, or those without them, if no task says otherwise.
         """
@@ -101,7 +101,7 @@ class Classes:
         return numbers[held_out == (len(of) > 0 and test.all())]
 
     def returns(self, task_returns: Array, of: Array) -> ClassReturns:
-        """Returns [B] of tasks of the classes `of` [B], by the classes that they were drawn from."""
+        """Return mean returns [B] of tasks of the classes `of` [B], by the classes that they were drawn from."""
         among = self.among(of)
         return class_returns(task_returns, np.searchsorted(among, of), [self.names[c] for c in among])
 
@@ -128,12 +128,12 @@ class Classes:
 def nearest(
     fields: str | Sequence[str], centers: Mapping[str, float | Sequence[float]], held_out: Sequence[str] = ()
 ) -> Classes:
-    """Classes by name, each around a point: a task belongs to the nearest.
+    """Return the classes by name, each around a point: a task belongs to the nearest.
 
     Args:
-        fields: one or several task fields.
-        centers: name of a class -> a number for each of the fields; a bare number for one field.
-        held_out: names of the classes that only held-out tasks are of.
+        fields: One or several task fields.
+        centers: Name of a class -> a number for each of the fields; a bare number for one field.
+        held_out: Names of the classes with held-out tasks only.
     """
     points = ((center,) if isinstance(center, int | float) else center for center in centers.values())
     return Classes(
@@ -145,7 +145,7 @@ def nearest(
 
 
 def bins(field: str, edges: Sequence[float]) -> Classes:
-    """Classes by the value of one task field, cut at increasing edges; named after their ends: "velocity 1 to 2"."""
+    """Divide the values of one task field at increasing edges into classes named "velocity 1 to 2"."""
     inner = (f"{field} {low:g} to {high:g}" for low, high in pairwise(edges))
     names = (f"{field} below {edges[0]:g}", *inner, f"{field} from {edges[-1]:g}") if edges else ()
     return Classes(fields=(field,), names=names, edges=tuple(map(float, edges)))

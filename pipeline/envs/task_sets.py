@@ -10,18 +10,18 @@ from metaloom.pipeline.types import Array
 
 
 def draw_directions(num_tasks: int, rng: np.random.Generator) -> Array:
-    """[num_tasks, 2], unit vectors, all directions equally likely: normalized Gaussians, as in ProMP."""
+    """Draw unit vectors [num_tasks, 2], all directions equally likely: normalized Gaussians, as in ProMP."""
     vectors = rng.standard_normal((num_tasks, 2))
     return vectors / np.hypot(vectors[:, :1], vectors[:, 1:])
 
 
 def draw_signs(num_tasks: int, rng: np.random.Generator) -> Array:
-    """[num_tasks, 1], -1 or +1, equally likely."""
+    """Draw -1 or +1, equally likely, [num_tasks, 1]."""
     return 2.0 * rng.integers(2, size=(num_tasks, 1)) - 1.0
 
 
 def draw_on_disk(num_tasks: int, rng: np.random.Generator, *, radius: float) -> Array:
-    """[num_tasks, 2], uniform on the disk around the origin."""
+    """Draw points [num_tasks, 2] uniform on the disk around the origin."""
     angles, areas = rng.uniform(0, 2 * np.pi, num_tasks), rng.uniform(0, 1, num_tasks)
     return (radius * np.sqrt(areas) * np.stack([np.cos(angles), np.sin(angles)])).T
 
@@ -53,29 +53,29 @@ class FixedTasks(MetaEnv):
         return self.task_set
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        """[B, P] float64, B tasks of `task_set`, each equally likely, with replacement."""
+        """Draw B tasks of `task_set`, each equally likely, with replacement, [B, P] float64."""
         assert self.task_set is not None
         return np.array(self.task_set)[rng.integers(len(self.task_set), size=num_tasks)]
 
 
 class AlongX:
-    """Tasks of a robot that is to walk one way or the other along x. Goes before the robot's class."""
+    """Tasks of a robot that walks one way or the other along x. Goes before the robot's class."""
 
     task_fields = (TaskField("direction", "1", "+1 to walk along x, -1 to walk against it"),)
     task_set = ((-1.0,), (1.0,))
     task_classes = ONE_WAY_OR_THE_OTHER
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        """[B, 1], both ways equally likely."""
+        """Draw -1 or +1, equally likely, [B, 1]."""
         return draw_signs(num_tasks, rng)
 
     def run_reward(self, velocity: Array, tasks: Array) -> Array:
-        """[n], the velocity [n, 2] along the direction of the task."""
+        """Return the velocity [n, 2] along the direction of the task, [n]."""
         return tasks[:, 0] * velocity[:, 0]
 
 
 class AnyDirection:
-    """Tasks of a robot that is to walk in some direction. Goes before the robot's class."""
+    """Tasks of a robot that walks in some direction. Goes before the robot's class."""
 
     task_fields = (
         TaskField("direction_x", "1", "unit vector of the way to go, first coordinate"),
@@ -84,9 +84,9 @@ class AnyDirection:
     task_classes = QUADRANTS
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        """[B, 2], all directions equally likely."""
+        """Draw unit vectors, all directions equally likely, [B, 2]."""
         return draw_directions(num_tasks, rng)
 
     def run_reward(self, velocity: Array, tasks: Array) -> Array:
-        """[n], the velocity [n, 2] along the direction of the task."""
+        """Return the velocity [n, 2] along the direction of the task, [n]."""
         return tasks[:, 0] * velocity[:, 0] + tasks[:, 1] * velocity[:, 1]

@@ -17,7 +17,7 @@ MODEL_FILES: dict[ModelName, str] = {"original": "walker2d.xml", "v5": "walker2d
 
 
 class Walker2d(PlanarWalker):
-    """The robot without a task: observations and starts are those of gymnasium's Walker2d-v5.
+    """The robot without a task: gymnasium's observations and starts of Walker2d-v5.
 
     | observation | content                                            | unit     |
     | ----------- | -------------------------------------------------- | -------- |
@@ -27,8 +27,8 @@ class Walker2d(PlanarWalker):
     | 5-7         | angles of left thigh, leg, foot                    | rad      |
     | 8-9         | velocity of the torso, forward and up, in [-10,10] | m/s      |
     | 10          | angular velocity of the torso, in [-10,10]         | rad/s    |
-    | 11-13       | those of right thigh, leg, foot, in [-10,10]       | rad/s    |
-    | 14-16       | those of left thigh, leg, foot, in [-10,10]        | rad/s    |
+    | 11-13       | velocities of right thigh, leg, foot, in [-10,10]  | rad/s    |
+    | 14-16       | velocities of left thigh, leg, foot, in [-10,10]   | rad/s    |
 
     | action | content                          | range  | unit                          |
     | ------ | -------------------------------- | ------ | ----------------------------- |
@@ -58,7 +58,7 @@ class Walker2d(PlanarWalker):
 
 
 class Walker2dDir(Walker2d):
-    """Walk forward or backward, which only the reward tells apart (ProMP's Walker2DRandDirec).
+    """Walk forward or backward, as the reward requires (ProMP's Walker2DRandDirec).
 
     Observation, action, option, start and termination: see Walker2d. A control step is 0.016 s (eight physics steps).
 
@@ -85,7 +85,7 @@ class Walker2dDir(Walker2d):
 
 
 class Walker2dVel(Walker2d):
-    """Walk forward at a speed that only the reward tells (ProMP's Walker2DRandVel).
+    """Walk forward at a speed known only from the reward (ProMP's Walker2DRandVel).
 
     Observation, action, option, start and termination: see Walker2d. A control step is 0.016 s (eight physics steps).
 
@@ -147,7 +147,7 @@ class Walker2dRandParams(RandomDynamics, Walker2d):
 class PearlWalker2dRandParams(FixedTasks, Walker2dRandParams):
     """Walker2dRandParams with 40 bodies to train on and 10 others to test with, always the same; ids 0-39.
 
-    Options `num_train_tasks` and `num_test_tasks`: other numbers of them.
+    Options `num_train_tasks` and `num_test_tasks`: how many of each.
     """
 
     def __init__(

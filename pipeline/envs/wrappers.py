@@ -37,7 +37,7 @@ class ActionMap:
             )
 
     def __call__(self, actions: Array) -> Array:
-        """Float64, of the shape of `actions`."""
+        """Return float64 actions, of the shape of `actions`."""
         if self.scale is None:
             return np.clip(actions, self.low, self.high, dtype=np.float64)
         mapped = actions.astype(np.float64)
@@ -48,19 +48,19 @@ class ActionMap:
 
 
 class DiscreteActionMap:
-    """Maps the actions 0 ... n - 1 of a policy to those of an environment, which may start elsewhere."""
+    """Maps the actions 0 ... n - 1 of a policy to an environment's actions, which may start elsewhere."""
 
     def __init__(self, space: Discrete, scale: float | None) -> None:
         _require_no_scale(space, scale)
         self._start = np.int64(space.start)
 
     def __call__(self, actions: Array) -> Array:
-        """Int64, of the shape of `actions`."""
+        """Return int64 actions, of the shape of `actions`."""
         return actions + self._start
 
 
 class JointActionMap:
-    """Maps the actions 0 ... n - 1 of a policy to those of an environment that chooses several things at once.
+    """Maps the actions 0 ... n - 1 of a policy to the actions of an environment that chooses several things at once.
 
     Every combination is an action, counted with the last part fastest: any distribution over them can be learned.
     """
@@ -72,7 +72,7 @@ class JointActionMap:
         self._start = space.start if isinstance(space, MultiDiscrete) else np.int64(0)
 
     def __call__(self, actions: Array) -> Array:
-        """Int64, of the shape of `actions` and that of the space."""
+        """Return int64 actions, of the shape of `actions` followed by the shape of the space."""
         parts = np.stack(np.unravel_index(actions, self.sizes), axis=-1)
         return parts.reshape(*np.shape(actions), *self._shape) + self._start
 
@@ -106,7 +106,7 @@ def _require_no_scale(space: gymnasium.Space[Any], scale: float | None) -> None:
 
 
 def is_bounded(box: Box) -> bool:
-    """Tell if a box has bounds; a number near the largest that there is stands for none."""
+    """Return True if a box has bounds; a value near the largest float stands for none."""
     return bool(np.all(np.abs(box.low) < _NO_BOUND) and np.all(np.abs(box.high) < _NO_BOUND))
 
 
@@ -146,8 +146,8 @@ class WithTasks(Wrapped):
     """An environment with the tasks of a MetaEnv.
 
     Args:
-        env: the environment.
-        tasks: the MetaEnv; the environment itself, or what its wrappers are around.
+        env: The environment.
+        tasks: The MetaEnv; the environment itself, or what its wrappers are around.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], tasks: MetaEnv) -> None:
@@ -250,8 +250,8 @@ class SingleTask(Wrapped):
     """Any gymnasium env as a MetaEnv with one task, which has no parameters.
 
     Args:
-        env: the environment.
-        facts: name -> where its `info` tells the fact; without them, the environment's own declaration counts.
+        env: The environment.
+        facts: name -> location of the fact in `info`; without them, the environment's own declaration counts.
     """
 
     task_set = ((),)
@@ -288,7 +288,7 @@ class SingleTask(Wrapped):
         return observation, reward, terminated, truncated, info
 
     def _has_terms(self, reward: Any, info: Mapping[str, Any]) -> bool:
-        """Tell if `info["reward_terms"]` are terms of the reward, and not something else of this name."""
+        """Return True if `info["reward_terms"]` holds terms of the reward, and not something else of this name."""
         try:
             reward_terms_of(number_of(reward, "reward"), info)
         except EnvError as problem:
@@ -298,7 +298,7 @@ class SingleTask(Wrapped):
         return not self._clashes
 
     def _facts_of(self, info: Mapping[str, Any]) -> dict[str, Any]:
-        """Pick what is told under other keys, or leave out what nobody declares."""
+        """Collect facts stored under other keys; drop undeclared ones."""
         if not self._told:
             return {"facts": {}} if "facts" in info and not self.facts else {}
         missing = [fact.key for fact in self._told.values() if fact.key not in info]
@@ -309,10 +309,10 @@ class SingleTask(Wrapped):
 
 
 def observe_places(env: gymnasium.Env[Any, Any], places: Sequence[int]) -> gymnasium.Env[Any, Any]:
-    """Return an env that shows only the numbers at some places of its observations.
+    """Return an env that shows only the entries of its observations at some indices.
 
     Raises:
-        EnvError: its observations are no vectors, or have no such places.
+        EnvError: its observations are not vectors, or lack such an index.
     """
     env = env if isinstance(env.observation_space, Box) else FlatObservations(env)
     space, chosen = env.observation_space, list(places)

@@ -42,12 +42,12 @@ class ProcessingConfig(Settings):
         return self
 
     def build_return_baseline(self) -> Baseline:
-        """The baseline of the advantages with name=dice; without one configured, advantages are returns."""
+        """Return the baseline of the advantages with name=dice; without one configured, advantages are returns."""
         return (self.return_baseline or BaselineConfig(name="zero")).build()
 
 
 def processing_problems(processing: ProcessingConfig, learns_from: Sequence[str]) -> Iterator[str]:
-    """Tell what of some processing does not fit an algorithm that learns from these fields of Samples."""
+    """Yield conflicts of this processing with an algorithm that learns from these fields of Samples."""
     needed = "dice" if "adjusted_rewards" in learns_from else "advantages"
     changed = {name for name in _DICE_OPTIONS if getattr(processing, name) != _DICE_OPTIONS[name]}
     if processing.name != needed:

@@ -1,4 +1,4 @@
-"""Numbers that describe rounds of episodes, by the names under which they are kept as metrics."""
+"""Metrics of rollout batches, by the names under which they are stored."""
 
 from collections.abc import Mapping, Sequence
 from types import EllipsisType
@@ -14,9 +14,9 @@ from metaloom.pipeline.types import Array, EpisodeBatch, Metrics, Samples, Step
 
 
 def fact_means(facts: Mapping[str, Array]) -> Metrics:
-    """Means over episodes of facts of whole episodes, name -> [...] bool or float32.
+    """Return the means over episodes of facts of whole episodes, name -> [...] bool or float32.
 
-    Of a flag `NAME_rate`, the share of episodes; of a number `average_NAME`, without those that are NaN, and NaN if all
+    A flag gives `NAME_rate`, the share of episodes; a number gives `average_NAME`, without NaN values, and NaN if all
     are. So `success_rate` is the share of episodes with success in any step.
     """
     means: Metrics = {}
@@ -27,16 +27,16 @@ def fact_means(facts: Mapping[str, Array]) -> Metrics:
 
 
 def fact_metric(name: str, values: Array) -> str:
-    """The name of the mean of a fact."""
+    """Return the name of the mean of a fact."""
     return f"{name}_rate" if values.dtype == np.bool_ else f"average_{name}"
 
 
 def step_metrics(step: Step) -> Metrics:
-    """Averages over all episodes of all tasks of round k, each name prefixed with `step_k.`.
+    """Return averages over all episodes of all tasks of rollout batch k, each name prefixed with `step_k.`.
 
     Returns are undiscounted unless the name says so. `explained_variance` is the mean over tasks, since the baseline is
-    fitted to each task. `policy_std` and `entropy` (nats, joint over actions) are those of the policy that acted; a
-    categorical one has no `policy_std`, a user's own has neither.
+    fitted to each task. `policy_std` and `entropy` (nats, joint over actions) describe the policy that acted; a
+    categorical one has no `policy_std`, a custom one has neither.
     """
     episodes, samples, behavior = step.episodes, step.samples, step.episodes.behavior
     of_policy: Metrics = {}
@@ -58,9 +58,9 @@ def step_metrics(step: Step) -> Metrics:
 
 
 def episode_metrics(rounds: Sequence[EpisodeBatch], k: int) -> Metrics:
-    """Averages over all episodes of some rounds, each name prefixed with `step_k.`; returns are undiscounted.
+    """Return averages over all episodes of rollout batch k, each name prefixed with `step_k.`; undiscounted returns.
 
-    So are those of facts that the environment tells: `success_rate`, `average_distance`.
+    Includes the facts that the environment reports: `success_rate`, `average_distance`.
     """
     returns, lengths, truncated = (
         np.concatenate([getattr(episodes, name)[_real(episodes)].ravel() for episodes in rounds])
@@ -83,19 +83,19 @@ def episode_metrics(rounds: Sequence[EpisodeBatch], k: int) -> Metrics:
 def names_of_metrics(
     measures: Measures, sizes: Spaces, facts: Mapping[str, bool], *, processed: bool
 ) -> frozenset[str] | None:
-    """Find out under which names a run will keep metrics of its rounds, by measuring a few made-up episodes.
+    """Return the names under which a run will store metrics of its rollout batches, found on made-up episodes.
 
     Args:
-        measures: of the run.
-        sizes: of its environment.
-        facts: that it declares, by name; True for flags.
-        processed: whether the run has samples, and so the metrics of samples.
+        measures: Measures of the run.
+        sizes: Sizes of its environment.
+        facts: Facts that the environment declares, by name; True for flags.
+        processed: True if the run has samples, and so the metrics of samples.
 
     Returns:
-        The names without `step_k.`; None where a measure failed, be it for want of real episodes.
+        The names without `step_k.`; None where a measure failed, as it may without real episodes.
 
     Raises:
-        ConfigError: a measure would hide one that the run always has, or returns no numbers by name.
+        ConfigError: a measure would hide a metric that the run always has, or does not return values by name.
     """
     step = _made_up(sizes, facts)
     with np.errstate(all="ignore"):

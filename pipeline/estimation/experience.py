@@ -33,7 +33,7 @@ class Rows:
     targets: Array
 
     def __getitem__(self, which: Array | slice) -> Rows:
-        """Some of the rows, or all in another order."""
+        """Return some of the rows, or all in another order."""
         return Rows(*(getattr(self, name)[which] for name in self.__dataclass_fields__))
 
     def __len__(self) -> int:
@@ -47,7 +47,7 @@ class CriticEstimate:
     Attributes:
         values: [b, E, T] float64, zero on padding.
         advantages: [b, E, T] float64, neither shifted nor scaled; zero on padding.
-        targets: [b, E, T] float64, what the critic is to learn; zero on padding.
+        targets: [b, E, T] float64, targets of the critic; zero on padding.
     """
 
     values: Array
@@ -84,7 +84,7 @@ class Experience:
         }
 
     def rows(self, values: Array) -> Array:
-        """The real entries [N] of [b, E, T], in float32."""
+        """Return the real entries [N] of [b, E, T], in float32."""
         return values[self.mask].astype(np.float32)
 
     def estimate(
@@ -94,7 +94,7 @@ class Experience:
         gae_lambda: float,
         target: Literal["td_lambda", "empirical"],
     ) -> CriticEstimate:
-        """Values, advantages and targets by a critic, [n, O] -> [n]."""
+        """Return the values, advantages and targets by a critic, [n, O] -> [n]."""
         values, next_values, rewards = np.zeros(self.mask.shape), np.zeros(self.mask.shape), self._rewards * self.mask
         values[self.mask] = critic(self.observations)
         next_values[..., :-1] = values[..., 1:]

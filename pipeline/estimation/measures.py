@@ -1,4 +1,4 @@
-"""Numbers that a run keeps of every round besides those it always has: by the environment, by functions of the user."""
+"""Additional metrics of every rollout batch: from the environment, and from custom functions."""
 
 import functools
 import inspect
@@ -16,7 +16,7 @@ from metaloom.pipeline.types import EpisodeBatch, Metrics, Step
 log = logging.getLogger(__name__)
 
 METRICS = Plugins("metric", "metaloom.metrics", {})
-"""Functions of an EpisodeBatch or a Step that return numbers by name; the annotation of the parameter says of which."""
+"""Functions of an EpisodeBatch or a Step that return metrics by name; the parameter's annotation decides which."""
 
 Numbers = Mapping[str, float]
 _REQUIRED = "required a function of one EpisodeBatch or Step, annotated so, that returns numbers by name"
@@ -24,10 +24,10 @@ _REQUIRED = "required a function of one EpisodeBatch or Step, annotated so, that
 
 @dataclass(frozen=True)
 class Measures:
-    """Functions whose numbers become metrics.
+    """Functions whose results become metrics.
 
     Attributes:
-        of_episodes: name -> function of a round of episodes.
+        of_episodes: Functions of a rollout batch, by name.
         of_steps: name -> function of an inner step with its samples.
     """
 
@@ -48,10 +48,10 @@ class Measures:
         return cls(of_episodes, {name: function for name, (of, function) in found.items() if of is Step})
 
     def of_round(self, rounds: Sequence[EpisodeBatch], k: int) -> Metrics:
-        """Metrics of the episodes collected after k adaptations; of several batches the mean over their episodes.
+        """Return metrics of the episodes collected after k adaptations; of several batches the mean over episodes.
 
         Raises:
-            ConfigError: a function returns no numbers by name.
+            ConfigError: a function does not return values by name.
         """
         total = sum(int(episodes.real.sum()) for episodes in rounds)
         metrics: Metrics = {}
@@ -64,7 +64,7 @@ class Measures:
         return metrics
 
     def of_step(self, step: Step) -> Metrics:
-        """Metrics of an inner step."""
+        """Return the metrics of an inner step."""
         metrics = self.of_round([step.episodes], step.k)
         for source, function in self.of_steps.items():
             metrics |= {f"step_{step.k}.{name}": value for name, value in _checked(source, function(step)).items()}
@@ -75,10 +75,10 @@ NO_MEASURES = Measures({}, {})
 
 
 def with_own(metrics: Metrics, own: Metrics) -> Metrics:
-    """Metrics that a run always has, and those of its own; of those that are not finite it is told.
+    """Join a run's standard metrics with its custom ones; warn of custom metrics that are not finite.
 
     Raises:
-        ConfigError: one of its own would hide one that it always has.
+        ConfigError: a custom metric would hide a standard one.
     """
     if taken := sorted(metrics.keys() & own.keys()):
         raise ConfigError(f"metrics: found {', '.join(taken)}, which every run has; return it under another name")
@@ -89,7 +89,7 @@ def with_own(metrics: Metrics, own: Metrics) -> Metrics:
 
 
 def _find(name: str) -> tuple[type, Callable[[Any], Numbers]]:
-    """A function by name, and what it is of."""
+    """Return a function by name, and the kind of its argument."""
     try:
         function = load(METRICS.path(name))
         if not inspect.isfunction(function):
@@ -116,5 +116,5 @@ def _checked(source: str, numbers: object) -> dict[str, float]:
 
 @functools.cache  # once, not in every iteration
 def _tell(name: str, value: str) -> None:
-    # Metrics decide nothing, so training goes on.
+    # Metrics decide nothing, so training continues.
     log.warning("metrics: %s is %s, and stored so; required a finite number", name, value)

@@ -132,11 +132,11 @@ class Normalization:
 
 
 def without_normalization(params: Mapping[str, Array]) -> Params:
-    """Return arrays by name without those of the normalization."""
+    """Return arrays by name without the arrays of the normalization."""
     return {name: value for name, value in params.items() if not name.startswith(PREFIX)}
 
 
 def _observed(episodes: EpisodeBatch) -> Array:
-    """[B, E, T+1] bool, where there is an observation of an episode."""
+    """Return a mask [B, E, T+1] bool, True where an episode has an observation."""
     steps = np.arange(episodes.observations.shape[2])
     return (steps <= episodes.lengths[..., None]) & episodes.real[..., None]

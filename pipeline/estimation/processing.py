@@ -19,18 +19,18 @@ def process_samples(
     seed: int = 0,
     parallel: ParallelMap = map,
 ) -> Samples:
-    """Returns, baseline values and advantages of every step, for DiCE adjusted rewards as well; zero on padding.
+    """Compute returns, baseline values and advantages of every step, and adjusted rewards for DiCE; zero on padding.
 
     A baseline is fitted to each task's returns and predicts the same episodes. Nothing follows an episode's last step,
-    whether the task or the step limit ended it: the task is to do well within the limit.
+    whether the task or the step limit ended it: the objective is to do well within the limit.
 
     Args:
-        episodes: one round of rollouts.
-        baseline: predicts returns; with processing for DiCE it predicts the discounted rewards instead, and the
+        episodes: One rollout batch.
+        baseline: Predicts returns; with processing for DiCE it predicts the discounted rewards instead, and the
             configured `return_baseline` predicts returns.
-        processing: discount, λ, normalization.
-        seed: of what baselines draw at random; one per round.
-        parallel: maps over tasks; the result does not depend on it, nor on other tasks unless a baseline is shared.
+        processing: Discount, λ, normalization.
+        seed: Seed of the baselines' random draws; one per rollout batch.
+        parallel: Map over tasks; the result does not depend on it, nor on other tasks unless a baseline is shared.
     """
     mask = episodes.mask
     rewards = episodes.rewards * mask
@@ -59,7 +59,7 @@ def baseline_parameters(
     seed: int = 0,
     parallel: ParallelMap = map,
 ) -> dict[str, Params]:
-    """Parameters [B, ...] by name of what `process_samples` fits to the same episodes: `baseline`, `return_baseline`.
+    """Return the parameters [B, ...] that `process_samples` fits to the same episodes: `baseline`, `return_baseline`.
 
     They are not stored, because the same episodes and seed give them again.
     """
@@ -75,14 +75,14 @@ def baseline_parameters(
 
 
 def task_advantages(rewards: Array, values: Array, mask: Array, processing: ProcessingConfig) -> Array:
-    """Advantages [E, T] of one task in float64, from its rewards and baseline values, both zero on padding."""
+    """Return advantages [E, T] of one task in float64, from its rewards and baseline values, both zero on padding."""
     next_values = np.concatenate([values[:, 1:], np.zeros((len(values), 1))], axis=1)
     advantages = gae(rewards, values, next_values, processing.discount, processing.gae_lambda)
     return scale(advantages, mask, processing)
 
 
 def task_adjusted_rewards(discounted: Array, predicted: Array, mask: Array, processing: ProcessingConfig) -> Array:
-    """γ^t r_t minus its prediction, [E, T] of one task in float64; both inputs zero on padding."""
+    """Return γ^t r_t minus its prediction, [E, T] of one task in float64; both inputs zero on padding."""
     return scale(discounted - predicted, mask, processing)
 
 
@@ -102,7 +102,7 @@ def _of_returns(baseline: Baseline, processing: ProcessingConfig) -> Baseline:
 
 
 def _seen(episodes: EpisodeBatch) -> Array:
-    """Observations before each step in float32, since arithmetic of small integers overflows without a word."""
+    """Return the observations before each step in float32, since small integers overflow silently."""
     return episodes.observations[:, :, :-1].astype(np.float32, copy=False)
 
 

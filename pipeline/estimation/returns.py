@@ -16,7 +16,7 @@ Scale = Literal["std", "variance"]
 
 
 def discounted_returns(rewards: Array, discount: float) -> Array:
-    """R_t = Σ_{k ≥ t} γ^{k-t} r_k, [..., T] float64."""
+    """Return R_t = Σ_{k ≥ t} γ^{k-t} r_k, [..., T] float64."""
     returns = np.moveaxis(np.array(rewards, np.float64), -1, 0).copy()
     for t in range(len(returns) - 2, -1, -1):
         returns[t] += discount * returns[t + 1]
@@ -24,7 +24,7 @@ def discounted_returns(rewards: Array, discount: float) -> Array:
 
 
 def gae(rewards: Array, values: Array, next_values: Array, discount: float, gae_lambda: float) -> Array:
-    """Generalized advantage estimates, also of episodes that end in the middle of the axis.
+    """Return the generalized advantage estimates, also of episodes that end in the middle of the axis.
 
     Schulman et al. 2016, arXiv:1506.02438, eq. 16.
 
@@ -43,16 +43,16 @@ def gae(rewards: Array, values: Array, next_values: Array, discount: float, gae_
 
 
 def discounted_rewards(rewards: Array, discount: float) -> Array:
-    """γ^t r_t, t counted from the start of the episode: [..., T] float64."""
+    """Return γ^t r_t, t counted from the start of the episode: [..., T] float64."""
     return rewards * discount ** np.arange(rewards.shape[-1], dtype=np.float64)
 
 
 def normalize(values: Array, mask: Array, scale: Scale = "std") -> Array:
-    """Zero mean and unit standard deviation over all real entries: (x - mean) / (std + 1e-8); zero on padding.
+    """Normalize to zero mean and unit deviation over all real entries: (x - mean) / (std + 1e-8); zero on padding.
 
     Args:
-        values: any shape.
-        mask: of the same shape.
+        values: Values of any shape.
+        mask: Mask of the same shape.
         scale: "variance" divides by the unbiased variance + 1e-8 instead, as garage does.
     """
     mean, std = _moments(values, mask)
@@ -63,13 +63,13 @@ def normalize(values: Array, mask: Array, scale: Scale = "std") -> Array:
 
 
 def shift_positive(values: Array, mask: Array) -> Array:
-    """Values shifted so that the smallest real entry is 1e-8; zero on padding."""
+    """Return the values shifted so that the smallest real entry is 1e-8; zero on padding."""
     smallest = np.min(values, where=mask != 0, initial=np.inf)
     return (values - smallest + EPSILON) * mask
 
 
 def explained_variance(values: Array, returns: Array, mask: Array) -> float:
-    """1 - Var(returns - values) / Var(returns) over the real entries; 0 when the returns do not vary."""
+    """Return 1 - Var(returns - values) / Var(returns) over the real entries; 0 when the returns do not vary."""
     _, returns_std = _moments(returns, mask)
     _, residual_std = _moments(returns - values, mask)
     return 0.0 if returns_std == 0 else float(1 - (residual_std / returns_std) ** 2)

@@ -26,7 +26,7 @@ class Interval(NamedTuple):
 
 
 def interquartile_mean(values: Array) -> Array:
-    """The mean of the middle half of the values, along the last axis.
+    """Return the mean of the middle half of the values, along the last axis.
 
     Agarwal et al. 2021, arXiv:2108.13264. Where a quartile falls into a value, that value counts in part, so that no
     number of values makes a jump; of one or two values it is the mean.
@@ -39,23 +39,23 @@ def interquartile_mean(values: Array) -> Array:
 
 
 def mean(values: Array) -> Array:
-    """The mean along the last axis."""
+    """Return the mean along the last axis."""
     return values.mean(axis=-1)
 
 
 def bootstrap(
     returns: Array, statistic: Statistic, rng: np.random.Generator, *, resamples: int = RESAMPLES
 ) -> Interval:
-    """A statistic of the tasks' mean returns, with its percentile bootstrap interval.
+    """Return a statistic of the tasks' mean returns, with its percentile bootstrap interval.
 
     What is resampled is what was drawn: the tasks, and for each of them its episodes. A single episode says nothing
     about how others would differ from it: the ends are NaN.
 
     Args:
         returns: [B, M], of M episodes of each of B tasks.
-        statistic: of the tasks' means.
-        rng: where resamples are drawn from.
-        resamples: how many.
+        statistic: Statistic of the tasks' means.
+        rng: Generator of the resamples.
+        resamples: Number of resamples.
     """
     B, M = returns.shape
     estimate = float(statistic(returns.mean(axis=1)))
@@ -73,7 +73,7 @@ def bootstrap(
 
 
 BALANCED = "balanced"
-"""What the mean over classes is called beside them; no class has this name."""
+"""Name of the mean over classes; no class has this name."""
 
 
 class ClassEstimate(NamedTuple):
@@ -88,9 +88,9 @@ class ClassReturns:
     """Returns of some tasks by class.
 
     Attributes:
-        names: of the C classes.
-        num_tasks: of each.
-        estimates: of each class, the mean over its tasks of their mean returns, and its standard error over tasks:
+        names: Names of the C classes.
+        num_tasks: Number of tasks of each class.
+        estimates: Mean over each class's tasks of their mean returns, and its standard error over tasks:
             s / √n with n - 1 in s. Without a task there is no mean, with one task no standard error.
     """
 
@@ -107,12 +107,12 @@ class ClassReturns:
 
 
 def class_returns(task_returns: Array, classes: Array, names: Sequence[str]) -> ClassReturns:
-    """Returns by class.
+    """Return mean returns by class.
 
     Args:
         task_returns: [B] mean return of every task.
         classes: [B] the class of every task.
-        names: of the C classes.
+        names: Names of the C classes.
     """
     groups = [np.asarray(task_returns[classes == c], np.float64) for c in range(len(names))]
     estimates = tuple(
@@ -126,24 +126,24 @@ def class_returns(task_returns: Array, classes: Array, names: Sequence[str]) -> 
 
 
 COUNTED_EPISODES = 3
-"""Of a class, in one round."""
+"""Number of episodes of a class that count, in one group of environments."""
 
 ENVIRONMENTS = 20
 """Side by side in all, the package's default: each class has its share of them."""
 
 UNTIL_SUCCESS = "steps_until_success"
-"""The fact of an episode that tells how long it would have been, had success ended it."""
+"""Fact of an episode: its length, had success ended it."""
 
 
 def first_to_finish(lengths: Array, success: Array) -> float:
-    """The share of successes among the COUNTED_EPISODES episodes of a class that are over first.
+    """Return the share of successes among the COUNTED_EPISODES episodes of a class that are over first.
 
-    `metaworld.evaluation.evaluation` (version 3.1.1) runs a few environments of a class side by side, begins each anew
+    `metaworld.evaluation.evaluation` (version 3.1.1) runs a few environments of a class side by side, resets each
     when its episode is over, lets success end an episode, and stops when three episodes of the class are over. An
-    episode without success lasts to the step limit, so those that succeed are over first and count, however rare they
+    episode without success lasts to the step limit, so successful ones are over first and count, however rare they
     are. It is offered to compare with published tables; what a policy is worth is the share of all test episodes.
 
-    Episodes of an environment follow each other without a break; of those that are over in the same step, the
+    Episodes of an environment follow each other without a break; of episodes that are over in the same step, the
     environments' order decides.
 
     Args:
@@ -162,19 +162,19 @@ def first_to_finish(lengths: Array, success: Array) -> float:
 
 
 def official_rates(lengths: Array, success: Array, of: Array, among: Sequence[int]) -> list[float]:
-    """The official success rate of each class: the mean over rounds of `first_to_finish`.
+    """Return the official success rate of each class: the mean over groups of `first_to_finish`.
 
-    The tasks of a class, in their order, take part in rounds of ENVIRONMENTS // classes tasks, as in the package; those
-    that are left over for no whole round take part in none. With fewer side by side the rate would be another.
+    The tasks of a class, in their order, form groups of ENVIRONMENTS // classes tasks, as in the package; remaining
+    tasks that do not fill a group take part in none. With fewer side by side the rate would be another.
 
     Args:
         lengths: [B, M], of test episodes, in steps, if success ends them.
         success: [B, M] bool.
         of: [B], the class of every task.
-        among: numbers of the classes.
+        among: Indices of the classes.
 
     Returns:
-        One for each of `among`; NaN for a class without a whole round.
+        One for each of `among`; NaN for a class without a full group.
     """
     size = max(1, ENVIRONMENTS // len(among))
     rates: list[float] = []

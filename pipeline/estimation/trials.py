@@ -1,4 +1,4 @@
-"""Trials as sequences: the episodes of a task that share a memory, one behind the other."""
+"""Trials as sequences: consecutive episodes of a task that share a memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from metaloom.pipeline.types import Array, EpisodeBatch
 
 
 class Trials:
-    """An iteration's N = B·M trials of n episodes each, as sequences of their real steps, padded behind to L.
+    """An iteration's N = B·M trials of n episodes each, as sequences of their real steps, padded at the end to L.
 
     Of the E = n·M episodes of a task, the first M are the first ones of its trials, and so on; trial m of task b is
     sequence b·M + m.
@@ -28,7 +28,7 @@ class Trials:
     """
 
     def __init__(self, episodes: EpisodeBatch, episodes_per_trial: int, num_actions: int) -> None:
-        """`num_actions` is 0 where actions are continuous."""
+        """Arrange episodes as trials; `num_actions` is 0 where actions are continuous."""
         self._shape, self._n = episodes.rewards.shape, episodes_per_trial
         mask = self._joined(episodes.mask != 0)
         self._order: Array | None = None
@@ -60,7 +60,7 @@ class Trials:
 
     @cached_property
     def next_observations(self) -> Array:
-        """[N, L, O], to which actions led: of an episode's last step, not those of the next episode."""
+        """Next observations, [N, L, O]; after an episode's last step, not the first of the next episode."""
         return self.along(self._episodes.observations[:, :, 1:]).astype(np.float32, copy=False)
 
     @property
@@ -70,7 +70,7 @@ class Trials:
         return sum(value.nbytes for value in values if isinstance(value, np.ndarray))
 
     def along(self, values: Array) -> Array:
-        """Bring [B, E, T, ...] into the order of the trials, [N, L, ...]; what is on padding stays there."""
+        """Arrange [B, E, T, ...] in the order of the trials, [N, L, ...]; values on padding are kept."""
         joined = self._joined(values)
         if self._order is None:
             return joined
@@ -78,7 +78,7 @@ class Trials:
         return np.take_along_axis(joined, order, axis=1)
 
     def by_episode(self, values: Array) -> Array:
-        """Bring [N, L] back to [B, E, T], zero on padding."""
+        """Arrange [N, L] as [B, E, T], zero on padding."""
         (B, E, T), n = self._shape, self._n
         joined = np.zeros((len(values), n * T), values.dtype)
         num_trials, length = self.mask.shape
@@ -88,18 +88,18 @@ class Trials:
 
     @property
     def lengths(self) -> Array:
-        """[N], real steps of every trial."""
+        """Number of real steps of every trial, [N]."""
         return self.mask.sum(1)
 
     @property
     def cut(self) -> Array:
-        """[N] bool, where a step limit ended a trial's last episode."""
+        """Mask [N] bool, True where a step limit ended a trial's last episode."""
         B, E, _ = self._shape
         return self._episodes.truncated.reshape(B, self._n, E // self._n)[:, -1].reshape(-1)
 
     @property
     def inputs_to_end(self) -> Array:
-        """[N, L+1, O + A + 2], `inputs` and, behind a trial's last step, what would be seen if its episode went on."""
+        """`inputs` [N, L+1, O + A + 2] with the input after a trial's last step, as if its episode continued."""
         trials, last = np.arange(len(self)), self.lengths - 1
         inputs = np.concatenate([self.inputs, np.zeros_like(self.inputs[:, :1])], axis=1)
         end = np.zeros_like(self.rewards[trials, last, None])
@@ -110,8 +110,8 @@ class Trials:
     def position(self, max_episode_steps: int, discount: float) -> Array:
         """Return how far a trial has come at every step, [N, L, n+2] float32.
 
-        That is which of its n episodes it is in (one-hot), the fraction of the episode's T steps that lie behind, and
-        the discounted number of steps left, Σ γ^k over them, as a fraction of that of a whole trial of n·T steps.
+        Consists of the index of its episode among n (one-hot), the fraction of the episode's T steps already taken, and
+        the discounted number of steps left, Σ γ^k over them, as a fraction of the sum over a whole trial of n·T steps.
         """
         _, E, T = self._shape
         step = self.along(np.broadcast_to(np.arange(T), self._shape))
@@ -125,14 +125,14 @@ class Trials:
     def advantages(self, values: Array, discount: float, gae_lambda: float, behind: Array | None = None) -> Array:
         """Return advantages [N, L] float64 by values [N, L] of the steps' beginnings, zero on padding.
 
-        They run through the ends of episodes, behind which the next one follows, and stop at the trial's end, behind
+        They run through the ends of episodes, after which the next one follows, and stop at the trial's end, after
         which nothing does: the objective is the discounted return of the trial (Duan et al. 2016, section 2.2).
 
         Args:
-            values: of the steps' beginnings.
+            values: Values at the steps' beginnings.
             discount: γ.
             gae_lambda: λ.
-            behind: [N], what trials' ends are credited with; None for nothing.
+            behind: [N], value credited after each trial's end; None for nothing.
         """
         values = np.where(self.mask, values, 0)
         next_values = np.zeros_like(values)
@@ -142,7 +142,7 @@ class Trials:
         return gae(self.rewards, values, next_values, discount, gae_lambda)
 
     def _joined(self, values: Array) -> Array:
-        """[B, E, T, ...] as [N, n·T, ...]: a trial's episodes one behind the other."""
+        """Reshape [B, E, T, ...] to [N, n·T, ...]: a trial's episodes one after the other."""
         (B, E, T), n = self._shape, self._n
         split = values.reshape(B, n, E // n, T, *values.shape[3:])
         return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(B * (E // n), n * T, *values.shape[3:])

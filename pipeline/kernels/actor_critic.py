@@ -37,14 +37,14 @@ class GaussianHead:
         return np.maximum(self._log_std, self._floor)
 
     def log_prob(self, outputs: Array, actions: Array) -> Array:
-        """Joint log-densities [n] over the action dimensions; the next `backward` is about them."""
+        """Return the joint log-densities [n] over the action dimensions; the next `backward` is about them."""
         log_std = self._clamped
         self._inverse_std = np.exp(-log_std)
         self._z = (actions - outputs) * self._inverse_std
         return _gaussian_log_prob(self._z, log_std)
 
     def backward(self, weights: Array, entropy_coeff: float) -> Array:
-        """Derivatives of Σ weights · log_prob - entropy_coeff · mean entropy with respect to the means, [n, A].
+        """Return the derivatives of Σ weights · log_prob - entropy_coeff · mean entropy in the means, [n, A].
 
         Writes the derivatives with respect to the standard deviations where their gradient is kept.
         """
@@ -58,16 +58,16 @@ class GaussianHead:
         return weights[:, None] * self._z * self._inverse_std
 
     def old_log_prob(self, behavior: Mapping[str, Array], actions: Array) -> Array:
-        """Joint log-densities of actions under the policy that acted, [n]."""
+        """Return the joint log-densities of actions under the policy that acted, [n]."""
         log_std = behavior[LOG_STD]
         return _gaussian_log_prob((actions - behavior["mean"]) * np.exp(-log_std), log_std)
 
     def entropy(self, outputs: Array) -> float:
-        """Mean entropy in nats, which does not depend on the outputs."""
+        """Return the mean entropy in nats, which does not depend on the outputs."""
         return float(self._clamped.sum(dtype=np.float64)) + 0.5 * len(self._log_std) * (LOG_2PI + 1)
 
     def kl(self, behavior: Mapping[str, Array], outputs: Array) -> float:
-        """Mean KL(policy that acted ‖ this policy) in nats."""
+        """Return the mean KL(policy that acted ‖ this policy) in nats."""
         log_std, old = self._clamped.astype(np.float64), behavior[LOG_STD].astype(np.float64)
         squares = np.square(behavior["mean"] - outputs, dtype=np.float64) + np.exp(2 * old)
         return float((squares / (2 * np.exp(2 * log_std)) - 0.5 + log_std - old).sum(-1).mean())
@@ -81,12 +81,12 @@ class CategoricalHead:
         self._actions: Array = np.empty(0, np.int64)
 
     def log_prob(self, outputs: Array, actions: Array) -> Array:
-        """Log-probabilities of actions [n] int64; the next `backward` is about them."""
+        """Return the log-probabilities of actions [n] int64; the next `backward` is about them."""
         self._log_probs, self._actions = log_softmax(outputs), actions
         return self._log_probs[np.arange(len(actions)), actions]
 
     def backward(self, weights: Array, entropy_coeff: float) -> Array:
-        """Derivatives of Σ weights · log_prob - entropy_coeff · mean entropy with respect to the logits, [n, out]."""
+        """Return the derivatives of Σ weights · log_prob - entropy_coeff · mean entropy in the logits, [n, out]."""
         log_probs, n = self._log_probs, len(self._actions)
         probs = np.exp(log_probs)
         gradient: Array = -weights[:, None] * probs
@@ -97,22 +97,22 @@ class CategoricalHead:
         return gradient
 
     def old_log_prob(self, behavior: Mapping[str, Array], actions: Array) -> Array:
-        """Log-probabilities of actions under the policy that acted, as they were recorded, [n]."""
+        """Return the log-probabilities of actions under the policy that acted, as they were recorded, [n]."""
         return behavior["log_probs"][np.arange(len(actions)), actions]
 
     def entropy(self, outputs: Array) -> float:
-        """Mean entropy in nats."""
+        """Return the mean entropy in nats."""
         log_probs = log_softmax(outputs)
         return -float((np.exp(log_probs) * log_probs).sum(-1).mean(dtype=np.float64))
 
     def kl(self, behavior: Mapping[str, Array], outputs: Array) -> float:
-        """Mean KL(policy that acted ‖ this policy) in nats."""
+        """Return the mean KL(policy that acted ‖ this policy) in nats."""
         old, new = behavior["log_probs"], log_softmax(outputs)
         return float((np.exp(old) * (old - new)).sum(-1).mean(dtype=np.float64))
 
 
 def policy_loss(log_prob: Array, old_log_prob: Array, advantages: Array, clip_eps: float | None) -> float:
-    """Mean loss of n actions; see `algorithms/actor_critic/gradient_steps.py`."""
+    """Return the mean loss of n actions; see `algorithms/actor_critic/gradient_steps.py`."""
     if clip_eps is None:
         return -float((advantages * log_prob).mean())
     plain, clipped = _surrogates(log_prob, old_log_prob, advantages, clip_eps)
@@ -120,7 +120,7 @@ def policy_loss(log_prob: Array, old_log_prob: Array, advantages: Array, clip_ep
 
 
 def policy_slopes(log_prob: Array, old_log_prob: Array, advantages: Array, clip_eps: float | None) -> Array:
-    """Derivatives of the policy's loss with respect to the log-probabilities, [n]."""
+    """Return the derivatives of the policy's loss with respect to the log-probabilities, [n]."""
     if clip_eps is None:
         return advantages / -len(advantages)
     plain, clipped = _surrogates(log_prob, old_log_prob, advantages, clip_eps)
@@ -129,7 +129,7 @@ def policy_slopes(log_prob: Array, old_log_prob: Array, advantages: Array, clip_
 
 
 def value_slopes(values: Array, old_values: Array, targets: Array, clip_eps: float | None) -> Array:
-    """Derivatives of the critic's loss with respect to the values, [n]."""
+    """Return the derivatives of the critic's loss with respect to the values, [n]."""
     errors = values - targets
     if clip_eps is not None:
         change = values - old_values
@@ -155,16 +155,16 @@ class FusedSteps(ActorCriticSteps):
         min_std: float,
         learn_std: bool,
     ) -> None:
-        """Working copies of what changes.
+        """Copy the arrays that the steps change.
 
         Args:
-            settings: options of the losses, and the optimizer.
-            policy: the network of the policy.
-            critic: that of the critic.
-            state: parameters of the policy, of the critic in `extra`, and of their optimizers.
-            prefix: of the parameters of the policy's network.
-            min_std: floor of the standard deviation, where the actions are continuous.
-            learn_std: whether learning changes it.
+            settings: Options of the losses, and the optimizer.
+            policy: The network of the policy.
+            critic: Network of the critic.
+            state: Parameters of the policy, of the critic in `extra`, and of their optimizers.
+            prefix: Prefix of the parameters of the policy's network.
+            min_std: Floor of the standard deviation, where the actions are continuous.
+            learn_std: True if the standard deviation learns.
         """
         flat, judge = FlatParams(state.params), FlatParams(prefixed(unprefixed(state.extra, CRITIC), CRITIC))
         policy_descent, critic_descent = (
@@ -186,7 +186,7 @@ class FusedSteps(ActorCriticSteps):
         return self._head.old_log_prob(experience.behavior, experience.actions)
 
     def policy_gradient(self, rows: Rows, critic_weight: float | None = None) -> float:
-        """Put the gradient of the policy's loss in place, and with a weight the critic's; see ActorCriticSteps."""
+        """Store the gradient of the policy's loss, and with a weight the critic's; see ActorCriticSteps."""
         if critic_weight is not None:
             self.critic_gradient(rows, critic_weight)
         settings = self._settings
@@ -231,5 +231,5 @@ def _surrogates(log_prob: Array, old_log_prob: Array, advantages: Array, clip_ep
 
 
 def _gaussian_log_prob(z: Array, log_std: Array) -> Array:
-    """Joint log-densities [n] of standardized actions z [n, A] with log σ, [A] or [n, A]."""
+    """Return the joint log-densities [n] of standardized actions z [n, A] with log σ, [A] or [n, A]."""
     return -0.5 * np.square(z).sum(-1) - (log_std.sum(-1) + 0.5 * z.shape[-1] * LOG_2PI)

@@ -19,7 +19,7 @@ class DQLKernel(GradientSteps[None]):
     """Q-function and target network while an iteration changes them.
 
     Attributes:
-        q: the Q-function's parameters.
+        q: The Q-function's parameters.
     """
 
     def __init__(
@@ -66,6 +66,6 @@ class DQLKernel(GradientSteps[None]):
 
 
 def huber_loss(errors: Array) -> tuple[float, Array]:
-    """Mean of e² / 2 where |e| < 1 and |e| - ½ elsewhere, and its derivatives, [n]. Huber 1964."""
+    """Return the mean of e² / 2 where |e| < 1 and |e| - ½ elsewhere, and its derivatives, [n]. Huber 1964."""
     clipped = np.clip(errors, -1, 1)
     return float((clipped * (errors - 0.5 * clipped)).mean()), clipped / np.float32(len(errors))

@@ -29,7 +29,7 @@ MAX_KEPT_BYTES = 1 << 30
 
 
 def fused_gauss_newton_product(at: MetaPoint) -> Product:
-    """G v; see gauss_newton_product."""
+    """Return G v; see gauss_newton_product."""
     # What goes to workers must not hold all chunks.
     problem, params, names = at.problem, at.params, [*at.flat.params]
 
@@ -81,13 +81,13 @@ class ChunkCurvature:
 
     @staticmethod
     def num_bytes(policy: Policy, chunk: Chunk) -> int:
-        """Bytes that it keeps: arrays as wide as the hidden layers, four for every inner step and two at the end."""
+        """Return the memory in bytes: arrays as wide as the hidden layers, four per inner step and two at the end."""
         arrays = [*(4 for _ in chunk.rounds[:-1]), 2]
         rows = (n * rows.weights.numel() for n, rows in zip(arrays, chunk.rounds, strict=True))
         return sum(rows) * sum(policy.network.spec.hidden_sizes) * chunk_dtype(chunk).itemsize
 
     def product(self, direction: Mapping[str, Array]) -> Params:
-        """Σ_i J_iᵀ F_i J_i v over the chunk's tasks, for v by name without a task axis."""
+        """Return Σ_i J_iᵀ F_i J_i v over the chunk's tasks, for v by name without a task axis."""
         tangents = {name: self._for_every_task(value.astype(self._dtype)) for name, value in direction.items()}
         tangents |= self._fixed
         for hessian in self._hessians:
@@ -109,7 +109,7 @@ class InnerHessian:
     """The Hessian of the inner loss of b tasks at their parameters.
 
     Attributes:
-        gradients: of the inner loss, [b, ...] by name.
+        gradients: Gradients of the inner loss, [b, ...] by name.
     """
 
     def __init__(self, policy: KnownPolicy, params: Params, rows: TaskRows, loss: InnerLoss) -> None:
@@ -125,7 +125,7 @@ class InnerHessian:
         self.gradients = self._pulled.gradients | dict(zip(self._others, others, strict=True))
 
     def product(self, tangents: Params) -> Params:
-        """The Hessian times the tangents of every task."""
+        """Return the Hessian times the tangents of every task."""
         pushed = self._network.push(tangents)
         # The head is only as wide as the action, so automatic differentiation may do it, for any loss.
         directions = [torch.as_tensor(x) for x in (pushed[-1], *(tangents[name] for name in self._others))]
@@ -147,7 +147,7 @@ class GaussianFisher:
         self._log_std_weight = (2 * rows.weights.sum(-1, keepdim=True) * clamp_slope.square()).numpy()
 
     def product(self, tangents: Params) -> Params:
-        """The Fisher matrix times the tangents of every task."""
+        """Return the Fisher matrix times the tangents of every task."""
         mean = self._network.push(tangents)[-1]
         mean *= self._mean_weight
         return self._network.pull(mean) | {LOG_STD: tangents[LOG_STD] * self._log_std_weight}
@@ -162,7 +162,7 @@ class CategoricalFisher:
         self._weights = rows.weights.unsqueeze(-1).numpy()
 
     def product(self, tangents: Params) -> Params:
-        """The Fisher matrix times the tangents of every task."""
+        """Return the Fisher matrix times the tangents of every task."""
         logits = self._network.push(tangents)[-1]
         # In the logits it is diag(p) - p pᵀ.
         logits -= (self._probs * logits).sum(-1, keepdims=True)

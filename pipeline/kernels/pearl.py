@@ -30,7 +30,7 @@ class PEARLKernel(GradientSteps[Noise]):
     """Working copies of a learner's networks and optimizers while gradient steps change them.
 
     Attributes:
-        params: by network.
+        params: Parameters by network.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class PEARLKernel(GradientSteps[Noise]):
 
 
 def infer(settings: PEARL, encoder: Params, context: Transitions) -> PosteriorArrays:
-    """The posterior of every task given its context [B, C], [B, Z], from an encoder's parameters."""
+    """Return the posterior of every task given its context [B, C], [B, Z], from an encoder's parameters."""
     network = FlatNetwork(in_layer_order(encoder), layers_of(encoder), "relu", fold_bias=True)
     posterior_of = inference(settings.use_information_bottleneck)
     posteriors: list[PosteriorArrays] = []
@@ -117,10 +117,10 @@ def infer(settings: PEARL, encoder: Params, context: Transitions) -> PosteriorAr
 
 
 def layers_of(params: Mapping[str, Array]) -> list[str]:
-    """Names of the layers of a multilayer perceptron with these parameters."""
+    """Return the names of the layers of a multilayer perceptron with these parameters."""
     return layer_names(len(params) // 2 - 1)
 
 
 def in_layer_order(params: Mapping[str, Array]) -> FlatParams:
-    """Parameters whose every bias lies behind its kernel."""
+    """Return parameters with every bias right after its kernel."""
     return FlatParams({f"{layer}.{part}": params[f"{layer}.{part}"] for layer in layers_of(params) for part in PARTS})

@@ -31,7 +31,7 @@ class PosteriorArrays:
     variance: Array
 
     def sample(self, noise: Array) -> Array:
-        """Latent variables [K, Z] from standard normal noise [K, Z]."""
+        """Return the latent variables [K, Z] from standard normal noise [K, Z]."""
         return self.mean + np.sqrt(self.variance) * noise
 
 
@@ -43,7 +43,7 @@ class GaussianProduct:
     """
 
     def infer(self, outputs: Array) -> PosteriorArrays:
-        """The posterior given an encoder's outputs [K, C, 2Z]; what follows is about it, until the next `infer`."""
+        """Infer the posterior from an encoder's outputs [K, C, 2Z]; later calls refer to it, until the next `infer`."""
         self._means, self._raw = np.split(outputs, 2, axis=-1)
         self._variances = np.logaddexp(0, self._raw)
         self._precisions = 1 / np.maximum(self._variances, MIN_VARIANCE)
@@ -52,17 +52,17 @@ class GaussianProduct:
         return self._posterior
 
     def kl(self) -> Array:
-        """KL(posterior ‖ prior) of every task in nats, [K]: ½ Σ (σ² + μ² - 1 - log σ²)."""
+        """Return KL(posterior ‖ prior) of every task in nats, [K]: ½ Σ (σ² + μ² - 1 - log σ²)."""
         mean, variance = self._posterior.mean, self._posterior.variance
         return 0.5 * (variance + np.square(mean) - 1 - np.log(variance)).sum(-1)
 
     def backward(self, latent_errors: Array, noise: Array, kl_weight: float) -> Array:
-        """The gradient of a loss + kl_weight · Σ KL with respect to the encoder's outputs, [K, C, 2Z].
+        """Return the gradient of a loss + kl_weight · Σ KL with respect to the encoder's outputs, [K, C, 2Z].
 
         Args:
             latent_errors: [K, Z], the gradient of the loss with respect to the sampled latent variables.
             noise: [K, Z], which they were sampled with.
-            kl_weight: of the sum of all tasks' KL divergences.
+            kl_weight: Weight of the sum of all tasks' KL divergences.
         """
         mean, variance = self._posterior.mean, self._posterior.variance
         by_mean = latent_errors + kl_weight * mean
@@ -80,22 +80,22 @@ class Point:
     """z is the mean of the encoder's Z outputs, without doubt, and there is no prior to be near to."""
 
     def infer(self, outputs: Array) -> PosteriorArrays:
-        """The posterior given outputs [K, C, Z]; see GaussianProduct."""
+        """Return the posterior given outputs [K, C, Z]; see GaussianProduct."""
         self._shape = outputs.shape
         mean = outputs.mean(1)
         return PosteriorArrays(mean, np.zeros_like(mean))
 
     def kl(self) -> Array:
-        """Zeros; see GaussianProduct."""
+        """Return zeros; see GaussianProduct."""
         return np.zeros(self._shape[0])
 
     def backward(self, latent_errors: Array, noise: Array, kl_weight: float) -> Array:
-        """[K, C, Z]; see GaussianProduct."""
+        """Return the gradient, [K, C, Z]; see GaussianProduct."""
         return np.repeat(latent_errors[:, None] / self._shape[1], self._shape[1], axis=1)
 
 
 def inference(use_information_bottleneck: bool) -> GaussianProduct | Point:
-    """A Gaussian over z with the bottleneck, a point without it."""
+    """Return a Gaussian over z with the bottleneck, a point without it."""
     return GaussianProduct() if use_information_bottleneck else Point()
 
 
@@ -105,7 +105,7 @@ class Part:
     First `critic_gradients`, then `actor_gradients` with the Q-functions that learned from the first.
 
     Attributes:
-        params: of the trained networks, by name, with this part's gradient.
+        params: Parameters of the trained networks, by name, with this part's gradient.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Part:
         self._latent_columns = slice(q_size - settings.latent_size, q_size)
 
     def critic_gradients(self, minibatch: Minibatch, noise: Noise) -> Metrics:
-        """Write those of the encoder and the Q-functions, from the loss Σ mean (Q - y)² + kl_weight · Σ KL.
+        """Write the gradients of the encoder and the Q-functions, from the loss Σ mean (Q - y)² + kl_weight · Σ KL.
 
         Returns:
             Sums over this part's rows, and of kl and latent_std over its tasks.
@@ -161,7 +161,7 @@ class Part:
         }
 
     def actor_gradients(self, minibatch: Minibatch, noise: Noise) -> Metrics:
-        """Write those of V and the policy, given the latent variables of `critic_gradients`, to which none flows.
+        """Write the gradients of V and the policy; none flows to the latent variables of `critic_gradients`.
 
         Returns:
             Sums over this part's rows.
@@ -187,7 +187,7 @@ class Part:
         }
 
     def _infer(self, context: Transitions, noise: Array) -> PosteriorArrays:
-        """Put latent variables in place that are drawn from what the context says of the tasks."""
+        """Store latent variables drawn from the tasks' posteriors given the context."""
         outputs = self._encoder.forward(*context_features(self._settings, context, self._tasks))
         posterior = self._inference.infer(outputs.reshape(len(noise), -1, outputs.shape[1]))
         self._z.reshape(len(noise), self._num_rows, -1)[:] = posterior.sample(noise)[:, None]
@@ -203,7 +203,7 @@ class Part:
         return self._qs[name].forward(self._rows(batch.observations), actions, self._z)[:, 0]
 
     def _action_slopes(self, values: Mapping[str, Array]) -> Array:
-        """Derivatives of the lower Q-value of every row with respect to its action, [n, A]."""
+        """Return the derivatives of the lower Q-value of every row with respect to its action, [n, A]."""
         first_is_lower = values["q1"] <= values["q2"]
         slopes = np.empty((len(first_is_lower), self._action_columns.stop - self._action_columns.start), self._dtype)
         for name, lower in (("q1", first_is_lower), ("q2", ~first_is_lower)):
@@ -213,7 +213,7 @@ class Part:
         return slopes
 
     def _regularization(self, acting: TanhGaussianActions) -> tuple[float, Array]:
-        """The sum of all rows' penalties, and its gradient with respect to the policy's outputs, [n, 2A]."""
+        """Return the sum of all rows' penalties, and its gradient with respect to the policy's outputs, [n, 2A]."""
         settings, A = self._settings, acting.mean.shape[1]
         by_mean = settings.policy_mean_reg / A * acting.mean
         by_log_std = settings.policy_std_reg / A * acting.log_std
@@ -223,12 +223,12 @@ class Part:
         return value, 2 * np.concatenate([by_mean + by_u, to_log_std], axis=1)
 
     def _rows(self, values: Array) -> Array:
-        """This part of values [K, N, ...], as rows [n, ...]."""
+        """Return this part of values [K, N, ...], as rows [n, ...]."""
         return values[self._tasks].reshape(-1, *values.shape[2:])
 
 
 def context_features(settings: PEARL, context: Transitions, tasks: slice) -> Sequence[Array]:
-    """Columns of what the encoder sees of the context of some tasks: [rows, ...] each."""
+    """Return the columns of what the encoder sees of the context of some tasks: [rows, ...] each."""
     features = [context.observations, context.actions, context.rewards[..., None]]
     if settings.use_next_obs_in_context:
         features.append(context.next_observations)

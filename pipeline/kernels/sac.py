@@ -26,17 +26,17 @@ class TwinQKernel:
     Fujimoto et al. 2018, arXiv:1802.09477, section 4.2.
 
     Attributes:
-        flat: the parameters and their gradient.
+        flat: The parameters and their gradient.
     """
 
     def __init__(self, params: Mapping[str, Array], spec: NetworkSpec, *, parallel: ParallelMap = map) -> None:
-        """From parameters q1.* and q2.*, which are copied; `parallel` maps over the two networks."""
+        """Copy parameters q1.* and q2.*; `parallel` maps over the two networks."""
         self.flat = FlatParams(params)
         self._networks = [FlatNetwork.of(name, spec, self.flat) for name in TWINS]
         self._parallel = parallel
 
     def values(self, observations: Array, actions: Array) -> Array:
-        """[2, n] of observations [n, O] and actions [n, A]; the next derivatives are about them."""
+        """Return values [2, n] of observations [n, O] and actions [n, A]; the next derivatives are about them."""
         inputs = np.concatenate([observations, actions], axis=1)
 
         def work(network: FlatNetwork) -> Array:
@@ -53,11 +53,11 @@ class TwinQKernel:
         list(self._parallel(work, self._networks, value_gradient))
 
     def gradient_of_smaller(self, values: Array, columns: slice = ALL) -> Array:
-        """The gradient of every row's smaller value with respect to columns of the row's inputs, [n, columns].
+        """Return the gradient of every row's smaller value with respect to columns of the row's inputs, [n, columns].
 
         Args:
             values: [2, n], what `values` gave last.
-            columns: of the inputs.
+            columns: Columns of the inputs.
         """
         first = values[0] <= values[1]
         by_network = [np.nonzero(first)[0], np.nonzero(~first)[0]]
@@ -76,8 +76,8 @@ class SACKernel(GradientSteps[Array]):
     """Policy, Q-functions, targets and temperature while an iteration changes them.
 
     Attributes:
-        policy: the policy's parameters.
-        q: the Q-functions.
+        policy: The policy's parameters.
+        q: The Q-functions.
     """
 
     def __init__(

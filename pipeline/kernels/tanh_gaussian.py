@@ -49,11 +49,11 @@ class TanhGaussianActions:
         self.log_prob = terms.sum(axis=1) - outputs.dtype.type(A * _HALF_LOG_2PI)
 
     def backward(self, action_gradient: Array, log_prob_gradient: Array | float) -> Array:
-        """The gradient of a loss with respect to the outputs, [n, 2A], with the noise held fixed.
+        """Return the gradient of a loss with respect to the outputs, [n, 2A], with the noise held fixed.
 
         Args:
             action_gradient: [n, A], of the loss with respect to the actions.
-            log_prob_gradient: of the loss with respect to the log-densities: [n, 1], or one number for all.
+            log_prob_gradient: [n, 1] or a scalar, gradient of the loss with respect to the log-densities.
         """
         to_mean = action_gradient * (1 - np.square(self.actions))
         to_mean += 2 * log_prob_gradient * self.actions

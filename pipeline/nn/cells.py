@@ -13,7 +13,7 @@ GRU, LSTM, LINEAR_ATTENTION = "gru", "lstm", "linear-attention"
 RECURRENT_NETWORKS = (GRU, LSTM, LINEAR_ATTENTION)
 """Networks with a memory, for algorithms whose actors have one."""
 ATTENTION_STEPS = 256
-"""Steps of a trial that linear-attention learns by all their pairs; longer trials are cut into so many."""
+"""Length of the parts of a trial in which linear-attention learns by all pairs of steps."""
 
 CELL = "cell"
 """Prefix of a cell's parameters."""
@@ -24,10 +24,10 @@ class CellSpec:
     """A network with a memory: one input and a state give features and the next state.
 
     Attributes:
-        name: gru, lstm, linear-attention, another registered name, or module:Class of a torch.nn.Module.
-        input_size: numbers in one input.
-        hidden_size: features of a built-in one, and units of its layers.
-        options: of linear-attention, or keyword arguments of a module's class.
+        name: Name: gru, lstm, linear-attention, another registered one, or module:Class of a torch.nn.Module.
+        input_size: Size of one input.
+        hidden_size: Features of a built-in one, and units of its layers.
+        options: Options of linear-attention, or keyword arguments of a module's class.
     """
 
     name: str
@@ -47,9 +47,9 @@ class CellSpec:
 
     @property
     def state_size(self) -> int:
-        """Numbers that a built-in one keeps.
+        """Size of a built-in cell's state.
 
-        An lstm's cell is behind its features, the last input behind what linear-attention has written.
+        An lstm's cell state follows its features; in linear-attention, the last input follows the memory.
         """
         if self.name == LINEAR_ATTENTION:
             return self.attention.key_size * self.attention.value_size + self.input_size
@@ -62,14 +62,14 @@ class AttentionOptions(Settings):
     key_size: int = Field(default=16, ge=1)
     """Places of the memory, K."""
     value_size: int = Field(default=16, ge=1)
-    """Numbers in every place, V."""
+    """Size of each memory slot's value, V."""
     reading: Literal["linear", "asinh"] = "linear"
-    """What the input reads of the memory: y itself, or asinh y, which is y where that is small and grows as log y."""
+    """Reading of the memory: y itself, or asinh y, which is y where that is small and grows as log y."""
 
 
 @dataclass(frozen=True)
 class BuiltInCell:
-    """What built-in cells say of themselves; see Cell in pipeline.nn.recurrent."""
+    """Common attributes of built-in cells; see Cell in pipeline.nn.recurrent."""
 
     spec: CellSpec
 

@@ -32,7 +32,7 @@ def use_device(name: DeviceName) -> torch.device:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if name != "cpu":
         torch.use_deterministic_algorithms(True)
-        # TF32 would round the factors of matrix products to 10 bits.
+        # TF32 would reduce the factors of matrix products to 10 bits.
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cudnn.benchmark = False
@@ -52,7 +52,7 @@ def device_facts(name: DeviceName) -> dict[str, str]:
 
 
 def arithmetic_facts() -> dict[str, str]:
-    """Return which machine code computes in this process: another one rounds otherwise.
+    """Return which machine code computes in this process: a different one has different rounding errors.
 
     It is chosen by processor, but also by OPENBLAS_CORETYPE, ATEN_CPU_CAPABILITY and NPY_DISABLE_CPU_FEATURES; see
     `metaloom.pipeline.arithmetic.variables_for`.

@@ -20,19 +20,19 @@ class Distribution(Protocol):
     """Action distributions [...], one for every row of a batch."""
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        """Log-density or log-probability of actions, joint over the action dimensions: [...]."""
+        """Return the log-density or log-probability of actions, joint over the action dimensions: [...]."""
         ...
 
     def kl(self: Self, other: Self) -> Tensor:
-        """KL(self ‖ other): [...]."""
+        """Return KL(self ‖ other): [...]."""
         ...
 
     def entropy(self) -> Tensor:
-        """Entropy in nats, [...] or what broadcasts to it."""
+        """Return the entropy in nats, [...] or what broadcasts to it."""
         ...
 
     def detach(self: Self) -> Self:
-        """The same distributions as constants of a graph."""
+        """Return these distributions as constants of a graph."""
         ...
 
 
@@ -41,20 +41,20 @@ class DiagGaussian(NamedTuple):
 
     Attributes:
         mean: μ [..., A].
-        log_std: log σ, broadcastable to the mean's shape.
+        log_std: Log σ, broadcastable to the mean's shape.
     """
 
     mean: Tensor
     log_std: Tensor
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        """Log-density of actions [..., A], joint over the action dimensions: [...]."""
+        """Return the log-density of actions [..., A], joint over the action dimensions: [...]."""
         z = (actions - self.mean) * (-self.log_std).exp()
         normalizer = self.log_std.sum(-1) + 0.5 * LOG_2PI * actions.shape[-1]
         return -0.5 * z.square().sum(-1) - normalizer
 
     def kl(self, other: DiagGaussian) -> Tensor:
-        """KL(self ‖ other), summed over the action dimensions: [...].
+        """Return KL(self ‖ other), summed over the action dimensions: [...].
 
         Zero up to rounding for equal distributions, possibly a tiny negative number.
         """
@@ -64,11 +64,11 @@ class DiagGaussian(NamedTuple):
         return per_dimension.sum(-1)
 
     def entropy(self) -> Tensor:
-        """Entropy in nats, summed over the action dimensions; its leading axes are those of log_std."""
+        """Return the entropy in nats, summed over the action dimensions, with the leading axes of log_std."""
         return (self.log_std + 0.5 * (LOG_2PI + 1)).sum(-1)
 
     def detach(self) -> DiagGaussian:
-        """The same Gaussians as constants of a graph."""
+        """Return these Gaussians as constants of a graph."""
         return DiagGaussian(self.mean.detach(), self.log_std.detach())
 
 
@@ -76,47 +76,47 @@ class Categorical(NamedTuple):
     """A distribution over discrete actions.
 
     Attributes:
-        log_probs: normalized log-probabilities [..., n].
+        log_probs: Normalized log-probabilities [..., n].
     """
 
     log_probs: Tensor
 
     @classmethod
     def of_logits(cls, logits: Tensor) -> Categorical:
-        """From logits [..., n], whatever their sum."""
+        """Return the distributions of logits [..., n], whatever their sum."""
         return cls(torch.log_softmax(logits, -1))
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        """Log-probabilities [...] of actions [...] int64."""
+        """Return the log-probabilities [...] of actions [...] int64."""
         return self.log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
 
     def kl(self, other: Categorical) -> Tensor:
-        """KL(self ‖ other): [...]."""
+        """Return KL(self ‖ other): [...]."""
         return (self.log_probs.exp() * (self.log_probs - other.log_probs)).sum(-1)
 
     def entropy(self) -> Tensor:
-        """Entropy in nats: [...]."""
+        """Return the entropy in nats: [...]."""
         return -(self.log_probs.exp() * self.log_probs).sum(-1)
 
     def detach(self) -> Categorical:
-        """The same distributions as constants of a graph."""
+        """Return these distributions as constants of a graph."""
         return Categorical(self.log_probs.detach())
 
 
 def likelihood_ratio(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
-    """p_new(a) / p_old(a) from the joint log-densities."""
+    """Return p_new(a) / p_old(a) from the joint log-densities."""
     return (log_prob - old_log_prob).exp()
 
 
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_eps: float) -> Tensor:
-    """min(r A, clip(r, 1 ± ε) A) of every action. Schulman et al. 2017, arXiv:1707.06347, eq. 7, before its mean."""
+    """Return min(r A, clip(r, 1 ± ε) A) of every action. Schulman et al. 2017, arXiv:1707.06347, eq. 7, no mean."""
     clipped = ratio.clamp(1 - clip_eps, 1 + clip_eps)
     return (ratio * advantages).minimum(clipped * advantages)
 
 
 @singledispatch
 def kl_from_itself(distribution: Distribution) -> Tensor:
-    """KL(distributions as constants ‖ themselves): [...]. Zero, with no gradient; the Hessian is the Fisher matrix."""
+    """Return KL(distributions as constants ‖ themselves): [...]. Zero, without gradient; its Hessian is Fisher's."""
     return distribution.detach().kl(distribution)
 
 

@@ -47,22 +47,22 @@ class FlatParams:
         self.gradients = self.views(self.gradient)
 
     def with_own_gradient(self) -> FlatParams:
-        """The same parameters, not copies of them, with room for another gradient."""
+        """Return the same parameters, not copies, with a separate gradient."""
         other = copy(self)
         other.gradient = np.zeros_like(self.vector)
         other.gradients = other.views(other.gradient)
         return other
 
     def pack(self, values: Mapping[str, Array]) -> Array:
-        """Values of all parameters as one vector [D] float64."""
+        """Return the values of all parameters as one vector [D] float64."""
         return np.concatenate([np.asarray(values[name], np.float64).ravel() for name in self.params])
 
     def views(self, vector: Array) -> Params:
-        """A vector [D] as values by name, which share its memory."""
+        """Return a vector [D] as values by name, which share its memory."""
         return {name: vector[place].reshape(self._shapes[name]) for name, place in self._places.items()}
 
     def layer(self, name: str, *, fold_bias: bool) -> tuple[Layer, Layer]:
-        """A network's layer and its gradient."""
+        """Return a network's layer and its gradient."""
         kernel, bias = f"{name}.kernel", f"{name}.bias"
         if not fold_bias:
             return Layer(self.params[kernel], self.params[bias]), Layer(self.gradients[kernel], self.gradients[bias])
@@ -74,7 +74,7 @@ class FlatParams:
         return Layer(weights, None), Layer(gradient, None)
 
     def copies(self) -> Params:
-        """The parameters by name, as arrays of their own."""
+        """Return copies of the parameters by name."""
         return {name: value.copy() for name, value in self.params.items()}
 
     def clip_gradient(self, max_norm: float | None) -> float:
@@ -86,10 +86,10 @@ class FlatParams:
 
 
 class FlatDescent:
-    """Adam or RMSprop on some parameters, which goes on from a state.
+    """Adam or RMSprop on some parameters, resumed from a state.
 
     Attributes:
-        flat: the parameters.
+        flat: The parameters.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class FlatDescent:
 
     @property
     def state(self) -> Params:
-        """What the optimizer keeps, by name."""
+        """Return the optimizer's state by name."""
         return self._optimizer.state
 
 
@@ -127,15 +127,15 @@ class FlatNetwork:
     def __init__(
         self, flat: FlatParams, layers: Sequence[str], activation: Activation = "tanh", *, fold_bias: bool = False
     ) -> None:
-        """A network on views of `flat`.
+        """Build a network on views of `flat`.
 
         Args:
-            flat: holds `layer.kernel` and `layer.bias` of every layer.
-            layers: names, from the inputs to the outputs.
-            activation: behind hidden layers.
-            fold_bias: put a column of ones behind the inputs of every layer, so that one matrix product adds the bias
+            flat: Holds `layer.kernel` and `layer.bias` of every layer.
+            layers: Names, from the inputs to the outputs.
+            activation: Activation after each hidden layer.
+            fold_bias: Append a column of ones to the inputs of every layer, so that one matrix product adds the bias
                 too and another gives both gradients: faster with a thousand rows, slower with a hundred. The last bits
-                differ. The bias must lie behind its kernel in `flat`, and a one must stay one: relu alone.
+                differ. The bias must follow its kernel in `flat`, and a one must stay one: relu alone.
         """
         if fold_bias and activation != "relu":
             raise ValueError(f"fold_bias is for relu, which leaves a one as it is; found {activation}")
@@ -153,13 +153,13 @@ class FlatNetwork:
 
     @classmethod
     def of(cls, prefix: str, spec: NetworkSpec, flat: FlatParams, *, fold_bias: bool = False) -> FlatNetwork:
-        """The plain network that a spec describes, with parameters named `prefix.*`."""
+        """Return the plain network that a spec describes, with parameters named `prefix.*`."""
         assert spec.is_plain
         activation: Activation = "tanh" if spec.activation == "tanh" else "relu"
         return cls(flat, layer_paths(prefix, len(spec.hidden_sizes)), activation, fold_bias=fold_bias)
 
     def forward(self, *inputs: Array) -> Array:
-        """Outputs [n, out] for inputs [n, in], or several that are joined to that; derivatives are about the last."""
+        """Return outputs [n, out] for inputs [n, in], or for several to concatenate; `backward` refers to these."""
         if len(inputs) == 1 and not self._ones:
             # Bytes of an observation, for example.
             self._activations = [inputs[0].astype(self._layers[0].kernel.dtype, copy=False)]
@@ -186,16 +186,16 @@ class FlatNetwork:
 
         Args:
             output_gradient: [n, out], of the loss with respect to the outputs.
-            rows: those of the last `forward` that are meant, n of them.
+            rows: The n rows of the last `forward` that the gradient belongs to.
         """
         self._first_errors(output_gradient, rows)
 
     def backward_to_inputs(self, output_gradient: Array, columns: slice = ALL, rows: Rows = ALL) -> Array:
-        """As `backward`; and the gradient with respect to the inputs, or some columns of them, [n, columns]."""
+        """Run `backward`; also return the gradient in the inputs, or in some columns of them, [n, columns]."""
         return self._below_first(self._first_errors(output_gradient, rows), columns)
 
     def input_gradient(self, output_gradient: Array, columns: slice = ALL, rows: Rows = ALL) -> Array:
-        """The gradient with respect to the inputs alone, [n, columns]; none of the parameters' is written."""
+        """Return the gradient with respect to the inputs alone, [n, columns]; none of the parameters' is written."""
         errors = output_gradient
         for index in reversed(range(1, len(self._layers))):
             errors = self._errors_below(index, errors, _rows(self._activations[index], rows))
@@ -214,7 +214,7 @@ class FlatNetwork:
         return errors
 
     def _errors_below(self, index: int, errors: Array, outputs: Array) -> Array:
-        """The gradient with respect to the sums of layer `index - 1` from that of the layer above."""
+        """Return the gradient of the sums of layer `index - 1`, given the gradient of the layer above."""
         kernel, whole = self._layers[index].kernel, self._errors[index - 1].first(len(errors))
         units = whole.shape[1] - self._ones
         below = whole[:, :units]
@@ -239,7 +239,7 @@ class _Buffer:
         self._filled_with = filled_with
 
     def first(self, n: int) -> Array:
-        """[n, width], with whatever it held."""
+        """Return the first n rows of the workspace, [n, width], uninitialized."""
         if n > len(self._buffer):
             self._buffer = np.full((n, self._buffer.shape[1]), self._filled_with, self._buffer.dtype)
         return self._buffer[:n]
@@ -261,19 +261,19 @@ _ACTIVATIONS: dict[Activation, tuple[Callable[..., object], Callable[[Array, Arr
     "tanh": (np.tanh, _times_tanh_slope),
     "relu": (_relu, _times_relu_slope),
 }
-"""A function that works in place, and what multiplies errors by its slope given its outputs."""
+"""In-place activation, and the in-place product of errors with its slope given its outputs."""
 
 
 def layer_paths(prefix: str, num_hidden: int) -> list[str]:
-    """Names in order of the layers of a network that is called `prefix`: prefix.hidden_0, ..., prefix.output."""
+    """Return the layer names in order of the network `prefix`: prefix.hidden_0, ..., prefix.output."""
     return [f"{prefix}.{layer}" for layer in layer_names(num_hidden)]
 
 
 def prefixed(arrays: Mapping[str, Array], prefix: str) -> Params:
-    """The arrays under names with `prefix.` before them."""
+    """Return the arrays under names with `prefix.` before them."""
     return {f"{prefix}.{name}": value for name, value in arrays.items()}
 
 
 def unprefixed(arrays: Mapping[str, Array], prefix: str) -> Params:
-    """The arrays whose names start with `prefix.`, under what comes after it."""
+    """Return the arrays whose names start with `prefix.`, under what comes after it."""
     return {name.removeprefix(f"{prefix}."): value for name, value in arrays.items() if name.startswith(f"{prefix}.")}

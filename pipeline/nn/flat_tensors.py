@@ -17,10 +17,10 @@ from metaloom.pipeline.types import Array, Params
 
 
 class FlatTensors:
-    """Parameters by name, to be differentiated and changed in place.
+    """Parameters by name, differentiated and updated in place.
 
     Attributes:
-        params: by name, leaves of autograd that share the memory of `vector`.
+        params: Parameters by name, leaves of autograd that share the memory of `vector`.
         vector: [D], all parameters in the order of the mapping.
         gradient: [D], to which autograd adds; zero for what is not learned.
         learned: [D] bool.
@@ -42,7 +42,7 @@ class FlatTensors:
             if learned is None or name in learned:
                 self.learned[entries] = True
                 leaf.requires_grad_()
-                # Autograd adds to a gradient that is there, in place.
+                # Autograd adds to an existing gradient, in place.
                 leaf.grad = self.gradient[entries].view(value.shape)
             self.params[name] = leaf
 
@@ -59,21 +59,21 @@ class FlatTensors:
         return norm
 
     def copies(self) -> Params:
-        """The parameters by name, as arrays of their own."""
+        """Return copies of the parameters by name."""
         return {name: value.detach().cpu().numpy().copy() for name, value in self.params.items()}
 
 
 class Descent:
-    """An optimizer of one vector of parameters, which goes on from a state.
+    """An optimizer of one vector of parameters, resumed from a state.
 
     Attributes:
-        flat: the parameters.
+        flat: The parameters.
     """
 
     def __init__(
         self, config: OptimizerConfig, flat: FlatTensors, state: Mapping[str, Array], *, epsilon: float | None = None
     ) -> None:
-        """`epsilon` is that of Adam and RMSprop where the configuration has none; see vector_optimizer."""
+        """Use `epsilon` for Adam and RMSprop where the configuration has none; see vector_optimizer."""
         self.flat = flat
         self._optimizer = vector_optimizer(config, flat.vector, state, epsilon=epsilon)
         self._fixed = None if flat.learned.all() else torch.from_numpy(~flat.learned).to(flat.vector.device)

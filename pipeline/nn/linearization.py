@@ -1,6 +1,6 @@
 """First and second derivatives of a tanh or relu network around fixed parameters, for many directions. NumPy only.
 
-Automatic differentiation gives the same numbers (the tests compare), but it computes for every direction what does not
+Automatic differentiation gives the same values (the tests compare), but it computes for every direction what does not
 depend on the direction: Hessian-vector products cost it up to twice as much. R{x} is the derivative of x in the
 direction of a tangent (Pearlmutter 1994, Neural Computation 6).
 """
@@ -23,11 +23,11 @@ class LinearizedMLP:
 
     Attributes:
         outputs: [b, N, out].
-        inputs: what goes into every layer, [b, N, in].
-        kernels: of every layer, [b, in, out].
-        slopes: of the activation before every layer but the first: 1 - input² of tanh; 0 or 1 of relu.
-        names: of every layer.
-        activation: tanh or relu.
+        inputs: Inputs of every layer, [b, N, in].
+        kernels: Kernels of every layer, [b, in, out].
+        slopes: Activation slopes before every layer but the first: 1 - input² of tanh; 0 or 1 of relu.
+        names: Layer names.
+        activation: Tanh or relu.
     """
 
     def __init__(self, prefix: str, num_hidden: int, params: Tangents, inputs: Array, activation: str = "tanh") -> None:
@@ -45,7 +45,7 @@ class LinearizedMLP:
         self.slopes = [1 - np.square(x) if activation == "tanh" else (x > 0).astype(x.dtype) for x in self.inputs[1:]]
 
     def push(self, tangents: Tangents) -> list[Array]:
-        """R{output} of every layer, after its activation; the last is R{outputs}."""
+        """Return R{output} of every layer, after its activation; the last is R{outputs}."""
         pushed: list[Array] = []
         for layer, (name, x) in enumerate(zip(self.names, self.inputs, strict=True)):
             change = x @ tangents[f"{name}.kernel"]
@@ -58,7 +58,7 @@ class LinearizedMLP:
         return pushed
 
     def pull(self, cotangent: Array) -> Params:
-        """Gradient of Σ outputs ⊙ cotangent, [b, ...] by parameter name."""
+        """Return the gradient of Σ outputs ⊙ cotangent, [b, ...] by parameter name."""
         gradients: Params = {}
         for layer in reversed(range(len(self.names))):
             gradients |= self.layer_gradient(layer, _transposed(self.inputs[layer]) @ cotangent, cotangent)
@@ -68,11 +68,11 @@ class LinearizedMLP:
         return gradients
 
     def pull_to_input(self, layer: int, cotangent: Array) -> Array:
-        """From the cotangent of a layer's sums to that of its input."""
+        """Return the cotangent of a layer's input from the cotangent of its sums."""
         return cotangent @ _transposed(self.kernels[layer])
 
     def layer_gradient(self, layer: int, kernel: Array, cotangent: Array) -> Params:
-        """The gradient of a layer's kernel and, from the cotangent of its sums, that of its bias."""
+        """Return the gradients of a layer's kernel and bias from the cotangent of its sums."""
         return {f"{self.names[layer]}.kernel": kernel, f"{self.names[layer]}.bias": cotangent.sum(1)}
 
 
@@ -80,7 +80,7 @@ class PulledBack:
     """The pull of a cotangent, to be differentiated in many directions.
 
     Attributes:
-        gradients: the pull itself.
+        gradients: The pull itself.
     """
 
     def __init__(self, network: LinearizedMLP, cotangent: Array) -> None:
@@ -100,10 +100,10 @@ class PulledBack:
         del self._cotangents[0]
 
     def differentiate(self, tangents: Tangents, pushed: Sequence[Array], cotangent: Array) -> Params:
-        """R{pull}: the derivative of the pull in the direction of the tangents.
+        """Return R{pull}, the derivative of the pull in the direction of the tangents.
 
         Args:
-            tangents: the direction.
+            tangents: The direction.
             pushed: push(tangents).
             cotangent: R{cotangent of the outputs}, [b, N, out].
         """

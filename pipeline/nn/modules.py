@@ -21,7 +21,7 @@ from metaloom.pipeline.types import Params, Shapes
 
 @contextmanager
 def seeded(seed: int) -> Generator[None]:
-    """Let torch's own generator begin at a seed, and afterwards go on where it was."""
+    """Seed torch's own generator, and restore its state afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
@@ -35,22 +35,22 @@ def learned_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
 def require_function(
     module: nn.Module, name: str, inputs: Sequence[Tensor], check: Callable[[Any], None] = lambda outputs: None
 ) -> None:
-    """Refuse a module that is no function of its parameters and of single rows of inputs.
+    """Reject a module that is not a function of its parameters and of single rows of inputs.
 
     Args:
-        module: that is called.
-        name: for messages.
-        inputs: of four rows each.
-        check: refuses outputs of other shapes.
+        module: Module to call.
+        name: Name for messages.
+        inputs: Inputs of four rows each.
+        check: Refuses outputs of other shapes.
 
     Raises:
-        ConfigError: saying what it does instead.
+        ConfigError: states what the module does instead.
     """
-    # Acting calls a module without gradients, learning with them, and it can tell which.
+    # Acting calls a module without gradients, learning with them, and the module can detect that.
     with torch.no_grad():
         outputs = _repeated(module, name, inputs, check)
     _repeated(module, name, inputs, check)
-    # 3 of 4 rows: products of other numbers of rows may differ in the last bits, statistics over rows by more.
+    # 3 of 4 rows: products of another row count may differ in the last bits, statistics over rows by more.
     with torch.no_grad():
         of_fewer_rows = module(*(part[:3] for part in inputs))
     for fewer, of_all in zip(_parts(of_fewer_rows), _parts(outputs), strict=True):
@@ -62,7 +62,7 @@ def require_function(
 
 
 def require_learnable(module: nn.Module, name: str) -> None:
-    """Refuse a module without parameters to learn, or with any that are not float32.
+    """Reject a module without parameters to learn, or with any that are not float32.
 
     Raises:
         ConfigError: naming the parameter.
@@ -77,18 +77,18 @@ def require_learnable(module: nn.Module, name: str) -> None:
 
 
 def require_room_for(construct: Callable[[], nn.Module]) -> None:
-    """Refuse a module that is too large, by what it would be: made on torch's meta device, it takes no memory."""
+    """Reject a module that is too large, by what it would be: made on torch's meta device, it takes no memory."""
     try:
         with torch.device("meta"):
             module = construct()
         shapes = {name: tuple(value.shape) for name, value in module.named_parameters()}
-    except Exception:  # it does what can only be done with numbers, or is refused with its reason later
+    except Exception:  # the module needs real values here, or is rejected with its reason later
         return
     require_room(shapes, setting="policy.network")
 
 
 def _repeated(module: nn.Module, name: str, inputs: Sequence[Tensor], check: Callable[[Any], None]) -> Any:
-    """Outputs of a module that has to give the same bits again, and change nothing.
+    """Return a module's outputs, which must have the same bits again, and check that it changes nothing.
 
     Raises:
         ConfigError: it does not, or cannot be called.
@@ -126,14 +126,14 @@ def _parts(outputs: Any) -> tuple[Tensor, ...]:
 
 
 class ModuleCopies(threading.local):
-    """Copies of a module: it is not safe to call from several threads with parameters of their own."""
+    """Copies of a module: it is not safe to call from several threads with different parameters."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._copies: dict[tuple[str, str], tuple[nn.Module, dict[str, nn.Parameter]]] = {}
 
     def like(self, inputs: Tensor) -> tuple[nn.Module, dict[str, nn.Parameter]]:
-        """The module of this thread, with its buffers where the inputs are and of their dtype; and its parameters."""
+        """Return this thread's module, its buffers on the inputs' device and in their dtype; and its parameters."""
         key = str(inputs.device), str(inputs.dtype)
         if key not in self._copies:
             module = copy.deepcopy(self._module).to(device=inputs.device, dtype=inputs.dtype)
@@ -142,7 +142,7 @@ class ModuleCopies(threading.local):
 
 
 class ModuleNetwork:
-    """A module of the user's, constructed as Class(input_shape, output_size, **options). See Network.
+    """A custom module, constructed as Class(input_shape, output_size, **options). See Network.
 
     It is called with float32 inputs [N, *input_shape], already scaled, and gives [N, output_size]. It may have constant
     buffers and frozen parameters (requires_grad=False), which stay as the constructor makes them; what it computes may
@@ -169,7 +169,7 @@ class ModuleNetwork:
         return {f"{self.prefix}.{name}": tuple(value.shape) for name, value in learned_parameters(self._module).items()}
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Parameters as the module's own constructor draws them, from a seed that the generator gives; see Network."""
+        """Return the parameters that the module's own constructor draws, seeded by the generator; see Network."""
         seed = int(rng.integers(2**63))
         module = _construct(self._class, self._shape, self.spec.output_size, dict(self.spec.options), seed)
         return {
@@ -177,7 +177,7 @@ class ModuleNetwork:
         }
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Outputs; see Network."""
+        """Return the outputs; see Network."""
         x = scaled(self.spec, inputs).reshape(*inputs.shape[:-1], *self._shape)
         module, parameters = self._copies.like(x)
         own = {name: params[f"{self.prefix}.{name}"] for name in parameters}
@@ -196,7 +196,7 @@ class ModuleNetwork:
 
 
 def scaled(spec: NetworkSpec, inputs: Tensor) -> Tensor:
-    """Divide the observations by their scale; numbers behind them stay as they are."""
+    """Divide the observations by their scale; leave the extra inputs after them unchanged."""
     if spec.input_scale == 1:
         return inputs
     observations, extra = inputs[..., : spec.observation_size], inputs[..., spec.observation_size :]

@@ -1,7 +1,7 @@
 """Networks as functions of explicit parameters: multilayer perceptrons, convolutions, and any torch module.
 
 A layer computes x·K + b with a kernel K of shape (in, out). A leading axis of the parameters and the inputs stands for
-tasks, each with parameters of its own.
+tasks, each with separate parameters.
 """
 
 from collections.abc import Callable, Mapping
@@ -48,11 +48,11 @@ def mlp(
     """Return the output of a network with a linear last layer.
 
     Args:
-        prefix: of the names in `params`.
-        num_hidden: hidden layers.
-        params: kernels (in, out) and biases (out), or [B, in, out] and [B, out].
+        prefix: Prefix of the names in `params`.
+        num_hidden: Hidden layers.
+        params: Kernels (in, out) and biases (out), or [B, in, out] and [B, out].
         inputs: [N, in], or [B, N, in] when the parameters have a task axis.
-        activate: behind hidden layers; tanh by default.
+        activate: Activation after each hidden layer; tanh by default.
     """
     *hidden_layers, output_layer = layer_names(num_hidden)
     for name in hidden_layers:
@@ -61,7 +61,7 @@ def mlp(
 
 
 def affine(name: str, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-    """x·K + b of one layer; see `mlp`."""
+    """Return x·K + b of one layer; see `mlp`."""
     kernel, bias = params[f"{name}.kernel"], params[f"{name}.bias"]
     if kernel.dim() == 2:
         return torch.addmm(bias, inputs, kernel)
@@ -70,7 +70,7 @@ def affine(name: str, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
 
 @cache
 def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """Look up an activation by one of the names in ACTIVATIONS; it may change its argument."""
+    """Return an activation by one of the names in ACTIVATIONS; it may change its argument."""
     known: dict[str, Callable[[Tensor], Tensor]] = {"identity": lambda x: x, "tanh": _tanh, "relu": torch.relu}
     return known[name] if name in known else getattr(torch.nn, name)()
 
@@ -103,9 +103,9 @@ class Network(Protocol):
     """Outputs of a network, given its parameters by name; holds none itself.
 
     Attributes:
-        prefix: of the names of its parameters.
-        spec: what it is.
-        shapes: of its parameters by name, in order.
+        prefix: Prefix of its parameter names.
+        spec: Description of the network.
+        shapes: Shapes of its parameters by name, in order.
     """
 
     @property
@@ -124,7 +124,7 @@ class Network(Protocol):
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         """Return outputs [N, out] of inputs [N, in]; [b, N, out] where inputs and parameters have a task axis [b].
 
-        Every input is a flattened observation and the numbers behind it; it is not scaled yet.
+        Every input is a flattened observation followed by the extra inputs; it is not scaled yet.
         """
         ...
 
@@ -141,11 +141,11 @@ class MLP:
         return parameter_shapes(self.prefix, self.spec)
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Kernels after Glorot and Bengio 2010, zero biases; see Network."""
+        """Return the kernels after Glorot and Bengio 2010, zero biases; see Network."""
         return initialize_shapes(self.shapes, rng)
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Outputs; see Network."""
+        """Return the outputs; see Network."""
         return self._dense(params, scaled(self.spec, inputs))
 
     def _dense(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
@@ -173,7 +173,7 @@ class CNN(MLP):
     """Convolutions of an image, and a multilayer perceptron on all that they give. See Network."""
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Outputs; see Network."""
+        """Return the outputs; see Network."""
         spec, found = self.spec, convolutions(self.spec)
         shape = found.height, found.width, found.channels
         if found.channels_first:

@@ -84,7 +84,7 @@ class LearningRate(Settings):
 
 
 class ScheduledSteps(Settings):
-    """As LearningRate, for algorithms whose step sizes have names of their own and had no schedule in version 0.1."""
+    """Like LearningRate, for algorithms that name their step sizes themselves and had no schedule in version 0.1."""
 
     lr_schedule: LrSchedule = later("constant")
     """Schedule of step sizes from iteration to iteration: constant, linear, exponential, or a scheduler of torch."""
@@ -142,7 +142,7 @@ def _check_schedule(settings: LearningRate | ScheduledSteps) -> None:
 
 
 def built_in_factor(settings: LearningRate | ScheduledSteps, num_updates: int) -> float:
-    """Factor of the step sizes after so many updates by a constant, linear or exponential schedule."""
+    """Return the factor of the step sizes after `num_updates` updates by a constant, linear or exponential schedule."""
     if settings.lr_horizon is not None:
         return max(0.0, 1 - num_updates / settings.lr_horizon)
     return settings.lr_decay**num_updates

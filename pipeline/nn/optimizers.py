@@ -1,4 +1,4 @@
-"""Optimizers as functions and in place; conjugate gradient, and steps within a trust region."""
+"""Optimizers as functions and in-place updates; conjugate gradient, and steps within a trust region."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ STEP_COUNT = "step_count"
 class Adam:
     """Adam with ε outside the bias correction: p -= α √(1 - β₂ᵗ) / (1 - β₁ᵗ) * m / (√v + ε).
 
-    Kingma and Ba 2015, arXiv:1412.6980, the efficient form at the end of section 2 ("epsilon hat"), which is that of
+    Kingma and Ba 2015, arXiv:1412.6980, the efficient form at the end of section 2 ("epsilon hat"), as in
     TensorFlow 1. Elementwise in the dtype of the parameters, so the bits depend on neither threads nor layout.
     """
 
@@ -29,7 +29,7 @@ class Adam:
     epsilon: float = 1e-8
 
     def initialize(self, params: Mapping[str, Array]) -> Params:
-        """State before the first step: zero moments by parameter name, and the number of steps made."""
+        """Return the state before the first step: zero moments by parameter name, and the number of steps made."""
         state: Params = {STEP_COUNT: np.zeros((), np.int64)}
         for moment in (FIRST_MOMENT, SECOND_MOMENT):
             state |= {f"{moment}.{name}": np.zeros_like(value) for name, value in params.items()}
@@ -38,12 +38,12 @@ class Adam:
     def step(
         self, params: Mapping[str, Array], gradients: Mapping[str, Array], state: Mapping[str, Array]
     ) -> tuple[Params, Params]:
-        """Parameters and state after one step.
+        """Return the parameters and state after one step.
 
         Args:
-            params: those that have a gradient are changed, the others passed on.
-            gradients: by parameter name.
-            state: from initialize or the last step.
+            params: Parameters; the ones that have a gradient are changed, the others passed on.
+            gradients: Gradients by parameter name.
+            state: Result of `initialize` or of the last step.
         """
         count = int(state[STEP_COUNT]) + 1
         correction = np.sqrt(1 - self.beta_2**count) / (1 - self.beta_1**count)
@@ -76,12 +76,12 @@ class AdamInPlace:
 
     @classmethod
     def of(cls, state: Mapping[str, Array]) -> "AdamInPlace":
-        """From what `state` gave."""
+        """Restore the optimizer from a result of `state`."""
         return cls(state[FIRST_MOMENT].copy(), state[SECOND_MOMENT].copy(), int(state[STEP_COUNT]))
 
     @staticmethod
     def initial(params: Array) -> Params:
-        """State before the first step."""
+        """Return the state before the first step."""
         zeros = np.zeros_like(params)
         return {FIRST_MOMENT: zeros, SECOND_MOMENT: zeros.copy(), STEP_COUNT: np.zeros((), np.int64)}
 
@@ -91,7 +91,7 @@ class AdamInPlace:
         return {FIRST_MOMENT: self.first, SECOND_MOMENT: self.second, STEP_COUNT: np.array(self.count, np.int64)}
 
     def step(self, params: Array, gradient: Array, learning_rate: float) -> None:
-        """Change the parameters in place."""
+        """Update the parameters in place."""
         self.count += 1
         self.first *= self.beta_1
         self.first += (1 - self.beta_1) * gradient
@@ -117,12 +117,12 @@ class RMSpropInPlace:
 
     @classmethod
     def of(cls, state: Mapping[str, Array]) -> "RMSpropInPlace":
-        """From what `state` gave."""
+        """Restore the optimizer from a result of `state`."""
         return cls(state[SECOND_MOMENT].copy())
 
     @staticmethod
     def initial(params: Array) -> Params:
-        """State before the first step."""
+        """Return the state before the first step."""
         return {SECOND_MOMENT: np.zeros_like(params)}
 
     @property
@@ -131,7 +131,7 @@ class RMSpropInPlace:
         return {SECOND_MOMENT: self.second}
 
     def step(self, params: Array, gradient: Array, learning_rate: float) -> None:
-        """Change the parameters in place."""
+        """Update the parameters in place."""
         self.second *= self.beta
         squares = np.square(gradient)
         squares *= 1 - self.beta
@@ -152,9 +152,9 @@ class LinearSolution:
     """An approximate solution of A x = b.
 
     Attributes:
-        x: the solution.
+        x: The solution.
         residual: b - A x, as the iteration tracked it.
-        iterations: products with A that it took.
+        iterations: Products with A that it took.
     """
 
     x: Array
@@ -173,8 +173,8 @@ def conjugate_gradient(
     Args:
         product: A times a vector.
         b: [D] float64.
-        iterations: products with A at most.
-        tolerance: on the squared norm of the residual.
+        iterations: Products with A at most.
+        tolerance: On the squared norm of the residual.
     """
     x, residual, direction = np.zeros_like(b), b, b
     squared_norm = dot(residual, residual)
@@ -193,7 +193,7 @@ def conjugate_gradient(
 
 
 def dot(a: Array, b: Array) -> float:
-    """Inner product whose bits do not depend on the threads of a linear algebra library."""
+    """Return the inner product whose bits do not depend on the threads of a linear algebra library."""
     return float(np.sum(a * b))
 
 
@@ -213,9 +213,9 @@ def natural_step(product: Callable[[Array], Array], gradient: Array, settings: N
     TRPO, Schulman et al. 2015, arXiv:1502.05477, section 6 and appendix C.
 
     Args:
-        product: the metric times a vector [D].
-        gradient: of the loss, [D] float64.
-        settings: bound of the KL, and of conjugate gradient.
+        product: The metric times a vector [D].
+        gradient: Gradient of the loss, [D] float64.
+        settings: Bound of the KL, and of conjugate gradient.
     """
     solution = conjugate_gradient(
         lambda v: product(v) + settings.cg_damping * v,
@@ -244,11 +244,11 @@ def search(
     """Try the fractions 1, ratio, ratio², ... of a step until one will do; None where parameters stay as they are.
 
     Args:
-        params: where the search begins.
-        full_step: of some of them, by name.
-        evaluate: what is to be known of parameters; None where something is not finite.
-        accept: whether that will do.
-        settings: of the line search.
+        params: Parameters where the search begins.
+        full_step: Full step of some parameters, by name.
+        evaluate: Evaluates parameters; None where something is not finite.
+        accept: Returns True to accept a value.
+        settings: Settings of the line search.
     """
     trials, accepted, found = 0, False, Trial[Value](params, None)
     can_move = any(step.any() for step in full_step.values())

@@ -1,4 +1,4 @@
-"""Networks with a memory as functions of explicit parameters: built-in ones, and any cell of the user's."""
+"""Recurrent networks as functions of explicit parameters: built-in ones, and any custom cell."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from metaloom.pipeline.types import Params, Shapes
 class LinearAttention(BuiltInCell):
     """Linear attention over the steps of a trial, Katharopoulos et al. 2020, arXiv:2006.16236, eq. 16 to 20.
 
-    Of the last two inputs u = (x, x before) follow a key k = softmax(u K), over K places, and a value
+    The last two inputs u = (x, x before) give a key k = softmax(u K), over K slots, and a value
     v = relu(u E) V. They are added to the memory, S' = S + k vᵀ. The input reads from it, y = qᵀ S' with
-    q = softmax(x Q), and the features are relu(relu((y, x) R) F), or with `reading: asinh` those of (asinh y, x). All
+    q = softmax(x Q), and the features are relu(relu((y, x) R) F), or with `reading: asinh` (asinh y, x) instead. All
     layers have biases. The state is (S, x). See Cell.
 
     Unlike in eq. 20, nothing is divided by a sum of keys, so that the memory can count. But then y grows with every
@@ -52,7 +52,7 @@ class LinearAttention(BuiltInCell):
         return params
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """By products over all pairs of so many steps, then of the next ones, with the state handed on; see Cell."""
+        """Compute products over all pairs in blocks of steps, passing the state on from block to block; see Cell."""
         features: list[Tensor] = []
         for part in inputs.split(ATTENTION_STEPS):
             of_part, state = self._together(params, part, state)
@@ -60,7 +60,7 @@ class LinearAttention(BuiltInCell):
         return torch.cat(features), state
 
     def _together(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """The same over all pairs of steps, of which those with later steps count nothing."""
+        """Compute the outputs over all pairs of steps, where pairs with later steps have weight zero."""
         sizes = self.spec.attention
         written, last = state.split([state.shape[-1] - inputs.shape[-1], inputs.shape[-1]], -1)
         memory = written.unflatten(-1, (sizes.key_size, sizes.value_size))
@@ -85,10 +85,10 @@ class Cell(Protocol):
     """A network that keeps a state from one input of a sequence to the next; holds no parameters itself.
 
     Attributes:
-        spec: what it is.
-        shapes: of its parameters by name, in order.
-        state_size: numbers S that it keeps; zero where a sequence begins.
-        feature_size: numbers F that it gives for every input.
+        spec: Description of the network.
+        shapes: Shapes of its parameters by name, in order.
+        state_size: Size S of its state; the state is zero where a sequence begins.
+        feature_size: Number F of features per input.
     """
 
     @property
@@ -108,12 +108,12 @@ class Cell(Protocol):
         ...
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return features [L, N, F] of N sequences [L, N, in], and the states [N, S] behind them."""
+        """Return features [L, N, F] of N sequences [L, N, in], and their final states [N, S]."""
         ...
 
 
 class GRU(BuiltInCell):
-    """A gated recurrent unit, Cho et al. 2014, arXiv:1406.1078, with its reset gate behind the product, as in torch.
+    """A gated recurrent unit, Cho et al. 2014, arXiv:1406.1078, with its reset gate after the product, as in torch.
 
     r = σ(x Wᵣ + bᵣ + h Uᵣ + cᵣ), z likewise, n = tanh(x Wₙ + bₙ + r (h Uₙ + cₙ)), h' = (1 - z) n + z h. See Cell.
     """
@@ -125,7 +125,7 @@ class GRU(BuiltInCell):
         return {name: rng.uniform(-limit, limit, shape).astype(np.float32) for name, shape in self.shapes.items()}
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """By torch's own kernel, which takes no longer than the products in it; see Cell."""
+        """Run torch's own kernel, which takes no longer than the products in it; see Cell."""
         # Not in its type stubs: what nn.GRU calls.
         run = cast(Callable[..., tuple[Tensor, Tensor]], torch.gru)  # pyright: ignore
         features, last = run(inputs, state.unsqueeze(0).contiguous(), _as_torch(params), *_ONE_LAYER)
@@ -135,7 +135,7 @@ class GRU(BuiltInCell):
 class LSTM(GRU):
     """Long short-term memory, Hochreiter and Schmidhuber 1997, with a forget gate. See Cell.
 
-    i, f, o = σ(x W + b + h U + c) of their own, g = tanh(...); c' = f c + i g, h' = o tanh(c'). The state is (h, c).
+    i, f, o = σ(x W + b + h U + c) with separate weights, g = tanh(...); c' = f c + i g, h' = o tanh(c'). State: (h, c).
     """
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,13 +150,13 @@ _ONE_LAYER = (True, 1, 0.0, False, False, False)
 
 
 def _as_torch(params: Mapping[str, Tensor]) -> list[Tensor]:
-    """Parameters of a cell in torch's order, kernels as (out, in)."""
+    """Return the parameters of a cell in torch's order, kernels as (out, in)."""
     kernels = [params[f"{CELL}.{name}"].t() for name in ("input_kernel", "hidden_kernel")]
     return [*kernels, *(params[f"{CELL}.{name}"] for name in ("input_bias", "hidden_bias"))]
 
 
 class ModuleCell:
-    """A module of the user's, constructed as Class(input_size, **options). See Cell.
+    """A custom module, constructed as Class(input_size, **options). See Cell.
 
     It has the attributes `state_size` and `feature_size`, and is called with float32 inputs [N, in] and states [N, S];
     it gives features [N, F] and the next states [N, S]. What it computes may depend on nothing else that changes. It
@@ -184,12 +184,12 @@ class ModuleCell:
         return {f"{CELL}.{name}": tuple(value.shape) for name, value in learned_parameters(self._module).items()}
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Parameters as the module's own constructor draws them, from a seed that the generator gives; see Cell."""
+        """Return the parameters that the module's own constructor draws, seeded by the generator; see Cell."""
         module = self._construct(int(rng.integers(2**63)))
         return {f"{CELL}.{name}": value.detach().numpy().copy() for name, value in learned_parameters(module).items()}
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Input by input; see Cell."""
+        """Call the module input by input; see Cell."""
         module, parameters = self._copies.like(inputs)
         own = {name: params[f"{CELL}.{name}"] for name in parameters}
         features: list[Tensor] = []

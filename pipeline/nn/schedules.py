@@ -17,9 +17,9 @@ from metaloom.pipeline.nn.optimization import (
 from metaloom.pipeline.schema import ConfigError, suggestion
 
 _REFUSALS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError)
-"""What schedulers of torch raise where options are none for them."""
+"""Exceptions that schedulers of torch raise for invalid options."""
 LrFactor = Callable[[int], float]
-"""Factor of the step sizes after so many updates."""
+"""Factor of the step sizes as a function of the number of updates."""
 
 _SCHEDULERS: Mapping[str, Callable[..., LRScheduler]] = {
     name: value
@@ -32,12 +32,12 @@ def lr_factor(settings: LearningRate | ScheduledSteps, learning_rate: float) -> 
     """Return the schedule that some settings describe.
 
     Args:
-        settings: of an algorithm.
-        learning_rate: the step size that counts where a scheduler of torch speaks of absolute ones, as OneCycleLR does.
+        settings: Settings of the algorithm.
+        learning_rate: The step size that counts where a scheduler of torch speaks of absolute ones, as OneCycleLR does.
 
     Raises:
         ConfigError: torch has no such scheduler, it refuses its options, or it needs more than the count of updates;
-            the schedule raises it for an update behind its end.
+            the schedule raises it for an update after its end.
     """
     schedule = settings.lr_schedule
     if not isinstance(schedule, TorchScheduler):
@@ -79,7 +79,7 @@ class _TorchFactor:
         self._start()
 
     def __call__(self, num_updates: int) -> float:
-        """Factor after so many updates; the same whatever was asked before."""
+        """Return the factor after `num_updates` updates; earlier calls do not matter."""
         if num_updates < self._done:
             self._start()
         while self._done < num_updates:
@@ -93,7 +93,7 @@ class _TorchFactor:
         return factor
 
     def _start(self) -> None:
-        # Adadelta has no momentum: schedulers that would change it as well refuse, unless told to leave it alone.
+        # Adadelta has no momentum: schedulers that would change it as well refuse, unless that is turned off.
         self._optimizer = torch.optim.Adadelta([torch.zeros(1)], lr=self._learning_rate)
         self._scheduler = self._make(self._optimizer, **self._options)
         self._done = 0

@@ -20,7 +20,7 @@ WITHOUT_MEMORY = (
     f"one of {', '.join(BUILT_IN_NETWORKS)}, or an algorithm that keeps a memory: recurrent-a2c, recurrent-ppo, rl2, "
     "rl2-trpo"
 )
-"""What is required where a network has a memory that its algorithm does not keep."""
+"""Requirement stated where a network has a memory that its algorithm does not keep."""
 """Networks whose layers hidden_sizes describes."""
 
 NETWORKS = Plugins(
@@ -35,7 +35,7 @@ NETWORKS = Plugins(
         LINEAR_ATTENTION: "metaloom.pipeline.nn.recurrent:LinearAttention",
     },
 )
-"""Networks; those of others are subclasses of torch.nn.Module."""
+"""Names of the built-in networks; custom ones are subclasses of torch.nn.Module."""
 
 TORCH_ACTIVATIONS = (
     "CELU", "ELU", "GELU", "Hardshrink", "Hardsigmoid", "Hardswish", "Hardtanh", "LeakyReLU", "LogSigmoid", "Mish",
@@ -47,13 +47,13 @@ ACTIVATIONS = ("identity", "tanh", "relu", *TORCH_ACTIVATIONS)
 
 @dataclass(frozen=True)
 class Spaces:
-    """Sizes of what an environment shows, and of what it takes from a policy.
+    """Observation and action sizes of an environment.
 
     Attributes:
-        observation_shape: of one observation as the environment gives it; batches hold it flattened, O numbers.
-        observation_scale: what observations are divided by before a network sees them; 255 for images of bytes.
+        observation_shape: Shape of one observation from the environment; batches hold it flattened, size O.
+        observation_scale: Divisor of observations before a network sees them; 255 for images of bytes.
         action_size: A; 0 where actions are discrete.
-        num_actions: of which an action is one; 0 where actions are continuous.
+        num_actions: Number of discrete actions; 0 where actions are continuous.
     """
 
     observation_shape: tuple[int, ...]
@@ -69,18 +69,18 @@ class Spaces:
 
 @dataclass(frozen=True)
 class NetworkSpec:
-    """A network from observations (and whatever is put behind them) to outputs.
+    """A network from observations (and any extra inputs after them) to outputs.
 
     Attributes:
-        name: mlp, cnn, residual, another registered name, or module:Class of a torch.nn.Module.
-        input_shape: of one observation as the network takes it; inputs are stored flattened, `input_size` numbers.
-        output_size: outputs.
-        hidden_sizes: units of every hidden layer; a cnn has them behind its convolutions.
-        activation: behind hidden layers, one of ACTIVATIONS.
-        output_activation: behind the last layer; identity for none.
-        input_scale: what observations are divided by; 255 for images of bytes.
-        extra_size: numbers behind the flattened observation that are no part of it: actions, a latent variable.
-        options: of a cnn, or keyword arguments of a module's class.
+        name: Name: mlp, cnn, residual, another registered one, or module:Class of a torch.nn.Module.
+        input_shape: Shape of one observation as the network takes it; inputs are stored flattened, size `input_size`.
+        output_size: Outputs.
+        hidden_sizes: Units of every hidden layer; in a cnn, the layers after its convolutions.
+        activation: Activation after each hidden layer, one of ACTIVATIONS.
+        output_activation: Activation after the last layer; identity for none.
+        input_scale: Divisor of observations; 255 for images of bytes.
+        extra_size: Size of the extra inputs after the flattened observation: actions, a latent variable.
+        options: Options of a cnn, or keyword arguments of a module's class.
     """
 
     name: str
@@ -100,7 +100,7 @@ class NetworkSpec:
 
     @property
     def input_size(self) -> int:
-        """Numbers in one input: of the observation and of what is behind it."""
+        """Size of one input: of the observation and of the extra inputs."""
         return self.observation_size + self.extra_size
 
     @property
@@ -127,7 +127,7 @@ class ConvolutionOptions(Settings):
     kernel_sizes: tuple[Annotated[int, Field(ge=1)], ...] = (3, 3)
     """Pixels that a convolution sees along each axis."""
     strides: tuple[Annotated[int, Field(ge=1)], ...] = (2, 2)
-    """Pixels from one place of a convolution to the next."""
+    """Pixels from one position of a convolution to the next."""
     channels_first: bool = False
     """Take images as [channels, height, width], as gymnasium stacks gray frames, not [height, width, channels]."""
 
@@ -143,15 +143,15 @@ class ConvolutionOptions(Settings):
 
 
 def is_image(observation_shape: tuple[int, ...], observation_scale: float) -> bool:
-    """Tell images, which have three axes, or two of bytes, from other observations."""
+    """Return True for images, which have three axes, or two of bytes."""
     return len(observation_shape) == 3 or (len(observation_shape) == 2 and observation_scale != 1)
 
 
 def check_network_settings(name: str, hidden_sizes: tuple[int, ...], options: Mapping[str, JsonValue]) -> None:
-    """Refuse a built-in network whose options are none of its own, before there is an environment.
+    """Reject invalid options of a built-in network, before there is an environment.
 
     Raises:
-        ValueError: saying which options it has.
+        ValueError: lists the options of the network.
     """
     NETWORKS.path(name)
     if name in _OPTIONS:
@@ -175,7 +175,7 @@ def check_network_settings(name: str, hidden_sizes: tuple[int, ...], options: Ma
 
 
 def check_fits(spec: NetworkSpec) -> None:
-    """Refuse a built-in network for inputs of another kind.
+    """Reject a built-in network for inputs of another kind.
 
     Raises:
         ConfigError: naming the network that takes such inputs.
@@ -211,7 +211,7 @@ class Convolution:
 
 @dataclass(frozen=True)
 class Convolutions:
-    """The convolutions of a cnn, and the numbers [features] that they make of an image [height, width, channels]."""
+    """The convolutions of a cnn, from an image [height, width, channels] to [features]."""
 
     layers: tuple[Convolution, ...]
     height: int

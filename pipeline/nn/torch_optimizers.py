@@ -31,15 +31,15 @@ _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 class TorchOptimizer:
-    """An optimizer of torch.optim that changes tensors in place.
+    """An optimizer of torch.optim that updates tensors in place.
 
     Its state has a name for every quantity and tensor, such as `exp_avg.policy.output.bias`, and counts steps; at count
     0 all else is zero and stands for nothing, so that a learner's arrays have the same names from the start.
 
     Args:
-        config: which optimizer.
-        params: what it changes, by name, on any device.
-        state: what `state` gave, here or elsewhere; None before the first step.
+        config: Optimizer and its options.
+        params: Tensors to update by name, on any device.
+        state: Result of `state`, here or elsewhere; None before the first step.
 
     Raises:
         ConfigError: torch has no such optimizer, it refuses its options or these parameters, or it needs more than
@@ -65,7 +65,7 @@ class TorchOptimizer:
                 self._optimizer.state[self._params[name]] = kept
 
     def step(self, gradients: Mapping[str, Tensor], learning_rate: float) -> None:
-        """Change the parameters that have a gradient."""
+        """Update the parameters that have a gradient."""
         for name, gradient in gradients.items():
             self._params[name].grad = gradient
         self._optimizer.param_groups[0]["lr"] = learning_rate
@@ -74,7 +74,7 @@ class TorchOptimizer:
 
     @property
     def state(self) -> Params:
-        """Every quantity by name, as arrays of their own."""
+        """Return copies of every quantity by name."""
         arrays: Params = {STEP_COUNT: np.array(self._count, np.int64)}
         for name, kinds in self._kinds.items():
             now: Mapping[str, Tensor | float] = self._optimizer.state[self._params[name]] if self._count else {}
@@ -91,13 +91,13 @@ class TorchOptimizerSteps:
     learning_rate: float
 
     def initialize(self, params: Mapping[str, Array]) -> Params:
-        """State before the first step; see Adam."""
+        """Return the state before the first step; see Adam."""
         return TorchOptimizer(self.config, _tensors(params)).state
 
     def step(
         self, params: Mapping[str, Array], gradients: Mapping[str, Array], state: Mapping[str, Array]
     ) -> tuple[Params, Params]:
-        """Parameters and state after one step; see Adam."""
+        """Return the parameters and state after one step; see Adam."""
         stepped = _tensors({name: params[name] for name in gradients})
         optimizer = TorchOptimizer(self.config, stepped, state)
         optimizer.step(_tensors(gradients), self.learning_rate)
@@ -110,7 +110,7 @@ def _tensors(arrays: Mapping[str, Array]) -> dict[str, Tensor]:
 
 
 def _tried(config: OptimizerConfig, params: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor | float]]:
-    """Quantities that a step leaves, by parameter; from a step on copies, which also finds what is wrong."""
+    """Return the quantities that a step leaves, by parameter; from a step on copies, which also finds errors."""
     copies = {name: value.clone() for name, value in params.items()}
     try:
         optimizer = _build(config, copies)
@@ -148,7 +148,7 @@ _VECTOR = "vector"
 
 
 class AdamOnVector:
-    """Adam by torch's fused kernel; names of its state, formula and ε are those of AdamInPlace."""
+    """Adam by torch's fused kernel, with the state names, formula and ε of AdamInPlace."""
 
     def __init__(self, vector: Tensor, state: Mapping[str, Array], epsilon: float = AdamInPlace.epsilon) -> None:
         self._vector, self._epsilon = vector, epsilon
@@ -177,13 +177,13 @@ class AdamOnVector:
 
     @property
     def state(self) -> Params:
-        """All it keeps, by name, as arrays of their own."""
+        """Return copies of its state by name."""
         count = np.array(int(self._count), np.int64)
         return {FIRST_MOMENT: _array(self._first), SECOND_MOMENT: _array(self._second), STEP_COUNT: count}
 
 
 class RMSpropOnVector:
-    """RMSprop; names of its state, formula and ε are those of RMSpropInPlace."""
+    """RMSprop, with the state names, formula and ε of RMSpropInPlace."""
 
     def __init__(self, vector: Tensor, state: Mapping[str, Array], epsilon: float = RMSpropInPlace.epsilon) -> None:
         self._vector, self._second, self._epsilon = vector, _like(vector, state[SECOND_MOMENT]), epsilon
@@ -195,7 +195,7 @@ class RMSpropOnVector:
 
     @property
     def state(self) -> Params:
-        """All it keeps, by name, as arrays of their own."""
+        """Return copies of its state by name."""
         return {SECOND_MOMENT: _array(self._second)}
 
 
@@ -220,20 +220,20 @@ class OfTorch:
 
     @property
     def state(self) -> Params:
-        """All it keeps, by name, as arrays of their own."""
+        """Return copies of its state by name."""
         return self._optimizer.state
 
 
 def vector_optimizer(
     config: OptimizerConfig, vector: Tensor, state: Mapping[str, Array], *, epsilon: float | None = None
 ) -> AdamOnVector | RMSpropOnVector | OfTorch:
-    """Return the optimizer that goes on from a state, for a vector that it changes in place.
+    """Return an optimizer resumed from a state, for a vector that it updates in place.
 
     Args:
-        config: which optimizer.
-        vector: that it changes.
-        state: from `initial_state`, or what `state` gave.
-        epsilon: of Adam and RMSprop where the options have none; that of AdamInPlace if not given.
+        config: Optimizer and its options.
+        vector: Vector to update in place.
+        state: Result of `initial_state` or of `state`.
+        epsilon: ε of Adam and RMSprop where the options have none; by default, AdamInPlace's.
     """
     if is_customary(config):
         return _ON_VECTOR[config.name](vector, state, epsilon or IN_PLACE[config.name].epsilon)
@@ -253,7 +253,7 @@ def initial_state(config: OptimizerConfig, params: Mapping[str, Array]) -> Param
 
 
 def is_customary(config: OptimizerConfig) -> bool:
-    """Tell whether it is Adam or RMSprop as actor-critics are used to it, which kernels know too."""
+    """Return True for Adam or RMSprop as actor-critics commonly use them, which kernels also implement."""
     return config.name in IN_PLACE and not config.options
 
 

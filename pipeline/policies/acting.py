@@ -40,7 +40,7 @@ def make_actor(kind: ActorKind, setup: ActorSetup) -> Actor:
         actor = make_actor(kind, replace(setup, params=TaskParams(without_normalization(setup.params.params))))
         return NormalizingActor(actor, normalization, setup.num_rows)
     if kind == "policy" and setup.config.name is not None:
-        # Imported here: only a policy of the user's own needs torch whatever its network.
+        # Imported here: only a custom policy needs torch whatever its network.
         from metaloom.pipeline.policies.actors.own import OwnPolicyActor
 
         return OwnPolicyActor(setup)
@@ -57,12 +57,12 @@ def make_actor(kind: ActorKind, setup: ActorSetup) -> Actor:
 
 
 def check_actor(kind: ActorKind, actions: gymnasium.Space[Any], *, deterministic: bool = False) -> None:
-    """Refuse an actor that cannot act in an environment.
+    """Reject an actor that cannot act in an environment.
 
     Args:
-        kind: the actor.
-        actions: what the environment takes from a policy: `make_env(config).action_space`.
-        deterministic: whether it is to take the most likely actions.
+        kind: The actor.
+        actions: Action space, `make_env(config).action_space`.
+        deterministic: True to take the most likely actions.
 
     Raises:
         ValueError: the actions are of another kind or reach, or none of them is the most likely.
@@ -83,7 +83,7 @@ def check_actor(kind: ActorKind, actions: gymnasium.Space[Any], *, deterministic
 
 
 def check_actor_params(kind: ActorKind, config: PolicyConfig, params: Params, spaces: Spaces) -> None:
-    """Refuse parameters [B, ...] that do not fit an environment.
+    """Reject parameters [B, ...] that do not fit an environment.
 
     Raises:
         ValueError: naming the parameter, its shape and the one required.

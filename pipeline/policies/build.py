@@ -23,11 +23,11 @@ LOG_STD = "log_std"
 
 
 class GaussianPolicy(Policy):
-    """For continuous actions; `extra_size` numbers stand behind an observation. See Policy.
+    """For continuous actions; an observation is followed by `extra_size` further inputs. See Policy.
 
     Attributes:
         action_size: A.
-        config: options of the standard deviation.
+        config: Options of the standard deviation.
     """
 
     def __init__(self, spaces: Spaces, config: PolicyConfig, extra_size: int = 0) -> None:
@@ -36,13 +36,13 @@ class GaussianPolicy(Policy):
         self.network = build_network(MEAN_NETWORK, spec)
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Draw float32 parameters: those of the mean network in order, then log_std [A]."""
+        """Draw float32 parameters: the mean network's in order, then log_std [A]."""
         params = self.network.initialize(rng)
         params[LOG_STD] = np.full(self.action_size, math.log(self.config.init_std), np.float32)
         return params
 
     def learned(self, params: Mapping[str, object]) -> tuple[str, ...]:
-        """Names of the parameters that adaptation and meta-training change, in order."""
+        """Return the names of the parameters that adaptation and meta-training change, in order."""
         return tuple(name for name in params if self.config.learn_std or name != LOG_STD)
 
     def distribution(self, params: Mapping[str, Tensor], observations: Tensor) -> DiagGaussian:
@@ -60,7 +60,7 @@ class GaussianPolicy(Policy):
 
 
 class CategoricalPolicy(Policy):
-    """For discrete actions; `extra_size` numbers stand behind an observation. See Policy."""
+    """For discrete actions; an observation is followed by `extra_size` further inputs. See Policy."""
 
     def __init__(self, spaces: Spaces, config: PolicyConfig, extra_size: int = 0) -> None:
         spec = config.network_spec(spaces, spaces.num_actions, extra_size=extra_size)
@@ -95,7 +95,7 @@ def build_policy(config: PolicyConfig, spaces: Spaces) -> Policy:
 
 
 def check_std(config: PolicyConfig, spaces: Spaces) -> None:
-    """Refuse settings of a standard deviation where actions are discrete.
+    """Reject settings of a standard deviation where actions are discrete.
 
     Raises:
         ConfigError: naming them.
@@ -129,7 +129,7 @@ class RecurrentPolicy:
     """Functions of explicit parameters; holds neither them nor a memory.
 
     Attributes:
-        cell: the network with the memory.
+        cell: The network with the memory.
     """
 
     def __init__(self, spaces: Spaces, config: PolicyConfig) -> None:
@@ -147,7 +147,7 @@ class RecurrentPolicy:
         return params
 
     def learned(self, params: Mapping[str, object]) -> tuple[str, ...]:
-        """Names of the parameters that learning changes, in order."""
+        """Return the names of the parameters that learning changes, in order."""
         return tuple(name for name in params if self._config.learn_std or name != LOG_STD)
 
     def features(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ from metaloom.pipeline.schema import ConfigError, Settings, later, suggestion
 ActorKind = Literal["policy", "recurrent", "posterior", "uniform", "tanh_gaussian", "q_values", "recorded"]
 """The ways of choosing actions in rollouts: "policy" is the Gaussian where actions are continuous and the categorical
 where they are discrete, "recurrent" is the same with a memory, "posterior" the same on what it has inferred of its
-task, "uniform" draws all with equal probability, "tanh_gaussian" and "q_values" are those of off-policy learners,
-"recorded" takes the actions that it is given again."""
+task, "uniform" draws all with equal probability, "tanh_gaussian" and "q_values" belong to off-policy learners,
+"recorded" repeats stored actions."""
 
 LayerSize = Annotated[int, Field(ge=1)]
 
@@ -38,12 +38,12 @@ class PolicyConfig(Settings):
 
     short_for = "name"
     name: str | None = later(None)
-    """module:Class of a policy of your own, or one that a plug-in brings; null for the Gaussian or categorical one."""
+    """module:Class of a custom policy, or one that a plug-in brings; null for the Gaussian or categorical one."""
     options: dict[str, JsonValue] = later({})
-    """For a policy of your own to read."""
+    """Options of a custom policy."""
 
     hidden_sizes: tuple[LayerSize, ...] = Field(default=(64, 64), min_length=1)
-    """Units in each hidden layer of the policy's network; of a cnn, behind its convolutions."""
+    """Units in each hidden layer of the policy's network; in a cnn, of the layers after its convolutions."""
     init_std: float = Field(default=1.0, gt=0)
     """Standard deviation of every action before training."""
     min_std: float = Field(default=1e-6, gt=0)
@@ -51,7 +51,7 @@ class PolicyConfig(Settings):
     learn_std: bool = True
     """Let adaptation and meta-training change the standard deviation; otherwise it stays at init_std."""
     network: str = later("mlp")
-    """mlp, cnn (for images), residual, one that a plug-in brings, or module:Class of a torch.nn.Module of your own;
+    """mlp, cnn (for images), residual, one that a plug-in brings, or module:Class of a custom torch.nn.Module;
     critics have the same kind of network. Of algorithms that adapt by memory: gru, lstm, linear-attention, or
     module:Class likewise."""
     network_options: dict[str, JsonValue] = later({})
@@ -111,10 +111,10 @@ class PolicyConfig(Settings):
         """Describe the policy's network.
 
         Args:
-            spaces: of the environment.
-            output_size: outputs.
-            extra_size: numbers behind the observation: a latent variable, or actions where a critic sees them.
-            activation: where the configuration does not say: tanh, relu under off-policy algorithms.
+            spaces: Sizes of the environment.
+            output_size: Outputs.
+            extra_size: Size of the inputs after the observation: a latent variable, or actions for a critic.
+            activation: Default activation: tanh, or relu under off-policy algorithms.
 
         Raises:
             ConfigError: the network is not for such observations.

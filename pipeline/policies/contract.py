@@ -22,7 +22,7 @@ class Policy(ABC):
     """Functions of explicit parameters; holds none itself.
 
     Attributes:
-        network: the one from whose outputs distributions are made.
+        network: The one from whose outputs distributions are made.
     """
 
     network: Network
@@ -35,7 +35,7 @@ class Policy(ABC):
         return self.network.initialize(rng)
 
     def learned(self, params: Mapping[str, object]) -> tuple[str, ...]:
-        """Names of the parameters that learning changes, in order: all unless said."""
+        """Return the names of the parameters that learning changes, in order: all unless said."""
         return tuple(params)
 
     @abstractmethod
@@ -43,8 +43,8 @@ class Policy(ABC):
         """Return the distributions of actions at some observations.
 
         Args:
-            params: by name, all with or all without a leading task axis B.
-            observations: flattened, [B, N, O] or [N, O] accordingly.
+            params: Parameters by name, all with or all without a leading task axis B.
+            observations: Flattened, [B, N, O] or [N, O] accordingly.
         """
 
     @abstractmethod
@@ -53,7 +53,7 @@ class Policy(ABC):
 
 
 class OwnPolicy(Policy):
-    """What a policy of the user's derives from, `policy=module:Class`; see Policy."""
+    """Base class of custom policies, `policy=module:Class`; see Policy."""
 
     @abstractmethod
     def distribution(self, params: Mapping[str, Tensor], observations: Tensor) -> OwnDistribution: ...
@@ -71,5 +71,5 @@ class OwnDistribution(Distribution, Protocol):
         ...
 
     def parameters(self) -> Mapping[str, Tensor]:
-        """Return the numbers from which `Policy.recorded` rebuilds the distributions: name -> [N, ...]."""
+        """Return the arrays from which `Policy.recorded` rebuilds the distributions: name -> [N, ...]."""
         ...

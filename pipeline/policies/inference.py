@@ -22,7 +22,7 @@ class Inference(Protocol):
 
     Attributes:
         inputs: [B, E, in] float32: write the observations here.
-        output_size: outputs of the network.
+        output_size: Outputs of the network.
     """
 
     inputs: Array
@@ -80,7 +80,7 @@ class Affine:
 
 
 def check_network(prefix: str, spec: NetworkSpec, params: Params) -> None:
-    """Refuse parameters [B, ...] that are not those of a network.
+    """Reject parameters [B, ...] that do not belong to a network.
 
     Raises:
         ValueError: naming the parameter, its shape and the one required.
@@ -95,7 +95,7 @@ def check_network(prefix: str, spec: NetworkSpec, params: Params) -> None:
 
 
 def check_shapes(params: Params, required: Shapes) -> None:
-    """Refuse parameters that are missing, not finite, or of another shape than [B, ...] with the required one behind B.
+    """Reject parameters that are missing, not finite, or not of shape [B, ...] with the required shape after B.
 
     Raises:
         ValueError: naming the parameter, what it is and what is required.
@@ -111,7 +111,7 @@ def check_shapes(params: Params, required: Shapes) -> None:
 
 
 def log_softmax(logits: Array) -> Array:
-    """Normalized log-probabilities along the last axis."""
+    """Return the normalized log-probabilities along the last axis."""
     shifted = logits - logits.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
@@ -149,7 +149,7 @@ def cell_inference(spec: CellSpec, params: Params) -> CellInference:
         return AttentionInference(spec, params)
     if spec.name in RECURRENT_NETWORKS:
         return GatedCell(spec, params)
-    # Imported here: only a cell of the user's own needs torch.
+    # Imported here: only a custom cell needs torch.
     from metaloom.pipeline.policies.torch_inference import TorchCell
 
     return TorchCell(spec, params)
@@ -203,13 +203,13 @@ class GatedCell:
 
 
 def _sigmoid(values: Array) -> Array:
-    # By tanh, which neither overflows nor has another formula for large numbers.
+    # By tanh, which does not overflow and uses one formula for all values.
     half = np.float32(0.5)
     return half + half * np.tanh(half * values)
 
 
 class AttentionInference:
-    """All tasks at once, each by products of its own. See CellInference."""
+    """Steps all tasks at once, with separate products for each. See CellInference."""
 
     def __init__(self, spec: CellSpec, params: Params) -> None:
         self.state_size, self.feature_size = spec.state_size, spec.hidden_size

@@ -30,7 +30,7 @@ class Encoder:
     Zintgraf et al. 2020, arXiv:1910.08348, section 3.1. Functions of explicit parameters; holds none.
 
     Attributes:
-        shapes: of its parameters by name, in order.
+        shapes: Shapes of its parameters by name, in order.
     """
 
     def __init__(self, sizes: EncoderSizes, input_size: int) -> None:
@@ -44,7 +44,7 @@ class Encoder:
         return {name: drawn[name] for name in self.shapes}
 
     def posteriors(self, params: Mapping[str, Tensor], inputs: Tensor) -> DiagGaussian:
-        """Return the posteriors [L, N, Z] of N trials [L, N, in] from their beginnings on, behind every step."""
+        """Return the posteriors [L, N, Z] after every step of N trials [L, N, in] from their beginnings on."""
         L, N, _ = inputs.shape
         embedded = torch.relu(affine(EMBEDDING, params, inputs.flatten(0, 1))).unflatten(0, (L, N))
         features, _ = self._cell(params, embedded, inputs.new_zeros(N, self._cell.state_size))
@@ -56,8 +56,8 @@ class InferringPolicy:
     """Functions of explicit parameters; holds neither them nor a memory.
 
     Attributes:
-        encoder: of trials.
-        policy: on an observation and the posterior, as [μ, log σ] behind it.
+        encoder: Encoder of trials.
+        policy: Policy on an observation followed by the posterior as [μ, log σ].
     """
 
     def __init__(self, spaces: Spaces, config: PolicyConfig, sizes: EncoderSizes) -> None:

@@ -28,7 +28,7 @@ _TASKS, _ROWS = 2, 4
 
 
 def require_policy(policy: OwnPolicy, name: str, spaces: Spaces) -> None:
-    """Refuse a policy whose distributions cannot act, or are not those that are recorded and learned from.
+    """Reject a policy whose distributions cannot act, or differ from the recorded and learned ones.
 
     Args:
         policy: Policy to check.
@@ -84,7 +84,7 @@ class _Check:
         return found
 
     def _actions(self, of_rows: OwnDistribution) -> Tensor:
-        """Actions that are drawn; those of the same seed are the same."""
+        """Draw actions; the same seed gives the same actions."""
         drawn: list[Tensor] = []
         for _ in range(2):
             with seeded(0):

@@ -23,7 +23,7 @@ from metaloom.pipeline.policies.remembering import memory_shapes
 from metaloom.pipeline.types import Array, Params, Shapes, TaskParams
 
 EMBEDDING, POSTERIOR = "encoder.embedding", "encoder.posterior"
-"""Prefixes of the layers before and behind the encoder's cell."""
+"""Prefixes of the layers before and after the encoder's cell."""
 POSTERIOR_MEAN, POSTERIOR_LOG_STD = "posterior_mean", "posterior_log_std"
 """Names under which rollouts record the posterior that an action was taken on."""
 
@@ -47,7 +47,7 @@ class EncoderSizes(NamedTuple):
         return CellSpec(GRU, self.embedding, self.cell)
 
     def shapes(self, input_size: int) -> Shapes:
-        """Shapes of the encoder's parameters in order."""
+        """Return the shapes of the encoder's parameters in order."""
         return {
             f"{EMBEDDING}.kernel": (input_size, self.embedding),
             f"{EMBEDDING}.bias": (self.embedding,),
@@ -90,12 +90,12 @@ class PosteriorNetwork:
 
 
 def policy_prefix(spaces: Spaces) -> str:
-    """Prefix of the policy's network: of logits where actions are discrete, else of means."""
+    """Return the prefix of the policy's network: of logits where actions are discrete, else of means."""
     return LOGITS_NETWORK if spaces.num_actions else MEAN_NETWORK
 
 
 def encoder_input_size(config: PolicyConfig, spaces: Spaces) -> int:
-    """Numbers that the encoder sees of a step: an observation, and the last action, reward and end.
+    """Return the size of the encoder's input: an observation, and the last action, reward and end.
 
     Raises:
         ConfigError: observations are images.
@@ -104,7 +104,7 @@ def encoder_input_size(config: PolicyConfig, spaces: Spaces) -> int:
 
 
 def check_posterior(config: PolicyConfig, params: Params, spaces: Spaces) -> None:
-    """Refuse parameters [B, ...] that are not those of a policy on a posterior.
+    """Reject parameters [B, ...] that do not belong to a policy on a posterior.
 
     Raises:
         ValueError: naming the parameter, its shape and the one required.

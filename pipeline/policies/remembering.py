@@ -12,12 +12,12 @@ from metaloom.pipeline.policies.inference import LOGITS_NETWORK, MEAN_NETWORK, c
 from metaloom.pipeline.types import Array, EpisodeBatch, Params, Shapes, TaskParams
 
 TRIAL_STATE, TRIAL_LAST = "trial.state", "trial.last"
-"""Names under which parameters of a task hold what it is to begin with; without them a trial begins with nothing."""
+"""Names under which a task's parameters hold its initial memory; without them a trial begins with nothing."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What B tasks x E rows remember.
+    """Memory of B tasks x E rows.
 
     Attributes:
         state: [B, E, S] of the network; zero where a trial begins.
@@ -29,7 +29,7 @@ class Memory:
     last: Array
 
     def of_task(self) -> Params:
-        """As parameters of the tasks; there is one row."""
+        """Return the memory as parameters of the tasks; there is one row."""
         return {TRIAL_STATE: self.state[:, 0].copy(), TRIAL_LAST: self.last[:, 0].copy()}
 
 
@@ -48,7 +48,7 @@ class MemoryNetwork(Protocol):
 
 
 MakeNetwork = Callable[[PolicyConfig, Spaces, TaskParams, int], MemoryNetwork]
-"""Sets up the network of a policy with these parameters [B, ...], for so many rows E of every task."""
+"""Sets up the network of a policy with these parameters [B, ...], for E rows of every task."""
 
 
 class CellAndHead:
@@ -69,12 +69,12 @@ class Remembering:
     """The network of B tasks x E rows with its memory, input by input: an Inference whose inputs are observations.
 
     `outputs` looks at the current observations; `keep` makes what it saw then part of the memory, for those rows whose
-    episodes go on, and `learn_of` tells what the action earned. Rows that have ended take part in the products only.
+    episodes continue, and `learn_of` adds the action's outcome. Rows that have ended take part in the products only.
 
     Attributes:
         inputs: [B, E, O] float32: write the observations here.
-        output_size: of the policy: means of actions, or logits.
-        network: of the policy.
+        output_size: Size of the policy's output: means of actions, or logits.
+        network: Network of the policy.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Remembering:
 
     @property
     def memory(self) -> Memory:
-        """What the rows remember; the next step does not change it."""
+        """Return the memory of the rows; the next step does not change it."""
         return Memory(self._state.copy(), self._last.copy())
 
     @memory.setter
@@ -119,7 +119,7 @@ class Remembering:
         return outputs
 
     def keep(self, rows: Array, actions: Array) -> None:
-        """Remember the last observations of some rows [n], and the actions [n, ...] that they led to."""
+        """Store the last observations of some rows [n], and the actions [n, ...] that they led to."""
         self._state_rows[rows] = self._next.reshape(self._state_rows.shape)[rows]
         taken = np.zeros((len(rows), self.output_size + 2), np.float32)
         if self._discrete:
@@ -129,18 +129,18 @@ class Remembering:
         self._last_rows[rows] = taken
 
     def learn_of(self, rows: Array, rewards: Array, ended: Array) -> None:
-        """Remember the rewards [n] of some rows' actions, and whether an episode ended with them [n]."""
+        """Store the rewards [n] of some rows' actions, and whether an episode ended with them [n]."""
         self._last_rows[rows, -2] = rewards
         self._last_rows[rows, -1] = ended
 
 
 def head_name(spaces: Spaces) -> str:
-    """Prefix of the layer behind a cell: of logits where actions are discrete, else of means."""
+    """Return the prefix of the layer after a cell: logits where actions are discrete, else means."""
     return f"{LOGITS_NETWORK if spaces.num_actions else MEAN_NETWORK}.output"
 
 
 def check_remembering(config: PolicyConfig, params: Params, spaces: Spaces) -> None:
-    """Refuse parameters [B, ...] that are not those of a policy with a memory.
+    """Reject parameters [B, ...] that do not belong to a policy with a memory.
 
     Raises:
         ValueError: naming the parameter, its shape and the one required.
@@ -165,12 +165,12 @@ def memory_shapes(params: Params, state_size: int, spaces: Spaces) -> Shapes:
 
 
 def recollect(remembering: Remembering, observations: Array, actions: Array, rewards: Array, lengths: Array) -> Array:
-    """Go through stored episodes of B x E rows as if acting, and return the outputs [B, E, T, A] on the way.
+    """Replay stored episodes of B x E rows as if acting, and return the outputs [B, E, T, A] on the way.
 
-    The memory behind them is then that of `remembering`. Bits are those of acting, if the number of rows is the same.
+    Afterwards, `remembering` holds the memory at their end. Bits equal acting's if the number of rows is the same.
 
     Args:
-        remembering: with the memory before the episodes.
+        remembering: Network with the memory before the episodes.
         observations: [B, E, T+1, O].
         actions: [B, E, T, ...].
         rewards: [B, E, T].
@@ -192,9 +192,9 @@ def remembered(remembering: Remembering, params: TaskParams, episodes: EpisodeBa
     """Return the parameters of tasks with what is remembered of their episodes [B, E, T], one after the other.
 
     Args:
-        remembering: of the same parameters, with one row.
-        params: that acted.
-        episodes: one trial of every task, or the next ones of it.
+        remembering: Memory of the same parameters, with one row.
+        params: Parameters that acted.
+        episodes: One trial of every task, or the next ones of it.
     """
     for e in range(episodes.rewards.shape[1]):
         one = slice(e, e + 1)

@@ -1,4 +1,4 @@
-"""Acting in torch, task by task: all networks that are not plain ones, and cells of the user's own."""
+"""Acting in torch, task by task: all networks that are not plain ones, and custom cells."""
 
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ class PaddedRows:
     """Every task's parameters and rows of inputs, padded with zeros to a multiple of four rows.
 
     A network is called task by task, so that all its calls have one shape, whatever other tasks there are: together,
-    the places where vectorized loops end would depend on the number of tasks.
+    the ends of vectorized loops would depend on the number of tasks.
 
     Attributes:
         inputs: [B, E, in] float32: write the observations here.

@@ -60,11 +60,11 @@ class TransitionColumns:
 
 @dataclass(frozen=True)
 class ContextRounds:
-    """The rounds of episodes that an adaptation step infers tasks from.
+    """The rollout batches that an adaptation step infers tasks from.
 
     Attributes:
-        rounds: of the same B tasks.
-        position: run seed, iteration and adaptation step, which decide the transitions that are drawn of them.
+        rounds: Rollout batches of the same B tasks.
+        position: Run seed, iteration and adaptation step, which decide the transitions that are drawn of them.
     """
 
     rounds: Sequence[EpisodeBatch]
@@ -80,13 +80,13 @@ class ContextRounds:
 
 
 def all_transitions(rounds: Sequence[EpisodeBatch]) -> Iterator[Transitions]:
-    """All transitions [1, n] of every task in turn; tasks may differ in how many there are."""
+    """Yield all transitions [1, n] of every task in turn; tasks may differ in how many there are."""
     for columns, seen in _by_task(rounds):
         yield columns.unpack(seen[None])
 
 
 def _by_task(rounds: Sequence[EpisodeBatch]) -> Iterator[tuple[TransitionColumns, Array]]:
-    """The real steps of every task, [n, W]."""
+    """Yield the real steps of every task, [n, W]."""
     first = rounds[0]
     columns = TransitionColumns(first.observations.shape[-1], first.actions.shape[-1])
     for b in range(len(first.rewards)):
@@ -96,17 +96,17 @@ def _by_task(rounds: Sequence[EpisodeBatch]) -> Iterator[tuple[TransitionColumns
 
 
 ReadRound = Callable[[int], EpisodeBatch]
-"""Reads the episodes of a round by its number, in order of collection."""
+"""Reads the episodes of a rollout batch by its index, in order of collection."""
 
 
 class ReplayBuffer:
     """Gathers minibatches of a run's transitions. Which rows are in memory changes the time it takes, never a bit.
 
-    A round is read when one of its rows is first drawn. So a resumed run, or one iteration that is replayed, reads what
+    A rollout batch is read when one of its rows is first drawn. So a resumed run, or a replayed iteration, reads what
     it learns from and nothing else.
 
     Attributes:
-        rows: where every row is.
+        rows: Location of every row.
     """
 
     def __init__(
@@ -119,10 +119,10 @@ class ReplayBuffer:
         """Make a buffer without transitions.
 
         Args:
-            columns: what a transition consists of.
-            cache_bytes: memory for transitions. Only a single gradient step whose rows do not fit exceeds it. The
+            columns: Columns of a transition.
+            cache_bytes: Memory for transitions. Only a single gradient step whose rows do not fit exceeds it. The
                 batch that is being read comes on top.
-            max_rows: how many of the newest transitions can ever be drawn; no memory is set aside for more.
+            max_rows: Maximum number of newest transitions that can be drawn; no memory is allocated for more.
 
         Raises:
             ReplayError: the cache is too small for two rows.
@@ -135,15 +135,15 @@ class ReplayBuffer:
                 f"the replay buffer may take {cache_bytes} bytes; required at least {2 * columns.row_bytes}, two "
                 "transitions. Raise the limit: what does not fit is read from the store over and over"
             )
-        # Where not all rows fit, those that are read again get half: twice the room for them halves the reads.
+        # Where not all rows fit, rows that are read again get half: twice the room for them halves the reads.
         newest = max_rows if max_rows <= 0.75 * fitting else fitting // 2
         self._most_old_rows = fitting - newest
         # Row r is at r modulo the size. The system gives memory to pages of it as they are first written.
         self._newest = np.empty((newest, columns.width), np.float32)
-        self._is_read = GrowingColumns(1)  # per round: 1 once its rows are there, as far as they are among the newest
+        self._is_read = GrowingColumns(1)  # per rollout batch: 1 once its rows among the newest are in memory
 
     def append(self, lengths: Array) -> None:
-        """Append the next round of collection, whose episodes have so many steps [B, E]; nothing of it is read yet.
+        """Append the next rollout batch with episodes of these lengths [B, E]; nothing of it is read yet.
 
         Raises:
             ReplayError: these are no lengths, or none is positive.
@@ -155,7 +155,7 @@ class ReplayBuffer:
         """Return the transitions of one gradient step after the other. The buffer must not grow meanwhile.
 
         Raises:
-            ReplayError: a row is not in the buffer, a round is not what it was said to be, or the buffer has grown.
+            ReplayError: a row is not in the buffer, a batch has other lengths than announced, or the buffer has grown.
         """
         rows, N = drawn.rows[: drawn.num_updates], drawn.rows.shape[2]
         if drawn.context_rows is not None:
@@ -178,7 +178,7 @@ class ReplayBuffer:
         return max(0, self.rows.num_rows - len(self._newest))
 
     def _gather(self, rows: Array, numbers: Array, old: Array) -> Array:
-        """Copy rows [K, n]: [K, n, W], those older than the newest from `old`, whose ascending numbers are given."""
+        """Copy rows [K, n] to [K, n, W], older ones from `old`, the rows with the ascending indices `numbers`."""
         flat = rows.ravel()
         gathered = self._newest.take(flat % len(self._newest), axis=0)
         if len(numbers):
@@ -187,14 +187,14 @@ class ReplayBuffer:
         return gathered.reshape(*rows.shape, -1)
 
     def _read_newest(self, rows: Array, read: ReadRound) -> None:
-        """Read the rounds of those rows that are among the newest but not in memory yet."""
+        """Read the rollout batches of the rows that are among the newest but not in memory yet."""
         if not rows.size:
             return
         oldest = int(self.rows.round_numbers(np.array(self._first_newest)))
         unread = oldest + np.flatnonzero(self._is_read[0][oldest:] == 0)
         if not len(unread):
             return
-        # Most rows are of rounds that were read before: they need not be looked up.
+        # Most rows are from rollout batches already in memory: they need not be looked up.
         first = max(self._first_newest, self.rows.rows_of(int(unread[0])).start)
         is_drawn = np.zeros(len(self.rows), bool)
         is_drawn[self.rows.round_numbers(rows[rows >= first])] = True
@@ -202,7 +202,7 @@ class ReplayBuffer:
             self._keep(number, self._read(number, read))
 
     def _keep(self, number: int, episodes: EpisodeBatch) -> None:
-        """Keep what of a round is among the newest rows."""
+        """Keep the rows of a rollout batch that are among the newest."""
         rows = self.rows.rows_of(number)
         start = max(rows.start, self._first_newest)
         b, e, t = (axis[start - rows.start :] for axis in np.nonzero(episodes.mask))
@@ -210,7 +210,7 @@ class ReplayBuffer:
         self._is_read[0][number] = 1
 
     def _read_old(self, rows: Array, read: ReadRound) -> tuple[Array, Array]:
-        """Return the ascending numbers of rows, and copies of them; every round is read once, and no more is kept."""
+        """Return ascending row indices, and copies of the rows; every batch is read once, and nothing is kept."""
         numbers = np.unique(rows)
         data = np.empty((len(numbers), self._columns.width), np.float32)
         found = self.rows.locate(numbers)

@@ -1,7 +1,7 @@
 """Index of a run's transitions: where each is, and which of them every task may draw.
 
-Rows number the real steps of a run from 0, in order of collection: round by round, and within a round by task, episode
-and step. A round is one batch of complete episodes. Nothing here holds a transition: lengths of episodes are enough.
+Rows index the real steps of a run from 0, in order of collection: by rollout batch, then by task, episode
+and step. A rollout batch consists of complete episodes. No transition is held here: episode lengths are enough.
 """
 
 from collections import defaultdict
@@ -25,7 +25,7 @@ class GrowingColumns:
         return self._size
 
     def append(self, *columns: Array | int) -> None:
-        """Append one row of integers, or as many as the given columns are long."""
+        """Append one row of integers, or one row per element of the given columns."""
         stop = self._size + max(np.size(column) for column in columns)
         if stop > self._data.shape[1]:
             grown = np.empty((len(self._data), max(stop, 2 * self._data.shape[1])), np.int64)
@@ -41,11 +41,11 @@ class GrowingColumns:
 
 
 class ReplayError(ValueError):
-    """Transitions are asked for that a replay buffer does not have, or it is told of impossible ones."""
+    """Request for transitions that a replay buffer does not have, or invalid data given to it."""
 
 
 class Locations(NamedTuple):
-    """The steps behind n rows: the number of the round, and task b, episode e and step t in its batch; [n] each."""
+    """Steps of n rows: the index of the rollout batch, and task b, episode e and step t in it; [n] each."""
 
     rounds: Array
     b: Array
@@ -62,11 +62,11 @@ class RowIndex:
         self.num_rows = 0
 
     def __len__(self) -> int:
-        """Return the number of rounds."""
+        """Return the number of rollout batches."""
         return len(self._first_rows)
 
     def append(self, lengths: Array) -> None:
-        """Number the rows of the next round, whose episodes have so many steps [B, E]; 0 where there is no episode.
+        """Index the rows of the next rollout batch with episodes of these lengths [B, E]; 0 where there is no episode.
 
         Raises:
             ReplayError: these are no lengths, or none is positive.
@@ -79,17 +79,17 @@ class RowIndex:
         self.num_rows += int(steps.sum())
 
     def rows_of(self, number: int) -> range:
-        """Return the rows of a round."""
+        """Return the rows of a rollout batch."""
         first_rows = self._first_rows[0]
         stop = self.num_rows if number + 1 == len(first_rows) else int(first_rows[number + 1])
         return range(int(first_rows[number]), stop)
 
     def round_numbers(self, rows: Array) -> Array:
-        """Return the numbers of the rounds that rows [...] are from: [...] int64."""
+        """Return the indices of the rollout batches that rows [...] are from: [...] int64."""
         return np.searchsorted(self._first_rows[0], rows, side="right") - 1
 
     def locate(self, rows: Array) -> Locations:
-        """Find the steps behind rows [n].
+        """Return the steps of rows [n].
 
         Raises:
             ReplayError: one of them is not a row of the run.
@@ -100,7 +100,7 @@ class RowIndex:
         return Locations(self.round_numbers(rows), b[episode], e[episode], rows - first_rows[episode])
 
     def require(self, rows: Array) -> None:
-        """Refuse rows [...] that the run does not have.
+        """Reject rows [...] that the run does not have.
 
         Raises:
             ReplayError: one of them is negative or too large.
@@ -123,7 +123,7 @@ class _RowRanges:
         return self._size
 
     def append(self, first_row: int, count: int) -> None:
-        """Append the rows `first_row` ... `first_row + count - 1`, all after those that are there."""
+        """Append the rows `first_row` ... `first_row + count - 1`, all after the existing ones."""
         first_rows, before = self._ranges[0], self._ranges[1]
         if not self._size or first_rows[-1] + self._size - before[-1] != first_row:
             self._ranges.append(first_row, self._size)
@@ -173,7 +173,7 @@ class DrawableRows:
 
 
 class _Task:
-    """All rows of a task, and those that it is inferred from with the iterations that collected them."""
+    """All rows of a task, and the rows that it is inferred from with the iterations that collected them."""
 
     def __init__(self) -> None:
         self.rows = _RowRanges()
@@ -226,20 +226,20 @@ class TaskIndex:
         self._rounds = GrowingColumns(2)  # iteration, the row after its last one
 
     def __len__(self) -> int:
-        """Return the number of rounds."""
+        """Return the number of rollout batches."""
         return len(self._rounds)
 
     def append(self, iteration: int, task_ids: Sequence[int] | Array, lengths: Array, *, in_context: bool) -> None:
-        """Add the next round of collection.
+        """Add the next rollout batch.
 
         Args:
-            iteration: that collected it; -1 for what filled the buffer before the first one.
-            task_ids: [B], whose buffer the episodes of each task of the round go into.
+            iteration: Iteration that collected it; -1 for the initial filling of the buffer.
+            task_ids: [B], buffer for the episodes of each task of the rollout batch.
             lengths: [B, E] steps of each episode, 0 where there is none.
-            in_context: whether tasks are inferred from it.
+            in_context: True if tasks are inferred from it.
 
         Raises:
-            ReplayError: later rounds are there already, the round has no steps, or the shapes do not fit.
+            ReplayError: a later rollout batch was added before, this one has no steps, or the shapes do not fit.
         """
         _require_lengths(lengths)
         if len(task_ids) != len(lengths):
@@ -254,7 +254,7 @@ class TaskIndex:
         self._rounds.append(iteration, first)
 
     def as_of(self, iteration: int) -> ReplayView:
-        """Return the buffers as iteration `iteration` learns from them: with its own rounds and all before."""
+        """Return the buffers that iteration `iteration` learns from: its own rollout batches and all earlier ones."""
         count = int(np.searchsorted(self._rounds[0], iteration, side="right"))
         return ReplayView(self._tasks, int(self._rounds[1][count - 1]) if count else 0)
 

@@ -13,11 +13,11 @@ from metaloom.pipeline.types import Array, Step
 
 
 class TrialBuffer:
-    """Finds trials by number, those of the oldest round first; a round is read when one of its trials is drawn.
+    """Finds trials by index, oldest rollout batch first; a batch is read when one of its trials is drawn.
 
     Args:
-        counts: trials of every round, oldest first.
-        read: the trials of a round, by its number.
+        counts: Number of trials of every rollout batch, oldest first.
+        read: Reads the trials of a rollout batch by its index.
     """
 
     def __init__(self, counts: Sequence[int], read: Callable[[int], Trials]) -> None:
@@ -28,7 +28,7 @@ class TrialBuffer:
         return self._ends[-1]
 
     def take(self, numbers: Array) -> list[tuple[Trials, int]]:
-        """Return the round of each of some trials [n], and its place there."""
+        """Return the batch of each of some trials [n], and its index there."""
         rounds = np.searchsorted(self._ends, numbers, side="right")
         begins = np.array([0, *self._ends])[rounds]
         return [(self._read(r), p) for r, p in zip(rounds.tolist(), (numbers - begins).tolist(), strict=True)]
@@ -36,11 +36,11 @@ class TrialBuffer:
 
 @dataclass(frozen=True)
 class TrialExperience:
-    """What an update learns from.
+    """Experience of an update.
 
     Attributes:
-        step: this iteration's trials, for the policy.
-        buffer: trials of the last iterations, for the model.
+        step: This iteration's trials, for the policy.
+        buffer: Trials of the last iterations, for the model.
     """
 
     step: Step

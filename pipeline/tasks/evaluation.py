@@ -1,4 +1,4 @@
-"""Plan of an evaluation: its sizes, its random numbers, and its tasks."""
+"""Plan of an evaluation: its sizes, its random seeds, and its tasks."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class EvaluationPlan:
         adaptation_steps: K.
         episodes: N, per task and step.
         test_episodes: M, per task after every number of steps.
-        deterministic: whether test episodes take the most likely action.
-        run_seed: stands for the run's seed in all that the evaluation draws, so that it shares nothing with training.
+        deterministic: True if test episodes take the most likely action.
+        run_seed: Replaces the run's seed in all draws of the evaluation, so that it shares nothing with training.
     """
 
     adaptation_steps: int
@@ -41,7 +41,7 @@ class EvaluationPlan:
 
     @classmethod
     def of(cls, config: RunConfig) -> EvaluationPlan:
-        """The evaluation that a run's configuration describes."""
+        """Return the evaluation that a run's configuration describes."""
         asked = config.evaluation
         algorithm = config.algorithm
         steps = algorithm.evaluation_steps if asked.adaptation_steps is None else asked.adaptation_steps
@@ -57,10 +57,10 @@ class EvaluationPlan:
 
 
 def evaluation_tasks(config: RunConfig, env: MetaEnv, updates: int) -> TaskBatch:
-    """The tasks that test the learner after so many updates.
+    """Return the tasks that test the learner after `updates` updates.
 
-    They depend on `updates` only where the tasks of training do: held-out draws are none of those that the learner was
-    trained on, and tasks=train without a fixed set are those of its last iteration.
+    They depend on `updates` only where the training tasks do: held-out draws exclude the tasks that the learner was
+    trained on, and tasks=train without a fixed set means the tasks of its last iteration.
 
     Raises:
         EnvError: the tasks do not fit the environment, or cannot be drawn as asked.
@@ -88,13 +88,13 @@ def evaluation_tasks(config: RunConfig, env: MetaEnv, updates: int) -> TaskBatch
 
 
 def tasks_drawn_from(config: RunConfig, env: MetaEnv, updates: int) -> int | None:
-    """How many tasks those of the evaluation are chosen from; None where they come from a distribution."""
+    """Return the size of the set that evaluation tasks are chosen from; None where they come from a distribution."""
     source = _source(config, env, updates)
     return None if isinstance(source, TaskDistribution) else len(source.tasks)
 
 
 def tasks_are_new(config: RunConfig, env: MetaEnv) -> bool:
-    """Tell if no task of the evaluation occurs in training, as far as the environment and the settings say."""
+    """Return True if no task of the evaluation occurs in training, as far as the environment and the settings say."""
     if config.evaluation.tasks != "held-out":
         return False
     if env.test_task_set is None:
@@ -122,13 +122,13 @@ def _source(config: RunConfig, env: MetaEnv, updates: int) -> TaskPool | TaskDis
 
 
 def _takes_training_set(config: RunConfig, env: MetaEnv) -> bool:
-    """Tell if tasks come from the set that training draws from, rather than from one made for this evaluation."""
+    """Return True if tasks come from training's set, rather than from one made for this evaluation."""
     asked = config.evaluation.tasks
     return env.task_set is not None and (asked == "train" or (asked == "held-out" and env.test_task_set is None))
 
 
 def _training_draw(config: RunConfig, env: MetaEnv, iteration: int) -> Array:
-    """The tasks of an iteration, drawn again as `sample_tasks` drew them."""
+    """Return the tasks of an iteration, drawn again as `sample_tasks` drew them."""
     rng = generator(config.seed, "tasks", iteration)
     if config.task_sampling == "uniform":
         return np.asarray(env.sample_tasks(config.num_tasks, rng), np.float64)

@@ -15,10 +15,10 @@ _BALANCED_ATTEMPTS = 1000
 
 @dataclass(frozen=True)
 class TaskDistribution:
-    """Draws from an environment's own distribution, without those that were drawn before.
+    """Draws from an environment's own distribution, excluding earlier draws.
 
     Attributes:
-        env: the environment.
+        env: The environment.
         seen: [n, P], tasks that may not come up.
     """
 
@@ -26,7 +26,7 @@ class TaskDistribution:
     seen: Array
 
     def sample(self, num_tasks: int, rng: np.random.Generator, balanced_by: Classes | None = None) -> TaskBatch:
-        """So many tasks, all different from those seen; equally many of every class where classes are given.
+        """Draw `num_tasks` tasks, all different from the ones seen; equally many of every class if classes are given.
 
         Raises:
             EnvError: the distribution gives hardly any other tasks, or hardly any of a class.
@@ -60,9 +60,9 @@ class TaskPool:
     """Draws from finitely many tasks.
 
     Attributes:
-        fields: what the columns are.
-        tasks: [n, P]; a task's place is its id.
-        with_replacement: draw each task independently; otherwise in blocks, each a new order of the whole pool.
+        fields: Field of each column.
+        tasks: [n, P]; a task's index is its id.
+        with_replacement: Draw each task independently; otherwise in blocks, each a new order of the whole pool.
     """
 
     fields: tuple[TaskField, ...]
@@ -71,22 +71,22 @@ class TaskPool:
 
     @classmethod
     def of(cls, env: MetaEnv, tasks: Sequence[Sequence[float]]) -> "TaskPool":
-        """The pool of these tasks of an environment, which may have no parameters."""
+        """Return the pool of these tasks of an environment, which may have no parameters."""
         return cls(env.task_fields, np.array(tasks, np.float64).reshape(len(tasks), -1 if tasks[0] else 0))
 
     def all(self) -> TaskBatch:
-        """Every task once, in order."""
+        """Return every task once, in order."""
         return self._batch(np.arange(len(self.tasks)))
 
     def sample(self, num_tasks: int, rng: np.random.Generator) -> TaskBatch:
-        """So many tasks; up to the size of the pool no task comes twice, unless drawn with replacement."""
+        """Draw `num_tasks` tasks; up to the size of the pool none comes twice, unless drawn with replacement."""
         n = len(self.tasks)
         if self.with_replacement:
             return self._batch(rng.integers(n, size=num_tasks))
         return self._batch(shuffled_blocks(n, num_tasks, rng))
 
     def sample_balanced(self, num_tasks: int, rng: np.random.Generator, classes: Classes) -> TaskBatch:
-        """So many tasks, equally many of every class, in random order; in a class none twice before all came up.
+        """Draw `num_tasks` tasks, equally many of every class, in random order; in a class none twice before all came.
 
         Raises:
             EnvError: a class has none.
@@ -104,7 +104,7 @@ class TaskPool:
         return self._batch(rng.permutation(np.concatenate(places)))
 
     def sample_evenly(self, num_tasks: int | None, rng: np.random.Generator, by: str) -> TaskBatch:
-        """So many tasks, or one of each class: round by round one of each, in the order of the values of a task field.
+        """Return `num_tasks` tasks, or one per class, cycling through the classes in the order of a task field.
 
         Raises:
             EnvError: there is no such field, or the number of tasks is no multiple of the number of classes.
@@ -127,7 +127,7 @@ class TaskPool:
 
 
 def class_quotas(num_classes: int, num_tasks: int, rng: np.random.Generator) -> list[int]:
-    """Number of tasks of every class: equally many, and one more of as many classes, drawn, as there is a remainder."""
+    """Return the number of tasks of every class: equal, with one more of randomly drawn classes for the remainder."""
     each, rest = divmod(num_tasks, num_classes)
     more = set(rng.permutation(num_classes)[:rest].tolist())
     return [each + (c in more) for c in range(num_classes)]
@@ -141,17 +141,17 @@ def balanced_draw(
     draw: Callable[[int], Array],
     source: str,
 ) -> Array:
-    """[B, P] tasks, equally many of every class, each distributed as the draws of its class are.
+    """Return tasks [B, P], equally many of every class, each distributed as its class's draws.
 
-    Draws are taken in their order until each class has its number, and those beyond it are left out.
+    Draws are taken in their order until each class has its share; further draws of a class are skipped.
 
     Args:
-        classes: of the tasks.
-        fields: what the columns are.
+        classes: Classes of the tasks.
+        fields: Field of each column.
         num_tasks: B.
-        rng: decides which classes have the remainder.
-        draw: so many independent draws [n, P].
-        source: of the draws, for the error.
+        rng: Decides which classes have the remainder.
+        draw: Function that makes n independent draws [n, P].
+        source: Name of the source of the draws, for the error.
 
     Raises:
         EnvError: a class hardly ever comes up.
@@ -175,7 +175,7 @@ def balanced_draw(
 
 
 def require_classes(env: MetaEnv, setting: str) -> Classes:
-    """The classes that an environment declares, which a setting needs.
+    """Return the classes that an environment declares, which a setting needs.
 
     Raises:
         EnvError: it declares none.
@@ -190,7 +190,7 @@ def require_classes(env: MetaEnv, setting: str) -> Classes:
 
 
 def distinct_tasks(env: MetaEnv, num_tasks: int, rng: np.random.Generator) -> TaskBatch:
-    """So many different tasks of the environment's `task_set`, in random order, all sets of them equally likely.
+    """Draw different tasks of the environment's `task_set`, in random order, all sets of them equally likely.
 
     Raises:
         EnvError: the environment has no fixed set of tasks, or one of fewer.
@@ -205,7 +205,7 @@ def distinct_tasks(env: MetaEnv, num_tasks: int, rng: np.random.Generator) -> Ta
 
 
 def fixed_tasks(env: MetaEnv) -> tuple[tuple[float, ...], ...]:
-    """The environment's `task_set`.
+    """Return the environment's `task_set`.
 
     Raises:
         EnvError: it has none.
@@ -219,13 +219,13 @@ def fixed_tasks(env: MetaEnv) -> tuple[tuple[float, ...], ...]:
 
 
 def shuffled_blocks(size: int, count: int, rng: np.random.Generator) -> Array:
-    """`count` places below `size`: a random order of all of them, then another one, and so on."""
+    """Return `count` indices below `size`: a random order of all of them, then another one, and so on."""
     blocks = [rng.permutation(size) for _ in range(-(-count // size))]
     return np.concatenate(blocks or [np.zeros(0, np.int64)])[:count]
 
 
 def task_batch(fields: tuple[TaskField, ...], tasks: Array, ids: Array) -> TaskBatch:
-    """Tasks [B, P] of an environment with these fields.
+    """Return the tasks [B, P] of an environment with these fields.
 
     Raises:
         EnvError: they have another number of columns, or an entry that is not finite.

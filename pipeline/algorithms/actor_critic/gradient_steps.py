@@ -20,7 +20,7 @@ from metaloom.pipeline.types import Array, LearnerState
 
 
 def policy_loss(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, clip_eps: float | None) -> Tensor:
-    """-mean min(r A, clip(r, 1 ± ε) A), or where nothing is clipped the policy gradient's -mean A log π(a|o).
+    """Return -mean min(r A, clip(r, 1 ± ε) A), or where nothing is clipped the policy gradient's -mean A log π(a|o).
 
     Schulman et al. 2017, arXiv:1707.06347, eq. 7; Mnih et al. 2016, arXiv:1602.01783, section 4.
 
@@ -36,12 +36,12 @@ def policy_loss(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, clip
 
 
 def clip_fraction(log_prob: Tensor, old_log_prob: Tensor, clip_eps: float) -> Tensor:
-    """Fraction of the steps whose likelihood ratio is out of range."""
+    """Return the fraction of the steps whose likelihood ratio is out of range."""
     return ((likelihood_ratio(log_prob, old_log_prob) - 1).abs() > clip_eps).double().mean()
 
 
 def value_loss(values: Tensor, old_values: Tensor, targets: Tensor, clip_eps: float | None) -> Tensor:
-    """½ mean (V - t)², or clipped ½ mean max((V - t)², (V_old + clip(V - V_old, ±ε) - t)²).
+    """Return ½ mean (V - t)², or clipped ½ mean max((V - t)², (V_old + clip(V - V_old, ±ε) - t)²).
 
     The latter after OpenAI Baselines' ppo2/model.py.
 
@@ -90,22 +90,22 @@ class ActorCriticSteps(ABC):
 
     @abstractmethod
     def values(self, observations: Array) -> Array:
-        """V [n] of observations [n, O]."""
+        """Return V [n] of observations [n, O]."""
 
     @abstractmethod
     def old_log_prob(self, experience: Experience) -> Array:
-        """Log-probabilities [N] of the actions under the policy that acted."""
+        """Return the log-probabilities [N] of the actions under the policy that acted."""
 
     @abstractmethod
     def policy_gradient(self, rows: Rows, critic_weight: float | None = None) -> SupportsFloat:
-        """Put the gradient of the policy's loss in place, shortened; returns its norm before.
+        """Store the clipped gradient of the policy's loss; return its norm before clipping.
 
-        With a weight, put that of so many times the critic's loss on the same rows in place as well.
+        With `critic_weight`, also store the gradient of that multiple of the critic's loss on the same rows.
         """
 
     @abstractmethod
     def critic_gradient(self, rows: Rows, weight: float, max_norm: float | None = None) -> None:
-        """Put the gradient of `weight` times the critic's loss in place, shortened."""
+        """Store the clipped gradient of `weight` times the critic's loss."""
 
     def step_policy(self, learning_rate: float, direction: Array | None = None) -> None:
         """Move the policy against its gradient, or another direction [D]."""
@@ -117,10 +117,10 @@ class ActorCriticSteps(ABC):
 
     @abstractmethod
     def describe(self, rows: Rows, behavior: Mapping[str, Array]) -> dict[str, float]:
-        """Losses, KL and entropy on all rows, by name."""
+        """Return the losses, KL and entropy on all rows, by name."""
 
     def state(self) -> LearnerState:
-        """Parameters and optimizers as they are now; of `extra` only the critic."""
+        """Return the parameters and optimizers as they are now; of `extra` only the critic."""
         policy, critic = self._policy_descent, self._critic_descent
         optimizer = prefixed(policy.state, POLICY) | prefixed(critic.state, CRITIC)
         return LearnerState(policy.flat.copies(), optimizer, critic.flat.copies())
@@ -150,7 +150,7 @@ class TorchSteps(ActorCriticSteps):
         return acted.log_prob(self._tensor(experience.actions)).cpu().numpy()
 
     def policy_gradient(self, rows: Rows, critic_weight: float | None = None) -> Tensor:
-        """L = policy loss - c_e H, with the entropy H, and + c_v value loss; see ActorCriticSteps."""
+        """Return L = policy loss - c_e H, with the entropy H, and + c_v value loss; see ActorCriticSteps."""
         settings = self._settings
         now = self._distribution(rows.observations)
         loss = self._policy_loss(now.log_prob(self._tensor(rows.actions)), rows)
@@ -201,7 +201,7 @@ class TorchSteps(ActorCriticSteps):
         return self._critic(self._critic_params.params, self._observations(observations)).squeeze(-1)
 
     def _observations(self, array: Array) -> Tensor:
-        """Integers as float32."""
+        """Return integers as float32."""
         tensor = self._tensor(array)
         return tensor if tensor.is_floating_point() else tensor.float()
 

@@ -29,9 +29,9 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
     """A policy and its critic; see Learner.
 
     Attributes:
-        settings: of the algorithm.
-        policy: what acts.
-        critic: the network of the values.
+        settings: Settings of the algorithm.
+        policy: Policy network.
+        critic: Value network.
     """
 
     def __init__(self, settings: ActorCritic, setup: Setup) -> None:
@@ -78,7 +78,7 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         iteration: int,
         parallel: ParallelMap = map,
     ) -> tuple[LearnerState, Metrics]:
-        """Run the critic's epochs, if it has some of its own, and the policy's; see Learner."""
+        """Run the critic's separate epochs, if it has any, and the policy's; see Learner."""
         (step,) = experience
         num_updates = int(state.extra[NUM_UPDATES])
         steps = [self.steps(part) for part in self.split(state)]

@@ -44,7 +44,7 @@ class ActorCritic(AlgorithmSettings, LearningRate):
     num_epochs: int = Field(default=1, ge=1, le=MOST_REPEATS)
     """Passes over the samples of an iteration."""
     batch_size: int = Field(default=64, ge=1)
-    """Environment steps per gradient step; an epoch's steps are dealt into equal parts of at most so many."""
+    """Maximum number of environment steps per gradient step; an epoch's steps are divided into equal parts."""
     max_grad_norm: float | None = Field(default=None, gt=0)
     """Longer policy gradients are shortened to this Euclidean norm."""
     entropy_coeff: float = Field(default=0.0, ge=0)
@@ -58,7 +58,7 @@ class ActorCritic(AlgorithmSettings, LearningRate):
     value_target: Literal["td_lambda", "empirical"] = "td_lambda"
     """Targets of the critic: its own values plus advantages, or the discounted returns that were observed."""
     optimizer: OptimizerConfig = later(OptimizerConfig(name="adam"))
-    """Of the policy and, with a state of its own, of the critic; adam and rmsprop have an ε of 1e-5 unless set."""
+    """Optimizer of the policy; the critic has a separate state. adam and rmsprop use an ε of 1e-5 unless set."""
     critic_network: str | None = later(None)
     """The critic's network, by the names of policy.network; null for one like the policy's."""
     critic_network_options: dict[str, JsonValue] = later({})
@@ -105,10 +105,10 @@ class ActorCritic(AlgorithmSettings, LearningRate):
         return 1.0
 
     def critic_like(self, policy: PolicyConfig) -> PolicyConfig:
-        """Return the policy's settings of networks with the critic's own in their place.
+        """Return the policy's network settings, overridden by the critic's.
 
         Raises:
-            ValueError: the critic's own do not fit each other.
+            ValueError: the critic's settings contradict each other.
         """
         own: dict[str, JsonValue] = {"hidden_sizes": list(self.critic_hidden_sizes)}
         if self.critic_network is not None:
@@ -118,11 +118,11 @@ class ActorCritic(AlgorithmSettings, LearningRate):
         return type(policy).model_validate(policy.model_dump(mode="json") | own)
 
     def problems(self, run: RunSettings) -> Iterator[str]:
-        """Tell what does not fit an algorithm with a critic; see AlgorithmSettings."""
+        """Yield the problems of an algorithm with a critic; see AlgorithmSettings."""
         yield from self.problems_of(self.name, run)
 
     def problems_of(self, name: str, run: RunSettings) -> Iterator[str]:
-        """Tell the same of an algorithm with this name that is made of this one."""
+        """Yield the problems of an algorithm with this name that is built on this one."""
         if run.baseline.name != "zero":
             yield f"baseline is {run.baseline.name} but {name} has a critic instead; leave baseline out"
         for problem in processing_problems(run.processing, ("advantages",)):
@@ -155,7 +155,7 @@ class A2C(ActorCritic):
     num_epochs: Literal[1] = 1
     """One: a second pass would follow the gradient of a policy that no longer acts."""
     batch_size: int = Field(default=32, ge=1)
-    """Environment steps per gradient step; an epoch's steps are dealt into equal parts of at most so many."""
+    """Maximum number of environment steps per gradient step; an epoch's steps are divided into equal parts."""
     entropy_coeff: float = Field(default=1e-3, ge=0)
     """Weight of the policy's entropy, which is maximized."""
     value_target: Literal["td_lambda", "empirical"] = "empirical"
@@ -163,7 +163,7 @@ class A2C(ActorCritic):
     value_coeff: float = Field(default=0.5, gt=0)
     """Weight of the critic's loss."""
     optimizer: OptimizerConfig = later(OptimizerConfig(name="rmsprop"))
-    """Of the policy and, with a state of its own, of the critic; adam and rmsprop have an ε of 1e-5 unless set."""
+    """Optimizer of the policy; the critic has a separate state. adam and rmsprop use an ε of 1e-5 unless set."""
 
     @property
     def critic_weight(self) -> float:
@@ -197,7 +197,7 @@ class PPO(ActorCritic):
 
     @property
     def critic_fit(self) -> CriticFit:
-        """The critic learns before the policy, with an optimizer of its own."""
+        """The critic learns before the policy, with a separate optimizer."""
         return CriticFit(
             self.critic_learning_rate, self.critic_num_epochs, self.critic_batch_size, self.critic_max_grad_norm
         )
@@ -214,7 +214,7 @@ class PPO2(ActorCritic):
     num_epochs: int = Field(default=3, ge=1)
     """Passes over the samples of an iteration."""
     batch_size: int = Field(default=32, ge=1)
-    """Environment steps per gradient step; an epoch's steps are dealt into equal parts of at most so many."""
+    """Maximum number of environment steps per gradient step; an epoch's steps are divided into equal parts."""
     entropy_coeff: float = Field(default=1e-3, ge=0)
     """Weight of the policy's entropy, which is maximized."""
     value_target: Literal["td_lambda", "empirical"] = "empirical"
@@ -240,7 +240,7 @@ class PPO2(ActorCritic):
 class SVPG(AlgorithmSettings):
     """Stein variational policy gradient, Liu et al. 2017, arXiv:1704.02399: particles that learn and keep apart.
 
-    Several policies, each with a critic of its own, whose parameters are drawn towards good returns and apart.
+    Several policies, each with a separate critic, whose parameters are drawn towards good returns and apart.
     """
 
     graph: ClassVar[str] = "on_policy"
@@ -251,7 +251,7 @@ class SVPG(AlgorithmSettings):
     particle: Annotated[ActorCritic, ByName(ALGORITHMS, ActorCritic)] = A2C()
     """The algorithm of a particle, with its options; a bare name stands for its defaults."""
     num_particles: int = Field(default=4, ge=1)
-    """Policies; they take the places of the tasks, so num_tasks is the same number."""
+    """Number of policies. Each acts in one task, so num_tasks is the same number."""
     temperature: float = Field(default=1.0, gt=0)
     """Near 0 particles follow their own policy gradients; the larger, the more they keep apart."""
     temperature_decay: float = Field(default=1.0, gt=0, le=1)
@@ -259,7 +259,7 @@ class SVPG(AlgorithmSettings):
     prior_std: float | None = Field(default=None, gt=0)
     """Standard deviation of a Gaussian prior of all parameters around 0; none is a flat prior."""
     horizon: int | None = Field(default=None, ge=1)
-    """Every so many iterations all particles start afresh, critics and optimizers included."""
+    """Number of iterations after which all particles, their critics and optimizers are reinitialized."""
 
     @model_validator(mode="after")
     def _particles_share_nothing_else(self) -> SVPG:
@@ -277,7 +277,7 @@ class SVPG(AlgorithmSettings):
 
     @property
     def run_defaults(self) -> Mapping[str, Any]:
-        """See RUN_DEFAULTS; particles take the places of tasks."""
+        """Return the defaults of a run, with one task per particle."""
         return {**RUN_DEFAULTS, "num_tasks": self.num_particles}
 
     @property
@@ -285,7 +285,7 @@ class SVPG(AlgorithmSettings):
         return self.num_particles
 
     def problems(self, run: RunSettings) -> Iterator[str]:
-        """Tell what does not fit particles with critics; see AlgorithmSettings."""
+        """Yield the problems of particles with critics; see AlgorithmSettings."""
         yield from self.particle.problems_of(self.name, run)
         if run.num_tasks != self.num_particles:
             yield (

@@ -16,7 +16,7 @@ from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, 
 
 
 def median_bandwidth(particles: Array) -> float:
-    """h² = median over pairs of ‖x_i - x_j‖² / (2 log(n + 1)), of particles [n, D]; 1 where all are in one place."""
+    """Return h² = median over pairs of ‖x_i - x_j‖² / (2 log(n + 1)), of particles [n, D]; 1 where all coincide."""
     n = len(particles)
     squares = _squared_distances(particles)[np.triu_indices(n, 1)]
     median = float(np.median(squares)) if n > 1 else 0.0
@@ -24,13 +24,13 @@ def median_bandwidth(particles: Array) -> float:
 
 
 def stein_direction(particles: Array, scores: Array, bandwidth: float) -> Array:
-    """φ(x_i) = (1/n) Σ_j [ k(x_j, x_i) s_j + ∇_{x_j} k(x_j, x_i) ], the way up for every particle.
+    """Return φ(x_i) = (1/n) Σ_j [ k(x_j, x_i) s_j + ∇_{x_j} k(x_j, x_i) ], the ascent direction of every particle.
 
     Liu and Wang 2016, arXiv:1608.04471, eq. 8, with k = exp(-‖x_j - x_i‖² / (2 h²)).
 
     Args:
         particles: x [n, D].
-        scores: s [n, D], gradients of the log-density that the particles are to be spread over.
+        scores: s [n, D], gradients of the log of the target density.
         bandwidth: h².
 
     Returns:
@@ -52,7 +52,7 @@ class SVPGLearner(ActorCriticLearner):
     """Particles on the task axis; every stored parameter has a leading axis [n] of particles.
 
     Attributes:
-        svpg: settings of the particles together; `settings` are those of each.
+        svpg: Settings shared by the particles; `settings` holds the settings of each particle.
     """
 
     def __init__(self, svpg: SVPG, setup: Setup) -> None:
@@ -64,9 +64,9 @@ class SVPGLearner(ActorCriticLearner):
         return self._counted(self._all_fresh(run_seed, 0), 0, None)
 
     def at_start(self, state: LearnerState, *, run_seed: int) -> LearnerState:
-        """Return fresh particles behind a horizon; see Learner.
+        """Return fresh particles after each horizon; see Learner.
 
-        Not the update at its end makes them, so that what is stored, evaluated and exported then has learned.
+        Not done by the update at a horizon's end, so that the particles stored, evaluated and exported have learned.
         """
         num_updates = int(state.extra[NUM_UPDATES])
         if self.svpg.horizon is None or num_updates == 0 or num_updates % self.svpg.horizon:
@@ -75,7 +75,7 @@ class SVPGLearner(ActorCriticLearner):
         return LearnerState(fresh.params, fresh.optimizer, state.extra | fresh.extra)
 
     def acting_params(self, state: LearnerState, num_tasks: int) -> TaskParams:
-        """Have task b act with particle b, counted round where there are more tasks than particles; see Learner."""
+        """Let particle b mod n act in task b; see Learner."""
         particles = np.arange(num_tasks) % self.svpg.num_particles
         return TaskParams({name: value[particles] for name, value in state.params.items()})
 

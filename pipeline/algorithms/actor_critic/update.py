@@ -22,14 +22,14 @@ RUNNING = "advantage_moments"
 
 @dataclass(frozen=True)
 class Moments:
-    """Count, mean and sum of squared deviations of numbers seen so far (Welford; merged after Chan et al. 1979)."""
+    """Count, mean and sum of squared deviations of the values so far (Welford; merged after Chan et al. 1979)."""
 
     count: float = 0.0
     mean: float = 0.0
     squares: float = 0.0
 
     def merged(self, values: Array) -> Moments:
-        """With some more numbers, each counted."""
+        """Return the moments with more values included."""
         count, mean = len(values), float(values.mean())
         total, gap = self.count + count, mean - self.mean
         squares = float(np.square(values - mean).sum())
@@ -41,21 +41,21 @@ class Moments:
 
     @property
     def std(self) -> float:
-        """Standard deviation of all numbers."""
+        """Standard deviation of all values."""
         return float(np.sqrt(self.squares / self.count))
 
     def stored(self) -> Params:
-        """As arrays of a learner."""
+        """Return the moments as arrays of a learner."""
         return {RUNNING: np.array([self.count, self.mean, self.squares])}
 
     @classmethod
     def of(cls, learner: LearnerState) -> Moments | None:
-        """Those that a learner keeps, if it does."""
+        """Return the moments that a learner keeps; None if it keeps none."""
         return cls(*learner.extra[RUNNING].tolist()) if RUNNING in learner.extra else None
 
 
 def scaled(advantages: Array, mask: Array, processing: ProcessingConfig, running: Moments | None) -> Array:
-    """Advantages [b, E, T] as `processing` asks for them: task by task, or by running moments that include them."""
+    """Return advantages [b, E, T] scaled as `processing` says: by task, or by running moments that include them."""
     if running is None:
         return np.stack([scale(task, real, processing) for task, real in zip(advantages, mask, strict=True)])
     if processing.normalize_advantages:
@@ -77,14 +77,14 @@ class EpochsUpdate:
     """An iteration's update while it is under way, of one policy with its critic or of several.
 
     Args:
-        settings: of the algorithm.
-        processing: discount, λ, and how advantages are scaled.
-        steps: of every policy with its critic.
-        experiences: what each learns from.
+        settings: Settings of the algorithm.
+        processing: Discount, λ, and how advantages are scaled.
+        steps: Gradient steps of each policy with its critic.
+        experiences: Experience of each policy.
         mask: [B, E, T] of all episodes, 1 where a step is real.
-        moments: running moments of advantages before these episodes, where the state has some.
-        lr_factor: of all step sizes.
-        position: run seed and iteration.
+        moments: Running moments of advantages before these episodes, where the state has some.
+        lr_factor: Factor on all step sizes.
+        position: Run seed and iteration.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class EpochsUpdate:
         return {"gradient_norm": float(np.mean(norms)), "learning_rate": rate, **described}
 
     def describe(self) -> Metrics:
-        """Losses, KL, entropy and how well values explain the targets: means over policies."""
+        """Return the losses, KL, entropy and how well values explain the targets: means over policies."""
         parts = zip(self._steps, self._rows, self._experiences, strict=True)
         each = [of.describe(rows, experience.behavior) for of, rows, experience in parts]
         return {name: float(np.mean([one[name] for one in each])) for name in each[0]}
@@ -177,7 +177,7 @@ class EpochsUpdate:
         return estimates
 
     def _split(self, values: Array) -> list[Array]:
-        """[B, E, T] by policy."""
+        """Split values [B, E, T] by policy."""
         return np.split(values, len(self._steps)) if len(self._steps) > 1 else [values]
 
 

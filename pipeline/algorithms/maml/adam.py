@@ -30,7 +30,7 @@ class AdamEpochs:
         self._lr_factor = lr_factor(settings, settings.outer_lr)
 
     def choose_kernel(self, asked: KernelChoice, policy: Policy, setup: Setup) -> Kernel:
-        """Torch; see MetaStep."""
+        """Choose torch; see MetaStep."""
         return Kernel("torch", "asked for" if asked == "torch" else "the whole update is differentiated by torch")
 
     def initialize(self, learned: Mapping[str, Array]) -> Params:
@@ -39,7 +39,7 @@ class AdamEpochs:
     def __call__(
         self, problem: MetaProblem, meta_params: Params, state: LearnerState, samples: IterationSamples
     ) -> MetaUpdate:
-        """Epochs of steps, each on its minibatch of every task's rows; see MetaStep."""
+        """Run epochs of steps, each on its minibatch of every task's rows; see MetaStep."""
         settings, parallel = self._settings, samples.parallel
         optimizer, optimizer_state = self._optimizer(int(state.extra[NUM_UPDATES])), state.optimizer
         everything = samples.chunks()

@@ -45,11 +45,11 @@ class IterationSamples:
     """The samples that a meta-update learns from, and where in the run it draws at random.
 
     Attributes:
-        steps: the rounds 0 ... K.
-        chunks: makes chunks of all tasks, of the rows and in the dtype asked for; see build_chunks.
-        generator: of what an epoch draws at random.
-        parallel: maps over chunks.
-        noise: whether to measure the noise of the meta-gradient over tasks.
+        steps: Rollout batches 0 ... K.
+        chunks: Makes chunks of all tasks, of the rows and in the dtype asked for; see build_chunks.
+        generator: Generator of an epoch's random draws.
+        parallel: Map over chunks.
+        noise: True to measure the noise of the meta-gradient over tasks.
     """
 
     steps: Sequence[Step]
@@ -64,11 +64,11 @@ class MetaUpdate:
     """Result of a meta-update: meta-parameters, the optimizer's state, and the objective's values of every task.
 
     Attributes:
-        meta_params: by name, after the update.
-        optimizer: its state after the update.
-        before: the objective's values before the update.
-        after: at the updated meta-parameters.
-        metrics: of the optimizer.
+        meta_params: Meta-parameters by name, after the update.
+        optimizer: State of the optimizer after the update.
+        before: The objective's values before the update.
+        after: The objective's values at the updated meta-parameters.
+        metrics: Metrics of the optimizer.
     """
 
     meta_params: Params
@@ -82,7 +82,7 @@ class MetaStep(Protocol):
     """Minimization of the meta-loss."""
 
     def choose_kernel(self, asked: KernelChoice, policy: Policy, setup: Setup) -> Kernel:
-        """The implementation that computes it for a policy.
+        """Return the implementation that computes the step for a policy.
 
         Raises:
             ConfigError: the one asked for cannot.
@@ -90,13 +90,13 @@ class MetaStep(Protocol):
         ...
 
     def initialize(self, learned: Mapping[str, Array]) -> Params:
-        """State of the optimizer before the first update of these meta-parameters."""
+        """Return the state of the optimizer before the first update of these meta-parameters."""
         ...
 
     def __call__(
         self, problem: MetaProblem, meta_params: Params, state: LearnerState, samples: IterationSamples
     ) -> MetaUpdate:
-        """One meta-update; the arrays of the state are left as they are."""
+        """Make one meta-update; the arrays of the state are left unchanged."""
         ...
 
 
@@ -104,10 +104,10 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
     """Adaptation by gradient steps on each task's own samples, and a meta-update through it.
 
     Args:
-        settings: of the algorithm.
-        setup: what it is built for.
-        inner_loss: what the adaptation minimizes.
-        meta_step: how the meta-loss is minimized.
+        settings: Settings of the algorithm.
+        setup: Setup of the run.
+        inner_loss: Loss that the adaptation minimizes.
+        meta_step: Update that minimizes the meta-loss.
 
     Raises:
         ConfigError: the device is not here, or the kernel asked for does not fit.
@@ -122,15 +122,15 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
 
     @abstractmethod
     def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
-        """Meta-loss as a function of the policy's distributions along the adaptation.
+        """Return the meta-loss as a function of the policy's distributions along the adaptation.
 
         Args:
-            state: input of the iteration.
-            steps: its samples, for what an objective needs to know of all tasks at once.
+            state: Input of the iteration.
+            steps: Samples of the iteration, for what an objective needs to know of all tasks at once.
         """
 
     def initialize(self, *, run_seed: int) -> LearnerState:
-        """Policy parameters, the optimizer's state, the update count and trainable step sizes; see Learner."""
+        """Return policy parameters, optimizer state, update count and trainable step sizes; see Learner."""
         params = self.policy.initialize(generator(run_seed, "initialize"))
         learned = {name: params[name] for name in self.policy.learned(params)}
         extra: Params = {NUM_UPDATES: np.zeros((), np.int64)}
@@ -143,14 +143,14 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
     def process(
         self, state: LearnerState, episodes: EpisodeBatch, *, seed: int, parallel: ParallelMap = map
     ) -> Samples:
-        """Returns, values and advantages by the run's baseline; see Learner."""
+        """Compute returns, values and advantages with the run's baseline; see Learner."""
         baseline = self._setup.baseline.build()
         return process_samples(episodes, baseline, self._setup.processing, seed=seed, parallel=parallel)
 
     def adapt(
         self, state: LearnerState, params: TaskParams, evidence: Step, *, parallel: ParallelMap = map
     ) -> TaskParams:
-        """Parameters of every task after inner step `evidence.k` on its own samples; see Learner.
+        """Return the parameters of every task after inner step `evidence.k` on its own samples; see Learner.
 
         Raises:
             NumericalError: naming the task and the array that is not finite.
@@ -187,7 +187,7 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         run_seed: int,
         parallel: ParallelMap = map,
     ) -> TaskParams:
-        """As in training: process the last round, then take an inner step; beyond training's, the last is repeated."""
+        """Process the last rollout batch, then take an inner step; after training's last step size, repeat it."""
         k = len(rounds) - 1
         samples = self.process(state, rounds[-1], seed=seed_for(run_seed, "baseline", 0, k), parallel=parallel)
         step = Step(rounds[-1], samples, min(k, self.settings.inner_steps - 1))
@@ -202,7 +202,7 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         iteration: int,
         parallel: ParallelMap = map,
     ) -> tuple[LearnerState, Metrics]:
-        """One meta-update from the samples of the rounds 0 ... inner_steps; see Learner."""
+        """Make one meta-update from the samples of rollout batches 0 ... inner_steps; see Learner."""
         found, required = [step.k for step in experience], list(range(self.settings.inner_steps + 1))
         if found != required:
             raise ValueError(f"meta_optimize: found samples of rounds {found}; required {required}, in this order")
@@ -221,20 +221,20 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         return self.next_state(state, made), self.metrics(state, made)
 
     def problem(self, state: LearnerState, steps: Sequence[Step]) -> MetaProblem:
-        """Adaptation and meta-loss of this iteration."""
+        """Return the adaptation and meta-loss of this iteration."""
         settings = self.settings
         return MetaProblem(
             self.policy, self._inner_loss, settings.inner_lr, settings.first_order, self.objective(state, steps)
         )
 
     def next_state(self, state: LearnerState, made: MetaUpdate) -> LearnerState:
-        """The state after an update."""
+        """Return the state after an update."""
         extra = state.extra | step_size_logs(made.meta_params)
         extra[NUM_UPDATES] = np.array(state.extra[NUM_UPDATES] + 1)
         return LearnerState({name: made.meta_params[name] for name in state.params}, made.optimizer, extra)
 
     def metrics(self, state: LearnerState, made: MetaUpdate) -> Metrics:
-        """The loss before and after an update, and all else that the objective gives, after it."""
+        """Return the loss before and after an update, and the objective's other values after it."""
         metrics = {"loss_before": mean_over_tasks(made.before[LOSS]), "loss_after": mean_over_tasks(made.after[LOSS])}
         for name, value in made.after.items():
             if name != LOSS and not name.startswith(INNER_KL):
@@ -248,21 +248,21 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
 
 
 def processed_apart(setup: Setup) -> int:
-    """Tasks that have to be processed together, as TasksApart counts them."""
+    """Return the number of tasks to process together, as in TasksApart."""
     also = setup.processing.return_baseline
     return int(setup.baseline.fits_tasks_apart and (also is None or also.fits_tasks_apart))
 
 
 def step_size_logs(arrays: Mapping[str, Array]) -> Params:
-    """The trainable step sizes among some arrays: log α by full name; empty when they are not trained."""
+    """Return the trainable step sizes among some arrays: log α by full name; empty when they are not trained."""
     return {name: value for name, value in arrays.items() if name.startswith(LOG_INNER_LR)}
 
 
 def inner_kls(values: TaskValues) -> list[float]:
-    """Mean over tasks of every `inner_kl_k`, for k = 0 ... K - 1."""
+    """Return the mean over tasks of every `inner_kl_k`, for k = 0 ... K - 1."""
     return [mean_over_tasks(value) for name, value in values.items() if name.startswith(INNER_KL)]
 
 
 def mean_over_tasks(values: Array) -> float:
-    """Mean of a quantity of every task [B], in float64."""
+    """Return the mean of a quantity of every task [B], in float64."""
     return float(values.mean(dtype=np.float64))

@@ -1,6 +1,6 @@
 """The inner update, and the meta-gradient through it.
 
-θ_i^{k+1} = θ_i^k - α_k ⊙ ∇ L_in(θ_i^k; samples of task i in round k); the meta-loss is the mean over tasks i of the
+θ_i^{k+1} = θ_i^k - α_k ⊙ ∇ L_in(θ_i^k; samples of task i at step k); the meta-loss is the mean over tasks i of the
 objective at θ_i^0 ... θ_i^K as functions of θ. Both are computed for a chunk of tasks at once and summed in the order
 of chunks, which the number of tasks alone decides: so the bits do not depend on how many threads share the work.
 
@@ -28,10 +28,10 @@ STANDARD_ERROR, SPLIT_COSINE = "meta_gradient_standard_error", "meta_gradient_sp
 
 
 def noise_metrics(mean: Mapping[str, Array], even: Mapping[str, Array], squared_norms: Array) -> Metrics:
-    """Signal and noise: the standard error of the meta-gradient over tasks, and how far two halves of the tasks agree.
+    """Measure the standard error of the meta-gradient over tasks, and how far two halves of the tasks agree.
 
     The meta-gradient ḡ = (1/B) Σ g_i is a mean over the B tasks that an iteration drew. Other tasks and episodes would
-    give another one; how much another, the gradients g_i of the single tasks tell.
+    give another one; the spread of the per-task gradients g_i measures how different it would be.
 
     Args:
         mean: ḡ by name.
@@ -72,7 +72,7 @@ InnerLoss = Callable[[Distribution, TaskRows], Tensor]
 """Loss of every task [b], from the current policy's distribution on the rows."""
 
 Objective = Callable[[Sequence[Distribution], Chunk], dict[str, Tensor]]
-"""Quantities [b, ...] of a chunk's tasks from the policy after k inner steps on the rows of round k, k = 0 ... K.
+"""Quantities [b, ...] of a chunk's tasks from the policy after k inner steps on rollout batch k, k = 0 ... K.
 
 `loss` [b] is the one to minimize."""
 
@@ -85,11 +85,11 @@ class MetaProblem:
     """Adaptation of a policy and its loss afterwards: what is differentiated.
 
     Attributes:
-        policy: the policy.
+        policy: The policy.
         inner_loss: L_in.
-        inner_lr: step size where the meta-parameters hold none.
-        first_order: whether inner gradients count as constants.
-        objective: the outer loss of each task; the meta-loss is their mean.
+        inner_lr: Step size where the meta-parameters hold none.
+        first_order: True to treat inner gradients as constants.
+        objective: The outer loss of each task; the meta-loss is their mean.
     """
 
     policy: Policy
@@ -102,14 +102,14 @@ class MetaProblem:
 def inner_step(
     policy: Policy, params: TensorParams, losses: Tensor, step_size: StepSize, *, differentiable: bool
 ) -> TensorParams:
-    """Parameters of every task after one gradient step.
+    """Return the parameters of every task after one gradient step.
 
     Args:
-        policy: says which parameters learn; the others are passed on.
+        policy: Policy that names the learned parameters; the others are passed on.
         params: [b, ...] by name, part of the graph of `losses`.
         losses: [b]; a task's loss depends on its own parameters only.
         step_size: α.
-        differentiable: whether to differentiate through the gradient as well.
+        differentiable: True to differentiate through the gradient as well.
     """
     names = policy.learned(params)
     # The graph is retained in any case: a KL penalty differentiates the same forward pass once more.
@@ -130,7 +130,7 @@ def meta_gradient(
     *,
     parallel: ParallelMap = map,
 ) -> tuple[Params, TaskValues]:
-    """Gradient of the mean loss with respect to the learned meta-parameters, and the objective's values.
+    """Return the gradient of the mean loss with respect to the learned meta-parameters, and the objective's values.
 
     Raises:
         NumericalError: naming the task and the quantity that is not finite.
@@ -146,7 +146,7 @@ def measured_meta_gradient(
     noise: bool,
     parallel: ParallelMap = map,
 ) -> tuple[Params, TaskValues, Metrics]:
-    """The bits of `meta_gradient`, with `meta_gradient_norm` and, if asked for, its noise over tasks as metrics."""
+    """Return `meta_gradient`'s result, with `meta_gradient_norm` and, on request, its noise over tasks as metrics."""
 
     def work(chunk: Chunk) -> tuple[TensorParams, TaskValues, TensorParams, Array]:
         leaves = meta_leaves(problem, meta_params, chunk)
@@ -176,7 +176,7 @@ def measured_meta_gradient(
 
 
 def euclidean_norm(gradients: Mapping[str, Array]) -> float:
-    """Norm over all parameters together, in float64."""
+    """Return the norm over all parameters together, in float64."""
     return math.sqrt(sum(float(np.sum(np.square(value, dtype=np.float64))) for value in gradients.values()))
 
 
@@ -187,7 +187,7 @@ def meta_objective(
     *,
     parallel: ParallelMap = map,
 ) -> TaskValues:
-    """The objective's values without a meta-gradient."""
+    """Return the objective's values without a meta-gradient."""
 
     def work(chunk: Chunk) -> TaskValues:
         leaves = meta_leaves(problem, meta_params, chunk)
@@ -197,7 +197,7 @@ def meta_objective(
 
 
 def meta_leaves(problem: MetaProblem, meta_params: Mapping[str, Array], chunk: Chunk) -> TensorParams:
-    """Meta-parameters as leaves of a graph, [b, ...]; those that do not learn require no gradient."""
+    """Return meta-parameters as leaves of a graph, [b, ...]; only learned ones require a gradient."""
     # Every task gets its own copy, as in `adapt`: gradients then come out per task, which names a task that went wrong.
     like = chunk.rounds[0].weights
     leaves = {
@@ -212,13 +212,13 @@ def meta_leaves(problem: MetaProblem, meta_params: Mapping[str, Array], chunk: C
 def objective_values(
     problem: MetaProblem, leaves: TensorParams, chunk: Chunk, *, differentiable: bool
 ) -> dict[str, Tensor]:
-    """The objective of a chunk's tasks behind the adaptation of these meta-parameters, part of their graph.
+    """Return the objective of a chunk's tasks after adaptation, in the graph of these meta-parameters.
 
     Args:
-        problem: how a policy adapts, and the objective.
-        leaves: from `meta_leaves`.
-        chunk: rows of the rounds 0 ... K.
-        differentiable: whether inner gradients are differentiated as well.
+        problem: Adaptation of the policy, and the objective.
+        leaves: Result of `meta_leaves`.
+        chunk: Rows of rollout batches 0 ... K.
+        differentiable: True to differentiate through inner gradients as well.
     """
     params, distribution = _policy_params(leaves), problem.policy.distribution
     alphas = step_sizes(leaves, problem.inner_lr, len(chunk.rounds) - 1)

@@ -37,18 +37,18 @@ class ProMPLearner(MetaLearner):
         self._settings = settings
 
     def initialize(self, *, run_seed: int) -> LearnerState:
-        """The state before the first iteration, with η; see Learner."""
+        """Return the state before the first iteration, with η; see Learner."""
         state = super().initialize(run_seed=run_seed)
         coeffs = np.full(self._settings.inner_steps, self._settings.init_inner_kl_penalty)
         return LearnerState(state.params, state.optimizer, state.extra | {INNER_KL_COEFF: coeffs})
 
     def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
-        """The meta-loss with this iteration's ε and η; see MetaLearner."""
+        """Return the meta-loss with this iteration's ε and η; see MetaLearner."""
         coeffs = state.extra[INNER_KL_COEFF].tolist()
         return partial(promp_objective, clip_eps=self._clip_eps(state), kl_coeffs=coeffs)
 
     def next_state(self, state: LearnerState, made: MetaUpdate) -> LearnerState:
-        """The state after an update, with the η that the adaptive rule gives; see MetaLearner."""
+        """Return the state after an update, with the η that the adaptive rule gives; see MetaLearner."""
         updated = super().next_state(state, made)
         if self._settings.adaptive_inner_kl_penalty:
             pairs = zip(state.extra[INNER_KL_COEFF].tolist(), inner_kls(made.after), strict=True)
@@ -57,7 +57,7 @@ class ProMPLearner(MetaLearner):
         return updated
 
     def metrics(self, state: LearnerState, made: MetaUpdate) -> Metrics:
-        """Metrics of the family, with the ε and η that the update used; see MetaLearner."""
+        """Return the metrics of the family, with the ε and η that the update used; see MetaLearner."""
         metrics = super().metrics(state, made) | {"clip_eps": self._clip_eps(state)}
         if self._settings.inner_steps:
             metrics["inner_kl_coeff"] = float(np.mean(state.extra[INNER_KL_COEFF]))
@@ -71,13 +71,13 @@ class ProMPLearner(MetaLearner):
 def promp_objective(
     current: Sequence[Distribution], chunk: Chunk, *, clip_eps: float, kl_coeffs: Sequence[float]
 ) -> dict[str, Tensor]:
-    """Clipped surrogate after adaptation plus (1/K) Σ_k η_k KL_k before it, and what describes them.
+    """Return the clipped surrogate after adaptation plus (1/K) Σ_k η_k KL_k before it, with metrics.
 
     Rothfuss et al. 2019, section 6.
 
     Args:
-        current: the policy after k inner steps on the rows of round k, for k = 0 ... K.
-        chunk: rows of these rounds.
+        current: Policies after k inner steps on the rows of rollout batch k, for k = 0 ... K.
+        chunk: Rows of these rollout batches.
         clip_eps: ε.
         kl_coeffs: η of each inner step.
 
@@ -99,7 +99,7 @@ def promp_objective(
 
 
 def adapted_kl_coeff(coeff: float, kl: float, target: float) -> float:
-    """η after the adaptive rule: halved below target / 1.5, doubled above 1.5 target, within [1e-6, 1e2].
+    """Return η after the adaptive rule: halved below target / 1.5, doubled above 1.5 target, within [1e-6, 1e2].
 
     Without the bounds, which the reference lacks, a KL that stays on one side drives η to 0 or infinity.
     """

@@ -28,7 +28,7 @@ def recorded_gaussian(behavior: Mapping[str, Tensor]) -> DiagGaussian:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows of some consecutive tasks in all rounds, and the number of the first of these tasks."""
+    """Rows of consecutive tasks in all rollout batches, and the index of the first of these tasks."""
 
     first_task: int
     rounds: Sequence[TaskRows]
@@ -47,9 +47,9 @@ class TaskRows:
         advantages: [b, N].
         weights: [b, N]; 1 / (real rows of the task) where a row is real, 0 where it is padding. A weighted sum over
             rows is the mean over a task's real steps.
-        behavior: the distributions that acted, [b, N].
+        behavior: The distributions that acted, [b, N].
         behavior_log_prob: [b, N], log-density of the actions under it.
-        episodes: what losses need that look at whole episodes; None where the samples are for others.
+        episodes: Extra data for losses over whole episodes; None where the samples are for other losses.
     """
 
     observations: Tensor
@@ -61,13 +61,13 @@ class TaskRows:
     episodes: EpisodeRows | None = None
 
     def mean(self, values: Tensor) -> Tensor:
-        """Mean of values [b, N] over the real rows of each task: [b]."""
+        """Return the mean of values [b, N] over the real rows of each task: [b]."""
         return (values * self.weights).sum(-1)
 
 
 @dataclass(frozen=True)
 class EpisodeRows:
-    """The same rows as episodes: N = E * T, episode by episode, padding included.
+    """Rows arranged as episodes: N = E * T, episode by episode, padding included.
 
     Attributes:
         adjusted_rewards: [b, E, T], with anything on padding.
@@ -78,7 +78,7 @@ class EpisodeRows:
     mask: Tensor
 
     def split(self, values: Tensor) -> Tensor:
-        """Values [b, N] of the rows as [b, E, T], zero on padding."""
+        """Return the values [b, N] of the rows as [b, E, T], zero on padding."""
         return values.reshape(self.mask.shape) * self.mask
 
     def mean_over_cells(self, values: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ class EpisodeRows:
 
 
 def chunk_bounds(num_tasks: int, tasks_per_chunk: int) -> list[slice]:
-    """Consecutive chunks of tasks; they depend on nothing but these two numbers."""
+    """Return consecutive chunks of tasks; they depend on nothing but these two arguments."""
     return [slice(start, min(start + tasks_per_chunk, num_tasks)) for start in range(0, num_tasks, tasks_per_chunk)]
 
 
@@ -107,12 +107,12 @@ def real_rows(mask: Array) -> Array | None:
 
 
 def minibatch_rows(mask: Array, num_minibatches: int, rng: np.random.Generator) -> list[Array]:
-    """A random partition of each task's real rows into minibatches of equal size, give or take one row.
+    """Return a random partition of each task's real rows into minibatches of equal size, give or take one row.
 
     Args:
         mask: [b, N].
-        num_minibatches: parts.
-        rng: draws one number per row, padding included, so that a task's partition does not depend on other tasks.
+        num_minibatches: Parts.
+        rng: Draws one number per row, padding included, so that a task's partition does not depend on other tasks.
 
     Returns:
         One index array [b, about N / num_minibatches] per minibatch; padding rows come last in each.
@@ -124,12 +124,12 @@ def minibatch_rows(mask: Array, num_minibatches: int, rng: np.random.Generator) 
 
 
 def minibatches(samples: Samples, num_minibatches: int, rng: np.random.Generator) -> list[Array]:
-    """A random partition of each task's rows: of its real steps, or of its episodes where losses look at whole ones.
+    """Partition each task's rows at random: its real steps, or its episodes where losses look at whole ones.
 
     Args:
-        samples: of one round.
-        num_minibatches: parts.
-        rng: see minibatch_rows.
+        samples: Samples of one rollout batch.
+        num_minibatches: Parts.
+        rng: Generator; see minibatch_rows.
 
     Returns:
         One index array [B, n] per minibatch.
@@ -157,16 +157,16 @@ def build_chunks(
     recorded: Recorded = recorded_gaussian,
     parallel: ParallelMap = map,
 ) -> Sequence[Chunk]:
-    """All tasks of the steps in chunks, where `parallel` keeps them.
+    """Return all tasks of the steps in chunks, where `parallel` keeps them.
 
     Args:
-        steps: rounds 0 ... K.
-        tasks_per_chunk: tasks in each chunk but the last.
-        rows: for every round, [B, n] indices of the rows to take; None takes all real ones.
-        dtype: of the tensors.
-        device: of the tensors.
-        recorded: makes the distributions that acted.
-        parallel: maps over the chunks.
+        steps: Rollout batches 0 ... K.
+        tasks_per_chunk: Tasks in each chunk but the last.
+        rows: Indices [B, n] of the rows to take from each rollout batch; None takes all real ones.
+        dtype: Tensor dtype.
+        device: Tensor device.
+        recorded: Makes the distributions that acted.
+        parallel: Map over the chunks.
     """
     work = partial(_chunk, dtype=dtype, device=device, recorded=recorded)
     return keep_tasks(
@@ -206,17 +206,17 @@ def task_rows(
     *,
     first_task: int | None = None,
 ) -> TaskRows:
-    """The rows of some tasks of a step.
+    """Return the rows of some tasks of a step.
 
     Args:
-        step: one round of episodes with their samples.
-        tasks: which tasks.
+        step: One rollout batch with its samples.
+        tasks: Tasks to take.
         rows: [b, n] indices into the E * T rows of each task; None takes the real ones. With adjusted rewards among the
             samples they must be whole episodes, and None takes all of them.
-        dtype: of the tensors.
-        device: of the tensors.
-        recorded: makes the distributions that acted.
-        first_task: number of the first of these tasks, for messages, where the step does not begin with task 0.
+        dtype: Tensor dtype.
+        device: Tensor device.
+        recorded: Makes the distributions that acted.
+        first_task: Number of the first of these tasks, for messages, where the step does not begin with task 0.
     """
     episodes, samples = step.episodes, step.samples
     E, T = episodes.rewards.shape[1:]
@@ -232,7 +232,7 @@ def task_rows(
             flat = np.take_along_axis(flat, rows.reshape(*rows.shape, *(1 for _ in rest)), axis=1)
         return to_tensor(flat, kind, device)
 
-    # Discrete actions are places among the log-probabilities, in any dtype of those.
+    # Discrete actions index the log-probabilities, whatever the dtype of the latter.
     actions = select(episodes.actions, torch.int64 if episodes.actions.dtype == np.int64 else dtype)
     mask_rows = select(samples.mask)
     # What no state changes, such as a standard deviation, is stored once per task.
@@ -259,7 +259,7 @@ def task_rows(
 
 
 def to_tensor(array: Array, dtype: torch.dtype, device: torch.device = CPU) -> Tensor:
-    """A tensor with its own memory: stored arrays may be read-only or broadcast views."""
+    """Return a tensor with its own memory: stored arrays may be read-only or broadcast views."""
     # Converted before it is moved: not every device has float64.
     return torch.as_tensor(np.array(array, order="C")).to(dtype).to(device)
 

@@ -60,7 +60,7 @@ class GradientBased(AlgorithmSettings):
         return 1
 
     def problems(self, run: RunSettings) -> Iterator[str]:
-        """Tell what of a run's other settings does not fit; see AlgorithmSettings."""
+        """Yield conflicts with a run's other settings; see AlgorithmSettings."""
         if run.samples_until_enough:
             yield (
                 f"min_steps or min_rollouts is set, but {self.name} learns from equally many episodes of every task; "
@@ -91,11 +91,11 @@ class MetaAdam(ScheduledSteps):
     num_epochs: int = Field(default=1, ge=1, le=MOST_REPEATS)
     """Passes over the samples of an iteration."""
     num_minibatches: int = Field(default=1, ge=1, le=MOST_REPEATS)
-    """Steps of the optimizer per epoch, each on its own share of the steps of every task and round."""
+    """Steps of the optimizer per epoch, each on a separate share of the steps of every task and rollout batch."""
     tolerance: float | None = Field(default=None, gt=0)
     """Skip the remaining epochs once an epoch has changed the meta-loss of all samples by less than this."""
     optimizer: OptimizerConfig | None = later(None)
-    """An optimizer of torch.optim and its options; left out, Adam as in the references, whose ε is outside of the bias
+    """An optimizer of torch.optim and its options; by default Adam as in the references, whose ε is outside of the bias
     correction."""
 
     @model_validator(mode="after")
@@ -154,12 +154,12 @@ class TrustRegion(Exploration, NaturalSteps):
 
     hvp: Literal["gauss_newton", "hessian", "finite_difference", "fd_unscaled"] = "gauss_newton"
     """Products of vectors with the metric. gauss_newton (once called exact): with the Fisher matrix of the adapted
-    policies, pulled back through the adaptation; it is the Hessian of the KL where the current policies are those that
-    acted, as in training. hessian: with the Hessian of the KL wherever it is, which need not be positive.
+    policies, pulled back through the adaptation; this is the Hessian of the KL where the current policies are the ones
+    that acted, as in training. hessian: with the Hessian of the KL everywhere, which need not be positive.
     finite_difference: central differences of the KL's gradient in float64 with a step scaled to the vector;
     fd_unscaled: in float32 with an absolute step of 1e-5, as in the ProMP code."""
     hvp_subsample: float = Field(default=1.0, gt=0, le=1)
-    """Share of each task's steps, in every round, that these products are computed from."""
+    """Share of each task's steps, in every rollout batch, that these products are computed from."""
     kl_order: Literal["old_new", "new_old"] = "old_new"
     """Bound KL(acted ‖ updated) or, as some other code does, KL(updated ‖ acted)."""
 
@@ -183,7 +183,7 @@ class TrustRegion(Exploration, NaturalSteps):
         return self
 
     def decisive(self) -> dict[str, JsonValue]:
-        """As version 0.1 wrote them, so that digests of its runs hold; see Settings."""
+        """Return the settings as version 0.1 wrote them, so that digests of its runs hold; see Settings."""
         decisive = super().decisive()
         return decisive | {"hvp": "exact"} if self.hvp == "gauss_newton" else decisive
 
@@ -191,7 +191,7 @@ class TrustRegion(Exploration, NaturalSteps):
 class ProMP(MetaAdam, GradientBased):
     """ProMP: clipped surrogate after adaptation, likelihood-ratio inner steps, KL penalty before adaptation.
 
-    Rothfuss et al. 2019, arXiv:1810.06784. Defaults are those of the authors' run scripts.
+    Rothfuss et al. 2019, arXiv:1810.06784. Defaults follow the authors' run scripts.
     """
 
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.maml.promp:ProMPLearner"
@@ -206,7 +206,7 @@ class ProMP(MetaAdam, GradientBased):
     """Passes over the samples of an iteration."""
 
     init_inner_kl_penalty: float = Field(default=5e-4, ge=0)
-    """Initial coefficient η of the KL between the policy that sampled a round and its current version."""
+    """Initial coefficient η of the KL between the policy that collected a rollout batch and its current version."""
     adaptive_inner_kl_penalty: bool = False
     """Halve or double η of an inner step when its KL leaves [target / 1.5, 1.5 target]."""
     target_inner_kl: float = Field(default=DEFAULT_TARGET_INNER_KL, gt=0)
@@ -231,7 +231,7 @@ class ProMP(MetaAdam, GradientBased):
 class MAMLVPG(MetaAdam, Exploration):
     """Policy-gradient inner steps, and Adam on the policy gradient after them.
 
-    Finn et al. 2017, arXiv:1703.03400, algorithm 3. Defaults are those of the ProMP authors' experiments.
+    Finn et al. 2017, arXiv:1703.03400, algorithm 3. Defaults follow the ProMP authors' experiments.
     """
 
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.maml.policy_gradient:MAMLVPGLearner"
@@ -271,8 +271,8 @@ class MAMLPPO(MetaAdam, GradientBased):
 class MAMLTRPO(TrustRegion):
     """Policy-gradient inner steps, and a meta-update that bounds the KL after adaptation.
 
-    Finn et al. 2017, arXiv:1703.03400, section 5.3. Defaults are those of the ProMP authors' run scripts, but for the
-    damping, which they leave out.
+    Finn et al. 2017, arXiv:1703.03400, section 5.3. Defaults follow the ProMP authors' run scripts, but for the
+    damping, which they omit.
     """
 
     name: Literal["maml-trpo"] = "maml-trpo"
@@ -281,7 +281,7 @@ class MAMLTRPO(TrustRegion):
 class EMAML(TrustRegion):
     """MAML-TRPO in which the policies before adaptation are credited for the rewards after it.
 
-    Stadie et al. 2018, arXiv:1803.01118. Defaults are those of the ProMP authors' run script.
+    Stadie et al. 2018, arXiv:1803.01118. Defaults follow the ProMP authors' run script.
     """
 
     name: Literal["e-maml"] = "e-maml"

@@ -8,7 +8,7 @@ The bounded KL is that between the policies that acted and the policies θ_i^K(�
     G = mean_i J_iᵀ F_i J_i,    J_i = dθ_i^K / dθ = (I - α H_{i,K-1}) ... (I - α H_{i,0}),
 
 with F_i the Fisher matrix of the adapted policy and H_{i,k} the symmetric Hessian of the inner loss at θ_i^k. Where the
-adapted policies are those that acted, as in every iteration of training, the KL and its gradient in the distributions
+adapted policies are the ones that acted, as in every iteration of training, the KL and its gradient in distributions
 are zero, and G is the KL's Hessian in θ. Elsewhere, as when an iteration is computed again with other settings, the
 Hessian has a term more and need not be positive; G is, and is the metric of the natural gradient at θ.
 """
@@ -66,11 +66,11 @@ class MetaPoint:
     """The meta-parameters at which products are taken.
 
     Attributes:
-        problem: how a policy adapts; its step sizes are numbers, not meta-parameters.
+        problem: Adaptation of the policy; its step sizes are constants, not meta-parameters.
         params: θ.
-        flat: the order of a vector's elements.
-        chunks: rows of all tasks.
-        parallel: maps over the chunks.
+        flat: The order of a vector's elements.
+        chunks: Rows of all tasks.
+        parallel: Map over the chunks.
     """
 
     problem: MetaProblem
@@ -86,15 +86,15 @@ class MetaPoint:
 
 
 def gauss_newton_product(at: MetaPoint) -> Product:
-    """G v: the Hessian of the KL of the adapted policies from themselves, of any network. See hessian_product."""
+    """Return G v: the Hessian of the adapted policies' KL from themselves, of any network. See hessian_product."""
     return hessian_product(at, _kl_from_itself)
 
 
 def hessian_product(at: MetaPoint, constraint: Objective) -> Product:
-    """H v by differentiating twice, ∇(∇c · v). The graph is built anew for every product, which bounds the memory.
+    """Return H v by differentiating twice, ∇(∇c · v). Rebuilding the graph for every product bounds the memory.
 
     Args:
-        at: where.
+        at: Point at which to take products.
         constraint: c, as its `loss`.
     """
     # What goes to workers must not hold all chunks.
@@ -119,12 +119,12 @@ def hessian_product(at: MetaPoint, constraint: Objective) -> Product:
 
 
 def difference_product(at: MetaPoint, constraint: Objective, *, scaled: bool) -> Product:
-    """H v from central differences of the constraint's gradient, (∇c(θ + ε v) - ∇c(θ - ε v)) / 2ε.
+    """Return H v from central differences of the constraint's gradient, (∇c(θ + ε v) - ∇c(θ - ε v)) / 2ε.
 
     Args:
-        at: where; differences are taken in the dtype of the chunks.
+        at: Point at which to take products; differences are taken in the dtype of the chunks.
         constraint: c, as its `loss`.
-        scaled: whether ε is 1e-5 / ‖v‖, or 1e-5 as in the ProMP code.
+        scaled: True for ε = 1e-5 / ‖v‖, False for ε = 1e-5 as in the ProMP code.
     """
     problem = replace(at.problem, objective=constraint)
     (dtype,) = at.parallel(chunk_dtype, at.chunks[:1])
@@ -144,12 +144,12 @@ def difference_product(at: MetaPoint, constraint: Objective, *, scaled: bool) ->
 
 
 def share_of_rows(mask: Array, share: float, rng: np.random.Generator) -> Array:
-    """A random share of each task's real rows, rounded up: indices [b, n]; padding rows come last.
+    """Return a random share of each task's real rows, rounded up: indices [b, n]; padding rows come last.
 
     Args:
         mask: [b, N].
-        share: from 0, excluded, to 1.
-        rng: draws one number per row, padding included.
+        share: Share of the rows, above 0 and at most 1.
+        rng: Draws one number per row, padding included.
     """
     (order,) = minibatch_rows(mask, 1, rng)
     counts = np.ceil(np.arange(order.shape[1] + 1, dtype=np.int64) * share)
@@ -157,7 +157,7 @@ def share_of_rows(mask: Array, share: float, rng: np.random.Generator) -> Array:
 
 
 def chunk_dtype(chunk: Chunk) -> np.dtype[Any]:
-    """NumPy's name of the dtype of a chunk's rows."""
+    """Return NumPy's name of the dtype of a chunk's rows."""
     return np.dtype(np.float64 if chunk.rounds[0].weights.dtype == torch.float64 else np.float32)
 
 
@@ -173,7 +173,7 @@ class TrustRegionLearner(MetaLearner):
         self._settings = settings
 
     def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
-        """The surrogate and the KLs, the outer one in the order of kl_order; see MetaLearner."""
+        """Return the surrogate and the KLs, the outer one in the order of kl_order; see MetaLearner."""
 
         def objective(current: Sequence[Distribution], chunk: Chunk) -> dict[str, Tensor]:
             values = {LOSS: likelihood_ratio_loss(current[-1], chunk.rounds[-1]), **policy_kls(current, chunk)}
@@ -185,7 +185,7 @@ class TrustRegionLearner(MetaLearner):
 
 
 def bounded_kl(current: Sequence[Distribution], chunk: Chunk, *, new_old: bool = False) -> dict[str, Tensor]:
-    """The KL that is bounded, as `loss`, with its gradient: KL(acted ‖ updated), or in the other order."""
+    """Return the KL that is bounded, as `loss`, with its gradient: KL(acted ‖ updated), or in the other order."""
     adapted, rows = current[-1], chunk.rounds[-1]
     return {LOSS: rows.mean(adapted.kl(rows.behavior) if new_old else rows.behavior.kl(adapted))}
 
@@ -198,7 +198,7 @@ class TrustRegionStep:
         self._gauss_newton_product = gauss_newton_product
 
     def choose_kernel(self, asked: KernelChoice, policy: Policy, setup: Setup) -> Kernel:
-        """Fused products with the Gauss-Newton matrix where they are known; see MetaStep."""
+        """Choose fused products with the Gauss-Newton matrix where they exist; see MetaStep."""
         if setup.device == "mps" and self._settings.hvp == "finite_difference":
             raise ConfigError(
                 "algorithm.hvp is finite_difference, which computes in float64, but device is mps, which has none; use "
@@ -216,7 +216,7 @@ class TrustRegionStep:
         return kernel
 
     def initialize(self, learned: Mapping[str, Array]) -> Params:
-        """There is no state; see MetaStep."""
+        """Return an empty state; see MetaStep."""
         return {}
 
     def __call__(

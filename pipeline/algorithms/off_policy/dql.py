@@ -32,18 +32,18 @@ Q, TARGET = "q", "target_q"
 
 
 def td_targets(rewards: Tensor, continuing: Tensor, next_values: Tensor) -> Tensor:
-    """TD targets y = r + γ (1 - terminated) max_b Q̄(o', b), [n].
+    """Return the TD targets y = r + γ (1 - terminated) max_b Q̄(o', b), [n].
 
     Args:
         rewards: [n].
-        continuing: [n], γ where the task goes on and 0 where it terminated.
+        continuing: [n], γ where the task continues and 0 where it terminated.
         next_values: [n, number of actions], of the target network.
     """
     return rewards + continuing * next_values.amax(1)
 
 
 def q_loss(values: Tensor, actions: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean of huber(Q(o, a) - y) over stored actions a, huber(e) = e² / 2 where |e| < 1, |e| - ½ elsewhere.
+    """Return the mean of huber(Q(o, a) - y) over stored actions a, huber(e) = e² / 2 where |e| < 1, |e| - ½ elsewhere.
 
     The paper clips errors to [-1, 1]: the same gradient. Differs from SimuRLacra, which learns the best action's value.
 
@@ -63,7 +63,7 @@ class DQLDefinition:
     """Q-function and target network while an iteration changes them.
 
     Attributes:
-        q: the Q-function's parameters.
+        q: The Q-function's parameters.
     """
 
     def __init__(
@@ -107,8 +107,8 @@ class DQLLearner(OffPolicyLearner[object, None]):
     """DQL for one run; see Learner.
 
     Attributes:
-        settings: of the algorithm.
-        network: from observations to the values of all actions.
+        settings: Settings of the algorithm.
+        network: Network from observations to the values of all actions.
     """
 
     metrics = METRICS
@@ -128,15 +128,15 @@ class DQLLearner(OffPolicyLearner[object, None]):
         return LearnerState(params, optimizer, prefixed(targets, TARGET) | Counters(0, 0).arrays())
 
     def acting_params(self, state: LearnerState, num_tasks: int) -> TaskParams:
-        """The Q-function, and `epsilon` [B] of the coming iteration; see Learner."""
+        """Return the Q-function, and `epsilon` [B] of the coming iteration; see Learner."""
         return _acting_with(self._epsilon(state), state, num_tasks)
 
     def filling_params(self, state: LearnerState, num_tasks: int) -> TaskParams:
-        """The Q-function with the `epsilon` of the end of training; see OffPolicyLearner."""
+        """Return the Q-function with the `epsilon` of the end of training; see OffPolicyLearner."""
         return _acting_with(self.settings.eps_final, state, num_tasks)
 
     def gradient_steps(self, state: LearnerState, *, parallel: ParallelMap = map) -> GradientSteps[None]:
-        """See OffPolicyLearner; a single small network has nothing to share out."""
+        """Return the gradient steps; a single small network needs no parallel map."""
         of, rate = (self.settings, self.network, state), self._learning_rate(state)
         discount = self._setup.processing.discount
         if self.kernel.name == "fused":

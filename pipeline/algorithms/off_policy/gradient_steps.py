@@ -15,18 +15,18 @@ NUM_GRADIENT_STEPS = "num_gradient_steps"
 """Name in the state of the number of gradient steps over the run."""
 
 Noise = TypeVar("Noise", contravariant=True)
-"""Random numbers of a gradient step, as arrays: a kernel and its definition are given the same."""
+"""Random arrays of a gradient step; a kernel and its definition receive the same ones."""
 
 
 class GradientSteps(Protocol[Noise]):
-    """Working copies of all that a state holds, which gradient steps change in place."""
+    """Working copies of all arrays of a state, which gradient steps change in place."""
 
     def step(self, minibatch: Minibatch, noise: Noise) -> Mapping[str, SupportsFloat]:
         """Make one gradient step; returns what describes it."""
         ...
 
     def state(self) -> LearnerState:
-        """The state after the iteration: everything as it is now, and one update more."""
+        """Return the state after the iteration: everything as it is now, and one update more."""
         ...
 
 
@@ -39,7 +39,7 @@ class Counters:
 
     @classmethod
     def of(cls, state: LearnerState) -> Counters:
-        """Return those of a state."""
+        """Return the counters of a state."""
         return cls(int(state.extra[NUM_UPDATES]), int(state.extra[NUM_GRADIENT_STEPS]))
 
     def arrays(self) -> Params:
@@ -49,14 +49,14 @@ class Counters:
 
 
 def merged(minibatch: Minibatch) -> Transitions:
-    """The transitions [K, N] of all tasks as one batch [K * N]."""
+    """Return the transitions [K, N] of all tasks as one batch [K * N]."""
     transitions = minibatch.transitions
     columns = (getattr(transitions, name) for name in transitions.__dataclass_fields__)
     return Transitions(*(values.reshape(-1, *values.shape[2:]) for values in columns))
 
 
 def means(names: Sequence[str], each: Iterable[Mapping[str, SupportsFloat]]) -> Metrics:
-    """Means over gradient steps, NaN where there was none, and how many there were."""
+    """Return the means over gradient steps, NaN where there was none, and how many there were."""
     # Numbers are read at the end: a device need not be waited for between steps.
     table = [[float(one[name]) for name in names] for one in list(each)]
     averages = np.mean(table, axis=0) if table else np.full(len(names), np.nan)

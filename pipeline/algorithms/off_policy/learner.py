@@ -27,7 +27,7 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
     """Makes one gradient step per minibatch; see Learner.
 
     Attributes:
-        metrics: names of what describes a gradient step.
+        metrics: Names of a gradient step's metrics.
     """
 
     metrics: ClassVar[tuple[str, ...]]
@@ -66,8 +66,8 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
         """Return working copies of a state, by the kernel that was chosen or in torch.
 
         Args:
-            state: is left as it is.
-            parallel: maps over parts of a gradient step; the result does not depend on it.
+            state: State before the steps; it is left unchanged.
+            parallel: Map over parts of a gradient step; the result does not depend on it.
         """
 
     def shown(self, minibatch: Minibatch) -> Minibatch:
@@ -87,7 +87,7 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
         return self.acting_params(state, num_tasks)
 
     def described(self, state: LearnerState) -> Metrics:
-        """Return metrics of the iteration that learns from this state, besides those of its gradient steps."""
+        """Return metrics of the iteration that learns from this state, besides its gradient steps' metrics."""
         return {}
 
     def update(

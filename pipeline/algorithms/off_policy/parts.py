@@ -31,13 +31,13 @@ class TransitionTensors(NamedTuple):
 
 
 def tensor_like(like: Tensor, array: Array) -> Tensor:
-    """An array on the device of a tensor, and in its precision unless it holds integers."""
+    """Return an array on the device of a tensor, and in its precision unless it holds integers."""
     dtype = torch.int64 if array.dtype == np.int64 else like.dtype
     return torch.as_tensor(array, dtype=dtype, device=like.device)
 
 
 def transitions_like(like: Tensor, transitions: Transitions) -> TransitionTensors:
-    """Transitions on the device of a tensor and in its precision."""
+    """Return the transitions on the device of a tensor and in its precision."""
     return TransitionTensors(*(tensor_like(like, getattr(transitions, name)) for name in TransitionTensors._fields))
 
 
@@ -80,7 +80,7 @@ class TwinQ(FlatTensors):
     """
 
     def __init__(self, network: Network, params: Mapping[str, Array], device: torch.device) -> None:
-        """From parameters q1.* and q2.*, which are copied; `network` is the first."""
+        """Copy parameters q1.* and q2.*; `network` is the first."""
         super().__init__(params, device)
         self._network = network
         self._leaves, self._gradients = (self._stacked(vector) for vector in (self.vector, self.gradient))
@@ -89,18 +89,18 @@ class TwinQ(FlatTensors):
             leaf.requires_grad_()
 
     def __call__(self, *inputs: Tensor, learn: bool = False) -> Tensor:
-        """Values [2, n] of observations, actions and what is behind them, [n, ...] each.
+        """Return values [2, n] of observations, actions and any further inputs, [n, ...] each.
 
         Args:
-            inputs: are joined along the last axis.
-            learn: gradients flow to the parameters as well, not to the inputs alone.
+            inputs: Arrays to concatenate along the last axis.
+            learn: Gradients flow to the parameters as well, not to the inputs alone.
         """
         joined = torch.cat(inputs, -1)
         params = self._leaves if learn else self._fixed
         return self._network(params, joined.expand(2, *joined.shape)).squeeze(-1)
 
     def backward(self, loss: Tensor, *others: FlatTensors) -> None:
-        """Put the gradient of a loss into `gradient`, and into those of others that it depends on."""
+        """Write the gradient of a loss to `gradient`, and to the other vectors that the loss depends on."""
         leaves, gradients = [*self._leaves.values()], [*self._gradients.values()]
         for other in others:
             leaves += other.params.values()
@@ -110,7 +110,7 @@ class TwinQ(FlatTensors):
             gradient.copy_(value)
 
     def _stacked(self, vector: Tensor) -> dict[str, Tensor]:
-        """Views [2, ...] of a vector, by the names of the first network."""
+        """Return the views [2, ...] of a vector, by the names of the first network."""
         views: dict[str, Tensor] = {}
         start = 0
         for name, shape in self._network.shapes.items():
@@ -122,7 +122,7 @@ class TwinQ(FlatTensors):
 TWINS = ("q1", "q2")
 """Prefixes of the Q-functions."""
 TARGET = "target_"
-"""Before their names in those of the target networks."""
+"""Prefix of names in the target networks."""
 TRAINED = ("policy", "q", "alpha")
 """Prefixes of the optimizers' states."""
 
@@ -132,11 +132,11 @@ class SACArrays:
     """Parameters by name, and what the optimizers keep.
 
     Attributes:
-        policy: of the policy.
-        q: of both Q-functions, q1.* and then q2.*.
-        targets: of the target networks, under the same names.
+        policy: Policy parameters.
+        q: Parameters of both Q-functions, q1.* and then q2.*.
+        targets: Parameters of the target networks, under the same names.
         log_alpha: [].
-        optimizers: their states.
+        optimizers: States of the optimizers.
     """
 
     policy: Params
@@ -147,7 +147,7 @@ class SACArrays:
 
     @classmethod
     def of(cls, state: LearnerState) -> SACArrays:
-        """Return those of a state, not copied."""
+        """Return the arrays of a state, not copied."""
         q, targets = (
             {name.removeprefix(before): value for name, value in state.extra.items() if name.startswith(names)}
             for before, names in (("", tuple(f"{twin}." for twin in TWINS)), (TARGET, TARGET))

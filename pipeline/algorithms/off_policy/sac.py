@@ -47,18 +47,18 @@ METRICS = (
 
 
 def temperature_loss(log_alpha: Tensor, log_prob: Tensor, num_actions: int) -> Tensor:
-    """-log α · mean( log π(a|o) + H̄ ), H̄ = -A. Eq. 18 with log α for α, which thus stays positive."""
+    """Return -log α · mean( log π(a|o) + H̄ ), H̄ = -A. Eq. 18 with log α for α, which thus stays positive."""
     return -log_alpha * (log_prob.detach() - num_actions).mean()
 
 
 def td_targets(
     rewards: Tensor, continuing: Tensor, next_values: Tensor, next_log_prob: Tensor, alpha: Tensor
 ) -> Tensor:
-    """TD targets y = r + γ (1 - terminated) ( min_j Q̄_j(o', a') - α log π(a'|o') ), Eq. 2, 3.
+    """Return the TD targets y = r + γ (1 - terminated) ( min_j Q̄_j(o', a') - α log π(a'|o') ), Eq. 2, 3.
 
     Args:
         rewards: [n], scaled.
-        continuing: [n], γ where the task goes on and 0 where it terminated.
+        continuing: [n], γ where the task continues and 0 where it terminated.
         next_values: [2, n], of both target networks.
         next_log_prob: [n].
         alpha: [].
@@ -67,12 +67,12 @@ def td_targets(
 
 
 def q_loss(values: Tensor, targets: Tensor) -> Tensor:
-    """The average over both Q-functions [2, n] of mean (Q(o, a) - y)². Eq. 5, twice that of the paper."""
+    """Return the average over both Q-functions [2, n] of mean (Q(o, a) - y)². Eq. 5, times two."""
     return (values - targets).square().mean()
 
 
 def policy_loss(alpha: Tensor, log_prob: Tensor, values: Tensor) -> Tensor:
-    """Mean of α log π(a|o) - min_j Q_j(o, a) with a by reparameterization. Eq. 9; values are [2, n]."""
+    """Return the mean of α log π(a|o) - min_j Q_j(o, a) with a by reparameterization. Eq. 9; values are [2, n]."""
     return (alpha * log_prob - values.amin(0)).mean()
 
 
@@ -80,8 +80,8 @@ class SACDefinition:
     """Policy, Q-functions, targets and temperature while an iteration changes them.
 
     Attributes:
-        policy: the policy's parameters.
-        q: both Q-functions.
+        policy: The policy's parameters.
+        q: Both Q-functions.
     """
 
     def __init__(
@@ -159,9 +159,9 @@ class SACLearner(OffPolicyLearner[object, Array]):
     """SAC for one run; see Learner.
 
     Attributes:
-        settings: of the algorithm.
-        policy: its network, from observations to means and log standard deviations.
-        q: the network of the first Q-function, which the second is like.
+        settings: Settings of the algorithm.
+        policy: Policy network, from observations to means and log standard deviations.
+        q: Network of the first Q-function, which the second copies.
     """
 
     metrics = METRICS

@@ -1,4 +1,4 @@
-"""Settings of algorithms with a replay buffer, as the stages read them, and those of DQL and SAC."""
+"""Settings of algorithms with a replay buffer, as the stages read them, and settings of DQL and SAC."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from metaloom.pipeline.schema import later
 
 @dataclass(frozen=True)
 class Filling:
-    """Filling of the replay buffer before the first update: so many steps, or episodes of every training task.
+    """Filling of the replay buffer before the first update, in environment steps or in episodes per training task.
 
     Attributes:
-        actor: who acts: uniform, or the algorithm's own actor with what `OffPolicyLearner.filling_params` gives.
-        steps: environment steps in all; None where episodes are counted.
-        episodes: of every training task; None where steps are counted.
+        actor: Actor: uniform, or the algorithm's own actor with the result of `OffPolicyLearner.filling_params`.
+        steps: Environment steps in all; None where episodes are counted.
+        episodes: Episodes per training task; None where steps are counted.
     """
 
     actor: ActorKind
@@ -35,10 +35,10 @@ class CollectionRound:
     """Episodes of a task that an iteration collects by one policy.
 
     Attributes:
-        episodes: how many at most; each has a latent variable of its own where tasks are inferred.
-        from_posterior: the task is inferred anew before them, from what the iteration has collected of it so far;
+        episodes: Maximum number of episodes; each has a separate latent variable where tasks are inferred.
+        from_posterior: True to infer the task again before them, from what the iteration has collected of it so far;
             otherwise they know nothing about it.
-        in_context: tasks are inferred from these episodes; otherwise they are learned from and no more.
+        in_context: Tasks are inferred from these episodes; otherwise they are learned from and no more.
     """
 
     episodes: int
@@ -51,14 +51,14 @@ class OffPolicyPlan:
     """All that the stages need to know of an off-policy algorithm, so that none of them asks which one it is.
 
     Attributes:
-        filling: of the replay buffer, before the first update.
-        rounds: what an iteration collects of each of its tasks, in order.
-        num_updates: gradient steps per iteration; None for as many as the iteration had environment steps.
+        filling: Filling of the replay buffer, before the first update.
+        rounds: Episodes that an iteration collects in each of its tasks, in order.
+        num_updates: Gradient steps per iteration; None for one per environment step of the iteration.
         tasks_per_gradient_step: K.
         batch_size: N, transitions of each of them.
         context_size: C, transitions that each is inferred from; 0 where no task is inferred.
-        memory_size: transitions that are remembered, the last ones; of every task, where tasks are inferred.
-        scores_sparse_rewards: evaluations count the rewards that the environment's sparse variant would pay.
+        memory_size: Transitions that are remembered, the last ones; of every task, where tasks are inferred.
+        scores_sparse_rewards: Evaluations count the rewards that the environment's sparse variant would pay.
     """
 
     filling: Filling
@@ -71,17 +71,17 @@ class OffPolicyPlan:
     scores_sparse_rewards: bool = False
 
     def gradient_steps(self, num_env_steps: int) -> int:
-        """Return the gradient steps of an iteration that had so many environment steps."""
+        """Return the number of gradient steps of an iteration with `num_env_steps` environment steps."""
         return num_env_steps if self.num_updates is None else self.num_updates
 
     def most_transitions(self, *, iterations: int, num_tasks: int, all_tasks: int, max_episode_steps: int) -> int:
-        """Return how many transitions can ever be drawn from: those that are remembered, or that the run makes.
+        """Return the maximum number of transitions to draw from: the replay buffer's size, or all that the run makes.
 
         Args:
-            iterations: of the run.
-            num_tasks: of an iteration.
-            all_tasks: with a memory of their own.
-            max_episode_steps: of an episode.
+            iterations: Iterations of the run.
+            num_tasks: Tasks per iteration.
+            all_tasks: Number of tasks with a separate replay buffer.
+            max_episode_steps: Maximum number of steps per episode.
         """
         # The last episodes that fill the buffer are side by side, and may bring as many steps again as were asked for.
         filled = 2 * (self.filling.steps or 0) + (all_tasks * (self.filling.episodes or 0) + 1) * max_episode_steps
@@ -99,7 +99,7 @@ class OffPolicySettings(AlgorithmSettings):
         raise NotImplementedError
 
     def problems(self, run: RunSettings) -> Iterator[str]:
-        """Tell what an off-policy algorithm has no use for; see AlgorithmSettings."""
+        """Yield settings that an off-policy algorithm does not use; see AlgorithmSettings."""
         if run.baseline.name != "zero":
             yield f"baseline is {run.baseline.name} but {self.name} learns from single transitions; leave baseline out"
         for field in ProcessingConfig.model_fields:
@@ -129,13 +129,13 @@ class ReplaySettings(LearningRate, OffPolicySettings):
     memory_size: int = Field(default=100_000, ge=1)
     """Environment steps that are remembered, the last ones."""
     num_init_memory_steps: int | None = Field(default=None, ge=1)
-    """Environment steps before the first update, at least batch_size and at most memory_size; left out, memory_size."""
+    """Environment steps before the first update, at least batch_size and at most memory_size; default memory_size."""
     use_trained_policy_for_refill: bool = False
     """In a run that starts with the parameters of another (init_from): that policy fills the memory, not chance."""
     batch_size: int = Field(default=256, ge=1)
     """Remembered steps per gradient step."""
     num_updates_per_step: int | None = Field(default=None, ge=1)
-    """Gradient steps per iteration; left out, as many as the iteration had environment steps."""
+    """Gradient steps per iteration; by default, one per environment step of the iteration."""
     target_update_intvl: int = Field(default=1, ge=1)
     """Gradient steps from one change of the target networks to the next, counted over the run."""
     max_grad_norm: float | None = Field(default=None, gt=0)
@@ -163,7 +163,7 @@ class ReplaySettings(LearningRate, OffPolicySettings):
         return {"num_tasks": 1, "episodes_per_task": 1, "baseline": {"name": "zero"}}
 
     def plan(self, *, episodes_per_task: int, max_episode_steps: int) -> OffPolicyPlan:
-        """Fill the buffer by chance unless the run starts warm, and collect one round; see OffPolicySettings."""
+        """Fill the buffer with random actions unless the run starts warm, and collect once; see OffPolicySettings."""
         return OffPolicyPlan(
             Filling(self.actor if self.use_trained_policy_for_refill else "uniform", steps=self.init_memory_steps),
             (CollectionRound(episodes_per_task),),
@@ -175,7 +175,7 @@ class ReplaySettings(LearningRate, OffPolicySettings):
         )
 
     def problems(self, run: RunSettings) -> Iterator[str]:
-        """Tell what does not fit an algorithm that learns one task; see AlgorithmSettings."""
+        """Yield the problems of an algorithm that learns one task; see AlgorithmSettings."""
         yield from super().problems(run)
         if self.use_trained_policy_for_refill and not run.starts_warm:
             yield (
@@ -234,12 +234,12 @@ class DQL(ReplaySettings):
         return {**super().run_defaults, "env": {"action_scale": None}}
 
     def epsilon(self, num_updates: int) -> float:
-        """Probability that chance decides in the iteration after so many updates."""
+        """Return the probability of a random action in the iteration after `num_updates` updates."""
         return self.eps_final + (self.eps_init - self.eps_final) * self.eps_schedule_gamma**num_updates
 
 
 class SAC(ReplaySettings):
-    """Soft actor-critic: a squashed Gaussian policy that is to have high Q-values and entropy; two Q-functions of it.
+    """Soft actor-critic: a squashed Gaussian policy that maximizes Q-values and entropy, with two Q-functions.
 
     With a learned temperature. Haarnoja et al. 2018, arXiv:1801.01290 and arXiv:1812.05905.
     """
@@ -252,7 +252,7 @@ class SAC(ReplaySettings):
     learning_rate: float = Field(default=3e-4, gt=0)
     """Step size of policy, Q-functions and temperature."""
     max_grad_norm: float | None = Field(default=5.0, gt=0)
-    """Longer gradients are shortened to this Euclidean norm: the policy's, and that of both Q-functions together."""
+    """Maximum Euclidean norm of a gradient: of the policy's, and of both Q-functions' gradients together."""
     critic_hidden_sizes: tuple[LayerSize, ...] = Field(default=(256, 256), min_length=1)
     """Units in each hidden layer of the Q-functions."""
     tau: float = Field(default=0.995, ge=0, lt=1)
@@ -266,7 +266,7 @@ class SAC(ReplaySettings):
     standardize_rew: bool = False
     """Shift and scale the rewards of every minibatch to mean 0 and deviation 1 before rew_scale."""
     optimizer: OptimizerConfig = later(OptimizerConfig(name="adam"))
-    """Of policy, Q-functions and temperature, each with a state of its own; adam and rmsprop have an ε of 1e-5."""
+    """Optimizer of policy, Q-functions and temperature, with a separate state for each; adam and rmsprop: ε 1e-5."""
 
     @property
     def run_defaults(self) -> Mapping[str, Any]:

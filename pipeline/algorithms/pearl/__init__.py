@@ -1,1 +1,1 @@
-"""PEARL: settings, rounds of collection, networks, posterior over tasks, gradient steps."""
+"""PEARL: settings, collection, networks, posterior over tasks, gradient steps."""

@@ -55,12 +55,12 @@ class Posterior(NamedTuple):
     variance: Tensor
 
     def kl(self) -> Tensor:
-        """KL(posterior ‖ N(0, I)) = ½ Σ (σ² + μ² - 1 - log σ²) of every task in nats, [K]."""
+        """Return KL(posterior ‖ N(0, I)) = ½ Σ (σ² + μ² - 1 - log σ²) of every task in nats, [K]."""
         return 0.5 * (self.variance + self.mean.square() - 1 - self.variance.log()).sum(-1)
 
 
 def posterior(outputs: Tensor) -> Posterior:
-    """q(z|c) ∝ ∏ N(z; μ_n, σ²_n), a factor from each transition. Eq. 2.
+    """Return q(z|c) ∝ ∏ N(z; μ_n, σ²_n), a factor from each transition. Eq. 2.
 
     The product is the Gaussian with 1/σ² = Σ 1/σ²_n and μ = σ² Σ μ_n/σ²_n.
 
@@ -85,17 +85,17 @@ def critic_loss(values: Tensor, targets: Tensor) -> Tensor:
 
 
 def td_targets(settings: PEARL, batch: TransitionTensors, discount: float, next_values: Tensor) -> Tensor:
-    """TD targets y = reward_scale · r + (1 - terminated) γ V̄(o', z), [n]. Eq. 3."""
+    """Return the TD targets y = reward_scale · r + (1 - terminated) γ V̄(o', z), [n]. Eq. 3."""
     return settings.reward_scale * batch.rewards + discount * (1 - batch.terminated) * next_values
 
 
 def value_loss(values: Tensor, lowest: Tensor, log_prob: Tensor) -> Tensor:
-    """Mean of (V(o, z) - (min_j Q_j(o, a', z) - log π(a'|o, z)))². Haarnoja et al. 2018, arXiv:1801.01290, eq. 5."""
+    """Return mean (V(o, z) - (min_j Q_j(o, a', z) - log π(a'|o, z)))². Haarnoja et al. 2018, arXiv:1801.01290, (5)."""
     return (values - (lowest - log_prob).detach()).square().mean()
 
 
 def policy_loss(settings: PEARL, acting: TanhGaussianSample, lowest: Tensor) -> Tensor:
-    """Mean of log π(a'|o, z) - min_j Q_j(o, a', z), and the regularization. Eq. 4."""
+    """Return the mean of log π(a'|o, z) - min_j Q_j(o, a', z), and the regularization. Eq. 4."""
     return (
         (acting.log_prob - lowest).mean()
         + settings.policy_mean_reg * acting.mean.square().mean()
@@ -105,7 +105,7 @@ def policy_loss(settings: PEARL, acting: TanhGaussianSample, lowest: Tensor) -> 
 
 
 def infer(settings: PEARL, encoder: Network, params: Mapping[str, Tensor], context: TransitionTensors) -> Posterior:
-    """The posterior of every task given its context [K, C]; the encoder sees (o, a, r) or (o, a, r, o')."""
+    """Return the posterior of every task given its context [K, C]; the encoder sees (o, a, r) or (o, a, r, o')."""
     features = [context.observations, context.actions, context.rewards[..., None]]
     if settings.use_next_obs_in_context:
         features.append(context.next_observations)
@@ -118,7 +118,7 @@ class PEARLDefinition:
     """Networks, target V and optimizers while an iteration changes them.
 
     Attributes:
-        gradients: of the last step by network, as vectors.
+        gradients: Gradient vectors of the last step, by network.
     """
 
     def __init__(
@@ -154,14 +154,14 @@ class PEARLDefinition:
         }
 
     def step(self, minibatch: Minibatch, noise: Noise) -> dict[str, Tensor]:
-        """Infer the tasks, take a step down the loss of Q-functions and encoder, then down those of V and policy.
+        """Infer the tasks, take a step down the loss of Q-functions and encoder, then down the loss of V and policy.
 
-        The latent variables are drawn once, and everything in the step is given them. V and policy learn by the
-        Q-functions as they have become.
+        The latent variables are drawn once, for all parts of the step. V and policy learn from the updated
+        Q-functions.
 
         Args:
             minibatch: K tasks, N transitions and C of context of each.
-            noise: of latent variables and actions.
+            noise: Noise of latent variables and actions.
         """
         assert minibatch.context is not None
         settings, networks, like = self._settings, self._networks, self._flat["policy"].vector

@@ -46,8 +46,8 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
     """Inference of tasks, and soft actor-critic given what was inferred; see Learner.
 
     Attributes:
-        settings: of the algorithm.
-        networks: of the run.
+        settings: Settings of the algorithm.
+        networks: Networks of the run.
     """
 
     metrics = METRICS
@@ -85,7 +85,7 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
         return PEARLArrays(params, optimizers, num_updates=0).state()
 
     def acting_params(self, state: LearnerState, num_tasks: int) -> TaskParams:
-        """The policy, and the prior: N(0, I) over the latent variables, without the bottleneck the point 0."""
+        """Return the policy, and the prior: N(0, I) over the latent variables, without the bottleneck the point 0."""
         prefix = self.networks.policy.prefix
         policy = {name: value for name, value in state.params.items() if name.startswith(f"{prefix}.")}
         shared = TaskParams.broadcast(policy, num_tasks).params
@@ -94,7 +94,7 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
         return TaskParams({**shared, BELIEF_MEAN: mean, BELIEF_VARIANCE: variance})
 
     def infer(self, state: LearnerState, contexts: Iterable[Transitions]) -> TaskParams:
-        """The posterior of every task, belief.mean and belief.variance [B, Z], given the context [1, C] of each."""
+        """Return every task's posterior given its context [1, C], belief.mean and belief.variance [B, Z]."""
         encoder = PEARLArrays.of(state).params["encoder"]
         means: list[Array] = []
         variances: list[Array] = []
@@ -117,7 +117,7 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
     def adapt(
         self, state: LearnerState, params: TaskParams, evidence: ContextRounds, *, parallel: ParallelMap = map
     ) -> TaskParams:
-        """Return the posterior given some transitions of a few rounds, in place of what `params` knew; see Learner."""
+        """Return the posterior given transitions of some rollout batches, replacing that in `params`; see Learner."""
         contexts = evidence.drawn(self.settings.embedding_batch_size)
         return TaskParams({**params.params, **self.infer(state, map(self._shown, contexts)).params})
 
@@ -155,11 +155,11 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
         return PEARLArrays.of(state).params
 
     def shown(self, minibatch: Minibatch) -> Minibatch:
-        """See OffPolicyLearner; the context as the encoder sees it."""
+        """Return the minibatch with the context as the encoder sees it."""
         return replace(minibatch, context=self._shown(minibatch.context))
 
     def _shown(self, context: Transitions | None) -> Transitions:
-        """The transitions as the encoder sees them, with sparse rewards where that is asked for."""
+        """Return the transitions as the encoder sees them, with sparse rewards where that is asked for."""
         if context is None:
             raise ValueError("update: a minibatch has no context; PEARL requires one to infer its tasks from")
         if not self.settings.sparse_rewards:

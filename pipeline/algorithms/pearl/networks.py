@@ -29,7 +29,7 @@ class PEARLNetworks:
     Attributes:
         policy: (o, z) to means and log standard deviations of the action before the tanh.
         encoder: (o, a, r) or (o, a, r, o') to a factor of the posterior over z.
-        q: (o, a, z) to a value; that of the first Q-function, which the second is like.
+        q: (o, a, z) to a value; the first Q-function's network, which the second copies.
         v: (o, z) to a value.
     """
 
@@ -40,7 +40,7 @@ class PEARLNetworks:
 
     @classmethod
     def build(cls, settings: PEARL, setup: Setup) -> PEARLNetworks:
-        """Return those of a run; their hidden layers are relu unless policy.activation says otherwise."""
+        """Build the networks of a run; their hidden layers are relu unless policy.activation says otherwise."""
         A, Z = setup.action_size, settings.latent_size
         seen = A + 1 + (setup.observation_size if settings.use_next_obs_in_context else 0)
         inferred = Z * (2 if settings.use_information_bottleneck else 1)
@@ -59,7 +59,7 @@ class PEARLNetworks:
 
 
 def initialize(network: Network, rng: np.random.Generator, *, output_limit: float = OUTPUT_LIMIT) -> Params:
-    """Float32 parameters that a network starts with, in order.
+    """Return the float32 parameters that a network starts with, in order.
 
     Hidden kernels are from U(±1/√in) with `in` the units that a layer hears from, and hidden biases are 0.1; kernel and
     bias of the output from U(±output_limit), as in Lillicrap et al. 2016, arXiv:1509.02971, section 7. A module of the
@@ -76,7 +76,7 @@ def initialize(network: Network, rng: np.random.Generator, *, output_limit: floa
         elif part == "bias":
             value = np.full(shape, HIDDEN_BIAS)
         else:
-            # A dense kernel is (in, out), that of a convolution (out, in, k, k).
+            # A dense kernel is (in, out), a convolution's (out, in, k, k).
             limit = 1 / np.sqrt(shape[0] if len(shape) == 2 else math.prod(shape[1:]))
             value = rng.uniform(-limit, limit, shape)
         params[name] = value.astype(np.float32)
@@ -99,9 +99,9 @@ class PEARLArrays:
     """The arrays of a state by network, under names without its prefix.
 
     Attributes:
-        params: of every network.
-        optimizers: their states.
-        num_updates: iterations that were learned from.
+        params: Parameters of every network.
+        optimizers: States of the optimizers.
+        num_updates: Iterations that were learned from.
     """
 
     params: Mapping[str, Params]
@@ -110,7 +110,7 @@ class PEARLArrays:
 
     @classmethod
     def of(cls, state: LearnerState) -> PEARLArrays:
-        """Return those of a state, not copied."""
+        """Return the arrays of a state, not copied."""
         stored = ((state.params, _PARAMS), (state.extra, _EXTRA))
         params = {name: unprefixed(arrays, of) for arrays, prefixes in stored for name, of in prefixes.items()}
         optimizers = {name: unprefixed(state.optimizer, _OPTIMIZER[name]) for name in TRAINED}

@@ -19,7 +19,7 @@ from metaloom.pipeline.policies.config import ActorKind, LayerSize
 from metaloom.pipeline.schema import later
 
 ROUNDS = ("num_steps_prior", "num_steps_posterior", "num_extra_rl_steps_posterior", "update_post_train")
-"""Settings that decide the rounds of an iteration."""
+"""Settings that decide what an iteration collects."""
 _MOST_ROUNDS = 1000
 
 
@@ -76,7 +76,7 @@ class PEARL(ScheduledSteps, OffPolicySettings):
     encoder_learning_rate: float = Field(default=3e-4, gt=0)
     """Step size of the encoder."""
     optimizer: OptimizerConfig = later(OptimizerConfig(name="adam"))
-    """Of every network, each with a state of its own; adam and rmsprop have an ε of 1e-8."""
+    """Optimizer of every network, with a separate state for each; adam and rmsprop have an ε of 1e-8."""
     soft_target_tau: float = Field(default=0.005, gt=0, le=1)
     """Weight of V in the target V that every gradient step moves towards it."""
     num_updates: int = Field(default=2000, ge=1)
@@ -100,7 +100,7 @@ class PEARL(ScheduledSteps, OffPolicySettings):
     num_extra_rl_steps_posterior: int = Field(default=600, ge=0)
     """Steps per task and iteration by the posterior, for actor and critics alone."""
     update_post_train: int = Field(default=1, ge=1)
-    """Episodes by one posterior; then it is inferred anew."""
+    """Episodes per posterior; after them, the task is inferred again."""
     num_exp_traj_eval: int = Field(default=1, ge=1)
     """Episodes of an evaluation by the prior, before the task is inferred for the first time."""
 
@@ -131,7 +131,7 @@ class PEARL(ScheduledSteps, OffPolicySettings):
         return 2
 
     def plan(self, *, episodes_per_task: int, max_episode_steps: int) -> OffPolicyPlan:
-        """See OffPolicySettings; numbers of steps are rounded up to whole episodes of full length."""
+        """Return the plan, with steps rounded up to whole episodes of full length."""
         return OffPolicyPlan(
             Filling(self.actor, episodes=_episodes(self.num_initial_steps, max_episode_steps)),
             self.rounds(max_episode_steps),
@@ -156,7 +156,7 @@ class PEARL(ScheduledSteps, OffPolicySettings):
         )
 
     def problems(self, run: RunSettings) -> Iterator[str]:
-        """Tell what does not fit an algorithm that collects by steps; see AlgorithmSettings."""
+        """Yield the problems of an algorithm that collects by steps; see AlgorithmSettings."""
         yield from super().problems(run)
         for name in ("num_steps_posterior", "num_extra_rl_steps_posterior"):
             rounds = _episodes(getattr(self, name), run.max_episode_steps) // self.update_post_train
@@ -178,11 +178,11 @@ class PEARL(ScheduledSteps, OffPolicySettings):
 
 
 def _episodes(num_steps: int, max_episode_steps: int) -> int:
-    """Episodes in which there are so many steps if none ends early."""
+    """Return the number of episodes that hold `num_steps` steps if none ends early."""
     return -(-num_steps // max_episode_steps)
 
 
 def _posterior_rounds(episodes: int, update_every: int, *, in_context: bool) -> Iterator[CollectionRound]:
-    """Rounds of a phase that infers the task after every few episodes; the first knows the prior alone."""
+    """Yield the batches of a phase that infers the task after every few episodes; the first uses the prior alone."""
     for start in range(0, episodes, update_every):
         yield CollectionRound(min(update_every, episodes - start), from_posterior=start > 0, in_context=in_context)

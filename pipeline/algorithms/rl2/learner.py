@@ -38,7 +38,7 @@ class MemoryPolicy(RecurrentPolicy):
     """A recurrent policy with a layer of values on its memory; see TrialPolicy.
 
     Attributes:
-        critic_size: numbers on which the values are linear.
+        critic_size: Number of features on which the values are linear.
     """
 
     def __init__(self, settings: WithMemory, setup: Setup) -> None:
@@ -48,7 +48,7 @@ class MemoryPolicy(RecurrentPolicy):
         self._position_size, self._input_size = P, setup.policy.cell_spec(setup).input_size
 
     def features(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """See RecurrentPolicy; what is behind its own inputs stays unseen."""
+        """Return the memory's features; inputs after the policy's own stay unseen."""
         return super().features(params, inputs[..., : self._input_size])
 
     def judging(self, features: Tensor, inputs: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ class MemoryPolicy(RecurrentPolicy):
         return torch.cat([features, features * position[..., -1:], position], -1)
 
     def inputs(self, trials: Trials) -> Array:
-        """All that trials show; see TrialPolicy."""
+        """Return all inputs of trials; see TrialPolicy."""
         return trials.inputs
 
     def acting(self, params: Mapping[str, Tensor], of: Sequences) -> Distribution:
@@ -85,9 +85,9 @@ class WithMemoryLearner(Learner[Step, Sequence[Step]]):
     """A policy that acts by its memory, however it learns; see Learner.
 
     Attributes:
-        setup: of the run.
-        policy: with its values.
-        estimates: along trials.
+        setup: Setup of the run.
+        policy: Policy with its values.
+        estimates: Estimates along trials.
     """
 
     def __init__(self, settings: WithMemory, setup: Setup) -> None:
@@ -126,7 +126,7 @@ class WithMemoryLearner(Learner[Step, Sequence[Step]]):
         run_seed: int,
         parallel: ParallelMap = map,
     ) -> TaskParams:
-        """Add what is remembered of the last round, whose episodes are one trial of every task; see Learner."""
+        """Add the memory of the last rollout batch, whose episodes are one trial per task; see Learner."""
         return remembered(Remembering(self.setup.policy, self.setup, params, num_rows=1), params, rounds[-1])
 
 

@@ -36,8 +36,8 @@ class Found(NamedTuple):
 
     Attributes:
         loss: -mean r A.
-        kl: of the policy that acted from the one that is looked at.
-        entropy: of the latter.
+        kl: KL from the acting policy to the evaluated one.
+        entropy: Entropy of the evaluated policy.
     """
 
     loss: float
@@ -56,7 +56,7 @@ class SequenceRegion:
     """Loss, its gradient and the metric of a policy on whole trials, chunk by chunk: sums in their order, divided once.
 
     Attributes:
-        flat: the order of a vector's elements, of what is learned.
+        flat: The order of a vector's elements, of what is learned.
     """
 
     def __init__(self, policy: MemoryPolicy, params: Params, chunks: Sequence[TrialChunk]) -> None:
@@ -65,7 +65,7 @@ class SequenceRegion:
         self._num_steps = sum(len(chunk.of.advantages) for chunk in chunks)
 
     def gradient(self) -> Array:
-        """Of -mean r A, [D] float64; r = 1 where the policy is the one that acted."""
+        """Return the gradient of -mean r A, [D] float64; r = 1 where the policy is the one that acted."""
 
         def of_chunk(of: Sequences) -> Array:
             leaves = self._leaves(of)
@@ -76,10 +76,10 @@ class SequenceRegion:
         return self._mean(of_chunk)
 
     def product(self, v: Array) -> Array:
-        """F v with the Fisher matrix F, the Hessian of the mean KL of the policy from itself, for v [D] float64.
+        """Return F v with the Fisher matrix F, the Hessian of the mean KL of the policy from itself, for v [D] float64.
 
-        By differentiating twice, ∇(∇KL · v), through all steps of a trial; the graph is built anew for every product,
-        which bounds the memory.
+        Differentiates twice, ∇(∇KL · v), through all steps of a trial; rebuilding the graph for every product
+        bounds the memory.
         """
         direction = self.flat.views(v)
 
@@ -97,7 +97,7 @@ class SequenceRegion:
 
     @torch.no_grad()
     def at(self, params: Mapping[str, Array]) -> Found | None:
-        """Look at other parameters; None where something is not finite."""
+        """Evaluate other parameters; None where something is not finite."""
         total = np.zeros(3)
         for of, recorded in self._chunks:
             now = self._policy.acting(self._tensors(params, of), of)

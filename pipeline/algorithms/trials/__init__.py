@@ -1,1 +1,1 @@
-"""What algorithms that adapt within a trial share: their settings, trials on a device, and PPO on whole trials."""
+"""Shared parts of algorithms that adapt within a trial: settings, trials on a device, and PPO on whole trials."""

@@ -22,12 +22,12 @@ class Sequences:
     """Trials [L, N] that a gradient step learns from, time first as recurrent networks take them.
 
     Attributes:
-        inputs: [L, N, in], what the policy sees and, behind it, the position that the critic alone sees.
-        real: [n], the places of real steps among L·N; None where all are.
+        inputs: [L, N, in], the policy's inputs followed by the trial position that only the critic sees.
+        real: [n], indices of real steps among L·N; None where all are real.
         actions: [n, A] or [n] of real steps, as all that follows.
         old_log_prob: [n], under the policy that acted.
         advantages: [n].
-        targets: [n], of the values, in units of their own scale.
+        targets: [n], targets of the values, in the critic's units.
     """
 
     inputs: Tensor
@@ -38,7 +38,7 @@ class Sequences:
     targets: Tensor
 
     def rows(self, features: Tensor) -> Tensor:
-        """Features [n, F] of real steps, of features [L, N, F]."""
+        """Return the features [n, F] of real steps, of features [L, N, F]."""
         flat = features.flatten(0, 1)
         return flat if self.real is None else flat[self.real]
 
@@ -47,7 +47,7 @@ class TrialPolicy(Protocol):
     """A policy that adapts within a trial, and its values, as functions of explicit parameters."""
 
     def learned(self, params: Mapping[str, object]) -> tuple[str, ...]:
-        """Names of the policy's parameters that PPO changes, in order."""
+        """Return the names of the policy's parameters that PPO changes, in order."""
         ...
 
     def inputs(self, trials: Trials) -> Array:
@@ -59,11 +59,11 @@ class TrialPolicy(Protocol):
         ...
 
     def judged(self, params: Mapping[str, Tensor], of: Sequences) -> tuple[Distribution, Tensor]:
-        """Return distributions [n] of actions at real steps, and values [n] in units of their own scale."""
+        """Return distributions [n] of actions at real steps, and values [n] in the critic's units."""
         ...
 
     def values(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Return values [L, N] of inputs [L, N, in], in units of their own scale."""
+        """Return values [L, N] of inputs [L, N, in], in the critic's units."""
         ...
 
 
@@ -77,16 +77,16 @@ class Weights:
 
 
 def sequence_loss(now: Distribution, values: Tensor, of: Sequences, weights: Weights) -> Tensor:
-    """-mean min(r A, clip(r, 1 ± ε) A) + c_v ½ mean (v - R̂)² - c_e mean H, over the real steps of all trials.
+    """Return -mean min(r A, clip(r, 1 ± ε) A) + c_v ½ mean (v - R̂)² - c_e mean H, over the real steps of all trials.
 
     Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9, where r = π(a|h) / π_old(a|h) and v are on what is known, h, of
     the trial up to the step. Where h is the state of a network that learns with them, the gradient runs back through
-    all steps before. Where nothing is clipped, the policy gradient's -mean A log π(a|h) takes the first mean's place.
+    all steps before. Where nothing is clipped, the first mean becomes the policy gradient's -mean A log π(a|h).
 
     Args:
-        now: distributions [n] under the policy that learns.
+        now: Distributions [n] under the policy that learns.
         values: v [n] that learn with it, in the units of their targets R̂.
-        of: the trials.
+        of: The trials.
         weights: c_v, c_e and ε.
     """
     loss = policy_loss(now.log_prob(of.actions), of.old_log_prob, of.advantages, weights.clip_eps)
@@ -102,8 +102,8 @@ class Batch:
     """All trials of an iteration, time first.
 
     Attributes:
-        scale: mean and standard deviation of the values' targets over all real steps, [2] float32.
-        end_advantages: share of all squared advantages in the last twelfth of every trial, and their mean there: near
+        scale: Mean and standard deviation of the values' targets over all real steps, [2] float32.
+        end_advantages: Share of all squared advantages in the last twelfth of every trial, and their mean there: near
             1/12 and 0 where the critic sees the end.
     """
 
@@ -120,13 +120,13 @@ class Batch:
         """Take an iteration's trials to a device.
 
         Args:
-            trials: of the iteration.
-            samples: made of them.
-            inputs: [N, L, in], of policy and critic.
-            policy: that acted and learns.
-            processing: section of the settings.
-            device: where torch computes.
-            behind: [N], what trials' ends are credited with; None for nothing.
+            trials: Trials of the iteration.
+            samples: Samples of the trials.
+            inputs: [N, L, in], inputs of policy and critic.
+            policy: Policy that acted and learns.
+            processing: Section of the settings.
+            device: Torch device.
+            behind: [N], value credited after each trial's end; None for nothing.
         """
         self._device = device
         values = trials.along(samples.values)
@@ -152,14 +152,14 @@ class Batch:
         return self._inputs.shape[1]
 
     def sequences(self, which: Array) -> Sequences:
-        """Some of the trials."""
+        """Return some of the trials."""
         chosen = torch.from_numpy(which).to(self._device)
         real = self._places(None if self._real is None else self._real[:, chosen])
         parts = (self._actions, self._old_log_prob, self._advantages, self._targets)
         return Sequences(self._inputs[:, chosen], real, *(_rows(part[:, chosen], real) for part in parts))
 
     def recorded(self, which: Array) -> Distribution:
-        """The distributions [n] that acted in some of the trials, in the order of their `sequences`."""
+        """Return the distributions [n] that acted in some of the trials, in the order of their `sequences`."""
         chosen = torch.from_numpy(which).to(self._device)
         real = self._places(None if self._real is None else self._real[:, chosen])
         return self._policy.recorded({name: _rows(value[:, chosen], real) for name, value in self._behavior.items()})
@@ -169,11 +169,11 @@ class Batch:
         return None if real is None else real.flatten().nonzero().squeeze(-1)
 
     def _tensor(self, values: Array) -> Tensor:
-        """Time first."""
+        """Convert an array to a tensor with time first."""
         return torch.from_numpy(np.ascontiguousarray(values.swapaxes(0, 1))).to(self._device)
 
 
 def _rows(values: Tensor, real: Tensor | None) -> Tensor:
-    """[n, ...] of [L, N, ...]."""
+    """Return values [L, N, ...] at real steps, as [n, ...]."""
     flat = values.flatten(0, 1)
     return flat if real is None else flat[real]

@@ -27,8 +27,8 @@ class TrialSettings(AlgorithmSettings):
     decides_episodes: ClassVar[tuple[str, ...]] = ("episodes_per_trial",)
 
     episodes_per_trial: int = Field(default=2, ge=1)
-    """Episodes of a task, one after the other, through which the policy's memory lasts; episodes_per_task are those of
-    one trial or of several."""
+    """Episodes of a task, one after the other, through which the policy's memory lasts; episodes_per_task make up
+    one trial or several."""
     trial_end: Literal["seen", "unseen", "bootstrapped"] = later("seen", before="unseen")
     """Value after a trial's last step. seen: 0, and the critic sees how far the trial has come; unseen: 0, and it does
     not; bootstrapped: where the step limit ended the trial, the critic's own value."""
@@ -39,7 +39,7 @@ class TrialSettings(AlgorithmSettings):
 
     @property
     def position_size(self) -> int:
-        """Numbers that tell the critic how far a trial has come; see Trials.position."""
+        """Number of inputs that give the critic the position in a trial; see Trials.position."""
         return self.episodes_per_trial + 2 if self.trial_end == "seen" else 0
 
     @property
@@ -68,7 +68,7 @@ class TrialSettings(AlgorithmSettings):
         yield from processing_problems(run.processing, ("advantages",))
 
     def own_problems(self, run: RunSettings) -> Iterator[str]:
-        """Tell what does not fit this algorithm alone, in words that say what to do."""
+        """Yield problems of this algorithm alone, each with what to do."""
         yield from ()
 
 
@@ -78,7 +78,7 @@ class TrialSteps(TrialSettings, LearningRate):
     num_epochs: int = Field(default=10, ge=1, le=MOST_REPEATS)
     """Passes over the trials of an iteration."""
     trials_per_minibatch: int = Field(default=16, ge=1)
-    """Whole trials per gradient step; an epoch's steps are dealt into equal parts of at most so many."""
+    """Maximum number of whole trials per gradient step; an epoch's steps are divided into equal parts."""
     value_coeff: float = Field(default=0.5, gt=0)
     """Weight of the loss of the values."""
     entropy_coeff: float = Field(default=0.0, ge=0)

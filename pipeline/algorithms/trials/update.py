@@ -30,7 +30,7 @@ from metaloom.pipeline.types import Array, EpisodeBatch, Metrics, Params, Sample
 
 CRITIC_SCALE = "critic.scale"
 """Mean and standard deviation of the targets of the last update, [2]: values in these units have no long way to the
-returns of whole trials, and large rewards do not drown the policy's gradient in that of the values."""
+returns of whole trials, and large rewards do not drown the policy's gradient in the values' gradient."""
 UNSCALED = np.array([0, 1], np.float32)
 """Before the first update."""
 
@@ -39,7 +39,7 @@ class TrialEstimates:
     """Trials of an iteration with their estimates; holds no parameters.
 
     Attributes:
-        device: where torch computes.
+        device: Torch device.
     """
 
     def __init__(self, settings: TrialSettings, setup: Setup, policy: TrialPolicy, device: torch.device) -> None:
@@ -50,7 +50,7 @@ class TrialEstimates:
         return Trials(episodes, self._settings.episodes_per_trial, self._setup.num_actions)
 
     def inputs(self, trials: Trials) -> Array:
-        """Return what the policy sees and, behind it, what the critic alone sees, [N, L, in] float32."""
+        """Return the policy's inputs followed by the critic-only inputs, [N, L, in] float32."""
         inputs = self._policy.inputs(trials)
         if not self._settings.position_size:
             return inputs
@@ -61,16 +61,16 @@ class TrialEstimates:
         """Estimate along the trials, by the values as they are before they learn from them.
 
         Args:
-            params: of the policy and of the values.
-            values_scale: see CRITIC_SCALE.
-            episodes: whole trials.
+            params: Parameters of the policy and of the values.
+            values_scale: Scale of the values; see CRITIC_SCALE.
+            episodes: Whole trials.
         """
         trials, processing = self.trials(episodes), self._setup.processing
         values, behind = self._values(params, values_scale, trials)
         raw = trials.advantages(values, processing.discount, processing.gae_lambda, behind)
         advantages = trials.by_episode(raw)
         mask = episodes.mask
-        # Statistics are those of all tasks together: most have a trial or two, of a few steps at worst.
+        # Statistics are over all tasks together: most have a trial or two, of a few steps at worst.
         together = (-1, mask.shape[2])
         scaled = scale(advantages.reshape(together), mask.reshape(together), processing)
         return Samples(
@@ -96,17 +96,17 @@ class TrialEstimates:
         return found | (batch.end_advantages if self._settings.position_size else {})
 
     def _values(self, params: Mapping[str, Array], values_scale: Array, trials: Trials) -> tuple[Array, Array | None]:
-        """V [N, L] of the steps of trials, and what their ends are credited with, [N]; float32."""
+        """Return V [N, L] of the steps of trials, and the value credited after their ends, [N]; float32."""
         if self._settings.trial_end != "bootstrapped":
             return self._values_of(params, values_scale, self.inputs(trials)), None
-        # One pass: what is known behind the last step follows from what was known in it.
+        # One pass: the knowledge after the last step follows from the knowledge in it.
         values = self._values_of(params, values_scale, trials.inputs_to_end)
         behind = values[np.arange(len(trials)), trials.lengths]
         return values[:, :-1], np.where(trials.cut, behind, 0)
 
     @torch.no_grad()
     def _values_of(self, params: Mapping[str, Array], values_scale: Array, inputs: Array) -> Array:
-        """V [N, L] float32, of inputs [N, L, in]."""
+        """Return V [N, L] float32, of inputs [N, L, in]."""
         tensors = {name: torch.tensor(value, device=self.device) for name, value in params.items()}
         rows = torch.from_numpy(np.ascontiguousarray(inputs.swapaxes(0, 1))).to(self.device)
         values = self._policy.values(tensors, rows)
@@ -119,11 +119,11 @@ class Improved:
     """Result of an update.
 
     Attributes:
-        params: the policy's.
-        critic: the values'.
-        optimizer: its state.
-        scale: of the values; see CRITIC_SCALE.
-        metrics: what describes it.
+        params: Parameters of the policy.
+        critic: Parameters of the values.
+        optimizer: State of the optimizer.
+        scale: Scale of the values; see CRITIC_SCALE.
+        metrics: Metrics of the update.
     """
 
     params: Params
@@ -137,7 +137,7 @@ class TrialUpdate:
     """Gradient steps of a policy that acts by what it has seen of a trial; holds no parameters.
 
     Attributes:
-        lr_factor: of step sizes, after so many updates.
+        lr_factor: Factor on step sizes as a function of the number of updates.
     """
 
     def __init__(self, settings: TrialSteps, policy: TrialPolicy, estimates: TrialEstimates) -> None:

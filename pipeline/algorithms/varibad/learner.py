@@ -58,7 +58,7 @@ class VariBADPolicy(InferringPolicy):
         return self.policy.learned(params)
 
     def inputs(self, trials: Trials) -> Array:
-        """Observations, and the posteriors as they were recorded: no gradient goes into the encoder."""
+        """Return observations and the recorded posteriors: no gradient goes into the encoder."""
         observations = trials.inputs[..., : self._observation_size]
         return np.concatenate([observations, *(trials.behavior[n] for n in (POSTERIOR_MEAN, POSTERIOR_LOG_STD))], -1)
 
@@ -109,7 +109,7 @@ class VariBADLearner(Learner[Step, TrialExperience]):
         run_seed: int,
         parallel: ParallelMap = map,
     ) -> TaskParams:
-        """Add what is remembered of the last round, whose episodes are one trial of every task; see Learner."""
+        """Add the memory of the last rollout batch, whose episodes are one trial per task; see Learner."""
         remembering = Remembering(self._setup.policy, self._setup, params, num_rows=1, network=PosteriorNetwork)
         return remembered(remembering, params, rounds[-1])
 

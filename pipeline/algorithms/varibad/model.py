@@ -36,7 +36,7 @@ class DecodedSteps:
     Attributes:
         observations: [N, D, O].
         taken: [N, D, A], actions, one-hot where they are discrete.
-        next_observations: [N, D, O], to which they led: of an episode's last step, not those of the next episode.
+        next_observations: [N, D, O], where the actions led; after an episode's last step, not the next episode's first.
         rewards: [N, D].
     """
 
@@ -46,7 +46,7 @@ class DecodedSteps:
     rewards: Tensor
 
     def at(self, steps: Tensor) -> DecodedSteps:
-        """Some of the steps, [N, D'] int64 of each trial."""
+        """Return some of the steps, [N, D'] int64 of each trial."""
         trials = torch.arange(len(steps), device=steps.device)[:, None]
         return DecodedSteps(**{f.name: getattr(self, f.name)[trials, steps] for f in fields(self)})
 
@@ -91,7 +91,7 @@ class Decoders:
         return self._all_pairs(self._rewards, params, latents, seen).squeeze(-1)
 
     def _all_pairs(self, network: Network, params: Mapping[str, Tensor], latents: Tensor, steps: Tensor) -> Tensor:
-        """Outputs [K, N, D, out] of every latent [K, N, Z] with every step [N, D, in] of its trial."""
+        """Return the outputs [K, N, D, out] of every latent [K, N, Z] with every step [N, D, in] of its trial."""
         pairs = (len(latents), *steps.shape[:2])
         inputs = torch.cat([latents.unsqueeze(2).expand(*pairs, -1), steps.expand(*pairs, -1)], -1)
         return network(params, inputs.flatten(0, 2)).unflatten(0, pairs)
@@ -102,7 +102,7 @@ class Decoders:
 
 
 def _log_normal(errors: Tensor) -> Tensor:
-    """Log N(e; 0, 1)."""
+    """Return log N(e; 0, 1)."""
     return -0.5 * (errors.square() + LOG_2PI)
 
 
@@ -112,7 +112,7 @@ class TrialTensors:
 
     Attributes:
         inputs: [L, N, in], what the encoder sees; time first as recurrent networks take them.
-        steps: all steps of them, [N, L, ...].
+        steps: All steps of them, [N, L, ...].
         lengths: [N] int64, real steps.
     """
 
@@ -123,7 +123,7 @@ class TrialTensors:
 
 @dataclass(frozen=True)
 class Drawn:
-    """What a gradient step of the model takes from chance.
+    """Random draws of a gradient step of the model.
 
     Attributes:
         at: [K, N] int64, steps whose posteriors learn; None for all steps.
@@ -140,9 +140,9 @@ class Elbo(NamedTuple):
     """Means over trials of means over their posteriors, in nats.
 
     Attributes:
-        rewards: log-likelihood of the rewards of a whole trial.
-        states: of its next observations; 0 where they are not decoded.
-        kl: divergence of a posterior from the one before.
+        rewards: Log-likelihood of the rewards of a whole trial.
+        states: Log-likelihood of its next observations; 0 where they are not decoded.
+        kl: Divergence of a posterior from the one before.
     """
 
     rewards: Tensor
@@ -151,7 +151,7 @@ class Elbo(NamedTuple):
 
 
 def kl_between(posterior: DiagGaussian, prior: DiagGaussian) -> Tensor:
-    """KL(posterior ‖ prior) = Σ log σ' - log σ + (σ² + (μ - μ')²) / 2σ'² - ½, in nats: [...]."""
+    """Return KL(posterior ‖ prior) = Σ log σ' - log σ + (σ² + (μ - μ')²) / 2σ'² - ½, in nats: [...]."""
     # DiagGaussian.kl adds to the denominator, as ProMP does, which shows where posteriors are narrow.
     log_ratio = prior.log_std - posterior.log_std
     squares = (posterior.mean - prior.mean).square() * (-2 * prior.log_std).exp()
@@ -170,7 +170,7 @@ def elbo(
 
     Zintgraf et al. 2020, arXiv:1910.08348, section 3; m is the latent variable that stands for a task.
 
-    The likelihood is that of all steps of the trial, those behind t too: what is inferred is to tell what comes.
+    The likelihood covers all steps of the trial, also after t: the inferred belief must predict what follows.
     """
     posteriors = encoder.posteriors(params, trials.inputs)
     kl = kl_between(posteriors, priors_of(posteriors))
@@ -193,7 +193,7 @@ def elbo(
 
 
 def _real(lengths: Tensor, longest: int) -> Tensor:
-    """[N, L] bool, where a step is real."""
+    """Return a mask [N, L] bool, True where a step is real."""
     return torch.arange(longest, device=lengths.device) < lengths[:, None]
 
 
@@ -251,7 +251,7 @@ class Model:
         settings, lengths = self._settings, trials.lengths.cpu().numpy()
         L, N, _ = trials.inputs.shape
         K = settings.elbo_steps or L
-        # Noise first, and whole numbers by their place in a trial of any length.
+        # Noise first, and integers by their index in a trial of any length.
         noise = rng.standard_normal((K, N, settings.latent_size), np.float32)
         at = None if settings.elbo_steps is None else (rng.random((K, N)) * lengths).astype(np.int64)
         D = settings.decoded_steps
@@ -264,7 +264,7 @@ class Model:
         L = int(lengths.max())
 
         def together(name: str) -> Tensor:
-            """[N, L, ...], zero behind the trials of rounds whose longest is shorter."""
+            """Join arrays to [N, L, ...], zero after the end of shorter trials."""
             parts = [getattr(trials, name)[n, :L] for trials, n in chosen]
             stacked = np.zeros((len(parts), L, *parts[0].shape[1:]), np.float32)
             for row, part in zip(stacked, parts, strict=True):

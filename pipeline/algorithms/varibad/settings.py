@@ -68,7 +68,7 @@ class VariBAD(TrialClipping):
     buffer_iterations: int = Field(default=20, ge=1)
     """Iterations, with the present one, whose trials the model learns from; the store is the buffer."""
     elbo_steps: int | None = Field(default=None, ge=1, le=MOST_REPEATS)
-    """Posteriors of a trial that a gradient step learns from, drawn anew in each; null for those of all steps."""
+    """Number of posteriors of a trial that a gradient step learns from, drawn again in each; null for all steps."""
     decoded_steps: int | None = Field(default=None, ge=1)
     """Steps of a trial that are decoded from each of them, drawn likewise; null for all."""
 

@@ -22,7 +22,7 @@ class ClassRows(Protocol):
     """N rows of one class.
 
     Attributes:
-        physics: that moves them.
+        physics: Physics that moves the rows.
         observations: [N, 39], the first ones.
     """
 
@@ -58,13 +58,13 @@ def check_computation(where: str, computation: object, reward_version: str, name
 
 
 def computed_by(name: str, computation: Computation, reward_version: str) -> Literal["vectorized", "oracle"]:
-    """Which of the two computes a class."""
+    """Return which implementation computes a class."""
     by_rules = computation != "oracle" and reward_version == _VERSION_OF_RULES and name in ROW_TASKS
     return "vectorized" if by_rules else "oracle"
 
 
 def class_rows(official: OfficialClass, goals: Array, num_threads: int, computation: Computation) -> ClassRows:
-    """Rows of a class with goals [N, R], at the starts of their episodes."""
+    """Return the rows of a class with goals [N, R], at the starts of their episodes."""
     if computed_by(official.name, computation, official.reward_version) == "vectorized":
         return VectorizedRows(official, goals, num_threads)
     return OracleRows(official, goals, num_threads)
@@ -77,7 +77,7 @@ FACTS = (
     *(Fact(name, unit="m" if name == "obj_to_target" else "1") for name in INFO),
     Fact("steps_until_success", per="episode"),
 )
-"""What `info` tells, and the steps up to the first success, or all steps while there is none."""
+"""Facts from `info`, and the number of steps up to the first success, or of all steps while there is none."""
 
 _MAX_JOINTS = 35
 """Positions and velocities of the class that has the most, stick-push; the state of the others ends in zeros."""
@@ -87,11 +87,11 @@ class MetaWorldBatch:
     """N rows of a benchmark; a reset may give each another class.
 
     Args:
-        official: makes a class by its number; called once for each.
-        one_hot: class number -> its place among those that an observation tells apart at its end; empty for none.
+        official: Function that makes a class by its number; called once for each.
+        one_hot: Class number -> index in the unit vector that ends an observation; empty for no such vector.
         num_rows: N.
-        num_threads: of the simulators.
-        computation: who computes the rows.
+        num_threads: Threads of the simulators.
+        computation: Implementation that computes the rows.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class MetaWorldBatch:
         self.action_size = ACTION_SIZE
 
     def official(self, number: int) -> OfficialClass:
-        """The class of this number."""
+        """Return the class of this number."""
         if number not in self._officials:
             self._officials[number] = self._make(number)
         return self._officials[number]
@@ -139,7 +139,7 @@ class MetaWorldBatch:
         return self._observed(observations, slice(None))
 
     def step(self, actions: Array, rows: Array) -> BatchStep:
-        # As the package's action space has them: its rewards compute with the numbers of an action.
+        # In the dtype of the package's action space: its rewards compute with the values of an action.
         actions = actions.astype(np.float32)
         observations = np.empty((len(rows), OBSERVATION_SIZE))
         numbers = {name: np.empty(len(rows)) for name in ("reward", *INFO)}
@@ -175,7 +175,7 @@ class MetaWorldBatch:
         return states
 
     def show(self, row: int) -> tuple[object, object]:
-        """MuJoCo's model and data in the state of a row."""
+        """Return MuJoCo's model and data in the state of a row."""
         (group,) = (group for members, group in self._groups if row in members)
         return group.physics.show(int(self._place[row]))
 

@@ -38,9 +38,9 @@ class MetaWorld(FixedTasks):
 
     | observation | content                                                                  | unit |
     | ----------- | ------------------------------------------------------------------------ | ---- |
-    | 0-2         | place of the hand                                                        | m    |
+    | 0-2         | position of the hand                                                     | m    |
     | 3           | gripper, from 0 closed to 1 open                                         | 1    |
-    | 4-6, 7-10   | place and quaternion of the object, where the class has them             | m, 1 |
+    | 4-6, 7-10   | position and quaternion of the object, where the class has them          | m, 1 |
     | 11-13, 14-17| the same of a second object, else zeros                                  | m, 1 |
     | 18-35       | 0-17 one step earlier                                                    |      |
     | 36-38       | the goal in MT benchmarks, zeros in ML benchmarks                        | m    |
@@ -54,7 +54,7 @@ class MetaWorld(FixedTasks):
     | task field    | unit | distribution                                                                    |
     | ------------- | ---- | ------------------------------------------------------------------------------- |
     | class         | 1    | one of the benchmark's classes, by its number in names.CLASSES                  |
-    | goal_1-goal_6 | 1    | the package's `rand_vec`, one of 50 for a class: places of object and goal in m |
+    | goal_1-goal_6 | 1    | the package's `rand_vec`, one of 50 per class: positions of object and goal, m  |
 
     | reward term | value                                             | unit |
     | ----------- | ------------------------------------------------- | ---- |
@@ -64,9 +64,9 @@ class MetaWorld(FixedTasks):
     0.0125 s (five physics steps). A task holds from the next reset on.
 
     Args:
-        benchmark_seed: the package draws the goals of a benchmark from it.
+        benchmark_seed: Seed from which the package draws the goals of a benchmark.
         reward_version: v2, or v1 as of the benchmark's first publication.
-        computation: who computes observations and rewards, see Computation.
+        computation: Implementation of observations and rewards, see Computation.
         render_mode: None or rgb_array.
 
     Raises:
@@ -77,7 +77,7 @@ class MetaWorld(FixedTasks):
     split: ClassVar[Split]
     goal_visible: ClassVar[bool]
     test_seed_offset: ClassVar[int] = 0
-    """What the package adds to the seed where test goals are drawn."""
+    """Offset that the package adds to the seed where test goals are drawn."""
 
     task_fields = (
         TaskField("class", "1", "number of the class of tasks, in the package's order"),
@@ -153,7 +153,7 @@ class MetaWorld(FixedTasks):
         return OfficialClass(CLASSES[number], goal_visible=self.goal_visible, reward_version=self.reward_version)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without simulators: a copy takes the episode's actions again, which leads it to the same state."""
+        """Drop the simulators: a copy takes the episode's actions again, which leads it to the same state."""
         return {**vars(self), "_row": None, "_renderer": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -166,7 +166,7 @@ class MetaWorld(FixedTasks):
                 self._row.step(action[None], _ONE_ROW)
 
     def render(self) -> Any:
-        """[height, width, 3] uint8, or None without render_mode="rgb_array"."""
+        """Return an image [height, width, 3] uint8, or None without render_mode="rgb_array"."""
         if self.render_mode is None:
             return None
         model, data, camera = self.scene()
@@ -177,7 +177,7 @@ class MetaWorld(FixedTasks):
         return self._renderer.render()
 
     def scene(self) -> tuple[Any, Any, Any]:
-        """MuJoCo's model and data in the present state, and the camera to look through, of which films are made."""
+        """Return MuJoCo's model and data in the present state, and the camera for videos."""
         # Look at the table from in front of the robot. The package's own cameras there are upside down.
         camera = mujoco.MjvCamera()
         camera.lookat[:] = _TABLE

@@ -25,7 +25,7 @@ CLASSES = _split(
     stick-pull push push-wall push-back reach reach-wall shelf-place sweep-into sweep window-open window-close
     """
 ).train
-"""In the package's order, where each is called NAME-v3; the place of a class here is its number in a task."""
+"""Classes in the package's order, where each is called NAME-v3; the index of a class here is its number in a task."""
 
 BENCHMARKS: Mapping[str, Split] = {
     "ml10": _split(
@@ -54,7 +54,7 @@ BENCHMARKS: Mapping[str, Split] = {
 
 
 def class_name(task: str) -> str:
-    """The name of the environment class that is ML1 of a class of tasks: ML1PickPlace."""
+    """Return the name of the environment class that is ML1 of a class of tasks: ML1PickPlace."""
     return "ML1" + "".join(word.capitalize() for word in task.split("-"))
 
 

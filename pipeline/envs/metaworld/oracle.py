@@ -29,8 +29,8 @@ class Start:
     Attributes:
         observation: [39].
         state: [S], STATE.
-        body_pos, site_pos: of the model: what a goal moves in it.
-        attributes: those of the package's environment.
+        body_pos, site_pos: Fields of the model that a goal moves.
+        attributes: Attributes of the package's environment.
     """
 
     observation: Array
@@ -44,9 +44,9 @@ class RowPhysics:
     """MuJoCo's batch of one class, moved by a mocap body as the package does it.
 
     Args:
-        env: the package's environment of the class; other simulations may use it too, but not at the same time.
-        starts: of the N rows' episodes.
-        num_threads: of the batch.
+        env: The package's environment of the class; other simulations may use it too, but not at the same time.
+        starts: Starts of the N rows' episodes.
+        num_threads: Threads of the batch.
 
     Attributes:
         batch: MuJoCo's.
@@ -78,7 +78,7 @@ class RowPhysics:
         self.batch.step(ids=self._ids(rows), nstep=env.frame_skip)
 
     def place(self, rows: Array) -> None:
-        """Compute where n rows' bodies are at the joints' new positions; a step leaves them one physics step behind."""
+        """Compute the body positions of n rows at the new joint positions; a step leaves them one physics step late."""
         if self._disabled is None:
             self._disabled = self.batch.expand("opt.disableflags")
         before = self._disabled.copy()
@@ -94,13 +94,13 @@ class RowPhysics:
         mujoco.mj_setState(model, self._env.data, self.batch.state[row], STATE)
 
     def show(self, row: int) -> tuple[mujoco.MjModel, mujoco.MjData]:
-        """The package's model and data in the state of a row, until another row is looked at."""
+        """Return the package's model and data in the state of a row, until another row is looked at."""
         self.put(row)
         mujoco.mj_forward(self._env.model, self._env.data)
         return self._env.model, self._env.data
 
     def some(self, rows: Array) -> Array | slice:
-        """The rows as an index; all of them as a slice, which makes views instead of copies."""
+        """Return the rows as an index; all of them as a slice, which makes views instead of copies."""
         return slice(None) if len(rows) == self._num_rows else rows
 
     def _ids(self, rows: Array) -> Array | None:
@@ -108,7 +108,7 @@ class RowPhysics:
 
 
 INFO = ("near_object", "grasp_success", "grasp_reward", "in_place_reward", "obj_to_target", "unscaled_reward")
-"""Numbers that every class tells in `info` besides success."""
+"""Quantities that every class reports in `info` besides success."""
 
 MAX_STEPS = 500
 """Of an episode; the package refuses to step further."""
@@ -138,9 +138,9 @@ class OfficialClass:
     """The package's environment of one class, and the starts of its episodes, each simulated once.
 
     Args:
-        name: of the class, see names.CLASSES.
-        goal_visible: show the goal in the last three numbers of an observation, which are 0 otherwise.
-        reward_version: of the package's rewards, v1 or v2.
+        name: Name of the class, see names.CLASSES.
+        goal_visible: Show the goal in the last three entries of an observation, which are 0 otherwise.
+        reward_version: Version of the package's rewards, v1 or v2.
     """
 
     def __init__(self, name: str, *, goal_visible: bool, reward_version: str) -> None:
@@ -156,7 +156,7 @@ class OfficialClass:
         self._starts: dict[bytes, Start] = {}
 
     def goal_of(self, task_goal: Array) -> Array:
-        """The goal without padding.
+        """Return the goal without padding.
 
         Raises:
             EnvError: the class has no such goal.
@@ -187,7 +187,7 @@ class OfficialClass:
         def given() -> Array:
             nonlocal draws
             draws += 1
-            if draws > _MAX_DRAWS:  # it draws again and again until a goal is to its liking
+            if draws > _MAX_DRAWS:  # the class rejects one goal after the other
                 raise EnvError(
                     f"Meta-World: {self.name} does not accept the goal {goal.tolist()}, most likely because object and "
                     "goal are too close; required one as the benchmark draws them"
@@ -209,9 +209,9 @@ class OracleRows:
     neither the order of the rows nor earlier episodes make a difference.
 
     Args:
-        official: the class; other rows may use it too, but not at the same time.
+        official: The class; other rows may use it too, but not at the same time.
         goals: [N, R].
-        num_threads: of the batch.
+        num_threads: Threads of the batch.
     """
 
     def __init__(self, official: OfficialClass, goals: Array, num_threads: int) -> None:
@@ -235,7 +235,7 @@ class OracleRows:
         )
 
     def _row(self, row: int, start: Start) -> Any:
-        """One more object of the package's class, whose steps take over what the batch has simulated."""
+        """Make one more object of the package's class, whose steps read what the batch has simulated."""
         env = object.__new__(type(self._official.env))
         env.__dict__.update(start.attributes)
         env.do_simulation = lambda ctrl, n_frames: self.physics.put(row)

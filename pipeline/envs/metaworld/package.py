@@ -21,7 +21,7 @@ VERSION = "3.1.1"
 
 @cache
 def official_classes() -> Mapping[str, type[Any]]:
-    """Name of a class of tasks -> the package's environment class.
+    """Return the package's environment class by name of a class of tasks.
 
     Raises:
         EnvError: the package is missing, or is another version.
@@ -48,7 +48,7 @@ def _install(found: str) -> str:
 
 
 def _reset_mocap_welds(env: Any) -> None:
-    """Stand in for SawyerMocapBase.reset_mocap_welds, which writes 11 numbers into each row of `eq_data`.
+    """Stand in for SawyerMocapBase.reset_mocap_welds, which writes 11 values into each row of `eq_data`.
 
     Newer MuJoCo has 12 of them, mjNEQDATA; the twelfth of a weld is unused.
     """
@@ -69,17 +69,17 @@ Tasks = tuple[tuple[float, ...], ...]
 
 @cache
 def benchmark_tasks(names: Sequence[str], seed: int) -> Tasks:
-    """All tasks of a benchmark's classes: the number of the class, and the goal.
+    """Return all tasks of a benchmark's classes: the number of the class, and the goal.
 
-    They are those of the package's `_make_tasks(classes, ..., seed)`. It draws them from numpy's global generator while
-    it simulates resets; here the generator is one of its own, and nothing is simulated, since no draw depends on it.
+    They equal the package's `_make_tasks(classes, ..., seed)`. It draws them from numpy's global generator while
+    it simulates resets; here the generator is separate, and nothing is simulated, since no draw depends on it.
 
     Args:
-        names: of the classes, in the benchmark's order.
-        seed: of the benchmark.
+        names: Names of the classes, in the benchmark's order.
+        seed: Seed of the benchmark.
 
     Returns:
-        GOALS_PER_CLASS of each class, 1 + GOAL_SIZE numbers each.
+        GOALS_PER_CLASS of each class, 1 + GOAL_SIZE values each.
     """
     generator = np.random.RandomState(seed)
     return tuple(task for name in names for task in _class_tasks(name, generator))
@@ -101,12 +101,12 @@ def _class_tasks(name: str, generator: Any) -> Tasks:
 
 
 def _draw(env: Any, generator: Any) -> Array:
-    """As SawyerXYZEnv._get_state_rand_vec, from a generator of its own."""
+    """Draw as SawyerXYZEnv._get_state_rand_vec does, from a separate generator."""
     space = env._random_reset_space
     env._last_rand_vec = generator.uniform(space.low, space.high, size=space.low.size)
     return env._last_rand_vec
 
 
 def padded(goal: Array) -> Array:
-    """[GOAL_SIZE] float64."""
+    """Pad a goal with zeros to [GOAL_SIZE] float64."""
     return np.concatenate([goal, np.zeros(GOAL_SIZE - len(goal))])

@@ -18,14 +18,14 @@ class ActorSetup:
     """The ingredients of an actor.
 
     Attributes:
-        config: the policy.
-        params: of every task.
+        config: The policy.
+        params: Parameters of every task.
         taken: [T, B * E, A] float32, is given all actions; A is 1 where they are discrete.
         num_rows: E.
-        spaces: of the environment.
+        spaces: Sizes of the environment.
         rngs: B generators, from which each task's actions are drawn; None for the most likely actions.
-        belief_rng: the generator from which the latent variable of a task's episode is drawn: (b, e) -> generator.
-        memory: what the rows have kept of the episodes before, for an actor with a memory; None where a trial begins.
+        belief_rng: The generator from which the latent variable of a task's episode is drawn: (b, e) -> generator.
+        memory: Memory of the episodes before, for an actor with a memory; None where a trial begins.
     """
 
     config: PolicyConfig
@@ -67,9 +67,9 @@ class Actor(ABC):
     another's.
 
     Attributes:
-        actions: [T, B * E, ...], those taken so far.
-        behavior_by_step: what the acting distribution was at every step so far: name -> [T, B * E, ...] float32.
-        behavior_by_task: what it was all along: name -> [B, ...] float32, [B, E, ...] where episodes differ.
+        actions: [T, B * E, ...], actions so far.
+        behavior_by_step: Acting distribution at every step so far: name -> [T, B * E, ...] float32.
+        behavior_by_task: Acting distribution of all steps: name -> [B, ...] float32, [B, E, ...] where episodes differ.
     """
 
     def __init__(self, setup: ActorSetup) -> None:
@@ -87,7 +87,7 @@ class Actor(ABC):
         """
 
     def learn_of(self, rows: Array, rewards: Array, ended: Array) -> None:
-        """Be told what the last actions earned.
+        """Receive the outcome of the last actions.
 
         Args:
             rows: [n] that have acted.
@@ -98,15 +98,15 @@ class Actor(ABC):
 
     @property
     def memory(self) -> Memory | None:
-        """What the rows have kept; None of actors without a memory."""
+        """Memory of the rows; None of actors without a memory."""
         return None
 
     def recall(self, memory: Memory) -> None:
-        """Go on from what another actor of the same rows has kept; only actors with a memory can be asked."""
+        """Continue from the memory of another actor of the same rows; only for actors with a memory."""
         raise NotImplementedError(f"{type(self).__name__} keeps no memory ({memory.state.shape})")
 
     def _record(self, name: str, size: int) -> Array:
-        """Zeros [T, N, size] for what the acting distribution is at every step."""
+        """Return zeros [T, N, size] for the acting distribution at every step."""
         self.behavior_by_step[name] = np.zeros((*self._taken.shape[:2], size), np.float32)
         return self.behavior_by_step[name]
 
@@ -130,7 +130,7 @@ class UniformActor(Actor):
             self._drawn = setup.drawn(lambda rng: 2 * rng.random((T, E, A), np.float32) - 1).reshape(T, N, A)
 
     def act(self, t: int, observations: Array, rows: Array) -> Array:
-        """Actions [n, A] float32 or [n] int64; see Actor."""
+        """Return the actions [n, A] float32 or [n] int64; see Actor."""
         return self._take(t, rows, self._drawn[t, rows])
 
 
@@ -146,5 +146,5 @@ class RecordedActor(Actor):
         self._recorded = np.moveaxis(setup.params.params[ACTIONS], 0, 1).astype(self.actions.dtype)
 
     def act(self, t: int, observations: Array, rows: Array) -> Array:
-        """Actions [n, A] float32 or [n] int64; see Actor."""
+        """Return the actions [n, A] float32 or [n] int64; see Actor."""
         return self._take(t, rows, self._recorded[t, rows])

@@ -51,7 +51,7 @@ class TanhGaussianActor(Actor):
     """Actions tanh(mean + std * noise); tanh(mean) where there is nothing to draw from. See Actor.
 
     Haarnoja et al. 2018, arXiv:1801.01290, appendix C. Where the parameters hold a belief, the network sees a latent
-    variable behind the observation, drawn from the belief once per episode (Rakelly et al. 2019, arXiv:1903.08254).
+    variable after the observation, drawn from the belief once per episode (Rakelly et al. 2019, arXiv:1903.08254).
     """
 
     def __init__(self, setup: ActorSetup) -> None:
@@ -70,11 +70,11 @@ class TanhGaussianActor(Actor):
         self._log_stds = self._record("log_stds", setup.spaces.action_size)
 
     def act(self, t: int, observations: Array, rows: Array) -> Array:
-        """Float32 actions [n, A]; see Actor."""
+        """Return the float32 actions [n, A]; see Actor."""
         self._observed[:] = observations.reshape(self._observed.shape)
         _, N, A = self.actions.shape
         outputs = self._network.outputs().reshape(N, 2 * A)
-        # Contiguous copies: numpy may compute exp and tanh otherwise where numbers lie apart.
+        # Contiguous copies: numpy may round exp and tanh differently on strided arrays.
         mean = outputs[rows, :A]
         log_std = np.clip(outputs[rows, A:], MIN_LOG_STD, MAX_LOG_STD)
         self._means[t, rows] = mean
@@ -111,7 +111,7 @@ class QValuesActor(Actor):
         self.behavior_by_task[EPSILON] = epsilon
 
     def act(self, t: int, observations: Array, rows: Array) -> Array:
-        """Int64 actions [n]; see Actor."""
+        """Return the int64 actions [n]; see Actor."""
         self._network.inputs[:] = observations.reshape(self._network.inputs.shape)
         values = self._network.outputs().reshape(self._values[t].shape)[rows]
         actions: Array = np.where(self._explores[t, rows], self._random_actions[t, rows], values.argmax(-1))

@@ -1,4 +1,4 @@
-"""Acting by a policy of the user's own, in torch."""
+"""Acting with a custom policy, in torch."""
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from metaloom.pipeline.types import Array
 
 
 class OwnPolicyActor(Actor):
-    """Draws from the policy's distributions, task by task and step by step from seeds of their own. See Actor.
+    """Draws from the policy's distributions, task by task and step by step, with separate seeds. See Actor.
 
     Where there is nothing to draw from it takes their modes.
     """
@@ -25,7 +25,7 @@ class OwnPolicyActor(Actor):
             self._seeds = np.stack([rng.integers(2**63, size=len(setup.taken)) for rng in setup.rngs], axis=1)
 
     def act(self, t: int, observations: Array, rows: Array) -> Array:
-        """Actions [n, A] float32 or [n] int64; see Actor."""
+        """Return the actions [n, A] float32 or [n] int64; see Actor."""
         self._rows.inputs[:] = observations.reshape(self._rows.inputs.shape)
         found: list[tuple[Array, dict[str, Array]]] = []
         with one_thread(), torch.no_grad():
@@ -36,7 +36,7 @@ class OwnPolicyActor(Actor):
                 else:
                     with seeded(int(self._seeds[t, b])):
                         drawn = distribution.sample()
-                # Of all rows, also of those that have ended, without the padding.
+                # For all rows, also ended ones, without the padding.
                 num_rows, parameters = self._rows.inputs.shape[1], distribution.parameters()
                 behavior = {name: value.numpy()[:num_rows] for name, value in parameters.items()}
                 found.append((drawn.numpy()[:num_rows], behavior))

@@ -11,18 +11,18 @@ _SIDES = np.array([1.0, -1.0])
 
 
 def closing(moment: Moment) -> Array:
-    """[n], how hard the action closes the gripper, from 0 to 1."""
+    """Return how hard the action closes the gripper, from 0 to 1, [n]."""
     return np.minimum(np.maximum(moment.actions[:, 3], 0), 1)
 
 
 def cage_and_grip(moment: Moment, *, radius: float, reach: float, level: float, dense: bool = True) -> Array:
-    """[n], the reward for caging and gripping that most classes use.
+    """Return the reward for caging and gripping that most classes use, [n].
 
     Sideways, the pads are compared with the object by distances that grow on either side, and the margin of that
     comparison is how far a pad is from where the object lay at first.
 
     Args:
-        moment: the rows.
+        moment: The rows.
         radius: m, of the object.
         reach: m, up to which a pad is close to the object.
         level: m, up to which the fingertips are at the object in x and z.
@@ -38,30 +38,30 @@ def cage_and_grip(moment: Moment, *, radius: float, reach: float, level: float, 
 
 
 def pick_up(moment: Moment) -> Array:
-    """[n], the same reward as pick-place has it."""
+    """Return the reward for caging and gripping as in pick-place, [n]."""
     caging = hamacher(_between_pads(moment, 0.015, 0.05), _level_with(moment, 0.005))
     return (hamacher(caging, np.where(caging > 0.97, closing(moment), 0)) + caging) / 2
 
 
 def sweep_along(moment: Moment, *, radius: float, slack: float, level: float) -> Array:
-    """[n], the same reward as the sweeping classes have it: gripping is for the pads to be close, not to press.
+    """Return the reward as in the sweeping classes, [n]: gripping is for the pads to be close, not to press.
 
     Args:
-        moment: the rows.
+        moment: The rows.
         radius: m, of the object.
         slack: m, between the object and a pad that still grips it.
-        level: as of `cage_and_grip`.
+        level: Level as of `cage_and_grip`.
     """
     caging = hamacher(_between_pads(moment, radius, 0.05), _level_with(moment, level))
     return (caging + np.where(caging > 0.95, _between_pads(moment, radius, radius + slack), 0)) / 2
 
 
 def _between_pads(moment: Moment, near: float, far: float) -> Array:
-    """[n], how well both pads are from `near` to `far` beside the object, each on its side.
+    """Return how well both pads are from `near` to `far` beside the object, each on its side, [n].
 
     The margin should be how far the pads were from the object when the episode began. The official classes keep a view
-    of the pads' present places under the name of the first ones, so it is how far they are now; rewards differ by up
-    to 0.09 per step from those that were meant. This is what they compute.
+    of the pads' present positions under the name of the first ones, so it is how far they are now; rewards differ by up
+    to 0.09 per step from the intended ones. This function computes what the package computes.
     """
     gaps = (moment.scene["pads_y"] - moment.object[:, 1:2]) * _SIDES
     margins = np.abs(gaps) - 0.05
@@ -70,7 +70,7 @@ def _between_pads(moment: Moment, near: float, far: float) -> Array:
 
 
 def _level_with(moment: Moment, level: float) -> Array:
-    """[n], how close the fingertips are to the object in x and z, by how far they were at first."""
+    """Return how close the fingertips are to the object in x and z, relative to their first distance, [n]."""
     first = _length_xz(moment.start["object"] - moment.start["fingertips"])
     return long_tail(_length_xz(moment.fingertips - moment.object) - level, first - level)
 

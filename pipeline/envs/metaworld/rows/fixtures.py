@@ -19,7 +19,7 @@ def door_open(moment: Moment) -> RowsEvaluation:
 
 
 def _ready_to_pull(moment: Moment) -> Array:
-    """[n], how well the hand is between handle and door, and above a funnel that keeps it from hitting the handle."""
+    """Return how well the hand is between handle and door, and above a funnel that protects the handle, [n]."""
     from_handle = moment.hand - moment.object - np.array([-0.05, 0, 0])
     away = norm(from_handle[:, :2]) - 0.12
     # Inside of the funnel's mouth the floor is 0.
@@ -66,7 +66,7 @@ def drawer_open(moment: Moment) -> RowsEvaluation:
 def button_press_topdown(moment: Moment) -> RowsEvaluation:
     """Press the button from above, with a closed gripper.
 
-    How near the fingertips are is told by how far they were at first from where the button is *now*, as in the
+    The nearness of the fingertips is relative to their first distance from where the button is *now*, as in the
     official class.
     """
     start, gap = moment.start, norm(moment.object - moment.fingertips)

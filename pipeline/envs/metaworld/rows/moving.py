@@ -1,4 +1,4 @@
-"""The classes whose object lies loose: reach, push, pick-place, basketball, shelf-place, peg-insert-side, sweeping."""
+"""Classes with a loose object: reach, push, pick-place, basketball, shelf-place, peg-insert-side, sweeping."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from metaloom.pipeline.envs.metaworld.rows.shaping import fraction_of_box, hamac
 from metaloom.pipeline.types import Array
 
 _RADIUS = 0.05
-"""m, around the target, within which an object is in place, where a class has no radius of its own."""
+"""Default radius in m around the target within which an object has reached it."""
 
 _NEAR = 0.03
 """m, between fingertips and object, where a class calls nothing else near."""
@@ -78,7 +78,7 @@ def shelf_place(moment: Moment) -> RowsEvaluation:
     distance, in_place = _in_place(moment, target, _RADIUS)
     caged = cage_and_grip(moment, radius=0.02, reach=0.05, level=0.01, dense=False)
     rewards = hamacher(caged, in_place)
-    # Under the shelf's board, being in place counts less the deeper and the lower the puck is; behind it, nothing.
+    # Under the shelf's board, reaching the target counts less the deeper and lower the puck is; past it, nothing.
     depth = y - (target[:, 1] - 3 * _RADIUS)
     low = (z > 0) & (z < 0.24) & (target[:, 0] - 0.15 < x) & (x < target[:, 0] + 0.15)
     under = low & (depth > 0) & (y < target[:, 1])
@@ -110,22 +110,22 @@ def _sweep(moment: Moment, target: Array, *, slack: float, level: float) -> Rows
 
 
 def _gap(moment: Moment) -> Array:
-    """[n] m, between fingertips and object."""
+    """Return the distance between fingertips and object, [n] m."""
     return norm(moment.object - moment.fingertips)
 
 
 def _in_place(moment: Moment, target: Array, radius: float, scale: Array | float = 1.0) -> tuple[Array, Array]:
-    """The object's distances to the target, and what they are worth by how far it was at first; axes stretched."""
+    """Return the object's distances to the target on stretched axes, and their reward relative to the first one."""
     distance = norm((moment.object - target) * scale)
     return distance, long_tail(distance - radius, norm((moment.start["object"] - target) * scale))
 
 
 def _lifted(moment: Moment, height: float) -> Array:
-    """[n] bool, where the object is more than a height (m) above its first place, and the gripper not quite closed."""
+    """Return True where the object is more than a height (m) above its start and the gripper not quite closed, [n]."""
     return (moment.opened > 0) & (moment.object[:, 2] - height > moment.start["object"][:, 2])
 
 
 def _carry(caged: Array, in_place: Array, lifted: Array) -> tuple[Array, Array]:
-    """What caging the object is worth, all of it where it is lifted, and the reward for that and being in place."""
+    """Return the reward for caging the object, full where it is lifted, and for that and reaching the target."""
     caged = np.where(lifted, 1, caged)
     return caged, hamacher(caged, in_place) + np.where(lifted, 1 + 5 * in_place, 0)

@@ -1,4 +1,4 @@
-"""What the rules of a Meta-World class read of n simulations, and the observation that they share."""
+"""Inputs that the rules of a Meta-World class read from n simulations, and the observation that they share."""
 # pyright: reportAttributeAccessIssue=false
 # MuJoCo's compiled modules have no type stubs.
 
@@ -21,7 +21,7 @@ _HAND_LOW, _HAND_HIGH = np.array([-0.525, 0.348, -0.0525]), np.array([0.525, 1.0
 _WIDEST_GRIPPER = 0.1
 
 # The entries of a rotation matrix whose sum or difference is four times the greatest entry of the quaternion times each
-# other one; row i of the tables is for the greatest being x, y, z, w. The place of itself is filled otherwise.
+# other one; row i of the tables is for the greatest being x, y, z, w. The diagonal entry is filled separately.
 _FIRST = np.array([[0, 3, 6, 7], [3, 0, 7, 2], [6, 7, 0, 3], [7, 2, 3, 0]])
 _SECOND = np.array([[0, 1, 2, 5], [1, 0, 5, 6], [2, 5, 0, 1], [5, 6, 1, 0]])
 _SIGNS = np.array([[0, 1, 1, -1], [1, 0, 1, -1], [1, 1, 0, -1], [-1, -1, -1, 0]])
@@ -31,8 +31,8 @@ class Source(NamedTuple):
     """One thing in the simulator.
 
     Attributes:
-        field: the field of MjData that tells of it.
-        name: of the body, site, geom or joint.
+        field: Field of MjData to read.
+        name: Name of the body, site, geom or joint.
     """
 
     field: Literal["xpos", "xquat", "site_xpos", "site_xmat", "geom_xpos", "geom_xmat", "qpos"]
@@ -58,7 +58,7 @@ class Moment:
         opened: [n], from 0 for a closed gripper to 1.
         object: [n, 3] m, as observed.
         fingertips: [n, 3] m, the middle between the two.
-        scene: name -> [n, ...], the class's own sources and those of the hand.
+        scene: name -> [n, ...], the class's own sources and the hand's.
         start: name -> [n, ...], what its episode started with.
     """
 
@@ -72,16 +72,16 @@ class Moment:
 
 
 class RowsEvaluation(NamedTuple):
-    """What a control step was worth, under the names that the package uses in `info`; [n] each, or the same for all.
+    """Outcome of a control step, under the names that the package uses in `info`; [n] each, or one for all.
 
     Attributes:
-        rewards: from 0 to 10.
-        success: bool.
+        rewards: Rewards from 0 to 10.
+        success: Bool, success.
         obj_to_target: a distance, mostly.
-        in_place_reward: part of the reward.
-        grasp_reward: part of the reward.
-        near_object: bool, mostly.
-        grasp_success: bool; of a class with `RowTask.touched` without regard to contacts.
+        in_place_reward: Part of the reward.
+        grasp_reward: Part of the reward.
+        near_object: Bool, mostly.
+        grasp_success: Bool; of a class with `RowTask.touched` without regard to contacts.
     """
 
     rewards: Array
@@ -98,12 +98,12 @@ class RowTask:
     """One class of Meta-World, as rules for n rows.
 
     Attributes:
-        evaluate: its rewards.
-        object: what is observed as the object's place.
-        offset: m, added to that place.
-        turn: what is observed as its orientation: a quaternion or a rotation matrix; None: zeros.
-        sources: what else the rewards read, by name.
-        start: what they read of an episode's start: name -> the attribute of the official environment that holds it.
+        evaluate: Function that computes the rewards.
+        object: Source of the object's observed position.
+        offset: Offset in m, added to that position.
+        turn: Source of its observed orientation: a quaternion or a rotation matrix; None: zeros.
+        sources: Other sources of the rewards, by name.
+        start: Values from an episode's start: name -> the attribute of the official environment that holds it.
         touched: True if a grasp is one only where both pads press on the object.
     """
 
@@ -117,7 +117,7 @@ class RowTask:
 
 
 class Scene:
-    """What n simulations of a class show, as views that follow every call of their batch."""
+    """Views of n simulations of a class that follow every call of their batch."""
 
     def __init__(self, task: RowTask, model: mujoco.MjModel, batch: mujoco_batch.Batch) -> None:
         sources = {**_HAND, **task.sources, "object": task.object}
@@ -131,7 +131,7 @@ class Scene:
         self._offset = None if task.offset is None else np.array(task.offset)
 
     def of(self, rows: Array | slice) -> dict[str, Array]:
-        """Name -> [n, ...] of the rows."""
+        """Return the sources of the rows by name, [n, ...] each."""
         return {name: live[rows] for name, live in self._live.items()}
 
     def write_frames(self, scene: Mapping[str, Array], frames: Array) -> None:
@@ -147,13 +147,13 @@ class Scene:
 
 
 def clip_hand(frames: Array) -> None:
-    """Clip the hand's place in frames [n, FRAME_SIZE] to the observation space, in place."""
+    """Clip the position of the hand in frames [n, FRAME_SIZE] to the observation space."""
     hand = frames[:, :3]
     np.minimum(np.maximum(hand, _HAND_LOW, out=hand), _HAND_HIGH, out=hand)
 
 
 def quaternions(turns: Array) -> Array:
-    """[n, 4], w last, of rotation matrices [n, 9] in C order; the greatest entry is positive.
+    """Convert rotation matrices [n, 9] in C order to quaternions [n, 4], w last; the greatest entry is positive.
 
     Shepperd's method (1978), as `scipy.spatial.transform.Rotation` has it, which the official classes call: whose signs
     have to be met, and which takes half as long as the physics of twenty rows.
@@ -167,7 +167,7 @@ def quaternions(turns: Array) -> Array:
 
 
 def _live(model: mujoco.MjModel, batch: mujoco_batch.Batch, source: Source) -> Array:
-    """[N, ...], a view of the bound field that follows every call of the batch."""
+    """Return a view [N, ...] of the bound field that follows every call of the batch."""
     values = batch.bind(source.field)
     if source.field == "qpos":
         return values[:, int(model.joint(source.name).qposadr[0])]

@@ -1,6 +1,6 @@
 """The classes of ML10 as rules for rows: what each reads, and of what it is rewarded.
 
-Rewards are those of version v2, the package's default.
+Rewards follow version v2, the package's default.
 """
 
 from metaloom.pipeline.envs.metaworld.rows import fixtures, moving
@@ -52,7 +52,7 @@ TRAIN_ROWS = {
         moving.basketball,
         Source("xpos", "bsktball"),
         Source("xquat", "bsktball"),
-        # The official class keeps a view of the site's present place, which does not move.
+        # The official class keeps a view of the site's present position, which does not move.
         sources={"target": Source("site_xpos", "goal")},
         start={"object": "obj_init_pos", "fingertips": "init_tcp"},
     ),

@@ -23,10 +23,10 @@ class Touch:
         self._reaches = [reaches[0] + reach for reach in reaches[1:]]
 
     def of(self, asked: Array | float, rows: Array) -> Array:
-        """[n] bool, where it is asked and both pads press on the object.
+        """Return True where `asked` is True and both pads press on the object, [n].
 
         The package looks at a row as it is, one at a time; of those rows only where the spheres around both pads meet
-        that of the object, without which there is no contact.
+        the object's sphere, without which there is no contact.
         """
         touching = np.array(asked, np.bool_)
         candidates = np.flatnonzero(touching)
@@ -46,9 +46,9 @@ class VectorizedRows:
     They agree with OracleRows to rounding, and are a row's own: no bit of them depends on the other rows.
 
     Args:
-        official: the class, one of ROW_TASKS; other rows may use it too, but not at the same time.
+        official: The class, one of ROW_TASKS; other rows may use it too, but not at the same time.
         goals: [N, R].
-        num_threads: of the batch.
+        num_threads: Threads of the batch.
     """
 
     def __init__(self, official: OfficialClass, goals: Array, num_threads: int) -> None:
@@ -78,7 +78,7 @@ class VectorizedRows:
         self.physics.place(rows)
         some = self.physics.some(rows)
         scene = self._scene.of(some)
-        # The frame of now, that of the step before, the goal.
+        # The present frame, the frame of the step before, the goal.
         frames = np.zeros((len(scene["hand"]), FRAME_SIZE))
         self._scene.write_frames(scene, frames)
         observations = np.concatenate([frames, self._frames[some], self._goals[some]], axis=1)
