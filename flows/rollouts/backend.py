@@ -17,16 +17,16 @@ class Backend:
     """Choice of where rollouts run.
 
     Attributes:
-        workers: Dask worker processes started on this machine, 0 to sample in this process. When neither this nor a
-            scheduler is given, two; but for a run of one task, which has one shard, none, unless it is to be watched
+        workers: Dask worker processes started on this machine, 0 to sample in this process. Default without a
+            scheduler: 2, but 0 for a run of one task, which has one shard, unless it needs supervision
             (`step_timeout_seconds` or `retries` are given).
-        threads: physics threads of in-process sampling; Dask workers have one each.
-        scheduler: address of a running Dask scheduler, used instead of starting workers.
-        step_timeout_seconds: how long a worker waits for one call of an environment before it ends itself, which ends
+        threads: Physics threads of in-process sampling; Dask workers have one each.
+        scheduler: Address of a running Dask scheduler, used instead of starting workers.
+        step_timeout_seconds: Time limit for one call of an environment. The worker then ends itself, which ends
             the run with an error; 60 when not given. Sampling in this process waits for ever: it is where one debugs.
-        retries: how often work is done again whose worker process died; 3 when not given. A scheduler of one's own is
-            configured itself (`distributed.scheduler.allowed-failures`).
-        mathematics: where samples are processed, tasks adapted and updates computed: here, or by the workers, chunk by
+        retries: Number of retries of work whose worker process died; default 3. For an external scheduler, configure
+            `distributed.scheduler.allowed-failures` there.
+        mathematics: Where samples are processed, tasks adapted and updates computed: here, or by the workers, chunk by
             chunk of tasks; auto has the workers of a scheduler do it where they have more threads than there are
             cores here.
     """
@@ -79,7 +79,7 @@ class Backend:
             )
 
     def for_tasks(self, num_tasks: int) -> "Backend":
-        """The same for a run of so many tasks, with what was left out decided."""
+        """Resolve the defaults for a run of `num_tasks` tasks."""
         timeout, retries = self.step_timeout_seconds, self.retries
         workers = self.workers
         if workers is None and self.scheduler is None:
