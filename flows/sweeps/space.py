@@ -90,8 +90,8 @@ class Search:
 
     Attributes:
         trials: Number of combinations of values to try.
-        metric: Metric whose mean over the last tenth of a run's iterations is its score; `return` is the training return
-            after adaptation, `evaluation` the return of stored evaluations.
+        metric: Metric whose mean over the last tenth of a run's iterations is its score; `return` is the return in
+            training after adaptation, `evaluation` the return of stored evaluations.
         space: Values to try, by setting, as a user writes them.
     """
 
