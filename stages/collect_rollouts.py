@@ -43,7 +43,7 @@ def collect_rollouts(
     """
     if sampler.enough is None:
         return _collect_trials(sampler, params, tasks, position, watch)
-    # Task by task, since each needs a number of blocks of its own.
+    # Task by task, since the number of blocks differs between tasks.
     return tasks_together(
         [
             collect_until(sampler.enough, partial(_collect_block, sampler, params, tasks, position, watch, b))
@@ -55,9 +55,9 @@ def collect_rollouts(
 def _collect_trials(
     sampler: Sampler, params: TaskParams, tasks: TaskBatch, position: RolloutPosition, watch: RolloutWatch
 ) -> EpisodeBatch:
-    """Collect the episodes of every trial one after the other: first the first ones of all trials, and so on.
+    """Collect the episodes of every trial in order: first the first episode of every trial, and so on.
 
-    So a longer trial has more episodes behind those of a shorter one, and none of them changes.
+    A longer trial therefore only appends episodes to a shorter one, and none of them changes.
     """
     blocks: list[EpisodeBatch] = []
     memory = None
@@ -77,7 +77,7 @@ def _collect_block(
     b: int,
     first_episode: int,
 ) -> EpisodeBatch:
-    """Collect episodes of task b from a place on, as many as are sampled at once."""
+    """Collect a block of episodes of task b from index `first_episode` on."""
     at = replace(position, first_task=position.first_task + b, first_episode=first_episode)
     block, _ = _collect_together(sampler, params.slice(b, b + 1), tasks.slice(b, b + 1), at, watch)
     return block
@@ -94,7 +94,7 @@ def _collect_together(
     """Collect episodes side by side, by an actor with a memory of those before; returns its memory after them."""
     env = sampler.batch(len(tasks), watch)
     check_actor_params(sampler.actor, sampler.policy, params.params, sampler.spaces)
-    # Numbers that are too large are found at the end, and told better than by a warning.
+    # Overflow is detected at the end, with a better message than a warning.
     with np.errstate(over="ignore", invalid="ignore"):
         rollout = _Rollout(sampler, env, params, tasks, position, watch, memory)
         return rollout.run(), rollout.actor.memory

@@ -23,10 +23,10 @@ def no_steps() -> Params:
 
 
 def require_adapted(found: object, num_tasks: int, learner: Learner[Any, Any]) -> TaskParams:
-    """Return what a learner's adaptation gave for so many tasks.
+    """Return the adapted parameters that a learner gave, after checking that they cover `num_tasks` tasks.
 
     Raises:
-        StageFault: it is no parameters, or those of more or fewer tasks.
+        StageFault: the result is not parameters, or covers more or fewer tasks.
     """
     required = f"required TaskParams of {num_tasks} tasks, what each of them acts with"
     if not isinstance(found, TaskParams):
@@ -49,7 +49,7 @@ def updated(
     """Update a learner; see Learner.update.
 
     Raises:
-        StageFault: it gave something else than its next state and metrics that are numbers.
+        StageFault: the result is not a learner state with numeric metrics.
     """
     found: object = learner.update(state, experience, run_seed=run_seed, iteration=iteration, parallel=parallel)
     match found:
@@ -77,7 +77,7 @@ def _number(name: object, value: Any) -> float:
 def finished(
     state: LearnerState, updated: LearnerState, rounds: Sequence[EpisodeBatch], metrics: Metrics, of_update: Metrics
 ) -> Update:
-    """An update with the counters of its learner after the episodes of some rounds, which are metrics too.
+    """Return an update whose learner has counted the episodes of some rollout batches. The counters are metrics too.
 
     Raises:
         StageFault: the learner gave parameters of another form, with which no iteration could begin, or metrics under
@@ -101,7 +101,7 @@ def finished(
 
 
 def counted(learner: LearnerState, rounds: Sequence[EpisodeBatch]) -> Params:
-    """The counters after the episodes of some rounds."""
+    """Return the counters after the episodes of some rollout batches."""
     made = sum(episodes.num_steps for episodes in rounds)
     nominal = sum(int(episodes.real.sum()) * episodes.rewards.shape[2] for episodes in rounds)
     return {

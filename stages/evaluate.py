@@ -40,7 +40,7 @@ def test_position(run_seed: int, k: int) -> RolloutPosition:
 
 
 def total_rewards(episodes: EpisodeBatch) -> Array:
-    """[B, E], the sum of rewards of each episode."""
+    """Return the sum of rewards of each episode, shape [B, E]."""
     return episodes.episode_returns
 
 
@@ -57,25 +57,25 @@ def evaluate(
     returns: Callable[[EpisodeBatch], Array] = total_rewards,
     tested: Tested = unseen,
 ) -> Evaluation:
-    """Returns after 0 ... K adaptation steps, by episodes that no step has seen.
+    """Measure returns after 0 ... K adaptation steps, on episodes that no step has used.
 
-    The random numbers of step k do not depend on K, so more steps prolong a curve without changing it.
+    The random streams of step k do not depend on K, so more steps extend a curve without changing it.
 
     Args:
-        learner: the algorithm, which says how to act and how to adapt.
-        state: what it has learned.
-        tasks: the tasks.
+        learner: Algorithm that acts and adapts.
+        state: Learner state to evaluate.
+        tasks: Tasks to evaluate on.
         adaptation_steps: K.
-        adaptation_rollouts: collects the episodes to adapt to.
-        test_rollouts: collects the episodes that count.
-        run_seed: stands for the run's seed.
-        parallel: maps over chunks of tasks; the result does not depend on it.
-        returns: [B, E] of episodes; the sum of their rewards unless others count.
-        tested: is shown the test episodes, which are not kept otherwise.
+        adaptation_rollouts: Collects the episodes to adapt to.
+        test_rollouts: Collects the episodes to measure.
+        run_seed: Seed used instead of the run's seed.
+        parallel: Maps over chunks of tasks; the result does not depend on it.
+        returns: Computes the return [B, E] of episodes; default: the sum of rewards.
+        tested: Receives the test episodes, which are not kept otherwise.
     """
     test_rollouts = _shown(test_rollouts, tested)
     params = learner.acting_params(state, len(tasks))
-    # Outcomes are kept, and of earlier rounds what tasks are inferred from: one round can fill much of the memory.
+    # Keep outcomes, and of earlier batches only what tasks are inferred from: one batch can fill much of the memory.
     tests: list[_Outcome] = []
     adaptations: list[_Outcome] = []
     rounds: list[EpisodeBatch] = []
@@ -111,7 +111,7 @@ def _shown(collect: Collect, tested: Tested) -> Collect:
 
 
 class _Outcome(NamedTuple):
-    """[B, E] each: what is kept of a round of episodes."""
+    """Measurements kept from a rollout batch, shape [B, E] each."""
 
     returns: Array
     lengths: Array
@@ -137,7 +137,7 @@ def _told_as(episodes: str) -> Iterator[None]:
 
 
 def _outcomes(kind: str, rounds: Sequence[_Outcome], num_tasks: int) -> dict[str, Array]:
-    """[B, rounds, E] each."""
+    """Join the outcomes by name, shape [B, steps, E] each."""
     if not rounds:
         empty = np.zeros((num_tasks, 0, 0))
         columns = [empty, empty.astype(np.int32), empty.astype(np.bool_)]
@@ -147,7 +147,7 @@ def _outcomes(kind: str, rounds: Sequence[_Outcome], num_tasks: int) -> dict[str
 
 
 def _facts(rounds: Sequence[_Outcome], without: Mapping[str, Array]) -> dict[str, Array]:
-    """Name -> [B, rounds, E]; where there are no rounds, other arrays."""
+    """Join the facts by name, shape [B, steps, E] each. `without` is returned if there are no outcomes."""
     if not rounds:
         return dict(without)
     return {name: np.stack([round.facts[name] for round in rounds], axis=1) for name in rounds[0].facts}

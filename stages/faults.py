@@ -1,4 +1,4 @@
-"""Errors of stages that cannot go on, with everything that reproduces them, and the check for finite numbers."""
+"""Errors of stages that cannot continue, with everything that reproduces them, and the check for finite values."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
@@ -10,11 +10,11 @@ from metaloom.pipeline.types import EACH_EPISODE, Array, EpisodeBatch, Evaluatio
 
 
 class StageFault(RuntimeError):
-    """A stage met numbers or an environment that it cannot go on from.
+    """A stage cannot continue because of its data or an environment.
 
     Attributes:
-        about: where it happened and with what, as plain JSON data: stage, iteration, step, task, episode, ...
-        arrays: the arrays that reproduce it by name, small enough to be kept.
+        about: Location and circumstances, as plain JSON data: stage, iteration, step, task, episode, ...
+        arrays: Arrays that reproduce the fault, by name, small enough to be kept.
     """
 
     def __init__(self, message: str, about: Mapping[str, Any] | None = None, arrays: Mapping[str, Array] | None = None):
@@ -33,7 +33,7 @@ _AXES_OF = {"initial_state": 2, "behavior.log_std": 1, "behavior.latent": 2, **d
 
 
 class NotFinite(StageFault):
-    """A stage gave numbers that are not finite; `arrays` holds all that it gave."""
+    """A stage produced non-finite values; `arrays` holds its whole output."""
 
 
 def require_finite(value: object, *, stage: str, iteration: int, step: int) -> None:

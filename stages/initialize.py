@@ -14,16 +14,16 @@ CRITICS = ("critic.", "q1.", "q2.", "v.", "target_", "decoder.")
 
 
 def initialize(learner: Learner[Any, Any], *, run_seed: int, start: LearnerState | None = None) -> Update:
-    """The learner state that iteration 0 starts from, with no metrics and all counters at zero.
+    """Return the learner state of iteration 0, with no metrics and all counters at zero.
 
     Args:
-        learner: the algorithm.
-        run_seed: of the parameters that are drawn.
-        start: whose parameters it starts with instead, the policy's and, where both have one, the critic's; and whose
-            statistics, where observations or rewards are normalized.
+        learner: The algorithm.
+        run_seed: Seed of the initial parameters.
+        start: Learner state to copy parameters from: the policy's and, if both have one, the critic's. Also copies
+            the statistics if observations or rewards are normalized.
 
     Raises:
-        ConfigError: the parameters of `start` are not those of this run's policy or critic.
+        ConfigError: the parameters of `start` do not fit this run's policy or critic.
     """
     state = learner.initialize(run_seed=run_seed)
     if start is not None:

@@ -21,17 +21,17 @@ def meta_optimize(
     measures: Measures = NO_MEASURES,
     experience: object = None,
 ) -> Update:
-    """The learner state of the next iteration, and the metrics of this one.
+    """Compute the learner state of the next iteration and the metrics of this one.
 
     Args:
-        learner: the algorithm.
-        state: input of this iteration.
-        steps: episodes and samples before inner step 0, 1, ... and after the last.
-        run_seed: with the iteration, decides the minibatches.
-        iteration: the number of this iteration.
-        parallel: maps over chunks of tasks; the result does not depend on it.
-        measures: what else is measured of every step.
-        experience: what the algorithm learns from, where that is more than these steps.
+        learner: The algorithm.
+        state: Input of this iteration.
+        steps: Episodes and samples before inner step 0, 1, ... and after the last.
+        run_seed: Decides the minibatches, with the iteration.
+        iteration: Iteration number.
+        parallel: Maps over chunks of tasks; the result does not depend on it.
+        measures: Additional measurements of every step.
+        experience: Training data of the algorithm, if it is more than these steps.
     """
     learned_from = steps if experience is None else experience
     after, update_metrics = updated(

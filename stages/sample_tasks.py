@@ -12,17 +12,17 @@ from metaloom.pipeline.types import Array, TaskBatch
 
 
 def sample_tasks(env: MetaEnv, *, num_tasks: int, run_seed: int, iteration: int, balanced: bool = False) -> TaskBatch:
-    """The meta-batch of an iteration: `num_tasks` independent draws from the env's task distribution.
+    """Draw the meta-batch of an iteration: `num_tasks` independent draws from the env's task distribution.
 
     Args:
-        env: the environment.
+        env: The environment.
         num_tasks: B.
-        run_seed: of the run.
-        iteration: with the seed, decides the draws.
-        balanced: leave out draws of a class that has its share already, so that all have equally many.
+        run_seed: Seed of the run.
+        iteration: Decides the draws, with the seed.
+        balanced: Reject draws of a class that has its share already, so that all classes have equally many tasks.
 
     Raises:
-        EnvError: the env's `sample_tasks` fails, or gives something else than [B, P] finite numbers; balanced, it
+        EnvError: the env's `sample_tasks` fails or does not return finite values [B, P]; or, if balanced, it
             declares no classes, or one that hardly comes up.
     """
     rng = generator(run_seed, "tasks", iteration)

@@ -24,21 +24,21 @@ def update(
     parallel: ParallelMap = map,
     measures: Measures = NO_MEASURES,
 ) -> Update:
-    """The learner state of the next iteration, and the metrics of this one.
+    """Compute the learner state of the next iteration and the metrics of this one.
 
     Args:
-        learner: the algorithm.
-        state: input of this iteration.
-        minibatches: what each gradient step learns from, in order.
-        rounds: the episodes that this iteration collected, by how often their actors had inferred the task: 0 for those
-            that acted by what holds for every task, 1 for those that acted by what they had seen of theirs.
-        fill: episodes that filled the replay buffer before; they count as environment steps.
-        run_seed: with the iteration, decides the noise of the gradient steps.
-        iteration: the number of this iteration.
-        parallel: maps over parts of a minibatch; the result does not depend on it.
-        measures: what else is measured of every round.
+        learner: The algorithm.
+        state: Input of this iteration.
+        minibatches: Minibatch of each gradient step, in order.
+        rounds: Episodes that this iteration collected, by the number of task inferences of their actors: 0 if they
+            acted by the prior, 1 if they acted by what they had seen of their task.
+        fill: Episodes that filled the replay buffer before; they count as environment steps.
+        run_seed: Decides the noise of the gradient steps, with the iteration.
+        iteration: Iteration number.
+        parallel: Maps over parts of a minibatch; the result does not depend on it.
+        measures: Additional measurements of every rollout batch.
     """
-    # Parameters that are not finite are found at the end, and told better than by a warning.
+    # Non-finite parameters are detected at the end, with a better message than a warning.
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         after, update_metrics = updated(
             learner, state, minibatches, run_seed=run_seed, iteration=iteration, parallel=parallel

@@ -21,10 +21,10 @@ def play_again(tasks: TaskBatch, episodes: EpisodeBatch, position: RolloutPositi
     """Play an episode, drawn by its position, again with its stored seed and actions.
 
     Args:
-        tasks: of the iteration.
-        episodes: a rollout batch.
-        position: the batch's.
-        collect: plays one episode on a new copy of the environment.
+        tasks: Tasks of the iteration.
+        episodes: Rollout batch.
+        position: Position of the batch.
+        collect: Plays one episode on a new copy of the environment.
 
     Returns:
         The first difference, with the episode, the step and the array; None if there is none.

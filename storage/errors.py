@@ -15,10 +15,10 @@ class StoreError(Exception):
     """A run could not be read or written.
 
     Args:
-        where: the file, folder or stage concerned.
-        found: what is there.
-        required: what must be there instead.
-        action: what to do next.
+        where: File, folder or stage concerned.
+        found: Actual state.
+        required: Expected state.
+        action: Suggested next step.
     """
 
     def __init__(self, where: object, *, found: str, required: str, action: str) -> None:
@@ -66,7 +66,7 @@ class StageMissing(StoreError, LookupError):
 
 
 class StageThinned(StageMissing):
-    """A stage's output was asked for whose arrays were removed on purpose; its record tells how to get them back."""
+    """A stage's arrays were removed on purpose. Its record says how to compute them again."""
 
 
 class DigestMismatch(StoreError):
@@ -100,7 +100,7 @@ class StorageFailed(StoreError):
 def damaged(where: Path, found: str) -> DamagedRun:
     """Make the error for a file that is not what was written."""
     run, depth = _run_around(where)
-    # All files come back from the rest of the run; a folder of it, or the place of one, does not.
+    # All files can be restored from the rest of the run, except a folder or a path occupied by one.
     lost = depth <= 1 and where.name != "run.json"
     return DamagedRun(
         where,

@@ -46,7 +46,7 @@ class Export:
     def available(
         self, run: Run, iterations: Iterations, steps: Sequence[int] | None
     ) -> Iterator[tuple[int, list[int]]]:
-        """Yield the iterations to export, each with its inner steps; those without episodes are noted and left out.
+        """Yield the iterations to export, each with its inner steps. Log and skip those without episodes.
 
         Raises:
             StageMissing: an iteration that was asked for is not complete.
@@ -74,9 +74,9 @@ class Export:
 
 @contextmanager
 def export_folder(out: Path) -> Generator[Path, None, None]:
-    """Make a folder to write to, which takes the place of `out` if the block ends well, and else is removed.
+    """Make a folder to write to. Rename it to `out` if the block succeeds, otherwise remove it.
 
-    That of a process that was killed is removed by the next export beside it.
+    Also remove folders that killed exports left beside it.
 
     Raises:
         ExportExists: there is something at `out`.

@@ -46,16 +46,16 @@ def create_run(
     """Create a run and open it for writing.
 
     Args:
-        path: folder or URL of the run; must not exist, or be empty.
-        config: the settings, as plain JSON data.
-        config_digest: digest of those that decide the numbers.
-        capacity: iterations to make room for; `open_writer` can raise it later.
-        environment: what else decides the numbers or helps to find it again, as plain JSON data.
-        stages: what the run consists of; those of on-policy runs unless given.
-        retention: which iterations keep their arrays while this writer goes on.
+        path: Folder or URL of the run; must not exist, or be empty.
+        config: Settings, as plain JSON data.
+        config_digest: Digest of the settings that affect results.
+        capacity: Number of iterations to allocate; `open_writer` can raise it later.
+        environment: Further facts that affect results or help to reproduce them, as plain JSON data.
+        stages: Stages of the run; default: the on-policy stages.
+        retention: Rule for which iterations this writer keeps whole.
 
     Raises:
-        InvalidRunName: the path cannot be told on one line.
+        InvalidRunName: the path cannot be printed on one line.
         RunExists: there is something at the path.
         RunLocked: another process is creating the same run.
         StorageFailed: the system does not let us write there.
@@ -87,15 +87,15 @@ def open_writer(
     repair: bool = False,
     retention: Retention = KEEP_ALL,
 ) -> RunWriter:
-    """Open a run to go on writing it.
+    """Open a run for writing.
 
     Args:
-        path: folder or URL of the run.
-        capacity: make room for at least so many iterations.
-        take_over: end a writer that still holds the run, because its host is dead or it hangs.
-        repair: read every file, mend what follows from the rest of the run, and take damaged outputs out of it, so that
+        path: Folder or URL of the run.
+        capacity: Minimum number of iterations to allocate.
+        take_over: End a writer that still holds the run, because its host is dead or it hangs.
+        repair: Read every file, restore what the rest of the run determines, and remove damaged outputs so that
             they can be put again; see `metaloom.storage.keep.repair`.
-        retention: which iterations keep their arrays while this writer goes on.
+        retention: Rule for which iterations this writer keeps whole.
 
     Raises:
         RunNotFound, NotARun, IncompatibleFormat: there is no run of this format at the path.

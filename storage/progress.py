@@ -1,4 +1,4 @@
-"""How far work on a run is, for whoever shows it."""
+"""Progress of work on a run."""
 
 from collections.abc import Callable
 

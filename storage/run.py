@@ -76,19 +76,19 @@ class Iteration(Shown):
         return f"Iteration {self.index} of {self.run.location}", rows
 
     def tasks(self, *, task: Places = None) -> TaskBatch:
-        """The tasks, or some of them by place."""
+        """Load the tasks, or some of them by index."""
         return self._load("tasks", 0, TaskBatch, task)
 
     def memory_fill(self, *, task: Places = None) -> EpisodeBatch:
-        """The episodes that the replay buffer begins with; they are those of iteration 0, before its tasks."""
+        """Load the episodes that initially fill the replay buffer. They belong to iteration 0, before its tasks."""
         return self._load("memory_fill", 0, EpisodeBatch, task)
 
     def rollouts(self, k: int = 0, *, task: Places = None) -> EpisodeBatch:
-        """The episodes of inner step k: 0 before adaptation, K after it.
+        """Load the episodes of inner step k: 0 before adaptation, K after it.
 
         Args:
-            k: the inner step.
-            task: places of tasks; only their parts of the arrays are read. None for all.
+            k: Inner step.
+            task: Indices of tasks; only their parts of the arrays are read. None for all.
         """
         return self._load("rollouts", k, EpisodeBatch, task)
 
@@ -101,18 +101,18 @@ class Iteration(Shown):
         return self._load("adapted", k, TaskParams, task)
 
     def minibatches(self) -> Minibatches:
-        """Read the numbers of the transitions that the gradient steps learned from."""
+        """Load the row numbers of the transitions that the gradient steps learned from."""
         return self._load("minibatches", 0, Minibatches)
 
     def transitions(self, update: int = 0, *, context: bool = False, rows: slice = slice(None)) -> "pa.Table":
-        """Read what a gradient step learned from: one row per transition, as `Run.transitions` gives them.
+        """Read the transitions of a gradient step: one row per transition, with the columns of `Run.transitions`.
 
-        Before those columns stand `place` (k of K), `memory` (the task whose replay buffer the row is from) and `n`.
+        Three columns precede them: `place` (index in K), `memory` (task whose replay buffer the row is from) and `n`.
 
         Args:
-            update: the gradient step, from 0.
-            context: the transitions that tasks were inferred from instead.
-            rows: which of the K x N transitions; only what holds those is read.
+            update: Gradient step, from 0.
+            context: Read the transitions that tasks were inferred from instead.
+            rows: Selection of the K x N transitions; only their batches are read.
         """
         from metaloom.storage.read.transitions import minibatch_table
 
@@ -131,7 +131,7 @@ class Iteration(Shown):
         return self._load("evaluation", 0, Evaluation)
 
     def metrics(self) -> Metrics:
-        """The numbers that describe the iteration."""
+        """Load the metrics of the iteration."""
         if not self.run.is_thinned(self.run.last_ref(self.index)):
             return self.update().metrics
         from metaloom.storage.read.frames import read_metrics
@@ -178,7 +178,7 @@ Iterations = None | int | range | slice | Sequence[int]
 
 
 class Run(StoredOutputs):
-    """A stored run. It follows the run while a writer goes on, and never changes it."""
+    """A stored run, read-only. It follows the run while a writer continues."""
 
     def __init__(self, path: Path, info: Mapping[str, Any], remote: RemoteLog | None = None) -> None:
         super().__init__(path, info, remote)
@@ -186,7 +186,7 @@ class Run(StoredOutputs):
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """Open the run in a folder or under a URL, for reading. A writer may go on meanwhile.
+        """Open the run in a folder or under a URL, for reading. A writer may continue meanwhile.
 
         Raises:
             RunNotFound, NotARun: there is no such folder, or it holds no run.
@@ -215,14 +215,14 @@ class Run(StoredOutputs):
 
     @property
     def name(self) -> str:
-        """The run's name: that of its folder."""
+        """Name of the run's folder."""
         return self.path.resolve().name
 
     @property
     def is_sealed(self) -> bool:
-        """True if the session that wrote last ended by itself: then records that were taken away behind it are missed.
+        """True if the newest session ended by itself: then the removal of later records is detected.
 
-        One that was killed, still writes, or is of an earlier version has only told what was there when it began.
+        A session that was killed, still writes, or is of an earlier version only records what existed when it began.
         """
         newest = newest_session(self.path, first_session(self.info))
         return newest is not None and newest.sealed
@@ -237,9 +237,9 @@ class Run(StoredOutputs):
         return origin(self.info, ref)["config"]
 
     def environment_of(self, ref: StageRef) -> Mapping[str, Any]:
-        """Return what a stored output was computed with besides its settings: code, plug-ins, kernel, device.
+        """Return the environment of a stored output: code, plug-ins, kernel, device.
 
-        As its session wrote it down; those of earlier versions did not, and then it is what their run began with.
+        Each session records its environment. Earlier versions did not; their outputs get the run's first environment.
 
         Raises:
             StageMissing: the output is not stored.
@@ -256,10 +256,10 @@ class Run(StoredOutputs):
         return read_sessions(self.path, self.info)
 
     def __getitem__(self, iteration: int) -> Iteration:
-        """One iteration, complete or not; a negative number counts from the last complete one.
+        """Return one iteration, complete or not; a negative number counts from the last complete one.
 
         Raises:
-            StageMissing: the run is not to have so many iterations.
+            StageMissing: the number is beyond the run's target.
         """
         if iteration < 0:
             (iteration,) = self.select(iteration)
@@ -274,10 +274,10 @@ class Run(StoredOutputs):
         return len(self.iterations)
 
     def select(self, iterations: Iterations) -> Sequence[int]:
-        """The complete iterations that a selection names; negative numbers count from the end.
+        """Resolve a selection to complete iterations; negative numbers count from the end.
 
         Raises:
-            ValueError: they are no whole numbers.
+            ValueError: they are not integers.
             StageMissing: one of them is not complete.
         """
         complete = self.iterations
@@ -302,19 +302,19 @@ class Run(StoredOutputs):
         task: Places = None,
         episode: Places = None,
     ) -> "pa.Table":
-        """One row per real environment step; padding is left out.
+        """Read one row per real environment step, without padding.
 
         All rows are in memory at once; `scan_steps` gives the same rows, one inner step of an iteration at a time.
 
         Args:
-            iterations: None for all complete ones.
+            iterations: Iterations to read; None for all complete ones.
             columns: None for all; only what the columns need is read. `observation.NAME` and `action.NAME` are single
                 components, where the environment names them, and `observation.*` all of them; `reward_*` are all terms.
-            steps: inner steps k to include; None for all.
-            stage: one group of arrays: `rollouts_1`, or `memory_fill`, what a replay buffer began with; None for the
+            steps: Inner steps k to include; None for all.
+            stage: One group of arrays: `rollouts_1`, or `memory_fill` for the initial replay buffer; None for the
                 rollouts of all inner steps.
-            task: places in the meta-batch; only their parts of the arrays are read. Negative ones count from the end.
-            episode: places among the episodes of each task.
+            task: Indices in the meta-batch; only their parts of the arrays are read. Negative ones count from the end.
+            episode: Indices among the episodes of each task.
 
         Raises:
             ValueError: there is no such column, stage, task or episode.
@@ -341,10 +341,10 @@ class Run(StoredOutputs):
     def episodes(
         self, iterations: Iterations = None, steps: Steps = None, *, task: Places = None, episode: Places = None
     ) -> "pa.Table":
-        """One row per episode: return, length, how it ended, and the parameters of its task as `task_*`.
+        """Read one row per episode: return, length, how it ended, and the parameters of its task as `task_*`.
 
-        What the environment tells besides as `fact_*`: of a flag of steps if it was true in any of them, of a number
-        of steps the last one. Selected as `steps` does.
+        Facts of the environment become `fact_*`: for a flag, True if any step has it; for other facts, the value at the
+        last step. The selection works as in `steps`.
         """
         from metaloom.storage.read.frames import StepFilter, read_episodes
 
@@ -365,15 +365,15 @@ class Run(StoredOutputs):
         return self._table("evaluations", iterations)
 
     def transitions(self, rows: "Sequence[int] | Array") -> "pa.Table":
-        """One row per row number, as minibatches name transitions: where it is from, and what it is.
+        """Read transitions by row number, as minibatches name them: one row each, with its origin.
 
-        Columns: row, iteration, stage and step (which collected it), task (place in its batch), task_id (in the fixed
+        Columns: row, iteration, stage and step (which collected it), task (index in its batch), task_id (in the fixed
         set, -1 without one; null for the fill), episode, t, observation, action, reward,
         next_observation, terminated. Only batches that hold one of the rows are read.
 
         Raises:
             StageMissing: a row is not stored.
-            ValueError: a number is negative.
+            ValueError: a row number is negative.
         """
         from metaloom.storage.read.transitions import read_transitions
 
@@ -409,7 +409,7 @@ def run_exists(path: str | Path) -> bool:
 
 
 def require_own_records(run: Run) -> None:
-    """Refuse a run.json that was exchanged or changed, seal and all: the first records behind it name its hash."""
+    """Refuse a run.json that was replaced or changed along with its seal: the first records contain its hash."""
     try:
         follows = boundaries(run.info)
         found = [_link_at(run, first_sequence(info), first_iteration(info)) for info in contributors(run.info)]

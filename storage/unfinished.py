@@ -18,7 +18,7 @@ SUFFIX = ".unfinished"
 
 
 def _mark() -> str:
-    """How our folders of this machine end: another machine that shares the disk does not see who has locked them."""
+    """Return the suffix of this machine's folders, since machines that share the disk do not see each other's locks."""
     return f".{socket.gethostname()}{SUFFIX}"
 
 
@@ -26,12 +26,12 @@ def _mark() -> str:
 def unfinished_folder(parent: Path, name: str, mode: int = 0o777) -> Generator[Path, None, None]:
     """Make a hidden folder for as long as the block lasts, and remove those in `parent` whose process was killed.
 
-    What is to be kept is renamed away; the folder itself may be.
+    To keep something, rename it away; the folder itself may be renamed too.
 
     Args:
-        parent: where the folder is made.
-        name: what it is for; part of its name.
-        mode: Permissions, less those that the umask takes away.
+        parent: Parent folder.
+        name: Purpose of the folder; part of its name.
+        mode: Permissions, masked by the umask.
     """
     _remove_dead(parent)
     folder, descriptor = _lock_new(parent, name, mode)
@@ -46,7 +46,7 @@ def _lock_new(parent: Path, name: str, mode: int) -> tuple[Path, int]:
     while True:
         folder = parent / f".{name}.{secrets.token_hex(4)}{_mark()}"
         folder.mkdir(mode)
-        # Another process may have taken the new folder for that of a dead one before it was locked.
+        # Another process may have taken the new folder for a dead one before it was locked.
         try:
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:

@@ -52,8 +52,8 @@ class RunWriter:
     An error there is raised by the next call, and nothing after it is stored.
 
     Attributes:
-        run: the run, for reading.
-        repaired: what opening it mended or took out, a line for each damaged file.
+        run: The run, for reading.
+        repaired: Repairs made when opening it, a line for each damaged file.
     """
 
     def __init__(
@@ -115,17 +115,17 @@ class RunWriter:
         """Store a stage's output. Returns when it is queued; waits while two others are.
 
         Args:
-            ref: the output's name.
-            value: the output; its arrays must not change any more.
-            inputs: the outputs it was computed from, one by one or as all in a span that are stored by then.
-            seed_position: what its random streams were derived from.
-            started: when the computation began, in seconds since 1970.
-            seconds: how long it took.
+            ref: Name of the output.
+            value: The output; its arrays must not change any more.
+            inputs: Outputs it was computed from, one by one or as spans of all stored ones.
+            seed_position: Position from which its random streams are derived.
+            started: Start of the computation, in seconds since 1970.
+            seconds: Duration of the computation.
 
         Raises:
             StageExists: the output is stored already.
             StageMissing: an input is not, or nothing of a span.
-            LayoutMismatch: the value is not what the stage yields, or lies beyond the run's capacity.
+            LayoutMismatch: the value does not match the stage's layout, or lies beyond the run's capacity.
             BudgetReached: the run would hold more bytes than it may.
         """
         self._queue.check()
@@ -188,9 +188,9 @@ class RunWriter:
         return is_asked_to_stop(self.run.path, self._session.token)
 
     def describe(self, environment: Mapping[str, Any]) -> None:
-        """Write down what this session computes with, as plain JSON data; see `Run.environment_of`.
+        """Record this session's environment, as plain JSON data; see `Run.environment_of`.
 
-        The environment that a run was created with is that of its first session unless it says otherwise.
+        A run's creation environment applies to its first session unless that session records another.
         """
         self.flush()
         with self._writing():
@@ -201,7 +201,7 @@ class RunWriter:
         """Remove the arrays of iterations that can be computed again (`StoredStage.thinnable`); all else stays.
 
         Args:
-            iterations: which.
+            iterations: Iterations to thin.
             progress: Receives the number of iterations thinned so far and the number of all.
 
         Raises:
@@ -215,7 +215,8 @@ class RunWriter:
     def thin_learners(self, every: int) -> Thinned:
         """Remove the learners that complete iterations start from, but for 0, every, 2 every, ... and the newest one.
 
-        For copies of runs, such as references: what is left of a run can then be computed again from fewer places, and
+        For copies of runs, such as references. The rest can then be recomputed only from these learners, and the run
+        resumed only from the newest.
         gone on with from the newest only.
 
         Raises:
@@ -236,7 +237,7 @@ class RunWriter:
 
         Raises:
             StoreError: the run is of a format that knows no segments.
-            DamagedRun: a file that is to be packed is not what was committed; what was packed before it stays packed.
+            DamagedRun: a file to be packed is not what was committed; segments packed before it remain.
         """
         self.flush()
         with self._writing():
@@ -419,7 +420,7 @@ class BackgroundQueue:
                 try:
                     self._work(job)
                 except BaseException as error:
-                    # Later jobs build on this one: they are dropped, and the caller is told at its next call.
+                    # Later jobs build on this one: they are dropped, and the caller gets the error at its next call.
                     self._error = error
             self._slots.release()
             with self._idle:

@@ -33,7 +33,7 @@ class ExportFormat:
 
     Attributes:
         write: Writes a run to a new folder and accounts for it: `write(run, folder, done, *, iterations)`, and for each
-            option of the command that the format takes a parameter: `steps`, `by`. Options that were left out are not
+            option of the command that the format takes a parameter: `steps`, `by`. Omitted options are not
             passed. A format without `iterations` takes all complete ones.
         holds_episodes: There is nothing to export where the episodes of every iteration were thinned.
         grows: The folder may hold what was exported before; the function sees to it that readers see all or nothing.
@@ -97,12 +97,12 @@ def export(
     """Write a run in another format.
 
     Args:
-        run: the run.
-        out: a new or empty folder, or one that the format goes on with.
-        to: the format.
-        iterations: which of the complete iterations; None for all.
-        steps: which inner steps; empty for all.
-        by: what a history belongs to.
+        run: The run.
+        out: A new or empty folder, or one that the format appends to.
+        to: The format.
+        iterations: Complete iterations to export; None for all.
+        steps: Inner steps to export; empty for all.
+        by: Owner of a history: task or position.
         on_progress: As `Export.progress`.
 
     Raises:

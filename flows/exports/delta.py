@@ -20,9 +20,9 @@ _AT_ONCE = 64
 
 
 def export_delta(run: Run, folder: Path, done: Export) -> None:
-    """Append what a run has to the Delta tables of a folder, in one transaction per table.
+    """Append a run to the Delta tables of a folder, in one transaction per table.
 
-    OUT/episodes  OUT/tasks  OUT/metrics  OUT/evaluations    as of `Run.episodes` and so on, behind `run_id` and `run`
+    OUT/episodes  OUT/tasks  OUT/metrics  OUT/evaluations    as from `Run.episodes` and so on, after `run_id` and `run`
 
     Tables are partitioned by `run_id`, the run's identity, whatever it is called and wherever it lies. The transaction
     says up to which iteration the table has the run. So only what is new is appended, and nothing the second time.

@@ -5,7 +5,7 @@ A history is all that one task saw of the learner. Which episodes belong togethe
 - by task, where tasks come from a fixed set: one history per task id, over all iterations;
 - by task, where every task is a fresh draw: one history per draw, over the inner steps of its iteration, so before and
   after adaptation;
-- by position: one history per place in the meta-batch, over all iterations; with fresh draws its task changes.
+- by position: one history per index in the meta-batch, over all iterations; with fresh draws its task changes.
 """
 
 from collections.abc import Sequence
@@ -36,10 +36,10 @@ def export_histories(
     iterations: Iterations = None,
     steps: Sequence[int] | None = None,
 ) -> None:
-    """Write one row per episode, those of a history one after the other.
+    """Write one row per episode, history by history.
 
-    A file holds one history (`task-00000003.parquet`, `position-00000003.parquet`) or, with fresh draws, those of one
-    iteration (`iteration-00000003.parquet`). Within a file rows are sorted by `history` and `order`, the place of the
+    A file holds one history (`task-00000003.parquet`, `position-00000003.parquet`) or, with fresh draws, all of one
+    iteration (`iteration-00000003.parquet`). Within a file rows are sorted by `history` and `order`, the index of the
     episode in its history. `observations` has one entry more than `actions` and `rewards`.
     """
     available = list(done.available(run, iterations, steps))
@@ -60,7 +60,7 @@ def export_histories(
 
 
 def _keys(tasks: TaskBatch, by: By) -> Array:
-    """[B], the history that each task of an iteration belongs to."""
+    """Return the history that each task of an iteration belongs to, [B]."""
     return tasks.ids if by == "task" else np.arange(len(tasks))
 
 
@@ -89,7 +89,7 @@ def _write_draws(run: Run, files: "_Files", iteration: int, steps: Sequence[int]
 
 
 def _rows(iteration: int, k: int, tasks: TaskBatch, episodes: EpisodeBatch, places: Sequence[int]) -> pa.Table:
-    """One row per episode of the tasks at some places, without `history` and `order`."""
+    """Make one row per episode of the tasks at some indices, without `history` and `order`."""
     chosen = np.array(places)
     # Places for episodes that were not needed hold none.
     found = np.argwhere(episodes.lengths[chosen] > 0)
@@ -112,7 +112,7 @@ def _rows(iteration: int, k: int, tasks: TaskBatch, episodes: EpisodeBatch, plac
 
 
 def _lists(values: Array, lengths: Array) -> pa.Array:
-    """A list per episode, of numbers or of vectors, from [n, T, ...]; padding is left out."""
+    """Make a list of scalars or vectors per episode from [n, T, ...], without padding."""
     flat = values[np.arange(values.shape[1]) < lengths[:, None]]
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     items = column(flat)
@@ -122,7 +122,7 @@ def _lists(values: Array, lengths: Array) -> pa.Array:
 
 @dataclass
 class _Files:
-    """Parquet files of histories, open until the block ends; numbers the episodes of each history."""
+    """Parquet files of histories, open until the block ends. Assigns each episode its `order`."""
 
     folder: Path
     kind: str

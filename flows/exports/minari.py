@@ -24,7 +24,7 @@ Episode = tuple[dict[str, Array], dict[str, float]]
 """Arrays of an episode, and where in the run it is from."""
 
 _IN_STEPS = ("lengths", "terminated", "truncated")
-"""Arrays of episodes that Minari's own arrays of steps tell."""
+"""Arrays of episodes that Minari stores in its own arrays of steps."""
 
 
 def export_minari(
@@ -32,7 +32,7 @@ def export_minari(
 ) -> None:
     """Write the episodes, in the order in which they were sampled, as the dataset `NAME-v0` below the folder.
 
-    Actions are those that the environment took: the policy's, mapped by `env.action_scale` and clipped to its bounds.
+    Actions are as the environment received them: the policy's, mapped by `env.action_scale` and clipped to its bounds.
     An episode's `options` say its iteration, inner step, task, place, task parameters and facts.
 
     Raises:
@@ -130,7 +130,7 @@ def _episodes(
 def _of_round(iteration: int, k: int, tasks: TaskBatch, episodes: EpisodeBatch, actions: Array) -> Iterator[Episode]:
     for b, e in np.ndindex(episodes.lengths.shape):
         T = int(episodes.lengths[b, e])
-        if T == 0:  # a place for an episode that was not needed
+        if T == 0:  # an unused slot for an episode
             continue
         last = np.arange(T) == T - 1
         fields = {f"task_{name}": float(value) for name, value in zip(tasks.names, tasks.params[b], strict=True)}

@@ -14,7 +14,7 @@ from metaloom.storage.errors import system_errors
 from metaloom.storage.unfinished import unfinished_folder
 
 FORMATS = (".gif", ".webp", ".mp4", ".png")
-"""What a film can be written as; .png is its last picture."""
+"""Formats of a film; .png is its last picture."""
 _INK, _PAPER, _BAR = (30, 30, 30), (255, 255, 255), 26
 _NARROWEST = 400
 """Pixels that captions need."""

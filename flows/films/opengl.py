@@ -1,4 +1,4 @@
-"""Which OpenGL platform works on this machine. Imports no MuJoCo, which chooses its own when it is imported."""
+"""Find an OpenGL platform that works on this machine. Imports no MuJoCo, which chooses its own when it is imported."""
 
 import os
 import subprocess
@@ -50,7 +50,7 @@ def problem_with(name: str) -> str | None:
     """Return why an OpenGL platform does not work here, in one line; None if it does."""
     if name == "glfw" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         return "there is no screen (DISPLAY and WAYLAND_DISPLAY are not set)"
-    # In a process of its own: one that fails half-way leaves PyOpenGL unable to try another, or ends its process.
+    # In a separate process: one that fails half-way leaves PyOpenGL unable to try another, or ends its process.
     environment = {key: value for key, value in os.environ.items() if key != "PYOPENGL_PLATFORM"}
     tried = subprocess.run(
         [sys.executable, "-c", _DRAWS],

@@ -1,4 +1,4 @@
-"""Who draws an environment: OpenGL, our own flat drawing, or the environment itself."""
+"""Renderers of environments: OpenGL, our own flat drawing, or the environment itself."""
 # pyright: reportAttributeAccessIssue=false
 # MuJoCo's compiled modules have no type stubs.
 
@@ -61,15 +61,15 @@ def drawable(config: EnvConfig) -> MetaEnv:
 
 
 def painter_of(env: MetaEnv, size: tuple[int, int], renderer: RendererName = "auto") -> Painter:
-    """Choose who draws an environment.
+    """Choose the renderer of an environment.
 
     Args:
-        env: what `drawable` made.
-        size: width and height in pixels; environments that draw themselves have their own.
-        renderer: of MuJoCo's robots.
+        env: Environment from `drawable`.
+        size: Width and height in pixels; environments that draw themselves ignore it.
+        renderer: Renderer of MuJoCo's robots.
 
     Raises:
-        UsageError: the renderer that was asked for does not work here, with the reason.
+        UsageError: the requested renderer does not work here, with the reason.
     """
     if scene := _scene(env):
         return _Scene(scene, size, choose_renderer(renderer))
@@ -86,7 +86,7 @@ def _of_mujoco(model: Any, data: Any, camera: Any, size: tuple[int, int], backen
 
 
 def _scene(env: MetaEnv) -> Callable[[], tuple[Any, Any, Any]] | None:
-    """What tells MuJoCo's model and data and a camera, where an environment has a model for each task."""
+    """Return a function for MuJoCo's model, data and camera, if an environment has a model for each task."""
     return getattr(env.unwrapped, "scene", None)
 
 
@@ -180,7 +180,7 @@ class _View:
         self.focal = height / 2 * camera.frustum_near / camera.frustum_top
 
     def depth(self, points: Array) -> Array:
-        """[n], distances along the line of sight, in m."""
+        """Return the distances along the line of sight, [n], in m."""
         return (points - self.pos) @ self.forward
 
     def pixels(self, points: Array) -> list[Point]:
@@ -192,7 +192,7 @@ class _View:
 
 
 class FlatPainter:
-    """Draws a MuJoCo scene as flat shapes, with what its camera sees in the right places.
+    """Draws a MuJoCo scene as flat shapes, at the positions that its camera sees.
 
     Capsules, cylinders, spheres, ellipsoids and boxes are drawn; of a mesh the box around it.
     """
@@ -272,7 +272,7 @@ def _draw_geom(canvas: ImageDraw.ImageDraw, view: _View, geom: Any) -> None:
 def _draw_rod(
     canvas: ImageDraw.ImageDraw, view: _View, ends: Array, radius: float, color: tuple[int, ...], edge: tuple[int, ...]
 ) -> None:
-    """A rod with round ends, or where both ends are one point a ball."""
+    """Draw a rod with round ends, or a ball if both ends are one point."""
     places = view.pixels(ends)
     r = radius * view.focal / max(float(view.depth(ends).mean()), 0.05)
     for wider, fill in ((_SMOOTH, edge), (0, color)):

@@ -32,14 +32,14 @@ AGREES = 1e-5
 
 @dataclass(frozen=True)
 class Recording:
-    """A stored episode, and all that it takes to simulate it again.
+    """A stored episode, and everything needed to simulate it again.
 
     Attributes:
-        config: settings under which it was sampled.
-        position: at which its batch was sampled.
-        b, e: places of its task and of the episode in the batch.
-        tasks: of the iteration.
-        episodes: the batch.
+        config: Settings under which it was sampled.
+        position: Position at which its batch was sampled.
+        b, e: Indices of its task and of the episode in the batch.
+        tasks: Tasks of the iteration.
+        episodes: The batch.
     """
 
     config: RunConfig
@@ -56,7 +56,7 @@ class Recording:
 
     @property
     def rewards(self) -> Array:
-        """[T], of its real steps."""
+        """Rewards of its real steps, [T]."""
         return self.episodes.rewards[self.b, self.e, : self.length]
 
     def simulate(self, env: MetaEnv) -> Iterator[float]:
@@ -86,12 +86,12 @@ class Film:
     """A film that was written.
 
     Attributes:
-        path: where.
-        frames: how many pictures it has.
-        task: place of its task in the iteration.
-        episodes: which of the task's episodes it shows, by the inner step that they were sampled at.
-        returns: of the episodes that it shows, by the inner step that they were sampled at.
-        largest_difference: of any observation from the stored one.
+        path: Path of the film.
+        frames: Number of pictures.
+        task: Index of its task in the iteration.
+        episodes: Indices of the episodes within the task, by the inner step that they were sampled at.
+        returns: Returns of the episodes, by the inner step that they were sampled at.
+        largest_difference: Largest difference of any observation from the stored one.
     """
 
     path: Path
@@ -107,12 +107,12 @@ class Film:
 
     @property
     def agrees(self) -> bool:
-        """Whether it shows what is stored."""
+        """True if the simulated observations equal the stored ones."""
         return self.largest_difference <= AGREES
 
     @property
     def agreement(self) -> str:
-        """Whether it shows what is stored, in words."""
+        """Agreement with the stored observations, in words."""
         if self.agrees:
             return f"observations agree with the stored ones: largest difference {self.largest_difference:.1g}"
         return (
@@ -136,15 +136,15 @@ def video(
     """Film an episode of a stored iteration, simulated again from its seed and its stored actions.
 
     Args:
-        path: the run's folder.
-        iteration: the iteration; -1 is the newest that is complete.
-        out: .gif, .webp, .mp4, or .png for the last picture alone.
-        task: place of the task in the iteration, or the one with the best or worst mean return after adaptation.
-        episode: place of the episode among those of its task; when None, of every round the one with the median return.
-        steps: inner steps whose episodes are shown side by side; by default the first and the last one.
-        size: width and height of each picture in pixels; environments that draw themselves have their own.
-        every: show every so many steps only.
-        renderer: of MuJoCo's robots.
+        path: Folder of the run.
+        iteration: The iteration; -1 is the newest complete one.
+        out: Path ending in .gif, .webp, .mp4, or .png for the last picture alone.
+        task: Index of the task in the iteration, or the one with the best or worst mean return after adaptation.
+        episode: Index of the episode within its task; None for the median return of every inner step.
+        steps: Inner steps whose episodes are shown side by side; default: the first and the last one.
+        size: Width and height of each picture in pixels; environments that draw themselves ignore it.
+        every: Show every N-th step only.
+        renderer: Renderer of MuJoCo's robots.
 
     Raises:
         UsageError: there is no such episode, or it cannot be drawn or written so.
@@ -175,7 +175,7 @@ def film_of(
 ) -> Film:
     """Film episodes of one task side by side; arguments as of `video`.
 
-    `adapts` tells whether their steps are steps of adaptation; when None, as they are in training.
+    `adapts` is True if their steps are adaptation steps; None for the behavior in training.
     """
     with ExitStack() as stack:
         panels = [_Panels(recording, size, renderer, stack, adapts=adapts) for recording in recordings]
@@ -275,7 +275,7 @@ def _place(task: WhichTask, after: EpisodeBatch) -> int:
 
 
 def median_episode(batch: EpisodeBatch, b: int, asked: int | None = None) -> int:
-    """The episode of a task that was asked for; else that of median return, the lower of two."""
+    """Return the requested episode of a task, or the one of median return, the lower of two."""
     episodes = int(batch.real[b].sum())
     if asked is None:
         returns = batch.rewards[b, :episodes].sum(-1, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""What a stored output was computed with that is otherwise today: sources of plug-ins, processor, arithmetic."""
+"""Changes since a stored output was computed: sources of plug-ins, processor, arithmetic."""
 
 import logging
 from collections.abc import Collection, Iterator, Mapping
@@ -28,16 +28,16 @@ def changes_of(run: Run, ref: StageRef, now: Mapping[str, str]) -> list[str]:
 def tell_changed_sources(
     run: Run, ref: StageRef, now: Mapping[str, str], told: Collection[str] = frozenset()
 ) -> set[str]:
-    """Warn, once, of plug-ins that are no longer written as they were when a stored output was computed.
+    """Warn, once, of plug-ins whose sources changed since a stored output was computed.
 
     Args:
-        run: the run.
-        ref: the output.
-        now: digests of the sources that would compute it today.
-        told: what need not be said again.
+        run: The run.
+        ref: The output.
+        now: Digests of the sources that would compute it today.
+        told: Warnings to skip.
 
     Returns:
-        What was said.
+        The warnings given.
     """
     if not now:  # as of most runs, for which nothing need be read
         return set()

@@ -18,7 +18,7 @@ _OUTPUTS = {kind.__name__: kind for kind in get_args(StageOutput)}
 
 
 def check_graph(config: RunConfig) -> None:
-    """Refuse a graph of the user's whose stages could not be computed, stored or loaded one after the other.
+    """Refuse a custom graph whose stages could not be computed, stored or loaded one after the other.
 
     Raises:
         ConfigError: naming the stage, what it declares, and what is required.

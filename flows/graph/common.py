@@ -43,7 +43,7 @@ def state_before(update: Stage, i: int) -> Mapping[str, Input]:
 
 
 def position(config: RunConfig, i: int, k: int) -> RolloutPosition:
-    """Position at which the episodes of a round draw."""
+    """Return the position at which the episodes of a rollout batch are drawn."""
     return RolloutPosition(config.seed, i, k)
 
 
@@ -56,16 +56,16 @@ def evaluated(
     explores: bool = True,
     returns: Callable[[EpisodeBatch], Array] = total_rewards,
 ) -> Evaluation:
-    """Returns after 0 ... K adaptation steps of a learner that has had so many updates; see Evaluate.
+    """Evaluate a learner after `updates` updates: returns after 0 ... K adaptation steps; see Evaluate.
 
     Args:
-        context: of the run.
-        state: of the learner.
-        updates: that it has had.
-        tested: is shown the test episodes.
-        explores: episodes that are adapted to draw their actions even where test episodes do not; of policies with a
-            memory the settings say.
-        returns: [B, E] of episodes.
+        context: Context of the run.
+        state: Learner state.
+        updates: Number of updates so far.
+        tested: Receives the test episodes.
+        explores: Draw actions in the episodes to adapt to even if test episodes are deterministic; for policies with
+            memory the settings decide.
+        returns: Computes the return [B, E] of episodes.
     """
     config, learner, sampling = context.config, context.learner, context.rollouts.sampling
     plan = EvaluationPlan.of(config)
@@ -89,7 +89,7 @@ def evaluated(
 
 
 def evaluation(update: Stage, evaluated: Evaluate = evaluated) -> Stage:
-    """The stage that tests what `update` made, every so many iterations."""
+    """Return the stage that evaluates the output of `update`, every N iterations as configured."""
 
     def run(context: Context, i: int, k: int, *, state: Update) -> Evaluation:
         return evaluated(context, state.learner, i + 1, unseen)

@@ -18,16 +18,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Context:
-    """One run's stages share this.
+    """Objects that the stages of one run share.
 
     Attributes:
-        config: the run's settings.
-        setup: what the learner was built for.
-        learner: the algorithm, built for the run.
-        env: one environment of the run, for its spaces and tasks.
-        rollouts: where episodes are collected.
-        parallel: maps over chunks of tasks; no result depends on it.
-        measures: what is measured of every round besides what always is.
+        config: Settings of the run.
+        setup: Problem dimensions that the learner was built for.
+        learner: Algorithm, built for the run.
+        env: One environment of the run, for its spaces and tasks.
+        rollouts: Collector of episodes.
+        parallel: Maps over chunks of tasks; no result depends on it.
+        measures: Additional measurements of every rollout batch.
     """
 
     config: RunConfig
@@ -51,7 +51,7 @@ class Context:
         return cls(config, setup, learner, env, rollouts, parallel, measures_of(config, env))
 
     def under(self, config: RunConfig) -> Self:
-        """The same under settings that leave the environment as it is."""
+        """Return the context with other settings. The environment must stay the same."""
         setup = setup_of(config, self.env)
         learner, measures = config.algorithm.build(setup), measures_of(config, self.env)
         parallel = self.rollouts.mathematics(config, learner, self.parallel)
@@ -69,13 +69,13 @@ class Context:
             self.learner.initialize(run_seed=self.config.seed)
 
     def with_new_learner(self) -> Self:
-        """The same with a learner that has computed nothing yet, as a fresh process would have it."""
+        """Return the context with a learner that has computed nothing yet, as in a fresh process."""
         learner = self.config.algorithm.build(self.setup)
         parallel = self.rollouts.mathematics(self.config, learner, self.parallel)
         return replace(self, learner=learner, parallel=parallel)
 
     def start(self, update: Update) -> LearnerState:
-        """A stored learner as the iteration behind it acts and learns with it."""
+        """Return the state with which the iteration after an update acts and learns."""
         return self.learner.at_start(update.learner, run_seed=self.config.seed)
 
     def keep(self, name: str, build: Callable[[], T]) -> T:

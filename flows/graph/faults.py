@@ -1,4 +1,4 @@
-"""Stages that fail: found at their border, kept in quarantine, told with the command that leads there."""
+"""Failing stages: detect faults at stage boundaries, quarantine their data, and report how to reproduce them."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,20 +21,20 @@ from metaloom.storage import StageRef
 from metaloom.storage.format.codec import array_digests
 
 FAULTS = (StageFault, NumericalError, BaselineError)
-"""Errors of stages about numbers and environments, as opposed to bugs in the program."""
+"""Errors of stages caused by data and environments, as opposed to bugs in the program."""
 
 
 def compute_checked(stages: Runner, ref: StageRef, outputs: Outputs) -> StageOutput:
-    """A stage's output, all of whose numbers are finite.
+    """Compute a stage's output and check that all values are finite.
 
     Raises:
-        metaloom.stages.faults.NotFinite: naming the place of the first that is not.
+        metaloom.stages.faults.NotFinite: naming the index of the first that is not.
     """
     return run_checked(stages, ref, stages.load_inputs(ref, outputs))
 
 
 def run_checked(stages: Runner, ref: StageRef, inputs: dict[str, Any]) -> StageOutput:
-    """As compute_checked, from inputs that are at hand by name."""
+    """Compute as compute_checked, from inputs given by name."""
     try:
         value = stages.run(ref, inputs)
     except SystemExit as ended:
@@ -137,7 +137,7 @@ def _add_place(error: Exception, run: Path, ref: StageRef) -> None:
 
 def _explained(error: Exception, run: Path, ref: StageRef, kept: str = "") -> Exception:
     message = f"{run}: {str(error).removesuffix('.')}.{kept} To look at it in a debugger: {debug_command(run, ref)}"
-    # Of the same type, because callers and exit codes tell faults apart by it.
+    # Keep the type, because callers and exit codes distinguish faults by it.
     if isinstance(error, StageFault):
         return type(error)(message, error.about, error.arrays)
     return type(error)(message)

@@ -41,7 +41,7 @@ def plan_of(config: RunConfig) -> OffPolicyPlan:
 
 
 def replay_of(context: Context, num_buffers: int) -> StoredReplay:
-    """A run's replay buffer, which lasts as long as the context; so many tasks have one of their own."""
+    """Return the replay buffer, with one part for each of `num_buffers` tasks. It lasts as long as the context."""
     config, setup = context.config, context.setup
     most_rows = plan_of(config).most_transitions(
         iterations=config.iterations,
@@ -68,7 +68,7 @@ def draw_transitions(
     num_env_steps: int,
     task_ids: Sequence[int],
 ) -> Minibatches:
-    """Rows for the gradient steps of the last iteration of a span of rounds, which had so many environment steps."""
+    """Draw rows for the gradient steps of a span's last iteration, given its number of environment steps."""
     config, plan = context.config, plan_of(context.config)
     return sample_transitions(
         replay.view(rounds, collected),
@@ -95,7 +95,7 @@ def all_rounds(i: int) -> Mapping[str, Input]:
 
 
 def learns_from(i: int, episodes: StageRef | tuple[StageRef, ...]) -> Mapping[str, Input]:
-    """What an update reads; of what an iteration itself collected, before the first with the fill, metrics are made."""
+    """Inputs of an update. The iteration's own episodes, and the fill in the first iteration, only feed its metrics."""
     own = {"episodes": episodes} | ({} if i else {"fill": FILL_MEMORY.at(0)})
     return {**begins_from(i), **all_rounds(i), "drawn": SAMPLE_TRANSITIONS.at(i), **own}
 
@@ -108,7 +108,7 @@ def learned(
     rounds: Mapping[int, Sequence[EpisodeBatch]],
     fill: EpisodeBatch | None,
 ) -> Update:
-    """What iteration i leads to; see `update`."""
+    """Update the learner in iteration i; see `update`."""
     return update(
         context.learner,
         context.start(state),

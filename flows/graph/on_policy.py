@@ -1,4 +1,4 @@
-"""On-policy runs: what an update learns from are the episodes of its own iteration.
+"""On-policy runs: an update learns from the episodes of its own iteration.
 
 No gradient crosses a stage: `meta_optimize` computes the adaptation again from what is stored.
 """

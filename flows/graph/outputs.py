@@ -31,13 +31,13 @@ class Outputs(Protocol):
 
 
 class SpanOutputs:
-    """The outputs of a span, of which a stage reads what it needs.
+    """Outputs of a span, loaded as a stage needs them.
 
     Args:
-        span: what they are.
-        graph: of the run.
-        config: of the run.
-        outputs: where they are found.
+        span: The span.
+        graph: Graph of the run.
+        config: Settings of the run.
+        outputs: Source of the outputs.
     """
 
     def __init__(self, span: Span, graph: Graph, config: RunConfig, outputs: Outputs) -> None:

@@ -62,11 +62,11 @@ class Recomputed:
             return self.load(ref)
 
     def changes(self, ref: StageRef) -> list[str]:
-        """What else than versions decides an output's bits and was otherwise when it was computed, a few words each."""
+        """List what else than versions affects an output and has changed since it was computed, a few words each."""
         return [*self._stages.changes(ref), *machine_changes(self._run, ref)]
 
     def remember(self, ref: StageRef, value: Value) -> None:
-        """Have an output at hand that is known to be the stored one; those of other iterations are let go."""
+        """Keep an output that is known to equal the stored one, and drop those of other iterations."""
         start = self._run.learner_ref(ref.iteration)
         self._values = {
             known: v for known, v in self._values.items() if known.iteration == ref.iteration or known == start

@@ -1,4 +1,4 @@
-"""Connects the replay buffer with the rounds that a run has stored."""
+"""Connects the replay buffer with the stored rollout batches of a run."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -14,12 +14,12 @@ BEFORE_ITERATIONS = -1
 
 
 class Collected(NamedTuple):
-    """Whose episodes a round holds.
+    """Origin and use of a rollout batch.
 
     Attributes:
-        iteration: that collected it, or BEFORE_ITERATIONS.
-        task_ids: [B], whose replay buffer the episodes of each task go into.
-        in_context: tasks are inferred from it.
+        iteration: Iteration that collected it, or BEFORE_ITERATIONS.
+        task_ids: Replay buffer for the episodes of each task, [B].
+        in_context: True if tasks are inferred from it.
     """
 
     iteration: int
@@ -28,12 +28,12 @@ class Collected(NamedTuple):
 
 
 class StoredReplay:
-    """A run's rounds in order of collection and the replay buffer they make up, known as far as they were asked for.
+    """A run's rollout batches in order of collection and the replay buffer they make up, extended on demand.
 
-    Which rows there are is a matter of lengths alone: of stored rounds no more is read until rows of them are drawn.
+    Row numbers follow from episode lengths alone: nothing else of stored batches is read until their rows are drawn.
 
     Args:
-        buffer: an empty one.
+        buffer: Empty replay buffer.
     """
 
     def __init__(self, buffer: ReplayBuffer) -> None:
@@ -43,11 +43,11 @@ class StoredReplay:
         self._next_iteration = 0
 
     def view(self, rounds: SpanOutputs, collected: Callable[[StageRef, int], Collected]) -> ReplayView:
-        """Return what the last iteration of a span of rounds draws its rows from.
+        """Return the view from which the last iteration of a span of rollout batches draws its rows.
 
         Args:
-            rounds: of which the lengths are read.
-            collected: says of a round of B tasks whose it is.
+            rounds: Span of rollout batches; only lengths are read.
+            collected: Returns the origin of a rollout batch of B tasks.
         """
         self._count(rounds)
         for ref, lengths in self._rounds[len(self._tasks) :]:
@@ -58,7 +58,7 @@ class StoredReplay:
         return self._tasks.as_of(rounds.span.last)
 
     def minibatches(self, rounds: SpanOutputs, drawn: Minibatches) -> Iterator[Minibatch]:
-        """Return the transitions of an iteration's gradient steps; of the rounds in the span, those drawn are read."""
+        """Yield the transitions of an iteration's gradient steps. Of the span's batches, only drawn ones are read."""
         self._count(rounds)
         for _, lengths in self._rounds[len(self._buffer.rows) :]:
             self._buffer.append(lengths)

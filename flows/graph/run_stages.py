@@ -57,23 +57,23 @@ def stages_of(config: RunConfig, backend: Backend, check: Callable[[], object] =
 
 
 def _prepare_thread() -> None:
-    """Have torch compute on this thread alone, and NumPy not warn: what is not finite is found, and told better."""
+    """Restrict torch to this thread, and silence NumPy: non-finite values are detected later, with a better message."""
     torch.set_num_threads(1)
     np.seterr(over="ignore", invalid="ignore", divide="ignore")
 
 
 class RunStages:
-    """The stages of a run, each under the settings that decide its output.
+    """The stages of a run, each with the settings that decide its output.
 
-    In a fork, what it shares with its parent is computed, replayed and repaired under the parent's settings. Workers
-    start when their stages are first asked for.
+    In a fork, outputs shared with the parent are computed, replayed and repaired with the parent's settings. Workers
+    start when their stages are first used.
 
     Args:
-        run: the run.
-        backend: where rollouts run.
-        stack: ends the workers.
-        config: the run's own settings, where they are not quite the stored ones.
-        check: of these settings; see `stages_of`.
+        run: The run.
+        backend: Where rollouts run.
+        stack: Ends the workers.
+        config: Settings of the run, if they differ slightly from the stored ones.
+        check: Check these settings; see `stages_of`.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class RunStages:
         }
 
     def changes(self, ref: StageRef) -> Sequence[str]:
-        """Sources that are not those of a stored output any more, half a sentence each."""
+        """List the sources that changed since an output was stored, half a sentence each."""
         return changes_of(self._run, ref, self.plugins(ref))
 
     def plugins(self, ref: StageRef) -> Mapping[str, str]:
@@ -178,7 +178,7 @@ def config_at(run: Run, iteration: int) -> RunConfig:
 
 
 def require_stored_sizes(run: Run, learner: Learner[Any, Any]) -> None:
-    """Refuse settings whose learner has parameters, or keeps arrays, of other sizes than those that are stored.
+    """Refuse settings whose learner has parameters or other arrays of different sizes than the stored ones.
 
     Raises:
         storage.IncompatibleFormat: naming the first array that differs.
@@ -187,7 +187,7 @@ def require_stored_sizes(run: Run, learner: Learner[Any, Any]) -> None:
     if not run.contains(ref):
         return
     arrays, state = run.record(ref).arrays, learner.initialize(run_seed=0)
-    # What else learners keep, those of earlier versions may not have.
+    # Other arrays that learners keep may be missing in earlier versions.
     kept = {name: value for name, value in state.extra.items() if f"learner.extra.{name}" in arrays}
     for part, name, value in [*(("params", *p) for p in state.params.items()), *(("extra", *e) for e in kept.items())]:
         stored = arrays.get(f"learner.{part}.{name}")
@@ -201,13 +201,13 @@ def require_stored_sizes(run: Run, learner: Learner[Any, Any]) -> None:
 
 
 def changed_since(run: Run, refs: Iterable[StageRef]) -> dict[str, set[int]]:
-    """Iterations whose outputs would come of other sources today, by what has changed, half a sentence each.
+    """Find iterations whose outputs were computed from sources that have changed, by change, half a sentence each.
 
     Nothing is imported for a run that needed no plug-ins.
 
     Args:
-        run: the run.
-        refs: stored outputs.
+        run: The run.
+        refs: Stored outputs.
 
     Raises:
         UntrustedRun: the settings name modules that the user has not agreed to import.

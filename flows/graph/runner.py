@@ -46,12 +46,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Runner:
-    """One run's stages, ready to be computed in any order in which their inputs are at hand.
+    """The stages of one run, which can be computed in any order in which their inputs are available.
 
     Attributes:
-        graph: the stages.
-        context: what they share.
-        watches: find draws from global generators in stages that run environments, and in others.
+        graph: The stages.
+        context: Objects that they share.
+        watches: Detect draws from global generators in stages that run environments, and in others.
     """
 
     graph: Graph
@@ -92,7 +92,7 @@ class Runner:
         return self.context.config
 
     def under(self, config: RunConfig) -> Self:
-        """The same stages under settings that leave the environment as it is."""
+        """Return the stages with other settings. The environment must stay the same."""
         return replace(self, context=self.context.under(config))
 
     def order(self, iteration: int) -> list[StageRef]:
@@ -105,7 +105,7 @@ class Runner:
         return [one for wanted in inputs for one in (wanted if isinstance(wanted, tuple) else (wanted,))]
 
     def upstream(self, ref: StageRef) -> list[StageRef]:
-        """The stages of a stage's inputs; of a span those of its last iteration, since what came before is done."""
+        """Return the refs of a stage's inputs. Of a span only the last iteration counts; earlier ones are complete."""
         found: list[StageRef] = []
         for wanted in self.inputs(ref):
             found += self.graph.within(self.config, wanted, wanted.last) if isinstance(wanted, Span) else [wanted]
@@ -158,7 +158,7 @@ class Runner:
         return replace(value, metrics={**value.metrics, REPRODUCED: float(difference is None)})
 
     def evaluate(self, learner: LearnerState, updates: int, tested: Tested = unseen) -> Evaluation:
-        """Evaluate a learner that has had so many updates, as the configuration's evaluation section says.
+        """Evaluate a learner after `updates` updates, as the configuration's evaluation section says.
 
         Raises:
             ConfigError: it would adapt in another way than the run does.
@@ -172,7 +172,7 @@ class Runner:
         )
 
     def _compute(self, work: Callable[[Context], T], where: str, stage: str, *, samples: bool) -> T:
-        """Return what work gives, computed under the settings of runs and without global random numbers.
+        """Return the result of `work`, computed with the settings of runs and without global random numbers.
 
         Raises:
             StageFault: a plug-in draws from a global generator.

@@ -28,7 +28,7 @@ from metaloom.storage.format.stages import StageTable, StoredStage
 
 StageOutput = TaskBatch | EpisodeBatch | Samples | TaskParams | Minibatches | Update | Evaluation
 Input = StageRef | tuple[StageRef, ...] | Span
-"""One output, those of several steps, or all of some stages so far, of which a stage reads what it needs."""
+"""Input of a stage: one output, outputs of several steps, or a span, of which it reads what it needs."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Per:
     """Number of executions of a stage in an iteration.
 
     Attributes:
-        words: for diagrams, such as "per inner step".
-        steps: the inner steps k of them, under a configuration, in iteration i.
+        words: Text for diagrams, such as "per inner step".
+        steps: Returns its inner steps k for a configuration and iteration i.
     """
 
     words: str
@@ -71,16 +71,16 @@ class Stage:
     """One stage of a kind of run.
 
     Attributes:
-        name: of the stage.
-        per: how many an iteration has.
-        inputs: what it reads in iteration i and inner step k: argument of `run` -> where that comes from.
-        output: the type of what it gives.
-        run: computes it from the run's context, i, k and the inputs by name. Of a Span it gets `SpanOutputs`.
-        group: that keeps it in the store; with "{step}" in its name one for every inner step.
-        samples: it runs environments, so that other settings of the algorithm cannot be tried on what is stored.
-        thinnable: its arrays may go when an iteration is thinned, because they can be computed again.
-        ends_iteration: its output is the next learner.
-        seed_position: where in the run's random streams it draws.
+        name: Stage name.
+        per: Number of executions in an iteration.
+        inputs: Returns the inputs in iteration i and inner step k: argument of `run` -> source.
+        output: Type of its output.
+        run: Computes the output from the run's context, i, k and the inputs by name. A Span arrives as `SpanOutputs`.
+        group: Group that stores it; "{step}" in the name stands for the inner step.
+        samples: True if it runs environments, so that other algorithm settings cannot be tried on stored data.
+        thinnable: True if thinning may remove its arrays, because they can be computed again.
+        ends_iteration: True if its output is the next learner.
+        seed_position: Position of its draws in the run's random streams.
     """
 
     name: str
@@ -100,7 +100,7 @@ class Stage:
 
 
 Evaluate = Callable[[Context, LearnerState, int, Tested], Evaluation]
-"""Evaluates a learner after so many updates, and shows the test episodes after each number of adaptation steps."""
+"""Evaluates a learner after N updates; passes on the test episodes after each number of adaptation steps."""
 
 
 @dataclass(frozen=True)
@@ -108,11 +108,11 @@ class Graph:
     """A kind of run.
 
     Attributes:
-        name: by which an algorithm's settings ask for it.
-        stages: in the order in which data passes them; stepped ones that follow one another come step by step.
-        evaluate: tests a learner, as the configuration's evaluation section says.
-        remembers_by_task: what is stored of a task belongs to its place in the training set, which cannot change then.
-        check: raises ConfigError or EnvError where configuration and environment do not fit each other.
+        name: Name by which an algorithm's settings select it.
+        stages: Stages in data-flow order; consecutive per-step stages run step by step.
+        evaluate: Evaluates a learner, as the configuration's evaluation section says.
+        remembers_by_task: True if stored data of a task belong to its index in the training set, which must not change.
+        check: Raises ConfigError or EnvError if configuration and environment do not fit each other.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""Runs that infer their tasks, as PEARL does: rounds of episodes with a posterior over the task between them.
+"""Runs that infer their tasks, as PEARL does: rollout batches with a posterior over the task between them.
 
-What a task is inferred from is what an iteration has collected of it; what is learned from is all that was ever
-collected. The stages around the replay buffer are those of off-policy runs.
+A task is inferred from what an iteration has collected of it. Learning uses everything that was ever
+collected. The stages around the replay buffer are the off-policy ones.
 """
 
 from collections.abc import Mapping
@@ -53,13 +53,13 @@ INFERENCE = Per(
 
 
 def _seen(config: RunConfig, i: int, k: int) -> Mapping[str, Input]:
-    """The rounds of an iteration up to k that tasks are inferred from."""
+    """Inputs from an iteration's rollout batches up to k: those that tasks are inferred from."""
     rounds = plan_of(config).rounds[: k + 1]
     return {"episodes": tuple(COLLECT_ROLLOUTS.at(i, n) for n, part in enumerate(rounds) if part.in_context)}
 
 
 def _inferred(config: RunConfig, i: int, k: int) -> Mapping[str, Input]:
-    """Inputs of a round by the posterior besides the policy."""
+    """Additional input of a rollout batch that acts by the posterior."""
     return {"posterior": ADAPT.at(i, k - 1)} if plan_of(config).rounds[k].from_posterior else {}
 
 
@@ -81,7 +81,7 @@ def _sample_tasks(context: Context, i: int, k: int) -> TaskBatch:
 def _collect_rollouts(
     context: Context, i: int, k: int, *, state: Update, tasks: TaskBatch, posterior: TaskParams | None = None
 ) -> EpisodeBatch:
-    """A round of episodes, by the prior or by what the last round showed."""
+    """Collect a rollout batch, by the prior or by the posterior after the last batch."""
     params = context.learner.acting_params(context.start(state), len(tasks))
     if posterior is not None:
         params = TaskParams({**params.params, **posterior.params})
@@ -130,7 +130,7 @@ def _update(
 
 
 def _evaluate(context: Context, state: LearnerState, updates: int, tested: Tested = unseen) -> Evaluation:
-    """Returns by the prior, and after inferring each task from 1 ... K rounds of episodes; see Evaluate.
+    """Evaluate returns by the prior, and after inferring each task from 1 ... K rollout batches; see Evaluate.
 
     Episodes that a task is inferred from act deterministically where test episodes do: they explore by drawing what
     the task may be, not by drawing actions.
@@ -145,10 +145,10 @@ def _evaluate(context: Context, state: LearnerState, updates: int, tested: Teste
 
 
 def _check(config: RunConfig, env: MetaEnv) -> None:
-    """Refuse fewer training tasks than are asked for at once.
+    """Refuse fewer training tasks than a batch needs at once.
 
     Raises:
-        ConfigError: there are fewer, or they are to be drawn balanced.
+        ConfigError: there are fewer, or balanced draws are requested.
         EnvError: the environment has no fixed set of them, or no sparse rewards where they are asked for.
     """
     num_train_tasks, plan = len(fixed_tasks(env)), plan_of(config)

@@ -1,6 +1,6 @@
 """Runs that infer their tasks within a trial, as VariBAD does: on policy, beside a model of the trials so far.
 
-The policy learns from the trials of its own iteration; the model by which tasks are inferred from those of the last
+The policy learns from the trials of its own iteration. The inference model learns from the trials of the last
 iterations, which the update reads from the store as a Span.
 """
 
@@ -22,12 +22,12 @@ from metaloom.storage import Span, StageRef
 
 
 class StoredTrials:
-    """Trials of a run's rounds; as long as they fit and are asked for they stay in memory, which changes no bit.
+    """Trials of a run's rollout batches, cached in memory while they fit and are in use. The cache changes no result.
 
     Args:
-        episodes_per_trial: of the run.
-        num_actions: 0 where actions are continuous.
-        cache_bytes: memory for them. The round that is being read comes on top.
+        episodes_per_trial: Episodes per trial of the run.
+        num_actions: Number of actions; 0 where actions are continuous.
+        cache_bytes: Memory for them. The batch that is being read comes on top.
     """
 
     def __init__(self, episodes_per_trial: int, num_actions: int, cache_bytes: int) -> None:
@@ -35,7 +35,7 @@ class StoredTrials:
         self._known: dict[StageRef, Trials] = {}
 
     def buffer(self, rounds: SpanOutputs) -> TrialBuffer:
-        """Return the trials of a span of rounds; of each the lengths are read, and the rest once it is drawn from."""
+        """Return the trials of a span of rollout batches. Lengths are read at once, the rest when it is drawn from."""
         refs = [ref for i in range(rounds.span.first, rounds.span.last + 1) for ref in rounds.refs(i)]
         self._known = {ref: trials for ref, trials in self._known.items() if ref in rounds.span}
         counts = [rounds.lengths(ref).size // self._episodes_per_trial for ref in refs]

@@ -33,11 +33,11 @@ _DECIDE_FUNCTION = (
 
 
 def pinned(config: RunConfig, *, step_timeout_seconds: float | None = None) -> RunConfig:
-    """A new run's configuration with nothing left open: its environment, and the learner it starts from.
+    """Return a new run's configuration with everything decided: its environment, and the learner it starts from.
 
     Args:
-        config: as asked for.
-        step_timeout_seconds: how long the rehearsal of the environment may take, 60 if left out.
+        config: Requested configuration.
+        step_timeout_seconds: Time limit for the rehearsal of the environment, default 60.
 
     Raises:
         EnvError: the environment does not do the same twice.

@@ -1,4 +1,4 @@
-"""Live loggers: a run's numbers in TensorBoard, Weights & Biases or MLflow while it trains.
+"""Live loggers: a run's metrics in TensorBoard, Weights & Biases or MLflow while it trains.
 
 Each is a module of this package with a function `open_logger`, and an extra of its name. They observe: what a logger
 raises ends the logger, never the training.
@@ -17,11 +17,11 @@ LoggerName = Literal["mlflow", "tensorboard", "wandb"]
 
 @dataclass(frozen=True)
 class LogPlan:
-    """Where else trainings are logged.
+    """Additional logging targets of trainings.
 
     Attributes:
-        names: of loggers.
-        film_every: film an iteration of every so many, besides the last.
+        names: Names of loggers.
+        film_every: Film every N-th iteration, besides the last.
     """
 
     names: tuple[LoggerName, ...] = ()

@@ -1,4 +1,4 @@
-"""Loggers beside the training: opened with the run, told of every iteration, each till it fails."""
+"""Loggers beside the training: opened with the run, called with every iteration, each until it fails."""
 
 import logging
 import re
@@ -21,14 +21,14 @@ log = logging.getLogger(__name__)
 _Open = Callable[[Run, Path], "RunLogger"]
 FILM_SIZE = (320, 240)
 _ACCESS = re.compile(r"//[^/\s]+@")
-"""User and password in an address of the user's, which errors repeat: what is logged is kept with the run."""
+"""User and password in a URL, which errors may repeat: logged errors are kept with the run."""
 
 
 class RunLogger(Protocol):
-    """What a logger does with a run."""
+    """Logger of one run."""
 
     def iteration(self, report: IterationReport, ended: float) -> None:
-        """Log an iteration, which ended so many seconds after 1970."""
+        """Log an iteration; `ended` is its end in seconds since 1970."""
         ...
 
     def film(self, file: Path, report: IterationReport) -> None:
@@ -41,7 +41,7 @@ class RunLogger(Protocol):
 
 
 def opener(name: str) -> _Open:
-    """Return the function that begins, or goes on, to log a run under a folder."""
+    """Return the function that begins or resumes logging of a run under a folder."""
     return import_module(f"metaloom.flows.loggers.{name}").open_logger
 
 
@@ -54,13 +54,13 @@ def log_folder(run: Path) -> Path:
 def logging_to(
     names: Sequence[str], folder: Path, observer: Observer, *, film_every: int | None = None
 ) -> Iterator[Observer]:
-    """Yield an observer that also logs what it is told.
+    """Yield an observer that also logs what it receives.
 
     Args:
-        names: of loggers; none for the observer itself.
-        folder: of the run, which need not exist yet.
-        observer: who else is told.
-        film_every: film an iteration of every so many, besides the last.
+        names: Names of loggers; with none, the observer itself is yielded.
+        folder: Folder of the run, which need not exist yet.
+        observer: Next observer.
+        film_every: Film every N-th iteration, besides the last.
 
     Raises:
         UsageError: a logger does not exist, or its package is not installed; before anything is logged.
@@ -102,7 +102,7 @@ class _Loggers:
         self._to_film: IterationReport | None = None
 
     def open(self) -> None:
-        """Open what is not open yet; the run is there by now, with all that is to be said of it before it trains."""
+        """Open the loggers that are not open yet. The run exists by now, with all facts known before it trains."""
         while self._waiting:
             name, opened = self._waiting.popitem()
             with self._ends_if_it_fails(name):

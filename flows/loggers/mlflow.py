@@ -1,4 +1,4 @@
-"""MLflow, in a database beside the runs unless MLFLOW_TRACKING_URI names another place. Needs the extra `mlflow`."""
+"""MLflow, in a database beside the runs unless MLFLOW_TRACKING_URI is set. Needs the extra `mlflow`."""
 
 import logging
 import os
@@ -13,7 +13,7 @@ from metaloom.flows.observer import IterationReport
 from metaloom.storage import Run
 from metaloom.storage.format.settings import dotted
 
-# A server that is gone shall cost one iteration some seconds, not minutes.
+# An unreachable server should cost one iteration seconds, not minutes.
 _PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
 _QUARTILES = {"lowest": 0.0, "lower_quartile": 0.25, "median": 0.5, "upper_quartile": 0.75, "highest": 1.0}
 _LONGEST_PARAM = 500
@@ -21,15 +21,15 @@ _ID = "metaloom.id"
 
 
 class _Live:
-    """Begins or goes on with the run at MLflow, whose database and files are under the folder."""
+    """Begin or resume the run at MLflow, whose database and files are under the folder."""
 
     def __init__(self, run: Run, folder: Path) -> None:
-        # Before the import, which would tell its makers of use.
+        # Before the import, which would report usage to the vendor.
         for name, value in {**_PATIENCE, "MLFLOW_DISABLE_TELEMETRY": "true"}.items():
             os.environ.setdefault(name, value)
         from mlflow import MlflowClient
 
-        # It tells of every table that it creates.
+        # It logs every table that it creates.
         logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
         server = os.environ.get("MLFLOW_TRACKING_URI")
         if not server:
@@ -41,7 +41,7 @@ class _Live:
         from mlflow.entities import Metric
 
         numbers = {**scalars(report), **timings(report)}
-        # MLflow has no histograms: five numbers of each.
+        # MLflow has no histograms: log five statistics of each.
         for name, returns in distributions(report).items():
             quantiles = np.quantile(returns, [*_QUARTILES.values()]).tolist()
             numbers |= {f"{name}.{which}": value for which, value in zip(_QUARTILES, quantiles, strict=True)}
@@ -59,13 +59,13 @@ class _Live:
         self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
 
     def _run_of(self, run: Run, folder: Path) -> str:
-        """The run there: training that goes on is the same run."""
+        """Return the id of the MLflow run. Resumed training uses the same run."""
         name, identity = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "metaloom", run.info["id"]
         known = self._client.get_experiment_by_name(name)
         if known is not None:
             experiment = known.experiment_id
         else:
-            # A server has a place of its own for files.
+            # A server stores files itself.
             own = os.environ.get("MLFLOW_TRACKING_URI")
             place = None if own else (folder / "mlflow").resolve().as_uri()
             experiment = self._client.create_experiment(name, artifact_location=place)
@@ -80,7 +80,7 @@ class _Live:
         params = [
             Param(_allowed(name), str(value)[:_LONGEST_PARAM]) for name, value in dict(dotted(run.config)).items()
         ]
-        for start in range(0, len(params), 100):  # as many as one request may have
+        for start in range(0, len(params), 100):  # the maximum of one request
             self._client.log_batch(made.info.run_id, params=params[start : start + 100])
         return made.info.run_id
 

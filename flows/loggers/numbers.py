@@ -1,4 +1,4 @@
-"""An iteration as numbers under names in which a slash ends the group, as all loggers and the export have them."""
+"""An iteration as metrics whose names are grouped by a slash, for all loggers and the export."""
 
 import math
 import re
@@ -37,7 +37,7 @@ def timings(report: IterationReport) -> dict[str, float]:
 
 
 def distributions(report: IterationReport) -> dict[str, Array]:
-    """[B] mean returns of an iteration's tasks, of every inner step, by name."""
+    """Return the mean returns of an iteration's tasks, [B], of every inner step, by name."""
     return {f"step_{k}/task_returns": np.asarray(returns) for k, returns in enumerate(report.task_returns)}
 
 

@@ -13,11 +13,11 @@ from metaloom.storage.format.settings import dotted
 
 
 class EventFile:
-    """Writes what TensorBoard shows of a run into a new file of a folder.
+    """Writes a run's TensorBoard data to a new file of a folder.
 
     Args:
-        run: the run.
-        folder: of its events.
+        run: The run.
+        folder: Folder of its events.
 
     Raises:
         ExtraMissing: TensorBoard is not installed.
@@ -30,7 +30,7 @@ class EventFile:
         except ImportError:
             raise ExtraMissing("tensorboard") from None
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary  # pyright: ignore[reportAttributeAccessIssue]
-        # The table of hyper-parameters takes numbers and text.
+        # The table of hyper-parameters takes floats and text.
         self._settings = {
             name: value if isinstance(value, bool | int | float | str) else str(value)
             for name, value in dotted(run.config)
@@ -39,7 +39,7 @@ class EventFile:
         self._begun, self._ended = False, 0.0
 
     def iteration(self, report: IterationReport, ended: float) -> int:
-        """Write an iteration's numbers and histograms; returns how many numbers."""
+        """Write an iteration's metrics and histograms; returns the number of metrics."""
         from torch.utils.tensorboard.summary import histogram, hparams
 
         self._ended = ended

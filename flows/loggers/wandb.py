@@ -12,10 +12,10 @@ from metaloom.storage import Run
 
 
 class _Live:
-    """Begins or goes on with the run at Weights & Biases, whose files are under the folder."""
+    """Begin or resume the run at Weights & Biases, whose files are under the folder."""
 
     def __init__(self, run: Run, folder: Path) -> None:
-        # Before the import, which would tell its makers of errors.
+        # Before the import, which would report errors to the vendor.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
@@ -25,12 +25,12 @@ class _Live:
         self._run: Any = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or "metaloom",
             name=run.path.name,
-            # The run's own, so that training that goes on is the same run there.
+            # The run's own id, so that resumed training is the same run there.
             id=run.info["id"].replace("-", ""),
             resume="allow",
             dir=os.environ.get("WANDB_DIR") or str(folder),
             config=dict(run.config),
-            allow_val_change=True,  # of iterations and retention, when training goes on
+            allow_val_change=True,  # of iterations and retention, when training resumes
             # Nothing but what is logged: neither the console, nor the code, nor the machine's load.
             settings=wandb.Settings(
                 mode=os.environ.get("WANDB_MODE") or "offline",  # pyright: ignore[reportArgumentType]
@@ -52,7 +52,7 @@ class _Live:
         self._run.log({**scalars(report), **timings(report), **histograms}, step=report.iteration)
 
     def film(self, file: Path, report: IterationReport) -> None:
-        # It takes nothing for a step behind the last one.
+        # It rejects data for a step before the last one.
         step = max(self._step, report.iteration)
         self._run.log(
             {"film": self._wandb.Video(str(file), format="gif"), "film_iteration": report.iteration}, step=step

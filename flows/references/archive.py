@@ -29,14 +29,14 @@ _LEFT_OUT = ("_operator", "_quarantine", "writer.lock")
 def add(path: Path, folder: Path, name: str | None = None, *, learners: int = 20) -> Reference:
     """Make a reference of a stored run, which stays as it is, and put it into a folder and its index.
 
-    The reference is a copy of the run: without its batches, with the learner of every so many iterations and the
+    The reference is a copy of the run: without its batches, with the learner of every N-th iteration and the
     newest, packed, in one archive.
 
     Args:
-        path: the run's folder.
-        folder: of the references; made if need be.
-        name: of the reference; the run's by default.
-        learners: iterations from one stored learner to the next; so many are computed, at most, to check one.
+        path: Folder of the run.
+        folder: Folder of the references; created if missing.
+        name: Name of the reference; the run's by default.
+        learners: Iterations between stored learners, and so the most that must be computed to check one.
 
     Raises:
         UsageError: the run is not complete, lacks learners, has links, starts from another run, names modules or paths
@@ -76,9 +76,9 @@ def add(path: Path, folder: Path, name: str | None = None, *, learners: int = 20
 
 @contextmanager
 def opened(folder: Path, reference: Reference) -> Iterator[Path]:
-    """The folder of a reference as a run, for as long as the context lasts; raises as `extract`.
+    """Open the folder of a reference as a run while the context lasts; raises as `extract`.
 
-    Damage that is found in the run within the context is told of the archive.
+    Damage found within the context is reported for the archive.
     """
     with _scratch() as place:
         path = extract(folder, reference, place / reference.name)
@@ -87,12 +87,12 @@ def opened(folder: Path, reference: Reference) -> Iterator[Path]:
 
 
 def extract(folder: Path, reference: Reference, path: Path) -> Path:
-    """Make a run of a reference, at a path where there is nothing, and return it.
+    """Unpack a reference as a run to a free path, and return the path.
 
     Raises:
-        UsageError: the place is under a URL.
+        UsageError: the path is under a URL.
         storage.RunExists: there is something.
-        storage.DamagedRun: the archive is missing or is not that of the index, or holds no run that
+        storage.DamagedRun: the archive is missing or does not match the index, or holds no run that
             the index describes.
         storage.StorageFailed: the system does not let it be written.
     """
@@ -107,7 +107,7 @@ def extract(folder: Path, reference: Reference, path: Path) -> Path:
         raise broken(archive, "is not the archive that the index names: its SHA-256 is another")
     if len(raw) != reference.size:
         raise broken(archive, f"has {len(raw)} bytes, of which the index says something else")
-    # A folder of its own, so that two at once do not meet, beside the place, to be renamed to it.
+    # A private folder beside the target, renamed to it, so that two calls at once do not conflict.
     with _writing(path), unfinished_folder(path.absolute().parent, reference.name) as scratch:
         part = scratch / reference.name
         unpack(raw, archive, part)
@@ -127,7 +127,7 @@ def _scratch() -> AbstractContextManager[Path]:
 
 
 def _writing(place: Path) -> AbstractContextManager[None]:
-    """Have what the system refuses in the context told as one error, of a place that is written to."""
+    """Report system errors within the context as one error about a path that is written to."""
     needed = f"room and permission to write {place}, and to make folders in {gettempdir()}"
     return system_errors(place, required=needed, action="Free space, or choose another place")
 
@@ -140,13 +140,13 @@ def _require_free(path: Path) -> None:
 
 
 def _require_folder(path: Path) -> None:
-    """Refuse a place under a URL."""
+    """Refuse a path under a URL."""
     if url := storage.url_of(path):
         raise UsageError(f"found {url}; required a run in a folder: references are copied from and to folders only")
 
 
 def _told(run: Run) -> Mapping[str, Any]:
-    """What the index says of a run that the run says itself."""
+    """Return the index entries that the run itself states."""
     last = run.metrics([run.iterations[-1]]).drop_columns(["iteration"]).to_pylist()[0]
     return {
         "env": str(run.config["env"]["name"]),
@@ -183,7 +183,7 @@ def _known_without(name: str, folder: Path) -> list[Reference]:
 
 
 def _left_out(folder: str, names: Sequence[str]) -> set[str]:
-    """What of a run's folder is not copied; a link is refused, since what it leads to would be published."""
+    """Select files of a run's folder that are not copied. Links are refused, since their targets would be published."""
     left_out = {*_LEFT_OUT} & {*names}
     for name in {*names} - left_out:
         mode = os.lstat(place := Path(folder) / name).st_mode
@@ -235,5 +235,5 @@ def _require_learners(run: Run, every: int) -> None:
 
 
 def _thinned_learners(run: Run, every: int) -> list[int]:
-    """Iterations of which a reference with every so many learners has to have that which they start from."""
+    """List the iterations whose initial learner is missing, of those that a reference must have."""
     return [i for i in run.iterations if not i % every and run.is_thinned(run.learner_ref(i))]

@@ -1,4 +1,4 @@
-"""What a run says of itself, and no digest of an output covers: its tables, its environment, its records."""
+"""Claims of a run that no output digest covers: its tables, its environment, its records."""
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -47,7 +47,7 @@ def false_facts(run: Run) -> Iterator[str]:
         recorded["env"] = {name: fact for name, fact in recorded["env"].items() if name != _MAY_MOVE}
     recorded["task_classes"] = {} if classes is None else classes.facts()
     yield from _differing(recorded, json.loads(json.dumps(declared)))
-    # Every version leaves out names under which there is nothing to record.
+    # Every version omits names under which there is nothing to record.
     environments = [run.info["environment"], *(session.environment for session in run.sessions())]
     for name in ("components", "facts", "task_classes"):
         if declared[name] and any(name in recorded and not recorded[name] for recorded in environments):
@@ -94,7 +94,7 @@ def _told(ref: StageRef) -> str:
 
 
 class TableCheck:
-    """Compares the tables of a run with outputs, which it is told in the order of their computation."""
+    """Compares the tables of a run with outputs, which must be given in the order of their computation."""
 
     def __init__(self, run: Run) -> None:
         self._run = run

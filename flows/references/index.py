@@ -23,22 +23,22 @@ SCHEMA = "metaloom-references/1"
 
 @dataclass(frozen=True)
 class Reference:
-    """A reference run, as the index knows it.
+    """Index entry of a reference run.
 
     Attributes:
-        name: of the run.
-        env, algorithm: their names.
-        seed: of the run.
-        iterations: that are complete.
-        learners: the learners of iterations 0, learners, 2 learners, ... and the newest are stored.
-        config_digest: of the settings that decide its numbers.
-        code: digest of the code that computed it.
-        versions: of the packages it was computed with.
-        metrics: of the last iteration.
-        wall_seconds: that its stages took, on the machine that computed it.
-        archive: file name of the archive.
-        size: bytes of the archive.
-        sha256: of the archive.
+        name: Run name.
+        env, algorithm: Names of environment and algorithm.
+        seed: Seed of the run.
+        iterations: Number of complete iterations.
+        learners: Interval of stored learners: iterations 0, learners, 2 learners, ... and the newest.
+        config_digest: Digest of the settings that affect results.
+        code: Digest of the code that computed it.
+        versions: Versions of the packages that computed it.
+        metrics: Metrics of the last iteration.
+        wall_seconds: Wall time of its stages, on the machine that computed it.
+        archive: File name of the archive.
+        size: Size of the archive in bytes.
+        sha256: SHA-256 of the archive.
     """
 
     name: str
@@ -113,7 +113,7 @@ def read_index(folder: Path) -> list[Reference]:
 
 
 def write_index(folder: Path, references: Sequence[Reference]) -> None:
-    """Write the index of a folder anew."""
+    """Rewrite the index of a folder."""
     entries = [asdict(reference) for reference in sorted(references, key=lambda reference: reference.name)]
     content = render(sealed({"schema": SCHEMA, "references": entries}), indented=True)
     replace_file(folder / INDEX, content, folder / f"{INDEX}.part")

@@ -1,4 +1,4 @@
-"""Damage told of archives and of their index, which no command mends: they have to be had again."""
+"""Damage to archives and their index, which no command repairs: they have to be obtained again."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ def broken(place: Path, found: str, *, action: str = _AGAIN) -> storage.DamagedR
 
 @contextmanager
 def told_of_archive(archive: Path, unpacked: Path) -> Iterator[None]:
-    """Tell what is wrong with an unpacked run, whose folder goes away, of its archive, which is that of the index."""
+    """Report damage to a temporarily unpacked run as damage to its archive."""
     try:
         yield
     except (storage.DamagedRun, storage.NotARun, storage.StageMissing) as error:

@@ -1,4 +1,4 @@
-"""What a run must be for others to compute it again: complete, and made of nothing but what Metaloom brings."""
+"""Requirements for a run that others can compute again: complete, and made only of what Metaloom ships."""
 
 import re
 from collections.abc import Iterator, Mapping

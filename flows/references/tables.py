@@ -21,7 +21,7 @@ class References(list[dict[str, Any]]):
     """Rows of references.
 
     Attributes:
-        folder: Folder of the references; None for that of the checkout.
+        folder: Folder of the references; None for the checkout's.
     """
 
     def __init__(self, rows: Sequence[dict[str, Any]], folder: Path | str | None = None) -> None:
@@ -60,7 +60,7 @@ class Added:
 
 
 def references_table(rows: References) -> Table:
-    """`metaloom reference ls`, of a folder where it is not that of the checkout."""
+    """`metaloom reference ls`, naming the folder unless it is the checkout's."""
     columns = ("reference", "environment", "algorithm", ">seed", ">iterations", ">last return", ">took", ">size")
     table = new_table(*columns, drop=("size", "took", "seed", "environment", "algorithm"))
     for row in rows:

@@ -22,23 +22,23 @@ from metaloom.storage.progress import Progress, unseen
 
 @dataclass(frozen=True)
 class Verified:
-    """What computing an iteration again from the nearest stored learner has shown.
+    """Result of computing an iteration again from the nearest stored learner.
 
     Attributes:
-        name: of the reference.
-        iteration: that was computed.
-        start: the iteration whose learner was stored, where it began.
-        stages: so many were compared, of all iterations from `start` to `iteration`.
-        proved: what it means that nothing differs, in words; the class that the run's device can claim.
-        first_difference: the first stage that came out with other bits.
-        differs: versions and facts of the processor that are others than then, a few words each.
-        returns: average return of the iteration, after adaptation where there is any: recorded, and computed now.
-        false_tables: Tables that say something else than what was computed, or less. A table of an output with other
+        name: Name of the reference.
+        iteration: Computed iteration.
+        start: Iteration whose learner was stored, where it began.
+        stages: Number of compared stages, of all iterations from `start` to `iteration`.
+        proved: What equality proves, in words; the class that the run's device can claim.
+        first_difference: First stage whose output has other bits.
+        differs: Versions and facts of the processor that have changed, a few words each.
+        returns: Average return of the iteration, after adaptation if there is any: recorded, and computed now.
+        false_tables: Tables that differ from the computed values, or lack some. A table of an output with other
             bits is false only where its columns or units are.
-        false_records: what records say otherwise than the stages that compute their outputs, a few words each: inputs,
-            positions in the random streams, outputs that are not stored although the settings ask for them.
-        false_facts: what the run records of its environment and this declares otherwise: `task_classes`, by which
-            returns are told, names and units of `components`, `facts`, `env.options.radius` and the like.
+        false_records: Contradictions between records and the stages that compute their outputs, in a few words: inputs,
+            positions in the random streams, outputs that are missing although the settings ask for them.
+        false_facts: Recorded facts of the environment that it declares otherwise today: `task_classes`, by which
+            returns are grouped, names and units of `components`, `facts`, `env.options.radius` and the like.
         arithmetic: Machine code that computed, and why it is not the recorded code, if so.
     """
 
@@ -57,7 +57,7 @@ class Verified:
 
     @property
     def identical(self) -> bool:
-        """True if every output had the recorded bits, and what the run tells of them is so."""
+        """True if every output has the recorded bits, and the run's claims about them hold."""
         return self.first_difference is None and not (self.false_tables or self.false_facts or self.false_records)
 
     def as_dict(self) -> dict[str, Any]:
@@ -113,9 +113,9 @@ def verify(
     """Compute an iteration of a reference again, from the nearest stored learner, and compare all outputs on the way.
 
     Args:
-        path: the reference as a run; any other run will do too.
-        iteration: which; all from the first one on when None.
-        backend: where rollouts run.
+        path: The reference as a run; any other run works too.
+        iteration: Iteration to compute; None for all from the first one on.
+        backend: Where rollouts run.
         on_progress: Called with the iteration that is being computed, and the last one.
 
     Raises:

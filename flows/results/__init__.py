@@ -1,1 +1,1 @@
-"""What operations return: frozen dataclasses, and what follows from them. Views show them, operations make them."""
+"""Results of operations: frozen dataclasses and derived values. Operations make them, views show them."""

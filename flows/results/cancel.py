@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cancelled:
-    """How a run stands after its writer was asked to stop.
+    """State of a run after its writer was asked to stop.
 
     Attributes:
-        went_well: It stopped or was complete first, or nobody wrote it; it did not fail.
-        message: How it stands, in words.
+        went_well: True if it stopped or was complete first, or nobody wrote it; False if it failed.
+        message: State of the run, in words.
     """
 
     went_well: bool

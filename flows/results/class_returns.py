@@ -1,6 +1,6 @@
 """Returns by class of task of a stored run: from its tables, and the classes that its environment declared.
 
-They are nothing stored of their own: the tables of episodes have the return and the task of every episode, and stay
+They are derived, not stored: the tables of episodes have the return and the task of every episode, and stay
 when an iteration is thinned, so no digest depends on what counts as a class.
 """
 
@@ -52,9 +52,9 @@ def headline_returns(drawn: Sequence[float], by_step: ByStep) -> Headline:
 
 
 def count_alike(iterations: Sequence[ByStep]) -> bool:
-    """Return True if all classes count alike in the returns of a run.
+    """Return True if all classes have equal weight in the returns of a run.
 
-    They do where every iteration has as many tasks of each class, and where tasks are so many that, drawn alike, few
+    They do if every iteration has equally many tasks of each class, or if tasks are so numerous that, drawn alike, few
     iterations lack a class: so the choice does not depend on the draw of one iteration.
     """
     if not iterations:
@@ -65,10 +65,10 @@ def count_alike(iterations: Sequence[ByStep]) -> bool:
 
 
 def classes_of(run: Run) -> "Classes | None":
-    """Return the classes of tasks that a run's environment declared when it last went on; None if it had none.
+    """Return the task classes that a run's environment declared in the newest session; None if it had none.
 
     Raises:
-        IncompatibleFormat: what is recorded is no declaration of classes.
+        IncompatibleFormat: the record is not a declaration of classes.
     """
     for session in reversed(run.sessions()):
         if facts := mapping(session.environment.get("task_classes")):
@@ -95,20 +95,20 @@ def returns_by_class(run: Run, iterations: Sequence[int], classes: "Classes | No
 
 
 def episode_classes(episodes: "pa.Table", classes: "Classes") -> "tuple[dict[int, ByStep], Array | None]":
-    """Returns of a table of episodes by class of task, and the class of every task, [I, B].
+    """Return a table of episodes' returns by class of task, and the class of every task, [I, B].
 
-    Nothing and None where episodes tell no task.
+    An empty dict and None if episodes have no task.
     """
     keys = ["iteration", "step", "task"]
     fields = [f"task_{field}" for field in classes.fields]
-    if not {*fields} <= {*episodes.column_names}:  # a graph of one's own may draw no tasks
+    if not {*fields} <= {*episodes.column_names}:  # a custom graph may draw no tasks
         return {}, None
     rows = episodes.group_by([*keys, *fields]).aggregate([("return", "mean")])
     rows = rows.sort_by([(key, "ascending") for key in keys])
     params = np.stack([rows[field].to_numpy() for field in fields], axis=1)
     place, step, returns = (rows[name].to_numpy() for name in ("iteration", "step", "return_mean"))
     of = classes.of(params, classes.fields)
-    # Rows are sorted, so that a round of an iteration is a stretch of them.
+    # Rows are sorted, so that an inner step of an iteration is a contiguous range.
     starts = np.flatnonzero(np.diff(place, prepend=-1) | np.diff(step, prepend=-1))
     found: dict[int, list[ClassReturns]] = {}
     for start, stop in zip(starts, [*starts[1:], len(place)], strict=True):

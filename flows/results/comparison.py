@@ -24,11 +24,11 @@ class History:
     """A run's score over training.
 
     Attributes:
-        path, name, seed: of the run.
-        environment: what its episodes are of.
-        iterations: [n], those that have a score.
-        steps: [n], environment steps of training up to them.
-        values: [n], the mean score.
+        path, name, seed: Folder, name and seed of the run.
+        environment: Description of the environment of its episodes.
+        iterations: Iterations that have a score, [n].
+        steps: Environment steps of training up to them, [n].
+        values: Mean scores, [n].
     """
 
     path: Path
@@ -40,7 +40,7 @@ class History:
     values: Array
 
     def at(self, steps: Array) -> Array:
-        """The newest values at so many environment steps, [m]."""
+        """Return the newest values at given environment steps, [m]."""
         return self.values[np.searchsorted(self.steps, steps, side="right") - 1]
 
     def before(self, steps: float) -> Array:
@@ -53,13 +53,13 @@ class Group:
     """Runs that differ only in their seed, and their scores.
 
     Attributes:
-        name: the settings that tell it from the other groups.
-        settings: these, setting -> value as text.
-        histories: of its runs.
-        scores: of its runs; the interval of each measure is over runs.
-        mean, iqm: mean and interquartile mean of the scores.
-        profile: fraction of scores above the comparison's thresholds.
-        curve: interquartile mean over runs of their mean score, at the comparison's environment steps.
+        name: Settings that distinguish it from the other groups.
+        settings: These settings, setting -> value as text.
+        histories: Histories of its runs.
+        scores: Scores of its runs; the interval of each measure is over runs.
+        mean, iqm: Mean and interquartile mean of the scores.
+        profile: Fraction of scores above the comparison's thresholds.
+        curve: Interquartile mean over runs of their mean score, at the comparison's environment steps.
     """
 
     name: str
@@ -82,15 +82,15 @@ class Comparison:
     """Groups of runs compared, best first. Tables are Arrow's; `.to_pandas()` makes data frames of them.
 
     Attributes:
-        metric: what was compared.
-        about: the same in words.
-        env_steps: of training, after which runs are compared: the most that all of them have.
-        groups: the groups, that with the highest interquartile mean first.
-        pairs: every two of them.
-        thresholds: [m], scores at which profiles were taken.
-        curve_steps: [n], environment steps at which curves were taken.
-        notes: what a reader ought to know.
-        seed, resamples: of the bootstrap.
+        metric: Compared metric.
+        about: Description of the metric in words.
+        env_steps: Environment steps of training, after which runs are compared: the most that all of them have.
+        groups: The groups, highest interquartile mean first.
+        pairs: All pairs of groups.
+        thresholds: Scores at which profiles were taken, [m].
+        curve_steps: Environment steps at which curves were taken, [n].
+        notes: Remarks for the reader.
+        seed, resamples: Seed and number of resamples of the bootstrap.
         draw: Draws the comparison.
     """
 
@@ -154,7 +154,7 @@ class Comparison:
 
     @cached_property
     def verdicts(self) -> tuple[str, ...]:
-        """What can be said of the order of every pair, a sentence each; or why nothing can."""
+        """Conclusion on the order of every pair, a sentence each; or why there is none."""
         return verdicts(self.pairs, {group.name: len(group.scores) for group in self.groups})
 
     def as_dict(self) -> dict[str, Any]:
@@ -213,11 +213,11 @@ def _json(table: pa.Table) -> list[dict[str, Any]]:
 
 
 def verdicts(pairs: Sequence[Pair], num_runs: Mapping[str, int]) -> tuple[str, ...]:
-    """A sentence for every pair, or why nothing can be said.
+    """Return a sentence for every pair, or why nothing can be concluded.
 
     Args:
-        pairs: of groups, tested together.
-        num_runs: group -> its runs, for all groups.
+        pairs: Pairs of groups, tested together.
+        num_runs: Number of runs by group, for all groups.
     """
     if not pairs:
         return ("one group: nothing to order",)

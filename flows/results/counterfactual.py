@@ -23,11 +23,11 @@ class Outcome:
     """Output of a stage under some settings.
 
     Attributes:
-        settings: what was changed, as `--set` takes it; empty for the settings of the run.
-        config: all settings.
-        value: the stage's output.
-        seconds: wall time of the stage alone.
-        identical: whether every bit is as stored.
+        settings: Changed settings, as `--set` takes them; empty for the settings of the run.
+        config: All settings.
+        value: Output of the stage.
+        seconds: Wall time of the stage alone.
+        identical: True if every bit equals the stored output.
     """
 
     settings: tuple[str, ...]
@@ -83,7 +83,7 @@ class Counterfactual(Shown):
         return {name: pair for name, pair in pairs.items() if not re.match(r"step_\d", name) or pair[0] != pair[1]}
 
     def distance(self) -> dict[str, float]:
-        """Measure how far apart the outcomes are: L2 and largest absolute difference over all their numbers.
+        """Measure the distance of the outcomes: L2 and largest absolute difference over all their values.
 
         For updates it is about the policy's parameters, with the cosine of the angle between the two steps.
         """
@@ -127,7 +127,7 @@ def _json(value: float | None) -> float | None:
 
 
 def _numbers(value: StageOutput) -> dict[str, Array]:
-    """Return the numbers that outcomes are compared by: an update's policy parameters, the real steps of samples."""
+    """Return the arrays that outcomes are compared by: an update's policy parameters, the real steps of samples."""
     if isinstance(value, Update):
         return dict(value.learner.params)
     arrays = flatten(value)

@@ -22,14 +22,14 @@ class RunDiff:
     """Differences between two runs.
 
     Attributes:
-        a, b: their folders.
-        settings: those that differ.
-        environment: code digest, package versions and machine, where they differ. They explain and do not decide.
-        first: the first output that both have and whose digests differ.
-        arrays: the arrays of that output that differ; only their names are known if the output was thinned.
-        compared: outputs that both have.
-        different: how many of them differ.
-        only_a, only_b: how many outputs one run has and the other lacks.
+        a, b: Folders of the runs.
+        settings: Settings that differ.
+        environment: Code digest, package versions and machine, where they differ. They explain and do not decide.
+        first: First output that both have and whose digests differ.
+        arrays: Arrays of that output that differ; only their names are known if the output was thinned.
+        compared: Outputs that both have.
+        different: Number of them that differ.
+        only_a, only_b: Number of outputs that one run has and the other lacks.
     """
 
     a: Path

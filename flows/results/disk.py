@@ -14,18 +14,18 @@ from metaloom.storage.read.committed import file_stats
 
 @dataclass(frozen=True)
 class DiskUse:
-    """What a run takes on the disk.
+    """Disk usage of a run.
 
     Attributes:
-        name, path: of the run.
-        num_bytes: of all its files.
-        only_remote: of those that are under its URL and not in the cache.
-        shared: of those that it shares with another run by hard links; they stay when one of the two is removed.
-        thinning: that go if all its complete iterations are thinned, and that no other run keeps.
-        groups: by what they hold.
-        stages: by stage and inner step, of what is committed.
-        ranges: by the first and last iteration of a range.
-        problem: why the rest is not known, of a damaged run.
+        name, path: Name and folder of the run.
+        num_bytes: Size of all its files.
+        only_remote: Size of its files under its URL that are not in the cache.
+        shared: Size of files shared with another run by hard links; they stay when one of the two is removed.
+        thinning: Size of files that thinning all complete iterations would free, because no other run keeps them.
+        groups: Sizes by content.
+        stages: Sizes of committed files by stage and inner step.
+        ranges: Sizes by the first and last iteration of a range.
+        problem: Why the rest is unknown, for a damaged run.
     """
 
     name: str
@@ -42,7 +42,7 @@ class DiskUse:
 
 @dataclass(frozen=True)
 class DiskUsage:
-    """What runs take on the disk, and what interrupted removals left.
+    """Disk usage of runs, and leftovers of interrupted removals.
 
     Attributes:
         uses: Of each run.
@@ -75,7 +75,7 @@ class DiskUsage:
 
 @dataclass(frozen=True)
 class ThinnedRun(Thinned):
-    """What thinning removed, or would remove in a dry run."""
+    """Result of thinning, or of a dry run."""
 
     dry_run: bool = False
 

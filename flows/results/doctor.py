@@ -9,11 +9,11 @@ class Check:
     """One finding.
 
     Attributes:
-        name: what was looked at.
-        status: fail: training does not work; warn: it works, but worse than it could.
-        found: what is there.
-        required: what is needed.
-        advice: what helps; empty when the status is ok, or `found` says it.
+        name: Subject of the check.
+        status: One of: fail: training does not work; warn: it works, but worse than it could; ok.
+        found: Actual state.
+        required: Required state.
+        advice: What helps; empty when the status is ok, or `found` says it.
     """
 
     name: str

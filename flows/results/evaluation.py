@@ -26,12 +26,12 @@ class EvaluationOutcome(Shown):
     """A learner's returns after 0 ... K adaptation steps.
 
     Attributes:
-        updates: that the learner has had.
-        config: the run's configuration, with the evaluation that was asked for.
-        evaluation: the returns.
-        tasks_are_new: whether no task of it occurs in training.
-        drawn_from: how many tasks its tasks were chosen from; None where they come from a distribution.
-        classes: that the environment declares.
+        updates: Number of updates of the learner.
+        config: Configuration of the run, with the requested evaluation.
+        evaluation: The returns.
+        tasks_are_new: True if none of its tasks occurs in training.
+        drawn_from: Number of tasks that its tasks were chosen from; None if they come from a distribution.
+        classes: Task classes that the environment declares.
     """
 
     updates: int
@@ -62,7 +62,7 @@ class EvaluationOutcome(Shown):
 
     @property
     def counted_tasks(self) -> str:
-        """The number of tasks, and of those that they are some of: "10 tasks (of 80)"."""
+        """The number of tasks and, for a selection, of all: "10 tasks (of 80)"."""
         count = len(self.tasks)
         return plural(count, "task") + (f" (of {self.drawn_from:,})" if count < (self.drawn_from or 0) else "")
 
@@ -73,7 +73,7 @@ class EvaluationOutcome(Shown):
 
     @property
     def extrapolation(self) -> str:
-        """Warning that some steps lie beyond those of training, or nothing; PEARL trains for no number of steps."""
+        """Warning that some steps exceed the number in training, or empty. PEARL trains for no fixed number."""
         algorithm = self.config.algorithm
         trained = algorithm.evaluation_steps
         if algorithm.graph == "task_inference" or self.evaluation.adaptation_steps <= trained:

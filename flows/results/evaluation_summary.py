@@ -25,16 +25,16 @@ class AdaptationSummary:
     Intervals are NaN where one episode of one task is all there is.
 
     Attributes:
-        adaptation_steps: k, of each task: gradient steps of its copy of the policy, or inferences of what task it is.
-        adaptation_episodes: per task that it has adapted to, those of all k steps.
-        adaptation_env_steps: mean number of environment steps in them.
-        average_return: mean over tasks of their mean return.
-        average_low, average_high: ends of its 95 % bootstrap interval.
-        iqm_return: interquartile mean of the tasks' mean returns.
-        iqm_low, iqm_high: ends of its interval.
-        lower_quartile, upper_quartile: of the tasks' mean returns.
-        facts: means over test episodes of what the environment tells, such as `success_rate`; see `fact_means`. Of
-            Meta-World's also `official_success_rate`; see `official_success`.
+        adaptation_steps: Number k of steps per task: gradient steps of its policy copy, or inferences of the task.
+        adaptation_episodes: Episodes per task used for adaptation, over all k steps.
+        adaptation_env_steps: Mean number of environment steps in them.
+        average_return: Mean over tasks of their mean return.
+        average_low, average_high: Ends of its 95 % bootstrap interval.
+        iqm_return: Interquartile mean of the tasks' mean returns.
+        iqm_low, iqm_high: Ends of its interval.
+        lower_quartile, upper_quartile: Quartiles of the tasks' mean returns.
+        facts: Means over test episodes of the environment's facts, such as `success_rate`; see `fact_means`. For
+            Meta-World also `official_success_rate`; see `official_success`.
     """
 
     adaptation_steps: int
@@ -58,7 +58,7 @@ class AdaptationSummary:
 
 
 def summarize_steps(evaluation: Evaluation, classes: "Classes | None" = None) -> list[AdaptationSummary]:
-    """Average over tasks for every number of adaptation steps; `classes` are those that the environment declares."""
+    """Average over tasks for every number of adaptation steps; `classes` are the environment's task classes."""
     summaries: list[AdaptationSummary] = []
     for k in range(evaluation.adaptation_steps + 1):
         returns = evaluation.test_returns[:, k]
@@ -126,5 +126,5 @@ def summarize_classes(evaluation: Evaluation, classes: "Classes | None") -> list
 
 
 def _steps_before(evaluation: Evaluation, k: int) -> Array:
-    """[B], environment steps in the episodes that k steps adapted to."""
+    """Count the environment steps in the episodes that k steps adapted to, [B]."""
     return evaluation.adaptation_lengths[:, :k].sum(axis=(1, 2))

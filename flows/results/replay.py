@@ -13,14 +13,14 @@ class ArrayDifference:
     """Difference of one array of a replayed stage from the stored one.
 
     Attributes:
-        ref: the stage.
-        array: the array's name.
-        index: position of the first element that differs; empty when shapes or dtypes differ.
-        stored: that element as stored (or shape and dtype).
-        replayed: that element as replayed (or shape and dtype).
-        max_abs: largest absolute difference.
-        max_ulp: largest difference in units in the last place; None for integers and booleans.
-        count: elements that differ.
+        ref: The stage.
+        array: Name of the array.
+        index: Index of the first element that differs; empty when shapes or dtypes differ.
+        stored: Stored element (or shape and dtype).
+        replayed: Replayed element (or shape and dtype).
+        max_abs: Largest absolute difference.
+        max_ulp: Largest difference in units in the last place; None for integers and booleans.
+        count: Number of elements that differ.
     """
 
     ref: StageRef
@@ -38,12 +38,12 @@ class StageReplay:
     """One stage run again: equal, in the class that its device can claim, when there are no differences.
 
     Attributes:
-        ref: the stage.
-        differences: between what is stored and what was computed.
-        seconds_stored: how long it took then.
-        equality: the class that the device can claim.
-        with_record: only the digests of its record were there to compare with, because it was thinned.
-        changed: what decides bits and was otherwise when it was computed, a few words each; of one that differs.
+        ref: The stage.
+        differences: Differences between stored and computed arrays.
+        seconds_stored: Duration of the original computation.
+        equality: Equality class that the device can claim.
+        with_record: True if only record digests were available for comparison, because it was thinned.
+        changed: Changes that affect results since it was computed, a few words each; empty without differences.
     """
 
     ref: StageRef

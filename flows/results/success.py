@@ -52,9 +52,9 @@ def success_rows(evaluation: Evaluation, classes: "Classes | None") -> list[dict
 def _official(
     evaluation: Evaluation, k: int, of: Array, among: Sequence[int], classes: "Classes | None"
 ) -> list[float]:
-    """The official success rates of classes, all of them or none.
+    """Return the official success rates of all classes, or none.
 
-    None where the environment does not tell how long episodes last until success, where there are fewer tasks or test
+    None where the environment does not report how long episodes last until success, where there are fewer tasks or test
     episodes than the package's evaluator takes, and of several classes none of which is held out: the package evaluates
     multi-task benchmarks in one environment per class, where episodes count in their order.
     """

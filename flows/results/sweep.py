@@ -12,7 +12,7 @@ Ending = Literal["complete", "stopped", "failed"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the work on one run ended: complete, stopped in order, or failed, with the reason."""
+    """Outcome of the work on one run: complete, stopped in order, or failed, with the reason."""
 
     run: PlannedRun
     ending: Ending

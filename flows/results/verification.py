@@ -10,13 +10,13 @@ from metaloom.storage import Damage, argument
 
 @dataclass(frozen=True)
 class Verification:
-    """What is wrong with the files of a run.
+    """Result of checking the files of a run.
 
     Attributes:
         path: Folder of the run.
-        damages: What is wrong, file by file.
-        sealed: The session that wrote last has sealed its records, so none can have been taken away unseen; not looked
-            at where something is wrong.
+        damages: Damage, file by file.
+        sealed: True if the newest session has sealed its records, so none can have been removed unnoticed; not checked
+            if anything is damaged.
     """
 
     path: Path

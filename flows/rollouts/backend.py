@@ -18,8 +18,8 @@ class Backend:
 
     A run of one task, which has one shard, still has two workers if it is to be watched (`step_timeout_seconds` or
     `retries` are given). Dask workers have one physics thread each. An environment that takes too long ends its worker
-    and the run; sampling in this process waits for ever: it is where one debugs. A running scheduler has a setting of
-    its own instead of `retries` (`distributed.scheduler.allowed-failures`).
+    and the run; sampling in this process waits for ever: it is where one debugs. For a running scheduler, configure
+    `distributed.scheduler.allowed-failures` there instead of `retries`.
 
     Attributes:
         workers: Dask worker processes on this machine; 0 samples in this process. By default none for a replay or a
@@ -81,7 +81,7 @@ class Backend:
             )
 
     def for_tasks(self, num_tasks: int) -> "Backend":
-        """The same for a run of so many tasks, with what was left out decided."""
+        """Resolve the defaults for a run of `num_tasks` tasks."""
         timeout, retries = self.step_timeout_seconds, self.retries
         workers = self.workers
         if workers is None and self.scheduler is None:

@@ -1,4 +1,4 @@
-"""Connection to workers: processes of this session, or those of a scheduler that is there already."""
+"""Connection to workers: processes of this session, or workers of an existing scheduler."""
 
 import asyncio
 import logging
@@ -38,12 +38,12 @@ class NobodyThere(WorkersError):
 
 
 class Connection:
-    """The client of a scheduler; another one after the scheduler has died and come back.
+    """The client of a scheduler; replaced after the scheduler has died and come back.
 
-    Dask's own client connects again too, but not for long, and what it had been asked to tell new workers is lost.
+    Dask's own client reconnects too, but not for long, and its registered worker callbacks are lost.
 
     Attributes:
-        client: the one that is connected now.
+        client: Client that is connected now.
     """
 
     def __init__(self, connect: Callable[[], AbstractContextManager[Client]], opened: ExitStack) -> None:
@@ -68,7 +68,7 @@ class Connection:
         while True:
             try:
                 return work()
-            except WorkersError:  # told already, by work within this work if the scheduler was lost
+            except WorkersError:  # reported already, by nested work if the scheduler was lost
                 raise
             except Exception as error:
                 if not _is_lost(self.client, error):
@@ -162,7 +162,7 @@ async def _require_answer(address: str) -> None:
     security = Security().get_connection_args("client")
     async with rpc(address, timeout=_ANSWER_SECONDS, connection_args=security) as scheduler:
         try:
-            # To connect has the same time, and tells better why it failed.
+            # Connecting has the same time limit and gives a better error.
             await asyncio.wait_for(scheduler.identity(n_workers=0), _ANSWER_SECONDS + 1)
         except TimeoutError:
             raise OSError("what listens there says nothing: it is stopped, or something else") from None
@@ -171,7 +171,7 @@ async def _require_answer(address: str) -> None:
 
 
 async def _fetch_from_workers(client: Client, workers: Sequence[str]) -> None:
-    """Have episodes come from the workers themselves, unless only the scheduler can be reached, as behind a gateway."""
+    """Fetch episodes directly from the workers, unless only the scheduler can be reached, as through a gateway."""
     dask = cast(Any, client)
     asked = [dask.rpc(worker).identity() for worker in workers]
     try:
@@ -212,13 +212,13 @@ def _watched(client: Client, address: str) -> Iterator[None]:
 
 
 def _is_lost(client: Client, error: Exception) -> bool:
-    """Whether what failed did so for want of the scheduler, for which Dask has errors of many kinds."""
+    """Return True if the scheduler is lost, for which Dask raises many kinds of errors."""
     # The connection that was asked may be closed before the client has seen that its own is.
     return isinstance(error, CancelledError | CommClosedError) or client.status != "running"
 
 
 def _require_same_code(client: Client, spec: SamplerSpec) -> None:
-    # The records of a run vouch for one set of versions, the trainer's. Workers that come later tell theirs when they
+    # The records of a run vouch for one set of versions, the trainer's. Workers that join later report theirs when they
     # are first given work.
     answers = cast(dict[str, Any], client.run(check_worker, spec, on_error="return"))
     here, machine_code = fingerprint(spec), dict[str, tuple[str, ...]]()
@@ -260,7 +260,7 @@ def _cannot_import(error: ImportError) -> WorkersError:
 
 
 def _tell_other_arithmetic(found: Mapping[str, tuple[str, ...]]) -> None:
-    """Warn once of workers whose matrix products and functions round in another way than this process's."""
+    """Warn once about workers whose matrix products and functions round differently from this process."""
     here = set(acting_facts())
     others = {worker: code for worker, code in found.items() if not set(code) <= here}
     if others:

@@ -47,14 +47,14 @@ class DaskWorkers(RolloutWorkers):
     """Rollouts on Dask workers.
 
     Attributes:
-        connection: to the workers' scheduler.
-        session: names the recordings of what they do, and their work at the scheduler.
-        elsewhere: workers may be on other machines.
-        supervise: makes the supervision of a piece of work.
-        rounds: so far.
-        costs: of tasks, so far.
-        asked: where the mathematics is to be.
-        places: of episodes, and of what is computed of them, on workers.
+        connection: Connection to the workers' scheduler.
+        session: Names the workers' recordings, and their work at the scheduler.
+        elsewhere: True if workers may be on other machines.
+        supervise: Makes the supervision of a piece of work.
+        rounds: Rollout batches so far.
+        costs: Costs of tasks so far.
+        asked: Requested location of the mathematics.
+        places: Locations of episodes, and of results computed from them, on workers.
     """
 
     connection: Connection
@@ -98,7 +98,7 @@ class DaskWorkers(RolloutWorkers):
 
         Raises:
             RolloutError: the environment failed, hung, or killed its workers.
-            WorkersError: workers died in different places, or are gone; or the scheduler has gone for good.
+            WorkersError: workers died at different steps, or are gone; or the scheduler has gone for good.
         """
         bounds = self.costs.bounds(self.spec, len(tasks), self.connection.num_threads)
         pieces: list[RolloutPiece] = []
@@ -154,7 +154,7 @@ class DaskWorkers(RolloutWorkers):
         )
 
     def uninterrupted(self, work: Callable[[], T], where: str) -> T:
-        """What work at the scheduler gives; all of it is done again if the scheduler is gone meanwhile and comes back.
+        """Do work at the scheduler and return its result; repeat it all if the scheduler dies meanwhile and comes back.
 
         Raises:
             WorkersError: the scheduler does not come back, or it is lost over and over.
@@ -222,7 +222,7 @@ class DaskWorkers(RolloutWorkers):
 
 
 def _recordings(connection: Connection, elsewhere: bool, watch: Supervision) -> list[Recording]:
-    """Collect what the dead left, on this machine or on those of the workers."""
+    """Collect the recordings of dead processes, on this machine or on the workers' machines."""
     found = [watch.recordings()]
     if elsewhere:
         with suppress(Exception):

@@ -40,7 +40,7 @@ _HEADER = np.dtype(
 )
 _BORN = psutil.Process().create_time()
 _NO_FILE = (0, 0)
-_POSITION = 16  # where env_step and row are, behind pid and recorder
+_POSITION = 16  # offset of env_step and row, after pid and recorder
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,16 @@ class Recording:
     """Progress of an attempt whose process ended.
 
     Attributes:
-        pid: its number.
-        env_step: the step it was in, RESET before the first, NOT_YET while simulators were made.
-        row: the row that was called; -1 where all rows are stepped together.
-        first_task: place of the task of row 0 in the meta-batch.
-        first_episode: place of the episode of row 0 among those of its task.
-        actions: [T, N, A] float32, zero behind `env_step`; without rows when simulators were being made.
-        timed_out: a watchdog ended the process, its own or the one outside.
-        stopped: the process was stopped then, as by SIGSTOP.
-        closed: descriptors that are not the environment's own were closed, so the process ended itself.
-        traceback: what Python could still write about it; empty when the process ended without a word.
+        pid: Process id.
+        env_step: Step it was in, RESET before the first, NOT_YET while simulators were made.
+        row: Row that was called; -1 where all rows are stepped together.
+        first_task: Index of row 0's task in the meta-batch.
+        first_episode: Index of row 0's episode within its task.
+        actions: Actions [T, N, A] float32, zero after `env_step`; without rows when simulators were being made.
+        timed_out: True if a watchdog ended the process, its own or the external one.
+        stopped: True if the process was stopped then, as by SIGSTOP.
+        closed: True if foreign descriptors were closed, so the process ended itself.
+        traceback: Traceback that Python could still write; empty if there is none.
     """
 
     pid: int
@@ -78,22 +78,22 @@ class Recording:
 
     @property
     def place(self) -> tuple[int, int, int, int]:
-        """Place of its end, to compare with that of another attempt."""
+        """Position where it ended, for comparison with other attempts."""
         return self.first_task, self.first_episode, self.env_step, self.row
 
 
 class FlightRecorder(RolloutWatch):
     """Records a thread's rollouts, one after the other.
 
-    The file and its pages are used again for the next rollout: making them anew costs a tenth of a small one.
+    The file and its pages are reused for the next rollout: recreating them costs a tenth of a small rollout.
     """
 
     def __init__(self, folder: Path, timeout_seconds: float) -> None:
         """A recorder at rest.
 
         Args:
-            folder: where recordings are kept; made if it is not there.
-            timeout_seconds: how long a call of an environment may take before the process is ended.
+            folder: Folder of recordings; created if missing.
+            timeout_seconds: Time limit for one call of an environment, after which the process is ended.
         """
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _report_crashes(folder)
@@ -145,7 +145,7 @@ class FlightRecorder(RolloutWatch):
         self._watchdog.alive()
 
     def finish(self) -> None:
-        """The rollout came to an end that its process can tell itself: nothing is kept of it."""
+        """Drop the recording: the rollout ended in a way that its process can report itself."""
         self._watchdog.rest()
         self._move(self._idle)
 
@@ -164,14 +164,14 @@ class FlightRecorder(RolloutWatch):
         if not self._watchdog.holds_its_file() or (line is not None and identity(line) != self._line_identity):
             # What Dask closes it marks as closed. What somebody else closes it never notices.
             why = _ALONE if line is not None and line.fileno() < 0 else _CLOSED
-            # Written by name: which descriptors are still those that they were, nobody knows. Gone if the run ended.
+            # Written by name, because the descriptors may have been reused. Gone if the run ended.
             with suppress(OSError):
                 _crash_file(self._folder, os.getpid()).write_text(f"{why}\n", encoding="utf-8")
             os._exit(1)
         self._header["deadline"] = deadline
 
     def _map(self, count: int, header: Array) -> None:
-        """Take a new file with room for so many numbers behind the header."""
+        """Map a new file with room for `count` floats after the header."""
         aside = self._idle.with_suffix(".new")
         # Written, not only declared: a full disk is an error here, and a killed process when a page is first touched.
         aside.write_bytes(header.tobytes() + bytes(4 * count))
@@ -224,7 +224,7 @@ def recorded(folder: Path, key: str, timeout_seconds: float, episodes_per_task: 
 
 
 def read_recordings(folder: Path, key: str) -> list[Recording]:
-    """Read what attempts at a rollout left behind whose processes ended, in their order."""
+    """Read the recordings of a rollout's attempts whose processes ended, in order."""
     return [_read(file) for file in _attempts(folder, key)]
 
 

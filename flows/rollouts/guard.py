@@ -1,4 +1,4 @@
-"""Watches worker processes from outside: a process of its own, one per machine and session, that runs this file.
+"""Watch worker processes from outside: a separate process, one per machine and session, that runs this file.
 
 The watchdog of a worker's own process (`watchdog.py`) can say more, but does nothing when its process is stopped, or
 when the environment has switched it off. A trainer that is killed cannot tidy up. This process does both. It imports
@@ -33,13 +33,13 @@ _LAYOUT = struct.Struct("=12q2d")
 
 
 class Header(NamedTuple):
-    """The beginning of a recording, as `flight_recorder` writes it: 12 whole numbers and 2 times.
+    """Beginning of a recording, as `flight_recorder` writes it: 12 integers and 2 times.
 
     Attributes:
-        env_step: the step, or NOT_YET or RESET.
-        row: the row; -1 where all are stepped together.
-        born: when the process was started, which with its number identifies it.
-        deadline: when it is ended, by the clock that does not jump; 0 for never.
+        env_step: The step, or NOT_YET or RESET.
+        row: The row; -1 where all are stepped together.
+        born: Start time of the process; with its pid it identifies the process.
+        deadline: Time at which it is ended, by the monotonic clock; 0 for never.
     """
 
     pid: int
@@ -106,7 +106,7 @@ def start_guard(folder: Path) -> None:
     except BlockingIOError:
         return
     else:
-        # -P: this file's folder has modules whose names are those of packages.
+        # -P: modules in this file's folder have the names of packages.
         command = [sys.executable, "-P", __file__, str(folder)]
         quiet = subprocess.DEVNULL
         # The lock goes with the open file, which is the new process's as well.

@@ -1,4 +1,4 @@
-"""Worker processes on this machine, which nobody else can use and which leave nothing behind."""
+"""Worker processes on this machine, private to this user and without leftovers."""
 
 import logging
 import os
@@ -18,10 +18,10 @@ from metaloom.flows.signals import kept_from_children
 
 LOOPBACK = "127.0.0.1"
 _SETTINGS = {
-    # Dask opens HTTP ports even without a dashboard, on all interfaces unless it is told where; by its routes, which
+    # Dask opens HTTP ports even without a dashboard, by default on all interfaces. Through its routes, which
     # know no certificates, anybody could read the state of the scheduler and retire its workers.
     "distributed.scheduler.http.routes": [],
-    # On a busy machine, a worker takes longer than Dask's 15 seconds to start anew, and would be given up.
+    # On a busy machine, a worker takes longer than Dask's 15 seconds to restart, and would be given up.
     "distributed.deploy.lost-worker-timeout": "1 hour",
 }
 
@@ -65,7 +65,7 @@ class MarkedNanny(Nanny):
             self._worker = self.pid or 0
             MarkedNanny._starting -= 1
             # Dask puts variables into this process's environment, which is the only way: the mark, one thread, one seed
-            # of hashes. Nothing else that is started from here is to have them.
+            # of hashes. No other child process may inherit them.
             if not MarkedNanny._starting:
                 for name, value in MarkedNanny._before.items():
                     if value is None:
@@ -81,7 +81,7 @@ class MarkedNanny(Nanny):
 
 
 def ending_of(pid: int) -> str | None:
-    """How a worker process of ours ended; None if it is not known after a moment."""
+    """Describe how one of our worker processes ended; None if it is still unknown after a moment."""
     with _ended:
         _ended.wait_for(lambda: pid in _endings, timeout=2)
         code = _endings.get(pid)
@@ -100,7 +100,7 @@ def local_client(workers: int, retries: int, mark: str) -> Iterator[Client]:
     security = Security.temporary()
     try:
         with (
-            # Files and variables of the user's configure other clusters: an idle-timeout would close this one.
+            # The user's files and variables configure other clusters: an idle-timeout would close this one.
             dask.config.set(distributed=dask.config.merge(*dask.config.defaults)["distributed"]),
             dask.config.set(_SETTINGS),
             _cluster(workers, retries, mark, security) as cluster,
@@ -113,8 +113,8 @@ def local_client(workers: int, retries: int, mark: str) -> Iterator[Client]:
 
 
 def _cluster(workers: int, retries: int, mark: str, security: Security) -> LocalCluster:
-    # A terminal sends these to its whole group. Workers inherit that they are blocked, those that are restarted later
-    # as well.
+    # A terminal sends these to its whole group. Workers inherit the mask that blocks them, even when restarted
+    # later.
     with kept_from_children(signal.SIGINT, signal.SIGHUP):
         return LocalCluster(
             n_workers=workers,

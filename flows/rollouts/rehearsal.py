@@ -19,11 +19,11 @@ from metaloom.pipeline.envs.contract import EnvError
 
 
 class Settled(NamedTuple):
-    """An environment with nothing left open.
+    """An environment with all settings decided.
 
     Attributes:
-        config: the environment.
-        notes: what the rehearsal noticed, sentences for the user.
+        config: The environment.
+        notes: Observations of the rehearsal, as sentences for the user.
     """
 
     config: EnvConfig
@@ -33,13 +33,13 @@ class Settled(NamedTuple):
 def settled(config: EnvConfig, max_episode_steps: int, timeout_seconds: float = 60, *, always: bool = False) -> Settled:
     """Decide whether actions are scaled and whether a copy of the environment plays more than one episode.
 
-    An environment that cannot be made, or fails, is left as it is: training reports why, with the place.
+    An environment that cannot be made, or fails, is returned unchanged: training reports the error and its location.
 
     Args:
-        config: the environment. A built-in one, and what was asked for, stay as they are.
-        max_episode_steps: of the run's episodes.
-        timeout_seconds: how long an episode of the rehearsal may take.
-        always: play it even if nothing is left open.
+        config: The environment. Built-in ones, and explicit settings, stay unchanged.
+        max_episode_steps: Maximum number of steps of the run's episodes.
+        timeout_seconds: Time limit for an episode of the rehearsal.
+        always: Play it even if nothing is left open.
 
     Raises:
         EnvError: new copies of the environment do not do the same, only this process knows it, or a wrapper fails.

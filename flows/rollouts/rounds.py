@@ -1,4 +1,4 @@
-"""One round of rollouts on Dask workers: shards submitted, waited for, tried a second time where they take too long.
+"""A rollout batch on Dask workers: shards are submitted, awaited, and retried where they take too long.
 
 The answers to a shard are equal bit for bit whoever gives them, so the first one counts.
 """
@@ -59,15 +59,15 @@ class ShardDied(Exception):
 
 @dataclass(frozen=True)
 class Rounds:
-    """What the rounds of a session have in common.
+    """State shared by the rollout batches of a session.
 
     Attributes:
-        connection: to the workers' scheduler.
-        session: names this trainer's work among that of others at the same scheduler.
-        traffic: so far.
-        supervise: makes the supervision of a shard; a second attempt beside the first has one of its own.
-        recordings: of attempts that were begun and whose processes ended.
-        losers: attempts whose shard was answered by another, and which still run.
+        connection: Connection to the workers' scheduler.
+        session: Distinguishes this trainer's work from others' at the same scheduler.
+        traffic: Traffic so far.
+        supervise: Makes the supervision of a shard; a second attempt beside the first has a separate one.
+        recordings: Recordings of attempts that were begun and whose processes ended.
+        losers: Attempts whose shard was answered by another, and which still run.
     """
 
     connection: Connection
@@ -118,7 +118,7 @@ class Rounds:
             piece.shard,
             piece.params,
             watch,
-            # Never that of another run, or of an earlier attempt, whose result a scheduler may still know.
+            # Never the key of another run or of an earlier attempt, whose result a scheduler may still know.
             key=f"{piece.shard.name}-{self.session}-{self.traffic.submitted}",
             # Dask names pure work by its arguments; hashing megabytes to save nothing is a waste.
             pure=False,
@@ -130,7 +130,7 @@ class Rounds:
     def _gather_done(self, waiting: Sequence[Piece]) -> list[float]:
         """Fetch what is there; returns the seconds that it took the workers."""
         self._drop_failed(waiting)
-        # Not merely done: one may have failed since, beside another that goes on.
+        # Not merely done: one may have failed since, beside another that continues.
         first = ((p, next((a for a in p.attempts if a.future.status == "finished"), None)) for p in waiting)
         answered = [(piece, attempt) for piece, attempt in first if attempt is not None]
         try:
@@ -145,7 +145,7 @@ class Rounds:
         return [answer.seconds for answer in answers]
 
     def _drop_failed(self, waiting: Sequence[Piece]) -> None:
-        """Forget attempts whose workers died while another attempt goes on; raise what failed otherwise."""
+        """Forget attempts whose workers died while another attempt continues; raise any other failure."""
         for piece in waiting:
             for attempt in [a for a in piece.attempts if a.future.status in ("error", "cancelled")]:
                 try:
@@ -159,7 +159,7 @@ class Rounds:
 
     def _after_deaths(self, piece: Piece, attempt: Attempt, error: KilledWorker) -> None:
         """Submit a shard again of which Dask says that it killed its workers, unless it did."""
-        # Dask blames every task that a dead worker had been given, also those that only waited for another to end.
+        # Dask blames every task that a dead worker had been given, also tasks that only waited for another to end.
         begun = len(self.recordings(attempt.watch))
         if begun > error.allowed_failures or piece.pardons >= _MOST_PARDONS:
             raise ShardDied(piece.shard, attempt.watch) from error
@@ -200,7 +200,7 @@ class _Stragglers:
 
 
 def pieces_of(whole: Shard, params: TaskParams, bounds: Sequence[tuple[int, int]]) -> list[Piece]:
-    """Divide a round."""
+    """Divide a rollout batch into pieces."""
     first = whole.position.first_task
     return [
         Piece(

@@ -1,6 +1,6 @@
-"""Division of a round's tasks into shards, at least two for each thread of the workers that are there.
+"""Division of a rollout batch's tasks into shards, at least two for each thread of the available workers.
 
-A scheduler that starts workers as there is work sees all of a round at once, and a worker that leaves takes little
+An adaptive scheduler sees the whole rollout batch at once, and a worker that leaves takes little
 with it. No bit of an episode depends on the division.
 """
 
@@ -11,7 +11,7 @@ from itertools import pairwise
 from metaloom.flows.rollouts.workers import SamplerSpec
 
 SECONDS_PER_SHARD = 1.0
-"""Most seconds a shard of several tasks is meant to take: what a round can lose where there are workers for more."""
+"""Target time limit of a shard with several tasks: the most that a rollout batch can lose while workers idle."""
 LEAST_SECONDS_PER_SHARD = 0.1
 FEWEST_SHARDS = 4
 _ENOUGH_SHARDS = 8
@@ -21,12 +21,12 @@ _STEPS_PER_SECOND = 16_000
 
 @dataclass(frozen=True)
 class ShardCosts:
-    """Seconds that a task's episodes took in the last round of every kind, as workers told."""
+    """Seconds per task in the last rollout batch of every kind, as workers reported."""
 
     _by_kind: dict[str, float] = field(default_factory=dict[str, float])
 
     def tell(self, spec: SamplerSpec, seconds_per_task: float) -> None:
-        """Remember what the tasks of a round took on average."""
+        """Store the mean seconds per task of a rollout batch."""
         self._by_kind[spec.model_dump_json()] = seconds_per_task
 
     def bounds(self, spec: SamplerSpec, num_tasks: int, threads: int = 0) -> Sequence[tuple[int, int]]:
@@ -37,21 +37,21 @@ class ShardCosts:
 
 
 def first_estimate(spec: SamplerSpec) -> float:
-    """Seconds per task before any was measured: as in a simulator that takes so many steps per second."""
+    """Estimate the seconds per task before any measurement, from an assumed simulator speed."""
     return most_steps(spec) / _STEPS_PER_SECOND
 
 
 def most_steps(spec: SamplerSpec) -> int:
-    """Most environment steps of a task in a round, where the first block of episodes is enough."""
+    """Return the maximum environment steps of a task in a rollout batch, if the first block of episodes is enough."""
     return spec.episodes_at_once * spec.episodes_per_trial * spec.max_episode_steps
 
 
 def tasks_per_shard(num_tasks: int, seconds_per_task: float, threads: int = 0) -> int:
-    """Tasks of every shard but the last: a power of two, since workers keep simulators for few sizes.
+    """Return the tasks of every shard but the last: a power of two, since workers keep simulators for few sizes.
 
-    So many that a shard takes an eighth of the round's work, between LEAST_SECONDS_PER_SHARD, below which handing it
-    out costs more than it gains, and SECONDS_PER_SHARD; but so few that there are FEWEST_SHARDS, and two for each
-    thread, where there are the tasks.
+    A shard takes an eighth of the rollout batch's work, at least LEAST_SECONDS_PER_SHARD, below which handing it
+    out costs more than it gains, and at most SECONDS_PER_SHARD. If there are enough tasks, there are at least
+    FEWEST_SHARDS, and two for each thread.
     """
     seconds = min(SECONDS_PER_SHARD, max(LEAST_SECONDS_PER_SHARD, num_tasks * seconds_per_task / _ENOUGH_SHARDS))
     most = min(seconds / seconds_per_task, num_tasks / max(FEWEST_SHARDS, _SHARDS_PER_THREAD * threads))

@@ -31,7 +31,7 @@ from metaloom.stages.faults import StageFault
 from metaloom.stages.rollouts.faults import Circumstances, RolloutError
 from metaloom.stages.sample_tasks import sample_tasks
 
-# Dask's threads draw from `random` in the trainer and in workers: from one of their own, so that the global generator
+# Dask's threads draw from `random` in the trainer and in workers. They get a separate generator, so that the global one
 # changes only if the work draws.
 for _dask in (dask.sizeof, distributed.utils_comm):
     vars(_dask)["random"] = random.Random()
@@ -42,10 +42,10 @@ class Supervision:
     """Supervision of a piece of work.
 
     Attributes:
-        session: names the trainer's recordings.
-        key: names the piece of work among them.
-        step_timeout_seconds: how long a call of an environment may take.
-        versions: of what decides numbers, which the worker's have to equal; none where it was started from here.
+        session: Names the trainer's recordings.
+        key: Names the piece of work among them.
+        step_timeout_seconds: Time limit for one call of an environment.
+        versions: Versions that affect results and must be equal on the worker; none if it was started from here.
     """
 
     session: str
@@ -64,7 +64,7 @@ class Supervision:
 
 @dataclass(frozen=True)
 class Shard:
-    """A worker's share of a round of rollouts."""
+    """A worker's share of a rollout batch."""
 
     spec: SamplerSpec
     tasks: TaskBatch
@@ -111,9 +111,9 @@ class Collected:
     """A shard's episodes.
 
     Attributes:
-        episodes: of its tasks.
-        seconds: that they took.
-        processor_seconds: of these, when a processor worked for them.
+        episodes: Episodes of its tasks.
+        seconds: Wall time.
+        processor_seconds: Part of `seconds` during which a processor worked for them.
     """
 
     episodes: EpisodeBatch
@@ -131,10 +131,10 @@ dask.sizeof.sizeof.register(Collected, num_bytes)
 
 
 def collect_watched(shard: Shard, params: TaskParams, supervision: Supervision) -> Collected:
-    """Episodes of a shard, unless it would end the process as an earlier attempt did. Runs on a worker.
+    """Collect episodes of a shard, unless it would end the process as an earlier attempt did. Runs on a worker.
 
     Raises:
-        RolloutError: as `collect_rollouts`; or an earlier attempt ended itself, and this one would as well.
+        RolloutError: as `collect_rollouts`; or an earlier attempt ended itself, and this one would too.
         WorkersError: this worker computes with other versions than the trainer.
     """
     if multiprocessing.parent_process() is not None:  # what environments print: the trainer's output is inherited

@@ -8,10 +8,10 @@ class Traffic:
     """Totals of a session.
 
     Attributes:
-        submitted: shards that were sent to workers, those that were sent again among them.
-        repeated: of these, shards sent a second time because the first attempt took too long.
-        sent_bytes, received_bytes: of the parameters and tasks of shards, and of their episodes.
-        threads: that workers have now, all together.
+        submitted: Shards sent to workers, including retries.
+        repeated: Shards sent a second time because the first attempt took too long.
+        sent_bytes, received_bytes: Bytes of parameters and tasks sent, and of episodes received.
+        threads: Total number of worker threads now.
     """
 
     submitted: int = 0

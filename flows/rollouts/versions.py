@@ -1,4 +1,4 @@
-"""What a process computes with: what has to be equal on trainer and workers, and what only should be.
+"""Versions in a process: those that must be equal on trainer and workers, and those that only should be.
 
 Workers import this module: no torch.
 """
@@ -21,12 +21,12 @@ _PACKAGES = ("numpy", "mujoco", "gymnasium")
 
 
 def fingerprint(spec: SamplerSpec) -> dict[str, str]:
-    """Versions of everything that decides a rollout's numbers, in this process: also sources that a user brings."""
+    """Return the versions of everything that affects a rollout in this process, including user-supplied sources."""
     return {**_versions(), **_torch_version(), **_named(sources_of(acting_paths(spec.env, spec.policy)))}
 
 
 def computing_fingerprint(paths: Iterable[str]) -> dict[str, str]:
-    """Versions of everything that decides the numbers of the mathematics, in this process, plug-ins' sources too."""
+    """Return the versions of everything that affects the mathematics in this process, including plug-in sources."""
     return {**_versions(), **_torch_version(), **_python(), **_named(sources_of(paths))}
 
 

@@ -1,4 +1,4 @@
-"""Waiting for work on Dask workers, but not for workers that will never come, nor for those that will never begin."""
+"""Wait for work on Dask workers, but not for workers that never come or never begin."""
 
 import time
 from collections.abc import Sequence
@@ -31,13 +31,13 @@ class Patience:
         self._alone_since: float | None = None
 
     def any_done(self, futures: Sequence[Future[Any]]) -> bool:
-        """Wait a moment for all to be done or to fail; tell if any is.
+        """Wait a moment for all to be done or to fail; return True if any is.
 
-        For all: to fetch every answer by itself takes longer than the work of a short round.
+        It waits for all, because fetching every answer separately takes longer than the work of a short rollout batch.
 
         Raises:
             WorkersError: there has been no worker for as long as `no_worker_seconds` says, or for two step timeouts.
-            PausedWorkers: those that there are have been paused for as long.
+            PausedWorkers: the remaining workers have been paused for that long.
         """
         with suppress(TimeoutError):
             wait(futures, timeout=_LOOK_EVERY_SECONDS)
@@ -64,7 +64,7 @@ class Patience:
         )
 
     def _wait_for(self, futures: Sequence[Future[Any]], paused: set[str], num_workers: int) -> bool:
-        """Tell whether all these futures are those of paused workers, which Dask does not give to others."""
+        """Return True if all these futures belong to paused workers, whose tasks Dask does not reassign."""
         if len(paused) == num_workers:
             return True
         given = cast(dict[str, tuple[str, ...]], self._client.processing())
@@ -99,6 +99,6 @@ def no_worker_for(seconds: float) -> WorkersError:
 
 
 def no_worker_seconds() -> float:
-    """How long to wait for the first worker, or for the next when all have gone: Dask's setting, or a minute."""
+    """Return how long to wait for the first worker, or the next when all have gone: Dask's setting, or a minute."""
     setting = dask.config.get("distributed.scheduler.no-workers-timeout", None)
     return _NO_WORKER_SECONDS if setting is None else cast(float, parse_timedelta(setting))

@@ -22,9 +22,9 @@ class Watchdog:
         """Nothing is watched until `alive` is called.
 
         Args:
-            timeout_seconds: how long one call of an environment may take; it is ended after at most a tenth more.
-            report: file into which every thread's traceback is written before the process ends.
-            tell: called with the time by which the process must have been ended, and with 0 when it need not be.
+            timeout_seconds: Time limit for one call of an environment; the process is ended after at most a tenth more.
+            report: File into which every thread's traceback is written before the process ends.
+            tell: Receives the time by which the process must have been ended, or 0 when it need not be.
         """
         self._slack = min(1.0, timeout_seconds / 10)
         self._patience = timeout_seconds + self._slack
@@ -34,7 +34,7 @@ class Watchdog:
         self._set_again = 0.0
 
     def alive(self) -> None:
-        """Start the time allowed anew."""
+        """Restart the time allowed."""
         now = time.monotonic()
         # Setting it starts a thread, which costs as much as many steps of a small robot.
         if now >= self._set_again:
@@ -44,7 +44,7 @@ class Watchdog:
             _set_deadline(self, now + self._patience, self._report)
 
     def left(self) -> None:
-        """A call has ended; the time allowed goes on until the next one begins."""
+        """Note that a call has ended; the time allowed continues until the next one begins."""
 
     def rest(self) -> None:
         """Watch no longer, until `alive` is called again."""
@@ -63,7 +63,7 @@ class Watchdog:
 
 
 class EndOfCopy(Watchdog):
-    """What a forked copy of a process has in place of the watchdog. A rollout goes on in one process alone."""
+    """Inert watchdog of a forked copy of a process. A rollout continues in one process alone."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

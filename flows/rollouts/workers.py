@@ -49,7 +49,7 @@ class SamplerSpec(Settings):
     env: EnvConfig
     policy: PolicyConfig
     episodes_per_task: int | None
-    """None for as many as min_steps takes."""
+    """None for the number that min_steps takes."""
     max_episode_steps: int
     threads: int
     actor: ActorKind = "policy"
@@ -76,20 +76,20 @@ class SamplerSpec(Settings):
     def sampling(
         self, episodes_per_task: int, *, deterministic: bool, actor: ActorKind | None = None, one_trial: bool = False
     ) -> "SamplerSpec":
-        """The same environment and policy for another kind of episodes, and always as many of them."""
+        """Return a spec for another kind of episodes and a fixed number of them."""
         kind: dict[str, Any] = {"deterministic": deterministic, "actor": actor or self.actor}
         kind |= {"episodes_per_trial": episodes_per_task if one_trial else 1}
         number = {"episodes_per_task": episodes_per_task, "min_steps": None, "min_rollouts": None}
         return self.model_copy(update=kind | number)
 
     def filling(self, min_steps: int, *, actor: ActorKind) -> "SamplerSpec":
-        """The same environment and policy for as many episodes as it takes, drawn by an actor."""
+        """Return a spec that samples at least `min_steps` steps of every task, with another actor."""
         kind = {"deterministic": False, "actor": actor}
         number = {"episodes_per_task": None, "min_steps": min_steps, "min_rollouts": None}
         return self.model_copy(update=kind | number)
 
     def repeating(self) -> "SamplerSpec":
-        """The same environment for one recorded episode on a new copy."""
+        """Return a spec for one recorded episode on a new copy."""
         env = self.env.model_copy(update={"copies": "fresh"})
         return self.sampling(1, deterministic=False, actor="recorded").model_copy(update={"env": env})
 
@@ -111,10 +111,10 @@ class SamplerSpec(Settings):
 
 @dataclass(frozen=True)
 class RolloutWorkers(ABC):
-    """Collects the episodes of a round for all tasks.
+    """Collector of rollout batches for all tasks.
 
     Attributes:
-        spec: what samplers are built from.
+        spec: Specification of the samplers.
     """
 
     spec: SamplerSpec
@@ -124,11 +124,11 @@ class RolloutWorkers(ABC):
         """E complete episodes of every task."""
 
     def mathematics(self, config: "RunConfig", learner: Learner[Any, Any], here: ParallelMap) -> ParallelMap:
-        """The map by which a run's learner computes: that of this process, or one over workers where they may."""
+        """Return the map by which a run's learner computes: local, or over workers where they may."""
         return here
 
     def uninterrupted(self, work: Callable[[], T], where: str) -> T:
-        """What work with the workers gives; `where` of the run it is, for messages."""
+        """Do work with the workers and return its result; `where` names its location in the run for messages."""
         return work()
 
     def traffic(self) -> Traffic | None:
@@ -138,20 +138,20 @@ class RolloutWorkers(ABC):
     def sampling(
         self, episodes_per_task: int, *, deterministic: bool, actor: ActorKind | None = None, one_trial: bool = False
     ) -> Self:
-        """The same workers for another number of episodes, by the most likely action instead of a draw if asked.
+        """Return the workers for another number of episodes, with the most likely actions if `deterministic`.
 
-        By another actor than the algorithm's, if one is named; and one after the other, each with the actor's memory of
-        those before, if they are to be one trial.
+        `actor` replaces the algorithm's. With `one_trial` the episodes run in sequence, each with the actor's memory of
+        the ones before.
         """
         spec = self.spec.sampling(episodes_per_task, deterministic=deterministic, actor=actor, one_trial=one_trial)
         return replace(self, spec=spec)
 
     def repeating(self) -> Self:
-        """The same workers for one recorded episode on a new copy of the environment."""
+        """Return the workers for one recorded episode on a new copy of the environment."""
         return replace(self, spec=self.spec.repeating())
 
     def filling(self, min_steps: int, *, actor: ActorKind) -> Self:
-        """The same workers for as many episodes of each task as it takes to have so many steps, drawn by an actor."""
+        """Return the workers for at least `min_steps` steps of each task, with another actor."""
         return replace(self, spec=self.spec.filling(min_steps, actor=actor))
 
 
@@ -189,7 +189,7 @@ def collect_shard(
 
 @cache  # a process computes with what it has imported, whatever lies there later
 def code_digest() -> str:
-    """SHA-256 of the source files that decide a rollout's numbers, so that processes can tell whether they agree."""
+    """Return the SHA-256 of the source files that affect rollouts, to compare processes."""
     digest = hashlib.sha256()
     for package in (pipeline, stages):
         (folder,) = package.__path__

@@ -1,1 +1,1 @@
-"""Sweeps as data: what they consist of, how they are planned, stored, and told apart from one another."""
+"""Sweeps as data: their contents, planning, storage and identity."""

@@ -35,12 +35,12 @@ def plan(
     """Plan a sweep over a grid, with the settings of each of its runs. Nothing is stored.
 
     Args:
-        recipe: a recipe, or a file of settings.
-        name: of the sweep; that of the recipe and "-sweep" when None.
-        seeds: how many, counted from the recipe's, or which.
-        grid: values to try as text, by setting.
-        settings: what all runs have, as KEY=VALUE.
-        many: whether there may be more than a thousand runs.
+        recipe: Recipe, or file of settings.
+        name: Name of the sweep; default: the recipe's name and "-sweep".
+        seeds: Number of seeds, counted from the recipe's, or the seeds themselves.
+        grid: Values to try as text, by setting.
+        settings: Settings of all runs, as KEY=VALUE.
+        many: Allow more than a thousand runs.
 
     Raises:
         UsageError, ConfigError, EnvError: what is wrong, before any run is begun.
@@ -74,15 +74,15 @@ def plan_search(
     settings: Sequence[str] = (),
     many: bool = False,
 ) -> Sweep:
-    """Plan a sweep whose settings are searched. Its runs are those that are stored already; nothing is stored here.
+    """Plan a sweep whose settings are searched. It lists the runs stored so far and stores nothing.
 
     Args:
-        recipe: a recipe, or a file of settings.
-        name: of the sweep; that of the recipe and "-sweep" when None.
-        search: what to try.
-        seeds: of the runs of every trial: how many, counted from the recipe's, or which.
-        settings: what all runs have, as KEY=VALUE.
-        many: whether there may be more than a thousand runs.
+        recipe: Recipe, or file of settings.
+        name: Name of the sweep; default: the recipe's name and "-sweep".
+        search: Search to run.
+        seeds: Seeds of the runs of every trial: their number, counted from the recipe's, or the seeds themselves.
+        settings: Settings of all runs, as KEY=VALUE.
+        many: Allow more than a thousand runs.
 
     Raises:
         UsageError, ConfigError, EnvError: what is wrong, before any run is begun.
@@ -155,10 +155,10 @@ def trial_runs(sweep: Sweep, point: Mapping[str, str]) -> tuple[PlannedRun, ...]
 
 
 def check_unchanged(stored: Sweep, planned: Sweep, *, extend: bool) -> None:
-    """Refuse a plan that is not that of the stored sweep of its name, or with `extend` does not hold all of it.
+    """Refuse a plan that differs from the stored sweep of its name, or with `extend` does not contain all of it.
 
     Raises:
-        UsageError: saying what changed, and what can be done.
+        UsageError: names the change and the options.
     """
     if (stored.search is None) != (planned.search is None):
         was, now = ("a grid", "a search") if stored.search is None else ("a search", "a grid")

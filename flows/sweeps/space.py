@@ -1,4 +1,4 @@
-"""What a grid or a search tries: lists and ranges of values, by setting, as a user writes them."""
+"""Values that a grid or a search tries: lists and ranges by setting, as a user writes them."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -12,14 +12,14 @@ from metaloom.flows.errors import UsageError
 _WHOLE = r"[+-]?\d+"
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _RANGE = re.compile(rf"(?P<low>{_NUMBER}):(?P<high>{_NUMBER})(?P<log>:log)?")
-_LARGEST_WHOLE = 2**53  # up to which every whole number is one of float64, in which ranges are searched
-_NARROWEST = 1e-9  # of the larger bound: float64 has few numbers between closer ones, and a search would look for more
+_LARGEST_WHOLE = 2**53  # largest range of exact integers in float64, in which ranges are searched
+_NARROWEST = 1e-9  # of the larger bound: float64 has few values between closer ones, and a search would look for more
 _EXAMPLES = "a range such as 0.01:0.3, 0.01:0.3:log or 1:10, or a list of two or more values such as tanh,relu"
 
 
 @dataclass(frozen=True)
 class Range:
-    """All numbers from low to high, both included; whole ones alone where `whole`. With `log`, small ones as often."""
+    """Range from low to high, both included; integers only if `whole`. With `log`, magnitudes are equally likely."""
 
     low: float
     high: float
@@ -28,7 +28,7 @@ class Range:
 
     @property
     def size(self) -> float:
-        """How many values there are."""
+        """Number of values."""
         return self.high - self.low + 1 if self.whole else inf
 
     def text(self, value: float | str) -> str:
@@ -59,7 +59,7 @@ class Choice:
 
     @property
     def size(self) -> float:
-        """How many values there are."""
+        """Number of values."""
         return len(self.texts)
 
     def text(self, value: float | str) -> str:
@@ -67,10 +67,10 @@ class Choice:
         return str(value)
 
     def value(self, text: str) -> str:
-        """The same text.
+        """Return the text if it is one of the choices.
 
         Raises:
-            ValueError: it is none of them.
+            ValueError: it is not.
         """
         if text not in self.texts:
             raise ValueError(f"{text} is none of {', '.join(self.texts)}")
@@ -89,10 +89,10 @@ class Search:
     """A search for the settings with the highest score.
 
     Attributes:
-        trials: how many combinations of values to try.
-        metric: whose mean over the last tenth of a run's iterations is its score; `return` is that of training after
-            adaptation, `evaluation` that of stored evaluations.
-        space: what to try, by setting, as a user writes it.
+        trials: Number of combinations of values to try.
+        metric: Metric whose mean over the last tenth of a run's iterations is its score; `return` is the return in
+            training after adaptation, `evaluation` the return of stored evaluations.
+        space: Values to try, by setting, as a user writes them.
     """
 
     trials: int
@@ -101,7 +101,7 @@ class Search:
 
     @cached_property
     def dimensions(self) -> dict[str, Dimension]:
-        """What to try, by setting.
+        """Dimensions to try, by setting.
 
         Raises:
             UsageError: it cannot be tried.
@@ -110,7 +110,7 @@ class Search:
 
     @property
     def size(self) -> float:
-        """How many combinations of values there are."""
+        """Number of combinations of values."""
         return prod(dimension.size for dimension in self.dimensions.values())
 
     def values(self, settings: Mapping[str, str]) -> dict[str, float | str]:

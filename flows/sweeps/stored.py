@@ -36,10 +36,10 @@ class PlannedRun:
     """One run of a sweep.
 
     Attributes:
-        name: of the run, made of its settings.
-        settings: its values of the grid's settings, as text.
-        seed: its seed.
-        digest: SHA-256 of all its settings; empty for a trial of a search whose settings cannot be.
+        name: Run name, made of its settings.
+        settings: Its values of the grid's settings, as text.
+        seed: Its seed.
+        digest: SHA-256 of all its settings; empty for a trial of a search with invalid settings.
     """
 
     name: str
@@ -50,17 +50,17 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep as its file has it.
+    """A sweep as its file describes it.
 
     Attributes:
-        name: of the sweep.
-        root: the runs folder.
-        recipe: its recipe, or file of settings.
-        settings: that all runs have, as KEY=VALUE.
-        grid: values to try, by setting.
-        seeds: of the runs of every combination of values.
-        runs: all runs; settings change slowest, seeds fastest. Of a search those that have been suggested.
-        search: what is searched instead of a grid, if anything.
+        name: Name of the sweep.
+        root: Folder of runs.
+        recipe: Recipe, or file of settings.
+        settings: Settings of all runs, as KEY=VALUE.
+        grid: Values to try, by setting.
+        seeds: Seeds of the runs of every combination of values.
+        runs: All runs; settings change slowest, seeds fastest. Of a search only suggested ones.
+        search: Search instead of a grid, if any.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Sweep:
 
     @property
     def num_runs(self) -> int:
-        """How many runs it has when it is done."""
+        """Number of runs of the finished sweep."""
         return len(self.runs) if self.search is None else self.search.trials * len(self.seeds)
 
     @property
@@ -139,7 +139,7 @@ class Sweep:
         return document if self.search is None else document | {"search": asdict(self.search)}
 
     def _named(self) -> Settings:
-        """What the settings may name, for trust: read as they will be, since YAML can spell a colon without one."""
+        """Modules that the settings may name, for trust: parsed as later, since YAML can spell a colon without one."""
         document, given = self.document(), [*self.settings]
         if self.search is not None:
             del document["runs"]  # they come one by one, and have what the search may suggest alone
@@ -248,7 +248,7 @@ def _parsed(text: bytes, root: Path, name: str) -> Sweep:
     sweep = Sweep(name, root, **{field: getattr(document, field) for field in _FIELDS})
     if sweep.search is None:
         return sweep
-    # The runs are to be those of trials of the search, each with all seeds.
+    # The runs must belong to trials of the search, each with all seeds.
     each = len(sweep.seeds)
     if sweep.search.trials < 1 or not sweep.search.dimensions:
         raise ValueError("a search of nothing")
@@ -263,7 +263,7 @@ def _parsed(text: bytes, root: Path, name: str) -> Sweep:
 
 
 def _meant(assignment: str) -> tuple[str, object]:
-    """Key and value of KEY=VALUE; the text where it is no value, as is told when it is used."""
+    """Parse KEY=VALUE; returns the text of an invalid value, which is reported when it is used."""
     key, _, text = assignment.partition("=")
     try:
         return key, parse(text)

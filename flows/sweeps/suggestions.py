@@ -32,13 +32,13 @@ def require_optuna() -> None:
 def suggest(search: Search, earlier: Sequence[Scored], run_seed: int) -> dict[str, str]:
     """Suggest the settings of the next trial, which no earlier one had, by the tree-structured Parzen estimator.
 
-    Bergstra et al. 2011. The study is made anew of the earlier trials and the sampler seeded by the number of this
+    Bergstra et al. 2011. The study is rebuilt from the earlier trials and the sampler seeded by the number of this
     one, so it makes no difference whether this process has seen the earlier ones.
 
     Args:
-        search: what to try.
-        earlier: all trials before, in order. A failed one counts as worse than all others.
-        run_seed: from which, with the trial's number, the sampler is seeded.
+        search: The search.
+        earlier: All trials before, in order. A failed one counts as worse than all others.
+        run_seed: Seeds the sampler, with the trial's number.
 
     Returns:
         The values as text, by setting.
@@ -63,7 +63,7 @@ def _asked(
 ) -> dict[str, float | str]:
     import optuna
 
-    # Optuna is to report no study and no trial, and no more than it did after that.
+    # Optuna must not log studies or trials, and its log level is restored afterwards.
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
@@ -78,7 +78,7 @@ def _told(search: Search, scored: Scored, distributions: "dict[str, BaseDistribu
     from optuna.trial import TrialState, create_trial
 
     settings, score = scored
-    # A pruned trial without values stands below all complete ones; a failed one would be left out.
+    # A pruned trial without values ranks below all complete ones; a failed one would be ignored.
     state = TrialState.PRUNED if score is None else TrialState.COMPLETE
     return create_trial(state=state, value=score, params=search.values(settings), distributions=distributions)
 

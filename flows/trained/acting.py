@@ -30,15 +30,15 @@ DRAWN_AHEAD = 32
 
 
 class Acting:
-    """Actions in B tasks, step by step, for one thread after the other.
+    """Actor in B tasks, step by step, for one thread at a time.
 
     Attributes:
         num_tasks: B.
-        seed: decides all that is drawn, with the episode and the step.
+        seed: Decides all draws, with the episode and the step.
 
     Raises:
-        UsageError: of the seed, here and in `reset`, if it is none.
-        ValueError: the parameters are not those of the policy.
+        UsageError: the seed is invalid, here and in `reset`.
+        ValueError: the parameters do not fit the policy.
     """
 
     def __init__(self, blueprint: Blueprint, params: TaskParams, seed: int) -> None:
@@ -52,7 +52,7 @@ class Acting:
         # Of a policy with a memory: who acted last, and whether it has to hear what that earned.
         self._last: _Steps | None = None
         self._awaits = False
-        # Actors write into arrays of their own, which the next call overwrites.
+        # Actors write into their own arrays, which the next call overwrites.
         self._turn = RLock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class Acting:
                 )
             actor.learn_of(np.arange(num_rows), earned, flags)
             if not self._blueprint.config.algorithm.adapts:
-                # Its memory is of one episode: rows [N] whose episodes have ended begin anew.
+                # Its memory lasts one episode: reset the rows [N] whose episodes have ended.
                 memory, goes_on = actor.memory, ~flags[None, :, None]
                 if memory is not None:
                     actor.recall(Memory(np.where(goes_on, memory.state, 0), np.where(goes_on, memory.last, 0)))
@@ -126,7 +126,7 @@ class Acting:
 
     @property
     def recorded(self) -> set[str]:
-        """Names of the numbers that describe the acting distribution, as EpisodeBatch.behavior has them."""
+        """Names of the values that describe the acting distribution, as in EpisodeBatch.behavior."""
         with self._turn:
             actor = self._steps(1, deterministic=True).actor
             return {*actor.behavior_by_step, *actor.behavior_by_task}
@@ -178,7 +178,7 @@ class Acting:
 
     @property
     def latent(self) -> Array | None:
-        """[B, Z], what is drawn for an episode of every task; None where nothing is."""
+        """Latent draw for an episode of every task, [B, Z]; None if nothing is drawn."""
         with self._turn:
             found = self._steps(1, deterministic=True).actor.behavior_by_task.get("latent")
             return None if found is None else found[:, 0].copy()
@@ -254,7 +254,7 @@ class _Steps:
             self.actor = self._begin(block, self.actor.memory)
         observations = rows.reshape(-1, rows.shape[-1])
         actions = self.actor.act(t, observations, np.arange(len(observations)))
-        # What draws nothing has nothing to begin anew: its first step is all its steps.
+        # An actor that draws nothing has nothing to reset: its first step represents all its steps.
         self._t += not self._deterministic
         return actions
 

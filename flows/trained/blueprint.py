@@ -1,4 +1,4 @@
-"""Description of a trained policy: all of its run that it needs besides its numbers."""
+"""Description of a trained policy: everything of its run that it needs besides its parameters."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from metaloom.pipeline.nn.spec import Spaces
 
 @dataclass(frozen=True)
 class Blueprint:
-    """The settings of a run, and the sizes of its environment, so that its policy can be built without either.
+    """Settings of a run and the sizes of its environment, from which its policy can be built without either.
 
     Attributes:
-        config: of the run.
-        spaces: sizes of what the policy sees and gives.
-        actions: what the environment takes, which the policy's actions are mapped to.
-        parts: what the environment shows, where it is flattened; None in a policy that an earlier version saved.
+        config: Settings of the run.
+        spaces: Sizes of the policy's observations and actions.
+        actions: Action space of the environment, to which the policy's actions are mapped.
+        parts: Parts of the observation, if it is flattened; None in a policy that an earlier version saved.
         origin: Run, iteration and digest of the learner, and names and units of components, as `policy_of` finds them.
     """
 
@@ -92,11 +92,11 @@ class Blueprint:
         return config.algorithm.build(setup)
 
     def wrap(self, env: gymnasium.Env[Any, Any]) -> PolicyActions:
-        """Have an environment of the user's take the policy's actions.
+        """Wrap a user's environment so that it takes the policy's actions.
 
         Raises:
-            TypeError: it is no environment.
-            ValueError: it shows or takes something else than the environment of the run.
+            TypeError: it is not an environment.
+            ValueError: its spaces differ from the environment of the run.
         """
         # Nobody checks the types of a notebook.
         if not isinstance(env, gymnasium.Env):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -114,7 +114,7 @@ class Blueprint:
             if observed is not None and around.observation_space.shape != self.spaces.observation_shape:
                 around = observe_places(around, observed)
             inner = around if isinstance(around, MetaEnv) else SingleTask(around)
-        # Before the actions are scaled, which those of another kind cannot be.
+        # Before the actions are scaled, which fails for other kinds of spaces.
         found, actions = spaces_of(plain := PolicyActions(inner, None)), taken_space(plain)
         if found != self.spaces:
             raise ValueError(
@@ -129,18 +129,18 @@ class Blueprint:
         return PolicyActions(inner, self.config.env.action_scale)
 
     def to_json(self) -> dict[str, Any]:
-        """Describe it in numbers and strings."""
+        """Convert to JSON data."""
         actions = described_space(self.actions)
         found = {"config": self.config.model_dump(mode="json"), "spaces": asdict(self.spaces), "actions": actions}
         return found if self.parts is None else {**found, "parts": described_parts(self.parts)}
 
     @classmethod
     def from_json(cls, described: dict[str, Any]) -> Blueprint:
-        """Read what `to_json` gave.
+        """Read the result of `to_json`.
 
         Raises:
             KeyError, TypeError, ValueError: it is something else.
-            ConfigError: the settings are not those of a run.
+            ConfigError: the settings do not belong to a run.
         """
         sizes = described["spaces"]
         spaces = Spaces(tuple(sizes.pop("observation_shape")), **sizes)

@@ -63,7 +63,7 @@ class DeployedPolicy(nn.Module):
 
 
 class _ActionMap(nn.Module):
-    """Maps a policy's actions [N, ...] to those of its environment, as `pipeline.envs.wrappers.action_map` does."""
+    """Maps a policy's actions [N, ...] to its environment's, as `pipeline.envs.wrappers.action_map` does."""
 
     def __init__(self, actions: ActionSpace, scale: float | None) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ def _quiet() -> Generator[None]:
 
 def _program(policy: DeployedPolicy) -> torch.export.ExportedProgram:
     rows, example = torch.export.Dim("N"), (torch.zeros(2, *policy.observation_shape),)
-    policy(*example)  # a network of the user's makes a copy for this thread, which cannot be traced
+    policy(*example)  # a custom network makes a copy for this thread, which cannot be traced
     try:
         return torch.export.export(policy, example, dynamic_shapes=({0: rows},), strict=False)
     except Exception as problem:

@@ -1,4 +1,4 @@
-"""A trained policy as one file, safetensors: numbers by name, and JSON that says what they are."""
+"""A trained policy as one safetensors file: arrays by name, and JSON that describes them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class PolicyFile:
     """Contents of a file.
 
     Attributes:
-        blueprint: of the policy.
-        state: the learner.
-        params: what every task acts with.
-        adapted: whether they came of an adaptation.
-        seed: decides all that is drawn.
-        particle: see TrainedPolicy.
+        blueprint: Blueprint of the policy.
+        state: Learner state.
+        params: Parameters with which every task acts.
+        adapted: True if they result from an adaptation.
+        seed: Decides all draws.
+        particle: As in TrainedPolicy.
     """
 
     blueprint: Blueprint
@@ -64,13 +64,13 @@ class PolicyFile:
         """Read a file.
 
         Args:
-            path: of the file.
-            trust: agree to import the modules that it names, now and later.
+            path: Path of the file.
+            trust: Agree to import the modules that it names, now and later.
 
         Raises:
             UntrustedRun: it names modules that the user has not agreed to import.
             UsageError: there is no such file, or it holds no policy.
-            ConfigError: its settings are not those of a run.
+            ConfigError: its settings do not belong to a run.
         """
         metadata, arrays = _contents(path)
         try:

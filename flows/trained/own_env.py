@@ -1,4 +1,4 @@
-"""Episodes in an environment of the user's, one after the other: there may be one robot only."""
+"""Episodes in a user's environment, in sequence, since there may be only one robot."""
 
 from dataclasses import replace
 from typing import Any
@@ -53,7 +53,7 @@ def collect_in(
 
 
 class _InOneEnv(Sampler):
-    """The user's environment as it is, in place of simulators that are made by name."""
+    """Sampler that uses the user's environment as it is, instead of simulators made by name."""
 
     def __init__(
         self, robot: gymnasium.Env[Any, Any], blueprint: Blueprint, max_episode_steps: int, in_trial: int
@@ -62,7 +62,7 @@ class _InOneEnv(Sampler):
         self._wrap = lambda: blueprint.wrap(robot)
         self.wrapped = env = self._wrap()
         super().__init__(
-            # As faults are to name it.
+            # The name that faults report.
             config.env.model_copy(update={"name": type(env.unwrapped).__name__, "options": {}}),
             config.policy,
             episodes_per_task=in_trial,
@@ -77,7 +77,7 @@ class _InOneEnv(Sampler):
 
     def batch(self, num_tasks: int, watch: RolloutWatch = UNWATCHED) -> LoopBatch:
         if self.env.copies == "fresh":
-            # There is one robot, whose wrappers can begin anew.
+            # There is one robot, whose wrappers can be reset.
             self._env = LoopBatch(self._wrap, 1)
         self._env.watch_row = watch.row
         return self._env

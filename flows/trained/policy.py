@@ -1,4 +1,4 @@
-"""A trained policy: act, adapt to a task, and go on acting."""
+"""A trained policy: act, adapt to a task, and continue acting."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from metaloom.stages.counters import require_adapted
 class TrainedPolicy:
     """The policy that a run has learned, for B tasks: one unless it has adapted to a batch of several.
 
-    An instance never changes what it has learned: `adapt` returns another. It only counts the episodes and steps that
-    it has acted in, from which its random numbers follow.
+    An instance never changes what it has learned: `adapt` returns another. It only counts its episodes and steps, from
+    which its random streams follow.
 
         policy = metaloom.open_run("runs/first").policy()
         mine = policy.adapt(env, episodes=20)
         action = mine(observation)
 
     Args:
-        blueprint: what is known of the run.
-        state: the learner, as an iteration acts and learns with it.
-        params: what every task acts with; the learner's own for one task when None.
-        rounds: the episodes that led to them, a batch for every adaptation step.
-        seed: decides all that is drawn.
-        particle: which of the policies that the algorithm learns side by side it is before it adapts: SVPG's particles;
-            of all others only 0.
+        blueprint: Description of the run.
+        state: Learner state, as an iteration acts and learns with it.
+        params: Parameters with which every task acts; None for the learner's own, for one task.
+        rounds: Episodes that led to them, a batch for every adaptation step.
+        seed: Decides all draws.
+        particle: Index of the policy before adaptation, if the algorithm learns several side by side: SVPG's particles;
+            0 for all others.
     """
 
     def __init__(
@@ -131,13 +131,13 @@ class TrainedPolicy:
         return actions.astype(self.blueprint.actions.dtype)
 
     def act(self, observations: Any, *, deterministic: bool = True) -> Array:
-        """Actions as the policy emits them and as batches store them, before they are mapped to an environment's.
+        """Return actions as the policy emits and batches store them, before they are mapped to an environment's.
 
         Args:
-            observations: one as the environment shows it, such as a dict, or as batches store it, flattened; or any
-                number of arrays behind any leading axes, flattened where the space is not a Box; with B > 1 tasks the
+            observations: One as the environment shows it, such as a dict, or as batches store it, flattened; or arrays
+                with any leading axes, flattened where the space is not a Box; with B > 1 tasks the
                 first axis is B.
-            deterministic: take the most likely actions; else draw them, as in training.
+            deterministic: Take the most likely actions; else draw them, as in training.
 
         Returns:
             [A] float32 or one int64, with the same leading axes as the observations have.
@@ -145,11 +145,11 @@ class TrainedPolicy:
         return self._acting.act(observations, deterministic=deterministic)
 
     def log_prob(self, observations: Any, actions: Array) -> Array:
-        """Log-density (log-probability where actions are discrete) of actions, joint over their dimensions.
+        """Compute the log-density (log-probability for discrete actions) of actions, joint over their dimensions.
 
         Args:
-            observations: see `act`.
-            actions: as `act` gives them and batches store them.
+            observations: As for `act`.
+            actions: Actions as `act` returns them and batches store them.
 
         Returns:
             float32, with the leading axes of the observations.
@@ -157,24 +157,24 @@ class TrainedPolicy:
         return self._acting.log_prob(observations, actions)
 
     def reset(self, *, seed: int | None = None) -> None:
-        """Begin an episode: a policy that infers its task draws anew what the task may be.
+        """Begin an episode: a policy that infers its task draws its latent task again.
 
         One that adapts by its memory begins a trial, with what it remembered when it was adapted, at first nothing. Its
-        memory lasts until then, also from one episode to the next, which `observe` tells it.
+        memory lasts until then, also from one episode to the next, which `observe` reports to it.
 
         Args:
-            seed: start all over, with draws that this number decides.
+            seed: Restart from the beginning, with draws that this seed decides.
         """
         self._acting.reset(seed)
 
     def observe(self, rewards: Array | float, ended: Array | bool) -> None:
-        """Tell a policy that adapts by its memory what its last actions earned; it needs to know after every step.
+        """Report the rewards of the last actions to a policy that adapts by its memory; required after every step.
 
         One that remembers its episode alone, as recurrent PPO's does, forgets it where it ended.
 
         Args:
-            rewards: of the last actions, with their leading axes: one number where there was one observation.
-            ended: whether an episode ended with them, terminated or truncated; the next observation is that of a reset.
+            rewards: Rewards of the last actions, with their leading axes: a scalar for a single observation.
+            ended: True if an episode ended with them, terminated or truncated; a reset produces the next observation.
 
         Raises:
             UsageError: the policy has no memory, or has not acted since.
@@ -200,17 +200,18 @@ class TrainedPolicy:
         do not adapt, and raise.
 
         Args:
-            to: an environment that shows and takes what the run's own does, in which the episodes are collected; or
+            to: Environment with the same spaces as the run's, in which the episodes are collected; or
                 episodes [B, E, T] that this policy has collected, such as stored ones.
-            episodes: to collect for every step; those of the run's evaluation when None. Only with an environment.
-            steps: adaptation steps, each on episodes of its own. Only with an environment.
-            max_episode_steps: when an episode ends at the latest; as in training when None. Only with an environment.
+            episodes: Number of episodes to collect for every step; None for the run's evaluation setting. Only with an
+                environment.
+            steps: Adaptation steps, each on separate episodes. Only with an environment.
+            max_episode_steps: Maximum length of an episode; None as in training. Only with an environment.
 
         Raises:
             UsageError: the algorithm does not adapt, or the arguments do not fit.
-            ConfigError: runs of the algorithm adapt by stages of their own as well.
+            ConfigError: the algorithm also adapts through stages of a custom graph.
             TypeError: it is neither an environment nor episodes.
-            ValueError: the environment or the episodes are not like those of the run.
+            ValueError: the environment or the episodes do not match the run's.
             RolloutError: the environment failed.
         """
         config = self.blueprint.config
@@ -260,7 +261,7 @@ class TrainedPolicy:
         path = Path(path)
         if path.suffix not in _FORMATS:
             raise UsageError(f"{path}: found the suffix {path.suffix!r}; required one of {', '.join(_FORMATS)}")
-        # Under a name of its own until it is whole, so that nobody loads half of it.
+        # Under a temporary name until it is complete, so that nobody loads half of it.
         part = path.with_name(f".{path.stem}.part{path.suffix}")
         try:
             if path.exists():
@@ -279,7 +280,7 @@ class TrainedPolicy:
             part.unlink(missing_ok=True)
 
     def deployed(self) -> DeployedPolicy:
-        """The most likely actions as a torch module: observations [N, ...] to what the environment is to do.
+        """The most likely actions as a torch module: maps observations [N, ...] to actions of the environment.
 
         Raises:
             UsageError: it is a policy of several tasks.
@@ -329,13 +330,13 @@ def load_policy(path: str | Path, *, trust: bool = False) -> TrainedPolicy:
     """Read a policy that `TrainedPolicy.save` wrote. No run is needed, and no environment until it is adapted to.
 
     Args:
-        path: of the file.
-        trust: agree to import the modules that it names, now and later; not asked of policies that you saved.
+        path: Path of the file.
+        trust: Agree to import the modules that it names, now and later; not needed for policies that you saved.
 
     Raises:
         UntrustedRun: it names modules that you have not agreed to import.
         UsageError: there is no such file, it holds no policy, or it is damaged.
-        ConfigError: its settings are not those of a run, or need a module that cannot be imported.
+        ConfigError: its settings do not belong to a run, or need a module that cannot be imported.
     """
     found = PolicyFile.read(path, trust=trust)
     try:

@@ -1,4 +1,4 @@
-"""What adaptation did in an iteration, as data for the page: ways of point robots, parameters of adapted policies."""
+"""Effect of adaptation in an iteration, as data for the page: paths of point robots, parameters of adapted policies."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,9 +18,9 @@ _PLANE = ("x", "y")
 
 
 def adaptation_page(run: Run, iteration: int) -> dict[str, Any]:
-    """What adaptation did: `ways` before and after it, and `policies`, the parameters in a plane; null where none are.
+    """Describe adaptation: `ways` before and after it, and `policies`, the parameters in a plane; null where none are.
 
-    What cannot be read has the reason in its place, under `problem`.
+    An unreadable part is replaced by the reason, under `problem`.
     """
     parts: dict[str, Any] = {}
     for name, read in (("ways", _ways), ("policies", _policies)):
@@ -32,7 +32,7 @@ def adaptation_page(run: Run, iteration: int) -> dict[str, Any]:
 
 
 def compared_steps(steps: Sequence[int]) -> dict[str, Any]:
-    """Inner steps to compare, of those that are stored: `shown` with labels and colours, `unshown` a note of others."""
+    """Choose inner steps to compare among the stored ones: `shown` with labels and colours, `unshown` a note."""
     last = max(steps, default=0)
     shown = [{"step": k, "label": adaptation_label(k, last), "color": color} for k, color in shown_steps(last).items()]
     return {"shown": [step for step in shown if step["step"] in steps], "unshown": steps_note(last)}
@@ -60,7 +60,7 @@ def _ways(run: Run, iteration: int) -> dict[str, Any] | None:
         for k in dict.fromkeys((stored[0], last))
         for label, *share in shares
     ]
-    # Where tasks want their robot, if that is what tells them apart.
+    # The target position of the task, if tasks differ by it.
     tasks, fields, goals = run[iteration].tasks(), [f"goal_{axis}" for axis in _PLANE], None
     if {*fields} <= {*tasks.names}:
         wanted = [tasks.names.index(field) for field in fields]
@@ -90,10 +90,10 @@ def _positions(
 
 
 def _policies(run: Run, iteration: int) -> dict[str, Any] | None:
-    """What every task's adaptation led to, along the two directions in which these differ most.
+    """Project every task's adapted parameters on the two directions in which they differ most.
 
-    Principal components of the differences from the learner that all tasks began with, where what is adapted are its
-    parameters; else (a posterior, say) of the differences from their mean.
+    Principal components of the differences from the learner that all tasks began with, if its
+    parameters are adapted; else (a posterior, say) of the differences from their mean.
     """
     stage = run.stages.named("adapted")
     refs = sorted((ref for ref in run.files.refs_of({iteration}) if ref.stage == stage), key=lambda ref: ref.step)
@@ -145,6 +145,6 @@ def _start(run: Run, iteration: int, adapted: Mapping[str, Array]) -> Mapping[st
 
 
 def _flat(adapted: Mapping[str, Array], start: Mapping[str, Array] | None) -> Array:
-    """[B, D] float64, every task's parameters, less those that it began with."""
+    """Return every task's parameters minus its initial ones, [B, D] float64."""
     parts = (np.asarray(adapted[name], np.float64) - (0 if start is None else start[name]) for name in sorted(adapted))
     return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)

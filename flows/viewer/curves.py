@@ -1,4 +1,4 @@
-"""The curves of a run as data for the page, read once and continued as the run goes on."""
+"""The curves of a run as data for the page, read once and extended as the run continues."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from threading import Lock
@@ -29,7 +29,7 @@ SPARK_POINTS = 60
 
 
 class Curves:
-    """What was read of a run's history so far; iterations that cannot be read are left out, each with its reason."""
+    """The part of a run's history read so far. Unreadable iterations are skipped, each with its reason."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -41,11 +41,11 @@ class Curves:
         self._every = 1
 
     def data(self) -> dict[str, Any]:
-        """The curves of the run as they stand now.
+        """Return the current curves of the run.
 
         Returns:
-            `iterations` and `env_steps`, one entry per point; `every`, of how many iterations one is shown; `charts`,
-            each with its heading, title, note, band, x axis and series; `metrics`, all numbers by name; `problems`, by
+            `iterations` and `env_steps`, one entry per point; `every`, the interval between shown iterations; `charts`,
+            each with its heading, title, note, band, x axis and series; `metrics`, all values by name; `problems`, by
             iteration.
         """
         with self._lock:
@@ -103,7 +103,7 @@ class Curves:
                     self._problems[i] = error_text(problem)
 
     def _is_mended(self, run: Run) -> bool:
-        """Tell whether the first iteration that was left out can be read by now."""
+        """Return True if the first skipped iteration has become readable."""
         if not self._problems:
             return False
         try:

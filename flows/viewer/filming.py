@@ -1,6 +1,6 @@
-"""Films of stored episodes as sheets of pictures, which the page steps through beside the numbers.
+"""Films of stored episodes as sheets of pictures, which the page steps through beside the data.
 
-`metaloom video` makes them, in a process of its own: it computes with what the run names, asks for trust as the
+`metaloom video` makes them, in a separate process: it computes with what the run names, asks for trust as the
 command does, and takes OpenGL and a crash of the simulator with it.
 """
 
@@ -31,11 +31,11 @@ class Sheet:
     """Pictures of an episode side by side, from left to right and from top to bottom.
 
     Attributes:
-        image: as WebP.
-        frames: how many there are.
-        columns: in a row.
-        every: steps between two of them.
-        told: what the command said of it: whether observations agree with the stored ones.
+        image: Image data as WebP.
+        frames: Number of pictures.
+        columns: Pictures in a row.
+        every: Steps from one picture to the next.
+        told: Message of the command: do observations agree with the stored ones?
     """
 
     image: bytes
@@ -56,7 +56,7 @@ class FilmStudio:
         """Film an episode, unless that was done.
 
         Raises:
-            UsageError: it cannot be filmed; the message is that of `metaloom video`.
+            UsageError: it cannot be filmed; the message comes from `metaloom video`.
         """
         key = (run.info["sha256"], run.location, iteration, step, task, episode)
         with self._lock:

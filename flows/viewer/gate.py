@@ -1,4 +1,4 @@
-"""Who may ask a server of this machine: its own page and programs, and no other page in the same browser."""
+"""Access control for a server of this machine: only its own page and programs, no other page in the same browser."""
 
 import secrets
 from collections.abc import Callable, Mapping
@@ -43,9 +43,9 @@ class Gate:
     """Lets requests and websockets through that are not refused.
 
     Args:
-        app: what is guarded.
-        refusal: returns why a request is refused, None where it is not.
-        headers: headers of every answer.
+        app: Guarded application.
+        refusal: Returns why a request is refused, None if it is allowed.
+        headers: Headers of every answer.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ def token_gate(app: ASGIApp, token: str) -> Gate:
     """Return the gate of a page that changes nothing and is opened by an address with a token.
 
     Args:
-        app: what is guarded.
-        token: first part of every path.
+        app: Guarded application.
+        token: First part of every path.
     """
     return Gate(app, partial(_refusal_of_token, token), HEADERS)
 

@@ -1,4 +1,4 @@
-"""What a run holds, as data for the page: the run, its iterations, the output of a stage and what it was made from."""
+"""Contents of a run as data for the page: the run, its iterations, a stage's output and its inputs."""
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ _LONGEST_LINE = 30
 
 
 def live(run: Run) -> dict[str, Any]:
-    """How a run stands: what it trains, its state, how far it is, and what was stored last; little is read for it."""
+    """Describe a run's state: algorithm and environment, progress, and the last output. Little is read for it."""
     writer = storage.current_writer(run.path, run.files.remote)
     done = len(run.iterations)
     under_way, _ = _records(run, done)
@@ -66,7 +66,7 @@ def run_page(run: Run) -> dict[str, Any]:
 def iteration_page(run: Run, iteration: int) -> dict[str, Any]:
     """An iteration: its stages, each with its arrays, its graph, its tasks with their returns, and its metrics.
 
-    What cannot be read has the reason in its place.
+    An unreadable part is replaced by the reason.
 
     Raises:
         StageMissing: nothing of it is stored.
@@ -126,7 +126,7 @@ def returns_by_task(run: Run, iteration: int) -> dict[str, Any]:
     if classes is not None and firsts and {f"task_{field}" for field in classes.fields} <= {*params}:
         found = classes.of(np.stack([params[f"task_{field}"] for field in classes.fields], 1), classes.fields)
         named = [classes.names[c] for c in found]
-        # As in the curves, which count those that tasks are drawn from.
+        # Colors as in the curves, which count only classes that tasks are drawn from.
         colors = {classes.names[c]: class_color(n) for n, c in enumerate(classes.among(found))}
     steps: dict[int, Any] = {}
     for k in sorted({int(step) for step in columns["step"]}):
@@ -176,7 +176,7 @@ def output_page(run: Run, ref: StageRef) -> dict[str, Any]:
         StageMissing: it is not stored.
     """
     record = run.record(ref)
-    # Readers are of its own iteration, and of the next one, which reads the learner.
+    # Readers belong to its own iteration, and to the next one, which reads the learner.
     near = (other for i in (ref.iteration, ref.iteration + 1) for other in _records(run, i)[0])
     return {
         "iteration": ref.iteration,
@@ -208,7 +208,7 @@ def output_page(run: Run, ref: StageRef) -> dict[str, Any]:
 
 
 def arrays_of(run: Run, record: StageRecord) -> list[dict[str, Any]]:
-    """The stored arrays of an output: name, axes, shape, dtype, unit and meaning; or why one cannot be told of."""
+    """Describe the stored arrays of an output: name, axes, shape, dtype, unit and meaning; or why one is unreadable."""
     found: list[dict[str, Any]] = []
     for chunk in record.chunks:
         group, _, name = chunk.array.partition("/")
@@ -275,7 +275,7 @@ def _command(name: str, run: Run, iteration: int | None = None, ref: StageRef | 
 
 
 def either(read: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-    """What is read, or the reason why it cannot be, for the page to show in its place."""
+    """Return what is read, or the reason why it is unreadable, for the page to show."""
     try:
         return dict(read())
     except StoreError as problem:

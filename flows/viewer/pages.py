@@ -1,4 +1,4 @@
-"""What the page asks for: every address, what it answers, and how errors are told."""
+"""HTTP interface of the page: every route, its answer, and how errors are returned."""
 
 import json
 import logging
@@ -124,7 +124,7 @@ class Pages:
 
 
 def _axes(run: storage.Run, request: Request) -> dict[str, Any]:
-    """What the axes of an array are called."""
+    """Return the names of an array's axes."""
     array, record = request.query_params.get("array", ""), run.record(_ref(request))
     if array not in [chunk.array for chunk in record.chunks]:
         raise ValueError(f"found the array {array!r}; required one of {record.ref}")
@@ -142,7 +142,7 @@ def _file(path: Path) -> Answer:
 
 
 def _told(answer: Answer) -> Answer:
-    """Answer errors as data too, so that the page shows them in their place and the rest of it lives."""
+    """Return errors as data too, so that the page shows them in context and the rest of it works."""
 
     def told(request: Request) -> Response:
         try:

@@ -1,4 +1,4 @@
-"""The server of the page: on this machine alone, behind a token, reading and never writing runs."""
+"""The page's server: local to this machine, protected by a token, read-only."""
 
 import secrets
 import socket
@@ -36,9 +36,9 @@ def serve(place: Path, port: int, tell: Callable[[str], None]) -> None:
     """Serve the page until Ctrl-C.
 
     Args:
-        place: folder of runs, or of one run.
-        port: on 127.0.0.1; 0 for any that is free.
-        tell: told the address to open.
+        place: Folder of runs, or of one run.
+        port: Port on 127.0.0.1; 0 for any that is free.
+        tell: Receives the address to open.
 
     Raises:
         UsageError: the port is taken, or the package plotly has no plotly.js.
@@ -54,7 +54,7 @@ def serve(place: Path, port: int, tell: Callable[[str], None]) -> None:
             raise UsageError(
                 f"--port {port}: {error.strerror}; required a free port of {ADDRESS}. 0 takes any that is free"
             ) from None
-        listening.listen()  # so that whoever is told can ask at once
+        listening.listen()  # so that whoever receives the address can connect at once
         tell(f"http://{ADDRESS}:{listening.getsockname()[1]}/{token}/")
         run_server(app, listening)
 

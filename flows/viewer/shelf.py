@@ -20,12 +20,12 @@ _TOLD_BY = ("run.json", "_commits", "_sessions", "_thinned", "_segments")
 
 @dataclass
 class OpenRun:
-    """A run and what was read of it. Whoever uses it holds `lock`: a run keeps what it has read, and has no lock.
+    """An open run and what was read of it. Hold `lock` while using it: a run caches what it reads, without a lock.
 
     Attributes:
-        run: the run.
-        curves: its history so far, with a run and a lock of its own: nothing else waits for all iterations to be read.
-        lock: for the run.
+        run: The run.
+        curves: Its history so far, with a separate run and lock, so that nothing waits for all iterations to be read.
+        lock: Lock of the run.
     """
 
     run: Run
@@ -37,11 +37,11 @@ class Shelf:
     """The runs in a folder or under a URL, or a single one.
 
     Args:
-        place: the folder of runs, or of one run.
+        place: Folder of runs, or of one run.
 
     Attributes:
-        place: the same.
-        only: the run's name if it is a single one.
+        place: Folder of runs, or of one run.
+        only: Name of the run if it is a single one.
     """
 
     def __init__(self, place: Path) -> None:
@@ -126,7 +126,7 @@ class RunList:
 
 
 def _changed(path: Path) -> tuple[int, int, int] | None:
-    """What differs once a file or folder is another one, or was written to; None if it is missing."""
+    """Return a value that changes when a file or folder is replaced or written to; None if it is missing."""
     try:
         status = path.stat()
     except OSError:

@@ -25,12 +25,12 @@ def slice_of(
     """Read a slice of a stored array.
 
     Args:
-        run: the run.
-        ref: the output that the array belongs to.
-        array: its path below `data.zarr`, such as rollouts_0/rewards.
-        at: the index on every axis; those of the axes shown do not count.
-        rows: the axis shown from top to bottom; None for a single row.
-        columns: the axis shown from left to right.
+        run: The run.
+        ref: Output that the array belongs to.
+        array: Path below `data.zarr`, such as rollouts_0/rewards.
+        at: Index on every axis; ignored on the axes shown.
+        rows: Axis shown from top to bottom; None for a single row.
+        columns: Axis shown from left to right.
 
     Returns:
         [rows, columns] float64 with NaN where there is padding; and how many entries stand for one that is shown, along
@@ -68,10 +68,10 @@ def episode(run: Run, ref: StageRef, task: int, index: int) -> dict[str, Any]:
     """An episode step by step: everything that is stored of its steps, with what processing added.
 
     Args:
-        run: the run.
-        ref: the stage that collected it.
-        task: place of its task in the batch.
-        index: place of the episode among those of the task.
+        run: The run.
+        ref: Stage that collected it.
+        task: Index of its task in the batch.
+        index: Index of the episode within its task.
 
     Raises:
         UsageError: there is no such episode.

@@ -12,9 +12,9 @@ class Box:
     """A box of a drawing.
 
     Attributes:
-        title: in bold.
-        lines: below it.
-        link: where a click leads; nowhere if it is empty.
+        title: Title, in bold.
+        lines: Lines below it.
+        link: Link target of a click; empty for none.
     """
 
     title: str
@@ -27,9 +27,9 @@ class Arrow:
     """An arrow from one box to another: on the right where it leads down, on the left where it leads up.
 
     Attributes:
-        source, target: places of the boxes.
-        label: beside it.
-        dashed: whether its line is.
+        source, target: Indices of the boxes.
+        label: Text beside it.
+        dashed: True for a dashed line.
     """
 
     source: int
@@ -39,7 +39,7 @@ class Arrow:
 
     @property
     def leads_down(self) -> bool:
-        """Whether it leads to a later box."""
+        """True if it leads to a later box."""
         return self.source < self.target
 
 
@@ -83,7 +83,7 @@ def _box(box: Box, x: int, y: int, height: int) -> str:
 def _arc(arrow: Arrow, n: int, left: int, height: int) -> tuple[str, str]:
     """The line of an arrow and its label, which clears the paper around it."""
     x, out = (left + _BOX, 1) if arrow.leads_down else (left, -1)
-    # Ends beside one another, so that arrows at the same box can be told apart.
+    # Ends beside one another, so that arrows at the same box remain distinct.
     inside = height * (0.25 + 0.5 * (n % 4) / 3)
     y0, y1 = (place * (height + _GAP) + 10 + inside for place in (arrow.source, arrow.target))
     reach = x + out * _reach(arrow)
@@ -101,5 +101,5 @@ def _arc(arrow: Arrow, n: int, left: int, height: int) -> tuple[str, str]:
 
 
 def _reach(arrow: Arrow) -> int:
-    """How far to the side its control points lie."""
+    """Return how far to the side its control points lie."""
     return min(30 + 34 * abs(arrow.target - arrow.source), _SIDE - 100)

@@ -64,7 +64,7 @@ class Drawing(Figure):
 
 
 def draw(chart: Chart, *, told_elsewhere: bool = False) -> Drawing:
-    """Draw a chart; where its title and note are told elsewhere, the note is left out."""
+    """Draw a chart. If its title and note are shown elsewhere, omit the note."""
     note, size = "" if told_elsewhere else chart.note, WIDE if chart.wide else NARROW
     series = chart.panels[0].series
     if chart.kind == "bars":
@@ -91,7 +91,7 @@ def line_chart(
     band: str = "",
     size: tuple[float, float] = NARROW,
 ) -> Drawing:
-    """Lines over a shared x axis; large x values are counted in thousands or millions. The legend tells `band`."""
+    """Draw lines over a shared x axis, large x values in thousands or millions. The legend explains `band`."""
     figure, axes = _figure(title, note, size)
     x, unit = _scaled(x)
     _plot(axes, x, series)
@@ -200,7 +200,7 @@ def stacked_chart(
 def bar_chart(
     title: str, labels: Sequence[str], values: Array, notes: Sequence[str], x_label: str, colors: Sequence[str]
 ) -> Drawing:
-    """Horizontal bars from top to bottom, each with a note behind it."""
+    """Draw horizontal bars from top to bottom, each followed by a note."""
     figure, axes = _figure(title, "", (6.4, max(2.2, 0.36 * len(labels) + 1.3)))
     places = np.arange(len(labels))
     axes.barh(places, values, color=colors, height=0.66)
@@ -218,7 +218,7 @@ def bar_chart(
 
 
 def plain_legend(owner: Axes | Figure, handles: Sequence[Any], labels: Sequence[str], **look: Any) -> None:
-    """Add a legend that shows every label as it is: no "$" is mathematics, and none is left out for its "_"."""
+    """Add a legend that shows every label literally: no "$" starts mathematics, and a leading "_" hides none."""
     legend = owner.legend(handles, [str(place) for place in range(len(labels))], **look)
     for text, label in zip(legend.get_texts(), labels, strict=True):
         text.set_parse_math(False)

@@ -34,7 +34,7 @@ def counterfactual_table(result: "Counterfactual") -> Table:
 
 
 def grid_table(results: Sequence["Counterfactual"]) -> Table:
-    """`metaloom optimize --grid`: a row per combination; what is the same in all of them is left out."""
+    """`metaloom optimize --grid`: a row per combination. Columns with one value throughout are omitted."""
     rows = [{name: c for name, (_, c) in result.quantities().items()} for result in results]
     stored = {name: s for name, (s, _) in results[0].quantities().items()}
     names = [name for name in {**stored, **{n: None for row in rows for n in row}} if name != "seconds"]

@@ -18,10 +18,10 @@ class Edge:
     """An input of a stage.
 
     Attributes:
-        source: the stage whose output it is.
-        target: the stage that reads it.
-        name: under which it gets it.
-        which: of the outputs: one of the constants above.
+        source: Stage whose output it is.
+        target: Stage that reads it.
+        name: Argument name in the target.
+        which: Selection of the outputs: one of the constants above.
     """
 
     source: str

@@ -1,4 +1,4 @@
-"""What a run learned, iteration by iteration, and the curves that show it. Needs no torch."""
+"""Learning history of a run, iteration by iteration, and the curves that show it. Needs no torch."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -41,15 +41,15 @@ INTERVAL = "95 % bootstrap interval"
 
 @dataclass(frozen=True)
 class History:
-    """What a run learned, one row per complete iteration.
+    """Learning history of a run, one row per complete iteration.
 
     Attributes:
-        iterations: [I] their numbers.
-        metrics: name -> [I] float64; NaN where an iteration has no such metric.
-        task_returns: [I, K+1, B] mean episode return by inner step and task.
-        by_class: [I] returns by class of task, of every inner step; empty where the environment has no classes.
-        task_classes: [I, B] number of the class of every task; None where the environment has no classes.
-        classes: that it has.
+        iterations: Iteration numbers, [I].
+        metrics: Metrics by name, [I] float64 each; NaN where an iteration has no such metric.
+        task_returns: Mean episode return by inner step and task, [I, K+1, B].
+        by_class: Returns by class of task, of every inner step, [I]; empty where the environment has no classes.
+        task_classes: Class index of every task, [I, B]; None where the environment has no classes.
+        classes: Task classes of the environment.
     """
 
     iterations: Array
@@ -61,7 +61,7 @@ class History:
 
     @property
     def env_steps(self) -> Array:
-        """[I] environment steps taken up to the end of each iteration."""
+        """Environment steps up to the end of each iteration, [I]."""
         return self.metrics["env_steps"]
 
     @property
@@ -70,7 +70,7 @@ class History:
         return self.task_returns.shape[1] - 1
 
     def followed_by(self, newer: "History") -> "History":
-        """Put the history of later iterations behind this one."""
+        """Append the history of later iterations."""
         both = [(history.metrics, np.full(len(history.iterations), np.nan)) for history in (self, newer)]
         names = {**self.metrics, **newer.metrics}
         return replace(
@@ -178,7 +178,7 @@ def _task_returns(episodes: pa.Table, num_iterations: int) -> Array:
 
 
 def success_lines(history: History) -> Iterator[Lines]:
-    """Share of successful episodes, where the environment tells of success."""
+    """Yield the share of successful episodes, if the environment reports success."""
     yield from _lines(
         history,
         "success_rate",
@@ -205,7 +205,7 @@ def trial_lines(history: History) -> Iterator[Lines]:
 
 
 def optimization_lines(history: History) -> Iterator[Lines]:
-    """How the updates went, as far as the algorithm has such metrics."""
+    """Yield curves of the updates, if the algorithm has such metrics."""
     yield from _lines(
         history,
         "kl_divergence",

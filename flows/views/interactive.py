@@ -24,8 +24,8 @@ class Drawings:
     """Charts with all that a browser needs to draw them.
 
     Attributes:
-        charts: what is drawn.
-        plotly: the text of plotly.js.
+        charts: Charts to draw.
+        plotly: Source text of plotly.js.
     """
 
     charts: Sequence[Chart]

@@ -57,13 +57,13 @@ RUN --static. </p>
 
 @dataclass(frozen=True)
 class Picture:
-    """An image with what it shows in words.
+    """An image with a description in words.
 
     Attributes:
-        source: a data URI.
-        alternative: the text a screen reader reads.
-        caption: what to look for; empty for none.
-        enlarged: whether it is as wide as its place.
+        source: A data URI.
+        alternative: Text for screen readers.
+        caption: What to look for; empty for none.
+        enlarged: True if it fills the width of its container.
     """
 
     source: str
@@ -77,10 +77,10 @@ class Drawn:
     """A chart that the page's scripts draw.
 
     Attributes:
-        name: of the chart.
-        title: what it shows.
-        caption: what lines and bands are, and what to look for; empty for none.
-        wide: whether it takes the width of the page.
+        name: Name of the chart.
+        title: Title of the chart.
+        caption: Meaning of lines and bands, and what to look for; empty for none.
+        wide: True if it takes the width of the page.
     """
 
     name: str

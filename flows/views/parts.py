@@ -43,7 +43,7 @@ class FittedTable(Table):
         yield self._with_columns(kept, no_wrap=fits, max_width=None)
 
     def _with_columns(self, kept: Sequence[Column], *, no_wrap: bool, max_width: int | None) -> Table:
-        """Make a table of some columns; `max_width` is that of prose, which always wraps."""
+        """Make a table of some columns; `max_width` is the width of prose, which always wraps."""
         table = new_table()
         table.title, table.caption = self.title, self.caption
         for column in kept:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class Plots:
     """Draws the charts of `metaloom report`, each as a matplotlib figure that a notebook shows.
 
-    A chart that the run does not have raises UsageError, which names those that it has.
+    A chart that the run does not have raises UsageError, which names the available ones.
     """
 
     def __init__(self, run: Run) -> None:

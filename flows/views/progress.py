@@ -53,8 +53,8 @@ def progress(
     Args:
         mode: auto: a short line per iteration above a live panel if `out` is a terminal, else plain; plain: one line
             per iteration; json: one JSON object per iteration and line.
-        stop: asked before every stage, and drawn by the live panel; nobody asks to stop when None.
-        out: where to write; standard output when None.
+        stop: Asked before every stage, and drawn by the live panel; None for no stop requests.
+        out: Output stream; standard output when None.
     """
     stream, stop = sys.stdout if out is None else out, stop or Stop()
     console = _PanelConsole(file=stream, highlight=False)
@@ -117,7 +117,7 @@ class Pace:
 
 
 class Panel:
-    """Live panel: rich renders it again and again while training goes on in another thread."""
+    """Live panel, rendered repeatedly by rich while training runs in another thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -234,7 +234,7 @@ def iteration_text(report: IterationReport) -> Text:
 
 
 def returns_text(report: IterationReport, prefix: str = "") -> Text:
-    """Returns of an iteration before and after adaptation, those of a trial's ends, and success rates if any."""
+    """Format an iteration's returns before and after adaptation or at a trial's ends, and success rates if any."""
     returns = adaptation_returns(report.metrics)
     if not returns:
         return Text(f"{prefix}unknown")

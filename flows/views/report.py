@@ -23,7 +23,7 @@ from metaloom.storage.progress import Progress, unseen
 FigureFormat = Literal["svg", "pdf"]
 CLASS_TABLE = "Returns of the last iteration by class of task, ± standard error over tasks"
 ABOUT_ENV = ("components", "task_classes")
-"""What is recorded of the environment itself, besides what a run was made with."""
+"""Recorded facts about the environment itself, as opposed to the run's settings."""
 
 
 @dataclass(frozen=True)
@@ -53,15 +53,15 @@ def write_report(
     """Write learning_curve.png and report.html into a folder, which is made if need be.
 
     Args:
-        run: what it is about.
-        out: the folder.
-        static: with pictures in place of charts that are drawn by scripts.
-        film: shown at its end.
+        run: The run.
+        out: Output folder.
+        static: Use images instead of charts that scripts draw.
+        film: Image shown at the end.
         on_progress: Called with the number of tables and records read so far, and of all, while the run is read.
 
     Raises:
         UsageError: the run has no complete iteration yet.
-        IncompatibleFormat: its settings are those of no training run.
+        IncompatibleFormat: the run is not a training run.
     """
     require_settings(run)
     # One table of episodes per iteration, and the records of its stages.
@@ -81,7 +81,7 @@ def write_figures(run: Run, out: Path, kind: FigureFormat) -> list[Path]:
 
     Raises:
         UsageError: the run has no complete iteration yet.
-        IncompatibleFormat: its settings are those of no training run.
+        IncompatibleFormat: the run is not a training run.
     """
     require_settings(run)
     render = charts.svg_bytes if kind == "svg" else charts.pdf_bytes
@@ -151,7 +151,7 @@ def _subtitle(run: Run) -> str:
     told = f"{config['algorithm']['name']} on {config['env']['name']}, seed {config['seed']}"
     if parent is None:
         return told
-    # The curves are one; the settings below are those of their later part.
+    # The curves are continuous; the settings below belong to their later part.
     shared = parent["iteration"]
     return f"{told}, forked from {parent['name']}@{shared}: settings as below from iteration {shared} on"
 

@@ -43,11 +43,11 @@ STEPS = "environment steps"
 _TOLD_EVERY = 1000
 """Records between two reports of progress."""
 MOST_ITERATIONS, MOST_POINTS = 100, 20_000
-"""Whose tasks are shown one by one: of so many iterations, fewer where these have more than so many tasks in all."""
+"""Limits for showing single tasks: number of iterations, fewer if their tasks exceed the number of points."""
 
 
 def run_charts(run: Run, history: History, seconds: Mapping[StageRef, Array] | None = None) -> list[Chart]:
-    """Every chart that a run has, in the order of its page; `seconds` as of `stage_seconds`, read where left out."""
+    """Return every chart of a run, in page order. `seconds` as from `stage_seconds`, read if omitted."""
     of_metrics: Sequence[tuple[str, Iterator[Lines]]] = (
         ("Trials", trial_lines(history)),
         ("Success", success_lines(history)),
@@ -178,7 +178,7 @@ def _time_charts(run: Run, history: History, seconds: Mapping[StageRef, Array]) 
 
 
 def _layers(seconds: Mapping[StageRef, Array], run: Run) -> Iterator[Series]:
-    """A series for every stage, and one in all for a stage of more inner steps than charts tell apart."""
+    """Yield a series for every stage, or one in all for a stage with more inner steps than charts can distinguish."""
     by_stage: dict[str, list[StageRef]] = {}
     for ref in seconds:
         by_stage.setdefault(ref.stage, []).append(ref)

@@ -55,7 +55,7 @@ def run_info(run: Run) -> dict[str, Any]:
 
 
 def _witness(run: Run) -> dict[str, int] | None:
-    """Count the witness episodes of a run and those that were reproduced; None where it has none or cannot be read."""
+    """Count the witness episodes of a run and the reproduced ones; None where it has none or cannot be read."""
     if not (run.config["env"].get("witness") and run.iterations):
         return None
     try:
@@ -142,8 +142,8 @@ def iteration_metrics(run: Run, iteration: int) -> dict[str, float | None]:
 def headline_return(run: Run) -> Headline:
     """Return the mean returns of a run's last complete iteration, by inner step, and what mean they are.
 
-    Every place that shows one number for a run shows the last of these. Of tasks whose table is damaged it is the mean
-    as drawn, which is a metric of its own.
+    Every view that shows a single return for a run shows the last of these. If a task table is damaged, it is the mean
+    as drawn, which is a separate metric.
     """
     if not (iterations := run.iterations):
         return Headline((), "")

@@ -10,11 +10,11 @@ from metaloom.flows.formatting import finite
 from metaloom.pipeline.estimation.statistics import ClassEstimate
 from metaloom.pipeline.types import Array
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart. Before adaptation orange, after it blue.
+# Okabe and Ito's palette, which colour-blind readers can distinguish. Before adaptation orange, after it blue.
 BEFORE, AFTER = "#d55e00", "#0072b2"
 BETWEEN = ("#cc79a7", "#009e73", "#e69f00", "#56b4e9")
 MOST_STEPS = 2 + len(BETWEEN)
-"""Inner steps that a chart tells apart: PEARL has one for each episode of context."""
+"""Number of inner steps that a chart can distinguish: PEARL has one for each episode of context."""
 CLASS_COLORS = (*BETWEEN[1::-1], *BETWEEN[2:], "#8250a8", "#57606a")
 CLASS_NOTE = "line: mean over the tasks of a class; band: ± 1 standard error over tasks"
 ERROR_BAND = "± 1 standard error"
@@ -26,10 +26,10 @@ class Series:
     """One line of a chart.
 
     Attributes:
-        label: its name in the legend.
-        color: as #rrggbb.
-        values: [n], one per point of the chart's x axis; NaN leaves a gap.
-        band: lower and upper edge of a shaded band around the line, each [n].
+        label: Name in the legend.
+        color: Color as #rrggbb.
+        values: One value per point of the chart's x axis, [n]; NaN leaves a gap.
+        band: Lower and upper edge of a shaded band around the line, each [n].
     """
 
     label: str
@@ -40,15 +40,15 @@ class Series:
 
 @dataclass(frozen=True)
 class Lines:
-    """The lines of a chart, and the words that say what they are.
+    """Lines of a chart and their description.
 
     Attributes:
-        name: of the chart among those of a run: of its file, and in Python.
-        title: of the chart.
-        y_label: what the lines measure.
-        note: what line and band are.
-        band: the band's name in the legend.
-        series: the lines.
+        name: Name of the chart: of its file, and in Python.
+        title: Title of the chart.
+        y_label: Label of the y axis.
+        note: Meaning of line and band.
+        band: Name of the band in the legend.
+        series: The lines.
     """
 
     name: str
@@ -74,22 +74,22 @@ class Panel:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart as data, whatever draws it.
+    """A chart as data, independent of how it is drawn.
 
     Attributes:
-        name: of its file, and of the method that draws it in Python.
-        section: heading under which a page shows it.
-        kind: lines over x; points at x; layers over x that add up to a whole; or bars, one per series, of one value.
-        title: what it shows.
-        x_label, y_label: what its axes measure.
-        note: what lines and bands are, and what to look for.
-        band: name of the bands in the legend; empty for none.
-        x: [n] of every point of every series.
-        panels: the series; where there are several panels, they have the same axes.
-        iterations: [n] of every point; None where points are of no iteration.
-        texts: one behind every bar.
-        diagonal: whether points are seen against the line y = x.
-        wide: whether it takes the width of a page.
+        name: Name of its file, and of the method that draws it in Python.
+        section: Heading under which a page shows it.
+        kind: Lines over x; points at x; layers over x that add up to a whole; or bars, one per series, of one value.
+        title: Title of the chart.
+        x_label, y_label: Labels of its axes.
+        note: Meaning of lines and bands, and what to look for.
+        band: Name of the bands in the legend; empty for none.
+        x: Coordinate of every point of every series, [n].
+        panels: The series; where there are several panels, they have the same axes.
+        iterations: Iteration of every point, [n]; None where points belong to no iteration.
+        texts: Text after each bar.
+        diagonal: True to draw the line y = x for comparison.
+        wide: True if it takes the width of a page.
     """
 
     name: str
@@ -155,7 +155,7 @@ def shown_steps(last: int) -> dict[int, str]:
 
 
 def steps_note(last: int) -> str:
-    """What a note says of inner steps that have no line; empty where each has one."""
+    """Describe inner steps that have no line in a note; empty where each has one."""
     between = MOST_STEPS - 2
     return (
         f"; of inner steps 0 to {last} the first, the last and {between} between are shown"
@@ -166,5 +166,5 @@ def steps_note(last: int) -> str:
 
 def class_color(c: int) -> str:
     """Colour of the c-th class of tasks, the same in all charts."""
-    # None of those that stand for before and after adaptation.
+    # None of the colors for before and after adaptation.
     return CLASS_COLORS[c % len(CLASS_COLORS)]

@@ -32,13 +32,13 @@ def settings_file(config: RunConfig, form: SettingsFormat) -> str:
 
 
 def _toml_lines(settings: Mapping[str, Any], *sections: str) -> Iterator[str]:
-    """A line for every setting, by the name that it has in `--set`; TOML has no null, so what is null is left out."""
+    """Yield a line for every setting, named as in `--set`. TOML has no null, so null settings are skipped."""
     for name, value in settings.items():
         path = (*sections, name)
         if isinstance(value, Mapping) and value:
             yield from _toml_lines(value, *path)
         elif value is not None:
-            # JSON's numbers, texts and lists of them are TOML's.
+            # JSON scalars, strings and lists of them are valid TOML.
             keys = (key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key) for key in path)
             yield f"{'.'.join(keys)} = {json.dumps(value)}"
 

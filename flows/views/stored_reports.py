@@ -1,4 +1,4 @@
-"""Reports of a stored run's iterations, as whoever watched it train was told them."""
+"""Reports of a stored run's iterations, identical to the reports during training."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -57,7 +57,7 @@ def seconds_of(when: str) -> float:
 
 
 def _task_returns(run: Run, iteration: int) -> list[Array]:
-    """[B] mean return of every task, of every inner step."""
+    """Read the mean return of every task, [B], for every inner step."""
     means = run.episodes(iteration).group_by(["step", "task"]).aggregate([("return", "mean")])
     means = means.sort_by([("step", "ascending"), ("task", "ascending")])
     steps, returns = means["step"].to_numpy(), means["return_mean"].to_numpy()

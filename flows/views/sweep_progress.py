@@ -32,11 +32,11 @@ def sweep_progress(
     """Give a SweepObserver that reports to `out`, standard output when None, for as long as the context lasts.
 
     Args:
-        num_runs: of the sweep.
-        num_done: of them, complete before.
-        mode: as of flows.views.progress.progress.
-        stop: asked before every stage, and drawn below the bars; nobody asks to stop when None.
-        out: where to write.
+        num_runs: Number of runs in the sweep.
+        num_done: Number of runs that were complete before.
+        mode: As in flows.views.progress.progress.
+        stop: Asked before every stage, and drawn below the bars; None for no stop requests.
+        out: Output stream.
     """
     stream, stop = sys.stdout if out is None else out, stop or Stop()
     console = Console(file=stream, highlight=False)

@@ -64,13 +64,13 @@ def sweep_table(sweep: Sweep, rows: Sequence[Row]) -> Table:
 
 
 def counted(rows: Sequence[Row], unknown: int) -> str:
-    """How many runs are in which state: "10 runs: 7 complete, 3 waiting"; those of trials not suggested are waiting."""
+    """Count runs by state: "10 runs: 7 complete, 3 waiting". Runs of trials not suggested yet are waiting."""
     states = Counter(row["state"] for row in rows) + Counter(waiting=unknown)
     return f"{plural(len(rows) + unknown, 'run')}: {', '.join(f'{n} {state}' for state, n in states.most_common())}"
 
 
 def search_info(sweep: Sweep, trials: Sequence[Trial]) -> dict[str, Any]:
-    """What is searched and the best trial, of a sweep that is a search; nothing of another one."""
+    """Describe the search and its best trial; empty for a sweep that is not a search."""
     if sweep.search is None:
         return {}
     best = best_of(trials)

@@ -65,7 +65,7 @@ def runs_view(rows: "Rows") -> RenderableType:
 
 def runs_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     """`metaloom ls`."""
-    # A column for those whose environments tell of success, if there are any.
+    # A column for the environments that report success, if there are any.
     told = [">success rate"] if any("last_success_rate" in row for row in rows) else []
     columns = ("run", "started", "environment", "algorithm", ">iterations", ">last return", *told, ">on disk", "state")
     table = new_table(*columns, drop=("on disk", "algorithm", "environment", "success rate", "started"))
@@ -87,9 +87,9 @@ def runs_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 def run_view(run: Run, *, path: str | None = None, everything: bool = False) -> RenderableType:
-    """`metaloom show RUN`; `path` is where it lies for the reader, when it was opened elsewhere.
+    """`metaloom show RUN`; `path` is the reader's path, when it was opened elsewhere.
 
-    Without `everything`, of settings those that differ from the defaults, and of sizes the sum.
+    Without `everything`, only settings that differ from the defaults are shown, and only the total size.
     """
     require_settings(run)
     info = run_info(run)
@@ -223,7 +223,7 @@ def verification_view(found: "Verification") -> RenderableType:
 
 
 def export_view(done: "Export") -> RenderableType:
-    """`metaloom export`: what was left out, and what was written."""
+    """`metaloom export`: what was skipped, and what was written."""
     lines = [f"iteration {i} left out: {reason}" for i, reason in done.skipped]
     lines.append(f"{plural(done.iterations, 'iteration')}, {plural(done.rows, 'row')}  {done.path}")
     return as_text("\n".join(lines))
@@ -350,7 +350,7 @@ def evaluation_view(outcome: "EvaluationOutcome") -> RenderableType:
 
 
 def facts_view(steps: Sequence["AdaptationSummary"]) -> list[RenderableType]:
-    """What the environment told of test episodes, steps side by side; nothing where it tells nothing."""
+    """Show the environment's facts for test episodes, steps side by side; empty without facts."""
     if not steps[0].facts:
         return []
     table = new_table("of test episodes", *(f">{plural(step.adaptation_steps, 'adaptation step')}" for step in steps))
@@ -426,7 +426,7 @@ def _state_text(row: Mapping[str, Any]) -> Text:
 
 
 def _metrics_view(metrics: Mapping[str, float | None]) -> RenderableType:
-    """Metrics of the inner steps side by side, and below them those of the iteration as a whole."""
+    """Show metrics of the inner steps side by side, and below them metrics of the whole iteration."""
     by_step: dict[str, dict[int, str]] = {}
     others: list[tuple[str, Text]] = []
     for name, value in metrics.items():

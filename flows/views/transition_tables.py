@@ -16,15 +16,15 @@ def minibatch_info(run: Run, iteration: int, update: int, rows: slice, *, contex
     """Describe some transitions of a gradient step as plain data, each with its origin.
 
     Args:
-        run: the run.
-        iteration: one of its iterations.
-        update: the gradient step, from 0.
-        rows: which of the minibatch's transitions.
-        context: those that tasks were inferred from, instead of those that were learned from.
+        run: The run.
+        iteration: One of its iterations.
+        update: Gradient step, from 0.
+        rows: Selection of the minibatch's transitions.
+        context: Describe the transitions that tasks were inferred from, instead of the ones learned from.
 
     Raises:
         storage.StageMissing: the iteration has drawn none, or has no such gradient step.
-        storage.StageThinned: their row numbers were thinned.
+        storage.StageThinned: its row numbers were thinned.
     """
     table = run[iteration].transitions(update, context=context, rows=rows)
     batches = run[iteration].minibatches()

@@ -28,11 +28,11 @@ WARNINGS = 3
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run stands that nobody writes.
+    """State of a run without a writer.
 
     Attributes:
-        how: it has all its iterations; its writer stopped, failed with an error, or was killed.
-        message: all of it, in words.
+        how: Ending: it has all its iterations; or its writer stopped, failed with an error, or was killed.
+        message: All of it, in words.
     """
 
     how: Literal["complete", "stopped", "failed", "killed"]
@@ -48,15 +48,15 @@ class Watch:
     """Follows a run from outside.
 
     Args:
-        path: the run's folder.
+        path: Folder of the run.
 
     Attributes:
-        run: the run.
-        writer: who writes it; None for nobody.
-        stage: the stage under way, if the log tells, and when it began in seconds since 1970.
-        workers: where rollouts run, if the log tells.
-        warnings: newest warnings of the session.
-        num_bytes: of the run's files, at the last time that they were weighed.
+        run: The run.
+        writer: Process that writes it; None for nobody.
+        stage: Current stage, if the log has it, and its start in seconds since 1970.
+        workers: Where rollouts run, if the log has it.
+        warnings: Newest warnings of the session.
+        num_bytes: Size of the run's files when last measured.
     """
 
     def __init__(self, path: Path) -> None:
@@ -102,7 +102,7 @@ class Watch:
         return max(refs, key=lambda ref: self.run.record(ref).sequence, default=None)
 
     def ending(self) -> Ending:
-        """How the run stands, once nobody writes it."""
+        """Return the state of the run, once nobody writes it."""
         run, total = self.run, self.run.capacity
         how = f"{len(run.iterations)} of {plural(total, 'iteration')}"
         again = f"go on with: metaloom resume {argument(run.path)}"
@@ -151,10 +151,10 @@ def watch_run(path: Path, *, mode: ProgressMode, out: TextIO | None = None, wait
     """Show a run until nobody writes it: a live panel in a terminal, else a line for each iteration.
 
     Args:
-        path: the run's folder.
-        mode: as for `progress`.
-        out: where to write; standard output when None.
-        wait: sleeps for some seconds.
+        path: Folder of the run.
+        mode: As for `progress`.
+        out: Output stream; standard output when None.
+        wait: Sleeps for some seconds.
     """
     watch, stream = Watch(path), sys.stdout if out is None else out
     console = Console(file=stream, highlight=False)

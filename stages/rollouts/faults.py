@@ -14,7 +14,7 @@ from metaloom.stages.faults import StageFault
 
 
 class RolloutError(StageFault):
-    """An environment failed, or gave numbers that a rollout cannot go on from.
+    """An environment failed, or returned values with which a rollout cannot continue.
 
     `about` has stage, iteration, step, env, run_seed, call, env_step, problem, traceback, and either one episode's task
     (with task_id, task_params), episode and seed, or, where a batched environment did not say which of its rows it was,
@@ -25,14 +25,14 @@ class RolloutError(StageFault):
 
 @dataclass(frozen=True)
 class RolloutPosition:
-    """Position of a rollout in its run, which fixes its random numbers.
+    """Position of a rollout in its run. It determines the random streams.
 
     Attributes:
-        run_seed: the run's seed.
-        iteration: the iteration.
-        step: inner step k.
-        first_task: place of the shard's first task in the meta-batch.
-        first_episode: place of the first episode among those of its task.
+        run_seed: Seed of the run.
+        iteration: Iteration number.
+        step: Inner step k.
+        first_task: Index of the shard's first task in the meta-batch.
+        first_episode: Index of the first episode within its task.
     """
 
     run_seed: int
@@ -57,12 +57,12 @@ class RolloutPosition:
 
 @dataclass(frozen=True)
 class Circumstances:
-    """Work of a rollout: enough to say what any of its episodes is.
+    """Circumstances of a rollout, from which any of its episodes can be described.
 
     Attributes:
-        env: the environment.
-        tasks: the shard's tasks.
-        position: where the shard stands in the run.
+        env: The environment.
+        tasks: Tasks of the shard.
+        position: Position of the shard in the run.
         episodes_per_task: E.
     """
 
@@ -74,15 +74,15 @@ class Circumstances:
     def fault(
         self, problem: str, call: str, trace: str, row: int | None, *, env_step: int | None, actions: Array
     ) -> RolloutError:
-        """The error for a problem.
+        """Build the error for a problem.
 
         Args:
-            problem: what was found and what is required.
-            call: what was being done: "make", "set_task", "reset", "step", or "act": looking at the policy's action.
-            trace: the environment's own traceback; empty when there is none.
-            row: which of the shard's B * E episodes; None when it is not known.
-            env_step: in which step of the episode, from 0; None before the first.
-            actions: [T, N, A], of which those up to the fault are kept.
+            problem: Actual and expected behavior.
+            call: Phase: "make", "set_task", "reset", "step", or "act" (checking the policy's action).
+            trace: The environment's own traceback; empty when there is none.
+            row: Row of the episode among the shard's B * E; None if unknown.
+            env_step: Step of the episode, from 0; None before the first.
+            actions: Actions [T, N, A], of which those up to the fault are kept.
         """
         taken = (0 if env_step is None else env_step + 1, slice(None) if row is None else row)
         about = {

@@ -21,7 +21,7 @@ def reproduce(env: EnvConfig, about: Mapping[str, Any], arrays: Mapping[str, Arr
     the same twice. An environment that ends or hangs its process does so here too, under your debugger if you like.
 
     Args:
-        env: the environment; that of the run's settings, under which it failed.
+        env: Environment settings of the failed run.
         about: `RolloutError.about`.
         arrays: `RolloutError.arrays`.
 
@@ -58,7 +58,7 @@ def reproduce(env: EnvConfig, about: Mapping[str, Any], arrays: Mapping[str, Arr
 
 
 def _step(batch: BatchEnv, action: Array, rows: Array, facts: tuple[Fact, ...]) -> Array:
-    """Take a step and return the rows whose episodes go on."""
+    """Take a step and return the rows whose episodes continue."""
     if not len(rows):
         return rows
     _require_finite("actions", action[rows], "act")

@@ -1,4 +1,4 @@
-"""Samplers: an environment's simulators, kept warm, the actor that acts in them, and who is told where a rollout is."""
+"""Samplers: an environment's simulators, kept warm, their actor, and the observer of a rollout's progress."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
@@ -22,13 +22,13 @@ from metaloom.stages.rollouts.faults import RolloutPosition
 
 @dataclass(frozen=True)
 class Enough:
-    """When a task has been sampled enough.
+    """Stopping rule for sampling a task.
 
     Attributes:
-        min_steps: steps there must be, if any number.
-        min_rollouts: episodes there must be, if any number.
-        max_episodes: episodes there can be; None for as many as it takes.
-        max_episode_steps: steps there can be in an episode.
+        min_steps: Minimum number of steps, if any.
+        min_rollouts: Minimum number of episodes, if any.
+        max_episodes: Maximum number of episodes; None for no limit.
+        max_episode_steps: Maximum number of steps in an episode.
     """
 
     min_steps: int | None
@@ -53,11 +53,11 @@ class Enough:
 
 
 def collect_until(enough: Enough, collect: Callable[[int], EpisodeBatch]) -> EpisodeBatch:
-    """Blocks of one task's episodes, side by side, with empty places behind them.
+    """Collect blocks of one task's episodes until there are enough, padded with empty slots to the maximum.
 
     Args:
-        enough: when to stop.
-        collect: samples a block, given the place of its first episode.
+        enough: Stopping rule.
+        collect: Samples a block, given the index of its first episode.
     """
     blocks: list[EpisodeBatch] = []
     while not enough.reached(blocks):
@@ -72,13 +72,13 @@ def episodes_together(batches: Sequence[EpisodeBatch]) -> EpisodeBatch:
 
 
 def tasks_together(batches: Sequence[EpisodeBatch]) -> EpisodeBatch:
-    """One batch of all tasks, in order; those with fewer episodes than others have empty places behind them."""
+    """Join all tasks into one batch, in order. Tasks with fewer episodes are padded with empty slots."""
     num_places = max(batch.rewards.shape[1] for batch in batches)
     return EpisodeBatch.concatenate([_with_places(batch, num_places) for batch in batches])
 
 
 def _with_places(episodes: EpisodeBatch, num_places: int) -> EpisodeBatch:
-    """The same with so many places per task: those behind it are cut off, or empty ones added."""
+    """Cut or pad the episodes to `num_places` slots per task."""
 
     def resized(parts: Sequence[Array]) -> Array:
         (values,) = parts
@@ -111,7 +111,7 @@ def _change_episodes(batches: Sequence[EpisodeBatch], change: Callable[[Sequence
 
 
 class RolloutWatch:
-    """Is told where a rollout is; this one does not listen."""
+    """Observer of a rollout's progress. This base class ignores it."""
 
     def actions(self, shape: tuple[int, int, int], position: RolloutPosition) -> Array:
         """Zeros [T, N, A] float32, into which the episodes from a position on write their actions.
@@ -138,15 +138,15 @@ class Sampler:
     """Simulators for a run's rollouts, made on first use and kept warm. One per thread: not safe to share.
 
     Attributes:
-        env: the environment.
-        policy: what the policy looks like.
-        episodes_per_task: E, where `enough` does not say when there are enough.
+        env: The environment.
+        policy: Specification of the policy.
+        episodes_per_task: E, if `enough` does not decide it.
         max_episode_steps: T.
-        num_threads: of the simulators.
-        actor: how actions come about.
-        deterministic: take the most likely actions instead of drawing them.
-        enough: when to stop sampling a task.
-        episodes_per_trial: episodes of a task that are sampled one after the other, with the actor's memory of those
+        num_threads: Number of simulator threads.
+        actor: Kind of actor.
+        deterministic: Take the most likely actions instead of drawing them.
+        enough: When to stop sampling a task.
+        episodes_per_trial: Episodes of a task that are sampled in sequence, with the actor's memory of those
             before; the trials of a task are sampled side by side. 1 where no episode knows of another.
     """
 
@@ -188,7 +188,7 @@ class Sampler:
 
     @cached_property
     def facts(self) -> tuple[Fact, ...]:
-        """What the environment declares to tell besides observations and rewards."""
+        """Facts that the environment declares besides observations and rewards."""
         return declared_facts(self._example)
 
     @cached_property

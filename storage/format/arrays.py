@@ -37,13 +37,13 @@ class ArraySpec:
     """Metadata of one array.
 
     Attributes:
-        path: below `data.zarr`.
-        rows: length of the leading axis, the capacity.
-        shape: of one row.
-        dtype: name of the dtype.
-        dims: names of the axes, the leading one included.
-        attributes: unit, description and whatever the codec keeps with the array.
-        sharded: its rows are shards with a part per task.
+        path: Path below `data.zarr`.
+        rows: Length of the leading axis (the capacity).
+        shape: Shape of one row.
+        dtype: Name of the dtype.
+        dims: Names of the axes, including the leading one.
+        attributes: Unit, description and the codec's own attributes.
+        sharded: True if each row is a shard with one part per task.
     """
 
     path: str
@@ -56,7 +56,7 @@ class ArraySpec:
 
     @classmethod
     def of(cls, piece: Piece, rows: int, *, shards: bool) -> "ArraySpec":
-        """The array that a piece is a row of, in a run that has shards or, as those of metaloom/1, has none."""
+        """Build the spec of the array that holds a piece. Runs in format metaloom/1 have no shards."""
         plan, shape = piece.plan, piece.data.shape
         about = {"unit": plan.unit, "description": plan.description} if plan else {}
         dims = dims_of(piece.path, plan, len(shape))
@@ -66,7 +66,7 @@ class ArraySpec:
 
     @cached_property
     def part(self) -> "ArraySpec":
-        """What one task has of a row, as if it were an array of its own; compressed whatever its size."""
+        """Return the spec of one task's part of a row, as a separate array. Compressed whatever its size."""
         return replace(self, shape=self.shape[1:], dims=self.dims[1:], sharded=True)
 
     @cached_property
@@ -84,7 +84,7 @@ class ArraySpec:
         return f"{self.path}/c.{row}" + ".0" * len(self.shape)
 
     def with_rows(self, rows: int) -> "ArraySpec":
-        """The same array with another capacity."""
+        """Return the spec with another capacity."""
         return replace(self, rows=rows)
 
     def document(self) -> dict[str, Any]:

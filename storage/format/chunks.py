@@ -1,4 +1,4 @@
-"""Rows of arrays as bytes: what goes to the disk, and what is let near a decoder.
+"""Rows of arrays as bytes: encoding for the disk, and checks before decoding.
 
 A row is a chunk or, where it is large, a shard with a part per task, so that one task is read and checked without the
 others. A shard is what Zarr's sharding codec makes of a row, with a table of checksums before its index:
@@ -6,8 +6,8 @@ others. A shard is what Zarr's sharding codec makes of a row, with a table of ch
     parts | CRC-32C of every part, u4 | offset and size of every part, u8 | CRC-32C of the index, u4
 
 The record commits the size of the file and the CRC-32C of table and index. The table is needed: a part of another shard
-that has the same size passes every check of its own, and leaves the CRC-32C of the whole file as it was, because
-bytes that end in their own CRC-32C all move a running one to the same place.
+with the same size passes its own check and leaves the CRC-32C of the whole file unchanged. (Bytes that end in their own
+CRC-32C all move a running CRC to the same value.)
 """
 
 import os
@@ -66,7 +66,7 @@ def check_chunk(raw: bytes, where: Path, *, size: int, crc: int) -> None:
     """
     if len(raw) != size:
         raise damaged(where, f"holds {len(raw)} bytes, {size} were committed")
-    # The checksum of all bytes only says that the last four belong to the rest; those tell one chunk from another.
+    # The checksum of the whole only ties the last four bytes to the rest; these distinguish one chunk from another.
     if crc32c(raw) != _CRC_RESIDUE or raw[-CRC_BYTES:] != crc.to_bytes(CRC_BYTES, "little"):
         raise damaged(where, "its CRC-32C is not the committed one")
 
@@ -91,7 +91,7 @@ def decode_chunk(raw: bytes, spec: ArraySpec, where: Path, out: Array | None = N
         raise damaged(where, f"its compression header does not describe a row of {spec.path} ({spec.raw_bytes} bytes)")
     row = np.empty(spec.shape, spec.dtype) if out is None else out
     try:
-        # Blosc takes as much as its header says, so the checksum behind it need not be cut off.
+        # Blosc takes as much as its header says, so the checksum after it need not be cut off.
         _blosc().decompress(raw, row)
     except (RuntimeError, ValueError) as error:
         raise damaged(where, f"does not decompress ({error})") from None

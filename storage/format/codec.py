@@ -52,11 +52,11 @@ class Piece:
     """One row of one stored array.
 
     Attributes:
-        path: of the array, below `data.zarr`.
-        row: index on the leading axis.
-        data: the row, contiguous, without the leading axis.
-        plan: of the array.
-        attributes: what the array says about itself; the same in every row.
+        path: Path of the array below `data.zarr`.
+        row: Index on the leading axis.
+        data: The row, contiguous, without the leading axis.
+        plan: Plan of the array.
+        attributes: Attributes of the array; identical in every row.
     """
 
     path: str
@@ -112,7 +112,7 @@ def encode(stages: StageTable, ref: StageRef, value: Value) -> list[Piece]:
 
 
 def decode(output: str, group: str, groups: Mapping[str, Stored]) -> Value:
-    """An output, by the name of its type, from the arrays of its group; metrics are in a group of their own.
+    """Decode an output of the named type from the arrays of its group. Metrics have a separate group.
 
     Raises:
         KeyError: an array that belongs to the output is not among them.

@@ -9,7 +9,7 @@ from metaloom.pipeline.types import Array
 
 
 def column(values: Array) -> pa.Array:
-    """Make an Arrow array of numbers [n], or of lists of numbers of one length [n, ...]."""
+    """Make an Arrow array of scalars from shape [n], or of fixed-size lists from shape [n, ...]."""
     if values.ndim == 1:
         return _flat(values)
     size = int(np.prod(values.shape[1:]))
@@ -24,7 +24,7 @@ def text_column(texts: Sequence[str]) -> pa.Array:
 
 
 def column_type(dtype: np.dtype, size: int | None = None) -> pa.DataType:
-    """Return the type of a column of numbers, or of lists of `size` numbers."""
+    """Return the type of a scalar column, or of a column of lists with `size` entries."""
     number = pa.from_numpy_dtype(dtype)
     return number if size is None else pa.list_(pa.field("item", number, nullable=False), size)
 

@@ -14,7 +14,7 @@ Content = tuple[bytes, ...]
 
 
 def flags(*names: str) -> int:
-    """Join flags of `os.open`, without those that this system lacks."""
+    """Join flags of `os.open`. Flags that this system lacks are skipped."""
     return sum(getattr(os, name, 0) for name in names)
 
 
@@ -84,9 +84,9 @@ def lock(descriptor: int, where: Path, *, wait: bool) -> None:
     """Lock an open file or folder for this process alone.
 
     Args:
-        descriptor: of the file or folder.
-        where: its path, for the error.
-        wait: wait for another process that holds it.
+        descriptor: Descriptor of the file or folder.
+        where: Its path, for the error.
+        wait: Wait for another process that holds it.
 
     Raises:
         BlockingIOError: another process holds it.

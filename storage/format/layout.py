@@ -12,10 +12,10 @@ class ArrayPlan:
     """One kind of array.
 
     Attributes:
-        pattern: name in its group; `*` stands for a name or a number.
-        dims: names of the axes after `iteration`; a shorter or longer array gets numbered names for the rest.
-        unit: unit of the entries; "1" for pure numbers, "mixed" where each component has its own.
-        description: what an entry is.
+        pattern: Name in its group; `*` stands for a name or an index.
+        dims: Names of the axes after `iteration`; a shorter or longer array gets numbered names for the rest.
+        unit: Unit of the entries; "1" if dimensionless, "mixed" if each component has its own.
+        description: Meaning of an entry.
     """
 
     pattern: str

@@ -21,7 +21,7 @@ def cache_root() -> Path:
 
 
 def folder_of(place: str | os.PathLike[str]) -> Path:
-    """The folder of a run or of all runs: the place itself if it is a path, its place in the cache if it is a URL.
+    """Return the folder of a run or of all runs: the path itself, or the cache folder of a URL.
 
     Raises:
         InvalidRunName: the URL has parts that no folder can have.
@@ -94,7 +94,7 @@ def run_path(name_or_path: str | os.PathLike[str], root: str | os.PathLike[str])
 
 
 def check_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path itself, if it can be told on one line and typed again.
+    """Return the path if it can be printed on one line and typed again.
 
     Raises:
         InvalidRunName: it holds line breaks, other control characters, or bytes that are no text.

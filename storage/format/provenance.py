@@ -13,7 +13,7 @@ _PACKAGES = ("metaloom", "numpy", "torch", "mujoco", "gymnasium", "zarr", "numco
 
 @lru_cache(maxsize=1)
 def versions() -> dict[str, str]:
-    """Versions of the interpreter and of the installed packages that numbers or files depend on."""
+    """Return the versions of the interpreter and of the installed packages that affect results or files."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:

@@ -22,7 +22,7 @@ _TOKEN = re.compile(r"[0-9a-f]{16}")
 
 
 def has_shards(info: Mapping[str, Any]) -> bool:
-    """Tell by a run's run.json whether its large arrays have shards. A run goes on in the format it began in."""
+    """Return True if the run's large arrays have shards, by its run.json. A run keeps the format it began in."""
     return info["format"] != FORMATS[0]
 
 
@@ -39,11 +39,11 @@ class SpanInput:
     """All outputs of some stages up to an iteration that another stage was computed from, in one entry.
 
     Attributes:
-        stages: their names. Outputs are in order of iteration, then step, then place in `stages`.
-        first: the first of the outputs.
-        last: the last of them.
-        outputs: how many there are.
-        steps: real environment steps in them, 0 where they hold no episodes.
+        stages: Stage names. Outputs are ordered by iteration, then step, then index in `stages`.
+        first: First output.
+        last: Last output.
+        outputs: Number of outputs.
+        steps: Real environment steps in them, 0 if they hold no episodes.
         digest: SHA-256 of a line per output, "ITERATION STAGE STEP DIGEST".
     """
 
@@ -71,10 +71,10 @@ class StoredFile:
     """A file that a record commits.
 
     Attributes:
-        path: below the run's folder.
-        size: bytes; 0 for the chunk of an array without entries, which has no file.
-        crc32c: of a table's bytes, or of a chunk's without the checksum at its end.
-        array: path of the array below `data.zarr`; "" for a table.
+        path: Path below the run's folder.
+        size: Size in bytes; 0 for the chunk of an array without entries, which has no file.
+        crc32c: CRC-32C of a table's bytes, or of a chunk's bytes without its trailing checksum.
+        array: Path of the array below `data.zarr`; "" for a table.
     """
 
     path: str
@@ -94,24 +94,24 @@ class ArrayDigest:
 
 @dataclass(frozen=True)
 class StageRecord:
-    """Record of a stage's output: from what it was made, when, by whom, and how to check it.
+    """Record of a stage's output: its inputs, time, author and checksums.
 
     Attributes:
-        ref: the output.
-        sequence: position in the run's history, from 0; the only order there is.
-        session: number of the writing session; `token` identifies it for ever.
-        inputs: the outputs it was computed from, with their digests.
-        spans: what it was computed from besides: all outputs of some stages up to its iteration.
-        seed_position: iteration, inner step, ... that its random streams are derived from.
-        config_digest: of the configuration that decided the numbers.
-        chunks, tables: files that hold the output, and tables derived from the iteration.
-        arrays: digest of every array by its name in the value.
-        digest: of `arrays`; equal digests mean equal outputs.
-        versions: of the interpreter and the libraries that computed it.
-        started: UTC, ISO 8601.
-        seconds: wall time of the computation.
-        previous: hash of the record before this one; of run.json for the first.
-        sha256: hash of this record.
+        ref: The output.
+        sequence: Index in the run's history, from 0. It alone defines the order.
+        session: Number of the writing session; `token` identifies the session for ever.
+        inputs: Outputs it was computed from, with their digests.
+        spans: Further inputs: all outputs of some stages up to its iteration.
+        seed_position: Iteration, inner step, ... from which its random streams are derived.
+        config_digest: Digest of the settings that affect results.
+        chunks, tables: Files that hold the output, and tables derived from the iteration.
+        arrays: Digest of every array by its name in the value.
+        digest: Digest of `arrays`; equal digests mean equal outputs.
+        versions: Versions of the interpreter and libraries that computed it.
+        started: Start time, UTC, ISO 8601.
+        seconds: Wall time of the computation.
+        previous: Hash of the previous record; for the first record, hash of run.json.
+        sha256: Hash of this record.
     """
 
     ref: StageRef

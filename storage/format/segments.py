@@ -1,7 +1,7 @@
-"""Segments: all outputs of consecutive iterations in a few sealed files, in place of some for each of them.
+"""Segments: all outputs of consecutive iterations in a few sealed files instead of several files each.
 
-A segment is a folder `_segments/{first}-{last}` that appears in one step and never changes. Its seal says which outputs
-it holds and how their records continue the chain, so that nobody has to read them to go on behind them.
+A segment is a folder `_segments/{first}-{last}` that appears in one step and never changes. Its seal lists its outputs
+and how their records continue the chain, so a reader can continue the chain without reading the records.
 """
 
 import re
@@ -75,8 +75,8 @@ class PackedFile:
     """A file of a segment.
 
     Attributes:
-        size: bytes.
-        sha256: of all of them.
+        size: Size in bytes.
+        sha256: SHA-256 of all bytes.
     """
 
     size: int
@@ -88,12 +88,12 @@ class Seal:
     """Account of a segment.
 
     Attributes:
-        iterations: those that it is about.
-        outputs: by stage and inner step, the iterations whose output it holds.
-        links: the records as parts of the chain, in order.
-        sessions: number and token of the sessions that wrote them.
-        arrays: by path below `data.zarr`.
-        files: by path below the segment's folder; all but the seal, and the rows of arrays that are not sharded.
+        iterations: Iterations of the segment.
+        outputs: Iterations whose output it holds, by stage and inner step.
+        links: The records as parts of the chain, in order.
+        sessions: Number and token of the sessions that wrote them.
+        arrays: Arrays by path below `data.zarr`.
+        files: Files by path below the segment's folder, except the seal and the rows of arrays without shards.
     """
 
     iterations: range
@@ -227,7 +227,7 @@ def array_document(spec: ArraySpec, array: PackedArray) -> Document:
 
 
 def spec_in_segment(file: Path, path: str, array: PackedArray, rows: int) -> ArraySpec:
-    """The array with so many rows as it is outside of segments, by its zarr.json in one.
+    """Return the spec, outside of segments, of an array with `rows` rows, by its zarr.json in a segment.
 
     Raises:
         FileNotFoundError: there is none.
@@ -241,7 +241,7 @@ def spec_in_segment(file: Path, path: str, array: PackedArray, rows: int) -> Arr
 
 
 def shard_index(sizes: Sequence[int | None]) -> bytes:
-    """The end of a shard, behind chunks of some sizes; None: there is no such chunk."""
+    """Return the index at the end of a shard from the sizes of its chunks; None marks a missing chunk."""
     places: list[int] = []
     offset = 0
     for size in sizes:
@@ -269,7 +269,7 @@ def place_in_shard(index: bytes, row: int, where: Path) -> tuple[int, int] | Non
 
 
 def ranges(numbers: Iterable[int]) -> Iterator[range]:
-    """Join numbers that follow one another."""
+    """Join consecutive integers into ranges."""
     for _, group in groupby(enumerate(sorted(numbers)), key=lambda item: item[1] - item[0]):
         part = [number for _, number in group]
         yield range(part[0], part[-1] + 1)

@@ -1,4 +1,4 @@
-"""What writing sessions leave in a run's folder: who wrote, what was lost by then, and how far the history went."""
+"""Files that writing sessions leave in a run's folder: the writer, lost records, and the end of the history."""
 
 import os
 import re
@@ -21,17 +21,17 @@ CLOSED = ".closed"
 PART_NAME = re.compile(r"[0-9]{8,}\.part")
 _NUMBER = "([0-9]{6}|[1-9][0-9]{6,})"
 _LARGEST_LEAP = 1000
-"""Largest difference between the numbers of two sessions, between which a power cut has taken the claims of others."""
+"""Largest gap between the numbers of two sessions. A power cut can remove the claims of sessions between them."""
 CLAIM_NAME = re.compile(rf"{_NUMBER}\.claim")
 _SESSION_NAME = re.compile(rf"{_NUMBER}-([0-9a-f]{{16}})(\.closed)?")
 
 
 class SessionName(NamedTuple):
-    """What the name of a session's folder says.
+    """Parts of the name of a session's folder.
 
     Attributes:
-        number, token: of the session.
-        closed: whether it has ended.
+        number, token: Number and token of the session.
+        closed: True if it has ended.
     """
 
     number: int
@@ -40,7 +40,7 @@ class SessionName(NamedTuple):
 
     @classmethod
     def parse(cls, name: str) -> "SessionName | None":
-        """Read the name of a file or folder; None where it is not that of a session's folder."""
+        """Parse the name of a session's folder; None for any other name."""
         match = _SESSION_NAME.fullmatch(name)
         return cls(int(match[1]), match[2], match[3] is not None) if match else None
 
@@ -60,8 +60,8 @@ def stray_sessions(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, in
     """Find claims and undescribed session folders whose numbers do not continue the ones before them.
 
     Args:
-        folder: the folder of sessions.
-        names: what is in it.
+        folder: Folder of sessions.
+        names: Names in the folder.
 
     Yields:
         Each name, and the largest number below its own; -1 where there is none.
@@ -78,10 +78,10 @@ class Head:
     """The newest record that a session knew of.
 
     Attributes:
-        sequence: its position in the history.
-        sha256: its hash.
-        ref: the output that it commits.
-        digest: of that output.
+        sequence: Index in the history.
+        sha256: Hash of the record.
+        ref: Output that it commits.
+        digest: Digest of the output.
     """
 
     sequence: int
@@ -107,15 +107,15 @@ class Head:
 
 @dataclass(frozen=True)
 class SessionFacts:
-    """What a session says about the history of its run.
+    """State of the run's history as a session recorded it.
 
     Attributes:
-        number, token: of the session.
-        lost: positions of records that were missing when it began.
-        next_sequence: position of the first record that it could write.
-        head: the newest record when it ended; when it began, if it did not end by itself. None before the first one,
+        number, token: Number and token of the session.
+        lost: Positions of records that were missing when it began.
+        next_sequence: Position of the first record that it could write.
+        head: Newest record when it ended; when it began, if it did not end by itself. None before the first one,
             and in sessions of earlier versions.
-        sealed: it ended by itself, so `head` is the newest record of all.
+        sealed: True if it ended by itself, so `head` is the newest record of all.
     """
 
     number: int
@@ -145,7 +145,7 @@ def read_session(folder: Path) -> Document:
 
 
 def session_facts(folder: Path) -> SessionFacts:
-    """What the session of a folder says about the history; raises as `read_session`."""
+    """Read a session's facts about the history from its folder; raises as `read_session`."""
     document = read_session(folder)
     session = SessionName.parse(folder.name)
     assert session is not None, f"{folder} is not named like the folder of a session"
@@ -164,9 +164,9 @@ def session_facts(folder: Path) -> SessionFacts:
 
 
 def newest_session(root: Path, first: int) -> SessionFacts | None:
-    """What the newest session of a run that can be read says, if its number is `first` or a later one.
+    """Read the facts of the newest readable session whose number is at least `first`, or return None.
 
-    To be asked before records are listed: then each one that it knows of is among them.
+    Call it before listing records: the list then includes every record that the session knew.
     """
     try:
         names = os.listdir(root / FOLDER)
@@ -177,6 +177,6 @@ def newest_session(root: Path, first: int) -> SessionFacts | None:
             return None
         try:
             return session_facts(root / FOLDER / str(session))
-        except (FileNotFoundError, DamagedRun):  # killed before it wrote anything, or for `verify` to tell
+        except (FileNotFoundError, DamagedRun):  # killed before it wrote anything, or reported by `verify`
             continue
     return None

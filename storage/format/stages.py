@@ -26,11 +26,11 @@ class StoredStage:
     """Facts about a stage that the store needs.
 
     Attributes:
-        name: of the stage.
-        group: below `data.zarr`, which holds its output; with "{step}" in its name one for every inner step.
-        output: name of the type of its output, such as EpisodeBatch.
-        thinnable: its arrays may go when an iteration is thinned, because they can be computed again.
-        ends_iteration: the iteration is complete with its output, which is the next learner and the metrics.
+        name: Stage name.
+        group: Group below `data.zarr` that holds its output; "{step}" in the name stands for the inner step.
+        output: Name of the type of its output, such as EpisodeBatch.
+        thinnable: True if thinning may remove its arrays, because they can be computed again.
+        ends_iteration: True if its output (next learner and metrics) completes the iteration.
     """
 
     name: str

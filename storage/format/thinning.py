@@ -1,4 +1,4 @@
-"""Remains of an iteration that was thinned, and how a reader tells them from damage.
+"""Remains of a thinned iteration, and how a reader distinguishes them from damage.
 
 The arrays of rollouts, samples and adapted parameters are the bulk of an on-policy run, and each can be computed again
 from what stays: learners, tasks, seeds and records. Off policy the rollouts are the replay buffer that later iterations
@@ -32,12 +32,12 @@ class Retention:
     """Rule of which complete iterations keep all their arrays, and how much a run may hold.
 
     Attributes:
-        keep_last: so many of the newest are kept.
-        keep_every: those whose number it divides are kept.
-        max_bytes: the writer stops before the run's files hold more than this.
-        kept: iterations that are kept whatever the rest says.
+        keep_last: Number of newest iterations to keep.
+        keep_every: Keep iterations divisible by this.
+        max_bytes: Stop the writer before the run's files exceed this size.
+        kept: Iterations to keep in any case.
 
-    With neither `keep_last` nor `keep_every` all are kept; with both, those that either keeps.
+    With neither `keep_last` nor `keep_every`, all are kept. With both, an iteration stays if either rule keeps it.
     """
 
     keep_last: int | None = None
@@ -51,7 +51,7 @@ class Retention:
         return self.keep_last is not None or self.keep_every is not None
 
     def keeps(self, iteration: int, complete: int) -> bool:
-        """Tell whether an iteration stays whole when so many are complete."""
+        """Return True if an iteration stays whole when `complete` iterations are complete."""
         newest = self.keep_last is not None and iteration >= complete - self.keep_last
         chosen = self.keep_every is not None and iteration % self.keep_every == 0
         return not self.thins or newest or chosen or iteration in self.kept
@@ -62,12 +62,12 @@ KEEP_ALL = Retention()
 
 @dataclass(frozen=True)
 class Thinned:
-    """Account of what a thinning takes, or took, away.
+    """Summary of a thinning, planned or done.
 
     Attributes:
-        iterations: the iterations concerned.
-        files: how many files.
-        num_bytes: what they hold. A fork of the run that shares them keeps them on the disk.
+        iterations: Iterations concerned.
+        files: Number of files.
+        num_bytes: Bytes in these files. A fork that shares them keeps them on the disk.
     """
 
     iterations: tuple[int, ...]

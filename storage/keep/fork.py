@@ -67,24 +67,24 @@ def fork_run(
     environment: Mapping[str, Any],
     progress: Progress = unseen,
 ) -> Fork:
-    """Create a run that has the iterations before `iteration` of another one and goes on under its own configuration.
+    """Create a run that shares the iterations before `iteration` of another run and continues with a new configuration.
 
     Files are shared by hard links: they stay whole when the parent is thinned or deleted. What the parent has thinned
     is thinned in the fork.
 
     Args:
-        parent: the run to begin with; a writer may go on with it meanwhile.
-        iteration: the first iteration that is not taken over.
-        path: folder or URL of the new run; must not exist, or be empty.
-        config: the new run's settings, as plain JSON data.
-        config_digest: digest of those that decide the numbers.
-        capacity: iterations to make room for.
-        environment: what else decides the numbers or helps to find it again, as plain JSON data.
+        parent: Run to fork. Its writer may continue meanwhile.
+        iteration: First iteration that is not shared.
+        path: Folder or URL of the new run; must not exist, or be empty.
+        config: Settings of the new run, as plain JSON data.
+        config_digest: Digest of the settings that affect results.
+        capacity: Number of iterations to allocate.
+        environment: Further facts that affect results or help to reproduce them, as plain JSON data.
         progress: Receives the number of outputs shared so far and the number of all.
 
     Raises:
-        InvalidRunName: the path cannot be told on one line.
-        StageMissing: the parent has not so many complete iterations.
+        InvalidRunName: the path cannot be printed on one line.
+        StageMissing: the parent has fewer complete iterations.
         RunExists: there is something at the path.
         RunLocked: another process is creating the same run.
         StorageFailed: the system does not let us write there.
@@ -121,10 +121,10 @@ class _Shared:
     """Outputs of the parent that a fork shares.
 
     Attributes:
-        records: those that are in no segment, or in one that the fork does not have as a whole.
-        segments: those that it has as a whole.
-        cut: the segment of which it has a part.
-        chain: all of it, in order.
+        records: Records in no segment, or in a segment that the fork shares only in part.
+        segments: Segments that the fork shares whole.
+        cut: Segment that the fork shares in part.
+        chain: The whole chain, in order.
     """
 
     records: list[StageRecord]
@@ -134,7 +134,7 @@ class _Shared:
 
     @classmethod
     def of(cls, parent: Run, iteration: int) -> "_Shared":
-        """What a fork shares that begins at an iteration."""
+        """Collect the outputs that a fork at `iteration` shares."""
         start = parent.learner_ref(0)
         refs = [ref for ref in parent.files.live_refs() if ref.iteration < iteration or ref == start]
         segments = parent.files.segments.all(refresh=True)
@@ -200,7 +200,7 @@ def _workshop(path: Path) -> Generator[Path]:
 
 
 def _origin(parent: Run, iteration: int, newest: Head, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Origin of the fork, as its run.json tells it."""
+    """Return the origin of the fork for its run.json."""
     return {
         "parent": {
             "id": parent.info["id"],
@@ -212,7 +212,7 @@ def _origin(parent: Run, iteration: int, newest: Head, config: Mapping[str, Any]
         },
         "ancestors": [*parent.info.get("ancestors", []), as_ancestor(parent.info)],
         "first_sequence": newest.sequence + 1,
-        # Its arrays are those of the parent, which go on as they began.
+        # Its arrays belong to the parent, which keeps its format.
         "format": parent.info["format"],
     }
 
@@ -225,7 +225,7 @@ def _share_sessions(root: Path, links: "_Links") -> None:
             continue
         try:
             read_session(folder)
-        except (FileNotFoundError, DamagedRun):  # interrupted before it wrote anything, or for `verify` to tell
+        except (FileNotFoundError, DamagedRun):  # interrupted before it wrote anything, or reported by `verify`
             continue
         name = f"{session._replace(closed=True)}/session.json"
         try:

@@ -1,4 +1,4 @@
-"""Batches that a stage could not go on with, kept beside the run for whoever looks for the cause.
+"""Batches on which a stage failed, kept beside the run for debugging.
 
 A folder `_quarantine/{iteration:08d}.{stage}.{step}` holds `about.json` and one `.npy` file per array. It is no part of
 what the run's records vouch for: `verify` leaves it alone, and it may be deleted at any time.
@@ -41,12 +41,12 @@ class Quarantined:
     """One fault: where it happened, and the batch that shows it.
 
     Attributes:
-        ref: the stage that failed.
-        path: its folder.
-        message: what the stage said.
-        about: place and circumstances as plain data: array, task, episode, t, seed_position, ...
-        when: UTC, ISO 8601; empty if the folder cannot be read.
-        forms: dtype and shape of the arrays by name, in the order of their files.
+        ref: Stage that failed.
+        path: Folder of the fault.
+        message: Error message of the stage.
+        about: Location and circumstances as plain data: array, task, episode, t, seed_position, ...
+        when: Time, UTC, ISO 8601; empty if the folder cannot be read.
+        forms: Dtype and shape of the arrays by name, in the order of their files.
     """
 
     ref: StageRef
@@ -57,10 +57,10 @@ class Quarantined:
     forms: Mapping[str, Form]
 
     def arrays(self) -> dict[str, Array]:
-        """The arrays by name.
+        """Read the arrays by name.
 
         Raises:
-            DamagedRun: a file is missing or holds something else than an array of numbers.
+            DamagedRun: a file is missing or is not a numeric array.
         """
         files = enumerate(self.forms.items())
         return {name: _read_array(self.path / _file_name(n), form) for n, (name, form) in files}
@@ -156,7 +156,7 @@ def _file_name(n: int) -> str:
 
 
 def _plain(value: object) -> Any:
-    """Reduce a value to what JSON can hold: numbers that are not finite, and all it does not know, as text."""
+    """Convert a value to JSON data. Non-finite floats and unknown types become text."""
     if isinstance(value, Mapping):
         return {str(name): _plain(part) for name, part in cast(Mapping[Any, Any], value).items()}
     if isinstance(value, list | tuple):

@@ -46,7 +46,7 @@ def can_restore_info(root: Path) -> bool:
 
 
 def restore_info(session: Session) -> list[str]:
-    """Put a copy of run.json back in its place if it is damaged or missing; returns what was done."""
+    """Restore run.json from a copy if it is damaged or missing; returns a line for each repair."""
     path = session.root / "run.json"
     try:
         read_sealed(path, indented=True)
@@ -126,13 +126,13 @@ class _Repair:
                 self._session.remove([marker])
                 yield f"{self._name(marker)}: {error.found}"
         yield from self._mend_arrays()
-        # Imported here: a run without segments is mended without pyarrow.
+        # Imported here: repairing a run without segments does not need pyarrow.
         from metaloom.storage.keep.unpacking import unpack_damaged
 
         yield from unpack_damaged(self._files, self._session)
 
     def _mend_arrays(self) -> Iterator[str]:
-        """Write damaged metadata of arrays again that a segment tells as well."""
+        """Rewrite damaged array metadata that a segment also holds."""
         for segment in self._files.segments.all():
             for array, packed in segment.seal.arrays.items():
                 if self._has_metadata(array):
@@ -196,7 +196,7 @@ class _Repair:
             try:
                 self._files.check(record, file)
             except DamagedRun as error:
-                if (self._files.root / file.path).is_dir():  # nothing could be put in its place
+                if (self._files.root / file.path).is_dir():  # it cannot be replaced by a file
                     self._session.remove([self._files.root / file.path])
                 yield self._lose(record.ref, error)
 

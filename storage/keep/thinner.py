@@ -25,7 +25,7 @@ class Thinner:
         self._arrays = arrays
 
     def thin(self, refs: Sequence[StageRef], progress: Progress = unseen) -> Thinned:
-        """Remove the arrays of outputs; those that are thinned already are left as they are.
+        """Remove the arrays of outputs. Outputs that are already thinned stay unchanged.
 
         Raises:
             FencedOut: a later session has begun.
@@ -96,9 +96,9 @@ def require_same(record: StageRecord, value: Value, *, changed: Callable[[], Seq
     """Refuse an output, computed again, that is not the one of a record.
 
     Args:
-        record: of the output.
-        value: that came out now.
-        changed: tells what else than versions is known to differ from then, half a sentence each.
+        record: Record of the output.
+        value: Recomputed output.
+        changed: Returns known differences other than versions, half a sentence each.
 
     Raises:
         DigestMismatch: naming what may be the reason.

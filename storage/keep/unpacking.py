@@ -95,7 +95,7 @@ class _Unpacking:
             self._records = [*_sound_records(self._folder / RECORDS)]
             try:
                 segment = Segment(self._folder)
-            except DamagedRun:  # nothing else is then, and the records tell what it said
+            except DamagedRun:  # then nothing else is damaged, and the records repeat its content
                 arrays = packed_arrays(self._files, self._records)
                 segment = Segment(self._folder, Seal.of(self._iterations, self._records, arrays, {}))
             self._put(self._tables())
@@ -172,7 +172,7 @@ class _Unpacking:
 
 
 def _sound_records(path: Path) -> Iterator[StageRecord]:
-    """The records that can still be read from a file of them: each has a hash of its own."""
+    """Yield the readable records of a file; each record has its own hash."""
     try:
         parquet = open_records(read_file(path, limit=LARGEST_FILE), path)
     except (DamagedRun, FileNotFoundError):

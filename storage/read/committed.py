@@ -69,11 +69,11 @@ class CommittedFiles:
         return evaluate if name == "evaluations" else (self.stages.last,)
 
     def stored_size(self, path: str) -> int:
-        """The bytes of a file of the run, in the folder or in the object store that it caches.
+        """Return the size in bytes of a file of the run, in the folder or in the object store that it caches.
 
         Raises:
             FileNotFoundError: there is no such file.
-            DamagedRun: a folder is in its place.
+            DamagedRun: the path is a folder.
         """
         try:
             status = (self.root / path).stat(follow_symlinks=False)
@@ -130,7 +130,7 @@ class CommittedFiles:
         return refs
 
     def live_refs(self) -> set[StageRef]:
-        """Every stored output whose record is a file of its own; raises as `refs`."""
+        """Return every stored output whose record is a separate file; raises as `refs`."""
         try:
             names = os.listdir(self.root / "_commits")
         except (FileNotFoundError, NotADirectoryError):
@@ -183,7 +183,7 @@ class CommittedFiles:
         """
         try:
             return self._record(ref)
-        except FileNotFoundError:  # it may have been packed, or unpacked, between the look for its place and this one
+        except FileNotFoundError:  # packed or unpacked between the lookup and this read
             self.segments.all(refresh=True)
             return self._record(ref)
 
@@ -208,7 +208,7 @@ class CommittedFiles:
         return {}
 
     def thinned_in(self, iterations: range) -> dict[StageRef, str]:
-        """The same of consecutive iterations, without a look at those that nothing can be marked of."""
+        """Return marked outputs as `thinned` for several iterations, skipping those that cannot have markers."""
         live = {*self.live_markers()}
         marked = (i for i in iterations if i in live or self.segments.about(i) is not None)
         return {ref: sha256 for i in marked for ref, sha256 in self.thinned(i).items()}
@@ -230,7 +230,7 @@ class CommittedFiles:
         return self._markers[path][1]
 
     def live_markers(self) -> list[int]:
-        """The iterations that have a marker of their own."""
+        """List the iterations that have a separate marker."""
         try:
             names = os.listdir(self.root / FOLDER)
         except FileNotFoundError:
@@ -374,12 +374,12 @@ class CommittedFiles:
     def read_row(
         self, record: StageRecord, chunk: StoredFile, tasks: Sequence[int] | None = None
     ) -> tuple[Array, Mapping[str, Any]]:
-        """The row of an array that a record commits, with the attributes of the array.
+        """Read the row of an array that a record commits, with the attributes of the array.
 
         Args:
-            record: the record.
-            chunk: the file of the row.
-            tasks: places of the tasks to give, where the array has a task axis; None for all. Of a shard only their
+            record: The record.
+            chunk: File of the row.
+            tasks: Indices of the tasks to return, if the array has a task axis; None for all. In a shard only their
                 parts are read.
 
         Raises:
@@ -424,7 +424,7 @@ class CommittedFiles:
     def _unless_thinned(
         self, record: StageRecord, file: StoredFile, places: Callable[[], Iterable[tuple[Callable[[], T], Path]]]
     ) -> tuple[T, Path]:
-        """Read from the first of some places where there is something; returns which it was too."""
+        """Read from the first existing location; returns the value and its path."""
         if file.array:
             own = [f"data.zarr/{self.spec(file.array).chunk_key(self.row(record.ref, file.array))}"]
         else:
@@ -450,7 +450,7 @@ class CommittedFiles:
     def _bytes_at(
         self, record: StageRecord, file: StoredFile, limit: int
     ) -> Iterator[tuple[Callable[[], bytes], Path]]:
-        """Where the bytes of a file may be, the place first that counts: in a segment, or by themselves."""
+        """Yield the locations of a file's bytes, most authoritative first: in a segment, or as a separate file."""
         segment = self.segments.about(record.ref.iteration) if file.array else None
         if segment is not None:
             spec, row = self.spec(file.array), self.row(record.ref, file.array)
@@ -470,9 +470,9 @@ def bytes_in(folder: Path) -> int:
 
 
 def file_stats(folder: Path, prefix: str = "") -> Iterator[tuple[str, os.stat_result]]:
-    """What the system says about every file in a folder, by its path there; links are not followed.
+    """Yield the stat result of every file in a folder by its relative path. Links are not followed.
 
-    Folders of another user that we may not read are left out.
+    Unreadable folders of other users are skipped.
     """
     # os.scandir, because a long run has tens of thousands of files; vanishing ones are a writer's temporary files.
     try:

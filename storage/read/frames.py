@@ -31,11 +31,11 @@ class _Source:
     """Source of a column of steps.
 
     Attributes:
-        array: of the episodes, or of what was made of them.
-        kind: of its numbers.
-        at_end: it is a flag of the episode, which its last step has.
-        component: index of the one entry of a vector that it is.
-        about: what the field of the column says about it.
+        array: Array of the episodes, or derived from them.
+        kind: Kind of its values.
+        at_end: True for a flag of the episode, which only its last step has.
+        component: Index of the vector entry that the column holds.
+        about: Description of the column's field.
     """
 
     array: str
@@ -47,13 +47,13 @@ class _Source:
 
 @dataclass(frozen=True)
 class StepFilter:
-    """Which rows of steps to read.
+    """Selection of step rows to read.
 
     Attributes:
-        iterations: their numbers.
-        steps: inner steps; None for all.
-        stage: group of arrays, such as `rollouts_1` or `memory_fill`; None for the rollouts of all inner steps.
-        task, episode: places in the batch.
+        iterations: Iteration numbers.
+        steps: Inner steps; None for all.
+        stage: Group of arrays, such as `rollouts_1` or `memory_fill`; None for the rollouts of all inner steps.
+        task, episode: Indices in the batch.
     """
 
     iterations: Sequence[int]
@@ -70,14 +70,14 @@ def scan_steps(
     components: Mapping[str, Mapping[str, str]],
     facts: Mapping[str, str],
 ) -> pa.RecordBatchReader:
-    """One row per real step of what was chosen, one record batch per inner step of an iteration.
+    """Return one row per real step of the selection, one record batch per inner step of an iteration.
 
     Args:
-        files: of the run.
-        chosen: which rows.
+        files: Files of the run.
+        chosen: Selection of rows.
         columns: None for all; `observation.*` stands for all components of a vector, `reward_*` for all terms.
-        components: units of the named components of vectors by name, by the vector's column.
-        facts: units of the facts that the environment tells, by name.
+        components: Units of the named components of vectors by name, by the vector's column.
+        facts: Units of the environment's facts, by name.
 
     Raises:
         StageMissing: the run has no rollouts yet.
@@ -148,7 +148,7 @@ def read_episodes(files: CommittedFiles, chosen: StepFilter) -> pa.Table:
 
 
 def num_tabled_steps(files: CommittedFiles, ref: StageRef) -> int:
-    """Count the real steps of a round by the table of episodes, which stays when the round is thinned."""
+    """Count the real steps of a rollout batch by its table of episodes, which thinning keeps."""
     episodes = read_tables(files, "episodes", [ref.iteration])
     steps, lengths = (episodes[name].to_numpy() for name in ("step", "length"))
     return int(lengths[steps == ref.step].sum())
@@ -240,8 +240,8 @@ def _step_sources(files: CommittedFiles, batches: Sequence[StageRef]) -> dict[st
     for path in sorted((chunk.array for chunk in first.chunks), key=_column_order):
         array = path.partition("/")[2]
         spec = files.spec(path)
-        # What holds per episode or per task, such as log_std, is no column of steps. The names of the axes tell first:
-        # as many numbers may describe an episode as it can have steps. Other arrays have none.
+        # Per-episode and per-task arrays, such as log_std, are not columns of steps. Axis names decide first,
+        # because an episode's vector can be as long as its steps. Other arrays have none.
         axis = spec.dims[3] if len(spec.dims) > 3 else ""
         is_per_step = (axis == "t" or axis.endswith("_axis_2")) and spec.shape[:3] == per_step
         if (name := _column_name(array)) and (array == "observations" or is_per_step):
@@ -325,10 +325,10 @@ class _Rows:
     """The real steps of some tasks and episodes of a batch, in the order task, episode, t.
 
     Attributes:
-        ref: the stage that collected it.
-        tasks, episodes: places of those in the batch.
-        T: steps that an episode has at most.
-        lengths: [tasks, episodes], steps of each; empty until it is read.
+        ref: Stage that collected it.
+        tasks, episodes: Their indices in the batch.
+        T: Maximum number of steps of an episode.
+        lengths: Steps of each episode, shape [tasks, episodes]; empty until it is read.
     """
 
     ref: StageRef
@@ -339,7 +339,7 @@ class _Rows:
 
     @classmethod
     def of_round(cls, files: CommittedFiles, ref: StageRef, chosen: StepFilter) -> "_Rows":
-        """What was chosen of a batch."""
+        """Select rows of a batch."""
         B, E, T = shape_of_rounds(files, files.stages.group_of(ref))
         return cls(ref, places(chosen.task, B, "task"), places(chosen.episode, E, "episode"), T)
 
@@ -438,7 +438,7 @@ def _live_parts(files: CommittedFiles, name: str, iteration: int) -> list[pa.Tab
         packed = [part for part, _ in _by_segment(files, name, [iteration]) if part is not None]
         if not packed:
             raise
-        return packed  # since the look for its place
+        return packed  # since the lookup
 
 
 def _nothing(files: CommittedFiles, found: str) -> StageMissing:

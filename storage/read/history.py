@@ -73,13 +73,13 @@ class History:
     """Knowledge of the records so far that a writer needs.
 
     Attributes:
-        digests: digest of every stored output.
-        next_sequence: position of the next record.
-        last_hash: hash of the newest record; of run.json when there is none.
-        head: the newest record.
-        lost: positions of records that are gone; whoever resumes computes their outputs again.
-        newly_lost: those of them that the newest session did not know to be gone.
-        leftovers: files of thinned outputs that an interruption left.
+        digests: Digest of every stored output.
+        next_sequence: Position of the next record.
+        last_hash: Hash of the newest record, or of run.json if there is none.
+        head: Newest record.
+        lost: Positions of missing records; resuming computes their outputs again.
+        newly_lost: Positions in `lost` that the newest session did not know to be missing.
+        leftovers: Files of thinned outputs that an interruption left.
     """
 
     digests: Digests
@@ -148,10 +148,10 @@ def sealed_links(segments: Iterable[Segment], records: Iterable[StageRecord]) ->
 
 
 def missing_positions(root: Path, links: Iterable[Link], end: int) -> list[int]:
-    """The positions below `end` that none of some parts of the chain of the run at `root` has, in order.
+    """Return the sorted positions below `end` that are in none of the links of the run at `root`.
 
     Raises:
-        DamagedRun: so many that nobody can have written them.
+        DamagedRun: more are missing than anybody can have written.
     """
     gaps: list[range] = []
     position = 0
@@ -188,14 +188,14 @@ def head_problems(files: CommittedFiles, links: Iterable[Link], known: SessionFa
 
 
 def chain_problems(files: CommittedFiles, links: Iterable[Link], follows: Mapping[int, str]) -> Iterable[DamagedRun]:
-    """The places where parts of the chain, in the order of their positions, do not follow one another.
+    """Yield the breaks in the chain between links in the order of their positions.
 
-    Gaps are no such place: they are a matter of what is stored, not of what a record says.
+    Gaps are not breaks: they concern what is stored, not what a record says.
 
     Args:
-        files: of the run.
-        links: to look at.
-        follows: by position, the hash that a record there follows instead of that of the record before it.
+        files: Files of the run.
+        links: Links to check.
+        follows: Expected previous hash by position, where it differs from the hash of the record before.
     """
     sequence, sha256 = -1, None
     for link in links:
@@ -220,7 +220,7 @@ def _check_files(files: CommittedFiles, segment: Segment) -> None:
 
 
 def _broken_chain(where: Path, found: str) -> DamagedRun:
-    # Both records are whole: which of them is the wrong one, nobody can tell.
+    # Both records are intact, so it is undecidable which one is wrong.
     return DamagedRun(
         where,
         found=found,

@@ -25,7 +25,7 @@ _MEMBERS = {
     "versions": dict,
     "created": str,
 }
-"""What every run.json has, with its type."""
+"""Required members of run.json, with their types."""
 
 
 def read_info(path: Path) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def first_sequence(info: Mapping[str, Any]) -> int:
 
 
 def first_session(info: Mapping[str, Any]) -> int:
-    """Number of the first session that is the run's own; a fork has those of its parent before it."""
+    """Return the number of the run's first own session; in a fork the parent's sessions precede it."""
     return int(info.get("first_session", 0))
 
 

@@ -20,9 +20,9 @@ from metaloom.storage.read.sessions import mapping
 from metaloom.storage.remote.log import RemoteLog
 
 Places = None | int | range | slice | Sequence[int]
-"""All tasks or episodes of a batch, one (negative: from the end), or some, by their places in it.
+"""Selection of tasks or episodes of a batch by index: None for all, one (negative: from the end), or several.
 
-Batches have them in the order asked for; rows of tables keep the stored order, each once.
+Batches return them in the requested order. Tables keep the stored order, without duplicates.
 """
 
 Steps = None | int | Sequence[int]
@@ -30,10 +30,10 @@ Steps = None | int | Sequence[int]
 
 
 def whole_numbers(chosen: Any, what: str) -> list[int]:
-    """The numbers that one or several integers are, Python's or NumPy's.
+    """Convert one or several Python or NumPy integers to a list.
 
     Raises:
-        ValueError: there is something else among them, such as the true and false of a mask.
+        ValueError: another type is among them, such as the bools of a mask.
     """
     several = isinstance(chosen, Iterable) and not isinstance(chosen, str)
     numbers: list[Any] = [*chosen] if several else [chosen]
@@ -58,10 +58,10 @@ def chosen_steps(chosen: Steps) -> list[int] | None:
 
 
 def places(chosen: Places, count: int, what: str) -> list[int]:
-    """The places that are meant, of `count` tasks or episodes; `what` they are is said in errors.
+    """Resolve a selection to indices below `count`; `what` names the items in errors.
 
     Raises:
-        ValueError: there is no such place.
+        ValueError: an index is out of range.
     """
     if chosen is None or isinstance(chosen, slice):
         return [*range(count)[chosen or slice(None)]]
@@ -82,7 +82,7 @@ def shape_of_rounds(files: CommittedFiles, group: str) -> tuple[int, int, int]:
 
 
 class StoredOutputs:
-    """The outputs that a run has, by the stage that gave each. It follows the run while a writer goes on.
+    """Outputs of a run, by stage. It follows the run while a writer continues.
 
     Attributes:
         path: Folder of the run; for a run under a URL, the folder that caches it.
@@ -102,7 +102,7 @@ class StoredOutputs:
 
     @property
     def capacity(self) -> int:
-        """Iterations that the run has room for: as many as it shall have.
+        """Target number of iterations of the run.
 
         Raises:
             DamagedRun: the file that says so is missing or changed.
@@ -112,14 +112,14 @@ class StoredOutputs:
     def components(self, axis: str) -> Mapping[str, str]:
         """Name the entries of an `observation` or `action`, each with its unit; nothing where none were declared."""
         declared = mapping(mapping(self.info["environment"].get("components")).get(axis))
-        # A run from elsewhere may have anything in the place of a list.
+        # A run from elsewhere may have anything instead of a list.
         members = [cast(object, declared.get(member)) for member in ("names", "units")]
         names, units = (cast(list[object], member) if isinstance(member, list) else [] for member in members)
         return {str(name): str(unit) for name, unit in zip(names, units, strict=False)}
 
     @property
     def facts(self) -> Mapping[str, str]:
-        """Name what the environment tells besides observations and rewards, each with its unit; often nothing."""
+        """Units by name of what the environment reports besides observations and rewards; often empty."""
         declared = mapping(self.info["environment"].get("facts"))
         return {name: str(mapping(fact).get("unit", "1")) for name, fact in declared.items()}
 
@@ -193,11 +193,11 @@ class StoredOutputs:
         raise self._incomplete(ref.iteration, f"{ref} is not stored")
 
     def load(self, ref: StageRef, *, task: Places = None) -> Value:
-        """A stage's output, every chunk checked against its record.
+        """Load a stage's output, every chunk checked against its record.
 
         Args:
-            ref: the output.
-            task: places of the tasks to read, of an output that has a task axis; None for all.
+            ref: The output.
+            task: Indices of the tasks to read, for an output with a task axis; None for all.
 
         Raises:
             ValueError: there is no such task, or there are no tasks in it.
@@ -230,7 +230,7 @@ class StoredOutputs:
 
     def _incomplete(self, iteration: int, found: str | None = None) -> StageMissing:
         count = len(self.iterations)
-        # A run that has all that it shall have goes on only if it is told how far.
+        # A run that has reached its target continues only with a new target.
         further = f" --iterations {iteration + 1}" if iteration >= self.capacity else ""
         return StageMissing(
             self.location,

@@ -38,7 +38,7 @@ def parse_table(raw: bytes, where: Path, *, scale: int = 1) -> pa.Table:
 
 
 def open_records(raw: bytes, where: Path) -> pq.ParquetFile:
-    """The Parquet file of records that some bytes are; its text is to be read with `read_columns`.
+    """Open the Parquet file of records in some bytes. Read its text with `read_columns`.
 
     Raises:
         DamagedRun: they are none, or claim more records or bytes than there can be.

@@ -46,9 +46,9 @@ class Segment:
     """One segment of a run.
 
     Args:
-        folder: that it is in.
-        seal: what it says, where that is known; else it is read.
-        bring: brings a file that is not in the folder there; returns whether there is one.
+        folder: Folder that holds the segment.
+        seal: The seal if it is known already; otherwise it is read.
+        bring: Fetches a file that is missing from the folder; returns True if it exists.
 
     Raises:
         DamagedRun: its seal is missing or not what was written.
@@ -87,7 +87,7 @@ class Segment:
             yield self._record_at(row, ref)
 
     def check_links(self, links: Iterable[Link]) -> None:
-        """Compare the parts of the chain that the seal names with those that all records make up.
+        """Compare the links in the seal with the links of all records.
 
         Raises:
             DamagedRun: they differ.
@@ -278,7 +278,7 @@ class Segments:
             return [*self._found.values()]
 
     def use(self, segments: Iterable[Segment]) -> list[tuple[Path, str]]:
-        """Take these for the run's segments until they are asked for anew; returns what is wrong with them together."""
+        """Use these as the run's segments until the next listing; returns their conflicts."""
         with self._lock:
             ordered = sorted(segments, key=lambda segment: segment.iterations.start)
             self._found = {(segment.folder.name, 0): segment for segment in ordered}

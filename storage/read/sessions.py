@@ -1,4 +1,4 @@
-"""What the sessions that wrote a run computed with: code, plug-ins, kernel, device, packages."""
+"""Environments of the sessions that wrote a run: code, plug-ins, kernel, device, packages."""
 
 import os
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ from metaloom.storage.read.info import contributors
 
 @dataclass(frozen=True)
 class ComputedWith:
-    """A session as far as it decides numbers.
+    """Facts about a session that affect results.
 
     Attributes:
-        number: counts the openings of the run.
-        token: identifies the session for ever; "" for the first one of a run whose sessions did not write it down.
-        started: UTC, ISO 8601.
-        environment: what decides the numbers besides the settings.
-        versions: of the interpreter and the libraries.
+        number: Number of the session.
+        token: Identifies the session for ever; "" for the first session of a run whose sessions did not record it.
+        started: Start time, UTC, ISO 8601.
+        environment: Facts that affect results besides the settings.
+        versions: Versions of the interpreter and the libraries.
     """
 
     number: int
@@ -33,8 +33,8 @@ class ComputedWith:
 def read_sessions(root: Path, info: Mapping[str, Any]) -> list[ComputedWith]:
     """List the sessions that computed outputs of a run, the first one first.
 
-    The first one is told by the run.json of the run, or of the run that it was forked from in the beginning. Sessions
-    of earlier versions did not write down what they computed with, and are left out.
+    The first session is described in run.json, the run's own or in a fork its oldest ancestor's. Sessions of earlier
+    versions did not record their environment and are skipped.
     """
     oldest = contributors(info)[0]
     environment, packages = mapping(oldest.get("environment")), mapping(oldest.get("versions"))
@@ -47,7 +47,7 @@ def read_sessions(root: Path, info: Mapping[str, Any]) -> list[ComputedWith]:
     for session in (session for session in map(SessionName.parse, names) if session is not None):
         try:
             document = read_session(root / FOLDER / str(session))
-        except (FileNotFoundError, DamagedRun):  # interrupted before it wrote anything, or for `verify` to tell
+        except (FileNotFoundError, DamagedRun):  # interrupted before it wrote anything, or reported by `verify`
             continue
         if "environment" in document:
             started, used = str(document.get("started", "")), mapping(document["environment"])
@@ -57,5 +57,5 @@ def read_sessions(root: Path, info: Mapping[str, Any]) -> list[ComputedWith]:
 
 
 def mapping(value: object) -> Mapping[str, Any]:
-    """The value if it is a mapping; a run from elsewhere may have anything in its place."""
+    """Return the value if it is a mapping, otherwise an empty one; a run from elsewhere may hold anything."""
     return value if isinstance(value, dict) else {}

@@ -14,12 +14,12 @@ FACTS = "facts."
 
 @dataclass(frozen=True)
 class EpisodeSummary:
-    """Columns of the table of episodes: [B, E] each.
+    """Columns of the table of episodes, shape [B, E] each.
 
     Attributes:
-        returns: sums of rewards.
-        others: the arrays of the batch that have a number per episode, by name; among them `lengths`.
-        facts: of whole episodes, by name.
+        returns: Sums of rewards.
+        others: Arrays of the batch with one value per episode, by name, including `lengths`.
+        facts: Facts of whole episodes, by name.
     """
 
     returns: Array
@@ -28,7 +28,7 @@ class EpisodeSummary:
 
     @classmethod
     def of(cls, arrays: Mapping[str, Array]) -> "EpisodeSummary":
-        """Summarize a batch, given its `rewards`, `facts.*` and those of its arrays that have a number per episode."""
+        """Summarize a batch from its `rewards`, `facts.*` and arrays with one value per episode."""
         others = {name: arrays[name] for name in EACH_EPISODE if name in arrays}
         told = [name for name in arrays if name.startswith(FACTS)]
         facts = {name.removeprefix(FACTS): fact_of_episodes(arrays[name], others["lengths"]) for name in told}
@@ -56,7 +56,7 @@ def summarize(episodes: EpisodeBatch) -> EpisodeSummary:
 def iteration_tables(
     iteration: int, tasks: TaskBatch | None, by_step: Mapping[int, EpisodeSummary], metrics: Metrics
 ) -> dict[str, bytes]:
-    """Parquet files of one iteration by table name; a table without rows is left out."""
+    """Write the Parquet files of one iteration, by table name. Tables without rows are omitted."""
     named = {name: np.array([metrics[name]], np.float64) for name in sorted(metrics)}
     files = {"metrics": _parquet({"iteration": np.array([iteration], np.int32), **named}, {})}
     units = _task_units(tasks) if tasks else {}

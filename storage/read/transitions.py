@@ -1,7 +1,7 @@
-"""The transitions that an off-policy run learns from, by their row numbers, read from the episodes that hold them.
+"""Read the transitions that an off-policy run learns from, by row number, from the stored episodes.
 
-Rows are the real steps of a run in order of collection: what filled the replay buffer, then round by round. To find
-them only the lengths of episodes are read, and then only the batches that hold some of those that were asked for.
+Rows are the real steps of a run in order of collection: the replay buffer's fill, then each rollout batch. Finding
+them needs only the lengths of episodes; then only the batches that hold requested rows are read.
 """
 
 from collections.abc import Iterator
@@ -35,10 +35,10 @@ class StoredRound:
 
 
 def stored_rounds(run: StoredOutputs) -> Iterator[StoredRound]:
-    """Go through the stored batches of episodes in the order in which their rows are numbered.
+    """Yield the stored batches of episodes in the order of their row numbers.
 
     Raises:
-        StageMissing: a round is not stored although later ones are, whose rows would be counted wrongly.
+        StageMissing: a batch is missing although later ones are stored, so their rows would be miscounted.
         DamagedRun: a batch is not what was committed, or none of episodes.
     """
     stages = run.files.stages
@@ -79,14 +79,14 @@ def read_transitions(run: StoredOutputs, rows: Array) -> pa.Table:
 
 
 def minibatch_table(run: StoredOutputs, batches: Minibatches, update: int, *, context: bool, chosen: slice) -> pa.Table:
-    """Read the transitions that a gradient step learned from, with the position of each in the minibatch before it.
+    """Read the transitions of a gradient step, preceded by the position of each in the minibatch.
 
     Args:
-        run: the run.
-        batches: the row numbers of an iteration.
-        update: the gradient step, from 0.
-        context: the transitions that tasks were inferred from instead.
-        chosen: which of the K x N rows, in this order.
+        run: The run.
+        batches: Row numbers of an iteration.
+        update: Gradient step, from 0.
+        context: Read the transitions that tasks were inferred from instead.
+        chosen: Selection of the K x N rows, in this order.
 
     Raises:
         StageMissing: there is no such gradient step, it has no context, or a row is not stored.
@@ -121,7 +121,7 @@ def _collected(run: StoredOutputs) -> list[StageRef]:
 
 
 def _index(run: StoredOutputs, last_row: int) -> tuple[list[StoredRound], RowIndex]:
-    """Return the rounds up to the one with some row, and where their rows are."""
+    """Return the batches up to the one that holds `last_row`, and the index of their rows."""
     rounds: list[StoredRound] = []
     index = RowIndex()
     for found in stored_rounds(run):

@@ -65,13 +65,13 @@ _FOREIGN, _LINK = "does not belong to the run", "is a symbolic link; a run consi
 
 @dataclass(frozen=True)
 class Damage:
-    """One thing that is wrong with a run.
+    """One damaged file of a run.
 
     Attributes:
-        file: path below the run's folder.
-        iteration, stage, step: the output that it belongs to, None for files that belong to the whole run.
-        array: path of a stored array or name of an array of a value, None where no array is concerned.
-        problem: what is wrong with the file.
+        file: Path below the run's folder.
+        iteration, stage, step: Output that it belongs to; None for files of the whole run.
+        array: Path of a stored array or name of an array of a value; None if no array is concerned.
+        problem: Description of the damage.
     """
 
     file: str
@@ -93,7 +93,7 @@ class Damage:
 
     @property
     def is_link(self) -> bool:
-        """True for a symbolic link, be it in place of a file or of no file."""
+        """True if the file is, or was replaced by, a symbolic link."""
         return self.problem.startswith("is a symbolic link")
 
     def __str__(self) -> str:
@@ -103,9 +103,9 @@ class Damage:
 
 
 def verify_run(path: str | Path, progress: Progress = unseen) -> list[Damage]:
-    """Everything that is wrong with a run; an empty list if every byte is as it was committed.
+    """List everything that is wrong with a run; an empty list if every byte is as it was committed.
 
-    What an interrupted writer leaves behind, and the next one clears away, is not damage.
+    Leftovers of an interrupted writer, which the next one clears away, are not damage.
 
     Args:
         path: Folder or URL of the run.
@@ -182,7 +182,7 @@ class _Verification:
             return None
 
     def _stages(self, info: Mapping[str, Any] | None) -> StageTable:
-        """The run's stages; the names of its records tell which kind it is where its run.json is damaged."""
+        """Return the run's stages. If run.json is damaged, infer them from the names of the records."""
         if info is not None:
             return StageTable.of(info)
         names = os.listdir(self.root / "_commits") if (self.root / "_commits").is_dir() else []
@@ -197,7 +197,7 @@ class _Verification:
             return []
 
     def _read_seals(self) -> Iterator[Damage]:
-        """Find the segments; those whose seals are damaged are left out, and what they hold is missed."""
+        """Find the segments. Those with damaged seals are skipped, so their outputs are reported missing."""
         for name in self.files.segments.names():
             try:
                 self.segments[name] = self.files.segments.open(name)
@@ -220,7 +220,7 @@ class _Verification:
                 links.append(Link.of(record))
                 yield from self._checked_record(record, thinned.get(record.ref) == record.sha256)
             segment.check_links(links)
-        except (StoreError, OSError) as error:  # told above, unless what it said was agreed on with its hash
+        except (StoreError, OSError) as error:  # reported above, unless its content was agreed on with its hash
             self.unreadable.update(segment.seal.refs())
             where = Path(getattr(error, "where", segment.folder))
             if str(getattr(error, "where", "")) not in self.reported:
@@ -352,14 +352,14 @@ class _Verification:
         segment = self.files.segments.holding(ref)
         try:
             return segment and self.files.segments.digest(ref, segment)
-        except (StoreError, OSError):  # told with its segment
+        except (StoreError, OSError):  # reported with its segment
             self.unreadable.add(ref)
             return None
 
     def _spans(self) -> Iterator[Damage]:
         """Damage of inputs that records name as a span; after all outputs were read."""
         sums = self.sums or SpanSums(lambda ref: 0)
-        # The others are thinned, or damaged, which is told once and not again for what was computed from it.
+        # The others are thinned or damaged. Damage is reported once, not again for outputs computed from it.
         for ref, item in sorted(self.spans, key=lambda found: self.files.stages.position(found[0])):
             if any(unreadable in item.span for unreadable in self.unreadable):
                 continue

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from metaloom.storage.format.canonical import parse_sealed, render, sealed
 
 SCHEMAS = ("metaloom-log/1", "metaloom-log/2")
-"""The second one, which earlier versions refuse, is that of entries about segments."""
+"""Schemas of the log. Earlier versions refuse the second, which has entries about segments."""
 
 AT_ONCE = 128
 _BYTES_AT_ONCE = 2**26
@@ -32,13 +32,13 @@ _KEY = re.compile(r"_objects/[0-9a-f]{16}/\d{8,}/(.*)", re.ASCII)
 
 @dataclass(frozen=True)
 class LoggedFile:
-    """A file of the run as an entry has it.
+    """File of the run as an entry describes it.
 
     Attributes:
-        size: bytes.
-        text: the content, of a small document.
-        key: the object that holds the content, of any other file; of one that was moved, where it was put before.
-        sha256: of that content.
+        size: Size in bytes.
+        text: Content of a small document.
+        key: Object that holds the content of any other file; for a moved file, its object before the move.
+        sha256: SHA-256 of the content.
     """
 
     size: int
@@ -52,14 +52,14 @@ class Entry:
     """One entry: a writing session begins, commits files all at once, or ends.
 
     Attributes:
-        sequence: its position in the log.
-        previous: hash of the entry before, "" for the first.
-        kind: begin, commit or end.
-        session: token of the session.
-        about: who begins: host, pid, since.
-        files: what the run's files hold from here on, by path.
-        removed: the paths where there is nothing from here on.
-        sha256: hash of the entry.
+        sequence: Position in the log.
+        previous: Hash of the previous entry, "" for the first.
+        kind: One of begin, commit, end.
+        session: Token of the session.
+        about: Facts about the beginning session: host, pid, since.
+        files: New content of the run's files, by path.
+        removed: Paths of removed files.
+        sha256: Hash of the entry.
     """
 
     sequence: int
@@ -162,7 +162,7 @@ def _parse_file(about: Mapping[str, Any], key: str) -> LoggedFile:
 
 
 def problem_of(file: LoggedFile, raw: bytes) -> str | None:
-    """Difference of bytes from those of a logged file."""
+    """Describe how bytes differ from a logged file; None if they do not."""
     if len(raw) != file.size:
         return f"holds {len(raw)} bytes, {file.size} were committed"
     return None if hashlib.sha256(raw).hexdigest() == file.sha256 else "its SHA-256 is not the committed one"

@@ -26,18 +26,18 @@ _OURS = ("writer.lock", "_quarantine", "_operator")
 
 
 class RemoteLog:
-    """The log under a URL, read as far as it was when `pull` was last called.
+    """The log under a URL, as of the last `pull`.
 
     Args:
-        root: the folder that caches the run.
-        url: where the run is.
-        beside: folder in which copies of entries are kept.
+        root: Folder that caches the run.
+        url: URL of the run.
+        beside: Folder for copies of entries.
 
     Attributes:
-        files: the run's files by path.
-        owner: the entry with which the newest session began; None when it has ended.
-        next: position of the next entry.
-        last_hash: hash of the newest entry.
+        files: The run's files by path.
+        owner: Entry with which the newest session began; None when it has ended.
+        next: Position of the next entry.
+        last_hash: Hash of the newest entry.
     """
 
     def __init__(self, root: Path, url: str, beside: Path) -> None:
@@ -53,11 +53,11 @@ class RemoteLog:
         return None if url is None else cls(root, url, log_folder(root))
 
     def pull(self) -> None:
-        """Learn what was committed since, and let the folder follow.
+        """Read the entries committed since the last call and update the folder.
 
         Raises:
             DamagedRun: an entry is not what was written.
-            StoreError: what is there is another run than the one cached.
+            StoreError: the URL holds another run than the cached one.
         """
         with self._locked():
             self._read_cached()
@@ -86,7 +86,7 @@ class RemoteLog:
         return True
 
     def fetch_all(self, paths: Iterable[str]) -> None:
-        """Bring those of some files into the folder that it lacks, many at once; raises as `fetch`."""
+        """Fetch the files among `paths` that the folder lacks, in parallel; raises as `fetch`."""
         wanted = ((path, file) for path in paths if (file := self.files.get(path)) and file.text is None)
         for group in in_groups((path, file) for path, file in wanted if not self.local_path(path).exists()):
             self._fetch(group)

@@ -41,18 +41,18 @@ class Deadlines:
 
     @classmethod
     def chosen(cls) -> "Deadlines":
-        """What $METALOOM_STORE_TIMEOUT (seconds) and $METALOOM_STORE_TRIES say.
+        """Read the deadlines from $METALOOM_STORE_TIMEOUT (seconds) and $METALOOM_STORE_TRIES.
 
         Raises:
-            StorageFailed: they are no such numbers.
+            StorageFailed: a value is not a valid number.
         """
         return cls(_chosen(TIMEOUT, cls.seconds), int(_chosen(TRIES, cls.tries, at_least=1)))
 
     def ask(self, url: str, request: Callable[[], Answer]) -> Answer:
-        """Make a request, and again while what it fails with may pass, with a warning each time.
+        """Make a request. Retry while the error may be temporary, with a warning each time.
 
         Raises:
-            Exception: what it failed with the last time.
+            Exception: the error of the last try.
         """
         pause = _FIRST_PAUSE_SECONDS
         for n in range(2, self.tries + 1):
@@ -67,7 +67,7 @@ class Deadlines:
         return request()
 
     def problem(self, error: Exception) -> str:
-        """What an error of a request means."""
+        """Describe the error of a request."""
         if type(error).__name__ in _SILENCE:
             return f"no answer for {self.seconds:g} s"
         if isinstance(error, TimeoutError):
@@ -124,11 +124,11 @@ class ObjectFolder:
         self.url = url
 
     def get_all(self, keys: Sequence[str], *, num_bytes: int | None = None) -> list[bytes | None]:
-        """The contents of objects, asked for at once; None for one that is not there.
+        """Fetch the contents of objects in parallel; None for a missing object.
 
         Args:
-            keys: of the objects.
-            num_bytes: how much it is together, or at most, where it is known: what is more may take longer.
+            keys: Keys of the objects.
+            num_bytes: Total size or its upper bound, if known. Larger requests may take longer.
         """
         with self._failures():
             paths = [self._path(key) for key in keys]
@@ -156,7 +156,7 @@ class ObjectFolder:
             return True
 
     def remove(self, keys: Sequence[str]) -> None:
-        """Take objects away, those that are there."""
+        """Remove objects. Missing ones are skipped."""
         with self._failures():
             if keys:
                 paths = [self._path(key) for key in keys]
@@ -179,7 +179,7 @@ class ObjectFolder:
             return [entry["name"].rstrip("/").rpartition("/")[2] for entry in entries if entry["type"] == "directory"]
 
     def _ask(self, num_bytes: int, request: Callable[[Any, dict[str, float]], Any]) -> Any:
-        # Back ends that are not asynchronous have no deadline to give; that of Amazon's protocol is.
+        # Back ends that are not asynchronous have no deadline to set; S3's is asynchronous.
         # A question about the bytes, an answer, and what they take.
         seconds = 2 * self._deadlines.seconds + num_bytes / _SLOWEST_BYTES_PER_SECOND
         limit = {"timeout": seconds} if self._fs.async_impl else {}
@@ -224,7 +224,7 @@ class ObjectFolder:
             raise
         except ImportError as error:
             raise self._failed(error, "Install what it names: pip install 'metaloom[s3]' for s3://") from error
-        # Each back end has errors of its own, and not all of them are OSErrors.
+        # Each back end raises its own errors, and not all of them are OSErrors.
         except Exception as error:
             advice = "What was committed is safe. Check bucket, network and credentials; then run the command again"
             raise self._failed(error, f"{advice}, or `metaloom resume` what was training") from error
@@ -249,8 +249,8 @@ def _pipe(fs: Any, objects: Mapping[str, bytes], limit: dict[str, float]) -> Non
 
 
 async def _pipe_together(fs: Any, objects: Mapping[str, bytes]) -> None:
-    # fsspec's own way leaves its requests running when the deadline has passed: they go on beside those that are made
-    # again, and nobody hears what becomes of them.
+    # fsspec's own timeout leaves its requests running after the deadline. They would compete with the retries, and
+    # their results would be lost.
     at_once = asyncio.Semaphore(_AT_ONCE)
 
     async def put(path: str, content: bytes) -> None:

@@ -46,7 +46,7 @@ class RemoteSession:
 
     @classmethod
     def begin(cls, log: RemoteLog, token: str, *, take_over: bool) -> "RemoteSession":
-        """Begin a session. The caller holds the lock of the cache folder, so no other one goes on from there.
+        """Begin a session. The caller holds the lock of the cache folder, so no other session can begin there.
 
         Raises:
             RunLocked: a session from elsewhere has not ended.
@@ -78,10 +78,11 @@ class RemoteSession:
         return session
 
     def commit(self, changed: Mapping[Path, Path | None]) -> None:
-        """Make the present state of some files of the folder that of the run, all at once.
+        """Commit the present state of some files of the folder to the run, all at once.
 
         Args:
-            changed: the files, with the name of the same content so far where it was only moved. Of that one the
+            changed: Files, each with the previous name of its content if it was only moved. The folder need not
+                hold a copy of a moved file.
                 folder need not have a copy.
 
         Raises:
@@ -138,7 +139,7 @@ class RemoteSession:
             self._put("end")
 
     def _known(self, name: str) -> list[str]:
-        """The files of the log, those that were given up included, that a path is about."""
+        """List the files of the log that a path concerns, including removed ones."""
         given_up = [path for path in self._given_up if path == name or path.startswith(f"{name}/")]
         return [*self._log.below(name), *given_up]
 

@@ -24,10 +24,10 @@ _SKELETON = {"_commits", "_sessions", "data.zarr", "writer.lock"}
 
 
 def check_new_run(path: str | Path) -> None:
-    """Say now what would keep `create_run` from making a run at a path; leaves nothing there.
+    """Raise the error that `create_run` would raise at a path, without creating anything.
 
     Raises:
-        InvalidRunName: the path cannot be told on one line.
+        InvalidRunName: the path cannot be printed on one line.
         RunExists: there is something at the path.
         StorageFailed: the system does not let us write there.
     """

@@ -34,13 +34,13 @@ class Writer:
     """Holder of a run's lock.
 
     Attributes:
-        host, pid: the process.
-        since: when its session began; UTC, ISO 8601.
-        token: identifies its session for ever.
-        process_started: when the process began, in clock ticks since its machine did; None where that is not known.
-        boot: identifies the time since the machine began, in which alone number and ticks mean something; "" where that
-            is not known.
-        listens: it looks for requests to stop, which those of earlier versions do not.
+        host, pid: Host and process id.
+        since: Start of its session; UTC, ISO 8601.
+        token: Identifies its session for ever.
+        process_started: Start of the process, in clock ticks since its machine booted; None if unknown.
+        boot: Identifies the boot within which pid and ticks are valid; "" if
+            unknown.
+        listens: True if it polls for requests to stop; writers of earlier versions do not.
     """
 
     host: str
@@ -76,7 +76,7 @@ class Writer:
     def is_alive(self) -> bool:
         """False if it is known to be gone: no such process here, or another one that has got its number since."""
         if not self.is_here:
-            return True  # nobody can tell from here
+            return True  # cannot be determined from here
         if self.boot and self.boot != (_boot() or self.boot):
             return False
         state, started = _process(self.pid)
@@ -92,10 +92,10 @@ def owner_document(token: str) -> dict[str, Any]:
 
 
 def current_writer(root: Path, remote: RemoteLog | None = None) -> Writer | None:
-    """Find the process that is writing a run, as far as its lock tells; None when there is none.
+    """Find the process that is writing a run, by its lock; None when there is none.
 
-    Looks without touching the lock, which a writer that starts at this moment must find free. A lock left behind by a
-    killed process of this host is told by the process being gone, a writer on another machine by the log of the run.
+    The lock is not acquired, because a writer that starts now must find it free. A stale lock of a killed
+    process of this host is recognized by the missing process; a writer on another machine by the log of the run.
     """
     try:
         owner = json.loads(read_file(root / LOCK_NAME, limit=_LARGEST))
@@ -218,7 +218,7 @@ class WriterLock:
 
 
 def acquire_lock(path: Path, token: str, *, take_over: bool) -> WriterLock:
-    """Lock a run for writing; taking over puts a new lock in place of one that a lost host still holds.
+    """Lock a run for writing. Taking over replaces a lock that a lost host still holds.
 
     Raises:
         RunLocked: another process holds it.

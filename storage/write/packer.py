@@ -39,7 +39,7 @@ from metaloom.storage.write.sessions import Session
 SIZE = 500
 """Iterations in a segment."""
 MARGIN = 100
-"""While a run is trained, so many of its newest iterations are not packed."""
+"""Number of newest iterations that stay unpacked during training."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -55,11 +55,11 @@ class Packer:
         self._given_up = False
 
     def pack(self, progress: Progress = unseen) -> list[range]:
-        """Pack all complete iterations but the newest; returns those of each new segment.
+        """Pack all complete iterations but the newest; returns the iterations of each new segment.
 
         Raises:
             StoreError: the run is of the first format.
-            DamagedRun: a file that is to be packed is not what was committed.
+            DamagedRun: a file to be packed is not what was committed.
             FencedOut: a later session has begun.
         """
         if self._format == FORMATS[0]:
@@ -78,7 +78,7 @@ class Packer:
         return packed
 
     def pack_old(self) -> None:
-        """Pack the oldest iterations if so many are complete that a segment and the margin are full."""
+        """Pack the oldest iterations once a full segment and the margin are complete."""
         if self._given_up or self._format == FORMATS[0]:
             return
         if len(self._digests.live_iterations()) < SIZE + MARGIN:
@@ -246,7 +246,7 @@ def _is_small(spec: ArraySpec) -> bool:
 
 
 def _join_markers(files: CommittedFiles, session: Session, segment: Segment) -> Mapping[StageRef, str]:
-    """Put what the markers of single iterations say into that of their segment; returns what is thinned of it."""
+    """Merge the markers of single iterations into the segment's marker; returns its thinned outputs."""
     live = [i for i in files.live_markers() if i in segment.iterations]
     thinned = {**files.packed_markers(segment), **{i: files.thinned(i) for i in live}}
     if live:

@@ -1,6 +1,6 @@
 """Writing sessions: publish files atomically, and only while no later session has begun.
 
-Everything a writer publishes is first written into its session's own folder and reaches its place by one system call
+Everything a writer publishes is first written into its session's own folder and reaches its path by one system call
 that names the file there: a rename for data, an exclusive link for records. Opening a run for writing renames the
 folders of all earlier sessions away. From then on the calls of an earlier writer, however late it wakes up, name a file
 that does not exist, and fail.
@@ -158,7 +158,7 @@ class Session:
         return self.root / FOLDER / str(SessionName(self.number, self.token))
 
     def describe(self, facts: Mapping[str, Any]) -> None:
-        """Write down who the session is, and facts about it beside those that it wrote down before."""
+        """Record who the session is, and add facts to those recorded before."""
         self._facts = {"started": utc(), **self._facts, **facts}
         about = {"schema": "metaloom/1", "token": self.token, "versions": versions(), **self._facts}
         self.replace(self.write_aside([(render(sealed(about)),)]), [self.folder / ABOUT])
@@ -189,7 +189,7 @@ class Session:
         return paths
 
     def replace(self, parts: Sequence[Path], targets: Sequence[Path]) -> None:
-        """Move written files to their places, over what an interrupted session may have left there."""
+        """Move written files to their targets, replacing files that an interrupted session left there."""
         try:
             for part, target in zip(parts, targets, strict=True):
                 os.replace(part, target)
@@ -215,9 +215,9 @@ class Session:
         self._note([target])
 
     def remove(self, paths: Iterable[Path]) -> None:
-        """Take files away, those that are there.
+        """Remove files. Missing ones are skipped.
 
-        What went may come back after a power cut until its folder is synced, or that of the session, as by `describe`.
+        A removed file may return after a power cut until its folder or the session's (as by `describe`) is synced.
         """
         for path in paths:
             part = self._next_part()
@@ -255,7 +255,7 @@ class Session:
         return part
 
     def place_folder(self, part: Path, target: Path) -> None:
-        """Move a written folder to its place, where there is nothing."""
+        """Move a written folder to its target, which must not exist."""
         try:
             os.rename(part, target)
         except FileNotFoundError as error:
@@ -265,7 +265,7 @@ class Session:
             self._note(path for path in target.rglob("*") if path.is_file())
 
     def link(self, paths: Mapping[Path, Path]) -> None:
-        """Give files another name each, through the session's folder; those that are not there are left out."""
+        """Give files a second name each, through the session's folder. Missing files are skipped."""
         for path, target in paths.items():
             part = self._next_part()
             try:
@@ -365,7 +365,7 @@ def _begin(root: Path, token: str, lock: WriterLock) -> int:
         number = _claim(root / FOLDER)
         own = root / FOLDER / str(SessionName(number, token))
         make_folder(own)
-        # Only those that are there by now may be closed: one that begins after this look is later than this session.
+        # Only sessions that exist by now may be closed: one that begins after this look is later than this session.
         names = os.listdir(root / FOLDER)
         latest = max(map(session_number, names))
         if latest == number and lock.is_held():
@@ -428,7 +428,7 @@ def _close_folder(folder: Path) -> None:
 
 
 def _discard(part: Path) -> None:
-    """Remove a part, which is a folder where one stood in place of a file."""
+    """Remove a part, which is a folder if one stood at the path of a file."""
     try:
         part.unlink(missing_ok=True)
     except (IsADirectoryError, PermissionError):

@@ -36,19 +36,19 @@ _GROUPS_PER_SLOT = 4
 
 
 class ClusterMap(KeepingMap):
-    """See the module.
+    """Map that computes on the workers that hold the batches.
 
     Args:
-        connection: to the workers' scheduler.
-        session: names this trainer's work among that of others.
-        settings: of the run, as JSON, by which workers build its learner.
-        learner: of the run.
-        here: maps what no worker holds.
-        slots: of workers.
-        places: of batches.
-        traffic: so far.
-        versions: of what decides numbers, which workers' have to equal.
-        arithmetic: of this process, likewise; "" where it is theirs.
+        connection: Connection to the workers' scheduler.
+        session: Distinguishes this trainer's work from others'.
+        settings: Settings of the run, as JSON, by which workers build its learner.
+        learner: Learner of the run.
+        here: Local map for everything that no worker holds.
+        slots: Slots of the workers.
+        places: Locations of batches.
+        traffic: Traffic so far.
+        versions: Versions that affect results and must be equal on the workers.
+        arithmetic: Machine code of this process's arithmetic, which must also be equal; "" if workers define it.
     """
 
     def __init__(
@@ -83,14 +83,14 @@ class ClusterMap(KeepingMap):
         return self._results(held, self._answers(work, held))
 
     def keep(self, work: Callable[[Any], T], items: Sequence[Any]) -> Sequence[T]:
-        """See KeepingMap; workers compute it when it is first asked for."""
+        """Keep lazily: workers compute it on first use."""
         if not items or not isinstance(items[0], Held):
             return list(self.here(work, items))
         made = self._add(items[0].made.tasks, (*items[0].made.makers, self._maker(work)))
         return cast(Sequence[T], [Held(made, item.chunk) for item in items])
 
     def keep_tasks(self, work: Callable[..., T], bounds: Sequence[slice], **batches: TaskBatches) -> Sequence[T]:
-        """See KeepingMap; workers compute it when it is first asked for."""
+        """Keep lazily: workers compute it on first use."""
         if not (slots := self._slots.chosen()):
             return list(self.here(lambda tasks: work(tasks, 0, **batches), bounds))
         made = self._add(self._held(bounds, slots, batches), (self._maker(partial(_of_chunk, work)),))
@@ -108,7 +108,7 @@ class ClusterMap(KeepingMap):
             answers = self._answers(partial(_of_batches, work), held, stays=True)
             joined = together([*self._results(held, answers)])
         except ArithmeticError:
-            # In one piece, so that what is told of it numbers tasks as they are.
+            # In one piece, so that errors number the tasks as they are.
             return work(self.here, **batches)
         pieces = [
             Piece(answered.future, ("results", n), bounds[number].start, bounds[number].stop)

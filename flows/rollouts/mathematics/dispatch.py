@@ -30,9 +30,9 @@ class HeldTasks:
     """Batches that workers hold, and chunks of their tasks.
 
     Attributes:
-        bounds: of the chunks.
-        batches: by name a sequence of batches, each in pieces.
-        slots: that compute the chunks; others where a worker is lost.
+        bounds: Bounds of the chunks.
+        batches: Sequences of batches by name, each batch in pieces.
+        slots: Slots that compute the chunks; replaced where a worker is lost.
     """
 
     bounds: Sequence[slice]
@@ -42,7 +42,7 @@ class HeldTasks:
 
 @dataclass(eq=False)
 class Made:
-    """What workers make of chunks and keep."""
+    """Values that workers make of chunks and keep."""
 
     tasks: HeldTasks
     makers: Sequence[Maker] = ()
@@ -50,7 +50,7 @@ class Made:
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """What was made of a chunk, on a worker."""
+    """Value made of one chunk, on a worker."""
 
     made: Made
     chunk: int
@@ -62,14 +62,14 @@ class Held:
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked of every item.
+    """Work to do on every item.
 
     Attributes:
-        name: for Dask's pages.
-        work: as bytes.
-        settings: of the run.
-        live: see Order.
-        stays: see Order.
+        name: Name on Dask's pages.
+        work: The work as bytes.
+        settings: Settings of the run.
+        live: As in Order.
+        stays: As in Order.
     """
 
     name: str
@@ -84,8 +84,8 @@ class Answered:
     """An order that a worker has, or has computed.
 
     Attributes:
-        numbers: of the items that it is about, in order.
-        future: of its Answer.
+        numbers: Indices of its items, in order.
+        future: Future of its Answer.
     """
 
     numbers: Sequence[int]
@@ -94,14 +94,14 @@ class Answered:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """Has workers compute orders.
+    """Dispatcher of orders to workers.
 
     Attributes:
-        connection: to their scheduler.
-        session: names this trainer's work among that of others.
-        versions: of what decides numbers, which workers' have to equal.
-        arithmetic: of this process, likewise; "" where it is theirs.
-        traffic: so far.
+        connection: Connection to their scheduler.
+        session: Distinguishes this trainer's work from others'.
+        versions: Versions that affect results and must be equal on the workers.
+        arithmetic: Machine code of this process's arithmetic, which must also be equal; "" if workers define it.
+        traffic: Traffic so far.
     """
 
     connection: Connection

@@ -1,7 +1,7 @@
-"""What a worker is asked to compute, and how it does: chunk by chunk, with what it has kept of earlier orders.
+"""Orders to workers and their execution, chunk by chunk, with values kept from earlier orders.
 
-What a worker keeps is no data of Dask's: curvatures hold graphs of derivatives, which cannot be sent. It is computed
-again, from batches that Dask keeps, by a worker that has it no more.
+Kept values are not Dask data: curvatures hold graphs of derivatives, which cannot be sent. A worker that has lost one
+computes it again from batches that Dask keeps.
 """
 
 import ctypes
@@ -37,12 +37,12 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 class Cut(NamedTuple):
-    """Some tasks of what an order comes with.
+    """Some tasks of a value that accompanies an order.
 
     Attributes:
-        value: its number among the values.
-        path: attributes and places that lead from the value to the batch.
-        start, stop: tasks of the batch.
+        value: Index among the values.
+        path: Attributes and indices that lead from the value to the batch.
+        start, stop: Range of tasks in the batch.
     """
 
     value: int
@@ -68,10 +68,10 @@ class ChunkOrder:
     """A chunk of tasks.
 
     Attributes:
-        first_task: of the chunk.
-        num_tasks: in it.
-        batches: by name a sequence of batches, each in cuts of consecutive tasks.
-        makers: works that make an item of the batches, and others of that; without any, the batches are the item.
+        first_task: First task of the chunk.
+        num_tasks: Number of tasks in it.
+        batches: Sequences of batches by name, each batch in cuts of consecutive tasks.
+        makers: Works that make an item from the batches, applied in turn; without any, the batches are the item.
     """
 
     first_task: int
@@ -82,17 +82,17 @@ class ChunkOrder:
 
 @dataclass(frozen=True)
 class Order:
-    """Chunks that a thread of a worker computes one after the other.
+    """Chunks that a worker thread computes in sequence.
 
     Attributes:
-        session: of the trainer.
-        live: tokens of which something may be asked again.
-        settings: number among the values of the run's settings, as JSON.
-        work: number among the values of the work, as bytes, that makes an answer of an item.
-        chunks: in order.
-        stays: the results are batches that later orders are about, rather than answers for the trainer.
-        versions: of what decides numbers, which the worker's have to equal.
-        arithmetic: of the trainer, likewise; "" where the worker was started from there.
+        session: Session of the trainer.
+        live: Tokens of kept values that may be needed again.
+        settings: Index among the values of the run's settings, as JSON.
+        work: Index among the values of the work, as bytes, that turns an item into an answer.
+        chunks: Chunks, in order.
+        stays: True if the results are batches for later orders, rather than answers for the trainer.
+        versions: Versions that affect results and must be equal on the worker.
+        arithmetic: Machine code of the trainer's arithmetic, which must also be equal; "" for a worker started by it.
     """
 
     session: str
@@ -107,11 +107,11 @@ class Order:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of an order.
+    """Result of an order.
 
     Attributes:
-        results: of its chunks, as far as they came; as bytes unless they stay.
-        fault: that ended them.
+        results: Results of its chunks, up to a fault; as bytes unless they stay.
+        fault: Fault that ended them.
     """
 
     results: tuple[Any, ...] | bytes
@@ -147,7 +147,7 @@ def compute(order: Order, values: Sequence[Any]) -> Answer:
     _kept.forget(order.session, order.live)
     results, fault = list[Any](), None
     items = _Items(order.session, settings, values)
-    # As in the trainer's threads: what is not finite is found, and told better.
+    # As in the trainer's threads: non-finite values are detected later, with a better message.
     with normal_numerics(), np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         work: Callable[[Any], Any] = loads(values[order.work], items.settings)
         try:
@@ -175,7 +175,7 @@ def _prepare_process() -> None:
     # More than one BLAS or torch thread would make bits depend on the machine and take the neighbours' cores.
     threadpool_limits(1)
     torch.set_num_threads(1)
-    # The C library is to keep what is freed, as it would by itself; Dask tells it to give all back at once. A
+    # Let the C library keep freed memory, as it does by default; Dask makes it return all at once. A
     # meta-gradient allocates its tensors over and over: with Dask's setting it takes twice the processor time.
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):  # glibc's
         mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)
@@ -231,7 +231,7 @@ def arithmetic() -> str:
 
 
 class _Kept:
-    """What the threads of this process keep for later orders. Whatever is forgotten is computed again when asked."""
+    """Values that the threads of this process keep for later orders. Forgotten values are recomputed on demand."""
 
     def __init__(self) -> None:
         self._values: dict[tuple[str, int, int], Any] = {}

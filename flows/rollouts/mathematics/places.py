@@ -1,4 +1,4 @@
-"""Which workers hold what of the batches that this process has as a whole."""
+"""Locations, on workers, of the batches that this process has as a whole."""
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -15,9 +15,9 @@ class Piece:
     """Consecutive tasks of a batch that workers hold.
 
     Attributes:
-        future: of a value that the piece is part of.
-        path: attributes and places that lead from the value to the piece.
-        start, stop: its tasks in the batch.
+        future: Future of a value that contains the piece.
+        path: Attributes and indices that lead from the value to the piece.
+        start, stop: Range of its tasks in the batch.
     """
 
     future: Future[Any]
@@ -27,10 +27,10 @@ class Piece:
 
 
 class Places:
-    """The pieces of batches, as long as these are the iteration's.
+    """Pieces of the current iteration's batches.
 
     Attributes:
-        wanted: tells of what is sampled whether workers are to keep it.
+        wanted: Returns True if workers should keep what is sampled with a spec.
     """
 
     def __init__(self) -> None:

@@ -76,7 +76,7 @@ def _parts(learner: Learner[Any, Any]) -> Mapping[str, object]:
 
 @lru_cache(maxsize=2)
 def config_of(settings: str) -> RunConfig:
-    """Return the configuration of settings as JSON; those of a run that this process works for are read once."""
+    """Return the configuration for settings as JSON. The settings of the current run are parsed once."""
     return build_config(json.loads(settings))
 
 

@@ -1,4 +1,4 @@
-"""Threads of workers: those that may compute, and which of them computes which chunk."""
+"""Threads of workers that may compute, and the assignment of chunks to them."""
 
 import logging
 import math
@@ -30,13 +30,13 @@ def slots_of(client: Client) -> list[Slot]:
 
 
 class Slots:
-    """The threads of a scheduler's workers, where these compute as this process does.
+    """The threads of a scheduler's workers, if their arithmetic equals this process's.
 
     Args:
-        connection: to the scheduler.
-        required: they compute in any case, rather than where they are worth it.
-        elsewhere: they may be on other machines.
-        num_chunks: that an update is computed in.
+        connection: Connection to the scheduler.
+        required: Use them in any case, rather than only if it is faster.
+        elsewhere: True if they may be on other machines.
+        num_chunks: Number of chunks of an update.
     """
 
     def __init__(self, connection: Connection, *, required: bool, elsewhere: bool, num_chunks: int) -> None:
@@ -45,10 +45,10 @@ class Slots:
         self._found: dict[str, str] = {}
 
     def chosen(self) -> Sequence[Slot]:
-        """Return the threads that are to compute now; none where this process is.
+        """Return the threads that should compute now; none if this process should.
 
         Raises:
-            WorkersError: they have to, and one does not compute as this process does.
+            WorkersError: they are required, and one does not compute as this process does.
         """
         slots = slots_of(self._connection.client)
         # Worker processes of our own have the cores that this process has anyway.
@@ -90,11 +90,11 @@ def most_slots(num_chunks: int) -> int:
 
 
 def assign(held: Sequence[Mapping[str, int]], slots: Sequence[Slot]) -> list[Slot]:
-    """Divide chunks evenly among no more slots than are worth it, each to a worker that holds much of it if it can.
+    """Divide chunks evenly among the useful number of slots, preferably to workers that hold much of their data.
 
     Args:
-        held: of every chunk how much of it workers hold, by their addresses.
-        slots: to choose from.
+        held: For every chunk, the amount that workers hold, by address.
+        slots: Candidate slots.
     """
     number = min(len(slots), most_slots(len(held)))
     most = -(-len(held) // number)
