@@ -97,8 +97,9 @@ def test_what_cannot_be_run_again_is_refused_with_what_there_is(failed, tmp_path
         ("run@0", "--quarantine", "--step", "1"): "it holds --stage collect_rollouts --step 0",
         ("run", "--quarantine"): "--quarantine is about one iteration",
         ("run@0", "--quarantine", "--materialise"): "found --materialise with --quarantine",
-        ("run@0", "--quarantine", "--retries", "1"): "found --retries with --quarantine",
-        ("run@0", "--pdb", "--stage", "adapt", "--step-timeout", "1"): "found --step-timeout with --pdb",
+        ("run@0", "--quarantine", "--workers", "1"): "found --workers with --quarantine",
+        ("run@0", "--quarantine", "--retries", "1"): "required --workers 1 or more",
+        ("run@0", "--pdb", "--stage", "adapt", "--workers", "1"): "found --workers with --pdb",
     }
     for arguments, words in cases.items():
         assert command(["replay", *arguments]) == 2, arguments
