@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_PLACES = {
+PLACES = {
     "Backend": "flows.rollouts.workers",
     "Run": "flows.opened",
     "RunConfig": "pipeline.config.run",
@@ -78,7 +78,7 @@ _PLACES = {
 def _names() -> dict[str, str]:
     from metaloom.flows.operations import operations
 
-    places = {name: f"{__name__}.{module}:{name}" for name, module in _PLACES.items()}
+    places = {name: f"{__name__}.{module}:{name}" for name, module in PLACES.items()}
     places |= {name: operation.run for name, operation in operations().items() if operation.run}
     return places | {"reference": f"{__name__}.flows.operations.reference"}
 

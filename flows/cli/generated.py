@@ -9,12 +9,12 @@ from inspect import BoundArguments, Signature, cleandoc, signature
 from inspect import Parameter as P
 from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin
 
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 
 from metaloom.flows.cli.options import AsJson
 from metaloom.flows.cli.output import answer
-from metaloom.flows.errors import FAILURE
-from metaloom.flows.operations import Operation, operations, resolve
+from metaloom.flows.errors import FAILURE, UsageError
+from metaloom.flows.operations import INSTALLED, Operation, operations, resolve
 from metaloom.flows.operations.options import InProcess
 from metaloom.flows.operations.signatures import is_backend, is_python_only, marks_of, parameters_of, text_type
 from metaloom.flows.rollouts.backend import Backend
@@ -63,7 +63,22 @@ def __getattr__(name: str) -> Callable[..., int]:
     operation = operations().get(name.removeprefix("command_"))
     if operation is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return make_command(operation)
+    if operation.group != INSTALLED:
+        return make_command(operation)
+    try:
+        command = make_command(operation)
+        App(default_command=command).assemble_argument_collection()
+    except (Exception, SystemExit) as problem:
+        return _refused(operation.broken(problem))
+    return command
+
+
+def _refused(reason: str) -> Callable[..., int]:
+    def command(*_: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> int:
+        raise UsageError(reason)
+
+    command.__doc__ = reason
+    return command
 
 
 def make_command(operation: Operation) -> Callable[..., int]:

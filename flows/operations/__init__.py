@@ -8,16 +8,19 @@ operations import numerics inside functions. tests/flows/test_startup.py holds t
 An installed package adds operations through the entry point group `metaloom.operations`.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
+from keyword import iskeyword
 from typing import Any
 
-from metaloom.flows.errors import UsageError
+import metaloom
 
 HERE = __name__
+log = logging.getLogger(__name__)
 
 
 def resolve(place: str) -> Any:
@@ -55,6 +58,13 @@ class Operation:
     def function(self) -> Callable[..., Any]:
         """The function that does the work."""
         return resolve(self.run)
+
+    def broken(self, problem: BaseException) -> str:
+        """Return who is at fault where an installed operation cannot be used."""
+        return (
+            f"the operation {self.name!r} of an installed package ({self.run}) cannot be used: "
+            f"{type(problem).__name__}: {problem}"
+        )
 
     def succeeded(self, result: Any) -> bool:
         """Return True if the exit code is 0."""
@@ -124,12 +134,22 @@ REFERENCE = (
 def operations() -> Mapping[str, Operation]:
     """Return all operations by name, in the order of `--help`.
 
-    Raises:
-        UsageError: A package adds an operation of a name that is taken.
+    An operation of a package whose name is taken or is no name is left out, with a warning: Metaloom's own must work
+    whatever is installed.
     """
     found = {operation.name: operation for operation in _BUILT_IN}
+    ours = {*found, *vars(metaloom), *metaloom.PLACES, "reference"}
     for point in sorted(entry_points(group="metaloom.operations"), key=lambda point: point.name):
-        if point.name in found:
-            raise UsageError(f"found two operations {point.name!r}; required another name for {point.value}")
-        found[point.name] = Operation(point.name, INSTALLED, point.value)
+        name = point.name
+        if name in ours or name in found or not name.isidentifier() or iskeyword(name):
+            package = point.dist.name if point.dist else "an installed package"
+            log.warning(
+                "%s: left out the operation %r (%s); required a name that Python functions can have and that is not "
+                "taken",
+                package,
+                name,
+                point.value,
+            )
+        else:
+            found[name] = Operation(name, INSTALLED, point.value)
     return found

@@ -16,7 +16,10 @@ from metaloom.flows.rollouts.backend import Backend
 
 def parameters_of(function: Callable[..., Any]) -> list[P]:
     """Return the parameters of an operation; for `**settings`, `overrides` stands where there is text alone."""
-    return [p for p in signature(function).parameters.values() if p.kind is not P.VAR_KEYWORD]
+    found = signature(function)
+    if any(isinstance(p.annotation, str) for p in found.parameters.values()):  # from __future__ import annotations
+        found = signature(function, eval_str=True)
+    return [p for p in found.parameters.values() if p.kind is not P.VAR_KEYWORD]
 
 
 def is_python_only(annotation: Any) -> bool:

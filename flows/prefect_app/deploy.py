@@ -30,18 +30,19 @@ def deploy(client: "SyncPrefectClient") -> Iterator[str]:
     from prefect.utilities.importtools import import_object
 
     yield from _make_pool(client)
-    added: list[dict[str, Any]] = [
-        {
-            "name": name,
-            "entrypoint": f"{__package__}.generated.flow_{name}",
-            "tags": ["metaloom"],
-            "work_pool": {"name": POOL},
-        }
-        for name, operation in operations().items()
-        if operation.group == INSTALLED
-    ]
-    for wanted in [*yaml.safe_load(FILE.read_text("utf-8"))["deployments"], *added]:
+    for wanted in yaml.safe_load(FILE.read_text("utf-8"))["deployments"]:
         yield from _deploy(client, wanted, import_object(wanted["entrypoint"]))
+    for name, operation in operations().items():
+        if operation.group != INSTALLED:
+            continue
+        entrypoint = f"{__package__}.generated.flow_{name}"
+        wanted = {"name": name, "entrypoint": entrypoint, "tags": ["metaloom"], "work_pool": {"name": POOL}}
+        try:
+            flow = import_object(entrypoint)
+        except (Exception, SystemExit) as problem:
+            yield operation.broken(problem)
+        else:
+            yield from _deploy(client, wanted, flow)
 
 
 def _make_pool(client: "SyncPrefectClient") -> Iterator[str]:

@@ -139,3 +139,48 @@ def test_an_installed_package_adds_a_command_from_one_file(tmp_path, copy_tiny_r
     assert f'"lengths": [\n    {lengths[0]},\n    {lengths[1]}\n  ]' in done.stdout
     assert (form, least, state) == (["run", "top"], 1, "Completed")
     assert "metaloom longest" in reference
+
+
+BROKEN = {
+    "raising": ("boom", 'raise RuntimeError("no such library")\n'),
+    "unbound": ("gone", "other = 1\n"),
+    "number": ("seven", "seven = 7\n"),
+    "unspoken": ("spoken", "def spoken(*, as_json: bool = False) -> None:\n    'Speak.'\n"),
+    "takes_train": ("train", "def train() -> None:\n    'Train.'\n"),
+    "takes_run": ("open_run", "def open_run() -> None:\n    'Open.'\n"),
+    "dashed": ("--help", "def show() -> None:\n    'Show.'\n"),
+    "quoted": (
+        "quoted",
+        "from __future__ import annotations\nfrom metaloom.flows.operations.options import Natural\n"
+        "def quoted(*, top: Natural = 3) -> int:\n    'Quote.'\n    return top\n",
+    ),
+}
+TRY_BROKEN = """
+import json
+import metaloom
+from metaloom.flows import cli
+
+commands = [["--help"], ["ls"], ["boom", "--x", "y"], ["quoted", "--top", "5", "--json"], ["quoted", "--top", "-1"]]
+print(json.dumps([[cli.run(tokens) for tokens in commands], metaloom.open_run.__module__]))
+"""
+
+
+def test_a_broken_operation_of_a_package_is_named_and_every_other_command_works(tmp_path):
+    for module, (name, text) in BROKEN.items():
+        (tmp_path / f"{module}.py").write_text(text)
+        installed = tmp_path / f"{module}-1.0.dist-info"
+        installed.mkdir()
+        (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+        (installed / "entry_points.txt").write_text(f"[metaloom.operations]\n{name} = {module}:{name}\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "METALOOM_RUNS": str(tmp_path / "runs")}
+    done = subprocess.run([sys.executable, "-c", TRY_BROKEN], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == [[0, 0, 2, 0, 2], "metaloom.flows.opened"]
+    shown = " ".join(done.stdout.split("- Installed -")[1].replace("|", "").split())
+    for name, problem in {"boom": "no such library", "gone": "AttributeError", "seven": "TypeError"}.items():
+        assert f"{name} the operation {name!r} of an installed package" in shown
+        assert problem in shown
+    assert "(unspoken:spoken) cannot be used" in shown
+    assert "(raising:boom) cannot be used: RuntimeError: no such library" in done.stderr
+    for module, name in (("takes_train", "train"), ("takes_run", "open_run"), ("dashed", "--help")):
+        assert f"{module}: left out the operation {name!r}" in done.stderr
