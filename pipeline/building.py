@@ -1,4 +1,4 @@
-"""Build what a configuration describes: an environment, the learner for it, and what is measured of it."""
+"""Build the parts of a configuration: an environment, the learner for it, and the measures of it."""
 
 from collections.abc import Callable
 from contextlib import closing

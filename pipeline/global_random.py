@@ -1,4 +1,4 @@
-"""Global random generators, which no stage may draw from: what they draw depends on all that drew before.
+"""Global random generators, which no stage may draw from: their draws depend on all earlier draws.
 
 Workers import this module: no torch, unless it has been imported already.
 """
@@ -77,9 +77,9 @@ class GlobalRandomWatch:
     def draw_of(
         self, work: Callable[[], T], stage: str, again: Callable[[], object] | None = None
     ) -> tuple[T, Draw | None]:
-        """Return what work gives, and what of it drew, if anything did.
+        """Return the result of the work, and the part of it that drew, if any.
 
-        Warns once per generator and stage where a state changed and nobody is found to have drawn.
+        Warns once per generator and stage where a state changed and no caller is found to have drawn.
 
         Args:
             work: Work to watch.

@@ -103,7 +103,7 @@ _shared = _Shared()
 
 
 def _set_normal(settings: list[_Setting]) -> list[Any]:
-    """Set what is not normal; returns what there was."""
+    """Set the deviating settings; return the previous ones."""
     before = [setting.get() for setting in settings]
     for setting, value in zip(settings, before, strict=True):
         if value not in setting.normal:

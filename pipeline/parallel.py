@@ -27,9 +27,9 @@ TaskBatches = Sequence[OfTasks | Array]
 
 
 class KeepingMap(ABC):
-    """A ParallelMap that computes on workers what it can.
+    """A ParallelMap that computes on workers where it can.
 
-    What it keeps stands for the result: it has the same length, and is an item of later calls.
+    A kept result represents the actual one: it has the same length, and is an item of later calls.
     """
 
     @abstractmethod

@@ -58,7 +58,7 @@ def files_of(paths: Iterable[str]) -> dict[str, Path]:
 
 
 def _written_in(path: str) -> tuple[str, Path | None]:
-    """Return the module and the file that module:Class is written in; None for what is not written in Python.
+    """Return the module and the file in which module:Class is defined; None for code that is not Python.
 
     Raises:
         ConfigError: the file is gone.

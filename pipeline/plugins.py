@@ -55,7 +55,7 @@ class Plugins:
         """Return module:Class of a name.
 
         Raises:
-            ConfigError: nothing has this name; the message says what does.
+            ConfigError: nothing has this name; the message lists the names.
         """
         if name in self.builtin:
             return self.builtin[name]
@@ -71,7 +71,7 @@ class Plugins:
         )
 
     def find(self, name: str, base: type[T]) -> type[T]:
-        """Import the class that a name stands for.
+        """Import the class of a name.
 
         Raises:
             ConfigError: there is none, or it is not a subclass of `base`; nothing of it has been called.
@@ -177,9 +177,9 @@ def path_of(found: Callable[..., object]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class ByName(Generic[S]):
-    """Marks a field whose value is settings of any class of a kind, which their `name` says.
+    """Marks a field whose value is settings of any class of a kind, selected by their `name`.
 
-    A bare name stands for the settings with their defaults.
+    A bare name selects the settings with their defaults.
 
     Attributes:
         plugins: Registry where names are looked up.

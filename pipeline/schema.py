@@ -1,4 +1,4 @@
-"""The pydantic bases of everything a user can configure, and the error that refuses what they wrote."""
+"""The pydantic bases of everything a user can configure, and the error for invalid input."""
 
 import difflib
 import inspect
@@ -24,7 +24,7 @@ MOST_REPEATS = 1_000_000
 
 
 class ConfigError(ValueError):
-    """A configuration was refused; the message names each field, what was found and what is allowed."""
+    """An invalid configuration; the message names each field, the value found and the allowed values."""
 
 
 def suggestion(found: str, names: Iterable[str]) -> str:
@@ -62,7 +62,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
     short_for: ClassVar[str] = ""
-    """Field that a bare string stands for, if any."""
+    """Field that a bare string sets, if any."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -74,7 +74,7 @@ class Settings(BaseModel):
             raise ValidationError.from_exception_data(error.title, lines) from None
 
     def decisive(self) -> dict[str, JsonValue]:
-        """Return the settings as JSON, without later fields that stand for what earlier versions did."""
+        """Return the settings as JSON, without later fields that keep earlier versions' behaviour."""
         dumped: dict[str, JsonValue] = self.model_dump(mode="json")
         for name, about in type(self).model_fields.items():
             value, extra = getattr(self, name), about.json_schema_extra

@@ -1,6 +1,6 @@
 """Every random stream of a run, derived from its position and from nothing else.
 
-A stream is named by what it is for and where it stands: (run seed, stream name, iteration, inner step, task, episode).
+A stream is named by its purpose and its position: (run seed, stream name, iteration, inner step, task, episode).
 No worker, attempt, order or clock enters, so a shard that is run twice, elsewhere or later draws the same values.
 """
 

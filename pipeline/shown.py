@@ -26,7 +26,7 @@ def error_text(error: BaseException) -> str:
 
 
 class Shown:
-    """A base of what shows itself as a title and a table. Dataclasses keep it with `repr=False`."""
+    """A base of classes with a title and a table as representation. Dataclasses keep it with `repr=False`."""
 
     def shown(self) -> tuple[str, Sequence[Row]]:
         """Return the title, and rows of equal length; here one for every array in a dataclass."""

@@ -211,7 +211,7 @@ EACH_EPISODE: Mapping[str, type[np.generic]] = {
 def fact_of_episodes(values: Array, lengths: Array) -> Array:
     """Reduce a fact [B, E, T] of steps to [B, E]: True if a flag was True in any step, or the last step's number.
 
-    A fact [B, E] of episodes is what it is.
+    A fact [B, E] of episodes is returned unchanged.
     """
     if values.ndim == 2:
         return values
@@ -299,7 +299,7 @@ class LearnerState(Shown):
     Attributes:
         params: Policy parameters by name, float32.
         optimizer: Moments and step counts of the optimizer by name.
-        extra: Whatever else an algorithm keeps: target networks, KL coefficients, counters, inner step sizes.
+        extra: All other arrays of an algorithm: target networks, KL coefficients, counters, inner step sizes.
     """
 
     params: Params
@@ -394,7 +394,7 @@ class Minibatches(Shown):
 class Evaluation(Shown):
     """Evaluation on B tasks: test episodes after 0 ... K adaptation steps, and the episodes that were adapted to.
 
-    No episode is in both: what a policy adapted to never judges it.
+    No episode is in both: test episodes are never ones that the policy adapted to.
 
     Attributes:
         task_params: [B, P] float64.

@@ -110,7 +110,7 @@ class Learner(ABC, Generic[Evidence, Experience]):
         return state
 
     def acting_params(self, state: LearnerState, num_tasks: int) -> TaskParams:
-        """Return what every task acts with before anything is known about it: the same parameters for all."""
+        """Return every task's parameters before adaptation: the same for all tasks."""
         return TaskParams.broadcast(state.params, num_tasks)
 
     def process(
@@ -180,7 +180,7 @@ class Learner(ABC, Generic[Evidence, Experience]):
 
 
 class RunSettings(Protocol):
-    """The settings of a run that an algorithm may look at to say what does not fit it."""
+    """Settings of a run that an algorithm checks for conflicts."""
 
     policy: PolicyConfig
     baseline: BaselineSettings
@@ -198,7 +198,7 @@ class RunSettings(Protocol):
 class AlgorithmSettings(PluginSettings):
     """The settings of an algorithm: data only, so that reading a configuration imports no torch.
 
-    A subclass says which graph its runs follow and which learner it builds.
+    A subclass names the graph of its runs and builds their learner.
     """
 
     graph: ClassVar[str]
@@ -209,7 +209,7 @@ class AlgorithmSettings(PluginSettings):
     actor: ClassVar[ActorKind] = "policy"
     """Kind of actor that uses the learned parameters."""
     sizes: ClassVar[tuple[str, ...]] = ()
-    """Settings that decide the shapes of what an iteration stores, besides the number of adaptation steps."""
+    """Settings that decide the shapes of an iteration's stored arrays, besides the number of adaptation steps."""
     decides_episodes: ClassVar[tuple[str, ...]] = ()
     """Settings that decide which episodes are collected, and nothing else."""
 
@@ -252,17 +252,17 @@ class AlgorithmSettings(PluginSettings):
 
     @property
     def evaluation_steps(self) -> int:
-        """Adaptation steps of an evaluation that does not say how many."""
+        """Default number of adaptation steps of an evaluation."""
         return self.adaptation_steps
 
     @property
     def evaluation_episodes(self) -> int | None:
-        """Episodes per task that each of them adapts to where an evaluation does not say; None: as in training."""
+        """Default episodes per task for each adaptation step of an evaluation; None: as in training."""
         return None
 
     @property
     def num_policies(self) -> int:
-        """Policies that are learned side by side and act in tasks in turn: one unless an algorithm says otherwise."""
+        """Number of policies that learn side by side and act in tasks in turn; one by default."""
         return 1
 
     def problems(self, run: RunSettings) -> Iterator[str]:

@@ -32,12 +32,12 @@ def choose_kernel(asked: KernelChoice, *, blockers: Iterable[str], fused: str) -
     """Return the learner's kernel: fused where the setting allows it and nothing blocks it.
 
     Args:
-        asked: Setting `algorithm.kernel`.
+        asked: Value of the setting `algorithm.kernel`.
         blockers: Features that the fused kernel does not support, each as "network is cnn".
         fused: Reason for the fused kernel where there are no blockers, such as "plain tanh network on the CPU".
 
     Raises:
-        ConfigError: the fused kernel was asked for and there are blockers.
+        ConfigError: the fused kernel was requested and there are blockers.
     """
     if asked == "torch":
         return Kernel("torch", "asked for")

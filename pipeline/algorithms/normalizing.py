@@ -70,7 +70,7 @@ class NormalizingLearner(Learner[Step, Sequence[Step]]):
         return _with_statistics(found, self._statistics(state))
 
     def acting_params(self, state: LearnerState, num_tasks: int) -> TaskParams:
-        """Return what tasks act with, and the normalization of what they see; see Learner."""
+        """Return the tasks' parameters with the normalization of their inputs; see Learner."""
         params = self.inner.acting_params(_inner(state), num_tasks)
         return TaskParams(params.params | TaskParams.broadcast(self._normalization(state), num_tasks).params)
 

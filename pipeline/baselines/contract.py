@@ -1,4 +1,4 @@
-"""The contract of baselines: what the processing of samples asks of them."""
+"""The contract of baselines with the processing of samples."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Baseline(Protocol):
 
 
 def by_task(fit: Fit, observations: Array, targets: Array, mask: Array, parallel: ParallelMap) -> Array:
-    """Return the predictions, or the parameters, of a baseline that looks at one task at a time."""
+    """Compute the predictions, or the parameters, of a baseline that fits one task at a time."""
 
     def work(b: int) -> Array:
         try:

@@ -23,7 +23,7 @@ from metaloom.pipeline.types import Array, ParallelMap, Params
 TASKS_PER_CHUNK = 4
 EPSILON = 1e-8
 PREFIX = "value"
-"""Of the names of the parameters."""
+"""Prefix of the parameter names."""
 
 
 @dataclass(frozen=True)

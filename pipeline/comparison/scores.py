@@ -1,4 +1,4 @@
-"""Scores of a group of runs, in which every run counts the same whatever it was tested on, and measures of them.
+"""Scores of a group of runs, in which every run counts the same whatever its tests were, and measures of them.
 
 Each measure takes weights [..., R] of the runs, adding up to 1, instead of groups in which runs appear more than once:
 a resample is a row of weights, and a thousand of them cost one sort.

@@ -88,7 +88,7 @@ def _path(location: Sequence[int | str], given: Any) -> Iterator[str]:
 
 
 def conversions(given: Any, kept: Any, *path: str) -> Iterator[str]:
-    """Find where pydantic converted what was given: true to 1, "5" to 5. Only integers stand for floats."""
+    """Find where pydantic converted a given value: true to 1, "5" to 5. Only integers may become floats."""
     if isinstance(given, Mapping) and isinstance(kept, Mapping):
         for name in given.keys() & kept.keys():
             yield from conversions(given[name], kept[name], *path, name)

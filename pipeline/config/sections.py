@@ -1,4 +1,4 @@
-"""Sections of RunConfig that say what a run keeps and what it starts from."""
+"""Sections of RunConfig on the storage of a run and its start."""
 
 from typing import Any, Literal
 
@@ -35,7 +35,7 @@ class EvaluationConfig(Settings):
     """Only for policies with a memory: how they act in the episodes they remember. null or as-tested: as in test
     episodes, so that the returns after 0 ... K episodes are the returns of one trial; drawn: they always explore."""
     seed: int = Field(default=0, ge=0, lt=2**63)
-    """Decides which tasks and episodes are drawn, independently of all that training draws."""
+    """Seed of the drawn tasks and episodes, independent of all random draws of training."""
 
     @model_validator(mode="after")
     def _tasks_are_a_table(self) -> "EvaluationConfig":
@@ -76,9 +76,9 @@ class WarmStart(Settings):
     run: str = Field(min_length=1)
     """The run's folder, or its name."""
     updates: int | None = Field(default=None, ge=0)
-    """Number of updates that the learner has had; by default all that there are when the run starts, recorded then."""
+    """Number of updates of the learner; by default, all that exist when the run starts, recorded then."""
     digest: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
-    """Of the output that holds the learner; recorded when the run starts, and checked whenever it is read again."""
+    """Digest of the output that holds the learner; recorded when the run starts, and checked at every read."""
 
     @model_validator(mode="before")
     @classmethod

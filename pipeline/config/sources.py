@@ -1,4 +1,4 @@
-"""The files of what a run's settings name and Metaloom does not bring, by digest."""
+"""Files of the plug-ins that a run's settings name, by digest."""
 
 from collections.abc import Iterator, Mapping
 

@@ -32,7 +32,7 @@ class StoppingConfig(Settings):
     at_least: float | None = later(None)
     """The metric's value from which on it is enough."""
     at_most: float | None = later(None)
-    """The metric's value down to which it is not enough yet: for a distance, say."""
+    """Value of the metric above which training continues: for a distance, for example."""
     combine: Literal["any", "all"] = "any"
     """any: one criterion is enough; all: they have to be met at once."""
 

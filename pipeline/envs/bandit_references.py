@@ -1,4 +1,4 @@
-"""Computed references for Bernoulli bandits: what known strategies earn, to be drawn beside what is learned.
+"""Computed references for Bernoulli bandits: returns of known strategies, to be drawn beside learned ones.
 
 A strategy sees counts alone: how often every arm was pulled and how often it paid. Probabilities are U(0, 1), so after
 s payouts in n pulls an arm's posterior is Beta(1 + s, 1 + n - s).

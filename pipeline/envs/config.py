@@ -13,7 +13,7 @@ from metaloom.pipeline.plugins import import_module
 from metaloom.pipeline.schema import ConfigError, Settings, later
 
 DISCRETE = ("bernoulli-bandit", "hidden-goal-grid", "tabular-mdp")
-"""Built-in environments whose actions are discrete, so that they have no scale unless one is asked for."""
+"""Built-in environments whose actions are discrete, so that they have no scale unless one is set."""
 
 
 class InfoFact(Settings):
@@ -102,7 +102,7 @@ class EnvConfig(Settings):
 
     @property
     def left_open(self) -> set[str]:
-        """Names of settings that nobody gave and whose defaults are others for an environment that is built in."""
+        """Names of settings that are not set and whose defaults differ for a built-in environment."""
         return self.before().keys() - self.model_fields_set
 
     def as_in(self, stored: Mapping[str, Any]) -> "EnvConfig":
@@ -182,7 +182,7 @@ def gymnasium_limit(name: str) -> int | None:
     except ConfigError:
         if is_gymnasium_id(name):
             raise
-        return None  # whoever makes the environment says why
+        return None  # building the environment reports the reason
     import gymnasium  # as above
 
     return None if known is None else gymnasium.registry[known].max_episode_steps

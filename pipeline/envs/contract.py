@@ -14,7 +14,7 @@ from metaloom.pipeline.types import Array, EpisodeBatch
 
 
 class EnvError(ValueError):
-    """An environment cannot be built or used as asked; the message says what was found and what is required."""
+    """An environment that cannot be built or used as configured; the message names the value and the requirement."""
 
 
 def require_count(env: gymnasium.Env[Any, Any], option: str, value: object, *, least: int) -> None:
@@ -195,13 +195,13 @@ class MetaEnv(gymnasium.Env[Array, Array]):
     def diagnostics(self, episodes: EpisodeBatch) -> Mapping[str, float]:
         """Return values by name that describe a rollout batch, such as the robot's mean speed; none by default.
 
-        With env.diagnostics they are metrics of the run, `step_k.NAME`. They may depend on what is stored alone.
+        With env.diagnostics they are metrics of the run, `step_k.NAME`. They may depend on stored data alone.
         """
         return {}
 
     @property
     def has_diagnostics(self) -> bool:
-        """True where `diagnostics` gives anything."""
+        """True where `diagnostics` returns values."""
         return type(self).diagnostics is not MetaEnv.diagnostics
 
     def batch(self, num_rows: int, num_threads: int) -> BatchEnv | None:

@@ -54,7 +54,7 @@ def as_integers(values: Array, dtype: np.dtype[Any]) -> Array:
     """Return observations in the integer type of their space.
 
     Raises:
-        EnvError: one of them is no such integer.
+        EnvError: one of them is not such an integer.
     """
     if values.dtype == dtype:
         return values
@@ -172,7 +172,7 @@ _TAKEN = ("return", "discounted_return", "length")
 
 
 def declared_facts(env: gymnasium.Env[Any, Any]) -> tuple[Fact, ...]:
-    """Return what an environment, or the outermost wrapper that says so, declares; nothing where it does not.
+    """Return the declarations of an environment, or of the outermost wrapper with any; nothing where there are none.
 
     Raises:
         EnvError: a declaration has no such form, or a name occurs twice or is taken.
@@ -269,7 +269,7 @@ def _value(answer: Any, fact: Fact) -> float:
                 return math.nan
             raise EnvError(f"found nan as {what}; required {_wanted(fact)}")
         return number_of(answer, what)
-    # Many environments say success as 0.0 and 1.0.
+    # Many environments report success as 0.0 and 1.0.
     value = np.asarray(answer)
     if value.ndim or value.dtype.kind not in "biuf" or value not in (0, 1):
         raise EnvError(f"found {shown(answer)} as {what}; required True or False, or 1 or 0")

@@ -15,11 +15,11 @@ from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.types import Array
 
 _MOST_NAMES = 1000
-"""Components that get a name each; of images in a Dict nobody reads names."""
+"""Maximum number of components that get a name each; names of image pixels in a Dict are of no use."""
 
 
 class FlatObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """An env whose observations are one vector: unit vectors of what is discrete, the parts of a Dict in its order.
+    """An env whose observations are one vector: unit vectors for discrete parts, the parts of a Dict in its order.
 
     Raises:
         EnvError: there is a part that cannot be flattened.

@@ -89,7 +89,7 @@ def strategy_return(trials: GridTrials, target: Target) -> float:
 
 
 def bayes_optimal_return(trials: GridTrials) -> float:
-    """Return what the best of all strategies earns in a trial, in the mean over goals.
+    """Return the best strategy's mean return of a trial over goals.
 
     The belief is which cells were visited without success, so the best search is a shortest way over (step, cell, cells
     left), where a step is as long as goals are left. A* finds it: a goal that is left takes at least as many steps as

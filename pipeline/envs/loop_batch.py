@@ -35,7 +35,7 @@ class LoopBatch:
     Args:
         make: Function that makes a copy.
         num_rows: N.
-        watch_row: Called with a row before its environment is.
+        watch_row: Function that is called with a row before its environment is.
         dtype: Dtype of observations, if they are kept as integers.
     """
 
@@ -146,7 +146,7 @@ class LoopBatch:
 
 
 class _Asked:
-    """Turns what a block raises into a RowFault."""
+    """Turns errors in a block into a RowFault."""
 
     def __init__(self, name: str) -> None:
         self.name, self.row, self.call = name, 0, ""

@@ -1,4 +1,4 @@
-"""Computed references for tabular MDPs: what known strategies earn, to be drawn beside what is learned.
+"""Computed references for tabular MDPs: returns of known strategies, to be drawn beside learned ones.
 
 A strategy knows the prior: mean rewards N(1, 1) seen through noise N(0, 1), next states Dirichlet(1, ..., 1). So after
 n visits of a state and action with rewards r the mean reward is N((1 + Σ r) / (1 + n), 1 / (1 + n)), and the next state
@@ -108,7 +108,7 @@ REFERENCES: Mapping[str, Strategy] = {
 def earned(
     strategy: Strategy, tables: Tables, *, episodes: int, horizon: int, rng: np.random.Generator, replan: bool = False
 ) -> Array:
-    """Return what a strategy earns in N processes: [N, episodes] sums of rewards.
+    """Return the sums of rewards of a strategy in N processes, [N, episodes].
 
     Args:
         strategy: Strategy to evaluate.

@@ -1,4 +1,4 @@
-"""Names and units of what a robot of MuJoCo's shows and takes, read off its model."""
+"""Names and units of the observations and actions of a MuJoCo robot, read from its model."""
 # pyright: reportAttributeAccessIssue=false
 # MuJoCo's compiled modules have no type stubs.
 
@@ -65,7 +65,7 @@ def observed_components(
     observe: Callable[[Array, Array, Mapping[str, Array]], Array],
     derived: Mapping[str, Array],
 ) -> tuple[Component, ...] | None:
-    """Name an observation's entries, None if some are no entry of qpos, qvel or `derived`.
+    """Name an observation's entries; None if some are not entries of qpos, qvel or `derived`.
 
     Args:
         model: Model of the robot.

@@ -20,7 +20,7 @@ class ModelArray:
 
     Attributes:
         name: Name in MjModel.
-        base: Multipliers are base^U(-3, 3).
+        base: Base of the multipliers, base^U(-3, 3).
         quantity: Name of the quantity in a task field.
         owner: Kind of object that a row belongs to.
         parts: Names of the entries of a row; a single unnamed one for a scalar.

@@ -83,7 +83,7 @@ def require_env(name: str) -> str:
         module:Class, or the id under which gymnasium knows it, whose module has been imported.
 
     Raises:
-        EnvError: saying what is known.
+        EnvError: lists the known names.
     """
     try:
         return (None if name in ENVS else registered_id(name)) or PLUGINS.path(name)

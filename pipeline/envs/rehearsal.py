@@ -1,4 +1,4 @@
-"""The rehearsal of an environment: does an episode depend on what its copy, or another one, played before?
+"""The rehearsal of an environment: checks that no episode depends on episodes that its copy, or another one, played.
 
 Runs as a separate program: an environment may end or hang its process, and its effects must not reach others.
 """
@@ -80,7 +80,7 @@ class Rehearsal:
         self.making, self.playing = list[float](), list[float]()
 
     def alone(self, n: int, *, task: int | None = None, seed: int | None = None) -> list[Answer]:
-        """Play episode n on a new copy, with the task or the seed of another one if asked."""
+        """Play episode n on a new copy, with the task or the seed of another one on request."""
         began = time.perf_counter()
         batch = make_batch_env(self.config, 1)
         self.making.append(time.perf_counter() - began)
@@ -92,7 +92,7 @@ class Rehearsal:
     def play(
         self, batch: BatchEnv, episodes: Sequence[int], *, task: int | None = None, seed: int | None = None
     ) -> list[list[Answer]]:
-        """Play episodes side by side, a single one with the task or the seed of another if asked."""
+        """Play episodes side by side, a single one with the task or the seed of another on request."""
         if self.timeout_seconds is not None:
             faulthandler.dump_traceback_later(self.timeout_seconds, exit=True)
         rngs = [np.random.default_rng(n) for n in episodes]
@@ -273,7 +273,7 @@ def _first_step_problem(config: EnvConfig) -> str:
 
 
 def main(steps: int, thorough: bool, timeout_seconds: float) -> dict[str, Any]:
-    """Return what is found of the environment whose settings are on standard input.
+    """Return the findings about the environment whose settings are on standard input.
 
     Args:
         steps: Steps of an episode; 0 to report only the kind of actions.

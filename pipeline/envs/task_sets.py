@@ -27,7 +27,7 @@ def draw_on_disk(num_tasks: int, rng: np.random.Generator, *, radius: float) -> 
 
 
 TASK_SET_SEED = 1337
-"""Of the sets' own generator: they are the same in every run, whatever its seed."""
+"""Seed of the sets' separate generator: they are the same in every run, whatever its seed."""
 
 
 class FixedTasks(MetaEnv):

@@ -114,7 +114,7 @@ _NO_BOUND = 1e30
 
 
 class Wrapped(MetaEnv):
-    """A MetaEnv around another environment, of which it keeps what it does not change."""
+    """A MetaEnv around another environment, with all that it does not override."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         self.env: Any = env
@@ -268,7 +268,7 @@ class SingleTask(Wrapped):
             from metaloom.pipeline.envs.mujoco_components import gymnasium_components
 
             observation, action = gymnasium_components(robot)
-            # A wrapper that changes what is seen or taken declares None.
+            # A wrapper that changes observations or actions declares None.
             if not env.has_wrapper_attr("observation_components"):
                 self.observation_components = observation
             if not env.has_wrapper_attr("action_components"):
@@ -326,7 +326,7 @@ def observe_places(env: gymnasium.Env[Any, Any], places: Sequence[int]) -> gymna
 
 
 def declared_components(env: gymnasium.Env[Any, Any], name: str) -> Sequence[tuple[str, str]] | None:
-    """Return what an environment, or the outermost wrapper that says so, declares of its components."""
+    """Return the declared components of an environment, or of the outermost wrapper that declares any."""
     return env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None
 
 

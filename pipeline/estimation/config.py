@@ -1,4 +1,4 @@
-"""Settings of how rewards become what an algorithm learns from, as plain data."""
+"""Settings of the processing of rewards, as plain data."""
 
 from collections.abc import Iterator, Sequence
 from typing import Literal
@@ -13,7 +13,7 @@ _DICE_OPTIONS = {"return_baseline": None, "dice_norm": "real"}
 
 
 class ProcessingConfig(Settings):
-    """Processing of rewards into what an algorithm learns from."""
+    """Processing of rewards into the quantities that an algorithm learns from."""
 
     name: Literal["advantages", "dice"] = "advantages"
     """dice adds adjusted rewards, which the DiCE losses are made of. A run's algorithm decides; leave it out."""

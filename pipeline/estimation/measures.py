@@ -39,7 +39,7 @@ class Measures:
         """Find functions by name, and take an environment's diagnostics.
 
         Raises:
-            ConfigError: a name stands for no such function; nothing of it has been called.
+            ConfigError: a name belongs to no such function; none of its code has been called.
         """
         found = {name: _find(name) for name in names}
         of_episodes = {name: function for name, (of, function) in found.items() if of is EpisodeBatch}

@@ -66,7 +66,7 @@ class RunningStatistics:
 
     @property
     def std(self) -> Array:
-        """Divisor of what is normalized, float32."""
+        """Divisor of the normalization, float32."""
         return np.asarray(np.sqrt(self.variance + EPSILON), np.float32)
 
 
@@ -89,11 +89,11 @@ def merged_returns(statistics: RunningStatistics, rounds: Iterable[EpisodeBatch]
 
 @dataclass(frozen=True)
 class Normalization:
-    """Normalization of an iteration, for B tasks. What is not normalized has None.
+    """Normalization of an iteration, for B tasks. A quantity without normalization is None.
 
     Attributes:
         mean: [B, O] float32, subtracted from observations.
-        std: [B, O] float32, divides what is left.
+        std: [B, O] float32, divisor after the mean is subtracted.
         reward_std: [B] float32, divides rewards.
     """
 

@@ -48,8 +48,8 @@ def bootstrap(
 ) -> Interval:
     """Return a statistic of the tasks' mean returns, with its percentile bootstrap interval.
 
-    What is resampled is what was drawn: the tasks, and for each of them its episodes. A single episode says nothing
-    about how others would differ from it: the ends are NaN.
+    The drawn objects are resampled: the tasks, and for each of them its episodes. A single episode gives no estimate
+    of how others would differ from it: the ends are NaN.
 
     Args:
         returns: [B, M], of M episodes of each of B tasks.
@@ -151,7 +151,7 @@ def first_to_finish(lengths: Array, success: Array) -> float:
         success: [n, M] bool.
 
     Raises:
-        ValueError: M is less than COUNTED_EPISODES, so that it may depend on episodes that there are not.
+        ValueError: M is less than COUNTED_EPISODES, so the rate may depend on missing episodes.
     """
     if lengths.shape[1] < COUNTED_EPISODES:
         raise ValueError(f"found {lengths.shape[1]} episodes of an environment; required {COUNTED_EPISODES} or more")

@@ -24,7 +24,7 @@ class Trials:
         actions: [N, L, A] float32 or [N, L] int64.
         taken: [N, L, A], the same in float32, one-hot where actions are discrete.
         rewards: [N, L], zero on padding.
-        behavior: name -> [N, L, ...], what the acting distribution was.
+        behavior: name -> [N, L, ...], parameters of the acting distribution.
     """
 
     def __init__(self, episodes: EpisodeBatch, episodes_per_trial: int, num_actions: int) -> None:

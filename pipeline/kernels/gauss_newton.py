@@ -55,7 +55,7 @@ def fused_gauss_newton_product(at: MetaPoint) -> Product:
 
 
 class ChunkCurvature:
-    """J_iᵀ F_i J_i of a chunk's tasks, with all that does not depend on the vector computed once."""
+    """J_iᵀ F_i J_i of a chunk's tasks, with everything that does not depend on the vector computed once."""
 
     def __init__(self, problem: MetaProblem, params: Mapping[str, Array], names: Sequence[str], chunk: Chunk) -> None:
         # The rule that chose this kernel has seen to it.

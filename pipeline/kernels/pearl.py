@@ -85,7 +85,7 @@ class PEARLKernel(GradientSteps[Noise]):
 
     @property
     def gradients(self) -> dict[str, Array]:
-        """Of the last step by network, as vectors."""
+        """Gradients of the last step by network, as vectors."""
         return {name: self.params[name].gradient for name in TRAINED}
 
     def _over_parts(self, gradients: Callable[[Part], Metrics]) -> Metrics:

@@ -228,7 +228,7 @@ class Part:
 
 
 def context_features(settings: PEARL, context: Transitions, tasks: slice) -> Sequence[Array]:
-    """Return the columns of what the encoder sees of the context of some tasks: [rows, ...] each."""
+    """Return the encoder's inputs from the context of some tasks as columns: [rows, ...] each."""
     features = [context.observations, context.actions, context.rewards[..., None]]
     if settings.use_next_obs_in_context:
         features.append(context.next_observations)

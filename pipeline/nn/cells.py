@@ -57,7 +57,7 @@ class CellSpec:
 
 
 class AttentionOptions(Settings):
-    """Options of linear-attention: the sizes of what it writes, and how it reads."""
+    """Options of linear-attention: sizes of its memory, and its reading."""
 
     key_size: int = Field(default=16, ge=1)
     """Places of the memory, K."""

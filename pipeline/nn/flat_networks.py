@@ -109,7 +109,7 @@ class FlatDescent:
 
     @property
     def gradient(self) -> Array:
-        """Of the last loss, [D]."""
+        """Gradient of the last loss, [D]."""
         return self.flat.gradient
 
     @property
@@ -130,7 +130,7 @@ class FlatNetwork:
         """Build a network on views of `flat`.
 
         Args:
-            flat: Holds `layer.kernel` and `layer.bias` of every layer.
+            flat: Parameters with `layer.kernel` and `layer.bias` of every layer.
             layers: Names, from the inputs to the outputs.
             activation: Activation after each hidden layer.
             fold_bias: Append a column of ones to the inputs of every layer, so that one matrix product adds the bias

@@ -22,7 +22,7 @@ class FlatTensors:
     Attributes:
         params: Parameters by name, leaves of autograd that share the memory of `vector`.
         vector: [D], all parameters in the order of the mapping.
-        gradient: [D], to which autograd adds; zero for what is not learned.
+        gradient: [D], to which autograd adds; zero for parameters that are not learned.
         learned: [D] bool.
     """
 
@@ -102,7 +102,7 @@ class Descent:
 
     @property
     def gradient(self) -> Array:
-        """Of the last loss, [D]."""
+        """Gradient of the last loss, [D]."""
         return self.flat.gradient.cpu().numpy()
 
     @property

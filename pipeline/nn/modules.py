@@ -41,7 +41,7 @@ def require_function(
         module: Module to call.
         name: Name for messages.
         inputs: Inputs of four rows each.
-        check: Refuses outputs of other shapes.
+        check: Function that rejects outputs of other shapes.
 
     Raises:
         ConfigError: states what the module does instead.
@@ -77,7 +77,7 @@ def require_learnable(module: nn.Module, name: str) -> None:
 
 
 def require_room_for(construct: Callable[[], nn.Module]) -> None:
-    """Reject a module that is too large, by what it would be: made on torch's meta device, it takes no memory."""
+    """Reject a module that is too large, measured on torch's meta device, where it takes no memory."""
     try:
         with torch.device("meta"):
             module = construct()
@@ -213,7 +213,7 @@ def _checked(factory: Any, name: str, shape: tuple[int, ...], output_size: int, 
     """Construct the module, with the same buffers in any process, and check it.
 
     Raises:
-        ConfigError: it cannot be constructed, or is no function of its parameters and single inputs.
+        ConfigError: it cannot be constructed, or is not a function of its parameters and single inputs.
     """
     require_room_for(lambda: _construct(factory, shape, output_size, json.loads(options), seed=0))
     arguments = ", ".join([str(shape), str(output_size), *(f"{k}={v!r}" for k, v in json.loads(options).items())])

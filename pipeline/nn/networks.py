@@ -170,7 +170,7 @@ class ResidualMLP(MLP):
 
 
 class CNN(MLP):
-    """Convolutions of an image, and a multilayer perceptron on all that they give. See Network."""
+    """Convolutions of an image, and a multilayer perceptron on their outputs. See Network."""
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         """Return the outputs; see Network."""

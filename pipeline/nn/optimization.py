@@ -62,7 +62,7 @@ LrSchedule = Annotated[
     Discriminator(lambda value: "built_in" if isinstance(value, str) else "torch"),
     BeforeValidator(_from_bare_name),
 ]
-"""Schedule of step sizes; the bare name of a scheduler of torch stands for it with its default options."""
+"""Schedule of step sizes; the bare name of a scheduler of torch selects it with its default options."""
 
 
 class LearningRate(Settings):

@@ -201,7 +201,7 @@ Value = TypeVar("Value")
 
 
 class Trial(NamedTuple, Generic[Value]):
-    """Parameters that the line search tried, and what was found there; None where something was not finite."""
+    """Parameters that the line search tried, and their evaluation; None where something was not finite."""
 
     params: Params
     value: Value | None

@@ -173,7 +173,7 @@ class ModuleCell:
         self._module = self._construct(0)
         self._copies = ModuleCopies(self._module)
         self.state_size, self.feature_size = (self._size(name) for name in ("state_size", "feature_size"))
-        # Refuse a module that is no function of its parameters, inputs and states, row by row.
+        # Reject a module that is not a function of its parameters, inputs and states, row by row.
         require_learnable(self._module, spec.name)
         with seeded(0):
             inputs = [torch.rand(4, size) for size in (spec.input_size, self.state_size)]
@@ -239,7 +239,7 @@ def build_cell(spec: CellSpec) -> Cell:
     """Build the network with a memory that a spec describes.
 
     Raises:
-        ConfigError: there is no such network, or it does not keep to the contract of Cell.
+        ConfigError: there is no such network, or it violates the contract of Cell.
     """
     built_in: dict[str, Callable[[CellSpec], Cell]] = {
         GRU_NAME: GRU,

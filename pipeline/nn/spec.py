@@ -105,7 +105,7 @@ class NetworkSpec:
 
     @property
     def is_plain(self) -> bool:
-        """True of multilayer perceptrons that kernels know: tanh or relu, and a linear last layer."""
+        """True for multilayer perceptrons that kernels support: tanh or relu, and a linear last layer."""
         return (
             self.name == MLP
             and self.activation in ("tanh", "relu")
@@ -225,7 +225,7 @@ def convolutions(spec: NetworkSpec) -> Convolutions:
     """Lay out the convolutions of a cnn.
 
     Raises:
-        ConfigError: observations are no images, or too small for its options.
+        ConfigError: observations are not images, or too small for its options.
     """
     try:
         options = ConvolutionOptions.model_validate(dict(spec.options))
@@ -258,7 +258,7 @@ def convolutions(spec: NetworkSpec) -> Convolutions:
 
 
 def _fitting_options(shape: tuple[int, ...]) -> str:
-    """Return options, as YAML, with which a cnn takes images of a shape; "" where those by default are enough."""
+    """Return options, as YAML, with which a cnn takes images of a shape; "" where the defaults suffice."""
     if min(shape[:2]) >= _SMALLEST:
         return ""
     if len(shape) == 3 and min(shape[1:]) >= _SMALLEST:

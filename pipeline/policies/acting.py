@@ -1,4 +1,4 @@
-"""Acting in rollouts: which actor takes the actions, and what it requires of the environment and the parameters."""
+"""Acting in rollouts: the choice of the actor, and its requirements on the environment and the parameters."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,7 +35,7 @@ from metaloom.pipeline.types import Params, TaskParams
 
 
 def make_actor(kind: ActorKind, setup: ActorSetup) -> Actor:
-    """Make an actor; where its parameters hold a normalization, one that sees what is normalized."""
+    """Make an actor; where its parameters hold a normalization, one with normalized inputs."""
     if (normalization := Normalization.of_params(setup.params.params)) is not None:
         actor = make_actor(kind, replace(setup, params=TaskParams(without_normalization(setup.params.params))))
         return NormalizingActor(actor, normalization, setup.num_rows)

@@ -55,7 +55,7 @@ class GaussianPolicy(Policy):
         return DiagGaussian(mean, log_std.clamp(min=math.log(self.config.min_std)).unsqueeze(-2))
 
     def recorded(self, behavior: Mapping[str, Tensor]) -> DiagGaussian:
-        """Rebuild the distribution of actions that acted from what was recorded of it."""
+        """Rebuild the distribution of actions that acted from its recorded arrays."""
         return DiagGaussian(**behavior)
 
 
@@ -75,7 +75,7 @@ class CategoricalPolicy(Policy):
         return Categorical.of_logits(logits)
 
     def recorded(self, behavior: Mapping[str, Tensor]) -> Categorical:
-        """Rebuild the distribution of actions that acted from what was recorded of it."""
+        """Rebuild the distribution of actions that acted from its recorded arrays."""
         return Categorical(**behavior)
 
 
@@ -162,5 +162,5 @@ class RecurrentPolicy:
         return DiagGaussian(outputs, params[LOG_STD].clamp(min=math.log(self._config.min_std)))
 
     def recorded(self, behavior: Mapping[str, Tensor]) -> Distribution:
-        """Rebuild the distributions that acted from what was recorded of them, [...] each."""
+        """Rebuild the distributions that acted from their recorded arrays, [...] each."""
         return Categorical(**behavior) if self._spaces.num_actions else DiagGaussian(**behavior)

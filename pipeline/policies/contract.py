@@ -22,7 +22,7 @@ class Policy(ABC):
     """Functions of explicit parameters; holds none itself.
 
     Attributes:
-        network: The one from whose outputs distributions are made.
+        network: Network from whose outputs distributions are made.
     """
 
     network: Network
@@ -31,11 +31,11 @@ class Policy(ABC):
     def __init__(self, spaces: Spaces, config: PolicyConfig) -> None: ...
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Draw float32 parameters by name, in order, the same for the same generator: the network's unless said."""
+        """Draw float32 parameters by name, in order, the same for the same generator; by default the network's."""
         return self.network.initialize(rng)
 
     def learned(self, params: Mapping[str, object]) -> tuple[str, ...]:
-        """Return the names of the parameters that learning changes, in order: all unless said."""
+        """Return the names of the parameters that learning changes, in order; by default all."""
         return tuple(params)
 
     @abstractmethod
@@ -49,7 +49,7 @@ class Policy(ABC):
 
     @abstractmethod
     def recorded(self, behavior: Mapping[str, Tensor]) -> Distribution:
-        """Rebuild the distributions that acted from what rollouts recorded of them, by name, [..., N, ...]."""
+        """Rebuild the distributions that acted from the arrays that rollouts recorded, by name, [..., N, ...]."""
 
 
 class OwnPolicy(Policy):
@@ -67,7 +67,7 @@ class OwnDistribution(Distribution, Protocol):
         ...
 
     def mode(self) -> Tensor:
-        """Return the most likely actions, or whatever stands for them, likewise."""
+        """Return the most likely actions, or a substitute for them, likewise."""
         ...
 
     def parameters(self) -> Mapping[str, Tensor]:

@@ -66,10 +66,10 @@ class InferringPolicy:
         self.policy = kind(spaces, config, 2 * sizes.latent)
 
     def recorded(self, behavior: Mapping[str, Tensor]) -> Distribution:
-        """Rebuild the distributions that acted from what was recorded of them, [...] each."""
+        """Rebuild the distributions that acted from their recorded arrays, [...] each."""
         return self.policy.recorded(without_posterior(behavior))
 
 
 def without_posterior(behavior: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return what was recorded of the distributions of actions alone."""
+    """Return the recorded arrays of the action distributions alone."""
     return {name: v for name, v in behavior.items() if name not in (POSTERIOR_MEAN, POSTERIOR_LOG_STD)}

@@ -1,4 +1,4 @@
-"""Acting on a posterior over the task, which a recurrent encoder infers from what a trial has shown so far.
+"""Acting on a posterior over the task, which a recurrent encoder infers from the trial so far.
 
 Zintgraf et al. 2020, arXiv:1910.08348. The torch side is pipeline.policies.inferring, the actor actors.on_policy.
 """
@@ -37,7 +37,7 @@ class EncoderSizes(NamedTuple):
 
     @classmethod
     def of(cls, params: Params) -> "EncoderSizes":
-        """Read them off parameters [B, ...]; 0 of what is not there."""
+        """Read the sizes from parameters [B, ...]; 0 for missing parts."""
         found = [params[name].shape[-1] if name in params else 0 for name in _NAMES]
         return cls(found[0], found[1] // 3, found[2] // 2)
 

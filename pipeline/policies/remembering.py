@@ -1,4 +1,4 @@
-"""Acting with a memory: what a policy has seen of its trial, as the state of a network and the last thing it did."""
+"""Acting with a memory: the policy's view of its trial, as the state of a network and its last action."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ class CellAndHead:
 class Remembering:
     """The network of B tasks x E rows with its memory, input by input: an Inference whose inputs are observations.
 
-    `outputs` looks at the current observations; `keep` makes what it saw then part of the memory, for those rows whose
+    `outputs` reads the current observations; `keep` then makes them part of the memory, for the rows whose
     episodes continue, and `learn_of` adds the action's outcome. Rows that have ended take part in the products only.
 
     Attributes:
@@ -114,7 +114,7 @@ class Remembering:
         self._last[:] = memory.last
 
     def outputs(self) -> Array:
-        """Return outputs [B, E, A] for the current observations, on what is remembered; see Inference."""
+        """Return outputs [B, E, A] for the current observations, given the memory; see Inference."""
         outputs, self._next = self.network.step(self._inputs, self._state)
         return outputs
 
@@ -158,7 +158,7 @@ def check_remembering(config: PolicyConfig, params: Params, spaces: Spaces) -> N
 
 
 def memory_shapes(params: Params, state_size: int, spaces: Spaces) -> Shapes:
-    """Return the shapes of what tasks begin with, where the parameters say so."""
+    """Return the shapes of the tasks' initial memory, where the parameters hold one."""
     if TRIAL_STATE not in params and TRIAL_LAST not in params:
         return {}
     return {TRIAL_STATE: (state_size,), TRIAL_LAST: ((spaces.num_actions or spaces.action_size) + 2,)}
@@ -189,7 +189,7 @@ def recollect(remembering: Remembering, observations: Array, actions: Array, rew
 
 
 def remembered(remembering: Remembering, params: TaskParams, episodes: EpisodeBatch) -> TaskParams:
-    """Return the parameters of tasks with what is remembered of their episodes [B, E, T], one after the other.
+    """Return the parameters of tasks with the memory of their episodes [B, E, T], one after the other.
 
     Args:
         remembering: Memory of the same parameters, with one row.

@@ -146,7 +146,7 @@ class ReplayBuffer:
         """Append the next rollout batch with episodes of these lengths [B, E]; nothing of it is read yet.
 
         Raises:
-            ReplayError: these are no lengths, or none is positive.
+            ReplayError: these are not lengths, or none is positive.
         """
         self.rows.append(lengths)
         self._is_read.append(0)

@@ -69,7 +69,7 @@ class RowIndex:
         """Index the rows of the next rollout batch with episodes of these lengths [B, E]; 0 where there is no episode.
 
         Raises:
-            ReplayError: these are no lengths, or none is positive.
+            ReplayError: these are not lengths, or none is positive.
         """
         _require_lengths(lengths)
         b, e = np.nonzero(lengths)
@@ -205,7 +205,7 @@ class ReplayView:
         return DrawableRows(task.rows, max(0, stop - size), stop)
 
     def context(self, task_id: int) -> DrawableRows:
-        """Return the rows that a task is inferred from: those flagged as context when it was last collected.
+        """Return the rows that a task is inferred from: the ones flagged as context when it was last collected.
 
         What filled the buffer counts until the task is first picked; afterwards, what its latest iteration collected.
         """

@@ -1,4 +1,4 @@
-"""The trials of the last iterations, from which a model of them learns: a view of what a run has stored."""
+"""Trials of the last iterations, from which a model of them learns: a view of a run's stored data."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class TaskDistribution:
 
     Attributes:
         env: The environment.
-        seen: [n, P], tasks that may not come up.
+        seen: [n, P], tasks to exclude.
     """
 
     env: MetaEnv
@@ -107,7 +107,7 @@ class TaskPool:
         """Return `num_tasks` tasks, or one per class, cycling through the classes in the order of a task field.
 
         Raises:
-            EnvError: there is no such field, or the number of tasks is no multiple of the number of classes.
+            EnvError: there is no such field, or the number of tasks is not a multiple of the number of classes.
         """
         names = [field.name for field in self.fields]
         if by not in names:

@@ -62,7 +62,7 @@ def value_loss(values: Tensor, old_values: Tensor, targets: Tensor, clip_eps: fl
 
 
 POLICY, CRITIC = "policy", "critic"
-"""Prefixes of what a learner's state holds of each."""
+"""Prefixes of the policy's and the critic's entries in a learner's state."""
 
 
 class ActorCriticSteps(ABC):
@@ -85,7 +85,7 @@ class ActorCriticSteps(ABC):
 
     @property
     def gradient(self) -> Array:
-        """Of the policy's last loss, [D]."""
+        """Gradient of the policy's last loss, [D]."""
         return self._policy_descent.gradient
 
     @abstractmethod

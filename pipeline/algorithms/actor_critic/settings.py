@@ -1,4 +1,4 @@
-"""Settings of A2C, PPO, PPO2 and SVPG, and what they have in common."""
+"""Settings of A2C, PPO, PPO2 and SVPG, and their common base."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ class SVPG(AlgorithmSettings):
     name: Literal["svpg"] = "svpg"
 
     particle: Annotated[ActorCritic, ByName(ALGORITHMS, ActorCritic)] = A2C()
-    """The algorithm of a particle, with its options; a bare name stands for its defaults."""
+    """The algorithm of a particle, with its options; a bare name selects it with its defaults."""
     num_particles: int = Field(default=4, ge=1)
     """Number of policies. Each acts in one task, so num_tasks is the same number."""
     temperature: float = Field(default=1.0, gt=0)

@@ -46,7 +46,7 @@ class IterationSamples:
 
     Attributes:
         steps: Rollout batches 0 ... K.
-        chunks: Makes chunks of all tasks, of the rows and in the dtype asked for; see build_chunks.
+        chunks: Function that splits all tasks into chunks, with the given rows and dtype; see build_chunks.
         generator: Generator of an epoch's random draws.
         parallel: Map over chunks.
         noise: True to measure the noise of the meta-gradient over tasks.
@@ -85,7 +85,7 @@ class MetaStep(Protocol):
         """Return the implementation that computes the step for a policy.
 
         Raises:
-            ConfigError: the one asked for cannot.
+            ConfigError: the requested implementation cannot.
         """
         ...
 
@@ -110,7 +110,7 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         meta_step: Update that minimizes the meta-loss.
 
     Raises:
-        ConfigError: the device is not here, or the kernel asked for does not fit.
+        ConfigError: the device is missing, or the requested kernel does not fit.
     """
 
     def __init__(self, settings: GradientBased, setup: Setup, inner_loss: InnerLoss, meta_step: MetaStep) -> None:

@@ -28,7 +28,7 @@ from metaloom.pipeline.types import Array, LearnerState, Step
 
 
 def with_exploration(objective: Objective, settings: Exploration, steps: Sequence[Step]) -> Objective:
-    """Return the objective with -credit Σ_k mean(log π_{θ^k}(a|o)) added to its loss, where settings ask for it.
+    """Return the objective with -credit Σ_k mean(log π_{θ^k}(a|o)) added to its loss, if the settings enable it.
 
     Credit for exploring before adaptation: the term of E-MAML. Stadie et al. 2018, arXiv:1803.01118.
     """
@@ -61,7 +61,7 @@ def exploration_credit(steps: Sequence[Step]) -> Array:
 
 
 class MAMLVPGLearner(MetaLearner):
-    """The log-likelihood loss after adaptation, whatever the inner loss, and credit for exploration when it is on.
+    """The log-likelihood loss after adaptation, for any inner loss, and credit for exploration when it is on.
 
     Finn et al. 2017, arXiv:1703.03400, algorithm 3.
     """
@@ -93,7 +93,7 @@ def _with_kls(current: Sequence[Distribution], chunk: Chunk, loss: InnerLoss) ->
 
 
 class MAMLPPOLearner(MetaLearner):
-    """Likelihood-ratio inner steps, clipped ones where that is asked for, and the clipped surrogate after them.
+    """Likelihood-ratio inner steps, clipped if enabled, and the clipped surrogate after them.
 
     PPO, Schulman et al. 2017, arXiv:1707.06347, as garage offers it.
     """

@@ -19,7 +19,7 @@ from metaloom.pipeline.types import Array, EpisodeBatch, ParallelMap, Samples, S
 CPU = torch.device("cpu")
 
 Recorded = Callable[[Mapping[str, Tensor]], Distribution]
-"""The distributions that acted, from what rollouts recorded of them, by name."""
+"""Rebuilds the distributions that acted from their recorded arrays, by name."""
 
 
 def recorded_gaussian(behavior: Mapping[str, Tensor]) -> DiagGaussian:
@@ -70,7 +70,7 @@ class EpisodeRows:
     """Rows arranged as episodes: N = E * T, episode by episode, padding included.
 
     Attributes:
-        adjusted_rewards: [b, E, T], with anything on padding.
+        adjusted_rewards: [b, E, T], arbitrary on padding.
         mask: [b, E, T], 1 where a step is real.
     """
 
@@ -112,7 +112,7 @@ def minibatch_rows(mask: Array, num_minibatches: int, rng: np.random.Generator) 
     Args:
         mask: [b, N].
         num_minibatches: Parts.
-        rng: Draws one number per row, padding included, so that a task's partition does not depend on other tasks.
+        rng: Generator; draws one number per row, also on padding, so that a task's partition is independent of others.
 
     Returns:
         One index array [b, about N / num_minibatches] per minibatch; padding rows come last in each.
@@ -165,7 +165,7 @@ def build_chunks(
         rows: Indices [B, n] of the rows to take from each rollout batch; None takes all real ones.
         dtype: Tensor dtype.
         device: Tensor device.
-        recorded: Makes the distributions that acted.
+        recorded: Function that rebuilds the distributions that acted.
         parallel: Map over the chunks.
     """
     work = partial(_chunk, dtype=dtype, device=device, recorded=recorded)
@@ -215,7 +215,7 @@ def task_rows(
             samples they must be whole episodes, and None takes all of them.
         dtype: Tensor dtype.
         device: Tensor device.
-        recorded: Makes the distributions that acted.
+        recorded: Function that rebuilds the distributions that acted.
         first_task: Number of the first of these tasks, for messages, where the step does not begin with task 0.
     """
     episodes, samples = step.episodes, step.samples

@@ -149,7 +149,7 @@ def share_of_rows(mask: Array, share: float, rng: np.random.Generator) -> Array:
     Args:
         mask: [b, N].
         share: Share of the rows, above 0 and at most 1.
-        rng: Draws one number per row, padding included.
+        rng: Generator; draws one number per row, padding included.
     """
     (order,) = minibatch_rows(mask, 1, rng)
     counts = np.ceil(np.arange(order.shape[1] + 1, dtype=np.int64) * share)
@@ -166,7 +166,7 @@ def _kl_from_itself(current: Sequence[Distribution], chunk: Chunk) -> dict[str, 
 
 
 class TrustRegionLearner(MetaLearner):
-    """The likelihood-ratio loss after adaptation, whatever the inner loss, and credit for exploration when it is on."""
+    """The likelihood-ratio loss after adaptation, for any inner loss, and credit for exploration when it is on."""
 
     def __init__(self, settings: MAMLTRPO | EMAML, setup: Setup) -> None:
         super().__init__(settings, setup, INNER_LOSSES[settings.inner_loss], TrustRegionStep(settings))

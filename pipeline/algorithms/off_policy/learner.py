@@ -52,10 +52,10 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
     def choose_kernel(
         self, asked: KernelChoice, optimizer: OptimizerConfig, *networks: Network, others: Iterable[str] = ()
     ) -> Kernel:
-        """Take the fused kernel for plain networks on the CPU, unless it was asked not to or others stand against it.
+        """Choose the fused kernel for plain networks on the CPU, unless the setting or a blocker forbids it.
 
         Raises:
-            ConfigError: the fused kernel was asked for and does not fit.
+            ConfigError: the fused kernel was requested and does not fit.
         """
         specs = [network.spec for network in networks]
         blockers = [*network_blockers(*specs, device=self._setup.device), *optimizer_blockers(optimizer), *others]
@@ -71,19 +71,19 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
         """
 
     def shown(self, minibatch: Minibatch) -> Minibatch:
-        """Return a minibatch as gradient steps are given it; the same unless said."""
+        """Return a minibatch as gradient steps receive it; unchanged by default."""
         return minibatch
 
     @abstractmethod
     def noise(self, minibatch: Minibatch, rng: np.random.Generator) -> Noise:
-        """Draw what a gradient step on this minibatch takes from chance."""
+        """Draw the noise of a gradient step on this minibatch."""
 
     @abstractmethod
     def networks_of(self, state: LearnerState) -> Mapping[str, Mapping[str, Array]]:
-        """Return what has to be finite after an update, under the names of messages."""
+        """Return the arrays that must be finite after an update, by their names in messages."""
 
     def filling_params(self, state: LearnerState, num_tasks: int) -> TaskParams:
-        """Return what the algorithm's own actor fills the replay buffer with; by default what it acts with."""
+        """Return the parameters with which the algorithm's actor fills the buffer; by default the acting ones."""
         return self.acting_params(state, num_tasks)
 
     def described(self, state: LearnerState) -> Metrics:

@@ -93,7 +93,7 @@ class TwinQ(FlatTensors):
 
         Args:
             inputs: Arrays to concatenate along the last axis.
-            learn: Gradients flow to the parameters as well, not to the inputs alone.
+            learn: True to let gradients flow to the parameters as well, not to the inputs alone.
         """
         joined = torch.cat(inputs, -1)
         params = self._leaves if learn else self._fixed
@@ -129,7 +129,7 @@ TRAINED = ("policy", "q", "alpha")
 
 @dataclass(frozen=True)
 class SACArrays:
-    """Parameters by name, and what the optimizers keep.
+    """Parameters by name, and the states of the optimizers.
 
     Attributes:
         policy: Policy parameters.

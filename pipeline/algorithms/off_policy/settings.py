@@ -37,8 +37,8 @@ class CollectionRound:
     Attributes:
         episodes: Maximum number of episodes; each has a separate latent variable where tasks are inferred.
         from_posterior: True to infer the task again before them, from what the iteration has collected of it so far;
-            otherwise they know nothing about it.
-        in_context: Tasks are inferred from these episodes; otherwise they are learned from and no more.
+            False to collect without inference.
+        in_context: True to infer tasks from these episodes; False to learn from them only.
     """
 
     episodes: int
@@ -48,7 +48,7 @@ class CollectionRound:
 
 @dataclass(frozen=True)
 class OffPolicyPlan:
-    """All that the stages need to know of an off-policy algorithm, so that none of them asks which one it is.
+    """Plan of an off-policy algorithm, so that the stages need not distinguish algorithms.
 
     Attributes:
         filling: Filling of the replay buffer, before the first update.
@@ -95,7 +95,7 @@ class OffPolicySettings(AlgorithmSettings):
     graph: ClassVar[str] = "off_policy"
 
     def plan(self, *, episodes_per_task: int, max_episode_steps: int) -> OffPolicyPlan:
-        """Return what is collected and what a gradient step draws, in a run with these settings."""
+        """Return the plan of collection and gradient steps of a run with these settings."""
         raise NotImplementedError
 
     def problems(self, run: RunSettings) -> Iterator[str]:
@@ -217,9 +217,9 @@ class DQL(ReplaySettings):
     eps_final: float = Field(default=0.05, ge=0, le=1)
     """Lower limit of ε."""
     eps_schedule_gamma: float = Field(default=0.99, gt=0, lt=1)
-    """Factor per iteration of what ε is above eps_final."""
+    """Factor per iteration on the part of ε above eps_final."""
     optimizer: OptimizerConfig = later(OptimizerConfig(name="rmsprop"))
-    """Of the Q-function; adam and rmsprop have an ε of 1e-5."""
+    """Optimizer of the Q-function; adam and rmsprop have an ε of 1e-5."""
 
     @model_validator(mode="after")
     def _epsilon_does_not_rise(self) -> DQL:

@@ -1,4 +1,4 @@
-"""PEARL as the stages use it: what to act with, what is inferred of a task, and how to learn."""
+"""PEARL as the stages use it: acting, inference of tasks, and learning."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from metaloom.pipeline.types import (
 
 
 class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
-    """Inference of tasks, and soft actor-critic given what was inferred; see Learner.
+    """Inference of tasks, and soft actor-critic given the inferred posterior; see Learner.
 
     Attributes:
         settings: Settings of the algorithm.
@@ -159,7 +159,7 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
         return replace(minibatch, context=self._shown(minibatch.context))
 
     def _shown(self, context: Transitions | None) -> Transitions:
-        """Return the transitions as the encoder sees them, with sparse rewards where that is asked for."""
+        """Return the transitions as the encoder sees them, with sparse rewards if enabled."""
         if context is None:
             raise ValueError("update: a minibatch has no context; PEARL requires one to infer its tasks from")
         if not self.settings.sparse_rewards:

@@ -19,7 +19,7 @@ from metaloom.pipeline.policies.config import ActorKind, LayerSize
 from metaloom.pipeline.schema import later
 
 ROUNDS = ("num_steps_prior", "num_steps_posterior", "num_extra_rl_steps_posterior", "update_post_train")
-"""Settings that decide what an iteration collects."""
+"""Settings of an iteration's collection."""
 _MOST_ROUNDS = 1000
 
 
@@ -42,7 +42,7 @@ class PEARL(ScheduledSteps, OffPolicySettings):
 
     # Networks.
     latent_size: int = Field(default=5, ge=1)
-    """Dimensions of the latent variable z that stands for a task."""
+    """Dimensions of the latent variable z of a task."""
     encoder_hidden_sizes: tuple[LayerSize, ...] = Field(default=(200, 200, 200), min_length=1)
     """Units in each hidden layer of the encoder, which sees one transition at a time."""
     critic_hidden_sizes: tuple[LayerSize, ...] = Field(default=(300, 300, 300), min_length=1)
@@ -144,7 +144,7 @@ class PEARL(ScheduledSteps, OffPolicySettings):
         )
 
     def rounds(self, max_episode_steps: int) -> tuple[CollectionRound, ...]:
-        """Return what an iteration collects of each of its tasks, in order. Every phase starts from the prior."""
+        """Return the collection of an iteration for each of its tasks, in order. Every phase starts from the prior."""
         prior, posterior, extra = (
             _episodes(steps, max_episode_steps)
             for steps in (self.num_steps_prior, self.num_steps_posterior, self.num_extra_rl_steps_posterior)

@@ -97,7 +97,7 @@ class WithMemoryLearner(Learner[Step, Sequence[Step]]):
         self.kernel = Kernel("torch", "recurrent networks have no fused kernel")
 
     def initial_optimizer(self, learned: Mapping[str, Array]) -> Params:
-        """Return the state of what learns before its first step, by default none."""
+        """Return the initial state of the optimizer, by default none."""
         return {}
 
     def initialize(self, *, run_seed: int) -> LearnerState:

@@ -56,7 +56,7 @@ class SequenceRegion:
     """Loss, its gradient and the metric of a policy on whole trials, chunk by chunk: sums in their order, divided once.
 
     Attributes:
-        flat: The order of a vector's elements, of what is learned.
+        flat: Order of the elements in a vector of the learned parameters.
     """
 
     def __init__(self, policy: MemoryPolicy, params: Params, chunks: Sequence[TrialChunk]) -> None:

@@ -24,7 +24,7 @@ class Sequences:
     Attributes:
         inputs: [L, N, in], the policy's inputs followed by the trial position that only the critic sees.
         real: [n], indices of real steps among L·N; None where all are real.
-        actions: [n, A] or [n] of real steps, as all that follows.
+        actions: [n, A] or [n] of real steps, as are all the following.
         old_log_prob: [n], under the policy that acted.
         advantages: [n].
         targets: [n], targets of the values, in the critic's units.
@@ -51,11 +51,11 @@ class TrialPolicy(Protocol):
         ...
 
     def inputs(self, trials: Trials) -> Array:
-        """Return what the policy sees at every step of trials, [N, L, in] float32."""
+        """Return the policy's inputs at every step of trials, [N, L, in] float32."""
         ...
 
     def recorded(self, behavior: Mapping[str, Tensor]) -> Distribution:
-        """Rebuild the distributions that acted from what was recorded of them, [...] each."""
+        """Rebuild the distributions that acted from their recorded arrays, [...] each."""
         ...
 
     def judged(self, params: Mapping[str, Tensor], of: Sequences) -> tuple[Distribution, Tensor]:
@@ -69,7 +69,7 @@ class TrialPolicy(Protocol):
 
 @dataclass(frozen=True)
 class Weights:
-    """Of the parts of the loss."""
+    """Weights of the parts of the loss."""
 
     clip_eps: float | None
     value: float

@@ -1,4 +1,4 @@
-"""Settings of algorithms whose policies act by what they have seen of a trial and learn from whole trials.
+"""Settings of algorithms whose policies act on the history of a trial and learn from whole trials.
 
 RL2, Duan et al. 2016, arXiv:1611.02779, and Wang et al. 2016, arXiv:1611.05763, keeps its memory through the episodes
 of a task; A2C and PPO of a single task keep theirs within an episode.
@@ -22,7 +22,7 @@ from metaloom.pipeline.schema import MOST_REPEATS, later
 
 
 class TrialSettings(AlgorithmSettings):
-    """A policy that adapts to a task by what it has seen of its episodes there."""
+    """A policy that adapts to a task through its history of episodes there."""
 
     decides_episodes: ClassVar[tuple[str, ...]] = ("episodes_per_trial",)
 
@@ -86,7 +86,7 @@ class TrialSteps(TrialSettings, LearningRate):
     max_grad_norm: float | None = Field(default=0.5, gt=0)
     """Longer gradients, of policy and values together, are shortened to this Euclidean norm."""
     optimizer: OptimizerConfig = later(OptimizerConfig(name="adam"))
-    """Of policy and values together."""
+    """Optimizer of policy and values together."""
 
     @property
     def policy_clip(self) -> float | None:
@@ -141,7 +141,7 @@ class WithMemory(TrialSettings):
 
 
 class RL2(WithMemory, TrialClipping):
-    """A recurrent policy that adapts to a task by what it remembers of its episodes there, trained by PPO."""
+    """A recurrent policy that adapts to a task through its memory of episodes there, trained by PPO."""
 
     name: Literal["rl2"] = "rl2"
 
@@ -169,7 +169,7 @@ class WithinEpisode(WithMemory, TrialSteps):
 
     @property
     def adapts(self) -> bool:
-        """No episode knows of another."""
+        """No episode depends on another."""
         return False
 
     @property
@@ -192,4 +192,4 @@ class RecurrentA2C(WithinEpisode):
     num_epochs: Literal[1] = 1
     """One: a second pass would follow the gradient of a policy that no longer acts."""
     optimizer: OptimizerConfig = later(OptimizerConfig(name="rmsprop"))
-    """Of policy and values together."""
+    """Optimizer of policy and values together."""

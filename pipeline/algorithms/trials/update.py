@@ -134,7 +134,7 @@ class Improved:
 
 
 class TrialUpdate:
-    """Gradient steps of a policy that acts by what it has seen of a trial; holds no parameters.
+    """Gradient steps of a policy that acts on the history of a trial; holds no parameters.
 
     Attributes:
         lr_factor: Factor on step sizes as a function of the number of updates.

@@ -71,7 +71,7 @@ class VariBADPolicy(InferringPolicy):
 
 
 class VariBADLearner(Learner[Step, TrialExperience]):
-    """A policy that adapts by what it infers of its task; see Learner."""
+    """A policy that adapts through its inferred belief about the task; see Learner."""
 
     def __init__(self, settings: VariBAD, setup: Setup) -> None:
         self._settings, self._setup = settings, setup

@@ -52,7 +52,7 @@ class DecodedSteps:
 
 
 class Decoders:
-    """p(r | s, a, s', m), and p(s' | s, a, m) where it is asked for. Functions of explicit parameters; holds none."""
+    """p(r | s, a, s', m), and p(s' | s, a, m) if enabled. Functions of explicit parameters; holds none."""
 
     def __init__(self, settings: VariBAD, spaces: Spaces) -> None:
         self._settings = settings
@@ -111,7 +111,7 @@ class TrialTensors:
     """N trials of up to L steps that a gradient step of the model learns from.
 
     Attributes:
-        inputs: [L, N, in], what the encoder sees; time first as recurrent networks take them.
+        inputs: [L, N, in], inputs of the encoder; time first as recurrent networks take them.
         steps: All steps of them, [N, L, ...].
         lengths: [N] int64, real steps.
     """
@@ -168,7 +168,7 @@ def elbo(
 ) -> Elbo:
     """Return the parts of E_q(m|τ_:t)[log p(τ | m)] - KL(q(m|τ_:t) ‖ q(m|τ_:t-1)), in the mean over t and trials τ.
 
-    Zintgraf et al. 2020, arXiv:1910.08348, section 3; m is the latent variable that stands for a task.
+    Zintgraf et al. 2020, arXiv:1910.08348, section 3; m is the latent variable of a task.
 
     The likelihood covers all steps of the trial, also after t: the inferred belief must predict what follows.
     """

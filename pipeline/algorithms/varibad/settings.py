@@ -31,7 +31,7 @@ class VariBAD(TrialClipping):
 
     # Networks.
     latent_size: int = Field(default=5, ge=1)
-    """Dimensions of the latent variable m that stands for a task."""
+    """Dimensions of the latent variable m of a task."""
     embedding_size: int = Field(default=32, ge=1)
     """Units of the layer through which the encoder sees a step."""
     encoder_size: int = Field(default=64, ge=1)
@@ -39,7 +39,7 @@ class VariBAD(TrialClipping):
     decoder_layers: tuple[LayerSize, ...] = Field(default=(64, 64), min_length=1)
     """Units in each hidden layer of every decoder."""
     critic_hidden_sizes: tuple[LayerSize, ...] = Field(default=(64, 64), min_length=1)
-    """Units in each hidden layer of the values, which see what the policy sees."""
+    """Units in each hidden layer of the values, which have the policy's inputs."""
 
     # Likelihood of trials.
     reward_decoder: Literal["network", "heads"] = "network"
@@ -60,7 +60,7 @@ class VariBAD(TrialClipping):
     model_learning_rate: float = Field(default=1e-3, gt=0)
     """Step size of encoder and decoders, before the schedule's factor."""
     model_optimizer: OptimizerConfig = later(OptimizerConfig(name="adam"))
-    """Of encoder and decoders together; adam and rmsprop have an ε of 1e-8."""
+    """Optimizer of encoder and decoders together; adam and rmsprop have an ε of 1e-8."""
     model_updates: int = Field(default=10, ge=1, le=MOST_REPEATS)
     """Gradient steps of encoder and decoders per iteration."""
     trials_per_model_update: int = Field(default=25, ge=1)

@@ -38,7 +38,7 @@ def check_computation(where: str, computation: object, reward_version: str, name
     """Require that the classes can be computed so.
 
     Raises:
-        EnvError: it is none of Computation, or there are no such rules.
+        EnvError: it is not one of Computation, or there are no such rules.
     """
     if computation not in get_args(Computation):
         raise EnvError(f"{where}: computation is {computation!r}; required one of {', '.join(get_args(Computation))}")

@@ -29,7 +29,7 @@ from metaloom.pipeline.types import Array
 RewardVersion = Literal["v1", "v2"]
 
 _TABLE = (0.0, 0.55, 0.15)
-"""Point that films look at, in m."""
+"""Point at the centre of videos, in m."""
 _ONE_ROW, _ONE_SEED = np.zeros(1, np.int64), np.zeros(1, np.uint64)
 
 

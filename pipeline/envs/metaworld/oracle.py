@@ -111,7 +111,7 @@ INFO = ("near_object", "grasp_success", "grasp_reward", "in_place_reward", "obj_
 """Quantities that every class reports in `info` besides success."""
 
 MAX_STEPS = 500
-"""Of an episode; the package refuses to step further."""
+"""Step limit of an episode; the package refuses to step further."""
 
 _MAX_DRAWS = 100
 
@@ -203,7 +203,7 @@ class OfficialClass:
 
 
 class OracleRows:
-    """N rows of one class: MuJoCo's batch steps them, and the package looks at each of them in turn.
+    """N rows of one class: MuJoCo's batch steps them, and the package evaluates them one by one.
 
     The rows share one MjModel and one MjData. Whatever the package keeps of an episode belongs to the row, so that
     neither the order of the rows nor earlier episodes make a difference.

@@ -104,7 +104,7 @@ class RecurrentActor(Actor):
 
 
 class PosteriorActor(RecurrentActor):
-    """Acts on what a recurrent encoder has inferred of the task, and records it. See RecurrentActor.
+    """Acts on the task inferred by a recurrent encoder, and records the posterior. See RecurrentActor.
 
     Zintgraf et al. 2020, arXiv:1910.08348.
     """
@@ -131,7 +131,7 @@ class NormalizingActor(Actor):
     """An actor that sees normalized observations and, where it has a memory, scaled rewards. See Actor.
 
     Attributes:
-        actor: Acts on what is normalized.
+        actor: Actor on normalized inputs.
     """
 
     def __init__(self, actor: Actor, normalization: Normalization, num_rows: int) -> None:

@@ -1,4 +1,4 @@
-"""The classes of ML10 as rules for many rows at once: what they observe and earn, on arrays.
+"""The classes of ML10 as rules for many rows at once: their observations and rewards, on arrays.
 
-The package's own code, one row at a time, is what they are held to.
+They are tested against the package's own code, which takes one row at a time.
 """

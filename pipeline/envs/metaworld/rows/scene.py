@@ -135,7 +135,7 @@ class Scene:
         return {name: live[rows] for name, live in self._live.items()}
 
     def write_frames(self, scene: Mapping[str, Array], frames: Array) -> None:
-        """Fill frames [n, FRAME_SIZE] of zeros with what is observed."""
+        """Fill frames [n, FRAME_SIZE] of zeros with the observation."""
         frames[:, :3] = scene["hand"]
         clip_hand(frames)
         frames[:, 3] = np.minimum(norm(scene["right_claw"] - scene["left_claw"]) / _WIDEST_GRIPPER, 1)

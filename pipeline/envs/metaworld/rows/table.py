@@ -1,4 +1,4 @@
-"""The classes of ML10 as rules for rows: what each reads, and of what it is rewarded.
+"""The classes of ML10 as rules for rows: their inputs and their rewards.
 
 Rewards follow version v2, the package's default.
 """

@@ -41,7 +41,7 @@ class Touch:
 
 
 class VectorizedRows:
-    """N rows of one class: MuJoCo's batch steps them, and the class's rules look at all of them together.
+    """N rows of one class: MuJoCo's batch steps them, and the class's rules evaluate all of them together.
 
     They agree with OracleRows to rounding, and are a row's own: no bit of them depends on the other rows.
 
