@@ -211,7 +211,7 @@ class _Rollout:
         )
 
     def _check_finite(self) -> None:
-        """The last line of defence: batched environments are not checked step by step."""
+        """Check the whole batch, because batched environments are not checked step by step."""
         for name, array in (("observations", self.observations), ("actions", self.taken), ("rewards", self.rewards)):
             finite = np.isfinite(array)
             if not finite.all():

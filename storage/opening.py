@@ -134,7 +134,7 @@ def _refuse_links(path: Path) -> None:
 
 
 def _run_writer(path: Path, session: Session, capacity: int | None, *, repair: bool, retention: Retention) -> RunWriter:
-    """The writer of a run that a session has the right to write."""
+    """Make the writer for a session that may write the run."""
     if repair and session.remote is not None:
         session.remote.give_up_damaged()
     repaired = restore_info(session) if repair else []

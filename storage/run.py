@@ -97,7 +97,7 @@ class Iteration(Shown):
         return self._load("samples", k, Samples, task)
 
     def adapted(self, k: int = 0, *, task: Places = None) -> TaskParams:
-        """Every task's parameters after k + 1 inner steps; tasks as `rollouts` takes them."""
+        """Load every task's parameters after k + 1 inner steps; `task` as for `rollouts`."""
         return self._load("adapted", k, TaskParams, task)
 
     def minibatches(self) -> Minibatches:
@@ -233,7 +233,7 @@ class Run(StoredOutputs):
         return self.info["config"]
 
     def config_of(self, ref: StageRef) -> Mapping[str, Any]:
-        """The configuration that decides an output, stored or not: a fork's first ones are its parent's."""
+        """Return the configuration that decides an output, stored or not; for a fork's shared outputs the parent's."""
         return origin(self.info, ref)["config"]
 
     def environment_of(self, ref: StageRef) -> Mapping[str, Any]:
@@ -351,17 +351,17 @@ class Run(StoredOutputs):
         return read_episodes(self.files, StepFilter(self.select(iterations), steps, None, task, episode))
 
     def tasks(self, iterations: Iterations = None) -> "pa.Table":
-        """One row per task with its parameters as `task_*`."""
+        """Read one row per task with its parameters as `task_*`."""
         return self._table("tasks", iterations)
 
     def metrics(self, iterations: Iterations = None) -> "pa.Table":
-        """One row per iteration with its metrics."""
+        """Read one row per iteration with its metrics."""
         from metaloom.storage.read.frames import read_metrics
 
         return read_metrics(self.files, self.select(iterations))
 
     def evaluations(self, iterations: Iterations = None) -> "pa.Table":
-        """One row per episode of the evaluations during training, with the parameters of its task as `task_*`."""
+        """Read one row per episode of the evaluations during training, with its task's parameters as `task_*`."""
         return self._table("evaluations", iterations)
 
     def transitions(self, rows: "Sequence[int] | Array") -> "pa.Table":
@@ -380,7 +380,7 @@ class Run(StoredOutputs):
         return read_transitions(self, np.asarray(rows, np.int64))
 
     def lineage(self) -> "pa.Table":
-        """One row per stored output, in the order of their making: from what, when, by which session and versions."""
+        """Read one row per stored output, in order of creation: its inputs, time, session and versions."""
         from metaloom.storage.read.frames import lineage
 
         return lineage(self.record(ref) for ref in self.refs())
@@ -420,7 +420,7 @@ def require_own_records(run: Run) -> None:
 
 
 def _link_at(run: Run, sequence: int, iteration: int) -> Link | None:
-    """The record at a position, if it is the first of its iteration and can be read; else `verify` looks at it."""
+    """Read the record at a position, if it is the first of its iteration and readable; else `verify` checks it."""
     sealed = (link for segment in run.files.segments.all() for link in segment.seal.links)
     if packed := next((link for link in sealed if link.first == sequence), None):
         return packed
@@ -436,7 +436,7 @@ def _link_at(run: Run, sequence: int, iteration: int) -> Link | None:
 
 
 def find_runs(root: Path) -> list[Path]:
-    """The folders of the runs below the folder of all runs, the newest first.
+    """Find the folders of the runs below the folder of all runs, the newest first.
 
     A run that cannot be read is one of them, for whoever opens it to say why.
 

@@ -158,7 +158,7 @@ class RunWriter:
                 self._recent.popitem(last=False)
 
     def load(self, ref: StageRef) -> Value:
-        """A stage's output: from memory if it was put lately, else from the disk."""
+        """Load a stage's output: from memory if it was put recently, else from the disk."""
         value = self._in_memory(ref)
         return self._read(self.run.load, ref) if value is None else value
 
@@ -168,12 +168,12 @@ class RunWriter:
         return value.lengths if isinstance(value, EpisodeBatch) else self._read(self.run.lengths, ref)
 
     def experience(self, ref: StageRef) -> EpisodeBatch:
-        """A batch of episodes, from the disk without behavior and reward terms."""
+        """Load a batch of episodes, from the disk without behavior and reward terms."""
         value = self._in_memory(ref)
         return value if isinstance(value, EpisodeBatch) else self._read(self.run.experience, ref)
 
     def record(self, ref: StageRef) -> StageRecord:
-        """The record of an output; waits until it is published."""
+        """Return the record of an output; waits until it is published."""
         if ref in self._pending:
             self.flush()
         return self.run.record(ref)

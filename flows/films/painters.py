@@ -95,7 +95,7 @@ def _is_robot(env: MetaEnv) -> bool:
 
 
 def _camera(model: Any) -> Any:
-    """The model's own camera that follows the robot, or else one that follows its first body from the side."""
+    """Return the model's own camera that follows the robot, or else one that follows its first body from the side."""
     camera = mujoco.MjvCamera()
     mujoco.mjv_defaultFreeCamera(model, camera)
     track = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, "track")

@@ -286,7 +286,7 @@ def median_episode(batch: EpisodeBatch, b: int, asked: int | None = None) -> int
 
 
 def described(tasks: TaskBatch, b: int) -> str:
-    """The parameters of a task, if it has few."""
+    """Return the parameters of a task, if it has few."""
     if not 0 < len(tasks.names) <= 6:
         return ""
     values = (f"{name} {value:.3g}" for name, value in zip(tasks.names, tasks.params[b], strict=True))

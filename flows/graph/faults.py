@@ -107,12 +107,12 @@ def explained(run: Path, ref: StageRef) -> Iterator[None]:
 
 
 def debug_command(run: Path, ref: StageRef) -> str:
-    """The command that runs a stage again and stops where it fails."""
+    """Return the command that runs a stage again and stops where it fails."""
     return f"metaloom replay {storage.argument(run)}@{ref.iteration} --stage {ref.stage} --step {ref.step} --pdb"
 
 
 def reproduce_command(run: Path, ref: StageRef) -> str:
-    """The command that runs the episode again that is kept of a stage."""
+    """Return the command that runs a quarantined episode of a stage again."""
     return f"metaloom replay {storage.argument(run)}@{ref.iteration} --stage {ref.stage} --step {ref.step} --quarantine"
 
 

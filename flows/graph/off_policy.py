@@ -85,12 +85,12 @@ def draw_transitions(
 
 
 def begins_from(i: int) -> Mapping[str, Input]:
-    """The learner that iteration i starts from."""
+    """Return the learner that iteration i starts from."""
     return state_before(UPDATE, i)
 
 
 def all_rounds(i: int) -> Mapping[str, Input]:
-    """All that was collected so far."""
+    """Return everything collected so far as an input."""
     return {"rounds": Span((FILL_MEMORY.name, COLLECT_ROLLOUTS.name), 0, i)}
 
 

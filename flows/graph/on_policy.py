@@ -17,7 +17,7 @@ from metaloom.stages.meta_optimize import meta_optimize
 
 
 def state(i: int) -> Mapping[str, Input]:
-    """The learner that iteration i starts from."""
+    """Return the learner that iteration i starts from."""
     return state_before(META_OPTIMIZE, i)
 
 
@@ -32,7 +32,7 @@ def _acting(i: int, k: int) -> Mapping[str, Input]:
 
 
 def _every_step(config: RunConfig, i: int) -> Mapping[str, Input]:
-    """The episodes and samples of every inner step 0 ... K of an iteration."""
+    """Return the episodes and samples of every inner step 0 ... K of an iteration."""
     steps = EACH_STEP.steps(config, i)
     return {name: tuple(stage.at(i, k) for k in steps) for name, stage in _STEP.items()}
 

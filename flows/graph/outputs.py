@@ -18,7 +18,7 @@ class Outputs(Protocol):
     """Source of other stages' outputs: a Run, its RunWriter, or one that recomputes what is not stored."""
 
     def load(self, ref: StageRef) -> Any:
-        """An output."""
+        """Load an output."""
         ...
 
     def lengths(self, ref: StageRef) -> Array:
@@ -26,7 +26,7 @@ class Outputs(Protocol):
         ...
 
     def experience(self, ref: StageRef) -> EpisodeBatch:
-        """A batch of episodes; behavior and reward terms may be missing."""
+        """Load a batch of episodes; behavior and reward terms may be missing."""
         ...
 
 
@@ -67,7 +67,7 @@ class SpanOutputs:
 
 
 def read_only(value: T) -> T:
-    """An output whose arrays cannot be written: it may be on its way to the disk, and others read it too."""
+    """Return an output with read-only arrays: it may be on its way to the disk, and others read it too."""
     if isinstance(value, np.ndarray):
         value.flags.writeable = False
     elif isinstance(value, Mapping):

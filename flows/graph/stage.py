@@ -95,7 +95,7 @@ class Stage:
     seed_position: Callable[[RunConfig, int, int], tuple[int, ...]] = by_place
 
     def at(self, i: int, k: int = 0) -> StageRef:
-        """Its output in iteration i and inner step k."""
+        """Return the ref of its output in iteration i and inner step k."""
         return StageRef(i, self.name, k)
 
 
@@ -136,7 +136,7 @@ class Graph:
         return self._by_name[name]
 
     def order(self, config: RunConfig, iteration: int) -> list[StageRef]:
-        """The stages of an iteration in the order in which they run."""
+        """Return the stages of an iteration in the order in which they run."""
         refs = (stage.at(iteration, k) for stage in self.stages for k in stage.per.steps(config, iteration))
         return self.table.sort(refs)
 
@@ -163,5 +163,5 @@ class Graph:
         return {**declared, **dict(zip(WITNESS, (tasks[0], batch), strict=True))}
 
     def within(self, config: RunConfig, span: Span, iteration: int) -> list[StageRef]:
-        """The outputs of a span that are of an iteration, in the order in which they are computed."""
+        """Return the outputs of a span that are of an iteration, in the order in which they are computed."""
         return span.of(self.order(config, iteration))

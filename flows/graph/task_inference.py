@@ -90,7 +90,7 @@ def _collect_rollouts(
 
 
 def _adapt(context: Context, i: int, k: int, *, state: Update, episodes: tuple[EpisodeBatch, ...]) -> TaskParams:
-    """The posterior over every task; of what a task acts with it is all that adaptation changes."""
+    """Infer the posterior over every task, the only part of a task's acting that adaptation changes."""
     evidence = ContextRounds(episodes, (context.config.seed, i, k))
     found = context.learner.adapt(context.start(state), TaskParams({}), evidence, parallel=context.parallel)
     return require_adapted(found, len(episodes[0].lengths), context.learner)

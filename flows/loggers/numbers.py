@@ -13,7 +13,7 @@ LAST_RETURN = re.compile(r"step_\d+\.average_return")
 
 
 def scalars(report: IterationReport) -> dict[str, float]:
-    """All that an iteration learned and earned, by name.
+    """Return all metrics of an iteration by name.
 
     Metrics of an inner step are in its group (`step_1/average_return`), the update's in `update`, returns by class of
     task in `by_class` (`by_class/step_1.forward`, where there were any), test returns in `evaluation`

@@ -164,5 +164,5 @@ def _unit(table: pa.Table, name: str) -> bytes | None:
 
 
 def _values(column: pa.ChunkedArray) -> list[object]:
-    """The values of a column whatever type holds them, in which NaN equals itself."""
+    """Return the values of a column whatever type holds them, in which NaN equals itself."""
     return ["NaN" if value != value else value for value in column.to_pylist()]

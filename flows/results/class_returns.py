@@ -132,7 +132,7 @@ def class_table(run: Run, iterations: Sequence[int], classes: "Classes") -> "pa.
 
 
 def class_rows(by_step: ByStep) -> list[dict[str, Any]]:
-    """One row per inner step and class, and one in which all classes count alike, as JSON data."""
+    """Return JSON rows, one per inner step and class, and one in which all classes have equal weight."""
     return [
         {
             "step": k,
@@ -167,6 +167,6 @@ def classes_text(by_step: ByStep) -> str:
 
 
 def plus_minus(estimate: ClassEstimate) -> str:
-    """A mean with its standard error, where there is one: "45.2 ± 1.2"."""
+    """Format a mean with its standard error, if there is one: "45.2 ± 1.2"."""
     mean, error = estimate
     return number(mean) if math.isnan(error) else f"{number(mean)} ± {number(error)}"

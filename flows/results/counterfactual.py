@@ -98,7 +98,7 @@ class Counterfactual(Shown):
         return distance
 
     def as_dict(self) -> dict[str, Any]:
-        """The comparison as plain data."""
+        """Return the comparison as plain data."""
         return {
             **asdict(self.ref),
             "settings": list(self.changed.settings),

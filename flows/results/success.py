@@ -28,7 +28,7 @@ def official_success(evaluation: Evaluation, k: int, classes: "Classes | None") 
 
 
 def success_rows(evaluation: Evaluation, classes: "Classes | None") -> list[dict[str, Any]]:
-    """One row per number of adaptation steps and class, and one in which all classes count alike, as JSON data.
+    """Return JSON rows, one per number of adaptation steps and class, and one in which all have equal weight.
 
     `success_rate` is the share of all test episodes; nothing where there is no success or there are no classes.
     """

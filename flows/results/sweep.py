@@ -59,6 +59,6 @@ class Trial:
 
 
 def best_of(trials: Sequence[Trial]) -> Trial | None:
-    """The trial with the highest score, the first of several; None where none has a score."""
+    """Return the trial with the highest score, the first of several; None where none has a score."""
     scored = [(trial.score, -trial.number, trial) for trial in trials if trial.score is not None]
     return max(scored)[-1] if scored else None

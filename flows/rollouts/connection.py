@@ -113,7 +113,7 @@ class Connection:
 
 @contextmanager
 def connected(backend: Backend, spec: SamplerSpec, session: str) -> Iterator[Connection]:
-    """A connection to the backend's scheduler, or to processes of this session that live as long as the context.
+    """Connect to the backend's scheduler, or to processes of this session that live as long as the context.
 
     Raises:
         WorkersError: there is no such scheduler, it has no workers, or they run other code than this process.

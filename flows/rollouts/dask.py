@@ -121,7 +121,7 @@ class DaskWorkers(RolloutWorkers):
         return episodes
 
     def mathematics(self, config: RunConfig, learner: Learner[Any, Any], here: ParallelMap) -> ParallelMap:
-        """A map over chunks of tasks on these workers, where the backend and the algorithm allow it.
+        """Return a map over chunks of tasks on these workers, where the backend and the algorithm allow it.
 
         Raises:
             UsageError: it is asked for, and the algorithm or the device does not allow it.

@@ -64,7 +64,7 @@ class Header(NamedTuple):
             return cls(*_LAYOUT.unpack(opened.read(_LAYOUT.size)))
 
     def process(self) -> psutil.Process | None:
-        """The process, if it is still there."""
+        """Return the process, if it still exists."""
         with suppress(psutil.Error):
             process = psutil.Process(self.pid)
             if process.create_time() == self.born and _runs(process):
@@ -166,7 +166,7 @@ class _Trainer(NamedTuple):
 
     @classmethod
     def of(cls, folder: Path) -> "_Trainer | None":
-        """The trainer on this machine; None where it is on another one."""
+        """Return the trainer on this machine; None if it is on another one."""
         if not (folder / _TRAINER).exists():
             return None
         about = json.loads((folder / _TRAINER).read_text(encoding="utf-8"))

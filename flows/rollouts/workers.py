@@ -60,7 +60,7 @@ class SamplerSpec(Settings):
 
     @classmethod
     def of(cls, config: "RunConfig", threads: int) -> "SamplerSpec":
-        """The part of a run's configuration that rollouts depend on."""
+        """Return the part of a run's configuration that rollouts depend on."""
         return cls(
             env=config.env,
             policy=config.policy,

@@ -32,11 +32,11 @@ class Range:
         return self.high - self.low + 1 if self.whole else inf
 
     def text(self, value: float | str) -> str:
-        """A value as a setting has it."""
+        """Format a value as a setting."""
         return str(int(value)) if self.whole else repr(float(value))
 
     def value(self, text: str) -> float:
-        """The value of a text that `text` made.
+        """Parse the result of `text`.
 
         Raises:
             ValueError: it is none of them.
@@ -47,7 +47,7 @@ class Range:
         return value
 
     def probes(self) -> list[str]:
-        """Both ends."""
+        """Return the lowest and the highest value, as text."""
         return [self.text(self.low), self.text(self.high)]
 
 
@@ -63,7 +63,7 @@ class Choice:
         return len(self.texts)
 
     def text(self, value: float | str) -> str:
-        """A value as a setting has it."""
+        """Format a value as a setting."""
         return str(value)
 
     def value(self, text: str) -> str:
@@ -77,7 +77,7 @@ class Choice:
         return text
 
     def probes(self) -> list[str]:
-        """All values."""
+        """Return all values."""
         return [*self.texts]
 
 
@@ -114,7 +114,7 @@ class Search:
         return prod(dimension.size for dimension in self.dimensions.values())
 
     def values(self, settings: Mapping[str, str]) -> dict[str, float | str]:
-        """The values of a trial, by setting.
+        """Return the values of a trial, by setting.
 
         Raises:
             ValueError: they are none of this search.
@@ -131,7 +131,7 @@ class Search:
 
 
 def wanted_search(trials: int | None, space: Mapping[str, str], metric: str | None, grid: object) -> Search | None:
-    """The search that a user wants; None without a number of trials.
+    """Return the requested search; None without a number of trials.
 
     Raises:
         UsageError: options do not belong together.

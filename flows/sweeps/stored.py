@@ -88,11 +88,11 @@ class Sweep:
         return tuple(self.grid if self.search is None else self.search.space)
 
     def folder(self, run: PlannedRun) -> Path:
-        """The folder of one of its runs."""
+        """Return the folder of one of its runs."""
         return self.root / run.name
 
     def config(self, run: PlannedRun) -> RunConfig:
-        """The settings of one of its runs.
+        """Return the settings of one of its runs.
 
         Raises:
             ConfigError: they cannot be.
@@ -127,7 +127,7 @@ class Sweep:
         self._named().require_trust()
 
     def document(self) -> dict[str, Any]:
-        """The content of the file."""
+        """Return the content of the file."""
         document = {
             "format": FORMAT,
             "recipe": self.recipe,

@@ -295,7 +295,7 @@ class TanhGaussian(NamedTuple):
 
 
 def epsilon_greedy(values: Tensor, epsilon: Tensor) -> Categorical:
-    """The highest of the values [B, N, n], but with probability epsilon [B] any of them."""
+    """Return the choice of the highest of the values [B, N, n], or with probability epsilon [B] of any of them."""
     greedy = one_hot(values.argmax(-1), values.shape[-1])
     share = epsilon[:, None, None]
     return Categorical(((1 - share) * greedy + share / values.shape[-1]).log())

@@ -110,7 +110,7 @@ class TrainedPolicy:
         return TrainedPolicy(self.blueprint, self.state, seed=self.seed, particle=self.particle)
 
     def task(self, b: int) -> TrainedPolicy:
-        """The policy of one of its tasks; of an SVPG run, which particle b has learned and task b is sampled with."""
+        """Return the policy of one task; in an SVPG run, of particle b, with which task b is sampled."""
         count = self.num_tasks if self._adapted else self.blueprint.config.algorithm.num_policies
         if not -count <= b < count:
             raise IndexError(f"found task {b}; required one from 0 to {count - 1}")
@@ -280,7 +280,7 @@ class TrainedPolicy:
             part.unlink(missing_ok=True)
 
     def deployed(self) -> DeployedPolicy:
-        """The most likely actions as a torch module: maps observations [N, ...] to actions of the environment.
+        """Return the most likely actions as a torch module: maps observations [N, ...] to environment actions.
 
         Raises:
             UsageError: it is a policy of several tasks.

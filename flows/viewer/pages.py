@@ -45,7 +45,7 @@ class Pages:
         self._list = RunList()
 
     def routes(self) -> list[Route]:
-        """Every address, below the token."""
+        """Return every route below the token."""
         run = "/api/run/{run}"
         output = "{iteration:int}/{stage}/{step:int}"
         answers: dict[str, Answer] = {

@@ -53,7 +53,7 @@ class Shelf:
         self._lock = RLock()
 
     def folders(self) -> dict[str, Path]:
-        """The folders of the runs by name, the newest first.
+        """Return the folders of the runs by name, the newest first.
 
         Raises:
             StorageFailed: the object store cannot be read.
@@ -112,7 +112,7 @@ class RunList:
         self._lock = Lock()
 
     def rows(self, folders: Mapping[str, Path]) -> list[Mapping[str, Any]]:
-        """One row for every run, as `metaloom ls --json` has them."""
+        """Return one row for every run, as `metaloom ls --json` has them."""
         with self._lock:
             self._rows = {folder: row for folder, row in self._rows.items() if folder in folders.values()}
             for folder in folders.values():

@@ -65,7 +65,7 @@ def slice_of(
 
 
 def episode(run: Run, ref: StageRef, task: int, index: int) -> dict[str, Any]:
-    """An episode step by step: everything that is stored of its steps, with what processing added.
+    """Read an episode step by step: everything stored of its steps, with what processing added.
 
     Args:
         run: The run.
@@ -167,7 +167,7 @@ def _signals(run: Run, ref: StageRef, task: int, index: int, length: int) -> lis
 
 
 def _read(run: Run, ref: StageRef, chunk: StoredFile, task: int | None) -> Array:
-    """An array as float64, of one task or all, with NaN where episodes have ended."""
+    """Read an array as float64, of one task or all, with NaN after the ends of episodes."""
     tasks = None if task is None else [task]
     _require_modest(run.files.spec(chunk.array), tasks)
     values, _ = run.files.read_row(run.record(ref), chunk, tasks)

@@ -162,7 +162,7 @@ def class_lines(history: History) -> Iterator[Lines]:
 
 
 def metric_columns(table: pa.Table) -> dict[str, Array]:
-    """The metrics of a table of them, each [I] float64."""
+    """Return the columns of a table of metrics, each [I] float64."""
     return {
         name: table[name].cast(pa.float64()).to_numpy().astype(np.float64, copy=False)
         for name in table.column_names
@@ -295,7 +295,7 @@ def _lines(
 
 
 def stored_evaluations(run: Run) -> dict[int, Evaluation]:
-    """A run's evaluations during training, by the iteration that they follow."""
+    """Read a run's evaluations during training, by the iteration that they follow."""
     kept = (run.stages.in_group("evaluation", i) for i in run.iterations)
     return {ref.iteration: run[ref.iteration].evaluation() for ref in kept if ref is not None and run.contains(ref)}
 

@@ -214,7 +214,7 @@ def sparkline(values: "deque[float]") -> str:
 
 
 def json_line(report: IterationReport) -> str:
-    """One JSON object for an iteration."""
+    """Format an iteration as one JSON object."""
     return json.dumps(
         {
             **asdict(report),

@@ -21,7 +21,7 @@ State = Literal["complete", "training", "stopped", "killed", "damaged", "unreada
 
 
 def list_run_rows(root: Path) -> list[dict[str, Any]]:
-    """One row per run in a folder, newest first; a run that cannot be read is listed as damaged, with the reason."""
+    """List the runs in a folder, newest first, a row each; an unreadable run is listed as damaged, with the reason."""
     return [list_run_row(folder) for folder in storage.find_runs(root)]
 
 

@@ -242,7 +242,7 @@ def damage_table(damages: Sequence["Damage"]) -> Table:
 
 
 def replay_line(outcome: "StageReplay") -> Text:
-    """One stage of `metaloom replay`."""
+    """Format one stage of `metaloom replay`."""
     word, style = (outcome.proved, "green") if outcome.identical else ("different", "bold red")
     where = f"  iteration {outcome.ref.iteration}  {stage_name(outcome.ref)}"
     arrays = "" if outcome.identical else f"  ({plural(len(outcome.differences), 'array')})"
@@ -273,7 +273,7 @@ def difference_table(
 
 
 def recipe_rows() -> list[dict[str, Any]]:
-    """One row per recipe: its name, what it trains, its sizes, and where it is from; or why it cannot be used."""
+    """Return one row per recipe: name, task, sizes and origin; or why it cannot be used."""
     from metaloom.flows.recipes import RECIPES, Recipe
 
     rows: list[dict[str, Any]] = []

@@ -96,7 +96,7 @@ class Watch:
         return [self._reports.of(i, [ref for ref in refs if ref.iteration == i]) for i in new]
 
     def newest(self) -> StageRef | None:
-        """The stage that was stored last of the iteration under way."""
+        """Return the newest stored stage of the current iteration."""
         now = len(self.run.iterations)
         refs = [ref for ref in self.run.refs() if ref.iteration == now]
         return max(refs, key=lambda ref: self.run.record(ref).sequence, default=None)

@@ -43,7 +43,7 @@ def folder_of(place: str | os.PathLike[str]) -> Path:
 
 
 def url_of(folder: Path) -> str | None:
-    """The URL that a folder of the cache stands for; None for every other folder."""
+    """Return the URL that a folder of the cache stands for; None for every other folder."""
     try:
         parts = folder.absolute().relative_to(cache_root()).parts
     except ValueError:
@@ -53,7 +53,7 @@ def url_of(folder: Path) -> str | None:
 
 
 def argument(folder: Path) -> str:
-    """The run in a folder as an argument of commands that stands for this run alone, quoted for the shell."""
+    """Return the run in a folder as an argument of commands that stands for this run alone, quoted for the shell."""
     return url_of(folder) or path_argument(folder)
 
 

@@ -36,12 +36,12 @@ class StageRef:
         return f"{self.stage}(i={self.iteration}, k={self.step})"
 
     def document(self) -> dict[str, Any]:
-        """The reference as plain data."""
+        """Return the reference as plain data."""
         return {"iteration": self.iteration, "stage": self.stage, "step": self.step}
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> "StageRef":
-        """The reference that a document holds."""
+        """Parse the reference in a document."""
         return cls(int(document["iteration"]), str(document["stage"]), int(document["step"]))
 
     @property
@@ -51,7 +51,7 @@ class StageRef:
 
     @classmethod
     def from_file_name(cls, name: str) -> "StageRef | None":
-        """The reference whose commit record has this name, None for a name that no record has."""
+        """Return the reference whose commit record has this name, None for any other name."""
         match = _FILE_NAME.fullmatch(name)
         if match is None:
             return None
@@ -89,5 +89,5 @@ class Span:
         return ref.stage in self.stages and self.first <= ref.iteration <= self.last
 
     def of(self, refs: Iterable[StageRef]) -> list[StageRef]:
-        """Those of some references that are in the span, in their order."""
+        """Select the references that are in the span, in their order."""
         return [ref for ref in refs if ref in self]

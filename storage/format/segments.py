@@ -51,7 +51,7 @@ class Link:
 
     @classmethod
     def of(cls, record: StageRecord) -> "Link":
-        """One record."""
+        """Make the link of a single record."""
         return cls(record.sequence, record.previous, Head.of(record))
 
 
@@ -111,7 +111,7 @@ class Seal:
         arrays: Mapping[str, PackedArray],
         files: Mapping[str, PackedFile],
     ) -> "Seal":
-        """The seal of a segment that holds some records."""
+        """Return the seal of a segment that holds some records."""
         held: dict[tuple[str, int], list[int]] = {}
         for record in records:
             held.setdefault((record.ref.stage, record.ref.step), []).append(record.ref.iteration)
@@ -129,7 +129,7 @@ class Seal:
             yield from (StageRef(iteration, stage, step) for part in parts for iteration in part)
 
     def content(self) -> bytes:
-        """The bytes of the seal's file."""
+        """Return the bytes of the seal's file."""
         document = {
             "schema": SCHEMA,
             "iterations": [self.iterations.start, self.iterations.stop],
@@ -186,12 +186,12 @@ def read_seal(folder: Path) -> Seal:
 
 
 def segment_name(iterations: range) -> str:
-    """The name of the folder of a segment of these iterations."""
+    """Return the name of the folder of a segment of these iterations."""
     return f"{iterations.start:08d}-{iterations.stop - 1:08d}"
 
 
 def segment_iterations(name: str) -> range | None:
-    """The iterations that the folder of a segment is about, None for a name that none has."""
+    """Return the iterations of a segment by its folder name, None for any other name."""
     match = _NAME.fullmatch(name)
     found = range(int(match[1]), int(match[2]) + 1) if match else None
     return found or None
@@ -210,7 +210,7 @@ def join(links: Iterable[Link]) -> tuple[Link, ...]:
 
 
 def array_document(spec: ArraySpec, array: PackedArray) -> Document:
-    """The content of the zarr.json of an array in a segment, which plain zarr reads."""
+    """Return the content of the zarr.json of an array in a segment, which plain zarr reads."""
     whole = spec.with_rows(array.rows).document()
     document = {**whole, "attributes": {**whole["attributes"], "first_row": array.first_row}}
     if array.sharded:

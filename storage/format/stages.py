@@ -103,25 +103,25 @@ class StageTable:
         return sorted(refs, key=self.position)
 
     def learner_ref(self, iteration: int) -> StageRef:
-        """The stage whose output is the learner that an iteration starts from, stored or not."""
+        """Return the stage whose output is the learner that an iteration starts from, stored or not."""
         return StageRef(0, self.first) if iteration == 0 else self.last_ref(iteration - 1)
 
     def last_ref(self, iteration: int) -> StageRef:
-        """The stage whose output ends an iteration, stored or not."""
+        """Return the stage whose output ends an iteration, stored or not."""
         return StageRef(iteration, self.last)
 
     def writing(self, group: str) -> StoredStage | None:
-        """The stage whose outputs are in a group below `data.zarr`, such as rollouts_0; one of them for the learner."""
+        """Return the stage that writes a group below `data.zarr`, such as rollouts_0; one of two for the learner."""
         pattern = re.sub(r"_\d{1,4}$", f"_{STEP}", group)
         return next((stage for stage in self.stages if stage.group in (group, pattern)), None)
 
     def named(self, group: str) -> str:
-        """The stage whose outputs a group holds, "" if there is none; "rollouts" stands for "rollouts_{step}"."""
+        """Return the stage whose outputs a group holds, "" if none; "rollouts" stands for "rollouts_{step}"."""
         found = (stage.name for stage in self.stages if stage.group in (group, f"{group}_{STEP}"))
         return next(found, "")
 
     def in_group(self, group: str, iteration: int, step: int = 0) -> StageRef | None:
-        """The output that a group holds of an iteration and inner step, stored or not; None as for `named`."""
+        """Return the output that a group holds of an iteration and inner step, stored or not; None as for `named`."""
         name = self.named(group)
         return StageRef(iteration, name, step) if name else None
 
@@ -137,16 +137,16 @@ class StageTable:
         return ref.stage == self.last or self.thinnable(ref)
 
     def group_of(self, ref: StageRef) -> str:
-        """The group below `data.zarr` that holds a stage's output."""
+        """Return the group below `data.zarr` that holds a stage's output."""
         return self[ref.stage].group.replace(STEP, str(ref.step))
 
     def row_of(self, ref: StageRef) -> int:
-        """The row of its group's arrays that a stage's output fills."""
+        """Return the row of its group's arrays that a stage's output fills."""
         # The learner that iteration i + 1 starts from is the one that iteration i's update made.
         return ref.iteration + self[ref.stage].ends_iteration
 
     def document(self) -> list[dict[str, Any]]:
-        """The table as run.json keeps it."""
+        """Return the table as run.json keeps it."""
         return [
             {"name": s.name, "group": s.group, "output": s.output}
             | ({"thinnable": True} if s.thinnable else {})
@@ -156,7 +156,7 @@ class StageTable:
 
     @classmethod
     def of(cls, info: Mapping[str, Any]) -> "StageTable":
-        """The table of the run with this run.json; earlier versions knew two, and did not write them down.
+        """Return the stage table of the run with this run.json; earlier versions knew two, and did not record them.
 
         Raises:
             ValueError, KeyError, TypeError: it is no table.

@@ -181,7 +181,7 @@ def _build(
 
 @contextmanager
 def _workshop(path: Path) -> Generator[Path]:
-    """A folder beside the new run's, in which it is made out of sight; empty, and gone afterwards."""
+    """Make a hidden, empty folder beside the new run's for building it; removed afterwards."""
     make_folders(path.parent)
     # Named after the run, so that what a kill leaves is found and cleared by whoever tries again.
     outer = path.parent / f".metaloom-fork-{path.name}"
@@ -295,7 +295,7 @@ def _share_restored(parent: Run, segment: Segment, links: "_Links") -> None:
 
 
 def _logged(parent: Run, folder: Path) -> list[str]:
-    """The files of a folder that are in the object store, if the parent is under one."""
+    """Return the files of a folder that are in the object store, if the parent is under one."""
     remote, prefix = parent.files.remote, folder.relative_to(parent.path).as_posix()
     return [path for path in remote.files if path.startswith(f"{prefix}/")] if remote is not None else []
 

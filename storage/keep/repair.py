@@ -36,7 +36,7 @@ from metaloom.storage.write.sessions import Session
 
 
 def info_copies(root: Path) -> list[Path]:
-    """The copies of a run's run.json."""
+    """Return the copies of a run's run.json."""
     return sorted(root.glob(f"{FOLDER}/*/{INFO_COPY}"))
 
 

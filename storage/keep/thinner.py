@@ -72,7 +72,7 @@ class Thinner:
         self._session.share()
 
     def _valid(self, iteration: int) -> dict[StageRef, str]:
-        """The outputs of an iteration that its marker calls thinned, without those whose record is another by now."""
+        """Return the outputs that an iteration's marker calls thinned, if their records are unchanged."""
         stated = self._files.thinned(iteration).items()
         kept = [(ref, sha256) for ref, sha256 in stated if self._files.contains(ref)]
         return {ref: sha256 for ref, sha256 in kept if self._files.record(ref).sha256 == sha256}

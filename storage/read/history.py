@@ -99,7 +99,7 @@ class History:
 
 
 def read_history(files: CommittedFiles, info: Mapping[str, Any]) -> History:
-    """The history of a run, after checking that its chain and its files are whole.
+    """Read the history of a run after checking that its chain and its files are whole.
 
     Of what is in segments the seals are read, and the sizes of their files compared.
 
@@ -142,7 +142,7 @@ def read_history(files: CommittedFiles, info: Mapping[str, Any]) -> History:
 
 
 def sealed_links(segments: Iterable[Segment], records: Iterable[StageRecord]) -> list[Link]:
-    """The parts of the chain that segments seal, and single records, in order of their positions."""
+    """Return the parts of the chain that segments seal, and single records, in order of their positions."""
     links = [link for segment in segments for link in segment.seal.links]
     return sorted((*links, *map(Link.of, records)), key=lambda link: link.first)
 
@@ -174,7 +174,7 @@ def describe_missing(positions: Sequence[int], known: SessionFacts | None) -> st
 
 
 def head_problems(files: CommittedFiles, links: Iterable[Link], known: SessionFacts | None) -> Iterable[DamagedRun]:
-    """The record that stands where the newest session knew another one to be the newest."""
+    """Yield the record that stands where the newest session knew another one to be the newest."""
     if known is None or known.head is None:
         return
     head = known.head

@@ -85,7 +85,7 @@ def first_session(info: Mapping[str, Any]) -> int:
 
 
 def origin(info: Mapping[str, Any], ref: StageRef) -> Mapping[str, Any]:
-    """Of the run and its ancestors the one whose `config` decides an output, whether or not it is stored."""
+    """Return the run, this one or an ancestor, whose `config` decides an output, whether or not it is stored."""
     runs = contributors(info)
     if ref.stage == StageTable.of(info).first:  # every fork takes it over
         return runs[0]
@@ -100,12 +100,12 @@ def as_ancestor(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def first_iteration(run: Mapping[str, Any]) -> int:
-    """The first iteration that is a run's own."""
+    """Return the run's first own iteration."""
     return int(run["parent"]["iteration"] if "parent" in run else run.get("first_iteration", 0))
 
 
 def contributors(info: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The runs that made records which a run has, the first one first, itself last."""
+    """Return the runs that wrote records of this run, the oldest first, itself last."""
     found = [info]
     for run in reversed(info.get("ancestors", [])):
         # A fork that begins where its parent began, or before, has no record of the parent's own.

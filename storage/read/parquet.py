@@ -18,7 +18,7 @@ _TEXT = "BYTE_ARRAY"
 
 
 def parse_table(raw: bytes, where: Path, *, scale: int = 1) -> pa.Table:
-    """The rows of iterations that the bytes of a Parquet file hold; raises DamagedRun if there are none or too many."""
+    """Parse the rows of iterations in a Parquet file; raises DamagedRun if there are none or too many."""
     try:
         # Not pq.read_table: what it does beyond reading takes longer than a small file.
         with pq.ParquetFile(pa.BufferReader(raw)) as parquet:

@@ -106,7 +106,7 @@ def minibatch_table(run: StoredOutputs, batches: Minibatches, update: int, *, co
 
 
 def _collected(run: StoredOutputs) -> list[StageRef]:
-    """The stages that collected rows, none missing."""
+    """Return the stages that collected rows, none missing."""
     stages, refs = run.files.stages, run.refs()
     fill = [ref for ref in refs if ref.stage == stages.named("memory_fill")]
     rounds = [ref for ref in refs if ref.stage == stages.named("rollouts")]

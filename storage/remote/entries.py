@@ -72,7 +72,7 @@ class Entry:
     sha256: str = ""
 
     def content(self) -> bytes:
-        """The bytes to store, one line."""
+        """Return the bytes to store, one line."""
         files: dict[str, dict[str, Any]] = {}
         for path, file in self.files.items():
             moved = {"key": file.key} if self.is_moved(path) else {}

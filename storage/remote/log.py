@@ -48,7 +48,7 @@ class RemoteLog:
 
     @classmethod
     def of(cls, root: Path) -> "RemoteLog | None":
-        """The log of the run that a folder caches; None for a folder that is no cache."""
+        """Return the log of the run that a folder caches; None for a folder that is no cache."""
         url = url_of(root)
         return None if url is None else cls(root, url, log_folder(root))
 
@@ -120,7 +120,7 @@ class RemoteLog:
             part.unlink(missing_ok=True)
 
     def damaged_object(self, file: LoggedFile, found: str) -> DamagedRun:
-        """The error for an object that is not what was committed."""
+        """Build the error for an object that is not what was committed."""
         url = self.objects.url
         return DamagedRun(
             f"{url}/{file.key}",
@@ -165,7 +165,7 @@ class RemoteLog:
         return [*changed, *gone]
 
     def local_files(self) -> Iterator[tuple[Path, str]]:
-        """The files of the folder that belong into the log, with their names there."""
+        """Find the files of the folder that belong into the log, with their names there."""
         for folder, folders, names in os.walk(self.root):
             if Path(folder) == self.root:
                 folders[:] = [name for name in folders if name not in _OURS]
@@ -175,7 +175,7 @@ class RemoteLog:
                     yield Path(folder) / name, self.name_of(Path(folder) / name)
 
     def name_of(self, path: Path) -> str:
-        """A file's name in the log: there, every session's file is where it will be once the session is closed."""
+        """Return a file's name in the log, which lists a session's files where they are after the session closes."""
         parts = list(path.relative_to(self.root).parts)
         if parts[0] == "_sessions" and not parts[1].endswith(".closed"):
             parts[1] += ".closed"
@@ -190,17 +190,17 @@ class RemoteLog:
         return path
 
     def below(self, name: str) -> list[str]:
-        """The files of the log that a path is about: itself, or all of a segment."""
+        """Return the files of the log that a path stands for: itself, or all of a segment."""
         if name in self.files:
             return [name]
         return [path for path in self.files if path.startswith(f"{name}/")] if segment_of(name) == name else []
 
     def cached_entries(self) -> list[bytes]:
-        """The entries as they were when they were pulled or put."""
+        """Return the entries as cached when they were pulled or put."""
         return read_file(self._entries, limit=LARGEST).splitlines(keepends=True)[: self.next] if self.next else []
 
     def stored_entry(self, sequence: int) -> bytes | None:
-        """An entry as the store has it, None if it has none."""
+        """Read an entry from the store, None if it has none."""
         return self.objects.get_all([entry_key(sequence)])[0]
 
     def _is_logged(self, name: str, path: Path) -> bool:
@@ -390,19 +390,19 @@ _SEGMENT = re.compile(rf"({FOLDER}/\d{{8}}-\d{{8}})(/.*)?", re.ASCII)
 
 
 def segment_of(name: str) -> str | None:
-    """The folder of the segment that a file of a run is in, as a path in the run; None for any other file."""
+    """Return the segment folder of a run's file, as a path in the run; None for any other file."""
     match = _SEGMENT.fullmatch(name)
     return match[1] if match else None
 
 
 def sealed_in(names: Iterable[str]) -> set[str]:
-    """The folders of the segments whose seals are among some files."""
+    """Return the folders of the segments whose seals are among some files."""
     found = {name: segment_of(name) for name in names if name.endswith(f"/{SEAL}")}
     return {folder for name, folder in found.items() if folder is not None and name == f"{folder}/{SEAL}"}
 
 
 def surplus_segments(root: Path, files: Iterable[str]) -> list[Path]:
-    """The folders of segments that a run's folder has, and a log with these files does not seal."""
+    """Find the segment folders of a run that the log with these files does not seal."""
     try:
         names = [name for name in os.listdir(root / FOLDER) if segment_iterations(name) is not None]
     except (FileNotFoundError, NotADirectoryError):

@@ -163,7 +163,7 @@ class ObjectFolder:
                 self._ask(len(keys) * _SMALL_OBJECT, lambda fs, limit: _remove(fs, paths, limit))
 
     def below(self, key: str) -> list[str]:
-        """The keys that begin with a folder's."""
+        """Return the keys that begin with a folder's."""
         with self._failures():
             prefix = self._path(key)
             found: list[str] = self._ask(_LISTING, lambda fs, limit: fs.find(prefix, **limit))

@@ -203,7 +203,7 @@ class _Items:
 
 
 def batches_of(chunk: ChunkOrder, values: Sequence[Any]) -> dict[str, list[Any]]:
-    """The batches of a chunk's tasks."""
+    """Return the batches of a chunk's tasks."""
     return {name: [_batch(cuts, values) for cuts in batches] for name, batches in chunk.batches.items()}
 
 
@@ -219,7 +219,7 @@ def _follow(value: Any, path: Sequence[str | int]) -> OfTasks | Array:
 
 
 def together(parts: Sequence[Any]) -> Any:
-    """One batch of all tasks of some, in their order."""
+    """Join batches of several tasks into one, in their order."""
     kind: Any = type(parts[0])
     return np.concatenate(parts) if kind is np.ndarray else kind.concatenate(parts)
 
