@@ -128,7 +128,7 @@ def _outcome(episodes: EpisodeBatch, returns: Callable[[EpisodeBatch], Array]) -
 
 @contextmanager
 def _told_as(episodes: str) -> Iterator[None]:
-    """Have faults of rollouts say which ones: their positions count no iterations of the run."""
+    """Add the kind of evaluation episodes to faults, since their positions count no iterations of the run."""
     try:
         yield
     except RolloutError as fault:

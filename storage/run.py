@@ -56,13 +56,13 @@ V = TypeVar("V", bound=Value)
 
 @dataclass(frozen=True, repr=False)
 class Iteration(Shown):
-    """The stored batches of one iteration. Every method raises StageMissing for what is not stored."""
+    """The stored batches of one iteration. Every method raises StageMissing for a missing output."""
 
     run: StoredOutputs
     index: int
 
     def shown(self) -> tuple[str, list[Row]]:
-        """Stages that are stored: what each gave, its size on disk, how long it took."""
+        """Stored stages: output of each, its size on disk, and its duration."""
         records = [self.run.record(ref) for ref in self.run.refs() if ref.iteration == self.index]
         rows = [
             (
@@ -93,7 +93,7 @@ class Iteration(Shown):
         return self._load("rollouts", k, EpisodeBatch, task)
 
     def samples(self, k: int = 0, *, task: Places = None) -> Samples:
-        """Read what processing added to the episodes of inner step k; tasks as `rollouts` takes them."""
+        """Read the processed samples of the episodes of inner step k; `task` as for `rollouts`."""
         return self._load("samples", k, Samples, task)
 
     def adapted(self, k: int = 0, *, task: Places = None) -> TaskParams:
@@ -123,7 +123,7 @@ class Iteration(Shown):
         return self._expect(self.run.files.stages.learner_ref(self.index), Update).learner
 
     def update(self) -> Update:
-        """Read what the iteration led to: the next learner, and the metrics."""
+        """Read the result of the iteration: the next learner, and the metrics."""
         return self._expect(self.run.files.stages.last_ref(self.index), Update)
 
     def evaluation(self) -> Evaluation:
@@ -252,7 +252,7 @@ class Run(StoredOutputs):
         return mapping(origin(self.info, ref).get("environment"))
 
     def sessions(self) -> list[ComputedWith]:
-        """List the sessions that computed outputs, the first one first, as far as they wrote down with what."""
+        """List the sessions that computed outputs, the first one first, if they recorded their environment."""
         return read_sessions(self.path, self.info)
 
     def __getitem__(self, iteration: int) -> Iteration:
@@ -397,7 +397,7 @@ def open_run(path: str | Path) -> Run:
 
 
 def run_exists(path: str | Path) -> bool:
-    """Tell whether there is a run in a folder or under a URL.
+    """Return True if there is a run in a folder or under a URL.
 
     Raises:
         StorageFailed: the folder, or the object store of a URL, cannot be read.

@@ -15,7 +15,7 @@ _DECIDES_BITS = ("cpu", "cpu_flags", "libc")
 
 
 def changes_of(run: Run, ref: StageRef, now: Mapping[str, str]) -> list[str]:
-    """Tell, half a sentence each, which of the sources that a stored output was computed with have changed.
+    """List, half a sentence each, the sources that have changed since a stored output was computed.
 
     Args:
         run: the run.
@@ -49,7 +49,7 @@ def tell_changed_sources(
 
 
 def machine_changes(run: Run, ref: StageRef) -> Iterator[str]:
-    """Tell, a few words each, what decides bits in this process and was otherwise when an output was computed.
+    """List, a few words each, the facts of this process that affect bits and have changed since an output was computed.
 
     Args:
         run: the run.

@@ -1,4 +1,4 @@
-"""Stages that every kind of run has, and what they share."""
+"""Stages that every kind of run has, and their shared objects."""
 
 from collections.abc import Callable, Mapping
 

@@ -35,7 +35,7 @@ MIB = 2**20
 
 
 def plan_of(config: RunConfig) -> OffPolicyPlan:
-    """Return what a run collects, and what its gradient steps draw."""
+    """Return the plan of a run's rollouts and gradient steps."""
     assert isinstance(config.algorithm, OffPolicySettings), "a table for other algorithms"
     return config.algorithm.plan(episodes_per_task=config.episodes_per_task, max_episode_steps=config.max_episode_steps)
 

@@ -1,4 +1,4 @@
-"""Access of stages to what other stages gave."""
+"""Access of stages to the outputs of other stages."""
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Outputs(Protocol):
-    """Source of other stages' outputs: a Run, its RunWriter, or one that recomputes what is not stored."""
+    """Source of other stages' outputs: a Run, its RunWriter, or one that recomputes missing outputs."""
 
     def load(self, ref: StageRef) -> Any:
         """Load an output."""
@@ -53,7 +53,7 @@ class SpanOutputs:
         return read_only(self._outputs.load(self._own(ref)))
 
     def lengths(self, ref: StageRef) -> Array:
-        """Return how many steps each episode of a batch has, [B, E]; nothing else of it is read."""
+        """Return the number of steps of each episode of a batch, [B, E]; nothing else of it is read."""
         return self._outputs.lengths(self._own(ref))
 
     def experience(self, ref: StageRef) -> EpisodeBatch:

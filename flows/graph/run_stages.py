@@ -121,7 +121,7 @@ class RunStages:
         return self._known[key]
 
     def renew_learners(self) -> None:
-        """Compute what follows by learners that have computed nothing yet."""
+        """Replace all learners by new ones that have computed nothing yet."""
         self._known = {
             key: replace(stages, context=stages.context.with_new_learner()) for key, stages in self._known.items()
         }
@@ -138,7 +138,7 @@ class RunStages:
         return self._sources[key]
 
     def own(self) -> Runner:
-        """Return the stages that compute what is not shared with another run."""
+        """Return the stages that compute the run's own, unshared outputs."""
         return self.of(self._run.last_ref(self._own.iterations))
 
     def _configured(self, ref: StageRef) -> tuple[str, RunConfig]:

@@ -100,7 +100,7 @@ class Runner:
         return self.graph.order(self.config, iteration)
 
     def inputs(self, ref: StageRef) -> list[StageRef | Span]:
-        """Return what a stage reads, as its record says it."""
+        """Return a stage's inputs for its record."""
         inputs = self.graph.inputs(self.config, ref).values()
         return [one for wanted in inputs for one in (wanted if isinstance(wanted, tuple) else (wanted,))]
 
@@ -116,7 +116,7 @@ class Runner:
         return self.graph[ref.stage].seed_position(self.config, ref.iteration, ref.step)
 
     def load_inputs(self, ref: StageRef, outputs: Outputs) -> dict[str, Any]:
-        """Return what a stage reads, by the names under which it gets it."""
+        """Return a stage's inputs by argument name."""
         return {name: self._bring(wanted, outputs) for name, wanted in self.graph.inputs(self.config, ref).items()}
 
     def compute(self, ref: StageRef, outputs: Outputs) -> StageOutput:

@@ -147,7 +147,7 @@ class Graph:
         return {*sampling, *(wanted for wanted in read if isinstance(wanted, StageRef))}
 
     def inputs(self, config: RunConfig, ref: StageRef) -> Mapping[str, Input]:
-        """Return what a stage reads, by the names under which it gets it.
+        """Return a stage's inputs by argument name.
 
         Where an episode of every iteration is played again, the stage that ends it reads the tasks and the batch.
         """

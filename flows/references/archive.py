@@ -194,7 +194,7 @@ def _left_out(folder: str, names: Sequence[str]) -> set[str]:
 
 @contextmanager
 def _told_of(run: Run, copied: Path) -> Iterator[None]:
-    """Tell what is wrong with a copy, which goes away, of the run itself."""
+    """Report errors of a temporary copy as errors of the run itself."""
     try:
         yield
     except storage.DamagedRun as error:
@@ -216,7 +216,7 @@ def _put(archive: Path, folder: Path) -> None:
 
 @contextmanager
 def _held(folder: Path) -> Iterator[None]:
-    """Have a folder of references alone, so that no index is written over another one's; lasts for moments."""
+    """Lock a folder of references while its index is rewritten, which takes moments."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         lock(descriptor, folder, wait=True)

@@ -184,7 +184,7 @@ async def _fetch_from_workers(client: Client, workers: Sequence[str]) -> None:
 
 @contextmanager
 def _watched(client: Client, address: str) -> Iterator[None]:
-    """Close the connections to a scheduler that is silent, as one that is stopped; what waits for it then fails."""
+    """Close the connections to a silent scheduler, such as a stopped one; everything that waits for it then fails."""
     dask = cast(Any, client)
 
     async def watch() -> None:

@@ -162,7 +162,7 @@ class DaskWorkers(RolloutWorkers):
         return self.connection.repeat_where_lost(work, where)
 
     def traffic(self) -> Traffic:
-        """Totals of what went between this process and its workers."""
+        """Totals of the traffic between this process and its workers."""
         return replace(self.rounds.traffic, threads=self.connection.num_threads)
 
     @property

@@ -150,7 +150,7 @@ class FlightRecorder(RolloutWatch):
         self._move(self._idle)
 
     def close(self) -> None:
-        """Give the files back."""
+        """Stop the watchdog and remove the file."""
         self._watchdog.close()
         self._file.unlink(missing_ok=True)
 
@@ -234,7 +234,7 @@ def recordings_folder(session: str) -> Path:
 
 
 def remove_recordings(session: str) -> None:
-    """Remove what a session left on this machine."""
+    """Remove the remains of a session on this machine."""
     shutil.rmtree(recordings_folder(session), ignore_errors=True)
 
 
@@ -292,7 +292,7 @@ def _read(file: Path) -> Recording:
 
 
 def _report_crashes(folder: Path) -> None:
-    """Have Python write where it was when a signal such as SIGSEGV ends this process."""
+    """Make Python write its tracebacks when a signal such as SIGSEGV ends this process."""
     global _crash_report
     file = _crash_file(folder, os.getpid())
     with _crash_lock:

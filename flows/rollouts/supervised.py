@@ -54,7 +54,7 @@ class Supervision:
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def recordings(self) -> list[Recording]:
-        """Return what earlier attempts at it left on this machine."""
+        """Return the recordings of earlier attempts on this machine."""
         return read_recordings(recordings_folder(self.session), self.key)
 
     def recorded(self, episodes_per_task: int = 1) -> AbstractContextManager[FlightRecorder]:

@@ -132,7 +132,7 @@ class RolloutWorkers(ABC):
         return work()
 
     def traffic(self) -> Traffic | None:
-        """Totals of what went between this process and its workers; None where there are none."""
+        """Totals of the traffic between this process and its workers; None without workers."""
         return None
 
     def sampling(

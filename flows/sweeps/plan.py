@@ -193,7 +193,7 @@ def _parts(stored: Sweep, planned: Sweep) -> Iterable[tuple[str, object, object]
 
 
 def _searched(stored: Sweep, planned: Sweep, *, trials: bool) -> bool:
-    """Tell whether two searches are the same, with or without the number of their trials."""
+    """Return True if two searches are the same, with or without the number of their trials."""
     free = set() if trials else {"trials"}
     if len(stored.runs) <= len(stored.seeds):
         # No score has decided anything yet, and the first trial may just have shown which metrics there are.

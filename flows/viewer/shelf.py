@@ -13,7 +13,7 @@ from metaloom.flows.views.run_info import list_run_row
 from metaloom.storage import Run
 
 REMOTE_SECONDS = 5.0
-"""Between two looks at what is under a URL, where a look is a request."""
+"""Interval between two requests for the state of a URL."""
 _TOLD_BY = ("run.json", "_commits", "_sessions", "_thinned", "_segments")
 """Whatever happens to a run changes one of these."""
 

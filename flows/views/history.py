@@ -86,7 +86,7 @@ class History:
 
 
 def load_history(run: Run, iterations: Sequence[int] | None = None, *, on_progress: Progress = unseen) -> History:
-    """Read what a run learned from its tables; of some complete iterations, or of all.
+    """Read the learning history of a run from its tables, for some complete iterations or all.
 
     Args:
         run: Run to read.

@@ -243,7 +243,7 @@ def list_run_row(folder: Path) -> dict[str, Any]:
 
 
 def state_of(run: Run, writer: storage.Writer | None) -> State:
-    """Tell whether somebody writes a run; if not, whether it has all its iterations; if not, how its writer ended."""
+    """Return True if somebody writes a run; if not, whether it has all its iterations; if not, how its writer ended."""
     if writer is not None:
         return "training"
     if len(run.iterations) >= run.capacity or _has_met_its_end(run):
@@ -252,12 +252,12 @@ def state_of(run: Run, writer: storage.Writer | None) -> State:
 
 
 def is_complete(folder: Path) -> bool:
-    """Tell whether there is a run in a folder, and has all its iterations."""
+    """Return True if there is a run in a folder, and has all its iterations."""
     return storage.run_exists(folder) and state_of(storage.open_run(folder), None) == "complete"
 
 
 def _has_met_its_end(run: Run) -> bool:
-    """Tell whether the criteria of its `stop` section have ended the run."""
+    """Return True if the criteria of its `stop` section have ended the run."""
     stop, done = run.config.get("stop"), len(run.iterations)
     if stop is None:
         return False

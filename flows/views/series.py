@@ -123,7 +123,7 @@ def estimates_series(label: str, color: str, estimates: Sequence[ClassEstimate])
 
 
 def explain_gaps(lines: Lines) -> Lines:
-    """Say what gaps in the bands of returns by class are, where there are any."""
+    """Explain gaps in the bands of returns by class, if there are any."""
     bands = [series.band[0] for series in lines.series if series.band is not None]
     gaps = any(np.isnan(band).any() for band in bands)
     return replace(lines, note=lines.note + GAP_NOTE) if gaps else lines

@@ -73,7 +73,7 @@ class Watch:
         self._weighed = float("-inf")
 
     def look(self) -> list[IterationReport]:
-        """Take in what is new; returns the iterations that are complete since, at first the last few."""
+        """Read new outputs; returns the iterations that completed since, at first the last few."""
         if (remote := self.run.files.remote) is not None:
             remote.pull()
         # Before anything else: whatever a writer has stored that is gone by now is seen below.
@@ -124,7 +124,7 @@ class WatchPanel(Panel):
         self.update([])
 
     def update(self, reports: Sequence[IterationReport]) -> None:
-        """Show what a look has found."""
+        """Show the result of a look."""
         for report in reports:
             self.iteration_done(report)
         watch, writer = self._watch, self._watch.writer

@@ -120,7 +120,7 @@ class Seal:
         return cls(iterations, outputs, join(map(Link.of, records)), sessions, arrays, files)
 
     def holds(self, ref: StageRef) -> bool:
-        """Tell whether the segment has an output."""
+        """Return True if the segment has an output."""
         return any(ref.iteration in part for part in self.outputs.get((ref.stage, ref.step), ()))
 
     def refs(self) -> Iterator[StageRef]:

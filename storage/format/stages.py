@@ -126,11 +126,11 @@ class StageTable:
         return StageRef(iteration, name, step) if name else None
 
     def thinnable(self, ref: StageRef) -> bool:
-        """Tell whether the arrays of an output may go when its iteration is thinned."""
+        """Return True if the arrays of an output may go when its iteration is thinned."""
         return ref.stage in self and self[ref.stage].thinnable
 
     def recomputable(self, ref: StageRef) -> bool:
-        """Tell whether an output may lack its arrays: it is thinnable, or the learner after an update.
+        """Return True if an output may lack its arrays: it is thinnable, or the learner after an update.
 
         Thinning takes no learners. The copy of a run that is a reference has few of them, from which the others follow.
         """

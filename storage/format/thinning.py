@@ -99,7 +99,7 @@ def packed_marker_path(root: Path, iterations: range) -> Path:
 
 
 def is_marker(name: str) -> bool:
-    """Tell whether a file of `_thinned` is a marker by its name."""
+    """Return True if a file of `_thinned` is a marker by its name."""
     return _MARKER_NAME.fullmatch(name) is not None or _PACKED_NAME.fullmatch(name) is not None
 
 

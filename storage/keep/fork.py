@@ -39,13 +39,13 @@ _CANNOT_SHARE = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 
 @dataclass(frozen=True)
 class Fork:
-    """Account of what a fork consists of.
+    """Summary of a fork.
 
     Attributes:
         path: its folder.
         iteration: the first iteration that is its own.
-        shared_files, shared_bytes: what it shares with its parent.
-        copied_files, copied_bytes: what was copied, because the file system cannot share it.
+        shared_files, shared_bytes: Files and bytes shared with its parent.
+        copied_files, copied_bytes: Files and bytes copied, because the file system cannot share them.
     """
 
     path: Path
@@ -345,7 +345,7 @@ class _Links:
         self.copied = (0, 0)
 
     def share(self, name: str, new_name: str | None = None) -> None:
-        """Make a file appear; replaces what is there."""
+        """Make a file appear, replacing an existing one."""
         source, target = self._source / name, self.target / (new_name or name)
         if target.parent not in self._folders:
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -103,7 +103,7 @@ class CommittedFiles:
         return self.remote is not None and self.remote.fetch(path)
 
     def is_stored(self, path: Path) -> bool:
-        """Tell whether a file is in the folder, or in the object store that it caches."""
+        """Return True if a file is in the folder, or in the object store that it caches."""
         return path.is_file() or (self.remote is not None and self._name(path) in self.remote.files)
 
     def bring_all(self, paths: Iterable[str]) -> None:
@@ -159,7 +159,7 @@ class CommittedFiles:
         return {ref for ref in refs if ref.iteration in wanted}
 
     def contains(self, ref: StageRef) -> bool:
-        """Tell whether an output is stored."""
+        """Return True if an output is stored."""
         if self.segments.holding(ref) or self.record_path(ref).exists():
             return True
         self.segments.all(refresh=True)  # it may have been packed since they were listed
@@ -245,7 +245,7 @@ class CommittedFiles:
         return sorted(live | {i for i in packed if self.thinned(i)})
 
     def is_thinned(self, record: StageRecord) -> bool:
-        """Tell whether the arrays that a record commits were removed on purpose."""
+        """Return True if the arrays that a record commits were removed on purpose."""
         # A marker means one record: what was computed again since has its arrays.
         return self.thinned(record.ref.iteration).get(record.ref) == record.sha256
 
@@ -266,7 +266,7 @@ class CommittedFiles:
         return self._specs[path]
 
     def capacity(self) -> int:
-        """Read how many iterations the arrays have room for.
+        """Return the number of iterations that the arrays have room for.
 
         Raises:
             DamagedRun: the metadata that says so is missing or changed.
@@ -316,7 +316,7 @@ class CommittedFiles:
         return {**groups}
 
     def read_lengths(self, record: StageRecord) -> Array:
-        """Read how many steps each episode of a batch has, and nothing else of it: [B, E] int32.
+        """Read only the number of steps of each episode of a batch: [B, E] int32.
 
         Raises:
             DamagedRun: it is not what was committed, or no batch of episodes.

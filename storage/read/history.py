@@ -281,7 +281,7 @@ class SpanSums:
 
 @dataclass
 class _Sum:
-    """Sum of what came before iteration `end`."""
+    """Sum up everything before iteration `end`."""
 
     end: int
     first: StageRef | None = None

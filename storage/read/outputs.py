@@ -86,8 +86,8 @@ class StoredOutputs:
 
     Attributes:
         path: Folder of the run; for a run under a URL, the folder that caches it.
-        info: What its run.json says.
-        files: What is committed there.
+        info: Content of its run.json.
+        files: Its committed files.
     """
 
     def __init__(self, path: Path, info: Mapping[str, Any], remote: RemoteLog | None = None) -> None:
@@ -150,11 +150,11 @@ class StoredOutputs:
         return self.stages.sort(self.files.refs_of(iterations))
 
     def contains(self, ref: StageRef) -> bool:
-        """Tell whether an output is stored."""
+        """Return True if an output is stored."""
         return self.files.contains(ref)
 
     def is_thinned(self, ref: StageRef) -> bool:
-        """Tell whether an output's arrays were removed by thinning; its record, tables and metrics are still there.
+        """Return True if an output's arrays were removed by thinning; its record, tables and metrics are still there.
 
         Raises:
             StageMissing: the output is not stored.
@@ -173,7 +173,7 @@ class StoredOutputs:
         return self.files.thinned_iterations()
 
     def record(self, ref: StageRef) -> StageRecord:
-        """Read the record of an output: what it was made from, and how to check it.
+        """Read the record of an output: its inputs and checksums.
 
         Raises:
             StageMissing: it is not stored.

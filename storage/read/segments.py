@@ -1,4 +1,4 @@
-"""Read the segments of a run: what they hold, their records, and the rows of their arrays."""
+"""Read the segments of a run: their contents, their records, and the rows of their arrays."""
 
 import hashlib
 import os
@@ -96,7 +96,7 @@ class Segment:
             raise damaged(self.folder / SEAL, "does not name the parts of the chain that its records are")
 
     def holds_row(self, path: str, row: int) -> bool:
-        """Tell whether rows of an array up to this one were packed."""
+        """Return True if rows of an array up to this one were packed."""
         array = self.seal.arrays.get(path)
         return array is not None and 0 <= row - array.first_row < array.rows
 
@@ -176,7 +176,7 @@ class Segment:
         return raw
 
     def has_place_for(self, path: str) -> bool:
-        """Tell whether a file may lie at a path below the segment's folder."""
+        """Return True if a file may lie at a path below the segment's folder."""
         array, _, name = path.removeprefix("data.zarr/").rpartition("/")
         about = self.seal.arrays.get(array)
         own_chunk = about is not None and not about.sharded and chunk_row(name) is not None
@@ -198,7 +198,7 @@ class Segment:
         self._group = (-1, [])
 
     def gone(self, error: FileNotFoundError, path: Path) -> Exception:
-        """Tell why a file of the segment was not there: it is damaged, or the segment itself is gone."""
+        """Explain a missing file of the segment: it is damaged, or the whole segment is gone."""
         return damaged(path, "is missing") if self.folder.is_dir() else error
 
     @cached_property

@@ -83,12 +83,12 @@ class Damage:
 
     @property
     def is_foreign(self) -> bool:
-        """True for what does not belong to the run: no repair takes away what Metaloom did not put there."""
+        """True for files that do not belong to the run: repairs only remove files that Metaloom wrote."""
         return self.problem in (_FOREIGN, _LINK)
 
     @property
     def is_unreadable(self) -> bool:
-        """True for what this user may not read, of which nobody can say whether it is damaged."""
+        """True for files that this user may not read, so damage cannot be determined."""
         return self.problem == _UNREADABLE
 
     @property
@@ -259,7 +259,7 @@ class _Verification:
                 yield self._damage(self.files.record_path(ref), _problem(error), ref)
 
     def _objects(self) -> Iterator[Damage]:
-        """Damage of what the folder only caches."""
+        """Damage of cached files."""
         if self.remote is None:
             return
         owners = {chunk.path: (r.ref, chunk.array) for r in self.records.values() for chunk in (*r.chunks, *r.tables)}
@@ -454,7 +454,7 @@ def _problem(error: Exception) -> str:
 
 
 def may_belong(relative: str, stages: StageTable | None) -> bool:
-    """Tell whether a file that no record commits may lie at a path: metadata, or what an interruption leaves.
+    """Return True if a file that no record commits may lie at a path: metadata, or what an interruption leaves.
 
     Without `stages`, records of any stage may.
     """

@@ -94,7 +94,7 @@ class Entry:
         return render(sealed(document))
 
     def is_moved(self, path: str) -> bool:
-        """Tell whether the object of a file is where another entry has put it."""
+        """Return True if the object of a file is where another entry has put it."""
         return self.files[path].text is None and self.files[path].key != object_key(self.session, self.sequence, path)
 
     @classmethod

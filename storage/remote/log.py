@@ -130,7 +130,7 @@ class RemoteLog:
         )
 
     def is_own(self, session: str) -> bool:
-        """Tell whether a session was one of this cache: then it is over, for whoever has the lock of the folder."""
+        """Return True if a session was one of this cache: then it is over, for whoever has the lock of the folder."""
         return session in self._own
 
     def claim(self, session: str) -> None:
@@ -250,7 +250,7 @@ class RemoteLog:
             self._here = {line.decode() for line in raw.rpartition(_EMPTIED)[2].split()}
 
     def _pull_some(self, count: int) -> bool:
-        """Take in some entries, and check that the newest one known is there; return whether there may be more."""
+        """Add entries, and check that the newest known one is present; return True if there may be more."""
         known = self.next > 0
         keys = [entry_key(n) for n in range(self.next - known, self.next + count)]
         found = self.objects.get_all(keys)
@@ -341,7 +341,7 @@ class RemoteLog:
             self.local_path(name).unlink(missing_ok=True)
 
     def _move_copies(self, moved: Mapping[str, str]) -> None:
-        """Give files of the folder the names to which their objects, by key, belong from now on."""
+        """Rename files of the folder to the names that their objects, by key, have from now on."""
         for name, file in self.files.items() if moved else ():
             if file.text is None and file.key in moved:
                 target = self.local_path(moved[file.key])
@@ -367,7 +367,7 @@ class RemoteLog:
 
 
 def follow(root: Path) -> RemoteLog | None:
-    """Let a folder follow the run that it caches; None for a folder that is no cache."""
+    """Pull the log of the run that a folder caches; None for a folder that is no cache."""
     log = RemoteLog.of(root)
     if log is not None:
         with system_errors(

@@ -76,7 +76,7 @@ class Deadlines:
 
 
 def may_pass(error: Exception) -> bool:
-    """Tell if a request that failed so may succeed when it is made again."""
+    """Return True if a request that failed so may succeed when it is made again."""
     if isinstance(error, _FINAL):
         return False
     if isinstance(error, OSError):
@@ -85,7 +85,7 @@ def may_pass(error: Exception) -> bool:
 
 
 def _refusal(answer: object) -> bool:
-    """Tell if a store has answered that what it was asked is wrong."""
+    """Return True if a store has answered that the request itself is wrong."""
     response: dict[str, dict[str, int]] = getattr(answer, "response", {})
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     return status in _REFUSED and status not in _SLOW_DOWN
@@ -170,7 +170,7 @@ class ObjectFolder:
             return [key + path[len(prefix) :] for path in found]
 
     def folders(self) -> list[str]:
-        """Names of what looks like a folder directly below."""
+        """Return the names of folder-like prefixes directly below."""
         with self._failures():
             try:
                 entries = self._ask(_LISTING, lambda fs, limit: fs.ls(self._root, detail=True, **limit))

@@ -41,7 +41,7 @@ def check_new_run(path: str | Path) -> None:
 
 
 def creating(path: Path) -> AbstractContextManager[None]:
-    """Tell what the system refuses while a run is made."""
+    """Convert system errors during the creation of a run."""
     action = "Free space, or choose a folder that can be written: export METALOOM_RUNS=/path/to/runs"
     return system_errors(path, required=WRITABLE, action=action)
 

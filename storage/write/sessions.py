@@ -154,7 +154,7 @@ class Session:
 
     @property
     def folder(self) -> Path:
-        """Folder of what the session has not published yet."""
+        """Folder of the session's unpublished files."""
         return self.root / FOLDER / str(SessionName(self.number, self.token))
 
     def describe(self, facts: Mapping[str, Any]) -> None:
@@ -325,7 +325,7 @@ class Session:
         return self.folder / f"{self._parts:08d}.part"
 
     def explain(self, error: OSError) -> Exception:
-        """Tell why a file was not there: a later session has begun, if that is so; else the error itself."""
+        """Explain a missing file: a FencedOut error if a later session has begun, else the error itself."""
         return error if self.folder.is_dir() else _fenced_out(self.root, self.number)
 
 

@@ -126,7 +126,7 @@ sizeof.register(Answer, num_bytes)
 
 
 def given(value: object) -> object:
-    """Have a worker hold a value."""
+    """Return the value, so that Dask keeps it on a worker."""
     return value
 
 
@@ -191,7 +191,7 @@ class _Items:
     values: Sequence[Any]
 
     def item(self, chunk: ChunkOrder, makers: tuple[Maker, ...]) -> Any:
-        """Make what the makers make of a chunk, unless it is there."""
+        """Apply the makers to a chunk, unless the result exists."""
         if not makers:
             return slice(0, chunk.num_tasks), chunk.first_task, batches_of(chunk, self.values)
         key = (self.session, makers[-1].token, chunk.first_task)
@@ -225,7 +225,7 @@ def together(parts: Sequence[Any]) -> Any:
 
 
 def arithmetic() -> str:
-    """Tell which machine code computes in this process. Runs on workers too."""
+    """Describe the machine code that computes in this process. Runs on workers too."""
     facts = arithmetic_facts()
     return f"{facts['blas']}, torch's {facts['torch']} and NumPy's {facts['numpy']}"
 
@@ -246,7 +246,7 @@ class _Kept:
             self._values[key] = value
 
     def forget(self, session: str, live: frozenset[int]) -> None:
-        """Let go what a session will not ask for again, and what sessions have left that ended without a word."""
+        """Drop values that a session will not use again, and values of sessions that ended silently."""
         with self._lock:
             now = time.monotonic()
             self._asked[session] = now
