@@ -25,8 +25,8 @@ class Panel:
     """A picture of a film.
 
     Attributes:
-        picture: [height, width, 3] uint8.
-        above, below: captions.
+        picture: Pixels [height, width, 3] uint8.
+        above, below: Captions.
     """
 
     picture: Array

@@ -18,9 +18,9 @@ def changes_of(run: Run, ref: StageRef, now: Mapping[str, str]) -> list[str]:
     """List, half a sentence each, the sources that have changed since a stored output was computed.
 
     Args:
-        run: the run.
-        ref: the output.
-        now: digests of the sources that would compute it today.
+        run: The run.
+        ref: The output.
+        now: Digests of the sources that would compute it today.
     """
     return changed_sources(now, mapping(run.environment_of(ref).get("plugins")))
 
@@ -52,8 +52,8 @@ def machine_changes(run: Run, ref: StageRef) -> Iterator[str]:
     """List, a few words each, the facts of this process that affect bits and have changed since an output was computed.
 
     Args:
-        run: the run.
-        ref: the output.
+        run: The run.
+        ref: The output.
     """
     then, now = run.info.get("system", {}), system()
     for name in _DECIDES_BITS:

@@ -15,8 +15,8 @@ class Recomputed:
     """Finds a run's outputs; thinned ones are computed again, checked against their digest, and not stored.
 
     Args:
-        run: the run.
-        stages: its stages.
+        run: The run.
+        stages: Stages of the run.
     """
 
     def __init__(self, run: Run, stages: RunStages) -> None:

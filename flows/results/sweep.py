@@ -48,9 +48,9 @@ class Trial:
     """A trial of a search.
 
     Attributes:
-        number: counted from 0.
-        runs: one of every seed.
-        score: the mean of its runs' scores; None until all are complete.
+        number: Trial number, from 0.
+        runs: One run of every seed.
+        score: Mean of its runs' scores; None until all are complete.
     """
 
     number: int

@@ -124,8 +124,8 @@ class TrainedPolicy:
         """Act, in the action space of the environment that it was trained in.
 
         Args:
-            observations: see `act`.
-            deterministic: see `act`.
+            observations: As for `act`.
+            deterministic: As for `act`.
         """
         actions = self.blueprint.action_map(self.act(observations, deterministic=deterministic))
         return actions.astype(self.blueprint.actions.dtype)

@@ -34,8 +34,8 @@ class Pages:
     """Answers of the page about the runs on a shelf.
 
     Args:
-        shelf: the runs.
-        plotly: the file plotly.min.js.
+        shelf: The runs.
+        plotly: The file plotly.min.js.
     """
 
     def __init__(self, shelf: Shelf, plotly: Path) -> None:

@@ -64,8 +64,8 @@ class Panel:
     """Lines that share their axes.
 
     Attributes:
-        title: above them; empty where a chart has one panel.
-        series: the lines.
+        title: Title above the lines; empty where a chart has one panel.
+        series: The lines.
     """
 
     title: str

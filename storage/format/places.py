@@ -70,9 +70,9 @@ def run_path(name_or_path: str | os.PathLike[str], root: str | os.PathLike[str])
     """Return the folder of a run.
 
     Args:
-        name_or_path: a name stands for a run below `root`; what holds a separator, or is a Path, stands for itself;
-            a URL stands for the folder that caches what is there.
-        root: folder of all runs.
+        name_or_path: A name stands for a run below `root`; a Path, or text with a separator, stands for itself;
+            a URL stands for the folder that caches its run.
+        root: Folder of all runs.
 
     Raises:
         InvalidRunName: the name is one that no run can have.

@@ -15,9 +15,9 @@ class StageRef:
     """The output of one execution of one stage.
 
     Attributes:
-        iteration: from 0.
-        stage: the stage's name.
-        step: inner step k; 0 where a stage has none.
+        iteration: Iteration number, from 0.
+        stage: Stage name.
+        step: Inner step k; 0 where a stage has none.
     """
 
     iteration: int
@@ -66,9 +66,9 @@ class Span:
     Such as everything that was collected so far, which a record can name without a list that grows with the run.
 
     Attributes:
-        stages: their names; all inner steps of each count, and an iteration need not have every stage.
-        first: the first iteration.
-        last: the last iteration, which is included.
+        stages: Stage names; all inner steps of each count, and an iteration need not have every stage.
+        first: First iteration.
+        last: Last iteration, inclusive.
     """
 
     stages: tuple[str, ...]

@@ -40,9 +40,9 @@ class Link:
     """Consecutive records, each following the one before it.
 
     Attributes:
-        first: position of the first in the run's history.
-        previous: hash that the first one follows.
-        head: the last of them.
+        first: Position of the first record in the run's history.
+        previous: Hash that the first record follows.
+        head: Last record.
     """
 
     first: int
@@ -60,9 +60,9 @@ class PackedArray:
     """Rows of an array in a segment.
 
     Attributes:
-        first_row: its number in the whole array.
-        rows: how many.
-        sharded: they are in one file; else each has its own, as before.
+        first_row: Index of the first row in the whole array.
+        rows: Number of rows.
+        sharded: True if they are in one file; otherwise each has a separate one, as before.
     """
 
     first_row: int

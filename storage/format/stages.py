@@ -49,7 +49,7 @@ class StageTable:
     """The stages of a run, in the order in which data passes them.
 
     Args:
-        stages: one of them ends iterations; one that comes before has the first learner as its output.
+        stages: The stages. One ends iterations; an earlier one outputs the first learner.
 
     Raises:
         ValueError: two have one name, a group has none that a folder can have, or none or several end an iteration.

@@ -42,8 +42,8 @@ class Fork:
     """Summary of a fork.
 
     Attributes:
-        path: its folder.
-        iteration: the first iteration that is its own.
+        path: Folder of the fork.
+        iteration: First iteration of its own.
         shared_files, shared_bytes: Files and bytes shared with its parent.
         copied_files, copied_bytes: Files and bytes copied, because the file system cannot share them.
     """

@@ -246,7 +246,7 @@ class SpanSums:
     """Sums up spans, each from where the one before it ended: a long run names ever longer ones.
 
     Args:
-        num_steps: counts the real environment steps in an output: 0 where it holds no episodes.
+        num_steps: Counts the real environment steps in an output: 0 where it holds no episodes.
     """
 
     def __init__(self, num_steps: Callable[[StageRef], int]) -> None:

@@ -31,9 +31,9 @@ class Deadlines:
     """Limits of every request.
 
     Attributes:
-        seconds: how long a store may be silent. All of an answer may take twice that, and what its bytes take at
+        seconds: Maximum silence of a store. A whole answer may take twice that, plus the time for its bytes at
             100 kB/s.
-        tries: how often it is asked before the run stops.
+        tries: Number of tries before the run stops.
     """
 
     seconds: float = 20.0

@@ -136,10 +136,10 @@ class Session:
     Every method that writes raises FencedOut once a later session has begun.
 
     Attributes:
-        root: the run's folder.
-        number: counts the openings of the run.
-        token: identifies the session for ever.
-        remote: the session's other half, if the folder caches a run under object storage.
+        root: Folder of the run.
+        number: Number of the session among the run's.
+        token: Identifies the session for ever.
+        remote: Remote half of the session, if the folder caches a run under object storage.
     """
 
     root: Path

@@ -55,8 +55,8 @@ class Maker(NamedTuple):
     """Work that makes what is kept.
 
     Attributes:
-        token: names it.
-        value: number among the values of the work, as bytes.
+        token: Identifies it.
+        value: Index among the values of the work, as bytes.
     """
 
     token: int
