@@ -186,7 +186,7 @@ class _Rollout:
         self.terminated[at] = result.terminated
 
     def _kept(self, observations: Array) -> Array:
-        """Observations in the dtype that they are kept in, where that is an integer one."""
+        """Return observations in the dtype that stores them, if it is an integer dtype."""
         dtype = self.observations.dtype
         return observations if dtype.kind == "f" else as_integers(observations, dtype)
 

@@ -122,7 +122,7 @@ def open_writer(
 
 
 def _refuse_links(path: Path) -> None:
-    """Folders of a run that comes from elsewhere may be links, and to write through them would change what is there."""
+    """Refuse folders that are links, as a run from elsewhere may have: writing through them changes the targets."""
     names = ("run.json", "_commits", "_sessions", "_thinned", "_segments", "data.zarr", "tables")
     folders = [path / name for name in names]
     inner = ("data.zarr/*", "data.zarr/*/*", "tables/*")

@@ -464,7 +464,7 @@ def _written(folder: Path) -> float | None:
 
 
 def _created(folder: Path) -> str | None:
-    """Time of creation of the run that a folder caches; None if there is none, "" if it cannot be read."""
+    """Return the time of creation of the run that a folder caches; None if there is none, "" if it cannot be read."""
     try:
         follow(folder)
         return str(read_sealed(folder / "run.json", indented=True).get("created", ""))

@@ -227,7 +227,7 @@ class _Panels:
 
 
 def _frames(panels: Sequence[_Panels], every: int) -> Iterator[list[Panel]]:
-    """Frames for as long as any of the episodes lasts; the others stand still at their end."""
+    """Yield frames as long as any of the episodes lasts; the others stand still at their end."""
     shown: list[Panel | None] = [None] * len(panels)
     for together in zip_longest(*(panel.pictures(every) for panel in panels)):
         shown = [new or old for new, old in zip(together, shown, strict=True)]

@@ -95,7 +95,7 @@ def all_rounds(i: int) -> Mapping[str, Input]:
 
 
 def learns_from(i: int, episodes: StageRef | tuple[StageRef, ...]) -> Mapping[str, Input]:
-    """Inputs of an update. The iteration's own episodes, and the fill in the first iteration, only feed its metrics."""
+    """Return the inputs of an update. The iteration's own episodes, and the first one's fill, only feed its metrics."""
     own = {"episodes": episodes} | ({} if i else {"fill": FILL_MEMORY.at(0)})
     return {**begins_from(i), **all_rounds(i), "drawn": SAMPLE_TRANSITIONS.at(i), **own}
 
@@ -123,7 +123,7 @@ def learned(
 
 
 def _fill_memory(context: Context, i: int, k: int, *, state: Update) -> EpisodeBatch:
-    """Episodes by actions drawn uniformly, or by a policy that was trained before."""
+    """Collect episodes with actions drawn uniformly, or with a policy that was trained before."""
     config, filling = context.config, plan_of(context.config).filling
     tasks = draw_tasks(context, i)
     learner = cast(OffPolicyLearner[Any, Any], context.learner)

@@ -22,12 +22,12 @@ def state(i: int) -> Mapping[str, Input]:
 
 
 def _adapted(i: int, k: int) -> Mapping[str, Input]:
-    """Result of inner step k - 1, where there is one."""
+    """Return the result of inner step k - 1, where there is one."""
     return {"params": ADAPT.at(i, k - 1)} if k else {}
 
 
 def _acting(i: int, k: int) -> Mapping[str, Input]:
-    """Parameters by which tasks act at inner step k: the learner's for all, or each task's adapted ones."""
+    """Return the parameters by which tasks act at inner step k: the learner's for all, or each task's adapted ones."""
     return _adapted(i, k) or state(i)
 
 

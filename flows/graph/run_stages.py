@@ -131,7 +131,7 @@ class RunStages:
         return changes_of(self._run, ref, self.plugins(ref))
 
     def plugins(self, ref: StageRef) -> Mapping[str, str]:
-        """Digests of the sources of the plug-ins that compute an output, by name."""
+        """Return the digests of the sources of the plug-ins that compute an output, by name."""
         key, config = self._configured(ref)
         if key not in self._sources:
             self._sources[key] = plugin_sources(config)

@@ -62,7 +62,7 @@ EVALUATION = Per("every n iterations", _after_evaluated)
 
 
 def by_place(config: RunConfig, i: int, k: int) -> tuple[int, ...]:
-    """Position in the run's random streams at which a stage draws, unless it says otherwise."""
+    """Return the position in the run's random streams at which a stage draws by default."""
     return (config.seed, i, k)
 
 

@@ -53,7 +53,7 @@ INFERENCE = Per(
 
 
 def _seen(config: RunConfig, i: int, k: int) -> Mapping[str, Input]:
-    """Inputs from an iteration's rollout batches up to k: those that tasks are inferred from."""
+    """Return the inputs from an iteration's rollout batches up to k: those that tasks are inferred from."""
     rounds = plan_of(config).rounds[: k + 1]
     return {"episodes": tuple(COLLECT_ROLLOUTS.at(i, n) for n, part in enumerate(rounds) if part.in_context)}
 
@@ -64,7 +64,7 @@ def _inferred(config: RunConfig, i: int, k: int) -> Mapping[str, Input]:
 
 
 def _fill_memory(context: Context, i: int, k: int, *, state: Update) -> EpisodeBatch:
-    """Episodes of every training task, by the prior."""
+    """Collect episodes of every training task, by the prior."""
     config, tasks = context.config, _train_tasks(context)
     episodes = plan_of(config).filling.episodes
     assert episodes is not None, "the buffers of training tasks are filled by episodes"

@@ -42,7 +42,7 @@ def distributions(report: IterationReport) -> dict[str, Array]:
 
 
 def return_name(report: IterationReport) -> str | None:
-    """Name of the return after the last inner step, by which runs are compared; None if there is none."""
+    """Return the name of the return after the last inner step, by which runs are compared; None if there is none."""
     names = [name for name in report.metrics if LAST_RETURN.fullmatch(name)]
     return _grouped(max(names, key=lambda name: int(name[5:].partition(".")[0]))) if names else None
 

@@ -88,7 +88,7 @@ def classes_of(run: Run) -> "Classes | None":
 
 
 def returns_by_class(run: Run, iterations: Sequence[int], classes: "Classes | None") -> dict[int, ByStep]:
-    """Returns of complete iterations by class of task; nothing where the environment has none."""
+    """Return the returns of complete iterations by class of task; nothing where the environment has none."""
     if classes is None or not iterations:
         return {}
     return episode_classes(run.episodes(iterations), classes)[0]
@@ -118,7 +118,7 @@ def episode_classes(episodes: "pa.Table", classes: "Classes") -> "tuple[dict[int
 
 
 def class_table(run: Run, iterations: Sequence[int], classes: "Classes") -> "pa.Table":
-    """`class_rows` of some iterations as one table."""
+    """Return `class_rows` of some iterations as one table."""
     import pyarrow as pa
 
     rows = [
@@ -153,7 +153,7 @@ def named_estimates(returns: ClassReturns) -> list[tuple[str, int, ClassEstimate
 
 
 def classes_text(by_step: ByStep) -> str:
-    """Returns after adaptation in a few words: "forward 7.3, backward 83.1, balanced 45.2 ± 1.2".
+    """Format returns after adaptation: "forward 7.3, backward 83.1, balanced 45.2 ± 1.2".
 
     Only classes that tasks were drawn of are named: "push 1.5, sweep 2.7, no task of 8 others".
     """

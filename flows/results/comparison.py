@@ -205,7 +205,7 @@ def _pair_row(pair: Pair) -> dict[str, Any]:
 
 
 def _json(table: pa.Table) -> list[dict[str, Any]]:
-    """Rows of a table, with null where a number is not finite."""
+    """Return the rows of a table, with null for non-finite values."""
     return [
         {name: finite(value) if isinstance(value, float) else value for name, value in row.items()}
         for row in table.to_pylist()

@@ -16,7 +16,7 @@ OFFICIAL = "official_success_rate"
 
 
 def official_success(evaluation: Evaluation, k: int, classes: "Classes | None") -> dict[str, float]:
-    """Name -> the official success rate after k steps, which weighs all classes alike.
+    """Return the official success rate after k steps by name; it weighs all classes alike.
 
     Nothing where `_official` has no rates.
     """

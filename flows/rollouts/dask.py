@@ -69,7 +69,7 @@ class DaskWorkers(RolloutWorkers):
     @classmethod
     @contextmanager
     def started(cls, spec: SamplerSpec, backend: Backend) -> Iterator["DaskWorkers"]:
-        """Workers of a backend, whose recordings are removed in the end.
+        """Start the workers of a backend, whose recordings are removed at the end.
 
         Raises:
             WorkersError: as `connected`.
@@ -162,7 +162,7 @@ class DaskWorkers(RolloutWorkers):
         return self.connection.repeat_where_lost(work, where)
 
     def traffic(self) -> Traffic:
-        """Totals of the traffic between this process and its workers."""
+        """Return the totals of the traffic between this process and its workers."""
         return replace(self.rounds.traffic, threads=self.connection.num_threads)
 
     @property

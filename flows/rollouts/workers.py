@@ -132,7 +132,7 @@ class RolloutWorkers(ABC):
         return work()
 
     def traffic(self) -> Traffic | None:
-        """Totals of the traffic between this process and its workers; None without workers."""
+        """Return the totals of the traffic between this process and its workers; None without workers."""
         return None
 
     def sampling(
@@ -172,7 +172,7 @@ def collect_shard(
     position: RolloutPosition,
     watch: RolloutWatch = UNWATCHED,
 ) -> EpisodeBatch:
-    """Episodes of some of the tasks, with the sampler that this thread keeps warm."""
+    """Collect episodes of some of the tasks, with the sampler that this thread keeps warm."""
     with normal_numerics():
         sampler, random_watch = _warm.sampler(spec)
         episodes, draw = random_watch.draw_of(

@@ -184,7 +184,7 @@ class Acting:
             return None if found is None else found[:, 0].copy()
 
     def rows(self, observations: Any) -> tuple[Array, tuple[int, ...]]:
-        """Observations as [B, N, O] float32, and the leading axes that they had.
+        """Return the observations as [B, N, O] float32, and their leading axes.
 
         Raises:
             ValueError: they have another shape, or are not finite.

@@ -121,7 +121,7 @@ class TrainedPolicy:
         return TrainedPolicy(self.blueprint, self.state, self._params.slice(b, b + 1), rounds, self.seed)
 
     def __call__(self, observations: Any, *, deterministic: bool = True) -> Array:
-        """Act, in the action space of the environment that it was trained in.
+        """Act in the action space of the environment that it was trained in.
 
         Args:
             observations: As for `act`.

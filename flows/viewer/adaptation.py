@@ -39,7 +39,7 @@ def compared_steps(steps: Sequence[int]) -> dict[str, Any]:
 
 
 def _ways(run: Run, iteration: int) -> dict[str, Any] | None:
-    """Positions of point robots step by step: of environments that name components `x` and `y` of observations."""
+    """Return positions of point robots by step, for environments whose observations have components `x` and `y`."""
     names = [*run.components("observation")]
     if not {*_PLANE} <= {*names}:
         return None

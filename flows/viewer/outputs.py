@@ -107,7 +107,7 @@ def _records(run: Run, iteration: int) -> tuple[list[StageRecord], list[str]]:
 
 
 def returns_by_task(run: Run, iteration: int) -> dict[str, Any]:
-    """Returns of an iteration's episodes by inner step and task.
+    """Return the returns of an iteration's episodes by inner step and task.
 
     Of a complete iteration from its table, which thinning keeps; of one under way from the rewards that are stored.
 

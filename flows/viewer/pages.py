@@ -96,7 +96,7 @@ class Pages:
         return answer
 
     def _values(self, request: Request) -> Response:
-        """Numbers of an array, [rows, columns] float64, little-endian."""
+        """Return the values of an array, [rows, columns] float64, little-endian."""
         asked = request.query_params
         at = [int(index) for index in asked.get("at", "").split(",") if index]
         rows = int(asked["rows"]) if "rows" in asked else None

@@ -106,7 +106,7 @@ def episode(run: Run, ref: StageRef, task: int, index: int) -> dict[str, Any]:
 
 
 def episode_length(run: Run, ref: StageRef, task: int, index: int) -> int:
-    """Steps of an episode, whether or not it was thinned.
+    """Return the steps of an episode, thinned or not.
 
     Raises:
         UsageError: there is no such episode.
@@ -126,7 +126,7 @@ def episode_length(run: Run, ref: StageRef, task: int, index: int) -> int:
 
 
 def names_along(run: Run, spec: ArraySpec) -> dict[str, list[str]]:
-    """Names of the entries along the axes of an array, as far as they have any, with their units."""
+    """Return the names of the entries along the axes of an array, as far as they have any, with their units."""
     found: dict[str, list[str]] = {}
     for dim, entries in zip(spec.dims[1:], spec.shape, strict=True):
         named: Mapping[str, str] = run.components(dim) if dim in ("observation", "action") else {}
@@ -192,7 +192,7 @@ def _require_modest(spec: ArraySpec, tasks: Sequence[int] | None) -> None:
 
 
 def _lengths(run: Run, ref: StageRef, tasks: Sequence[int] | None) -> Array | None:
-    """Lengths of the episodes that an output is about; None where they were thinned."""
+    """Return the lengths of an output's episodes; None where they were thinned."""
     output = run.stages[ref.stage].output
     of = ref if output == "EpisodeBatch" else run.stages.in_group("rollouts", ref.iteration, ref.step)
     if of is None:

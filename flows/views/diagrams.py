@@ -81,7 +81,7 @@ def as_mermaid(diagram: Diagram) -> str:
 
 
 def as_svg(diagram: Diagram) -> str:
-    """Stages from top to bottom. Arcs on the right lead down, those on the left come from earlier iterations."""
+    """Draw the stages from top to bottom. Arcs on the right lead down, on the left from earlier iterations."""
     places = {stage.name: n for n, stage in enumerate(diagram.stages)}
     arrows = [
         Arrow(places[edge.source], places[edge.target], edge.label, dashed=edge.which in (BEFORE, ALL_SO_FAR, LATEST))

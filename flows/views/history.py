@@ -190,7 +190,7 @@ def success_lines(history: History) -> Iterator[Lines]:
 
 
 def trial_lines(history: History) -> Iterator[Lines]:
-    """Returns of the first and the last episodes of trials, where trials have several."""
+    """Yield the returns of the first and the last episodes of trials, where trials have several."""
     first, last = (history.metrics.get(name) for name in TRIAL_RETURNS)
     if first is None or last is None or np.array_equal(first, last, equal_nan=True):
         return
@@ -284,7 +284,7 @@ def _of_steps(history: History, metric: str) -> dict[str, tuple[str, str]]:
 def _lines(
     history: History, name: str, title: str, y_label: str, lines: Mapping[str, tuple[str, str]], note: str
 ) -> Iterator[Lines]:
-    """Lines of metrics, name -> (label, colour), if the run has any of them."""
+    """Yield the lines of metrics, name -> (label, colour), if the run has any of them."""
     series = tuple(
         Series(label, color, history.metrics[metric])
         for metric, (label, color) in lines.items()

@@ -153,7 +153,7 @@ class Panel:
         return grid
 
     def rows(self) -> Iterator[tuple[str, RenderableType]]:
-        """Names and contents of the rows."""
+        """Yield the names and contents of the rows."""
         stage, report = self._stage, self._report
         yield "iteration", self._iteration(stage, report)
         if stage is not None and not _finished(report):

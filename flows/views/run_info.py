@@ -156,14 +156,14 @@ def headline_return(run: Run) -> Headline:
 
 
 def class_returns_of(run: Run, iteration: int) -> list[dict[str, Any]]:
-    """Returns of a complete iteration by inner step and class of task; nothing where the environment has none."""
+    """Compute a complete iteration's returns by inner step and class of task; empty without classes."""
     if iteration not in run.iterations:
         return []
     return class_rows(returns_by_class(run, [iteration], classes_of(run)).get(iteration, ()))
 
 
 def bytes_by_group(run: Run) -> Counter[str]:
-    """Bytes of a run's files by what they hold: rollouts, samples, learner, ..., tables, records."""
+    """Sum up the bytes of a run's files by content: rollouts, samples, learner, ..., tables, records."""
     sizes: Counter[str] = Counter()
     for path, num_bytes in run.files.sizes().items():
         match path.split("/"):

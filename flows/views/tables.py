@@ -253,7 +253,7 @@ def replay_line(outcome: "StageReplay") -> Text:
 def difference_table(
     differences: Sequence["ArrayDifference"], sides: tuple[str, str] = ("stored", "replayed")
 ) -> Table:
-    """Arrays that `metaloom replay` found different, or that differ between two `sides` of another name."""
+    """Show arrays that `metaloom replay` found different, or that differ between two `sides` of another name."""
     columns = (">iteration", "stage", "array", "first differs at", *sides, ">max abs", ">max ulp", ">elements")
     table = new_table(*columns, drop=("elements", "max ulp", *sides, "first differs at"))
     for difference in differences:
@@ -360,7 +360,7 @@ def facts_view(steps: Sequence["AdaptationSummary"]) -> list[RenderableType]:
 
 
 def success_view(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
-    """`success_rows` after the last adaptation step as a table; nothing where there are none."""
+    """Show `success_rows` after the last adaptation step as a table; empty where there are none."""
     if not rows:
         return []
     last = rows[-1]["adaptation_steps"]
@@ -453,7 +453,7 @@ def meaning(name: str, value: float | None) -> str:
 
 
 def _classes_view(rows: Sequence[Mapping[str, Any]], labels: Sequence[str] | None = None) -> list[RenderableType]:
-    """Returns by class of task, steps side by side under their labels; nothing where there are no classes."""
+    """Show returns by class of task, steps side by side under their labels; empty where there are no classes."""
     if not rows:
         return []
     last = rows[-1]["step"]

@@ -133,7 +133,7 @@ class WatchPanel(Panel):
         self._stored = watch.newest() if writer and self._stage is None else None
 
     def rows(self) -> Iterator[tuple[str, RenderableType]]:
-        """Names and contents of the rows."""
+        """Yield the names and contents of the rows."""
         watch = self._watch
         yield "run", as_text(watch.run.location)
         yield from super().rows()

@@ -46,11 +46,11 @@ class RolloutPosition:
         return seed_for(self.run_seed, "resets", *self.of_episode(task, episode)) % 2**bits
 
     def of_episode(self, b: int, e: int) -> tuple[int, ...]:
-        """Position in the run of an episode of the shard's task b."""
+        """Return the position in the run of an episode of the shard's task b."""
         return (self.iteration, self.step, self.first_task + b, self.first_episode + e)
 
     def of_task(self, b: int) -> tuple[int, ...]:
-        """Position from which the shard's task b draws its actions."""
+        """Return the position from which the shard's task b draws its actions."""
         place = (self.iteration, self.step, self.first_task + b)
         return (*place, self.first_episode) if self.first_episode else place
 
@@ -130,7 +130,7 @@ class Circumstances:
 
 
 def problem_of(error: BaseException, env_step: int | None) -> tuple[str, str, str, int | None]:
-    """Error that an environment raised: the problem, the call, its own traceback and, where it is known, the row."""
+    """Describe an environment's error: the problem, the call, its own traceback and, where known, the row."""
     if isinstance(error, RowFault):
         return str(error), error.call, own_traceback(error.__cause__), error.row
     call = "reset" if env_step is None else "step"

@@ -80,7 +80,7 @@ class ArraySpec:
         return self.sharded or COMPRESS_FROM <= self.raw_bytes <= _COMPRESS_TO
 
     def chunk_key(self, row: int) -> str:
-        """Path of a row's chunk below `data.zarr`."""
+        """Return the path of a row's chunk below `data.zarr`."""
         return f"{self.path}/c.{row}" + ".0" * len(self.shape)
 
     def with_rows(self, rows: int) -> "ArraySpec":

@@ -234,7 +234,7 @@ def _mismatch(ref: StageRef, found: str, required: str) -> LayoutMismatch:
 
 
 def digest(value: Value | LearnerState) -> dict[str, str]:
-    """SHA-256 of every array of a value by name, in the order of the names."""
+    """Return the SHA-256 of every array of a value by name, in the order of the names."""
     return {name: entry.sha256 for name, entry in array_digests(value).items()}
 
 

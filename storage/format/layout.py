@@ -162,7 +162,7 @@ def plan_in(output: str, name: str) -> ArrayPlan | None:
 
 
 def dims_of(path: str, plan: ArrayPlan | None, axes: int) -> tuple[str, ...]:
-    """Names of an array's axes, the leading `iteration` (or, for the learner, `row`) included.
+    """Return the names of an array's axes, the leading `iteration` (or, for the learner, `row`) included.
 
     Axes that the plan does not name are numbered after the array, so that no two arrays of a group are said to share
     an axis that they do not.

@@ -58,7 +58,7 @@ def argument(folder: Path) -> str:
 
 
 def location(folder: Path) -> str:
-    """Name of a folder for users: its URL if it stands for one."""
+    """Return the name of a folder for users: its URL if it stands for one."""
     return url_of(folder) or str(folder)
 
 

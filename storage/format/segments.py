@@ -252,12 +252,12 @@ def shard_index(sizes: Sequence[int | None]) -> bytes:
 
 
 def index_size(rows: int) -> int:
-    """Bytes of the end of a shard."""
+    """Return the size in bytes of the index at the end of a shard."""
     return 16 * rows + _CRC_BYTES
 
 
 def place_in_shard(index: bytes, row: int, where: Path) -> tuple[int, int] | None:
-    """Offset and size of a chunk, by the end of its shard; None if it is not there.
+    """Return the offset and size of a chunk, by the end of its shard; None if it is not there.
 
     Raises:
         DamagedRun: the index is not what was written.

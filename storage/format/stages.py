@@ -91,7 +91,7 @@ class StageTable:
         return self._by_name[name]
 
     def position(self, ref: StageRef) -> tuple[int, int, int, int]:
-        """Key that references sort by: the order in which a run computes outputs.
+        """Return the key that references sort by: the order in which a run computes outputs.
 
         Stages that follow one another in the table and are stepped come step by step.
         """
@@ -99,7 +99,7 @@ class StageTable:
         return (ref.iteration, block, ref.step, place)
 
     def sort(self, refs: Iterable[StageRef]) -> list[StageRef]:
-        """References in the order in which a run computes outputs."""
+        """Sort references by the order in which a run computes outputs."""
         return sorted(refs, key=self.position)
 
     def learner_ref(self, iteration: int) -> StageRef:

@@ -218,7 +218,7 @@ def _origin(parent: Run, iteration: int, newest: Head, config: Mapping[str, Any]
 
 
 def _share_sessions(root: Path, links: "_Links") -> None:
-    """Sessions that wrote the shared records."""
+    """Share the sessions that wrote the shared records."""
     for folder in sorted((root / "_sessions").iterdir()):
         session = SessionName.parse(folder.name)
         if session is None:

@@ -122,7 +122,7 @@ def require_same(record: StageRecord, value: Value, *, changed: Callable[[], Seq
 
 
 def changed_versions(record: StageRecord) -> list[str]:
-    """Versions that are others than an output was computed with, a few words each."""
+    """List the versions that have changed since an output was computed, a few words each."""
     now = versions()
     return [
         f"{name} {record.versions.get(name, 'absent')} then, {now.get(name, 'absent')} now"

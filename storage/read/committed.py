@@ -487,5 +487,5 @@ def file_stats(folder: Path, prefix: str = "") -> Iterator[tuple[str, os.stat_re
 
 
 def table_path(name: str, iteration: int) -> str:
-    """Path of one iteration's part of a table, below the run's folder."""
+    """Return the path of one iteration's part of a table, below the run's folder."""
     return f"tables/{name}/{iteration:08d}.parquet"

@@ -126,7 +126,7 @@ def _known_steps(chosen: Steps, batches: Sequence[StageRef]) -> list[int] | None
 
 
 def read_episodes(files: CommittedFiles, chosen: StepFilter) -> pa.Table:
-    """Rows of the table of episodes; raises as `read_tables`, and ValueError where there is no such task or episode."""
+    """Read rows of the table of episodes; raises as `read_tables`, and ValueError for an unknown task or episode."""
     table = read_tables(files, "episodes", chosen.iterations)
     if not (batches := _batches(files, None)):
         raise IncompatibleFormat(
@@ -276,7 +276,7 @@ def _column_order(path: str) -> tuple[int, str]:
 
 
 def _components(vector: str, sources: Mapping[str, _Source], units: Mapping[str, str]) -> dict[str, _Source]:
-    """Columns of the single components of a vector, if it is stored with as many."""
+    """Return the columns of the single components of a vector, if it is stored with as many."""
     whole = sources.get(vector)
     if whole is None or not (pa.types.is_fixed_size_list(whole.kind) and whole.kind.list_size == len(units)):
         return {}

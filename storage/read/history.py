@@ -165,7 +165,7 @@ def missing_positions(root: Path, links: Iterable[Link], end: int) -> list[int]:
 
 
 def describe_missing(positions: Sequence[int], known: SessionFacts | None) -> str:
-    """Words for records that are gone, with what is known of the newest one."""
+    """Describe missing records, with the known facts of the newest one."""
     parts = [f"{part.start} to {part[-1]}" if len(part) > 1 else f"{part.start}" for part in ranges(positions)]
     found = f"the records at positions {', '.join(parts)} of the history are missing"
     if known is None or known.head is None or known.head.sequence not in positions:

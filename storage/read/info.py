@@ -75,7 +75,7 @@ def boundaries(info: Mapping[str, Any]) -> dict[int, str]:
 
 
 def first_sequence(info: Mapping[str, Any]) -> int:
-    """Position in the history of the first record that the run's own sessions wrote."""
+    """Return the position in the history of the first record of the run's own sessions."""
     return int(info.get("first_sequence", 0))
 
 
@@ -93,7 +93,7 @@ def origin(info: Mapping[str, Any], ref: StageRef) -> Mapping[str, Any]:
 
 
 def as_ancestor(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Part of the parent's run.json that a fork keeps."""
+    """Return the part of the parent's run.json that a fork keeps."""
     kept = ("id", "sha256", "config", "config_digest", "environment", "versions")
     place = {"first_sequence": first_sequence(info), "first_iteration": first_iteration(info)}
     return {name: info[name] for name in kept} | place

@@ -59,7 +59,7 @@ def open_records(raw: bytes, where: Path) -> pq.ParquetFile:
 def read_columns(
     parquet: pq.ParquetFile, names: Sequence[str], where: Path, *, group: int | None = None
 ) -> list[list[object]]:
-    """Columns of records by name: of all of them, or of a group of rows.
+    """Read the columns of records by name: of all of them, or of a group of rows.
 
     Raises:
         DamagedRun: one is missing, or holds more text than there can be, or bytes that are no text.

@@ -339,7 +339,7 @@ class Segments:
 
 
 def _in_order(segments: list[Segment]) -> tuple[list[int], list[Segment]]:
-    """Segments with where each ends."""
+    """Return the segments with their ends."""
     return [segment.iterations.stop for segment in segments], segments
 
 

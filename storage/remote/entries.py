@@ -131,7 +131,7 @@ class Entry:
 
 
 def object_key(session: str, sequence: int, path: str) -> str:
-    """Key of a file's content: below its session's own prefix, so that no other session can replace it."""
+    """Return the key of a file's content: below its session's own prefix, so that no other session can replace it."""
     return f"_objects/{session}/{sequence:08d}/{path}"
 
 
@@ -148,7 +148,7 @@ def in_groups(files: Iterable[tuple[str, LoggedFile]]) -> Iterator[list[tuple[st
 
 
 def entry_key(sequence: int) -> str:
-    """Key of an entry."""
+    """Return the key of an entry."""
     return f"_log/{sequence:08d}.json"
 
 

@@ -182,7 +182,7 @@ class RemoteLog:
         return "/".join(parts)
 
     def local_path(self, name: str) -> Path:
-        """Path in the folder of a file of the log."""
+        """Return the path in the folder of a file of the log."""
         path = self.root / name
         if name.startswith("_sessions/"):
             open_folder = path.parent.with_name(path.parent.name.removesuffix(".closed"))
@@ -359,7 +359,7 @@ class RemoteLog:
 
     @contextmanager
     def _locked(self) -> Generator[None]:
-        """Processes of this machine take turns."""
+        """Make processes of this machine take turns."""
         self._beside.mkdir(parents=True, exist_ok=True)
         with open(self._beside / "lock", "ab") as file:
             lock(file.fileno(), self._beside, wait=True)
@@ -378,7 +378,7 @@ def follow(root: Path) -> RemoteLog | None:
 
 
 def log_folder(root: Path) -> Path:
-    """Folder of a cached run's copies of entries."""
+    """Return the folder of a cached run's copies of entries."""
     return root.with_name(f".{root.name}.log")
 
 

@@ -170,7 +170,7 @@ def _request(root: Path, token: str) -> Path:
 
 
 def _process(pid: int) -> tuple[str, int | None]:
-    """State of a process of this machine, and when it began, in clock ticks; "" and None where nobody can say."""
+    """Return the state of a process of this machine, and its start in clock ticks; "" and None where unknown."""
     try:
         # Fields 3 and 22; the name of the program, in brackets, may hold anything.
         fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
@@ -180,7 +180,7 @@ def _process(pid: int) -> tuple[str, int | None]:
 
 
 def _boot() -> str:
-    """Identity of the time since this machine began, "" where the system has none."""
+    """Return the identity of the time since this machine began, "" where the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except (OSError, ValueError):
