@@ -186,7 +186,7 @@ class _Rollout:
         self.terminated[at] = result.terminated
 
     def _kept(self, observations: Array) -> Array:
-        """Observations in the dtype that they are kept in, where that is an integer one."""
+        """Return observations in the dtype that stores them, if it is an integer dtype."""
         dtype = self.observations.dtype
         return observations if dtype.kind == "f" else as_integers(observations, dtype)
 
@@ -211,7 +211,7 @@ class _Rollout:
         )
 
     def _check_finite(self) -> None:
-        """The last line of defence: batched environments are not checked step by step."""
+        """Check the whole batch, because batched environments are not checked step by step."""
         for name, array in (("observations", self.observations), ("actions", self.taken), ("rewards", self.rewards)):
             finite = np.isfinite(array)
             if not finite.all():

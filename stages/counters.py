@@ -18,7 +18,7 @@ ENV_STEPS_NOMINAL = "env_steps_nominal"
 
 
 def no_steps() -> Params:
-    """The counters before the first episode."""
+    """Return the counters before the first episode."""
     return {name: np.zeros((), np.int64) for name in (ENV_STEPS, ENV_STEPS_NOMINAL)}
 
 

@@ -35,7 +35,7 @@ def unseen(k: int, episodes: EpisodeBatch) -> None:
 
 
 def test_position(run_seed: int, k: int) -> RolloutPosition:
-    """Position of the test episodes after k adaptation steps."""
+    """Return the position of the test episodes after k adaptation steps."""
     return RolloutPosition(run_seed, _TEST, k)
 
 
@@ -128,7 +128,7 @@ def _outcome(episodes: EpisodeBatch, returns: Callable[[EpisodeBatch], Array]) -
 
 @contextmanager
 def _told_as(episodes: str) -> Iterator[None]:
-    """Have faults of rollouts say which ones: their positions count no iterations of the run."""
+    """Add the kind of evaluation episodes to faults, since their positions count no iterations of the run."""
     try:
         yield
     except RolloutError as fault:

@@ -40,10 +40,10 @@ def require_finite(value: object, *, stage: str, iteration: int, step: int) -> N
     """Raise unless every number in a stage's output is finite. Metrics describe and decide nothing, so they may be NaN.
 
     Args:
-        value: the output, a dataclass of arrays and of mappings to arrays.
-        stage: name of the stage, for the message.
-        iteration: its iteration.
-        step: its inner step k.
+        value: The output, a dataclass of arrays and of mappings to arrays.
+        stage: Stage name, for the message.
+        iteration: Iteration number.
+        step: Inner step k.
 
     Raises:
         NotFinite: naming the first array and, as far as it has these axes, the task, episode and step.

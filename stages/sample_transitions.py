@@ -29,16 +29,16 @@ def sample_transitions(
     depend on how many follow it.
 
     Args:
-        view: the replay buffers as of the iteration.
-        num_updates: gradient steps to draw for.
+        view: The replay buffers as of the iteration.
+        num_updates: Number of gradient steps to draw for.
         max_updates: U of the result; gradient steps after `num_updates` are -1.
-        task_ids: tasks to choose from.
+        task_ids: Tasks to choose from.
         num_tasks: K.
         batch_size: N.
         context_size: C; 0 where no task is inferred.
-        buffer_size: transitions that a task's replay buffer holds; older ones are not drawn.
-        run_seed: the run's seed.
-        iteration: whose gradient steps they are.
+        buffer_size: Number of transitions that a task's replay buffer holds; older ones are not drawn.
+        run_seed: Seed of the run.
+        iteration: Iteration of the gradient steps.
 
     Raises:
         ReplayError: there are fewer tasks than K or more gradient steps than U, or a task has nothing to draw from.
@@ -112,8 +112,8 @@ def draw_distinct(uniforms: Array, sizes: Array) -> Array:
     not depend on the sizes. The order within a set is not uniform.
 
     Args:
-        uniforms: [S, C] float64 in [0, 1).
-        sizes: [S], each at least C and below 2**31.
+        uniforms: Uniform draws, [S, C] float64 in [0, 1).
+        sizes: Sizes of the ranges, [S], each at least C and below 2**31.
 
     Returns:
         [S, C] int64.

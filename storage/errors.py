@@ -123,7 +123,7 @@ def linked(where: Path) -> DamagedRun:
 
 
 def _run_around(where: Path) -> tuple[str, int]:
-    """The run that a file or folder is in, as an argument of commands, and how deep it lies there; 0 for the run."""
+    """Return the run that contains a path, as a command argument, and the path's depth in it; 0 for the run."""
     parts = where.absolute().parts
     # The innermost, because the folder of all runs may have such a name too; but a segment has folders of all kinds.
     inner = {"_segments"} & {*parts} or _TOP
@@ -150,7 +150,7 @@ def system_errors(run: Path, *, required: str, action: str) -> Generator[None, N
 
 
 def path_argument(run: Path) -> str:
-    """The path of a run as an argument of commands, quoted for the shell.
+    """Return the path of a run as an argument of commands, quoted for the shell.
 
     It has a separator: a name alone would stand for another run, one in the runs folder.
     """

@@ -24,10 +24,10 @@ class Export:
     """Account of what an export wrote.
 
     Attributes:
-        path: the folder.
-        iterations: how many iterations are in it.
-        rows: rows, episodes or points in it, whatever the format counts.
-        skipped: iterations that are not in it because their batches are not stored any more, with the reason.
+        path: The folder.
+        iterations: Number of exported iterations.
+        rows: Number of rows, episodes or points, depending on the format.
+        skipped: Iterations that were skipped because their batches are not stored any more, with the reason.
         progress: Receives the number of iterations read so far and the number of all; again from 0 where a format reads
             them more than once.
     """

@@ -122,7 +122,7 @@ def open_writer(
 
 
 def _refuse_links(path: Path) -> None:
-    """Folders of a run that comes from elsewhere may be links, and to write through them would change what is there."""
+    """Refuse folders that are links, as a run from elsewhere may have: writing through them changes the targets."""
     names = ("run.json", "_commits", "_sessions", "_thinned", "_segments", "data.zarr", "tables")
     folders = [path / name for name in names]
     inner = ("data.zarr/*", "data.zarr/*/*", "tables/*")
@@ -134,7 +134,7 @@ def _refuse_links(path: Path) -> None:
 
 
 def _run_writer(path: Path, session: Session, capacity: int | None, *, repair: bool, retention: Retention) -> RunWriter:
-    """The writer of a run that a session has the right to write."""
+    """Make the writer for a session that may write the run."""
     if repair and session.remote is not None:
         session.remote.give_up_damaged()
     repaired = restore_info(session) if repair else []

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 Progress = Callable[[int, int], None]
-"""Receives how many of all are done, and how many all are."""
+"""Receives the number of finished items and the number of all."""
 
 
 def unseen(done: int, total: int) -> None:

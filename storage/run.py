@@ -56,13 +56,13 @@ V = TypeVar("V", bound=Value)
 
 @dataclass(frozen=True, repr=False)
 class Iteration(Shown):
-    """The stored batches of one iteration. Every method raises StageMissing for what is not stored."""
+    """The stored batches of one iteration. Every method raises StageMissing for a missing output."""
 
     run: StoredOutputs
     index: int
 
     def shown(self) -> tuple[str, list[Row]]:
-        """Stages that are stored: what each gave, its size on disk, how long it took."""
+        """Stored stages: output of each, its size on disk, and its duration."""
         records = [self.run.record(ref) for ref in self.run.refs() if ref.iteration == self.index]
         rows = [
             (
@@ -93,11 +93,11 @@ class Iteration(Shown):
         return self._load("rollouts", k, EpisodeBatch, task)
 
     def samples(self, k: int = 0, *, task: Places = None) -> Samples:
-        """Read what processing added to the episodes of inner step k; tasks as `rollouts` takes them."""
+        """Read the processed samples of the episodes of inner step k; `task` as for `rollouts`."""
         return self._load("samples", k, Samples, task)
 
     def adapted(self, k: int = 0, *, task: Places = None) -> TaskParams:
-        """Every task's parameters after k + 1 inner steps; tasks as `rollouts` takes them."""
+        """Load every task's parameters after k + 1 inner steps; `task` as for `rollouts`."""
         return self._load("adapted", k, TaskParams, task)
 
     def minibatches(self) -> Minibatches:
@@ -123,7 +123,7 @@ class Iteration(Shown):
         return self._expect(self.run.files.stages.learner_ref(self.index), Update).learner
 
     def update(self) -> Update:
-        """Read what the iteration led to: the next learner, and the metrics."""
+        """Read the result of the iteration: the next learner, and the metrics."""
         return self._expect(self.run.files.stages.last_ref(self.index), Update)
 
     def evaluation(self) -> Evaluation:
@@ -233,7 +233,7 @@ class Run(StoredOutputs):
         return self.info["config"]
 
     def config_of(self, ref: StageRef) -> Mapping[str, Any]:
-        """The configuration that decides an output, stored or not: a fork's first ones are its parent's."""
+        """Return the configuration that decides an output, stored or not; for a fork's shared outputs the parent's."""
         return origin(self.info, ref)["config"]
 
     def environment_of(self, ref: StageRef) -> Mapping[str, Any]:
@@ -252,7 +252,7 @@ class Run(StoredOutputs):
         return mapping(origin(self.info, ref).get("environment"))
 
     def sessions(self) -> list[ComputedWith]:
-        """List the sessions that computed outputs, the first one first, as far as they wrote down with what."""
+        """List the sessions that computed outputs, the first one first, if they recorded their environment."""
         return read_sessions(self.path, self.info)
 
     def __getitem__(self, iteration: int) -> Iteration:
@@ -351,17 +351,17 @@ class Run(StoredOutputs):
         return read_episodes(self.files, StepFilter(self.select(iterations), steps, None, task, episode))
 
     def tasks(self, iterations: Iterations = None) -> "pa.Table":
-        """One row per task with its parameters as `task_*`."""
+        """Read one row per task with its parameters as `task_*`."""
         return self._table("tasks", iterations)
 
     def metrics(self, iterations: Iterations = None) -> "pa.Table":
-        """One row per iteration with its metrics."""
+        """Read one row per iteration with its metrics."""
         from metaloom.storage.read.frames import read_metrics
 
         return read_metrics(self.files, self.select(iterations))
 
     def evaluations(self, iterations: Iterations = None) -> "pa.Table":
-        """One row per episode of the evaluations during training, with the parameters of its task as `task_*`."""
+        """Read one row per episode of the evaluations during training, with its task's parameters as `task_*`."""
         return self._table("evaluations", iterations)
 
     def transitions(self, rows: "Sequence[int] | Array") -> "pa.Table":
@@ -380,7 +380,7 @@ class Run(StoredOutputs):
         return read_transitions(self, np.asarray(rows, np.int64))
 
     def lineage(self) -> "pa.Table":
-        """One row per stored output, in the order of their making: from what, when, by which session and versions."""
+        """Read one row per stored output, in order of creation: its inputs, time, session and versions."""
         from metaloom.storage.read.frames import lineage
 
         return lineage(self.record(ref) for ref in self.refs())
@@ -397,7 +397,7 @@ def open_run(path: str | Path) -> Run:
 
 
 def run_exists(path: str | Path) -> bool:
-    """Tell whether there is a run in a folder or under a URL.
+    """Return True if there is a run in a folder or under a URL.
 
     Raises:
         StorageFailed: the folder, or the object store of a URL, cannot be read.
@@ -420,7 +420,7 @@ def require_own_records(run: Run) -> None:
 
 
 def _link_at(run: Run, sequence: int, iteration: int) -> Link | None:
-    """The record at a position, if it is the first of its iteration and can be read; else `verify` looks at it."""
+    """Read the record at a position, if it is the first of its iteration and readable; else `verify` checks it."""
     sealed = (link for segment in run.files.segments.all() for link in segment.seal.links)
     if packed := next((link for link in sealed if link.first == sequence), None):
         return packed
@@ -436,7 +436,7 @@ def _link_at(run: Run, sequence: int, iteration: int) -> Link | None:
 
 
 def find_runs(root: Path) -> list[Path]:
-    """The folders of the runs below the folder of all runs, the newest first.
+    """Find the folders of the runs below the folder of all runs, the newest first.
 
     A run that cannot be read is one of them, for whoever opens it to say why.
 
@@ -464,7 +464,7 @@ def _written(folder: Path) -> float | None:
 
 
 def _created(folder: Path) -> str | None:
-    """Time of creation of the run that a folder caches; None if there is none, "" if it cannot be read."""
+    """Return the time of creation of the run that a folder caches; None if there is none, "" if it cannot be read."""
     try:
         follow(folder)
         return str(read_sealed(folder / "run.json", indented=True).get("created", ""))

@@ -93,12 +93,12 @@ class RunWriter:
         return self._arrays.capacity
 
     def contains(self, ref: StageRef) -> bool:
-        """Tell whether an output is stored or on its way to the disk."""
+        """Return True if an output is stored or on its way to the disk."""
         with self._lock:
             return ref in self._pending or ref in self._history.digests
 
     def is_whole(self, iteration: int) -> bool:
-        """Tell whether an iteration is known to have all its outputs, without a look at each of them."""
+        """Return True if an iteration is known to have all its outputs, without a look at each of them."""
         # It was complete when it was packed, and no record of the run was ever lost.
         return not self._history.lost and self.run.files.segments.holding(self.run.last_ref(iteration)) is not None
 
@@ -158,7 +158,7 @@ class RunWriter:
                 self._recent.popitem(last=False)
 
     def load(self, ref: StageRef) -> Value:
-        """A stage's output: from memory if it was put lately, else from the disk."""
+        """Load a stage's output: from memory if it was put recently, else from the disk."""
         value = self._in_memory(ref)
         return self._read(self.run.load, ref) if value is None else value
 
@@ -168,12 +168,12 @@ class RunWriter:
         return value.lengths if isinstance(value, EpisodeBatch) else self._read(self.run.lengths, ref)
 
     def experience(self, ref: StageRef) -> EpisodeBatch:
-        """A batch of episodes, from the disk without behavior and reward terms."""
+        """Load a batch of episodes, from the disk without behavior and reward terms."""
         value = self._in_memory(ref)
         return value if isinstance(value, EpisodeBatch) else self._read(self.run.experience, ref)
 
     def record(self, ref: StageRef) -> StageRecord:
-        """The record of an output; waits until it is published."""
+        """Return the record of an output; waits until it is published."""
         if ref in self._pending:
             self.flush()
         return self.run.record(ref)
@@ -184,7 +184,7 @@ class RunWriter:
         return self._session.number
 
     def is_asked_to_stop(self) -> bool:
-        """Tell whether somebody has asked this writer to stop; see `storage.ask_to_stop`."""
+        """Return True if somebody has asked this writer to stop; see `storage.ask_to_stop`."""
         return is_asked_to_stop(self.run.path, self._session.token)
 
     def describe(self, environment: Mapping[str, Any]) -> None:

@@ -44,7 +44,7 @@ class ExportFormat:
     grows: bool = False
 
     def takes(self, option: str) -> bool:
-        """Tell whether the format has an option."""
+        """Return True if the format has an option."""
         return option in inspect.signature(self.write).parameters
 
     def export(self, run: Run, out: Path, on_progress: Progress = unseen, **options: Any) -> Export:

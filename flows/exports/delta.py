@@ -128,7 +128,7 @@ def _with_run(table: pa.Table, run: Run, who: str) -> pa.Table:
 
 
 def _identity(run: Run) -> str:
-    """The identity of a run; it names a folder, so a run from elsewhere must not choose it freely."""
+    """Return the identity of a run. It names a folder, so a foreign run must not choose it freely."""
     try:
         return str(uuid.UUID(str(run.info["id"])))
     except (KeyError, ValueError):

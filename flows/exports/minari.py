@@ -65,7 +65,7 @@ def export_minari(
 
 
 def dataset_id(run: Run) -> str:
-    """Name of the dataset: the run's, with the characters that Minari does not allow replaced."""
+    """Return the dataset's name: the run's, with characters that Minari rejects replaced."""
     return re.sub(r"[^\w-]", "-", run.name, flags=re.ASCII) + "-v0"
 
 

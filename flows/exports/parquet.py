@@ -51,7 +51,7 @@ def _write_table(
     iterations: Sequence[int],
     steps: Sequence[int] | None,
 ) -> None:
-    """A derived table, a block of iterations at a time."""
+    """Write a derived table, a block of iterations at a time."""
     if not iterations:
         return
     with pq.ParquetWriter(file, table_of(iterations[-1:]).schema, compression="zstd") as writer:

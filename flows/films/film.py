@@ -25,8 +25,8 @@ class Panel:
     """A picture of a film.
 
     Attributes:
-        picture: [height, width, 3] uint8.
-        above, below: captions.
+        picture: Pixels [height, width, 3] uint8.
+        above, below: Captions.
     """
 
     picture: Array
@@ -79,7 +79,7 @@ def write_film(frames: Iterable[Sequence[Panel]], out: Path, fps: float, caption
 
 
 def compose(panels: Sequence[Panel], caption: str) -> Image.Image:
-    """One picture: the film's caption, and the panels side by side under it."""
+    """Draw one picture: the film's caption, and the panels side by side under it."""
     # Every pixel becomes several where captions would be wider than all pictures.
     times = -(-_NARROWEST // sum(panel.picture.shape[1] for panel in panels))
     pictures = [panel.picture.repeat(times, axis=0).repeat(times, axis=1) for panel in panels]

@@ -95,7 +95,7 @@ def _is_robot(env: MetaEnv) -> bool:
 
 
 def _camera(model: Any) -> Any:
-    """The model's own camera that follows the robot, or else one that follows its first body from the side."""
+    """Return the model's own camera that follows the robot, or else one that follows its first body from the side."""
     camera = mujoco.MjvCamera()
     mujoco.mjv_defaultFreeCamera(model, camera)
     track = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, "track")
@@ -184,7 +184,7 @@ class _View:
         return (points - self.pos) @ self.forward
 
     def pixels(self, points: Array) -> list[Point]:
-        """Places in the picture of points before the camera."""
+        """Return the positions in the picture of points before the camera."""
         across, up, ahead = self._axes @ (points - self.pos).T
         ahead = np.maximum(ahead, 1e-3)
         places = self._center[:, None] + self.focal * np.stack([across, -up]) / ahead

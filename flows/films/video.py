@@ -227,7 +227,7 @@ class _Panels:
 
 
 def _frames(panels: Sequence[_Panels], every: int) -> Iterator[list[Panel]]:
-    """Frames for as long as any of the episodes lasts; the others stand still at their end."""
+    """Yield frames as long as any of the episodes lasts; the others stand still at their end."""
     shown: list[Panel | None] = [None] * len(panels)
     for together in zip_longest(*(panel.pictures(every) for panel in panels)):
         shown = [new or old for new, old in zip(together, shown, strict=True)]
@@ -286,7 +286,7 @@ def median_episode(batch: EpisodeBatch, b: int, asked: int | None = None) -> int
 
 
 def described(tasks: TaskBatch, b: int) -> str:
-    """The parameters of a task, if it has few."""
+    """Return the parameters of a task, if it has few."""
     if not 0 < len(tasks.names) <= 6:
         return ""
     values = (f"{name} {value:.3g}" for name, value in zip(tasks.names, tasks.params[b], strict=True))

@@ -15,12 +15,12 @@ _DECIDES_BITS = ("cpu", "cpu_flags", "libc")
 
 
 def changes_of(run: Run, ref: StageRef, now: Mapping[str, str]) -> list[str]:
-    """Tell, half a sentence each, which of the sources that a stored output was computed with have changed.
+    """List, half a sentence each, the sources that have changed since a stored output was computed.
 
     Args:
-        run: the run.
-        ref: the output.
-        now: digests of the sources that would compute it today.
+        run: The run.
+        ref: The output.
+        now: Digests of the sources that would compute it today.
     """
     return changed_sources(now, mapping(run.environment_of(ref).get("plugins")))
 
@@ -49,11 +49,11 @@ def tell_changed_sources(
 
 
 def machine_changes(run: Run, ref: StageRef) -> Iterator[str]:
-    """Tell, a few words each, what decides bits in this process and was otherwise when an output was computed.
+    """List, a few words each, the facts of this process that affect bits and have changed since an output was computed.
 
     Args:
-        run: the run.
-        ref: the output.
+        run: The run.
+        ref: The output.
     """
     then, now = run.info.get("system", {}), system()
     for name in _DECIDES_BITS:

@@ -1,4 +1,4 @@
-"""Stages that every kind of run has, and what they share."""
+"""Stages that every kind of run has, and their shared objects."""
 
 from collections.abc import Callable, Mapping
 
@@ -16,7 +16,7 @@ from metaloom.storage.format.stages import LEARNER
 
 
 def nothing(config: RunConfig, i: int, k: int) -> Mapping[str, Input]:
-    """The inputs of a stage that draws all it needs."""
+    """Return the inputs of a stage without inputs."""
     return {}
 
 
@@ -27,7 +27,7 @@ def _initialize(context: Context, i: int, k: int) -> Update:
 
 
 def draw_tasks(context: Context, i: int, k: int = 0) -> TaskBatch:
-    """The tasks of an iteration, as the run's settings say."""
+    """Draw the tasks of an iteration, as the run's settings say."""
     config = context.config
     balanced = config.task_sampling == "balanced"
     return sample_tasks(context.env, num_tasks=config.num_tasks, run_seed=config.seed, iteration=i, balanced=balanced)
@@ -38,7 +38,7 @@ SAMPLE_TASKS = Stage("sample_tasks", ITERATION, nothing, TaskBatch, draw_tasks, 
 
 
 def state_before(update: Stage, i: int) -> Mapping[str, Input]:
-    """The learner that iteration i starts from, where `update` makes the next one."""
+    """Return the learner that iteration i starts from, where `update` makes the next one."""
     return {"state": update.at(i - 1) if i else INITIALIZE.at(0)}
 
 

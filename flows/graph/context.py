@@ -1,4 +1,4 @@
-"""Shared context of a run's stages: one small object that holds what does not change between iterations."""
+"""Shared context of a run's stages: one small object for everything that is constant over iterations."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -41,7 +41,7 @@ class Context:
 
     @classmethod
     def build(cls, config: RunConfig, rollouts: RolloutWorkers, parallel: ParallelMap) -> Self:
-        """Build what the stages of a run with this configuration share.
+        """Build the shared objects for the stages of a run with this configuration.
 
         Raises:
             ConfigError: the algorithm or an option is not for such an environment.
@@ -79,7 +79,7 @@ class Context:
         return self.learner.at_start(update.learner, run_seed=self.config.seed)
 
     def keep(self, name: str, build: Callable[[], T]) -> T:
-        """Return what stages keep between iterations to save time; it never decides a bit."""
+        """Return a value that stages cache between iterations; it never affects a bit."""
         if name not in self._kept:
             self._kept[name] = build()
         return cast(T, self._kept[name])

@@ -76,7 +76,7 @@ def require_repeatable(stages: Runner, ref: StageRef, outputs: Outputs, value: S
 
 @contextmanager
 def kept_in_quarantine(run: Path, ref: StageRef, seed_position: Sequence[int]) -> Iterator[None]:
-    """Keep what a stage in the block fails with, and add to the error where it is and how to get to it.
+    """Quarantine the data of a failing stage in the block, and add location and debugging commands to the error.
 
     Raises:
         StageFault, NumericalError, BaselineError: what the block raised, of the same type.
@@ -107,12 +107,12 @@ def explained(run: Path, ref: StageRef) -> Iterator[None]:
 
 
 def debug_command(run: Path, ref: StageRef) -> str:
-    """The command that runs a stage again and stops where it fails."""
+    """Return the command that runs a stage again and stops where it fails."""
     return f"metaloom replay {storage.argument(run)}@{ref.iteration} --stage {ref.stage} --step {ref.step} --pdb"
 
 
 def reproduce_command(run: Path, ref: StageRef) -> str:
-    """The command that runs the episode again that is kept of a stage."""
+    """Return the command that runs a quarantined episode of a stage again."""
     return f"metaloom replay {storage.argument(run)}@{ref.iteration} --stage {ref.stage} --step {ref.step} --quarantine"
 
 
@@ -130,7 +130,7 @@ def _keep(error: Exception, run: Path, ref: StageRef, seed_position: Sequence[in
 
 
 def _add_place(error: Exception, run: Path, ref: StageRef) -> None:
-    """Have the traceback of a bug, as in a plug-in, end with where it struck and how to get there."""
+    """Add the stage and the debugging command to the traceback of a bug, such as one in a plug-in."""
     place = f"iteration {ref.iteration}, {ref.stage} k={ref.step}"
     error.add_note(f"{run}: in {place}. To look at it in a debugger: {debug_command(run, ref)}")
 

@@ -35,7 +35,7 @@ MIB = 2**20
 
 
 def plan_of(config: RunConfig) -> OffPolicyPlan:
-    """Return what a run collects, and what its gradient steps draw."""
+    """Return the plan of a run's rollouts and gradient steps."""
     assert isinstance(config.algorithm, OffPolicySettings), "a table for other algorithms"
     return config.algorithm.plan(episodes_per_task=config.episodes_per_task, max_episode_steps=config.max_episode_steps)
 
@@ -85,17 +85,17 @@ def draw_transitions(
 
 
 def begins_from(i: int) -> Mapping[str, Input]:
-    """The learner that iteration i starts from."""
+    """Return the learner that iteration i starts from."""
     return state_before(UPDATE, i)
 
 
 def all_rounds(i: int) -> Mapping[str, Input]:
-    """All that was collected so far."""
+    """Return everything collected so far as an input."""
     return {"rounds": Span((FILL_MEMORY.name, COLLECT_ROLLOUTS.name), 0, i)}
 
 
 def learns_from(i: int, episodes: StageRef | tuple[StageRef, ...]) -> Mapping[str, Input]:
-    """Inputs of an update. The iteration's own episodes, and the fill in the first iteration, only feed its metrics."""
+    """Return the inputs of an update. The iteration's own episodes, and the first one's fill, only feed its metrics."""
     own = {"episodes": episodes} | ({} if i else {"fill": FILL_MEMORY.at(0)})
     return {**begins_from(i), **all_rounds(i), "drawn": SAMPLE_TRANSITIONS.at(i), **own}
 
@@ -123,7 +123,7 @@ def learned(
 
 
 def _fill_memory(context: Context, i: int, k: int, *, state: Update) -> EpisodeBatch:
-    """Episodes by actions drawn uniformly, or by a policy that was trained before."""
+    """Collect episodes with actions drawn uniformly, or with a policy that was trained before."""
     config, filling = context.config, plan_of(context.config).filling
     tasks = draw_tasks(context, i)
     learner = cast(OffPolicyLearner[Any, Any], context.learner)

@@ -17,22 +17,22 @@ from metaloom.stages.meta_optimize import meta_optimize
 
 
 def state(i: int) -> Mapping[str, Input]:
-    """The learner that iteration i starts from."""
+    """Return the learner that iteration i starts from."""
     return state_before(META_OPTIMIZE, i)
 
 
 def _adapted(i: int, k: int) -> Mapping[str, Input]:
-    """Result of inner step k - 1, where there is one."""
+    """Return the result of inner step k - 1, where there is one."""
     return {"params": ADAPT.at(i, k - 1)} if k else {}
 
 
 def _acting(i: int, k: int) -> Mapping[str, Input]:
-    """Parameters by which tasks act at inner step k: the learner's for all, or each task's adapted ones."""
+    """Return the parameters by which tasks act at inner step k: the learner's for all, or each task's adapted ones."""
     return _adapted(i, k) or state(i)
 
 
 def _every_step(config: RunConfig, i: int) -> Mapping[str, Input]:
-    """The episodes and samples of every inner step 0 ... K of an iteration."""
+    """Return the episodes and samples of every inner step 0 ... K of an iteration."""
     steps = EACH_STEP.steps(config, i)
     return {name: tuple(stage.at(i, k) for k in steps) for name, stage in _STEP.items()}
 

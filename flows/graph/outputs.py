@@ -1,4 +1,4 @@
-"""Access of stages to what other stages gave."""
+"""Access of stages to the outputs of other stages."""
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 class Outputs(Protocol):
-    """Source of other stages' outputs: a Run, its RunWriter, or one that recomputes what is not stored."""
+    """Source of other stages' outputs: a Run, its RunWriter, or one that recomputes missing outputs."""
 
     def load(self, ref: StageRef) -> Any:
-        """An output."""
+        """Load an output."""
         ...
 
     def lengths(self, ref: StageRef) -> Array:
@@ -26,7 +26,7 @@ class Outputs(Protocol):
         ...
 
     def experience(self, ref: StageRef) -> EpisodeBatch:
-        """A batch of episodes; behavior and reward terms may be missing."""
+        """Load a batch of episodes; behavior and reward terms may be missing."""
         ...
 
 
@@ -53,7 +53,7 @@ class SpanOutputs:
         return read_only(self._outputs.load(self._own(ref)))
 
     def lengths(self, ref: StageRef) -> Array:
-        """Return how many steps each episode of a batch has, [B, E]; nothing else of it is read."""
+        """Return the number of steps of each episode of a batch, [B, E]; nothing else of it is read."""
         return self._outputs.lengths(self._own(ref))
 
     def experience(self, ref: StageRef) -> EpisodeBatch:
@@ -67,7 +67,7 @@ class SpanOutputs:
 
 
 def read_only(value: T) -> T:
-    """An output whose arrays cannot be written: it may be on its way to the disk, and others read it too."""
+    """Return an output with read-only arrays: it may be on its way to the disk, and others read it too."""
     if isinstance(value, np.ndarray):
         value.flags.writeable = False
     elif isinstance(value, Mapping):

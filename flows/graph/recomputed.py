@@ -1,4 +1,4 @@
-"""Stored outputs, whether or not their arrays were thinned: what is gone is computed again."""
+"""Stored outputs, thinned or not: missing arrays are computed again."""
 
 from typing import Any
 
@@ -15,8 +15,8 @@ class Recomputed:
     """Finds a run's outputs; thinned ones are computed again, checked against their digest, and not stored.
 
     Args:
-        run: the run.
-        stages: its stages.
+        run: The run.
+        stages: Stages of the run.
     """
 
     def __init__(self, run: Run, stages: RunStages) -> None:
@@ -48,7 +48,7 @@ class Recomputed:
         return value
 
     def lengths(self, ref: StageRef) -> Array:
-        """Return how many steps each episode of a batch has, [B, E]; raises as `load`."""
+        """Return the number of steps of each episode of a batch, [B, E]; raises as `load`."""
         try:
             return self._run.lengths(ref)
         except storage.StageThinned:

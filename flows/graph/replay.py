@@ -10,7 +10,7 @@ from metaloom.pipeline.types import Array, Minibatch, Minibatches
 from metaloom.storage import StageRef
 
 BEFORE_ITERATIONS = -1
-"""The iteration of what fills the replay buffer before the first one."""
+"""Iteration number of the replay buffer's initial fill."""
 
 
 class Collected(NamedTuple):

@@ -33,7 +33,7 @@ def no_check() -> None:
 
 @contextmanager
 def stages_of(config: RunConfig, backend: Backend, check: Callable[[], object] = no_check) -> Iterator[Runner]:
-    """The stages of a run with their workers, for as long as the context lasts.
+    """Yield the stages of a run with their workers, for as long as the context lasts.
 
     `check` may refuse the settings once workers, which can survive an environment that hangs, have tried it.
 
@@ -95,20 +95,20 @@ class RunStages:
         self._configs: dict[str, RunConfig] = {json.dumps(run.config, sort_keys=True): self._own}
 
     def order(self, iteration: int) -> list[StageRef]:
-        """The stages of an iteration in the order in which they run."""
+        """Return the stages of an iteration in the order in which they run."""
         config = self.config_at(iteration)
         return graph_of(config).order(config, iteration)
 
     def config_at(self, iteration: int) -> RunConfig:
-        """The settings that decide an iteration."""
+        """Return the settings that decide an iteration."""
         return self.config(self._run.last_ref(iteration))
 
     def config(self, ref: StageRef) -> RunConfig:
-        """The settings that decide an output."""
+        """Return the settings that decide an output."""
         return self._configured(ref)[1]
 
     def of(self, ref: StageRef) -> Runner:
-        """The stages that compute an output."""
+        """Return the stages that compute an output."""
         key, config = self._configured(ref)
         if key not in self._known:
             self._known[key] = self._stack.enter_context(
@@ -121,7 +121,7 @@ class RunStages:
         return self._known[key]
 
     def renew_learners(self) -> None:
-        """Compute what follows by learners that have computed nothing yet."""
+        """Replace all learners by new ones that have computed nothing yet."""
         self._known = {
             key: replace(stages, context=stages.context.with_new_learner()) for key, stages in self._known.items()
         }
@@ -131,14 +131,14 @@ class RunStages:
         return changes_of(self._run, ref, self.plugins(ref))
 
     def plugins(self, ref: StageRef) -> Mapping[str, str]:
-        """Digests of the sources of the plug-ins that compute an output, by name."""
+        """Return the digests of the sources of the plug-ins that compute an output, by name."""
         key, config = self._configured(ref)
         if key not in self._sources:
             self._sources[key] = plugin_sources(config)
         return self._sources[key]
 
     def own(self) -> Runner:
-        """The stages that compute what is not shared with another run."""
+        """Return the stages that compute the run's own, unshared outputs."""
         return self.of(self._run.last_ref(self._own.iterations))
 
     def _configured(self, ref: StageRef) -> tuple[str, RunConfig]:
@@ -153,13 +153,13 @@ class RunStages:
 def stages_of_run(
     run: Run, backend: Backend, config: RunConfig | None = None, check: Callable[[], object] = no_check
 ) -> Iterator[RunStages]:
-    """The stages of a stored run with their workers, for as long as the context lasts."""
+    """Yield the stages of a stored run with their workers, for as long as the context lasts."""
     with ExitStack() as stack:
         yield RunStages(run, backend, stack, config, check)
 
 
 def config_of(run: Run, ref: StageRef | None = None) -> RunConfig:
-    """A stored run's configuration, with the iterations that it was last given; the one that decides `ref`, if given.
+    """Return a stored run's configuration with its newest iteration target, or the one that decides `ref`, if given.
 
     Only in a fork do the two differ: what it shares with its parent was computed under the parent's settings. Nothing
     else turns stored settings that name modules into a configuration, since to do so may import them.
@@ -173,7 +173,7 @@ def config_of(run: Run, ref: StageRef | None = None) -> RunConfig:
 
 
 def config_at(run: Run, iteration: int) -> RunConfig:
-    """The configuration that an iteration was, or will be, computed under."""
+    """Return the configuration that an iteration was, or will be, computed under."""
     return config_of(run, run.last_ref(iteration))
 
 

@@ -60,7 +60,7 @@ class Runner:
 
     @classmethod
     def build(cls, config: RunConfig, rollouts: RolloutWorkers, parallel: ParallelMap) -> Self:
-        """The stages of a run with this configuration.
+        """Build the stages of a run with this configuration.
 
         Raises:
             ConfigError, EnvError: settings and environment do not fit each other.
@@ -96,11 +96,11 @@ class Runner:
         return replace(self, context=self.context.under(config))
 
     def order(self, iteration: int) -> list[StageRef]:
-        """The stages of an iteration in the order in which they run."""
+        """Return the stages of an iteration in the order in which they run."""
         return self.graph.order(self.config, iteration)
 
     def inputs(self, ref: StageRef) -> list[StageRef | Span]:
-        """Return what a stage reads, as its record says it."""
+        """Return a stage's inputs for its record."""
         inputs = self.graph.inputs(self.config, ref).values()
         return [one for wanted in inputs for one in (wanted if isinstance(wanted, tuple) else (wanted,))]
 
@@ -116,15 +116,15 @@ class Runner:
         return self.graph[ref.stage].seed_position(self.config, ref.iteration, ref.step)
 
     def load_inputs(self, ref: StageRef, outputs: Outputs) -> dict[str, Any]:
-        """Return what a stage reads, by the names under which it gets it."""
+        """Return a stage's inputs by argument name."""
         return {name: self._bring(wanted, outputs) for name, wanted in self.graph.inputs(self.config, ref).items()}
 
     def compute(self, ref: StageRef, outputs: Outputs) -> StageOutput:
-        """A stage's output, from stored ones."""
+        """Compute a stage's output from stored ones."""
         return self.run(ref, self.load_inputs(ref, outputs))
 
     def run(self, ref: StageRef, inputs: dict[str, Any]) -> StageOutput:
-        """A stage's output, from its inputs by name."""
+        """Compute a stage's output from its inputs by name."""
         stage, where = self.graph[ref.stage], f"iteration {ref.iteration}, {ref.stage} k={ref.step}"
         declared = {name: value for name, value in inputs.items() if name not in WITNESS}
         value = self._compute(

@@ -62,7 +62,7 @@ EVALUATION = Per("every n iterations", _after_evaluated)
 
 
 def by_place(config: RunConfig, i: int, k: int) -> tuple[int, ...]:
-    """Position in the run's random streams at which a stage draws, unless it says otherwise."""
+    """Return the position in the run's random streams at which a stage draws by default."""
     return (config.seed, i, k)
 
 
@@ -95,7 +95,7 @@ class Stage:
     seed_position: Callable[[RunConfig, int, int], tuple[int, ...]] = by_place
 
     def at(self, i: int, k: int = 0) -> StageRef:
-        """Its output in iteration i and inner step k."""
+        """Return the ref of its output in iteration i and inner step k."""
         return StageRef(i, self.name, k)
 
 
@@ -136,7 +136,7 @@ class Graph:
         return self._by_name[name]
 
     def order(self, config: RunConfig, iteration: int) -> list[StageRef]:
-        """The stages of an iteration in the order in which they run."""
+        """Return the stages of an iteration in the order in which they run."""
         refs = (stage.at(iteration, k) for stage in self.stages for k in stage.per.steps(config, iteration))
         return self.table.sort(refs)
 
@@ -147,7 +147,7 @@ class Graph:
         return {*sampling, *(wanted for wanted in read if isinstance(wanted, StageRef))}
 
     def inputs(self, config: RunConfig, ref: StageRef) -> Mapping[str, Input]:
-        """Return what a stage reads, by the names under which it gets it.
+        """Return a stage's inputs by argument name.
 
         Where an episode of every iteration is played again, the stage that ends it reads the tasks and the batch.
         """
@@ -163,5 +163,5 @@ class Graph:
         return {**declared, **dict(zip(WITNESS, (tasks[0], batch), strict=True))}
 
     def within(self, config: RunConfig, span: Span, iteration: int) -> list[StageRef]:
-        """The outputs of a span that are of an iteration, in the order in which they are computed."""
+        """Return the outputs of a span that are of an iteration, in the order in which they are computed."""
         return span.of(self.order(config, iteration))

@@ -29,6 +29,6 @@ def graph_of(config: RunConfig) -> Graph:
 
 
 def stage_names() -> list[str]:
-    """The stages of all kinds of runs, in the order in which data passes them."""
+    """Return the stages of all kinds of runs, in the order in which data passes them."""
     names = dict.fromkeys(stage.name for graph in GRAPHS.values() for stage in graph.stages)
     return [*names]

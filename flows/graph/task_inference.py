@@ -53,7 +53,7 @@ INFERENCE = Per(
 
 
 def _seen(config: RunConfig, i: int, k: int) -> Mapping[str, Input]:
-    """Inputs from an iteration's rollout batches up to k: those that tasks are inferred from."""
+    """Return the inputs from an iteration's rollout batches up to k: those that tasks are inferred from."""
     rounds = plan_of(config).rounds[: k + 1]
     return {"episodes": tuple(COLLECT_ROLLOUTS.at(i, n) for n, part in enumerate(rounds) if part.in_context)}
 
@@ -64,7 +64,7 @@ def _inferred(config: RunConfig, i: int, k: int) -> Mapping[str, Input]:
 
 
 def _fill_memory(context: Context, i: int, k: int, *, state: Update) -> EpisodeBatch:
-    """Episodes of every training task, by the prior."""
+    """Collect episodes of every training task, by the prior."""
     config, tasks = context.config, _train_tasks(context)
     episodes = plan_of(config).filling.episodes
     assert episodes is not None, "the buffers of training tasks are filled by episodes"
@@ -90,7 +90,7 @@ def _collect_rollouts(
 
 
 def _adapt(context: Context, i: int, k: int, *, state: Update, episodes: tuple[EpisodeBatch, ...]) -> TaskParams:
-    """The posterior over every task; of what a task acts with it is all that adaptation changes."""
+    """Infer the posterior over every task, the only part of a task's acting that adaptation changes."""
     evidence = ContextRounds(episodes, (context.config.seed, i, k))
     found = context.learner.adapt(context.start(state), TaskParams({}), evidence, parallel=context.parallel)
     return require_adapted(found, len(episodes[0].lengths), context.learner)

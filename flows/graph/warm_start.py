@@ -67,7 +67,7 @@ def pinned(config: RunConfig, *, step_timeout_seconds: float | None = None) -> R
 
 
 def as_pinned(asked: RunConfig, stored: RunConfig) -> RunConfig:
-    """A configuration with the warm start of a stored run, if its own is what that one's was before it was pinned."""
+    """Return the configuration with a stored run's warm start, if it equals that run's before pinning."""
     start, found = asked.init_from, stored.init_from
     if start is None or found is None:
         return asked
@@ -81,7 +81,7 @@ def as_pinned(asked: RunConfig, stored: RunConfig) -> RunConfig:
 
 
 def read_learner(start: WarmStart) -> LearnerState:
-    """The learner that a pinned warm start names.
+    """Read the learner that a pinned warm start names.
 
     Raises:
         UsageError: it is no longer the one that was pinned.

@@ -86,7 +86,7 @@ class _Live:
 
 
 def _allowed(name: str) -> str:
-    """A name as MLflow takes it."""
+    """Replace characters that MLflow does not allow in a name."""
     return re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)
 
 

@@ -13,7 +13,7 @@ LAST_RETURN = re.compile(r"step_\d+\.average_return")
 
 
 def scalars(report: IterationReport) -> dict[str, float]:
-    """All that an iteration learned and earned, by name.
+    """Return all metrics of an iteration by name.
 
     Metrics of an inner step are in its group (`step_1/average_return`), the update's in `update`, returns by class of
     task in `by_class` (`by_class/step_1.forward`, where there were any), test returns in `evaluation`
@@ -42,7 +42,7 @@ def distributions(report: IterationReport) -> dict[str, Array]:
 
 
 def return_name(report: IterationReport) -> str | None:
-    """Name of the return after the last inner step, by which runs are compared; None if there is none."""
+    """Return the name of the return after the last inner step, by which runs are compared; None if there is none."""
     names = [name for name in report.metrics if LAST_RETURN.fullmatch(name)]
     return _grouped(max(names, key=lambda name: int(name[5:].partition(".")[0]))) if names else None
 

@@ -122,7 +122,7 @@ def extract(folder: Path, reference: Reference, path: Path) -> Path:
 
 
 def _scratch() -> AbstractContextManager[Path]:
-    """A folder for as long as the context lasts."""
+    """Make a temporary folder that lasts as long as the context."""
     return unfinished_folder(Path(gettempdir()), "metaloom-reference", 0o700)
 
 
@@ -175,7 +175,7 @@ def _require_described(run: Run, reference: Reference, archive: Path) -> None:
 
 
 def _known_without(name: str, folder: Path) -> list[Reference]:
-    """The references of a folder, among which none of this name may be."""
+    """Return the references of a folder, after checking that none has this name."""
     known = read_index(folder) if (folder / INDEX).exists() else []
     if name in [reference.name for reference in known]:
         raise UsageError(f"{folder}: found a reference {name} already; required another name: --name NAME")
@@ -194,7 +194,7 @@ def _left_out(folder: str, names: Sequence[str]) -> set[str]:
 
 @contextmanager
 def _told_of(run: Run, copied: Path) -> Iterator[None]:
-    """Tell what is wrong with a copy, which goes away, of the run itself."""
+    """Report errors of a temporary copy as errors of the run itself."""
     try:
         yield
     except storage.DamagedRun as error:
@@ -216,7 +216,7 @@ def _put(archive: Path, folder: Path) -> None:
 
 @contextmanager
 def _held(folder: Path) -> Iterator[None]:
-    """Have a folder of references alone, so that no index is written over another one's; lasts for moments."""
+    """Lock a folder of references while its index is rewritten, which takes moments."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         lock(descriptor, folder, wait=True)

@@ -26,9 +26,9 @@ _MAY_MOVE = "class"  # the module of an environment, from version to version
 
 
 def false_facts(run: Run) -> Iterator[str]:
-    """Give the names of what a run records of its environment and this declares otherwise.
+    """Yield the names of recorded facts of the environment that it declares otherwise today.
 
-    What is recorded by versions that know less is no matter.
+    Facts recorded by versions that know fewer are skipped.
 
     Raises:
         UntrustedRun: the settings name modules that the user has not agreed to import.
@@ -65,7 +65,7 @@ def _differing(recorded: Mapping[str, Any], declared: Mapping[str, Any], inside:
 
 
 def false_records(run: Run, iterations: Iterable[int]) -> Iterator[str]:
-    """Give what the records of complete iterations say otherwise than the stages that compute their outputs.
+    """Yield contradictions between records of complete iterations and the stages that compute their outputs.
 
     Sums of spans are not compared; `storage.verify_run` does that.
     """
@@ -103,11 +103,11 @@ class TableCheck:
         self._loose: set[str] = set()
 
     def see(self, ref: StageRef, value: Value, *, identical: bool = True) -> Iterator[str]:
-        """Give the names of the tables that an output ends and that say something else.
+        """Yield the names of the tables that end with an output and contradict it.
 
         Args:
             ref: The output.
-            value: What was computed.
+            value: Computed output.
             identical: False if the record says something else. Its tables then need only the same columns and units.
 
         Raises:
@@ -137,13 +137,13 @@ class TableCheck:
 
 
 def _agree(stored: pa.Table, computed: pa.Table, *, values: bool) -> bool:
-    """Return True if a table says what was computed, all of it and no more, in the same units.
+    """Return True if a table holds exactly the computed rows, in the same units.
 
     Packed tables have the columns of other iterations too, without values.
 
     Args:
         stored: Table of the run.
-        computed: Table of what was computed.
+        computed: Table from the computed values.
         values: False to compare names and units of the columns only.
     """
     more = {*stored.column_names} - {*computed.column_names}
@@ -164,5 +164,5 @@ def _unit(table: pa.Table, name: str) -> bytes | None:
 
 
 def _values(column: pa.ChunkedArray) -> list[object]:
-    """The values of a column whatever type holds them, in which NaN equals itself."""
+    """Return the values of a column whatever type holds them, in which NaN equals itself."""
     return ["NaN" if value != value else value for value in column.to_pylist()]

@@ -77,7 +77,7 @@ _FIELDS: Mapping[str, Callable[[Any], Any]] = {
     "metrics": lambda found: {str(name): float(value) for name, value in found.items()},
     "wall_seconds": float,
 }
-"""Field -> what makes one of the entry's."""
+"""Constructor of each field from its entry."""
 
 
 def shipped() -> Path:

@@ -13,7 +13,7 @@ from metaloom.flows.views.parts import as_text, new_table, optional
 
 
 def reference_rows(references: Sequence[Reference]) -> list[dict[str, Any]]:
-    """One row per reference; `last_return`: average of its last iteration, after adaptation where there is any."""
+    """Return a row per reference; `last_return`: average of its last iteration, after adaptation if there is any."""
     return [asdict(found) | {"last_return": (adaptation_returns(found.metrics) or [None])[-1]} for found in references]
 
 

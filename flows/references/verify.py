@@ -61,11 +61,11 @@ class Verified:
         return self.first_difference is None and not (self.false_tables or self.false_facts or self.false_records)
 
     def as_dict(self) -> dict[str, Any]:
-        """The outcome as JSON can hold it."""
+        """Return the outcome as JSON data."""
         return {**asdict(self), "identical": self.identical}
 
     def __str__(self) -> str:
-        """The outcome in a sentence or two, with the class of equality that it shows, and the machine code that did."""
+        """Summarize the outcome: the class of equality that it shows, and the machine code that computed it."""
         return f"{self._outcome()}\n{self.arithmetic}" if self.arithmetic else self._outcome()
 
     def _outcome(self) -> str:

@@ -88,7 +88,7 @@ def classes_of(run: Run) -> "Classes | None":
 
 
 def returns_by_class(run: Run, iterations: Sequence[int], classes: "Classes | None") -> dict[int, ByStep]:
-    """Returns of complete iterations by class of task; nothing where the environment has none."""
+    """Return the returns of complete iterations by class of task; nothing where the environment has none."""
     if classes is None or not iterations:
         return {}
     return episode_classes(run.episodes(iterations), classes)[0]
@@ -118,7 +118,7 @@ def episode_classes(episodes: "pa.Table", classes: "Classes") -> "tuple[dict[int
 
 
 def class_table(run: Run, iterations: Sequence[int], classes: "Classes") -> "pa.Table":
-    """`class_rows` of some iterations as one table."""
+    """Return `class_rows` of some iterations as one table."""
     import pyarrow as pa
 
     rows = [
@@ -132,7 +132,7 @@ def class_table(run: Run, iterations: Sequence[int], classes: "Classes") -> "pa.
 
 
 def class_rows(by_step: ByStep) -> list[dict[str, Any]]:
-    """One row per inner step and class, and one in which all classes count alike, as JSON data."""
+    """Return JSON rows, one per inner step and class, and one in which all classes have equal weight."""
     return [
         {
             "step": k,
@@ -153,7 +153,7 @@ def named_estimates(returns: ClassReturns) -> list[tuple[str, int, ClassEstimate
 
 
 def classes_text(by_step: ByStep) -> str:
-    """Returns after adaptation in a few words: "forward 7.3, backward 83.1, balanced 45.2 ± 1.2".
+    """Format returns after adaptation: "forward 7.3, backward 83.1, balanced 45.2 ± 1.2".
 
     Only classes that tasks were drawn of are named: "push 1.5, sweep 2.7, no task of 8 others".
     """
@@ -167,6 +167,6 @@ def classes_text(by_step: ByStep) -> str:
 
 
 def plus_minus(estimate: ClassEstimate) -> str:
-    """A mean with its standard error, where there is one: "45.2 ± 1.2"."""
+    """Format a mean with its standard error, if there is one: "45.2 ± 1.2"."""
     mean, error = estimate
     return number(mean) if math.isnan(error) else f"{number(mean)} ± {number(error)}"

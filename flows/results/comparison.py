@@ -44,7 +44,7 @@ class History:
         return self.values[np.searchsorted(self.steps, steps, side="right") - 1]
 
     def before(self, steps: float) -> Array:
-        """The iterations that were done by then."""
+        """Return the iterations completed by given environment steps."""
         return self.iterations[self.steps <= steps]
 
 
@@ -107,7 +107,7 @@ class Comparison:
     draw: "Callable[[Comparison], Figure]" = field(repr=False, compare=False)
 
     def table(self) -> pa.Table:
-        """One row per group: its settings, runs, seeds, mean and interquartile mean with their 95 % intervals."""
+        """Return one row per group: settings, runs, seeds, mean and interquartile mean with their 95 % intervals."""
         return pa.Table.from_pylist(
             [
                 {
@@ -130,7 +130,7 @@ class Comparison:
         )
 
     def scores(self) -> pa.Table:
-        """One row per run and score that was compared, with the group, run and seed it is from."""
+        """Return one row per run and score that was compared, with the group, run and seed it is from."""
         return pa.Table.from_pylist(
             [
                 {"group": group.name, "run": history.name, "seed": history.seed, "task": b, "score": float(score)}
@@ -141,15 +141,15 @@ class Comparison:
         )
 
     def differences(self) -> pa.Table:
-        """One row per pair of groups: difference, probability of improvement, p, and whether an order is shown."""
+        """Return one row per pair of groups: difference, probability of improvement, p, and if an order is shown."""
         return pa.Table.from_pylist([_pair_row(pair) for pair in self.pairs])
 
     def profiles(self) -> pa.Table:
-        """One row per group and threshold: the fraction of scores above it, with a pointwise interval."""
+        """Return one row per group and threshold: the fraction of scores above it, with a pointwise interval."""
         return self._bands("threshold", self.thresholds, [group.profile for group in self.groups], "fraction_above")
 
     def curves(self) -> pa.Table:
-        """One row per group and number of environment steps: interquartile mean over runs, with an interval."""
+        """Return one row per group and number of environment steps: interquartile mean over runs, with an interval."""
         return self._bands("env_steps", self.curve_steps, [group.curve for group in self.groups], "iqm")
 
     @cached_property
@@ -158,7 +158,7 @@ class Comparison:
         return verdicts(self.pairs, {group.name: len(group.scores) for group in self.groups})
 
     def as_dict(self) -> dict[str, Any]:
-        """The comparison as plain data."""
+        """Return the comparison as plain data."""
         return {
             "metric": self.metric,
             "about": self.about,
@@ -205,7 +205,7 @@ def _pair_row(pair: Pair) -> dict[str, Any]:
 
 
 def _json(table: pa.Table) -> list[dict[str, Any]]:
-    """Rows of a table, with null where a number is not finite."""
+    """Return the rows of a table, with null for non-finite values."""
     return [
         {name: finite(value) if isinstance(value, float) else value for name, value in row.items()}
         for row in table.to_pylist()

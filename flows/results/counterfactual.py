@@ -55,10 +55,10 @@ class Counterfactual(Shown):
     """One stage under the settings of its run and under changed ones.
 
     Attributes:
-        ref: the stage.
-        stored: computed again under the settings of the run.
-        changed: computed under the changed settings.
-        start: arrays that an update of parameters starts from, by name; empty for other stages.
+        ref: The stage.
+        stored: Output computed again under the settings of the run.
+        changed: Output computed under the changed settings.
+        start: Arrays that an update of parameters starts from, by name; empty for other stages.
     """
 
     ref: StageRef
@@ -98,7 +98,7 @@ class Counterfactual(Shown):
         return distance
 
     def as_dict(self) -> dict[str, Any]:
-        """The comparison as plain data."""
+        """Return the comparison as plain data."""
         return {
             **asdict(self.ref),
             "settings": list(self.changed.settings),

@@ -49,7 +49,7 @@ class RunDiff:
         return not (self.settings or self.different or self.only_a or self.only_b)
 
     def as_dict(self) -> dict[str, Any]:
-        """The comparison as plain data."""
+        """Return the comparison as plain data."""
         first = self.first
         return {
             "a": str(self.a),

@@ -48,7 +48,7 @@ class DiskUsage:
         uses: Of each run.
         paths: Folders of the runs.
         leftovers: Folders of interrupted removals.
-        details: Runs were named, so what each consists of is shown too.
+        details: True if runs were named, so their contents are shown too.
     """
 
     uses: Sequence[DiskUse]

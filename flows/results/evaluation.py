@@ -81,7 +81,7 @@ class EvaluationOutcome(Shown):
         return f"trained for {plural(trained, 'step')}; later rows extrapolate"
 
     def table(self) -> pa.Table:
-        """One row per adaptation step and task; see `flows/results/evaluation_summary.py`."""
+        """Return one row per adaptation step and task; see `flows/results/evaluation_summary.py`."""
         return pa.Table.from_pylist(summarize_tasks(self.evaluation))
 
     def as_dict(self) -> dict[str, Any]:

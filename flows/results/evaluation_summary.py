@@ -86,7 +86,7 @@ def summarize_steps(evaluation: Evaluation, classes: "Classes | None" = None) ->
 
 
 def summarize_tasks(evaluation: Evaluation) -> list[dict[str, Any]]:
-    """One row per number of adaptation steps and task: mean return with its interval, and the task's parameters."""
+    """Return one row per number of adaptation steps and task: mean return with interval, and task parameters."""
     rows: list[dict[str, Any]] = []
     for k in range(evaluation.adaptation_steps + 1):
         for b in range(len(evaluation.task_ids)):

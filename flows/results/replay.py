@@ -64,7 +64,7 @@ class StageReplay:
         return EQUAL_IN_WORDS[self.equality]
 
     def as_dict(self) -> dict[str, Any]:
-        """The outcome as JSON can hold it."""
+        """Return the outcome as JSON data."""
         return {
             **asdict(self.ref),
             "identical": self.identical,
@@ -85,6 +85,6 @@ class Replay(list[StageReplay]):
 
 
 def difference_info(difference: "ArrayDifference") -> dict[str, Any]:
-    """One difference of `metaloom replay` as plain data."""
+    """Return one difference of `metaloom replay` as plain data."""
     about = asdict(difference)
     return {**about.pop("ref"), **about, "index": list(difference.index), "max_abs": finite(difference.max_abs)}

@@ -16,7 +16,7 @@ OFFICIAL = "official_success_rate"
 
 
 def official_success(evaluation: Evaluation, k: int, classes: "Classes | None") -> dict[str, float]:
-    """Name -> the official success rate after k steps, which weighs all classes alike.
+    """Return the official success rate after k steps by name; it weighs all classes alike.
 
     Nothing where `_official` has no rates.
     """
@@ -28,7 +28,7 @@ def official_success(evaluation: Evaluation, k: int, classes: "Classes | None") 
 
 
 def success_rows(evaluation: Evaluation, classes: "Classes | None") -> list[dict[str, Any]]:
-    """One row per number of adaptation steps and class, and one in which all classes count alike, as JSON data.
+    """Return JSON rows, one per number of adaptation steps and class, and one in which all have equal weight.
 
     `success_rate` is the share of all test episodes; nothing where there is no success or there are no classes.
     """

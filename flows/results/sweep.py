@@ -48,9 +48,9 @@ class Trial:
     """A trial of a search.
 
     Attributes:
-        number: counted from 0.
-        runs: one of every seed.
-        score: the mean of its runs' scores; None until all are complete.
+        number: Trial number, from 0.
+        runs: One run of every seed.
+        score: Mean of its runs' scores; None until all are complete.
     """
 
     number: int
@@ -59,6 +59,6 @@ class Trial:
 
 
 def best_of(trials: Sequence[Trial]) -> Trial | None:
-    """The trial with the highest score, the first of several; None where none has a score."""
+    """Return the trial with the highest score, the first of several; None where none has a score."""
     scored = [(trial.score, -trial.number, trial) for trial in trials if trial.score is not None]
     return max(scored)[-1] if scored else None

@@ -29,12 +29,12 @@ class Verification:
         return not self.damages
 
     def as_list(self) -> list[dict[str, Any]]:
-        """Return what is wrong as plain data."""
+        """Return the result as plain data."""
         return [asdict(damage) for damage in self.damages]
 
 
 def what_helps(folder: Path, damages: Sequence[Damage]) -> Iterator[str]:
-    """Say what to do about what verification has found."""
+    """Recommend what to do about the result."""
     if any(damage.is_unreadable for damage in damages):
         yield "what you may not read was not checked: its owner can allow it, or verify the run"
     elif any(damage.is_link and not damage.is_foreign for damage in damages):

@@ -9,7 +9,7 @@ from metaloom.pipeline.config.run import RunConfig
 
 @contextmanager
 def rollout_workers(config: RunConfig, backend: Backend) -> Iterator[RolloutWorkers]:
-    """Workers for a run; processes that are started here end with the context."""
+    """Yield the workers for a run; processes that are started here end with the context."""
     spec, backend = SamplerSpec.of(config, backend.threads), backend.for_tasks(config.num_tasks)
     if backend.scheduler is None and backend.workers == 0:
         try:

@@ -113,7 +113,7 @@ class Connection:
 
 @contextmanager
 def connected(backend: Backend, spec: SamplerSpec, session: str) -> Iterator[Connection]:
-    """A connection to the backend's scheduler, or to processes of this session that live as long as the context.
+    """Connect to the backend's scheduler, or to processes of this session that live as long as the context.
 
     Raises:
         WorkersError: there is no such scheduler, it has no workers, or they run other code than this process.
@@ -184,7 +184,7 @@ async def _fetch_from_workers(client: Client, workers: Sequence[str]) -> None:
 
 @contextmanager
 def _watched(client: Client, address: str) -> Iterator[None]:
-    """Close the connections to a scheduler that is silent, as one that is stopped; what waits for it then fails."""
+    """Close the connections to a silent scheduler, such as a stopped one; everything that waits for it then fails."""
     dask = cast(Any, client)
 
     async def watch() -> None:

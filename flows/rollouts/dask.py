@@ -69,7 +69,7 @@ class DaskWorkers(RolloutWorkers):
     @classmethod
     @contextmanager
     def started(cls, spec: SamplerSpec, backend: Backend) -> Iterator["DaskWorkers"]:
-        """Workers of a backend, whose recordings are removed in the end.
+        """Start the workers of a backend, whose recordings are removed at the end.
 
         Raises:
             WorkersError: as `connected`.
@@ -121,7 +121,7 @@ class DaskWorkers(RolloutWorkers):
         return episodes
 
     def mathematics(self, config: RunConfig, learner: Learner[Any, Any], here: ParallelMap) -> ParallelMap:
-        """A map over chunks of tasks on these workers, where the backend and the algorithm allow it.
+        """Return a map over chunks of tasks on these workers, where the backend and the algorithm allow it.
 
         Raises:
             UsageError: it is asked for, and the algorithm or the device does not allow it.
@@ -162,7 +162,7 @@ class DaskWorkers(RolloutWorkers):
         return self.connection.repeat_where_lost(work, where)
 
     def traffic(self) -> Traffic:
-        """Totals of what went between this process and its workers."""
+        """Return the totals of the traffic between this process and its workers."""
         return replace(self.rounds.traffic, threads=self.connection.num_threads)
 
     @property

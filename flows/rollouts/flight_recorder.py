@@ -89,7 +89,7 @@ class FlightRecorder(RolloutWatch):
     """
 
     def __init__(self, folder: Path, timeout_seconds: float) -> None:
-        """A recorder at rest.
+        """Create a recorder at rest.
 
         Args:
             folder: Folder of recordings; created if missing.
@@ -130,17 +130,17 @@ class FlightRecorder(RolloutWatch):
         return self._floats[:count].reshape(shape)
 
     def entered(self, env_step: int | None) -> None:
-        """The environments are about to be reset (None) or to take a step."""
+        """Note that the environments are about to be reset (None) or to take a step."""
         self._position[0] = RESET if env_step is None else env_step
         self._position[1] = -1
         self._watchdog.alive()
 
     def left(self) -> None:
-        """The environments have come back from that call: a copy that was forked in it must not write any action."""
+        """Note that the environments have returned. A copy forked in that call must not write any action."""
         self._watchdog.left()
 
     def row(self, row: int) -> None:
-        """The environment of a row is about to be called."""
+        """Note that a row's environment is about to be called."""
         self._position[1] = row
         self._watchdog.alive()
 
@@ -150,7 +150,7 @@ class FlightRecorder(RolloutWatch):
         self._move(self._idle)
 
     def close(self) -> None:
-        """Give the files back."""
+        """Stop the watchdog and remove the file."""
         self._watchdog.close()
         self._file.unlink(missing_ok=True)
 
@@ -214,7 +214,7 @@ os.register_at_fork(after_in_child=_warm.forked)
 
 @contextmanager
 def recorded(folder: Path, key: str, timeout_seconds: float, episodes_per_task: int = 1) -> Iterator[FlightRecorder]:
-    """The recorder of this thread, recording this rollout until the block is left."""
+    """Record a rollout with this thread's recorder until the block is left."""
     recorder = _warm.get(folder, timeout_seconds)
     recorder.begin(key, episodes_per_task)
     try:
@@ -234,7 +234,7 @@ def recordings_folder(session: str) -> Path:
 
 
 def remove_recordings(session: str) -> None:
-    """Remove what a session left on this machine."""
+    """Remove the remains of a session on this machine."""
     shutil.rmtree(recordings_folder(session), ignore_errors=True)
 
 
@@ -292,7 +292,7 @@ def _read(file: Path) -> Recording:
 
 
 def _report_crashes(folder: Path) -> None:
-    """Have Python write where it was when a signal such as SIGSEGV ends this process."""
+    """Make Python write its tracebacks when a signal such as SIGSEGV ends this process."""
     global _crash_report
     file = _crash_file(folder, os.getpid())
     with _crash_lock:

@@ -64,7 +64,7 @@ class Header(NamedTuple):
             return cls(*_LAYOUT.unpack(opened.read(_LAYOUT.size)))
 
     def process(self) -> psutil.Process | None:
-        """The process, if it is still there."""
+        """Return the process, if it still exists."""
         with suppress(psutil.Error):
             process = psutil.Process(self.pid)
             if process.create_time() == self.born and _runs(process):
@@ -84,7 +84,7 @@ class Header(NamedTuple):
 
 
 def tell_who_trains(folder: Path, mark: str, env: str) -> None:
-    """Have the workers that carry a mark ended, and the folder removed, if this process is killed."""
+    """Ensure that the marked workers end, and the folder is removed, if this process is killed."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     trainer = {"pid": os.getpid(), "born": psutil.Process().create_time(), "mark": mark, "env": env}
     (folder / _TRAINER).write_text(json.dumps(trainer), encoding="utf-8")
@@ -92,7 +92,7 @@ def tell_who_trains(folder: Path, mark: str, env: str) -> None:
 
 
 def tell_asked_to_end() -> None:
-    """Have nobody say that this process was killed: its user has asked it to end at once."""
+    """Suppress the report that this process was killed: its user has asked it to end at once."""
     for folder in _trained:
         with suppress(OSError):  # of a run before
             (folder / _ASKED).touch()
@@ -116,7 +116,7 @@ def start_guard(folder: Path) -> None:
 
 
 def end_marked(mark: str) -> int:
-    """End every other process that carries a mark; return how many there were."""
+    """End every other process that carries a mark; return their number."""
     ended: set[int] = set()
     while found := [process for process in _marked(mark) if process.pid not in ended]:
         for process in found:
@@ -166,7 +166,7 @@ class _Trainer(NamedTuple):
 
     @classmethod
     def of(cls, folder: Path) -> "_Trainer | None":
-        """The trainer on this machine; None where it is on another one."""
+        """Return the trainer on this machine; None if it is on another one."""
         if not (folder / _TRAINER).exists():
             return None
         about = json.loads((folder / _TRAINER).read_text(encoding="utf-8"))
@@ -182,7 +182,7 @@ class _Trainer(NamedTuple):
         return False
 
     def tidy_up(self, folder: Path, headers: Sequence[Header]) -> None:
-        """Do what the trainer cannot any more: say where the environments were, and end what it has started."""
+        """Act for the dead trainer: report where the environments were, and end its processes."""
         found = "No environment was being called then."
         if headers:
             places = "".join(f"\n  {self.env}, {header.words()}" for header in headers)

@@ -95,7 +95,7 @@ def ending_of(pid: int) -> str | None:
 
 @contextmanager
 def local_client(workers: int, retries: int, mark: str) -> Iterator[Client]:
-    """A client of new worker processes, which end with the context, as does all that they have started."""
+    """Start worker processes and yield their client. They, and all that they started, end with the context."""
     # A certificate that only these processes have, in memory: a scheduler runs whatever it is sent.
     security = Security.temporary()
     try:

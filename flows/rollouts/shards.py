@@ -30,7 +30,7 @@ class ShardCosts:
         self._by_kind[spec.model_dump_json()] = seconds_per_task
 
     def bounds(self, spec: SamplerSpec, num_tasks: int, threads: int = 0) -> Sequence[tuple[int, int]]:
-        """First and last + 1 task of every shard, in order, for workers with this number of threads."""
+        """Return the first and last + 1 task of every shard, in order, for workers with this number of threads."""
         seconds = self._by_kind.get(spec.model_dump_json()) or first_estimate(spec)
         size = tasks_per_shard(num_tasks, seconds, threads)
         return list(pairwise([*range(0, num_tasks, size), num_tasks]))

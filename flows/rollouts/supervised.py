@@ -54,11 +54,11 @@ class Supervision:
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def recordings(self) -> list[Recording]:
-        """Return what earlier attempts at it left on this machine."""
+        """Return the recordings of earlier attempts on this machine."""
         return read_recordings(recordings_folder(self.session), self.key)
 
     def recorded(self, episodes_per_task: int = 1) -> AbstractContextManager[FlightRecorder]:
-        """A recorder for one more attempt."""
+        """Start a recorder for one more attempt."""
         return recorded(recordings_folder(self.session), self.key, self.step_timeout_seconds, episodes_per_task)
 
 
@@ -79,7 +79,7 @@ class Shard:
     def death(
         self, recordings: Sequence[Recording], supervision: Supervision, ending: str | None = None
     ) -> RolloutError:
-        """The error for processes that ended in this shard, the last of them in a way that may be known."""
+        """Build the error for processes that ended in this shard. The last one's ending may be known."""
         last = recordings[-1]
         at = self._circumstances(last)
         row = None if last.row < 0 else last.row
@@ -94,7 +94,7 @@ class Shard:
         )
 
     def _circumstances(self, recording: Recording) -> Circumstances:
-        """Of the episodes that were sampled side by side: all of the shard's, or a block of one task's."""
+        """Describe the episodes that were sampled side by side: all of the shard's, or a block of one task's."""
         spec = self.spec
         if recording.env_step == NOT_YET:
             return Circumstances(spec.env, self.tasks, self.position, spec.episodes_at_once)

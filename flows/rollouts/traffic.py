@@ -1,4 +1,4 @@
-"""Totals of what went between the trainer and its workers."""
+"""Totals of the traffic between the trainer and its workers."""
 
 from dataclasses import dataclass
 

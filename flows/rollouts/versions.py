@@ -102,7 +102,7 @@ def _sources_first_seen(paths: Iterable[str]) -> dict[str, str]:
 
 @cache
 def _first_seen(path: str) -> dict[str, str]:
-    """Sources of a plug-in when this process came to know it: it computes with these, whatever is written since."""
+    """Return the sources of a plug-in when this process first saw it: it computes with these in any case."""
     return {name: _digest_first_seen(file) for name, file in files_of([path]).items()}
 
 

@@ -91,7 +91,7 @@ LONGER = (
 
 
 def no_worker_for(seconds: float) -> WorkersError:
-    """The error for a scheduler that has had no worker for so long."""
+    """Build the error for a scheduler that has had no worker for `seconds`."""
     return WorkersError(
         f"the Dask scheduler has had no worker for {seconds:g} s; start one with `dask worker`, and go on with "
         f"`metaloom resume`. {LONGER}"

@@ -19,7 +19,7 @@ class Watchdog:
     """A rollout's part of the watchdog; used by one thread alone."""
 
     def __init__(self, timeout_seconds: float, report: Path, tell: Callable[[float], None]) -> None:
-        """Nothing is watched until `alive` is called.
+        """Create a watchdog that watches nothing until `alive` is called.
 
         Args:
             timeout_seconds: Time limit for one call of an environment; the process is ended after at most a tenth more.

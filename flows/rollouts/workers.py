@@ -60,7 +60,7 @@ class SamplerSpec(Settings):
 
     @classmethod
     def of(cls, config: "RunConfig", threads: int) -> "SamplerSpec":
-        """The part of a run's configuration that rollouts depend on."""
+        """Return the part of a run's configuration that rollouts depend on."""
         return cls(
             env=config.env,
             policy=config.policy,
@@ -132,7 +132,7 @@ class RolloutWorkers(ABC):
         return work()
 
     def traffic(self) -> Traffic | None:
-        """Totals of what went between this process and its workers; None where there are none."""
+        """Return the totals of the traffic between this process and its workers; None without workers."""
         return None
 
     def sampling(
@@ -172,7 +172,7 @@ def collect_shard(
     position: RolloutPosition,
     watch: RolloutWatch = UNWATCHED,
 ) -> EpisodeBatch:
-    """Episodes of some of the tasks, with the sampler that this thread keeps warm."""
+    """Collect episodes of some of the tasks, with the sampler that this thread keeps warm."""
     with normal_numerics():
         sampler, random_watch = _warm.sampler(spec)
         episodes, draw = random_watch.draw_of(

@@ -138,7 +138,7 @@ def plan_wanted(
 
 
 def trial_runs(sweep: Sweep, point: Mapping[str, str]) -> tuple[PlannedRun, ...]:
-    """The runs of the next trial of a search, at a point of it.
+    """Plan the runs of the next trial of a search, at a point of it.
 
     Raises:
         UsageError, EnvError: the recipe cannot be read any more.
@@ -193,7 +193,7 @@ def _parts(stored: Sweep, planned: Sweep) -> Iterable[tuple[str, object, object]
 
 
 def _searched(stored: Sweep, planned: Sweep, *, trials: bool) -> bool:
-    """Tell whether two searches are the same, with or without the number of their trials."""
+    """Return True if two searches are the same, with or without the number of their trials."""
     free = set() if trials else {"trials"}
     if len(stored.runs) <= len(stored.seeds):
         # No score has decided anything yet, and the first trial may just have shown which metrics there are.
@@ -202,7 +202,7 @@ def _searched(stored: Sweep, planned: Sweep, *, trials: bool) -> bool:
 
 
 def _place(recipe: str, name: str | None) -> tuple[Path, str]:
-    """The runs folder and the name of a sweep."""
+    """Return the runs folder and the name of a sweep."""
     root, name = runs_root(), name or f"{Path(recipe).stem}-sweep"
     if (url := url_of(root)) is not None:
         raise UsageError(

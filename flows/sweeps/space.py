@@ -32,11 +32,11 @@ class Range:
         return self.high - self.low + 1 if self.whole else inf
 
     def text(self, value: float | str) -> str:
-        """A value as a setting has it."""
+        """Format a value as a setting."""
         return str(int(value)) if self.whole else repr(float(value))
 
     def value(self, text: str) -> float:
-        """The value of a text that `text` made.
+        """Parse the result of `text`.
 
         Raises:
             ValueError: it is none of them.
@@ -47,7 +47,7 @@ class Range:
         return value
 
     def probes(self) -> list[str]:
-        """Both ends."""
+        """Return the lowest and the highest value, as text."""
         return [self.text(self.low), self.text(self.high)]
 
 
@@ -63,7 +63,7 @@ class Choice:
         return len(self.texts)
 
     def text(self, value: float | str) -> str:
-        """A value as a setting has it."""
+        """Format a value as a setting."""
         return str(value)
 
     def value(self, text: str) -> str:
@@ -77,7 +77,7 @@ class Choice:
         return text
 
     def probes(self) -> list[str]:
-        """All values."""
+        """Return all values."""
         return [*self.texts]
 
 
@@ -114,7 +114,7 @@ class Search:
         return prod(dimension.size for dimension in self.dimensions.values())
 
     def values(self, settings: Mapping[str, str]) -> dict[str, float | str]:
-        """The values of a trial, by setting.
+        """Return the values of a trial, by setting.
 
         Raises:
             ValueError: they are none of this search.
@@ -124,14 +124,14 @@ class Search:
         return {key: dimension.value(settings[key]) for key, dimension in self.dimensions.items()}
 
     def probes(self) -> list[dict[str, str]]:
-        """Points that show whether the space can be tried: one setting at a time to its ends, or to all its values."""
+        """Return points that show whether the space can be tried: each setting at its ends, or at all its values."""
         probes = {key: dimension.probes() for key, dimension in self.dimensions.items()}
         first = {key: texts[0] for key, texts in probes.items()}
         return [first, *(first | {key: text} for key, texts in probes.items() for text in texts[1:])]
 
 
 def wanted_search(trials: int | None, space: Mapping[str, str], metric: str | None, grid: object) -> Search | None:
-    """The search that a user wants; None without a number of trials.
+    """Return the requested search; None without a number of trials.
 
     Raises:
         UsageError: options do not belong together.
@@ -146,7 +146,7 @@ def wanted_search(trials: int | None, space: Mapping[str, str], metric: str | No
 
 
 def parse_space(assignments: Iterable[str]) -> dict[str, str]:
-    """Setting -> what to try, from `KEY=LOW:HIGH[:log]` or `KEY=V1,V2,...`.
+    """Parse the values to try by setting, from `KEY=LOW:HIGH[:log]` or `KEY=V1,V2,...`.
 
     Raises:
         UsageError: an assignment has no key or no value, or a key comes twice.
@@ -190,7 +190,7 @@ def _dimension(key: str, text: str) -> Dimension:
 
 
 def parse_grid(assignments: Iterable[str]) -> dict[str, list[str]]:
-    """Setting -> values, from `KEY=V1,V2,...`. A comma inside brackets or quotes belongs to its value.
+    """Parse the values by setting, from `KEY=V1,V2,...`. A comma inside brackets or quotes belongs to its value.
 
     Raises:
         UsageError: an assignment has no key or no value, or a key comes twice.
@@ -208,7 +208,7 @@ def parse_grid(assignments: Iterable[str]) -> dict[str, list[str]]:
 
 
 def split_values(text: str) -> list[str]:
-    """Values between commas; one inside brackets or quotes belongs to its value."""
+    """Split values at commas; one inside brackets or quotes belongs to its value."""
     values, depth, quote = [""], 0, ""
     for char in text:
         if quote or char in "\"'":

@@ -88,11 +88,11 @@ class Sweep:
         return tuple(self.grid if self.search is None else self.search.space)
 
     def folder(self, run: PlannedRun) -> Path:
-        """The folder of one of its runs."""
+        """Return the folder of one of its runs."""
         return self.root / run.name
 
     def config(self, run: PlannedRun) -> RunConfig:
-        """The settings of one of its runs.
+        """Return the settings of one of its runs.
 
         Raises:
             ConfigError: they cannot be.
@@ -109,7 +109,7 @@ class Sweep:
         return config
 
     def configs(self) -> list[RunConfig]:
-        """Settings of all runs, from the file alone.
+        """Return the settings of all runs, from the file alone.
 
         Raises:
             UntrustedRun: they name modules, and the file was not written by this user's own command.
@@ -127,7 +127,7 @@ class Sweep:
         self._named().require_trust()
 
     def document(self) -> dict[str, Any]:
-        """The content of the file."""
+        """Return the content of the file."""
         document = {
             "format": FORMAT,
             "recipe": self.recipe,
@@ -139,7 +139,7 @@ class Sweep:
         return document if self.search is None else document | {"search": asdict(self.search)}
 
     def _named(self) -> Settings:
-        """Modules that the settings may name, for trust: parsed as later, since YAML can spell a colon without one."""
+        """Return the modules that settings may name, for trust. YAML can spell a colon without one, so parse them."""
         document, given = self.document(), [*self.settings]
         if self.search is not None:
             del document["runs"]  # they come one by one, and have what the search may suggest alone
@@ -272,7 +272,7 @@ def _meant(assignment: str) -> tuple[str, object]:
 
 
 def config_of(recipe: str, settings: Sequence[str], point: Mapping[str, str], seed: int, option: str) -> RunConfig:
-    """Settings of a run of a recipe, at a point that an option gives.
+    """Return the settings of a recipe's run at a point of a sweep.
 
     Raises:
         ConfigError: they cannot be.
@@ -286,6 +286,6 @@ def config_of(recipe: str, settings: Sequence[str], point: Mapping[str, str], se
 
 
 def digest_of(config: RunConfig) -> str:
-    """SHA-256 of the settings that decide what a run computes."""
+    """Return the SHA-256 of the settings that affect a run's results."""
     text = json.dumps(config.decisive(), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

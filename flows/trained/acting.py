@@ -132,7 +132,7 @@ class Acting:
             return {*actor.behavior_by_step, *actor.behavior_by_task}
 
     def _go_on(self, steps: _Steps) -> None:
-        """Have a policy with a memory act on what it has kept, whoever acted last."""
+        """Make a policy with a memory act on its stored memory, whoever acted last."""
         if self._last is None:
             return
         if self._awaits:
@@ -184,7 +184,7 @@ class Acting:
             return None if found is None else found[:, 0].copy()
 
     def rows(self, observations: Any) -> tuple[Array, tuple[int, ...]]:
-        """Observations as [B, N, O] float32, and the leading axes that they had.
+        """Return the observations as [B, N, O] float32, and their leading axes.
 
         Raises:
             ValueError: they have another shape, or are not finite.
@@ -295,7 +295,7 @@ class TanhGaussian(NamedTuple):
 
 
 def epsilon_greedy(values: Tensor, epsilon: Tensor) -> Categorical:
-    """The highest of the values [B, N, n], but with probability epsilon [B] any of them."""
+    """Return the choice of the highest of the values [B, N, n], or with probability epsilon [B] of any of them."""
     greedy = one_hot(values.argmax(-1), values.shape[-1])
     share = epsilon[:, None, None]
     return Categorical(((1 - share) * greedy + share / values.shape[-1]).log())

@@ -67,7 +67,7 @@ class Blueprint:
 
     @property
     def action_map(self) -> AnyActionMap:
-        """Maps what the policy gives to what the environment takes."""
+        """Maps the policy's outputs to the environment's actions."""
         return action_map(self.actions, self.config.env.action_scale)
 
     def flattened(self, observation: Any) -> Any:
@@ -157,7 +157,7 @@ def _layers(env: gymnasium.Env[Any, Any]) -> Iterator[type]:
 
 
 def _same_actions(found: ActionSpace, required: ActionSpace) -> bool:
-    """Tell whether actions mean the same, in whatever precision."""
+    """Return True if actions mean the same, in whatever precision."""
     if isinstance(found, Box) and isinstance(required, Box):
         return np.allclose(found.low, required.low) and np.allclose(found.high, required.high)
     return found == required

@@ -96,7 +96,7 @@ class PolicyFile:
 
 
 def digest_of(metadata: Mapping[str, str], arrays: Mapping[str, Array]) -> str:
-    """SHA-256 of all that a file holds, but itself.
+    """Return the SHA-256 of everything in a file except this digest.
 
     A bit that flips in a number would leave a policy that acts, but otherwise.
     """

@@ -12,7 +12,7 @@ from metaloom.storage import Run
 
 
 def policy_of(run: Run, iteration: int = -1, *, seed: int = 0) -> TrainedPolicy:
-    """The policy that an iteration starts from, the one after as many updates; see flows.opened.Run.policy."""
+    """Return the policy that an iteration starts from; see flows.opened.Run.policy."""
     updates = updates_at(run, iteration)
     state, config = learner_after(run, updates), config_of(run, run.learner_ref(updates))
     origin = {

@@ -110,7 +110,7 @@ class TrainedPolicy:
         return TrainedPolicy(self.blueprint, self.state, seed=self.seed, particle=self.particle)
 
     def task(self, b: int) -> TrainedPolicy:
-        """The policy of one of its tasks; of an SVPG run, which particle b has learned and task b is sampled with."""
+        """Return the policy of one task; in an SVPG run, of particle b, with which task b is sampled."""
         count = self.num_tasks if self._adapted else self.blueprint.config.algorithm.num_policies
         if not -count <= b < count:
             raise IndexError(f"found task {b}; required one from 0 to {count - 1}")
@@ -121,11 +121,11 @@ class TrainedPolicy:
         return TrainedPolicy(self.blueprint, self.state, self._params.slice(b, b + 1), rounds, self.seed)
 
     def __call__(self, observations: Any, *, deterministic: bool = True) -> Array:
-        """Act, in the action space of the environment that it was trained in.
+        """Act in the action space of the environment that it was trained in.
 
         Args:
-            observations: see `act`.
-            deterministic: see `act`.
+            observations: As for `act`.
+            deterministic: As for `act`.
         """
         actions = self.blueprint.action_map(self.act(observations, deterministic=deterministic))
         return actions.astype(self.blueprint.actions.dtype)
@@ -280,7 +280,7 @@ class TrainedPolicy:
             part.unlink(missing_ok=True)
 
     def deployed(self) -> DeployedPolicy:
-        """The most likely actions as a torch module: maps observations [N, ...] to actions of the environment.
+        """Return the most likely actions as a torch module: maps observations [N, ...] to environment actions.
 
         Raises:
             UsageError: it is a policy of several tasks.

@@ -39,7 +39,7 @@ def compared_steps(steps: Sequence[int]) -> dict[str, Any]:
 
 
 def _ways(run: Run, iteration: int) -> dict[str, Any] | None:
-    """Positions of point robots step by step: of environments that name components `x` and `y` of observations."""
+    """Return positions of point robots by step, for environments whose observations have components `x` and `y`."""
     names = [*run.components("observation")]
     if not {*_PLANE} <= {*names}:
         return None
@@ -71,7 +71,7 @@ def _ways(run: Run, iteration: int) -> dict[str, Any] | None:
 def _positions(
     run: Run, ref: StageRef, columns: Sequence[int], share: Sequence[int]
 ) -> list[list[list[list[float | None]]]]:
-    """Of every task, of the episodes in share m of n: [x, y], each with an entry per step."""
+    """Read positions of every task in share m of n of the episodes: [x, y], each with an entry per step."""
     lengths = run.lengths(ref)
     tasks = [*range(min(len(lengths), MOST_TASKS))]
     place, shares = share
@@ -135,7 +135,7 @@ def principal_components(rows: Array) -> tuple[Array, Array]:
 
 
 def _start(run: Run, iteration: int, adapted: Mapping[str, Array]) -> Mapping[str, Array] | None:
-    """The learner's parameters, if those are what was adapted."""
+    """Return the learner's parameters, if adaptation changes them."""
     try:
         params = run[iteration].learner().params
     except StageMissing:

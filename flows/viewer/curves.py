@@ -121,7 +121,7 @@ class Curves:
 
 
 def spark(run: Run) -> list[float | None]:
-    """The learning curve after adaptation, of up to `SPARK_POINTS` iterations, evenly spaced, the last one included."""
+    """Return the learning curve after adaptation, at most `SPARK_POINTS` evenly spaced points, including the last."""
     done = len(run.iterations)
     if not done:
         return []

@@ -84,8 +84,8 @@ def refusal_of_other_pages(scope: Scope, *, any_host: bool = False) -> Refusal |
     """Return why a request is refused that another page in the user's browser has made, or None.
 
     Args:
-        scope: the request.
-        any_host: take requests by every name of this machine. A page whose own name leads here (DNS rebinding) then
+        scope: The request.
+        any_host: Accept requests by every name of this machine. A page whose own name leads here (DNS rebinding) then
             gets through, so what is guarded must ask for a password that no browser sends by itself.
     """
     headers = Headers(scope=scope)

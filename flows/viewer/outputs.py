@@ -47,7 +47,7 @@ def live(run: Run) -> dict[str, Any]:
 
 
 def run_page(run: Run) -> dict[str, Any]:
-    """A run: `metaloom show RUN --json`, its settings as `--set` takes them, its stages, and commands about it."""
+    """Describe a run: `metaloom show RUN --json`, its settings for `--set`, its stages, and commands about it."""
     stages = [
         {"name": s.name, "group": s.group, "output": s.output, "thinnable": s.thinnable} for s in run.stages.stages
     ]
@@ -64,7 +64,7 @@ def run_page(run: Run) -> dict[str, Any]:
 
 
 def iteration_page(run: Run, iteration: int) -> dict[str, Any]:
-    """An iteration: its stages, each with its arrays, its graph, its tasks with their returns, and its metrics.
+    """Describe an iteration: its stages with their arrays, its graph, its tasks with returns, and its metrics.
 
     An unreadable part is replaced by the reason.
 
@@ -96,7 +96,7 @@ def iteration_page(run: Run, iteration: int) -> dict[str, Any]:
 
 
 def _records(run: Run, iteration: int) -> tuple[list[StageRecord], list[str]]:
-    """The records of an iteration in the order of their writing, and what is wrong with others."""
+    """Return the records of an iteration in order of writing, and the problems of unreadable ones."""
     found, problems = list[StageRecord](), list[str]()
     for ref in run.stages.sort(run.files.refs_of({iteration})):
         try:
@@ -107,7 +107,7 @@ def _records(run: Run, iteration: int) -> tuple[list[StageRecord], list[str]]:
 
 
 def returns_by_task(run: Run, iteration: int) -> dict[str, Any]:
-    """Returns of an iteration's episodes by inner step and task.
+    """Return the returns of an iteration's episodes by inner step and task.
 
     Of a complete iteration from its table, which thinning keeps; of one under way from the rewards that are stored.
 
@@ -170,7 +170,7 @@ def _episodes_under_way(run: Run, iteration: int) -> pa.Table:
 
 
 def output_page(run: Run, ref: StageRef) -> dict[str, Any]:
-    """The output of a stage: its record, what it was made from, what was made from it, and the command to replay it.
+    """Describe a stage's output: its record, inputs, readers, and the command to replay it.
 
     Raises:
         StageMissing: it is not stored.

@@ -34,8 +34,8 @@ class Pages:
     """Answers of the page about the runs on a shelf.
 
     Args:
-        shelf: the runs.
-        plotly: the file plotly.min.js.
+        shelf: The runs.
+        plotly: The file plotly.min.js.
     """
 
     def __init__(self, shelf: Shelf, plotly: Path) -> None:
@@ -45,7 +45,7 @@ class Pages:
         self._list = RunList()
 
     def routes(self) -> list[Route]:
-        """Every address, below the token."""
+        """Return every route below the token."""
         run = "/api/run/{run}"
         output = "{iteration:int}/{stage}/{step:int}"
         answers: dict[str, Answer] = {
@@ -96,7 +96,7 @@ class Pages:
         return answer
 
     def _values(self, request: Request) -> Response:
-        """Numbers of an array, [rows, columns] float64, little-endian."""
+        """Return the values of an array, [rows, columns] float64, little-endian."""
         asked = request.query_params
         at = [int(index) for index in asked.get("at", "").split(",") if index]
         rows = int(asked["rows"]) if "rows" in asked else None

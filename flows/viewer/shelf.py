@@ -13,7 +13,7 @@ from metaloom.flows.views.run_info import list_run_row
 from metaloom.storage import Run
 
 REMOTE_SECONDS = 5.0
-"""Between two looks at what is under a URL, where a look is a request."""
+"""Interval between two requests for the state of a URL."""
 _TOLD_BY = ("run.json", "_commits", "_sessions", "_thinned", "_segments")
 """Whatever happens to a run changes one of these."""
 
@@ -53,7 +53,7 @@ class Shelf:
         self._lock = RLock()
 
     def folders(self) -> dict[str, Path]:
-        """The folders of the runs by name, the newest first.
+        """Return the folders of the runs by name, the newest first.
 
         Raises:
             StorageFailed: the object store cannot be read.
@@ -112,7 +112,7 @@ class RunList:
         self._lock = Lock()
 
     def rows(self, folders: Mapping[str, Path]) -> list[Mapping[str, Any]]:
-        """One row for every run, as `metaloom ls --json` has them."""
+        """Return one row for every run, as `metaloom ls --json` has them."""
         with self._lock:
             self._rows = {folder: row for folder, row in self._rows.items() if folder in folders.values()}
             for folder in folders.values():

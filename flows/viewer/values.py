@@ -65,7 +65,7 @@ def slice_of(
 
 
 def episode(run: Run, ref: StageRef, task: int, index: int) -> dict[str, Any]:
-    """An episode step by step: everything that is stored of its steps, with what processing added.
+    """Read an episode step by step: everything stored of its steps, with what processing added.
 
     Args:
         run: The run.
@@ -106,7 +106,7 @@ def episode(run: Run, ref: StageRef, task: int, index: int) -> dict[str, Any]:
 
 
 def episode_length(run: Run, ref: StageRef, task: int, index: int) -> int:
-    """Steps of an episode, whether or not it was thinned.
+    """Return the steps of an episode, thinned or not.
 
     Raises:
         UsageError: there is no such episode.
@@ -126,7 +126,7 @@ def episode_length(run: Run, ref: StageRef, task: int, index: int) -> int:
 
 
 def names_along(run: Run, spec: ArraySpec) -> dict[str, list[str]]:
-    """Names of the entries along the axes of an array, as far as they have any, with their units."""
+    """Return the names of the entries along the axes of an array, as far as they have any, with their units."""
     found: dict[str, list[str]] = {}
     for dim, entries in zip(spec.dims[1:], spec.shape, strict=True):
         named: Mapping[str, str] = run.components(dim) if dim in ("observation", "action") else {}
@@ -167,7 +167,7 @@ def _signals(run: Run, ref: StageRef, task: int, index: int, length: int) -> lis
 
 
 def _read(run: Run, ref: StageRef, chunk: StoredFile, task: int | None) -> Array:
-    """An array as float64, of one task or all, with NaN where episodes have ended."""
+    """Read an array as float64, of one task or all, with NaN after the ends of episodes."""
     tasks = None if task is None else [task]
     _require_modest(run.files.spec(chunk.array), tasks)
     values, _ = run.files.read_row(run.record(ref), chunk, tasks)
@@ -192,7 +192,7 @@ def _require_modest(spec: ArraySpec, tasks: Sequence[int] | None) -> None:
 
 
 def _lengths(run: Run, ref: StageRef, tasks: Sequence[int] | None) -> Array | None:
-    """Lengths of the episodes that an output is about; None where they were thinned."""
+    """Return the lengths of an output's episodes; None where they were thinned."""
     output = run.stages[ref.stage].output
     of = ref if output == "EpisodeBatch" else run.stages.in_group("rollouts", ref.iteration, ref.step)
     if of is None:

@@ -81,7 +81,7 @@ def _box(box: Box, x: int, y: int, height: int) -> str:
 
 
 def _arc(arrow: Arrow, n: int, left: int, height: int) -> tuple[str, str]:
-    """The line of an arrow and its label, which clears the paper around it."""
+    """Draw the line of an arrow and its label, which clears the background around it."""
     x, out = (left + _BOX, 1) if arrow.leads_down else (left, -1)
     # Ends beside one another, so that arrows at the same box remain distinct.
     inside = height * (0.25 + 0.5 * (n % 4) / 3)

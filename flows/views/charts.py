@@ -50,7 +50,7 @@ BESIDE: dict[str, Any] = {
 
 
 def stage_color(group: str, step: int) -> str:
-    """Colour of a stage by the group that keeps its output; later inner steps are lighter."""
+    """Return the colour of a stage by the group that keeps its output; later inner steps are lighter."""
     red, green, blue = to_rgb(STAGE_COLORS.get(group, INK))
     white = min(0.4 * step, 0.8)
     return to_hex((red + (1 - red) * white, green + (1 - green) * white, blue + (1 - blue) * white))
@@ -144,7 +144,7 @@ def _point_chart(chart: Chart, size: tuple[float, float]) -> Drawing:
 
 
 def _panel_chart(chart: Chart) -> Drawing:
-    """Panels with the same axes, up to four in a row."""
+    """Draw panels with the same axes, up to four in a row."""
     columns = min(len(chart.panels), MOST_COLUMNS)
     rows = -(-len(chart.panels) // columns)
     figure = Drawing(figsize=(max(2.5 * columns, 5.0), 2.3 * rows + 0.9), layout="constrained")
@@ -177,7 +177,7 @@ def stacked_chart(
     *,
     size: tuple[float, float] = NARROW,
 ) -> Drawing:
-    """Layers that add up to a whole, over iterations."""
+    """Draw layers that add up to a whole, over iterations."""
     figure, axes = _figure(title, "", size)
     values = [np.nan_to_num(layer.values) for layer in layers]
     colors, labels = [layer.color for layer in layers], [layer.label for layer in layers]

@@ -55,7 +55,7 @@ def diagram_of(config: RunConfig) -> Diagram:
 
 
 def as_text(diagram: Diagram) -> str:
-    """One line per stage: how often, what it reads from where, and what it gives."""
+    """Format one line per stage: frequency, inputs with their sources, and output."""
     rows = [("stage", "", "reads", "gives")]
     for stage in diagram.stages:
         sources: dict[str, list[str]] = {}
@@ -71,7 +71,7 @@ def as_text(diagram: Diagram) -> str:
 
 
 def as_mermaid(diagram: Diagram) -> str:
-    """A Mermaid flowchart; dotted arrows come from earlier iterations."""
+    """Format a Mermaid flowchart; dotted arrows come from earlier iterations."""
     lines = ["flowchart TD"]
     lines += [f'    {stage.name}["{stage.name}<br/><small>{stage.per.words}</small>"]' for stage in diagram.stages]
     for edge in diagram.edges:
@@ -81,7 +81,7 @@ def as_mermaid(diagram: Diagram) -> str:
 
 
 def as_svg(diagram: Diagram) -> str:
-    """Stages from top to bottom. Arcs on the right lead down, those on the left come from earlier iterations."""
+    """Draw the stages from top to bottom. Arcs on the right lead down, on the left from earlier iterations."""
     places = {stage.name: n for n, stage in enumerate(diagram.stages)}
     arrows = [
         Arrow(places[edge.source], places[edge.target], edge.label, dashed=edge.which in (BEFORE, ALL_SO_FAR, LATEST))

@@ -8,7 +8,7 @@ from metaloom.flows.views.parts import as_text, heading, new_table
 
 
 def disk_view(usage: DiskUsage) -> RenderableType:
-    """A row for each run, and with `details` what each consists of."""
+    """Show a row for each run, and with `details` its contents."""
     uses, paths, leftovers = usage.uses, usage.paths, usage.leftovers
     if not uses and not leftovers:
         return "no runs"

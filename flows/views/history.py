@@ -86,7 +86,7 @@ class History:
 
 
 def load_history(run: Run, iterations: Sequence[int] | None = None, *, on_progress: Progress = unseen) -> History:
-    """Read what a run learned from its tables; of some complete iterations, or of all.
+    """Read the learning history of a run from its tables, for some complete iterations or all.
 
     Args:
         run: Run to read.
@@ -162,7 +162,7 @@ def class_lines(history: History) -> Iterator[Lines]:
 
 
 def metric_columns(table: pa.Table) -> dict[str, Array]:
-    """The metrics of a table of them, each [I] float64."""
+    """Return the columns of a table of metrics, each [I] float64."""
     return {
         name: table[name].cast(pa.float64()).to_numpy().astype(np.float64, copy=False)
         for name in table.column_names
@@ -190,7 +190,7 @@ def success_lines(history: History) -> Iterator[Lines]:
 
 
 def trial_lines(history: History) -> Iterator[Lines]:
-    """Returns of the first and the last episodes of trials, where trials have several."""
+    """Yield the returns of the first and the last episodes of trials, where trials have several."""
     first, last = (history.metrics.get(name) for name in TRIAL_RETURNS)
     if first is None or last is None or np.array_equal(first, last, equal_nan=True):
         return
@@ -284,7 +284,7 @@ def _of_steps(history: History, metric: str) -> dict[str, tuple[str, str]]:
 def _lines(
     history: History, name: str, title: str, y_label: str, lines: Mapping[str, tuple[str, str]], note: str
 ) -> Iterator[Lines]:
-    """Lines of metrics, name -> (label, colour), if the run has any of them."""
+    """Yield the lines of metrics, name -> (label, colour), if the run has any of them."""
     series = tuple(
         Series(label, color, history.metrics[metric])
         for metric, (label, color) in lines.items()
@@ -295,7 +295,7 @@ def _lines(
 
 
 def stored_evaluations(run: Run) -> dict[int, Evaluation]:
-    """A run's evaluations during training, by the iteration that they follow."""
+    """Read a run's evaluations during training, by the iteration that they follow."""
     kept = (run.stages.in_group("evaluation", i) for i in run.iterations)
     return {ref.iteration: run[ref.iteration].evaluation() for ref in kept if ref is not None and run.contains(ref)}
 

@@ -97,14 +97,14 @@ class Page:
     """Content of a page, as plain text: everything is escaped when it is rendered.
 
     Attributes:
-        title: heading and window title.
-        subtitle: one line below it.
+        title: Heading and window title.
+        subtitle: One line below it.
         tiles: (name, value) of the figures to see first.
-        main_figure: across the page.
+        main_figure: Figure across the page.
         sections: (heading, figures) in their order.
         tables: (heading, rows of name and value); folded, but for those in `unfolded`.
-        unfolded: headings of the tables that are shown open.
-        drawings: the charts that are drawn; None on a page that runs nothing.
+        unfolded: Headings of the tables that are shown open.
+        drawings: Charts that scripts draw; None on a page without scripts.
     """
 
     title: str

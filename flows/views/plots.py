@@ -48,15 +48,15 @@ class Plots:
         return self.draw("classes")
 
     def returns_by_class(self) -> "Drawing":
-        """Returns after adaptation, a line for each class of task."""
+        """Draw returns after adaptation, a line for each class of task."""
         return self.draw("returns_by_class")
 
     def adaptation(self) -> "Drawing":
-        """Returns of the last iteration's tasks after adaptation against those before it."""
+        """Draw returns of the last iteration's tasks after adaptation against returns before it."""
         return self.draw("adaptation")
 
     def task_returns(self) -> "Drawing":
-        """Return of every task over training."""
+        """Draw the return of every task over training."""
         return self.draw("task_returns")
 
     def evaluation(self) -> "Drawing":
@@ -64,7 +64,7 @@ class Plots:
         return self.draw("evaluation")
 
     def stage_seconds(self) -> "Drawing":
-        """Seconds per iteration by stage."""
+        """Draw the seconds per iteration by stage."""
         return self.draw("stage_seconds")
 
     def _charts(self) -> "dict[str, Chart]":

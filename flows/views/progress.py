@@ -48,7 +48,7 @@ def progress(
     stop: Stop | None = None,
     out: TextIO | None = None,
 ) -> Generator[Observer, None, None]:
-    """Give an Observer that reports to `out` for as long as the context lasts.
+    """Yield an Observer that reports to `out` while the context lasts.
 
     Args:
         mode: auto: a short line per iteration above a live panel if `out` is a terminal, else plain; plain: one line
@@ -87,13 +87,13 @@ class _PanelConsole(Console):
 
 
 def is_live(console: Console) -> bool:
-    """Tell if a console can show a panel that changes."""
+    """Return True if a console can show a panel that changes."""
     return console.is_terminal and not console.is_dumb_terminal
 
 
 @dataclass
 class Pace:
-    """Seconds per iteration, and how many seconds are left at that pace.
+    """Seconds per iteration, and seconds left at that pace.
 
     The median of the last iterations, because the first one also starts workers and others share their machine.
     """
@@ -153,7 +153,7 @@ class Panel:
         return grid
 
     def rows(self) -> Iterator[tuple[str, RenderableType]]:
-        """Names and contents of the rows."""
+        """Yield the names and contents of the rows."""
         stage, report = self._stage, self._report
         yield "iteration", self._iteration(stage, report)
         if stage is not None and not _finished(report):
@@ -214,7 +214,7 @@ def sparkline(values: "deque[float]") -> str:
 
 
 def json_line(report: IterationReport) -> str:
-    """One JSON object for an iteration."""
+    """Format an iteration as one JSON object."""
     return json.dumps(
         {
             **asdict(report),

@@ -100,7 +100,7 @@ def _class_charts(history: History) -> Iterator[Chart]:
 
 
 def _task_charts(history: History) -> Iterator[Chart]:
-    """Every task as a point: before against after in the last iteration, and over training."""
+    """Yield charts with every task as a point: before against after in the last iteration, and over training."""
     last, num_tasks = history.last_step, history.task_returns.shape[2]
     if num_tasks == 1:
         return

@@ -24,7 +24,7 @@ MOST_PAIRS = 12
 
 
 def comparison_view(found: "Comparison") -> RenderableType:
-    """Groups, pairs, and what can be said of their order."""
+    """Show groups, pairs, and the conclusions on their order."""
     parts: list[RenderableType] = [_groups_table(found)]
     if found.pairs:
         parts += [heading("pairs"), _pairs_table(found)]

@@ -21,7 +21,7 @@ State = Literal["complete", "training", "stopped", "killed", "damaged", "unreada
 
 
 def list_run_rows(root: Path) -> list[dict[str, Any]]:
-    """One row per run in a folder, newest first; a run that cannot be read is listed as damaged, with the reason."""
+    """List the runs in a folder, newest first, a row each; an unreadable run is listed as damaged, with the reason."""
     return [list_run_row(folder) for folder in storage.find_runs(root)]
 
 
@@ -156,14 +156,14 @@ def headline_return(run: Run) -> Headline:
 
 
 def class_returns_of(run: Run, iteration: int) -> list[dict[str, Any]]:
-    """Returns of a complete iteration by inner step and class of task; nothing where the environment has none."""
+    """Compute a complete iteration's returns by inner step and class of task; empty without classes."""
     if iteration not in run.iterations:
         return []
     return class_rows(returns_by_class(run, [iteration], classes_of(run)).get(iteration, ()))
 
 
 def bytes_by_group(run: Run) -> Counter[str]:
-    """Bytes of a run's files by what they hold: rollouts, samples, learner, ..., tables, records."""
+    """Sum up the bytes of a run's files by content: rollouts, samples, learner, ..., tables, records."""
     sizes: Counter[str] = Counter()
     for path, num_bytes in run.files.sizes().items():
         match path.split("/"):
@@ -243,7 +243,7 @@ def list_run_row(folder: Path) -> dict[str, Any]:
 
 
 def state_of(run: Run, writer: storage.Writer | None) -> State:
-    """Tell whether somebody writes a run; if not, whether it has all its iterations; if not, how its writer ended."""
+    """Return True if somebody writes a run; if not, whether it has all its iterations; if not, how its writer ended."""
     if writer is not None:
         return "training"
     if len(run.iterations) >= run.capacity or _has_met_its_end(run):
@@ -252,12 +252,12 @@ def state_of(run: Run, writer: storage.Writer | None) -> State:
 
 
 def is_complete(folder: Path) -> bool:
-    """Tell whether there is a run in a folder, and has all its iterations."""
+    """Return True if there is a run in a folder, and has all its iterations."""
     return storage.run_exists(folder) and state_of(storage.open_run(folder), None) == "complete"
 
 
 def _has_met_its_end(run: Run) -> bool:
-    """Tell whether the criteria of its `stop` section have ended the run."""
+    """Return True if the criteria of its `stop` section have ended the run."""
     stop, done = run.config.get("stop"), len(run.iterations)
     if stop is None:
         return False

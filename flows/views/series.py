@@ -64,8 +64,8 @@ class Panel:
     """Lines that share their axes.
 
     Attributes:
-        title: above them; empty where a chart has one panel.
-        series: the lines.
+        title: Title above the lines; empty where a chart has one panel.
+        series: The lines.
     """
 
     title: str
@@ -117,13 +117,13 @@ def chart_of(lines: Lines, section: str, x: Array, x_label: str, **more: Any) ->
 
 
 def estimates_series(label: str, color: str, estimates: Sequence[ClassEstimate]) -> Series:
-    """Means with a band of ± 1 standard error."""
+    """Return the means with a band of ± 1 standard error."""
     means, errors = (np.array(column) for column in zip(*estimates, strict=True))
     return Series(label, color, means, (means - errors, means + errors))
 
 
 def explain_gaps(lines: Lines) -> Lines:
-    """Say what gaps in the bands of returns by class are, where there are any."""
+    """Explain gaps in the bands of returns by class, if there are any."""
     bands = [series.band[0] for series in lines.series if series.band is not None]
     gaps = any(np.isnan(band).any() for band in bands)
     return replace(lines, note=lines.note + GAP_NOTE) if gaps else lines
@@ -136,12 +136,12 @@ def series_data(series: Series) -> dict[str, Any]:
 
 
 def numbers(values: Array) -> list[float | None]:
-    """Numbers as JSON has them, with as many digits as a curve shows."""
+    """Convert values to JSON, with as many digits as a curve shows."""
     return [finite(float(f"{value:.7g}")) for value in np.asarray(values, np.float64).tolist()]
 
 
 def evenly_spaced(count: int, most: int) -> Array:
-    """Places in a sequence of `count`, [n]: all, or `most` of them evenly spaced, the first and the last included."""
+    """Return indices in a sequence of length `count`, [n]: all, or `most` evenly spaced ones, including both ends."""
     return np.linspace(0, count - 1, min(count, most)).round().astype(int)
 
 
@@ -165,6 +165,6 @@ def steps_note(last: int) -> str:
 
 
 def class_color(c: int) -> str:
-    """Colour of the c-th class of tasks, the same in all charts."""
+    """Return the colour of the c-th class of tasks, the same in all charts."""
     # None of the colors for before and after adaptation.
     return CLASS_COLORS[c % len(CLASS_COLORS)]

@@ -14,7 +14,7 @@ SettingsFormat = Literal["yaml", "toml", "json"]
 
 
 def settings_file(config: RunConfig, form: SettingsFormat) -> str:
-    """All settings of a run as the text of a file, of which `metaloom train` makes the same run.
+    """Return a file with all settings of a run, from which `metaloom train` makes the same run.
 
     Raises:
         UsageError: the format has no words for one of them.

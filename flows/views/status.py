@@ -27,7 +27,7 @@ class Status:
 
     @contextmanager
     def shown(self, what: str, console: Console) -> Generator[None]:
-        """Show what a command does: at once on a terminal, else as a line on standard error every 10 seconds."""
+        """Show the current action: at once on a terminal, else as a line on standard error every 10 seconds."""
         self._what, self._how_far, self._began = what, "", time.monotonic()
         ended = self._ended = threading.Event()
         if console.is_terminal and not console.is_dumb_terminal:

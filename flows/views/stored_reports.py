@@ -13,7 +13,7 @@ class StoredReports:
     """Makes reports from the tables and records of a run, which stay when its batches are thinned.
 
     Args:
-        run: the run.
+        run: The run.
     """
 
     def __init__(self, run: Run) -> None:

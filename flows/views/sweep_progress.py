@@ -29,7 +29,7 @@ def sweep_progress(
     stop: Stop | None = None,
     out: TextIO | None = None,
 ) -> Generator[SweepObserver, None, None]:
-    """Give a SweepObserver that reports to `out`, standard output when None, for as long as the context lasts.
+    """Yield a SweepObserver that reports to `out`, standard output when None, while the context lasts.
 
     Args:
         num_runs: Number of runs in the sweep.
@@ -66,7 +66,7 @@ class _Lines:
         self._reports: dict[str, IterationReport] = {}
 
     def begun(self, run: PlannedRun) -> None:
-        """Say that work on a run begins."""
+        """Report that work on a run begins."""
         self._began[run.name] = time.monotonic()
         self._write({"run": run.name, "state": "training"}, f"{run.name}  begins")
 
@@ -75,7 +75,7 @@ class _Lines:
         self._reports[run.name] = report
 
     def ended(self, outcome: Outcome) -> None:
-        """Say how a run ended, and how many have."""
+        """Report how a run ended, and the number of ended runs."""
         name, report = outcome.run.name, self._reports.get(outcome.run.name)
         self._ended += outcome.ending == "complete"
         seconds = time.monotonic() - self._began[name]

@@ -21,7 +21,7 @@ Row = Mapping[str, Any]
 
 
 def sweep_rows(sweep: Sweep, trials: Sequence[Trial]) -> list[dict[str, Any]]:
-    """One row per run: its settings, how far it is, its last return and state; `waiting` where it has not begun.
+    """Return one row per run: settings, progress, last return and state; `waiting` if it has not begun.
 
     Those of a search also have the number of their trial, and its score.
     """
@@ -42,7 +42,7 @@ def sweep_rows(sweep: Sweep, trials: Sequence[Trial]) -> list[dict[str, Any]]:
 
 
 def sweep_table(sweep: Sweep, rows: Sequence[Row]) -> Table:
-    """Every run of a sweep, and how many are in which state."""
+    """Show every run of a sweep, and the number of runs in each state."""
     scored = [] if sweep.search is None else [f">score: {sweep.search.metric}"]
     columns = ("run", *sweep.keys, ">seed", ">iterations", ">last return", *scored, "state")
     table = new_table(*columns, drop=("seed", "iterations", *sweep.keys), prose=("state",))
@@ -79,7 +79,7 @@ def search_info(sweep: Sweep, trials: Sequence[Trial]) -> dict[str, Any]:
 
 
 def best_lines(sweep: Sweep, trials: Sequence[Trial]) -> list[str]:
-    """The best trial of a search, and the command that tests it; no lines of a sweep over a grid."""
+    """Return the best trial of a search and the command that tests it; no lines for a sweep over a grid."""
     if sweep.search is None:
         return []
     best = best_of(trials)
@@ -100,5 +100,5 @@ def _settings(trial: Trial) -> dict[str, str]:
 
 
 def _short(text: str) -> str:
-    """A long number of a trial, to four digits; all of it is in --json."""
+    """Round a long float of a trial to four digits; --json has all of it."""
     return number(float(text)) if re.fullmatch(r"-?[\d.]+(e[+-]?\d+)?", text) and len(text) > 8 else text

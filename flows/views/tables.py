@@ -242,7 +242,7 @@ def damage_table(damages: Sequence["Damage"]) -> Table:
 
 
 def replay_line(outcome: "StageReplay") -> Text:
-    """One stage of `metaloom replay`."""
+    """Format one stage of `metaloom replay`."""
     word, style = (outcome.proved, "green") if outcome.identical else ("different", "bold red")
     where = f"  iteration {outcome.ref.iteration}  {stage_name(outcome.ref)}"
     arrays = "" if outcome.identical else f"  ({plural(len(outcome.differences), 'array')})"
@@ -253,7 +253,7 @@ def replay_line(outcome: "StageReplay") -> Text:
 def difference_table(
     differences: Sequence["ArrayDifference"], sides: tuple[str, str] = ("stored", "replayed")
 ) -> Table:
-    """Arrays that `metaloom replay` found different, or that differ between two `sides` of another name."""
+    """Show arrays that `metaloom replay` found different, or that differ between two `sides` of another name."""
     columns = (">iteration", "stage", "array", "first differs at", *sides, ">max abs", ">max ulp", ">elements")
     table = new_table(*columns, drop=("elements", "max ulp", *sides, "first differs at"))
     for difference in differences:
@@ -273,7 +273,7 @@ def difference_table(
 
 
 def recipe_rows() -> list[dict[str, Any]]:
-    """One row per recipe: its name, what it trains, its sizes, and where it is from; or why it cannot be used."""
+    """Return one row per recipe: name, task, sizes and origin; or why it cannot be used."""
     from metaloom.flows.recipes import RECIPES, Recipe
 
     rows: list[dict[str, Any]] = []
@@ -360,7 +360,7 @@ def facts_view(steps: Sequence["AdaptationSummary"]) -> list[RenderableType]:
 
 
 def success_view(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
-    """`success_rows` after the last adaptation step as a table; nothing where there are none."""
+    """Show `success_rows` after the last adaptation step as a table; empty where there are none."""
     if not rows:
         return []
     last = rows[-1]["adaptation_steps"]
@@ -453,7 +453,7 @@ def meaning(name: str, value: float | None) -> str:
 
 
 def _classes_view(rows: Sequence[Mapping[str, Any]], labels: Sequence[str] | None = None) -> list[RenderableType]:
-    """Returns by class of task, steps side by side under their labels; nothing where there are no classes."""
+    """Show returns by class of task, steps side by side under their labels; empty where there are no classes."""
     if not rows:
         return []
     last = rows[-1]["step"]

@@ -67,7 +67,7 @@ def minibatch_view(info: Mapping[str, Any]) -> Table:
 
 
 def _numbers(value: Any) -> str:
-    """A number, or the first components of a vector."""
+    """Format a scalar, or the first components of a vector."""
     if not isinstance(value, list):
         return "-" if value is None else number(value)
     shown = ", ".join(_numbers(component) for component in value[:_MOST_COMPONENTS])
@@ -75,7 +75,7 @@ def _numbers(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON can hold it."""
+    """Convert a value to JSON data."""
     if isinstance(value, list):
         return [_plain(component) for component in value]
     return finite(value) if isinstance(value, float) else value

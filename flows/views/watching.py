@@ -73,7 +73,7 @@ class Watch:
         self._weighed = float("-inf")
 
     def look(self) -> list[IterationReport]:
-        """Take in what is new; returns the iterations that are complete since, at first the last few."""
+        """Read new outputs; returns the iterations that completed since, at first the last few."""
         if (remote := self.run.files.remote) is not None:
             remote.pull()
         # Before anything else: whatever a writer has stored that is gone by now is seen below.
@@ -96,7 +96,7 @@ class Watch:
         return [self._reports.of(i, [ref for ref in refs if ref.iteration == i]) for i in new]
 
     def newest(self) -> StageRef | None:
-        """The stage that was stored last of the iteration under way."""
+        """Return the newest stored stage of the current iteration."""
         now = len(self.run.iterations)
         refs = [ref for ref in self.run.refs() if ref.iteration == now]
         return max(refs, key=lambda ref: self.run.record(ref).sequence, default=None)
@@ -124,7 +124,7 @@ class WatchPanel(Panel):
         self.update([])
 
     def update(self, reports: Sequence[IterationReport]) -> None:
-        """Show what a look has found."""
+        """Show the result of a look."""
         for report in reports:
             self.iteration_done(report)
         watch, writer = self._watch, self._watch.writer
@@ -133,7 +133,7 @@ class WatchPanel(Panel):
         self._stored = watch.newest() if writer and self._stage is None else None
 
     def rows(self) -> Iterator[tuple[str, RenderableType]]:
-        """Names and contents of the rows."""
+        """Yield the names and contents of the rows."""
         watch = self._watch
         yield "run", as_text(watch.run.location)
         yield from super().rows()

@@ -42,15 +42,15 @@ class RolloutPosition:
     first_episode: int = 0
 
     def reset_seed(self, task: int, episode: int, bits: int = 64) -> int:
-        """The seed that an episode of the shard's task b is reset with, `env.seed_bits` of it."""
+        """Return the seed that resets an episode of the shard's task b, `env.seed_bits` of it."""
         return seed_for(self.run_seed, "resets", *self.of_episode(task, episode)) % 2**bits
 
     def of_episode(self, b: int, e: int) -> tuple[int, ...]:
-        """Position in the run of an episode of the shard's task b."""
+        """Return the position in the run of an episode of the shard's task b."""
         return (self.iteration, self.step, self.first_task + b, self.first_episode + e)
 
     def of_task(self, b: int) -> tuple[int, ...]:
-        """Position from which the shard's task b draws its actions."""
+        """Return the position from which the shard's task b draws its actions."""
         place = (self.iteration, self.step, self.first_task + b)
         return (*place, self.first_episode) if self.first_episode else place
 
@@ -105,7 +105,7 @@ class Circumstances:
         return RolloutError(describe(about), about, kept)
 
     def fault_of(self, error: BaseException, *, env_step: int | None, actions: Array) -> RolloutError:
-        """The error for what an environment raised."""
+        """Build the error for an exception of an environment."""
         return self.fault(*problem_of(error, env_step), env_step=env_step, actions=actions)
 
     def _episode(self, row: int) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class Circumstances:
 
 
 def problem_of(error: BaseException, env_step: int | None) -> tuple[str, str, str, int | None]:
-    """Error that an environment raised: the problem, the call, its own traceback and, where it is known, the row."""
+    """Describe an environment's error: the problem, the call, its own traceback and, where known, the row."""
     if isinstance(error, RowFault):
         return str(error), error.call, own_traceback(error.__cause__), error.row
     call = "reset" if env_step is None else "step"
@@ -138,12 +138,12 @@ def problem_of(error: BaseException, env_step: int | None) -> tuple[str, str, st
 
 
 def not_finite(name: str) -> str:
-    """The problem of an array that has NaN or infinity in it."""
+    """Describe NaN or infinity in an array."""
     return f"{name} are not finite; required finite numbers within float32, of the environment and of the policy"
 
 
 def describe(about: Mapping[str, Any]) -> str:
-    """The message for a RolloutError: where, with what, what happened, and the environment's own traceback."""
+    """Format the message of a RolloutError: circumstances, what happened, and the environment's traceback."""
     words = [
         f"{_stage(about)}: {_whose(about)}, {_when(about)}: ",
         about["problem"],

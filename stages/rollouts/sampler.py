@@ -44,7 +44,7 @@ class Enough:
         return size if self.max_episodes is None else min(self.max_episodes, size)
 
     def reached(self, episodes: Sequence[EpisodeBatch]) -> bool:
-        """Tell if these blocks are enough."""
+        """Return True if these blocks are enough."""
         num_episodes = sum(int(block.real.sum()) for block in episodes)
         num_steps = sum(block.num_steps for block in episodes)
         if self.max_episodes is not None and num_episodes >= self.max_episodes:
@@ -67,7 +67,7 @@ def collect_until(enough: Enough, collect: Callable[[int], EpisodeBatch]) -> Epi
 
 
 def episodes_together(batches: Sequence[EpisodeBatch]) -> EpisodeBatch:
-    """One batch of all episodes of the same tasks, in order."""
+    """Join batches of the same tasks, appending their episodes in order."""
     return _change_episodes(batches, lambda parts: np.concatenate(parts, axis=1))
 
 
@@ -93,7 +93,7 @@ def _with_places(episodes: EpisodeBatch, num_places: int) -> EpisodeBatch:
 
 
 def _change_episodes(batches: Sequence[EpisodeBatch], change: Callable[[Sequence[Array]], Array]) -> EpisodeBatch:
-    """One batch from several of the same tasks: arrays [B, E, ...] by `change`, those [B, ...] from the first."""
+    """Join batches of the same tasks: arrays [B, E, ...] by `change`, arrays [B, ...] from the first."""
     first = batches[0]
 
     def named(field: str) -> dict[str, Array]:
@@ -121,13 +121,13 @@ class RolloutWatch:
         return np.zeros(shape, np.float32)
 
     def entered(self, env_step: int | None) -> None:
-        """The environments are about to be reset (None) or to take a step."""
+        """Note that the environments are about to be reset (None) or to take a step."""
 
     def left(self) -> None:
-        """The environments have come back from that call."""
+        """Note that the environments have returned from that call."""
 
     def row(self, row: int) -> None:
-        """The environment of a row is about to be called, where a loop calls one after the other."""
+        """Note that a row's environment is about to be called, if a loop calls one after the other."""
 
 
 UNWATCHED = RolloutWatch()

@@ -80,7 +80,7 @@ class ArraySpec:
         return self.sharded or COMPRESS_FROM <= self.raw_bytes <= _COMPRESS_TO
 
     def chunk_key(self, row: int) -> str:
-        """Path of a row's chunk below `data.zarr`."""
+        """Return the path of a row's chunk below `data.zarr`."""
         return f"{self.path}/c.{row}" + ".0" * len(self.shape)
 
     def with_rows(self, rows: int) -> "ArraySpec":
@@ -88,7 +88,7 @@ class ArraySpec:
         return replace(self, rows=rows)
 
     def document(self) -> dict[str, Any]:
-        """The content of the array's zarr.json."""
+        """Return the content of the array's zarr.json."""
         itemsize = np.dtype(self.dtype).itemsize
         blosc = {"blocksize": 0, "clevel": 5, "cname": "lz4", "shuffle": "shuffle", "typesize": itemsize}
         compressor = [{"name": "blosc", "configuration": blosc}] if self.compressed else []
@@ -123,22 +123,22 @@ class ArraySpec:
 
 
 def group_document(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a group's zarr.json."""
+    """Return the content of a group's zarr.json."""
     return sealed({"attributes": dict(attributes), "node_type": "group", "zarr_format": 3}, holder="attributes")
 
 
 def render_metadata(document: Mapping[str, Any]) -> bytes:
-    """The bytes of a zarr.json."""
+    """Return the bytes of a zarr.json."""
     return render(document, indented=True)
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """The content of a zarr.json, its checksum verified."""
+    """Read a zarr.json and verify its checksum."""
     return read_sealed(path, indented=True, holder="attributes")
 
 
 def read_spec(data: Path, path: str) -> ArraySpec:
-    """The array at a path below `data`.
+    """Read the array at a path below `data`.
 
     Only metadata that this store could have written is accepted: a foreign dtype or codec could run code.
 

@@ -67,7 +67,7 @@ class Piece:
 
 
 def flatten(value: Value | LearnerState) -> dict[str, Array]:
-    """The arrays of a value by name, nested names joined with dots."""
+    """Return the arrays of a value by name, nested names joined with dots."""
     flat: dict[str, Array] = {}
     for f in fields(value):
         part = getattr(value, f.name)
@@ -82,12 +82,12 @@ def flatten(value: Value | LearnerState) -> dict[str, Array]:
 
 
 def dtype_name(array: Array) -> str:
-    """The name of an array's dtype; looked up, because numpy takes 20 microseconds to work one out."""
+    """Return the name of an array's dtype from a cache, because numpy takes 20 microseconds to compute it."""
     return _DTYPE_NAMES.get(array.dtype) or str(array.dtype)
 
 
 def encode(stages: StageTable, ref: StageRef, value: Value) -> list[Piece]:
-    """The stored arrays of a stage's output.
+    """Encode a stage's output as stored arrays.
 
     Raises:
         LayoutMismatch: the value is not what the stage yields, or holds something that cannot be stored.
@@ -153,7 +153,7 @@ def decode(output: str, group: str, groups: Mapping[str, Stored]) -> Value:
 
 
 def _present(kind: type[Samples | Minibatches], arrays: Stored) -> Params:
-    """The arrays of a value by field; a field with a default is an array that only some algorithms need."""
+    """Return the arrays of a value by field; a field with a default is an array that only some algorithms need."""
     wanted = [f.name for f in fields(kind) if f.default is MISSING or f.name in arrays]
     return {name: arrays[name][0] for name in wanted}
 
@@ -174,7 +174,7 @@ def _group_arrays(ref: StageRef, value: Value) -> dict[str, tuple[Array, dict[st
 
 
 def _pack(ref: StageRef, field_name: str, mapping: Params, *, leading: int) -> dict[str, tuple[Array, dict[str, Any]]]:
-    """One array [*leading axes, D] per dtype; attributes say where each entry lies.
+    """Pack arrays into one array [*leading axes, D] per dtype; attributes say where each entry lies.
 
     Entries lie in the order of their names, so that the stored bytes do not depend on the order of the mapping;
     `order` keeps that.
@@ -234,7 +234,7 @@ def _mismatch(ref: StageRef, found: str, required: str) -> LayoutMismatch:
 
 
 def digest(value: Value | LearnerState) -> dict[str, str]:
-    """SHA-256 of every array of a value by name, in the order of the names."""
+    """Return the SHA-256 of every array of a value by name, in the order of the names."""
     return {name: entry.sha256 for name, entry in array_digests(value).items()}
 
 

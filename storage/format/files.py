@@ -136,7 +136,7 @@ def replace_file(path: Path, content: bytes, part: Path) -> None:
 
 
 def sync_file(file: IO[bytes]) -> None:
-    """Make what was written to a file survive a power cut, what Python still holds of it included."""
+    """Make written data survive a power cut, including data in Python's buffers."""
     file.flush()
     os.fsync(file.fileno())
 

@@ -148,7 +148,7 @@ METRICS = ArrayPlan("values", ("metric",), "mixed", "numbers that describe the i
 
 
 def plan_of(path: str, stages: StageTable) -> ArrayPlan | None:
-    """The plan of the array at a path below `data.zarr`, None if no array belongs there."""
+    """Return the plan of the array at a path below `data.zarr`, None if no array belongs there."""
     group, _, name = path.partition("/")
     if group == METRICS_GROUP:
         return METRICS if name == METRICS.pattern else None
@@ -157,12 +157,12 @@ def plan_of(path: str, stages: StageTable) -> ArrayPlan | None:
 
 
 def plan_in(output: str, name: str) -> ArrayPlan | None:
-    """The plan of an array of an output by the name of its type, None if there is none."""
+    """Return the plan of an array of an output by the name of its type, None if there is none."""
     return next((plan for plan in ARRAYS[output] if fnmatchcase(name, plan.pattern)), None)
 
 
 def dims_of(path: str, plan: ArrayPlan | None, axes: int) -> tuple[str, ...]:
-    """Names of an array's axes, the leading `iteration` (or, for the learner, `row`) included.
+    """Return the names of an array's axes, the leading `iteration` (or, for the learner, `row`) included.
 
     Axes that the plan does not name are numbered after the array, so that no two arrays of a group are said to share
     an axis that they do not.

@@ -43,7 +43,7 @@ def folder_of(place: str | os.PathLike[str]) -> Path:
 
 
 def url_of(folder: Path) -> str | None:
-    """The URL that a folder of the cache stands for; None for every other folder."""
+    """Return the URL that a folder of the cache stands for; None for every other folder."""
     try:
         parts = folder.absolute().relative_to(cache_root()).parts
     except ValueError:
@@ -53,12 +53,12 @@ def url_of(folder: Path) -> str | None:
 
 
 def argument(folder: Path) -> str:
-    """The run in a folder as an argument of commands that stands for this run alone, quoted for the shell."""
+    """Return the run in a folder as an argument of commands that stands for this run alone, quoted for the shell."""
     return url_of(folder) or path_argument(folder)
 
 
 def location(folder: Path) -> str:
-    """Name of a folder for users: its URL if it stands for one."""
+    """Return the name of a folder for users: its URL if it stands for one."""
     return url_of(folder) or str(folder)
 
 
@@ -70,9 +70,9 @@ def run_path(name_or_path: str | os.PathLike[str], root: str | os.PathLike[str])
     """Return the folder of a run.
 
     Args:
-        name_or_path: a name stands for a run below `root`; what holds a separator, or is a Path, stands for itself;
-            a URL stands for the folder that caches what is there.
-        root: folder of all runs.
+        name_or_path: A name stands for a run below `root`; a Path, or text with a separator, stands for itself;
+            a URL stands for the folder that caches its run.
+        root: Folder of all runs.
 
     Raises:
         InvalidRunName: the name is one that no run can have.

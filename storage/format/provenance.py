@@ -24,7 +24,7 @@ def versions() -> dict[str, str]:
 
 
 def system() -> dict[str, str]:
-    """The machine, as far as it can change floating-point results or helps to find it again."""
+    """Describe the machine, as far as it can change floating-point results or helps to find it again."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux
@@ -41,6 +41,6 @@ def system() -> dict[str, str]:
 
 
 def utc(seconds: float | None = None) -> str:
-    """A time in seconds since 1970, or now, as ISO 8601 in UTC."""
+    """Format a time in seconds since 1970, or now, as ISO 8601 in UTC."""
     moment = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
     return moment.isoformat(timespec="microseconds")

@@ -138,11 +138,11 @@ class StageRecord:
         return sum(file.size for file in (*self.chunks, *self.tables))
 
     def with_hash(self) -> "StageRecord":
-        """The record with its own hash filled in."""
+        """Return the record with its own hash filled in."""
         return replace(self, sha256=self._document()["sha256"])
 
     def content(self) -> bytes:
-        """The bytes of the record's file."""
+        """Return the bytes of the record's file."""
         return render(self._document())
 
     def _document(self) -> dict[str, Any]:
@@ -174,7 +174,7 @@ class StageRecord:
 
 
 def read_record(path: Path) -> StageRecord:
-    """The record in a file of `_commits`.
+    """Read the record in a file of `_commits`.
 
     Raises:
         FileNotFoundError: there is none.
@@ -187,7 +187,7 @@ def read_record(path: Path) -> StageRecord:
 
 
 def parse_record(raw: bytes, where: Path) -> StageRecord:
-    """The record that bytes hold; raises DamagedRun, about the file that they are from, if they hold none."""
+    """Parse the record in some bytes; raises DamagedRun, naming their file, if there is none."""
     try:
         document = parse_sealed(raw)
     except ValueError as error:
@@ -227,7 +227,7 @@ def _parsed(document: Mapping[str, Any], where: Path) -> StageRecord:
 
 
 def parse_session(number: Any, token: Any) -> tuple[int, str]:
-    """The number and token of a session, of which the name of its folder is made.
+    """Parse the number and token of a session, which form the name of its folder.
 
     Raises:
         ValueError: no session has them.

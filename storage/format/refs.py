@@ -15,9 +15,9 @@ class StageRef:
     """The output of one execution of one stage.
 
     Attributes:
-        iteration: from 0.
-        stage: the stage's name.
-        step: inner step k; 0 where a stage has none.
+        iteration: Iteration number, from 0.
+        stage: Stage name.
+        step: Inner step k; 0 where a stage has none.
     """
 
     iteration: int
@@ -36,12 +36,12 @@ class StageRef:
         return f"{self.stage}(i={self.iteration}, k={self.step})"
 
     def document(self) -> dict[str, Any]:
-        """The reference as plain data."""
+        """Return the reference as plain data."""
         return {"iteration": self.iteration, "stage": self.stage, "step": self.step}
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> "StageRef":
-        """The reference that a document holds."""
+        """Parse the reference in a document."""
         return cls(int(document["iteration"]), str(document["stage"]), int(document["step"]))
 
     @property
@@ -51,7 +51,7 @@ class StageRef:
 
     @classmethod
     def from_file_name(cls, name: str) -> "StageRef | None":
-        """The reference whose commit record has this name, None for a name that no record has."""
+        """Return the reference whose commit record has this name, None for any other name."""
         match = _FILE_NAME.fullmatch(name)
         if match is None:
             return None
@@ -66,9 +66,9 @@ class Span:
     Such as everything that was collected so far, which a record can name without a list that grows with the run.
 
     Attributes:
-        stages: their names; all inner steps of each count, and an iteration need not have every stage.
-        first: the first iteration.
-        last: the last iteration, which is included.
+        stages: Stage names; all inner steps of each count, and an iteration need not have every stage.
+        first: First iteration.
+        last: Last iteration, inclusive.
     """
 
     stages: tuple[str, ...]
@@ -89,5 +89,5 @@ class Span:
         return ref.stage in self.stages and self.first <= ref.iteration <= self.last
 
     def of(self, refs: Iterable[StageRef]) -> list[StageRef]:
-        """Those of some references that are in the span, in their order."""
+        """Select the references that are in the span, in their order."""
         return [ref for ref in refs if ref in self]

@@ -40,9 +40,9 @@ class Link:
     """Consecutive records, each following the one before it.
 
     Attributes:
-        first: position of the first in the run's history.
-        previous: hash that the first one follows.
-        head: the last of them.
+        first: Position of the first record in the run's history.
+        previous: Hash that the first record follows.
+        head: Last record.
     """
 
     first: int
@@ -51,7 +51,7 @@ class Link:
 
     @classmethod
     def of(cls, record: StageRecord) -> "Link":
-        """One record."""
+        """Make the link of a single record."""
         return cls(record.sequence, record.previous, Head.of(record))
 
 
@@ -60,9 +60,9 @@ class PackedArray:
     """Rows of an array in a segment.
 
     Attributes:
-        first_row: its number in the whole array.
-        rows: how many.
-        sharded: they are in one file; else each has its own, as before.
+        first_row: Index of the first row in the whole array.
+        rows: Number of rows.
+        sharded: True if they are in one file; otherwise each has a separate one, as before.
     """
 
     first_row: int
@@ -111,7 +111,7 @@ class Seal:
         arrays: Mapping[str, PackedArray],
         files: Mapping[str, PackedFile],
     ) -> "Seal":
-        """The seal of a segment that holds some records."""
+        """Return the seal of a segment that holds some records."""
         held: dict[tuple[str, int], list[int]] = {}
         for record in records:
             held.setdefault((record.ref.stage, record.ref.step), []).append(record.ref.iteration)
@@ -120,7 +120,7 @@ class Seal:
         return cls(iterations, outputs, join(map(Link.of, records)), sessions, arrays, files)
 
     def holds(self, ref: StageRef) -> bool:
-        """Tell whether the segment has an output."""
+        """Return True if the segment has an output."""
         return any(ref.iteration in part for part in self.outputs.get((ref.stage, ref.step), ()))
 
     def refs(self) -> Iterator[StageRef]:
@@ -129,7 +129,7 @@ class Seal:
             yield from (StageRef(iteration, stage, step) for part in parts for iteration in part)
 
     def content(self) -> bytes:
-        """The bytes of the seal's file."""
+        """Return the bytes of the seal's file."""
         document = {
             "schema": SCHEMA,
             "iterations": [self.iterations.start, self.iterations.stop],
@@ -186,12 +186,12 @@ def read_seal(folder: Path) -> Seal:
 
 
 def segment_name(iterations: range) -> str:
-    """The name of the folder of a segment of these iterations."""
+    """Return the name of the folder of a segment of these iterations."""
     return f"{iterations.start:08d}-{iterations.stop - 1:08d}"
 
 
 def segment_iterations(name: str) -> range | None:
-    """The iterations that the folder of a segment is about, None for a name that none has."""
+    """Return the iterations of a segment by its folder name, None for any other name."""
     match = _NAME.fullmatch(name)
     found = range(int(match[1]), int(match[2]) + 1) if match else None
     return found or None
@@ -210,7 +210,7 @@ def join(links: Iterable[Link]) -> tuple[Link, ...]:
 
 
 def array_document(spec: ArraySpec, array: PackedArray) -> Document:
-    """The content of the zarr.json of an array in a segment, which plain zarr reads."""
+    """Return the content of the zarr.json of an array in a segment, which plain zarr reads."""
     whole = spec.with_rows(array.rows).document()
     document = {**whole, "attributes": {**whole["attributes"], "first_row": array.first_row}}
     if array.sharded:
@@ -252,12 +252,12 @@ def shard_index(sizes: Sequence[int | None]) -> bytes:
 
 
 def index_size(rows: int) -> int:
-    """Bytes of the end of a shard."""
+    """Return the size in bytes of the index at the end of a shard."""
     return 16 * rows + _CRC_BYTES
 
 
 def place_in_shard(index: bytes, row: int, where: Path) -> tuple[int, int] | None:
-    """Offset and size of a chunk, by the end of its shard; None if it is not there.
+    """Return the offset and size of a chunk, by the end of its shard; None if it is not there.
 
     Raises:
         DamagedRun: the index is not what was written.

@@ -49,7 +49,7 @@ class SessionName(NamedTuple):
 
 
 def session_number(name: str) -> int:
-    """The number of the session that a name in the folder of sessions is about, -1 for any other name."""
+    """Return the session number of a name in the folder of sessions, -1 for any other name."""
     if (session := SessionName.parse(name)) is not None:
         return session.number
     claim = CLAIM_NAME.fullmatch(name)
@@ -91,16 +91,16 @@ class Head:
 
     @classmethod
     def of(cls, record: StageRecord) -> "Head":
-        """The head of a history that ends with a record."""
+        """Return the head of a history that ends with a record."""
         return cls(record.sequence, record.sha256, record.ref, record.digest)
 
     def document(self) -> Document:
-        """The head as a session writes it down."""
+        """Return the head as plain data."""
         return {"sequence": self.sequence, "sha256": self.sha256, "digest": self.digest, **self.ref.document()}
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> "Head":
-        """The head that a session wrote down."""
+        """Return the head that a session wrote down."""
         sequence, ref = int(document["sequence"]), StageRef.parse(document)
         return cls(sequence, str(document["sha256"]), ref, str(document["digest"]))
 

@@ -49,7 +49,7 @@ class StageTable:
     """The stages of a run, in the order in which data passes them.
 
     Args:
-        stages: one of them ends iterations; one that comes before has the first learner as its output.
+        stages: The stages. One ends iterations; an earlier one outputs the first learner.
 
     Raises:
         ValueError: two have one name, a group has none that a folder can have, or none or several end an iteration.
@@ -91,7 +91,7 @@ class StageTable:
         return self._by_name[name]
 
     def position(self, ref: StageRef) -> tuple[int, int, int, int]:
-        """Key that references sort by: the order in which a run computes outputs.
+        """Return the key that references sort by: the order in which a run computes outputs.
 
         Stages that follow one another in the table and are stepped come step by step.
         """
@@ -99,54 +99,54 @@ class StageTable:
         return (ref.iteration, block, ref.step, place)
 
     def sort(self, refs: Iterable[StageRef]) -> list[StageRef]:
-        """References in the order in which a run computes outputs."""
+        """Sort references by the order in which a run computes outputs."""
         return sorted(refs, key=self.position)
 
     def learner_ref(self, iteration: int) -> StageRef:
-        """The stage whose output is the learner that an iteration starts from, stored or not."""
+        """Return the stage whose output is the learner that an iteration starts from, stored or not."""
         return StageRef(0, self.first) if iteration == 0 else self.last_ref(iteration - 1)
 
     def last_ref(self, iteration: int) -> StageRef:
-        """The stage whose output ends an iteration, stored or not."""
+        """Return the stage whose output ends an iteration, stored or not."""
         return StageRef(iteration, self.last)
 
     def writing(self, group: str) -> StoredStage | None:
-        """The stage whose outputs are in a group below `data.zarr`, such as rollouts_0; one of them for the learner."""
+        """Return the stage that writes a group below `data.zarr`, such as rollouts_0; one of two for the learner."""
         pattern = re.sub(r"_\d{1,4}$", f"_{STEP}", group)
         return next((stage for stage in self.stages if stage.group in (group, pattern)), None)
 
     def named(self, group: str) -> str:
-        """The stage whose outputs a group holds, "" if there is none; "rollouts" stands for "rollouts_{step}"."""
+        """Return the stage whose outputs a group holds, "" if none; "rollouts" stands for "rollouts_{step}"."""
         found = (stage.name for stage in self.stages if stage.group in (group, f"{group}_{STEP}"))
         return next(found, "")
 
     def in_group(self, group: str, iteration: int, step: int = 0) -> StageRef | None:
-        """The output that a group holds of an iteration and inner step, stored or not; None as for `named`."""
+        """Return the output that a group holds of an iteration and inner step, stored or not; None as for `named`."""
         name = self.named(group)
         return StageRef(iteration, name, step) if name else None
 
     def thinnable(self, ref: StageRef) -> bool:
-        """Tell whether the arrays of an output may go when its iteration is thinned."""
+        """Return True if the arrays of an output may go when its iteration is thinned."""
         return ref.stage in self and self[ref.stage].thinnable
 
     def recomputable(self, ref: StageRef) -> bool:
-        """Tell whether an output may lack its arrays: it is thinnable, or the learner after an update.
+        """Return True if an output may lack its arrays: it is thinnable, or the learner after an update.
 
         Thinning takes no learners. The copy of a run that is a reference has few of them, from which the others follow.
         """
         return ref.stage == self.last or self.thinnable(ref)
 
     def group_of(self, ref: StageRef) -> str:
-        """The group below `data.zarr` that holds a stage's output."""
+        """Return the group below `data.zarr` that holds a stage's output."""
         return self[ref.stage].group.replace(STEP, str(ref.step))
 
     def row_of(self, ref: StageRef) -> int:
-        """The row of its group's arrays that a stage's output fills."""
+        """Return the row of its group's arrays that a stage's output fills."""
         # The learner that iteration i + 1 starts from is the one that iteration i's update made.
         return ref.iteration + self[ref.stage].ends_iteration
 
     def document(self) -> list[dict[str, Any]]:
-        """The table as run.json keeps it."""
+        """Return the table as run.json keeps it."""
         return [
             {"name": s.name, "group": s.group, "output": s.output}
             | ({"thinnable": True} if s.thinnable else {})
@@ -156,7 +156,7 @@ class StageTable:
 
     @classmethod
     def of(cls, info: Mapping[str, Any]) -> "StageTable":
-        """The table of the run with this run.json; earlier versions knew two, and did not write them down.
+        """Return the stage table of the run with this run.json; earlier versions knew two, and did not record them.
 
         Raises:
             ValueError, KeyError, TypeError: it is no table.

@@ -89,33 +89,33 @@ class Thinned:
 
 
 def marker_path(root: Path, iteration: int) -> Path:
-    """The file that says what of an iteration was thinned."""
+    """Return the path of an iteration's thinning marker."""
     return root / FOLDER / f"{iteration:08d}.json"
 
 
 def packed_marker_path(root: Path, iterations: range) -> Path:
-    """The file that says what of the iterations of a segment was thinned."""
+    """Return the path of a segment's thinning marker."""
     return root / FOLDER / f"{segment_name(iterations)}.json"
 
 
 def is_marker(name: str) -> bool:
-    """Tell whether a file of `_thinned` is a marker by its name."""
+    """Return True if a file of `_thinned` is a marker by its name."""
     return _MARKER_NAME.fullmatch(name) is not None or _PACKED_NAME.fullmatch(name) is not None
 
 
 def marked_iteration(name: str) -> int | None:
-    """The iteration that a file of `_thinned` is about, None for a name that no marker has."""
+    """Return the iteration of a file in `_thinned`, None for a name that no marker has."""
     match = _MARKER_NAME.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def render_marker(iteration: int, outputs: Mapping[StageRef, str]) -> bytes:
-    """The bytes of the marker of an iteration; each thinned output has the hash of the record that commits it."""
+    """Return the bytes of an iteration's marker, which holds the record hash of each thinned output."""
     return render(sealed({"schema": SCHEMA, "iteration": iteration, "outputs": _entries(outputs)}))
 
 
 def render_packed_marker(iterations: range, outputs: Mapping[int, Mapping[StageRef, str]]) -> bytes:
-    """The bytes of the marker of a segment, as of one for each of its iterations."""
+    """Return the bytes of a segment's marker, equivalent to one marker for each of its iterations."""
     by_iteration = [{"iteration": i, "outputs": _entries(outputs[i])} for i in sorted(outputs) if outputs[i]]
     about = {"schema": SCHEMA, "iterations": [iterations.start, iterations.stop], "thinned": by_iteration}
     return render(sealed(about))
@@ -129,7 +129,7 @@ def _entries(outputs: Mapping[StageRef, str]) -> list[dict[str, Any]]:
 
 
 def read_marker(path: Path, stages: StageTable) -> dict[StageRef, str]:
-    """The thinned outputs that a marker names, with the hash of the record of each.
+    """Read the thinned outputs that a marker names, with the hash of the record of each.
 
     Raises:
         FileNotFoundError: there is no marker.
@@ -146,7 +146,7 @@ def read_marker(path: Path, stages: StageTable) -> dict[StageRef, str]:
 
 
 def read_packed_marker(path: Path, iterations: range, stages: StageTable) -> dict[int, dict[StageRef, str]]:
-    """The thinned outputs that the marker of a segment names, by iteration; raises as `read_marker`."""
+    """Read the thinned outputs that the marker of a segment names, by iteration; raises as `read_marker`."""
     document = read_sealed(path)
     try:
         if document["schema"] != SCHEMA or document["iterations"] != [iterations.start, iterations.stop]:
@@ -160,12 +160,12 @@ def read_packed_marker(path: Path, iterations: range, stages: StageTable) -> dic
 
 
 def thinnable(refs: Iterable[StageRef], iterations: Collection[int], stages: StageTable) -> list[StageRef]:
-    """The outputs of some iterations whose arrays may go, in a run that has these stages."""
+    """Return the outputs of some iterations whose arrays may go, in a run that has these stages."""
     return stages.sort(ref for ref in refs if ref.iteration in iterations and stages.thinnable(ref))
 
 
 def thinned_error(root: Path, ref: StageRef) -> StageThinned:
-    """The error for arrays that were asked for after they were thinned."""
+    """Build the error for arrays that were requested after they were thinned."""
     return StageThinned(
         root,
         found=f"{ref} was thinned: its record is here, its arrays are not",

@@ -39,13 +39,13 @@ _CANNOT_SHARE = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 
 @dataclass(frozen=True)
 class Fork:
-    """Account of what a fork consists of.
+    """Summary of a fork.
 
     Attributes:
-        path: its folder.
-        iteration: the first iteration that is its own.
-        shared_files, shared_bytes: what it shares with its parent.
-        copied_files, copied_bytes: what was copied, because the file system cannot share it.
+        path: Folder of the fork.
+        iteration: First iteration of its own.
+        shared_files, shared_bytes: Files and bytes shared with its parent.
+        copied_files, copied_bytes: Files and bytes copied, because the file system cannot share them.
     """
 
     path: Path
@@ -181,7 +181,7 @@ def _build(
 
 @contextmanager
 def _workshop(path: Path) -> Generator[Path]:
-    """A folder beside the new run's, in which it is made out of sight; empty, and gone afterwards."""
+    """Make a hidden, empty folder beside the new run's for building it; removed afterwards."""
     make_folders(path.parent)
     # Named after the run, so that what a kill leaves is found and cleared by whoever tries again.
     outer = path.parent / f".metaloom-fork-{path.name}"
@@ -218,7 +218,7 @@ def _origin(parent: Run, iteration: int, newest: Head, config: Mapping[str, Any]
 
 
 def _share_sessions(root: Path, links: "_Links") -> None:
-    """Sessions that wrote the shared records."""
+    """Share the sessions that wrote the shared records."""
     for folder in sorted((root / "_sessions").iterdir()):
         session = SessionName.parse(folder.name)
         if session is None:
@@ -295,7 +295,7 @@ def _share_restored(parent: Run, segment: Segment, links: "_Links") -> None:
 
 
 def _logged(parent: Run, folder: Path) -> list[str]:
-    """The files of a folder that are in the object store, if the parent is under one."""
+    """Return the files of a folder that are in the object store, if the parent is under one."""
     remote, prefix = parent.files.remote, folder.relative_to(parent.path).as_posix()
     return [path for path in remote.files if path.startswith(f"{prefix}/")] if remote is not None else []
 
@@ -345,7 +345,7 @@ class _Links:
         self.copied = (0, 0)
 
     def share(self, name: str, new_name: str | None = None) -> None:
-        """Make a file appear; replaces what is there."""
+        """Make a file appear, replacing an existing one."""
         source, target = self._source / name, self.target / (new_name or name)
         if target.parent not in self._folders:
             target.parent.mkdir(parents=True, exist_ok=True)

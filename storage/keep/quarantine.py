@@ -69,7 +69,7 @@ class Quarantined:
 def put_in_quarantine(
     run: Path, ref: StageRef, *, message: str, about: Mapping[str, Any], arrays: Mapping[str, Array]
 ) -> Path:
-    """Keep what a stage failed with; what an earlier failure of the same stage left is replaced.
+    """Store the data of a failed stage, replacing an earlier failure of the same stage.
 
     Returns:
         The folder.
@@ -103,7 +103,7 @@ def put_in_quarantine(
 
 
 def read_quarantine(run: Path) -> list[Quarantined]:
-    """List what is kept of failed stages, in their order. One that cannot be read says so in its message."""
+    """List the faults of failed stages, in order. The message of an unreadable one says so."""
     root = run / FOLDER
     names = [entry.name for entry in root.iterdir()] if root.is_dir() and not root.is_symlink() else []
     refs = (StageRef.from_file_name(f"{name}.json") for name in names)

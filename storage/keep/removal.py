@@ -17,7 +17,7 @@ from metaloom.storage.read.verify import may_belong
 from metaloom.storage.write.holder import FOLDER, LOCK_NAME, acquire_lock, current_writer
 
 REMOVED = ".metaloom-removed"
-"""Folder, beside the runs, of what is being removed."""
+"""Folder, beside the runs, for runs being removed."""
 
 _OWN = {"run.json", "_commits", "_sessions", "_segments", "_thinned", "_quarantine", FOLDER, "data.zarr", "tables"}
 _ACTION = "Mend that; `metaloom rm` goes on with what was begun"

@@ -1,4 +1,4 @@
-"""Take what is damaged out of a run, so that it can be computed again, and write again what follows from the rest.
+"""Remove damaged outputs from a run, so that they can be computed again, and rewrite what the rest determines.
 
 What each kind of damaged file comes back from:
 
@@ -36,12 +36,12 @@ from metaloom.storage.write.sessions import Session
 
 
 def info_copies(root: Path) -> list[Path]:
-    """The copies of a run's run.json."""
+    """Return the copies of a run's run.json."""
     return sorted(root.glob(f"{FOLDER}/*/{INFO_COPY}"))
 
 
 def can_restore_info(root: Path) -> bool:
-    """Tell whether a run that has lost its run.json has a sound copy of it."""
+    """Return True if a run that has lost its run.json has a sound copy of it."""
     return _sound_copy(root) is not None
 
 
@@ -59,7 +59,7 @@ def restore_info(session: Session) -> list[str]:
 
 
 def repair_run(files: CommittedFiles, session: Session, info: Mapping[str, Any]) -> list[str]:
-    """Mend a run, or take out what has to be computed again.
+    """Repair a run, or remove what has to be computed again.
 
     Returns:
         What was done, a line for each damaged file.
@@ -71,7 +71,7 @@ def repair_run(files: CommittedFiles, session: Session, info: Mapping[str, Any])
 
 
 def mend_segments(files: CommittedFiles, session: Session, info: Mapping[str, Any]) -> list[str]:
-    """Mend segments, or take those apart in which something is damaged; returns what was done, as `repair_run`."""
+    """Repair segments, or take those apart in which something is damaged; returns what was done, as `repair_run`."""
     return [*_Repair(files, session, info).mend_segments()]
 
 
@@ -111,7 +111,7 @@ class _Repair:
             yield f"{self._name(copy)}: written again"
 
     def mend_segments(self) -> Iterator[str]:
-        """Mend what belongs to segments, and take apart those in which something is damaged."""
+        """Repair what belongs to segments, and take apart those in which something is damaged."""
         # Those that have sound seals are used until the others are taken apart.
         sound: list[Segment] = []
         for name in self._files.segments.names():
@@ -172,7 +172,7 @@ class _Repair:
                 yield from self._check_files(record)
 
     def _miss_records(self) -> Iterator[str]:
-        """Find records that are known to have been there: what others were computed from, and the newest one."""
+        """Find records that must have existed: the inputs of other records, and the newest one."""
         known = newest_session(self._files.root, first_session(self._info))
         refs = {item.ref for record in self._records.values() for item in record.inputs}
         if known is not None and known.head is not None and known.head.sequence not in known.lost:

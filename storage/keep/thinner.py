@@ -72,7 +72,7 @@ class Thinner:
         self._session.share()
 
     def _valid(self, iteration: int) -> dict[StageRef, str]:
-        """The outputs of an iteration that its marker calls thinned, without those whose record is another by now."""
+        """Return the outputs that an iteration's marker calls thinned, if their records are unchanged."""
         stated = self._files.thinned(iteration).items()
         kept = [(ref, sha256) for ref, sha256 in stated if self._files.contains(ref)]
         return {ref: sha256 for ref, sha256 in kept if self._files.record(ref).sha256 == sha256}
@@ -122,7 +122,7 @@ def require_same(record: StageRecord, value: Value, *, changed: Callable[[], Seq
 
 
 def changed_versions(record: StageRecord) -> list[str]:
-    """Versions that are others than an output was computed with, a few words each."""
+    """List the versions that have changed since an output was computed, a few words each."""
     now = versions()
     return [
         f"{name} {record.versions.get(name, 'absent')} then, {now.get(name, 'absent')} now"

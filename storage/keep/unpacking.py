@@ -39,7 +39,7 @@ def unpack_damaged(files: CommittedFiles, session: Session) -> Iterator[str]:
 
 
 def _problems(files: CommittedFiles, folder: Path) -> Iterator[str]:
-    """The damage of a segment."""
+    """Return the damage of a segment."""
     try:
         segment = files.segments.open(folder.name)
     except (DamagedRun, NotADirectoryError) as error:

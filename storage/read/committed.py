@@ -64,7 +64,7 @@ class CommittedFiles:
         self._markers: dict[Path, tuple[tuple[int, int, int], Mapping[int, dict[StageRef, str]]]] = {}
 
     def table_stages(self, name: str) -> tuple[str, ...]:
-        """The stages whose records commit an iteration's part of a table."""
+        """Return the stages whose records commit an iteration's part of a table."""
         evaluate = tuple(stage.name for stage in self.stages.stages if stage.output == "Evaluation")
         return evaluate if name == "evaluations" else (self.stages.last,)
 
@@ -86,7 +86,7 @@ class CommittedFiles:
         return status.st_size
 
     def sizes(self) -> dict[str, int]:
-        """The bytes of every file of the run by its path, those included that are only in the object store."""
+        """Return the size of every file of the run by path, including files that are only in the object store."""
         sizes = {name: file.size for name, file in self.remote.files.items()} if self.remote else {}
         return sizes | {path: status.st_size for path, status in file_stats(self.root)}
 
@@ -103,7 +103,7 @@ class CommittedFiles:
         return self.remote is not None and self.remote.fetch(path)
 
     def is_stored(self, path: Path) -> bool:
-        """Tell whether a file is in the folder, or in the object store that it caches."""
+        """Return True if a file is in the folder, or in the object store that it caches."""
         return path.is_file() or (self.remote is not None and self._name(path) in self.remote.files)
 
     def bring_all(self, paths: Iterable[str]) -> None:
@@ -118,7 +118,7 @@ class CommittedFiles:
         return path.relative_to(self.root).as_posix()
 
     def refs(self) -> set[StageRef]:
-        """Every stored output.
+        """Return every stored output.
 
         Raises:
             DamagedRun: the folder of records is missing, or a seal is damaged.
@@ -150,7 +150,7 @@ class CommittedFiles:
         return count
 
     def refs_of(self, iterations: Collection[int]) -> set[StageRef]:
-        """Every stored output of some iterations; raises as `refs`."""
+        """Return every stored output of some iterations; raises as `refs`."""
         wanted = {*iterations}
         refs = self.live_refs()
         for segment in self.segments.all(refresh=True):
@@ -159,23 +159,23 @@ class CommittedFiles:
         return {ref for ref in refs if ref.iteration in wanted}
 
     def contains(self, ref: StageRef) -> bool:
-        """Tell whether an output is stored."""
+        """Return True if an output is stored."""
         if self.segments.holding(ref) or self.record_path(ref).exists():
             return True
         self.segments.all(refresh=True)  # it may have been packed since they were listed
         return self.segments.holding(ref) is not None
 
     def record_path(self, ref: StageRef) -> Path:
-        """The file whose existence makes an output exist, unless a segment holds it."""
+        """Return the file whose existence makes an output exist, unless a segment holds it."""
         return self.root / "_commits" / ref.file_name
 
     def record_place(self, ref: StageRef) -> Path:
-        """The file that has the record of an output."""
+        """Return the file that holds the record of an output."""
         segment = self.segments.holding(ref)
         return self.record_path(ref) if segment is None else segment.folder / RECORDS
 
     def record(self, ref: StageRef) -> StageRecord:
-        """An output's record.
+        """Read an output's record.
 
         Raises:
             FileNotFoundError: the output is not stored.
@@ -192,7 +192,7 @@ class CommittedFiles:
         return read_record(self.record_path(ref)) if segment is None else self.segments.record(ref, segment)
 
     def thinned(self, iteration: int) -> dict[StageRef, str]:
-        """The outputs of an iteration that a marker calls thinned, with the hash of the record that it means.
+        """Return the outputs of an iteration that a marker calls thinned, with the hashes of their records.
 
         Raises:
             DamagedRun: the marker is not what was written.
@@ -214,7 +214,7 @@ class CommittedFiles:
         return {ref: sha256 for i in marked for ref, sha256 in self.thinned(i).items()}
 
     def packed_markers(self, segment: Segment) -> Mapping[int, dict[StageRef, str]]:
-        """The outputs of a segment that are thinned, by iteration, as far as no marker of the iteration says else.
+        """Return the thinned outputs of a segment by iteration, unless a marker of the iteration overrides them.
 
         Raises:
             DamagedRun: the marker of the segment is not what was written.
@@ -238,19 +238,19 @@ class CommittedFiles:
         return sorted(i for name in names if (i := marked_iteration(name)) is not None)
 
     def thinned_iterations(self) -> list[int]:
-        """The iterations of which something was thinned."""
+        """List the iterations that were thinned, at least in part."""
         packed = {i for segment in self.segments.all(refresh=True) for i in self.packed_markers(segment)}
         # The marker of an iteration in a segment says last what is thinned, perhaps nothing any more.
         live = {i for i in self.live_markers() if self.segments.about(i) is None or self.thinned(i)}
         return sorted(live | {i for i in packed if self.thinned(i)})
 
     def is_thinned(self, record: StageRecord) -> bool:
-        """Tell whether the arrays that a record commits were removed on purpose."""
+        """Return True if the arrays that a record commits were removed on purpose."""
         # A marker means one record: what was computed again since has its arrays.
         return self.thinned(record.ref.iteration).get(record.ref) == record.sha256
 
     def spec(self, path: str) -> ArraySpec:
-        """The metadata of an array below `data.zarr`.
+        """Return the metadata of an array below `data.zarr`.
 
         Raises:
             DamagedRun: it is missing, changed, or of an array that no run has.
@@ -266,7 +266,7 @@ class CommittedFiles:
         return self._specs[path]
 
     def capacity(self) -> int:
-        """Read how many iterations the arrays have room for.
+        """Return the number of iterations that the arrays have room for.
 
         Raises:
             DamagedRun: the metadata that says so is missing or changed.
@@ -284,7 +284,7 @@ class CommittedFiles:
         self._specs.clear()
 
     def read_value(self, record: StageRecord, tasks: Sequence[int] | None = None) -> Value:
-        """The output that a record commits, or what some tasks have of it.
+        """Read the output that a record commits, or some tasks' parts of it.
 
         Raises:
             DamagedRun: a file of it is missing or changed, or its arrays do not fit together.
@@ -292,7 +292,7 @@ class CommittedFiles:
         return self.decode(record, self.read_arrays(record, tasks=tasks))
 
     def decode(self, record: StageRecord, groups: Mapping[str, Stored]) -> Value:
-        """The output that the arrays of a record make up.
+        """Return the output that the arrays of a record make up.
 
         Raises:
             DamagedRun: arrays are missing or do not fit together.
@@ -307,7 +307,7 @@ class CommittedFiles:
     def read_arrays(
         self, record: StageRecord, names: Collection[str] | None = None, tasks: Sequence[int] | None = None
     ) -> dict[str, Stored]:
-        """The arrays of an output by group and name; only the named ones if names are given, and of these tasks."""
+        """Read the arrays of an output by group and name, for these tasks; only the named ones if names are given."""
         groups: dict[str, dict[str, tuple[Array, Mapping[str, Any]]]] = {}
         for chunk in record.chunks:
             group, _, name = chunk.array.partition("/")
@@ -316,7 +316,7 @@ class CommittedFiles:
         return {**groups}
 
     def read_lengths(self, record: StageRecord) -> Array:
-        """Read how many steps each episode of a batch has, and nothing else of it: [B, E] int32.
+        """Read only the number of steps of each episode of a batch: [B, E] int32.
 
         Raises:
             DamagedRun: it is not what was committed, or no batch of episodes.
@@ -349,7 +349,7 @@ class CommittedFiles:
         return value
 
     def read_bytes(self, record: StageRecord, file: StoredFile) -> bytes:
-        """The bytes of a table or chunk that a record commits, checked.
+        """Read the bytes of a table or chunk that a record commits, checked.
 
         Raises:
             DamagedRun: it is missing or changed, or the record names a file that is not its own.
@@ -399,7 +399,7 @@ class CommittedFiles:
         return (row if tasks is None else row[[*tasks]]), spec.attributes
 
     def files_of(self, record: StageRecord, chunk: StoredFile) -> list[Path]:
-        """The files that hold a chunk and nothing else, whether or not they are there; none if it is in a shard."""
+        """Return the files that hold only this chunk, existing or not; none if it is in a shard."""
         if not chunk.size:
             return []
         segment, row = self.segments.about(record.ref.iteration), self.row(record.ref, chunk.array)
@@ -412,7 +412,7 @@ class CommittedFiles:
 
     @contextmanager
     def _shard(self, record: StageRecord, file: StoredFile) -> Generator[tuple[int, list[Part], Path]]:
-        """A shard, open, where its parts are, and its path."""
+        """Open a shard; returns it, the offsets of its parts, and its path."""
         opened, where = self._unless_thinned(
             record, file, lambda: [(partial(open_file, path), path) for path in reversed(self.files_of(record, file))]
         )
@@ -460,7 +460,7 @@ class CommittedFiles:
         yield lambda: read_file(path, limit=limit), path
 
     def row(self, ref: StageRef, array: str) -> int:
-        """The row of an array that an output fills."""
+        """Return the row of an array that an output fills."""
         return ref.iteration if array.startswith(f"{METRICS_GROUP}/") else self.stages.row_of(ref)
 
 
@@ -487,5 +487,5 @@ def file_stats(folder: Path, prefix: str = "") -> Iterator[tuple[str, os.stat_re
 
 
 def table_path(name: str, iteration: int) -> str:
-    """Path of one iteration's part of a table, below the run's folder."""
+    """Return the path of one iteration's part of a table, below the run's folder."""
     return f"tables/{name}/{iteration:08d}.parquet"

@@ -20,7 +20,7 @@ def to_xarray(
     components: Mapping[str, Mapping[str, str]],
     facts: Mapping[str, str],
 ) -> xr.Dataset:
-    """Episodes of some tasks of inner step k of an iteration, their samples, and the tasks as coordinates.
+    """Return the episodes of tasks at inner step k of an iteration, their samples, and the tasks as coordinates.
 
     So are the names of components of the axes `observation` and `action`, with their units as `observation_unit` and
     `action_unit`, where the environment declares them. The variables `facts.NAME` have the

@@ -107,7 +107,7 @@ def scan_steps(
 
 
 def _batches(files: CommittedFiles, stage: str | None) -> list[StageRef]:
-    """The stored batches of episodes of a group; of all rollouts for None."""
+    """Return the stored batches of episodes of a group; None for all rollouts."""
     refs, stages = files.stages.sort(files.refs()), files.stages
     if stage is None:
         return [ref for ref in refs if ref.stage == stages.named("rollouts")]
@@ -118,7 +118,7 @@ def _batches(files: CommittedFiles, stage: str | None) -> list[StageRef]:
 
 
 def _known_steps(chosen: Steps, batches: Sequence[StageRef]) -> list[int] | None:
-    """The inner steps that are meant, each of which some iteration has; None for all."""
+    """Return the selected inner steps, each of which some iteration has; None for all."""
     steps, known = chosen_steps(chosen), sorted({ref.step for ref in batches})
     if unknown := [step for step in steps or () if step not in known]:
         raise ValueError(f"found inner step {unknown[0]}; required one of {', '.join(map(str, known))}")
@@ -126,7 +126,7 @@ def _known_steps(chosen: Steps, batches: Sequence[StageRef]) -> list[int] | None
 
 
 def read_episodes(files: CommittedFiles, chosen: StepFilter) -> pa.Table:
-    """Rows of the table of episodes; raises as `read_tables`, and ValueError where there is no such task or episode."""
+    """Read rows of the table of episodes; raises as `read_tables`, and ValueError for an unknown task or episode."""
     table = read_tables(files, "episodes", chosen.iterations)
     if not (batches := _batches(files, None)):
         raise IncompatibleFormat(
@@ -155,7 +155,7 @@ def num_tabled_steps(files: CommittedFiles, ref: StageRef) -> int:
 
 
 def read_tables(files: CommittedFiles, name: str, iterations: Sequence[int]) -> pa.Table:
-    """The rows of a derived table that belong to some iterations.
+    """Read the rows of a derived table that belong to some iterations.
 
     Raises:
         StageMissing: the run has no complete iteration, or its iterations have no such table.
@@ -184,7 +184,7 @@ def read_tables(files: CommittedFiles, name: str, iterations: Sequence[int]) -> 
 
 
 def read_metrics(files: CommittedFiles, iterations: Sequence[int]) -> pa.Table:
-    """The metrics of some iterations, one row each.
+    """Read the metrics of some iterations, one row each.
 
     From the arrays that the tables were made of: a Parquet file of one row takes longer to open than to read.
 
@@ -209,7 +209,7 @@ def read_metrics(files: CommittedFiles, iterations: Sequence[int]) -> pa.Table:
 
 
 def lineage(records: Iterable[StageRecord]) -> pa.Table:
-    """One row per record, in the order in which they were published."""
+    """Return one row per record, in the order of publication."""
     rows: list[dict[str, object]] = [
         {
             "sequence": record.sequence,
@@ -276,7 +276,7 @@ def _column_order(path: str) -> tuple[int, str]:
 
 
 def _components(vector: str, sources: Mapping[str, _Source], units: Mapping[str, str]) -> dict[str, _Source]:
-    """Columns of the single components of a vector, if it is stored with as many."""
+    """Return the columns of the single components of a vector, if it is stored with as many."""
     whole = sources.get(vector)
     if whole is None or not (pa.types.is_fixed_size_list(whole.kind) and whole.kind.list_size == len(units)):
         return {}
@@ -348,7 +348,7 @@ class _Rows:
         return int(self.lengths.sum())
 
     def of(self, values: Array) -> Array:
-        """The entries [n, ...] of an array [B, E, T or T+1, ...] that belong to real steps."""
+        """Return the entries [n, ...] of an array [B, E, T or T+1, ...] that belong to real steps."""
         if self.count == self.lengths.size * self.T:
             return values[:, :, : self.T].reshape(-1, *values.shape[3:])
         return values[:, :, : self.T][np.arange(self.T) < self.lengths[..., None]]
@@ -417,7 +417,7 @@ def _by_segment(
 
 
 def _rows_of(table: pa.Table, iterations: Sequence[int]) -> pa.Table:
-    """The rows of a packed table that belong to some iterations, in their order."""
+    """Return the rows of a packed table that belong to some iterations, in their order."""
     numbers = table.column("iteration").to_numpy()
     first, last = numbers.searchsorted(iterations), numbers.searchsorted(iterations, side="right")
     if len(iterations) > 1 and all(np.diff(iterations) == 1):

@@ -99,7 +99,7 @@ class History:
 
 
 def read_history(files: CommittedFiles, info: Mapping[str, Any]) -> History:
-    """The history of a run, after checking that its chain and its files are whole.
+    """Read the history of a run after checking that its chain and its files are whole.
 
     Of what is in segments the seals are read, and the sizes of their files compared.
 
@@ -142,7 +142,7 @@ def read_history(files: CommittedFiles, info: Mapping[str, Any]) -> History:
 
 
 def sealed_links(segments: Iterable[Segment], records: Iterable[StageRecord]) -> list[Link]:
-    """The parts of the chain that segments seal, and single records, in order of their positions."""
+    """Return the parts of the chain that segments seal, and single records, in order of their positions."""
     links = [link for segment in segments for link in segment.seal.links]
     return sorted((*links, *map(Link.of, records)), key=lambda link: link.first)
 
@@ -165,7 +165,7 @@ def missing_positions(root: Path, links: Iterable[Link], end: int) -> list[int]:
 
 
 def describe_missing(positions: Sequence[int], known: SessionFacts | None) -> str:
-    """Words for records that are gone, with what is known of the newest one."""
+    """Describe missing records, with the known facts of the newest one."""
     parts = [f"{part.start} to {part[-1]}" if len(part) > 1 else f"{part.start}" for part in ranges(positions)]
     found = f"the records at positions {', '.join(parts)} of the history are missing"
     if known is None or known.head is None or known.head.sequence not in positions:
@@ -174,7 +174,7 @@ def describe_missing(positions: Sequence[int], known: SessionFacts | None) -> st
 
 
 def head_problems(files: CommittedFiles, links: Iterable[Link], known: SessionFacts | None) -> Iterable[DamagedRun]:
-    """The record that stands where the newest session knew another one to be the newest."""
+    """Yield the record that stands where the newest session knew another one to be the newest."""
     if known is None or known.head is None:
         return
     head = known.head
@@ -246,7 +246,7 @@ class SpanSums:
     """Sums up spans, each from where the one before it ended: a long run names ever longer ones.
 
     Args:
-        num_steps: counts the real environment steps in an output: 0 where it holds no episodes.
+        num_steps: Counts the real environment steps in an output: 0 where it holds no episodes.
     """
 
     def __init__(self, num_steps: Callable[[StageRef], int]) -> None:
@@ -281,7 +281,7 @@ class SpanSums:
 
 @dataclass
 class _Sum:
-    """Sum of what came before iteration `end`."""
+    """Sum up everything before iteration `end`."""
 
     end: int
     first: StageRef | None = None

@@ -75,7 +75,7 @@ def boundaries(info: Mapping[str, Any]) -> dict[int, str]:
 
 
 def first_sequence(info: Mapping[str, Any]) -> int:
-    """Position in the history of the first record that the run's own sessions wrote."""
+    """Return the position in the history of the first record of the run's own sessions."""
     return int(info.get("first_sequence", 0))
 
 
@@ -85,7 +85,7 @@ def first_session(info: Mapping[str, Any]) -> int:
 
 
 def origin(info: Mapping[str, Any], ref: StageRef) -> Mapping[str, Any]:
-    """Of the run and its ancestors the one whose `config` decides an output, whether or not it is stored."""
+    """Return the run, this one or an ancestor, whose `config` decides an output, whether or not it is stored."""
     runs = contributors(info)
     if ref.stage == StageTable.of(info).first:  # every fork takes it over
         return runs[0]
@@ -93,19 +93,19 @@ def origin(info: Mapping[str, Any], ref: StageRef) -> Mapping[str, Any]:
 
 
 def as_ancestor(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Part of the parent's run.json that a fork keeps."""
+    """Return the part of the parent's run.json that a fork keeps."""
     kept = ("id", "sha256", "config", "config_digest", "environment", "versions")
     place = {"first_sequence": first_sequence(info), "first_iteration": first_iteration(info)}
     return {name: info[name] for name in kept} | place
 
 
 def first_iteration(run: Mapping[str, Any]) -> int:
-    """The first iteration that is a run's own."""
+    """Return the run's first own iteration."""
     return int(run["parent"]["iteration"] if "parent" in run else run.get("first_iteration", 0))
 
 
 def contributors(info: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The runs that made records which a run has, the first one first, itself last."""
+    """Return the runs that wrote records of this run, the oldest first, itself last."""
     found = [info]
     for run in reversed(info.get("ancestors", [])):
         # A fork that begins where its parent began, or before, has no record of the parent's own.

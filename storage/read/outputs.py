@@ -46,7 +46,7 @@ def whole_numbers(chosen: Any, what: str) -> list[int]:
 
 
 def chosen_steps(chosen: Steps) -> list[int] | None:
-    """The inner steps that are meant; None for all.
+    """Return the selected inner steps; None for all.
 
     Raises:
         ValueError: one of them is none.
@@ -86,8 +86,8 @@ class StoredOutputs:
 
     Attributes:
         path: Folder of the run; for a run under a URL, the folder that caches it.
-        info: What its run.json says.
-        files: What is committed there.
+        info: Content of its run.json.
+        files: Its committed files.
     """
 
     def __init__(self, path: Path, info: Mapping[str, Any], remote: RemoteLog | None = None) -> None:
@@ -129,11 +129,11 @@ class StoredOutputs:
         return self.files.stages
 
     def learner_ref(self, iteration: int) -> StageRef:
-        """The stage whose output is the learner that an iteration starts from, stored or not."""
+        """Return the stage whose output is the learner that an iteration starts from, stored or not."""
         return self.stages.learner_ref(iteration)
 
     def last_ref(self, iteration: int) -> StageRef:
-        """The stage whose output ends an iteration, stored or not."""
+        """Return the stage whose output ends an iteration, stored or not."""
         return self.stages.last_ref(iteration)
 
     @property
@@ -142,19 +142,19 @@ class StoredOutputs:
         return range(self.files.num_iterations())
 
     def refs(self) -> list[StageRef]:
-        """Every stored output, in the order in which runs compute them."""
+        """Return every stored output, in the order in which runs compute them."""
         return self.stages.sort(self.files.refs())
 
     def refs_of(self, iterations: Collection[int]) -> list[StageRef]:
-        """Every stored output of some iterations, in the order in which runs compute them."""
+        """Return every stored output of some iterations, in the order in which runs compute them."""
         return self.stages.sort(self.files.refs_of(iterations))
 
     def contains(self, ref: StageRef) -> bool:
-        """Tell whether an output is stored."""
+        """Return True if an output is stored."""
         return self.files.contains(ref)
 
     def is_thinned(self, ref: StageRef) -> bool:
-        """Tell whether an output's arrays were removed by thinning; its record, tables and metrics are still there.
+        """Return True if an output's arrays were removed by thinning; its record, tables and metrics are still there.
 
         Raises:
             StageMissing: the output is not stored.
@@ -165,15 +165,15 @@ class StoredOutputs:
         return marked == self.record(ref).sha256
 
     def thinnable(self, iterations: Collection[int]) -> list[StageRef]:
-        """The stored outputs of some iterations whose arrays may go, or are gone."""
+        """Return the stored outputs of some iterations whose arrays may be, or were, removed."""
         return thinnable(self.files.refs_of(iterations), {*iterations}, self.stages)
 
     def thinned_iterations(self) -> list[int]:
-        """The iterations of which arrays were removed by thinning."""
+        """List the iterations that were thinned, at least in part."""
         return self.files.thinned_iterations()
 
     def record(self, ref: StageRef) -> StageRecord:
-        """Read the record of an output: what it was made from, and how to check it.
+        """Read the record of an output: its inputs and checksums.
 
         Raises:
             StageMissing: it is not stored.
@@ -225,7 +225,7 @@ class StoredOutputs:
         return self.files.read_lengths(self.record(ref))
 
     def experience(self, ref: StageRef) -> EpisodeBatch:
-        """A stored batch of episodes without behavior and reward terms, which are not read; raises as `lengths`."""
+        """Load a batch of episodes without behavior and reward terms, which are not read; raises as `lengths`."""
         return self.files.read_experience(self.record(ref))
 
     def _incomplete(self, iteration: int, found: str | None = None) -> StageMissing:

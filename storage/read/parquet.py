@@ -18,7 +18,7 @@ _TEXT = "BYTE_ARRAY"
 
 
 def parse_table(raw: bytes, where: Path, *, scale: int = 1) -> pa.Table:
-    """The rows of iterations that the bytes of a Parquet file hold; raises DamagedRun if there are none or too many."""
+    """Parse the rows of iterations in a Parquet file; raises DamagedRun if there are none or too many."""
     try:
         # Not pq.read_table: what it does beyond reading takes longer than a small file.
         with pq.ParquetFile(pa.BufferReader(raw)) as parquet:
@@ -59,7 +59,7 @@ def open_records(raw: bytes, where: Path) -> pq.ParquetFile:
 def read_columns(
     parquet: pq.ParquetFile, names: Sequence[str], where: Path, *, group: int | None = None
 ) -> list[list[object]]:
-    """Columns of records by name: of all of them, or of a group of rows.
+    """Read the columns of records by name: of all of them, or of a group of rows.
 
     Raises:
         DamagedRun: one is missing, or holds more text than there can be, or bytes that are no text.

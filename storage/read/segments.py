@@ -1,4 +1,4 @@
-"""Read the segments of a run: what they hold, their records, and the rows of their arrays."""
+"""Read the segments of a run: their contents, their records, and the rows of their arrays."""
 
 import hashlib
 import os
@@ -69,7 +69,7 @@ class Segment:
         return self.seal.iterations
 
     def record(self, ref: StageRef) -> StageRecord:
-        """The record of an output that the segment holds.
+        """Return the record of an output that the segment holds.
 
         Raises:
             FileNotFoundError: the segment was taken apart meanwhile.
@@ -78,7 +78,7 @@ class Segment:
         return self._record_at(self._rows[ref], ref)
 
     def digest(self, ref: StageRef) -> str:
-        """The digest of an output that the segment holds; raises as `record`."""
+        """Return the digest of an output that the segment holds; raises as `record`."""
         return self._digests[self._rows[ref]]
 
     def records(self) -> Iterator[StageRecord]:
@@ -96,17 +96,17 @@ class Segment:
             raise damaged(self.folder / SEAL, "does not name the parts of the chain that its records are")
 
     def holds_row(self, path: str, row: int) -> bool:
-        """Tell whether rows of an array up to this one were packed."""
+        """Return True if rows of an array up to this one were packed."""
         array = self.seal.arrays.get(path)
         return array is not None and 0 <= row - array.first_row < array.rows
 
     def chunk_path(self, spec: ArraySpec, row: int) -> Path:
-        """The file that has the chunk of a row."""
+        """Return the file that holds the chunk of a row."""
         array = self.seal.arrays[spec.path]
         return self.folder / "data.zarr" / spec.chunk_key(0 if array.sharded else row - array.first_row)
 
     def read_chunk(self, spec: ArraySpec, row: int, *, limit: int) -> bytes:
-        """The bytes of the chunk of a row, which nothing is checked of.
+        """Read the bytes of the chunk of a row, unchecked.
 
         Raises:
             FileNotFoundError: there is none.
@@ -140,7 +140,7 @@ class Segment:
             file.close()
 
     def table(self, name: str) -> "pa.Table | None":
-        """The rows of a derived table, None if there are none.
+        """Return the rows of a derived table, None if there are none.
 
         Raises:
             DamagedRun: they are not what was packed.
@@ -160,7 +160,7 @@ class Segment:
         return parse_table(raw, self.folder / path, scale=TABLE_SCALE)
 
     def read(self, path: str) -> bytes:
-        """The bytes of a file that the seal names.
+        """Read the bytes of a file that the seal names.
 
         Raises:
             FileNotFoundError: the segment was taken apart meanwhile.
@@ -176,7 +176,7 @@ class Segment:
         return raw
 
     def has_place_for(self, path: str) -> bool:
-        """Tell whether a file may lie at a path below the segment's folder."""
+        """Return True if a file may lie at a path below the segment's folder."""
         array, _, name = path.removeprefix("data.zarr/").rpartition("/")
         about = self.seal.arrays.get(array)
         own_chunk = about is not None and not about.sharded and chunk_row(name) is not None
@@ -198,7 +198,7 @@ class Segment:
         self._group = (-1, [])
 
     def gone(self, error: FileNotFoundError, path: Path) -> Exception:
-        """Tell why a file of the segment was not there: it is damaged, or the segment itself is gone."""
+        """Explain a missing file of the segment: it is damaged, or the whole segment is gone."""
         return damaged(path, "is missing") if self.folder.is_dir() else error
 
     @cached_property
@@ -261,7 +261,7 @@ class Segments:
         self._used: list[Segment] = []
 
     def all(self, *, refresh: bool = False) -> list[Segment]:
-        """The segments in order of their iterations.
+        """Return the segments in order of their iterations.
 
         Raises:
             DamagedRun: a seal is missing or not what was written, or two segments hold the same iteration.
@@ -290,16 +290,16 @@ class Segments:
             return []
 
     def names(self) -> list[str]:
-        """The names of the folders of segments."""
+        """Return the names of the folders of segments."""
         return [name for name, _ in self._list()]
 
     def holding(self, ref: StageRef) -> Segment | None:
-        """The segment that holds an output."""
+        """Return the segment that holds an output."""
         segment = self.about(ref.iteration)
         return segment if segment is not None and segment.seal.holds(ref) else None
 
     def about(self, iteration: int) -> Segment | None:
-        """The segment that is about an iteration."""
+        """Return the segment of an iteration."""
         if self._found is None:
             self.all()
         ends, segments = self._order  # in one step, because another thread may refresh them
@@ -307,13 +307,13 @@ class Segments:
         return segments[place] if place < len(ends) and iteration in segments[place].iterations else None
 
     def record(self, ref: StageRef, segment: Segment) -> StageRecord:
-        """The record of an output that a segment holds; see `Segment.record`."""
+        """Return the record of an output that a segment holds; see `Segment.record`."""
         with self._lock:
             self._keep(segment)
             return segment.record(ref)
 
     def digest(self, ref: StageRef, segment: Segment) -> str:
-        """The digest of an output that a segment holds; see `Segment.digest`."""
+        """Return the digest of an output that a segment holds; see `Segment.digest`."""
         with self._lock:
             self._keep(segment)
             return segment.digest(ref)
@@ -334,17 +334,17 @@ class Segments:
             return []
 
     def open(self, name: str) -> Segment:
-        """The segment in a folder of this name; raises as `Segment`."""
+        """Open the segment in a folder of this name; raises as `Segment`."""
         return Segment(self._root / FOLDER / name, bring=self._bring)
 
 
 def _in_order(segments: list[Segment]) -> tuple[list[int], list[Segment]]:
-    """Segments with where each ends."""
+    """Return the segments with their ends."""
     return [segment.iterations.stop for segment in segments], segments
 
 
 def chunk_row(name: str) -> int | None:
-    """The row that a file of an array's folder is the chunk of, None for any other name."""
+    """Return the row of a chunk file in an array's folder, None for any other name."""
     match = _CHUNK_NAME.fullmatch(name)
     return int(match[1]) if match else None
 

@@ -76,7 +76,7 @@ def evaluation_file(iteration: int, evaluation: Evaluation) -> bytes:
 
 
 def evaluation_columns(iteration: int, evaluation: Evaluation) -> dict[str, Array]:
-    """One row per episode of an evaluation: the adaptation episodes, then the test episodes."""
+    """Return one row per episode of an evaluation: the adaptation episodes, then the test episodes."""
     parts: list[dict[str, Array]] = []
     for kind in ("adaptation", "test"):
         returns = getattr(evaluation, f"{kind}_returns")

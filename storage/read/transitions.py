@@ -23,9 +23,9 @@ class StoredRound:
     """Facts about the rows in a stored batch of episodes.
 
     Attributes:
-        ref: the stage that collected it.
-        task_ids: [B] int64, index of each task in a fixed set, -1 when it was drawn from a distribution; None for what
-            filled the replay buffer, whose tasks are not stored.
+        ref: Stage that collected it.
+        task_ids: [B] int64, index of each task in a fixed set, -1 when it was drawn from a distribution; None for the
+            episodes that filled the replay buffer, whose tasks are not stored.
         lengths: [B, E] int32, steps in each episode.
     """
 
@@ -106,7 +106,7 @@ def minibatch_table(run: StoredOutputs, batches: Minibatches, update: int, *, co
 
 
 def _collected(run: StoredOutputs) -> list[StageRef]:
-    """The stages that collected rows, none missing."""
+    """Return the stages that collected rows, none missing."""
     stages, refs = run.files.stages, run.refs()
     fill = [ref for ref in refs if ref.stage == stages.named("memory_fill")]
     rounds = [ref for ref in refs if ref.stage == stages.named("rollouts")]

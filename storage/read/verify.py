@@ -83,12 +83,12 @@ class Damage:
 
     @property
     def is_foreign(self) -> bool:
-        """True for what does not belong to the run: no repair takes away what Metaloom did not put there."""
+        """True for files that do not belong to the run: repairs only remove files that Metaloom wrote."""
         return self.problem in (_FOREIGN, _LINK)
 
     @property
     def is_unreadable(self) -> bool:
-        """True for what this user may not read, of which nobody can say whether it is damaged."""
+        """True for files that this user may not read, so damage cannot be determined."""
         return self.problem == _UNREADABLE
 
     @property
@@ -206,7 +206,7 @@ class _Verification:
         yield from (self._damage(*problem) for problem in self.files.segments.use(self.segments.values()))
 
     def _segment(self, segment: Segment) -> Iterator[Damage]:
-        """Damage of a segment; its records are gone through and not kept, or memory would grow with the run."""
+        """Yield the damage of a segment. Its records are not kept, or memory would grow with the run."""
         for name in segment.seal.files:
             try:
                 segment.check(name)
@@ -259,7 +259,7 @@ class _Verification:
                 yield self._damage(self.files.record_path(ref), _problem(error), ref)
 
     def _objects(self) -> Iterator[Damage]:
-        """Damage of what the folder only caches."""
+        """Yield the damage of cached files."""
         if self.remote is None:
             return
         owners = {chunk.path: (r.ref, chunk.array) for r in self.records.values() for chunk in (*r.chunks, *r.tables)}
@@ -277,7 +277,7 @@ class _Verification:
                 yield self._damage(marker_path(self.root, iteration), _problem(error))
 
     def _sessions(self, info: Mapping[str, Any] | None) -> Generator[Damage, None, set[int]]:
-        """Damage of session files; returns the positions of records that a later session knew to be lost."""
+        """Yield the damage of session files; returns the positions of records that a later session knew to be lost."""
         lost: set[int] = set()
         needed = {(record.session, record.token) for record in self.records.values()}
         needed.update(*(segment.seal.sessions for segment in self.segments.values()))
@@ -357,7 +357,7 @@ class _Verification:
             return None
 
     def _spans(self) -> Iterator[Damage]:
-        """Damage of inputs that records name as a span; after all outputs were read."""
+        """Yield the damage of inputs that records name as a span; after all outputs were read."""
         sums = self.sums or SpanSums(lambda ref: 0)
         # The others are thinned or damaged. Damage is reported once, not again for outputs computed from it.
         for ref, item in sorted(self.spans, key=lambda found: self.files.stages.position(found[0])):
@@ -454,7 +454,7 @@ def _problem(error: Exception) -> str:
 
 
 def may_belong(relative: str, stages: StageTable | None) -> bool:
-    """Tell whether a file that no record commits may lie at a path: metadata, or what an interruption leaves.
+    """Return True if a file that no record commits may lie at a path: metadata, or what an interruption leaves.
 
     Without `stages`, records of any stage may.
     """

@@ -72,7 +72,7 @@ class Entry:
     sha256: str = ""
 
     def content(self) -> bytes:
-        """The bytes to store, one line."""
+        """Return the bytes to store, one line."""
         files: dict[str, dict[str, Any]] = {}
         for path, file in self.files.items():
             moved = {"key": file.key} if self.is_moved(path) else {}
@@ -94,7 +94,7 @@ class Entry:
         return render(sealed(document))
 
     def is_moved(self, path: str) -> bool:
-        """Tell whether the object of a file is where another entry has put it."""
+        """Return True if the object of a file is where another entry has put it."""
         return self.files[path].text is None and self.files[path].key != object_key(self.session, self.sequence, path)
 
     @classmethod
@@ -131,7 +131,7 @@ class Entry:
 
 
 def object_key(session: str, sequence: int, path: str) -> str:
-    """Key of a file's content: below its session's own prefix, so that no other session can replace it."""
+    """Return the key of a file's content: below its session's own prefix, so that no other session can replace it."""
     return f"_objects/{session}/{sequence:08d}/{path}"
 
 
@@ -148,7 +148,7 @@ def in_groups(files: Iterable[tuple[str, LoggedFile]]) -> Iterator[list[tuple[st
 
 
 def entry_key(sequence: int) -> str:
-    """Key of an entry."""
+    """Return the key of an entry."""
     return f"_log/{sequence:08d}.json"
 
 

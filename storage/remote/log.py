@@ -48,7 +48,7 @@ class RemoteLog:
 
     @classmethod
     def of(cls, root: Path) -> "RemoteLog | None":
-        """The log of the run that a folder caches; None for a folder that is no cache."""
+        """Return the log of the run that a folder caches; None for a folder that is no cache."""
         url = url_of(root)
         return None if url is None else cls(root, url, log_folder(root))
 
@@ -120,7 +120,7 @@ class RemoteLog:
             part.unlink(missing_ok=True)
 
     def damaged_object(self, file: LoggedFile, found: str) -> DamagedRun:
-        """The error for an object that is not what was committed."""
+        """Build the error for an object that is not what was committed."""
         url = self.objects.url
         return DamagedRun(
             f"{url}/{file.key}",
@@ -130,7 +130,7 @@ class RemoteLog:
         )
 
     def is_own(self, session: str) -> bool:
-        """Tell whether a session was one of this cache: then it is over, for whoever has the lock of the folder."""
+        """Return True if a session was one of this cache: then it is over, for whoever has the lock of the folder."""
         return session in self._own
 
     def claim(self, session: str) -> None:
@@ -165,7 +165,7 @@ class RemoteLog:
         return [*changed, *gone]
 
     def local_files(self) -> Iterator[tuple[Path, str]]:
-        """The files of the folder that belong into the log, with their names there."""
+        """Find the files of the folder that belong into the log, with their names there."""
         for folder, folders, names in os.walk(self.root):
             if Path(folder) == self.root:
                 folders[:] = [name for name in folders if name not in _OURS]
@@ -175,14 +175,14 @@ class RemoteLog:
                     yield Path(folder) / name, self.name_of(Path(folder) / name)
 
     def name_of(self, path: Path) -> str:
-        """A file's name in the log: there, every session's file is where it will be once the session is closed."""
+        """Return a file's name in the log, which lists a session's files where they are after the session closes."""
         parts = list(path.relative_to(self.root).parts)
         if parts[0] == "_sessions" and not parts[1].endswith(".closed"):
             parts[1] += ".closed"
         return "/".join(parts)
 
     def local_path(self, name: str) -> Path:
-        """Path in the folder of a file of the log."""
+        """Return the path in the folder of a file of the log."""
         path = self.root / name
         if name.startswith("_sessions/"):
             open_folder = path.parent.with_name(path.parent.name.removesuffix(".closed"))
@@ -190,17 +190,17 @@ class RemoteLog:
         return path
 
     def below(self, name: str) -> list[str]:
-        """The files of the log that a path is about: itself, or all of a segment."""
+        """Return the files of the log that a path stands for: itself, or all of a segment."""
         if name in self.files:
             return [name]
         return [path for path in self.files if path.startswith(f"{name}/")] if segment_of(name) == name else []
 
     def cached_entries(self) -> list[bytes]:
-        """The entries as they were when they were pulled or put."""
+        """Return the entries as cached when they were pulled or put."""
         return read_file(self._entries, limit=LARGEST).splitlines(keepends=True)[: self.next] if self.next else []
 
     def stored_entry(self, sequence: int) -> bytes | None:
-        """An entry as the store has it, None if it has none."""
+        """Read an entry from the store, None if it has none."""
         return self.objects.get_all([entry_key(sequence)])[0]
 
     def _is_logged(self, name: str, path: Path) -> bool:
@@ -250,7 +250,7 @@ class RemoteLog:
             self._here = {line.decode() for line in raw.rpartition(_EMPTIED)[2].split()}
 
     def _pull_some(self, count: int) -> bool:
-        """Take in some entries, and check that the newest one known is there; return whether there may be more."""
+        """Add entries, and check that the newest known one is present; return True if there may be more."""
         known = self.next > 0
         keys = [entry_key(n) for n in range(self.next - known, self.next + count)]
         found = self.objects.get_all(keys)
@@ -341,7 +341,7 @@ class RemoteLog:
             self.local_path(name).unlink(missing_ok=True)
 
     def _move_copies(self, moved: Mapping[str, str]) -> None:
-        """Give files of the folder the names to which their objects, by key, belong from now on."""
+        """Rename files of the folder to the names that their objects, by key, have from now on."""
         for name, file in self.files.items() if moved else ():
             if file.text is None and file.key in moved:
                 target = self.local_path(moved[file.key])
@@ -359,7 +359,7 @@ class RemoteLog:
 
     @contextmanager
     def _locked(self) -> Generator[None]:
-        """Processes of this machine take turns."""
+        """Make processes of this machine take turns."""
         self._beside.mkdir(parents=True, exist_ok=True)
         with open(self._beside / "lock", "ab") as file:
             lock(file.fileno(), self._beside, wait=True)
@@ -367,7 +367,7 @@ class RemoteLog:
 
 
 def follow(root: Path) -> RemoteLog | None:
-    """Let a folder follow the run that it caches; None for a folder that is no cache."""
+    """Pull the log of the run that a folder caches; None for a folder that is no cache."""
     log = RemoteLog.of(root)
     if log is not None:
         with system_errors(
@@ -378,7 +378,7 @@ def follow(root: Path) -> RemoteLog | None:
 
 
 def log_folder(root: Path) -> Path:
-    """Folder of a cached run's copies of entries."""
+    """Return the folder of a cached run's copies of entries."""
     return root.with_name(f".{root.name}.log")
 
 
@@ -390,19 +390,19 @@ _SEGMENT = re.compile(rf"({FOLDER}/\d{{8}}-\d{{8}})(/.*)?", re.ASCII)
 
 
 def segment_of(name: str) -> str | None:
-    """The folder of the segment that a file of a run is in, as a path in the run; None for any other file."""
+    """Return the segment folder of a run's file, as a path in the run; None for any other file."""
     match = _SEGMENT.fullmatch(name)
     return match[1] if match else None
 
 
 def sealed_in(names: Iterable[str]) -> set[str]:
-    """The folders of the segments whose seals are among some files."""
+    """Return the folders of the segments whose seals are among some files."""
     found = {name: segment_of(name) for name in names if name.endswith(f"/{SEAL}")}
     return {folder for name, folder in found.items() if folder is not None and name == f"{folder}/{SEAL}"}
 
 
 def surplus_segments(root: Path, files: Iterable[str]) -> list[Path]:
-    """The folders of segments that a run's folder has, and a log with these files does not seal."""
+    """Find the segment folders of a run that the log with these files does not seal."""
     try:
         names = [name for name in os.listdir(root / FOLDER) if segment_iterations(name) is not None]
     except (FileNotFoundError, NotADirectoryError):

@@ -31,9 +31,9 @@ class Deadlines:
     """Limits of every request.
 
     Attributes:
-        seconds: how long a store may be silent. All of an answer may take twice that, and what its bytes take at
+        seconds: Maximum silence of a store. A whole answer may take twice that, plus the time for its bytes at
             100 kB/s.
-        tries: how often it is asked before the run stops.
+        tries: Number of tries before the run stops.
     """
 
     seconds: float = 20.0
@@ -76,7 +76,7 @@ class Deadlines:
 
 
 def may_pass(error: Exception) -> bool:
-    """Tell if a request that failed so may succeed when it is made again."""
+    """Return True if a request that failed so may succeed when it is made again."""
     if isinstance(error, _FINAL):
         return False
     if isinstance(error, OSError):
@@ -85,7 +85,7 @@ def may_pass(error: Exception) -> bool:
 
 
 def _refusal(answer: object) -> bool:
-    """Tell if a store has answered that what it was asked is wrong."""
+    """Return True if a store has answered that the request itself is wrong."""
     response: dict[str, dict[str, int]] = getattr(answer, "response", {})
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     return status in _REFUSED and status not in _SLOW_DOWN
@@ -163,14 +163,14 @@ class ObjectFolder:
                 self._ask(len(keys) * _SMALL_OBJECT, lambda fs, limit: _remove(fs, paths, limit))
 
     def below(self, key: str) -> list[str]:
-        """The keys that begin with a folder's."""
+        """Return the keys that begin with a folder's."""
         with self._failures():
             prefix = self._path(key)
             found: list[str] = self._ask(_LISTING, lambda fs, limit: fs.find(prefix, **limit))
             return [key + path[len(prefix) :] for path in found]
 
     def folders(self) -> list[str]:
-        """Names of what looks like a folder directly below."""
+        """Return the names of folder-like prefixes directly below."""
         with self._failures():
             try:
                 entries = self._ask(_LISTING, lambda fs, limit: fs.ls(self._root, detail=True, **limit))

@@ -144,7 +144,7 @@ class RemoteSession:
         return [*self._log.below(name), *given_up]
 
     def _upload(self, names: Mapping[Path, str]) -> dict[str, LoggedFile]:
-        """Store the contents of files, and say what an entry has to say about them."""
+        """Store the contents of files, and return their descriptions for an entry."""
         files: dict[str, LoggedFile] = {}
         contents: dict[str, bytes] = {}
         for path, name in names.items():
@@ -169,7 +169,7 @@ class RemoteSession:
         files: Mapping[str, LoggedFile] | None = None,
         removed: Iterable[str] = (),
     ) -> bool:
-        """Append an entry; return whether its number was still free."""
+        """Append an entry; return True if its number was still free."""
         entry = Entry(
             self._next, self._previous, kind, self._token, about=about or {}, files=files or {}, removed=[*removed]
         )

@@ -23,7 +23,7 @@ class ArrayStore:
         self.capacity = files.capacity()
 
     def grow(self, capacity: int) -> None:
-        """Make room for more iterations, and finish what was interrupted of an earlier growth or creation."""
+        """Allocate more iterations, and finish an interrupted growth or creation."""
         if capacity > self.capacity:
             self._write_metadata({"": group_document({"capacity": capacity})})
             self.capacity = capacity
@@ -122,7 +122,7 @@ class ArrayStore:
         return spec
 
     def _rows(self, path: str) -> int:
-        # The learner has a row more: what the last iteration leads to.
+        # The learner has one more row: the result of the last iteration.
         return self.capacity + path.startswith("learner/")
 
 

@@ -41,7 +41,7 @@ def check_new_run(path: str | Path) -> None:
 
 
 def creating(path: Path) -> AbstractContextManager[None]:
-    """Tell what the system refuses while a run is made."""
+    """Convert system errors during the creation of a run."""
     action = "Free space, or choose a folder that can be written: export METALOOM_RUNS=/path/to/runs"
     return system_errors(path, required=WRITABLE, action=action)
 
@@ -67,7 +67,7 @@ def check_free(path: Path) -> None:
 
 
 def write_skeleton(path: Path, session: Session, capacity: int) -> None:
-    """The folders of a run without outputs."""
+    """Create the folders of a run without outputs."""
     for name in ("_commits", "data.zarr"):
         make_folder(path / name)
     parts = session.write_aside([(render_metadata(group_document({"capacity": capacity})),)])
@@ -91,7 +91,7 @@ def keep_copy(session: Session, info: bytes) -> None:
 def new_info(
     config: Mapping[str, Any], config_digest: str, environment: Mapping[str, Any], stages: StageTable, **origin: Any
 ) -> dict[str, Any]:
-    """The content of a new run's run.json; `origin` says from which run it was forked."""
+    """Return the content of a new run's run.json; `origin` names the run that it was forked from."""
     return sealed(
         {
             "format": FORMATS[-1],

@@ -53,7 +53,7 @@ class Writer:
 
     @classmethod
     def parse(cls, owner: Mapping[str, Any], token: object) -> Self:
-        """Read what a lock or the log of a session says."""
+        """Read the content of a lock or a session's log."""
         started = owner.get("process_started")
         known = started if isinstance(started, int) else None
         who = str(owner["host"]), int(owner["pid"]), str(owner["since"])
@@ -114,7 +114,7 @@ def current_writer(root: Path, remote: RemoteLog | None = None) -> Writer | None
 
 
 def was_killed(root: Path, remote: RemoteLog | None = None) -> bool:
-    """Tell whether the newest session of a run was never closed, while nobody writes it: its process was killed."""
+    """Return True if the newest session of a run was never closed, while nobody writes it: its process was killed."""
     try:
         names = os.listdir(root / SESSIONS)
     except (FileNotFoundError, NotADirectoryError):
@@ -140,7 +140,7 @@ def operator_folder(root: Path) -> Path:
 
 
 def ask_to_stop(root: Path, token: str) -> None:
-    """Ask the writer whose session has this token to stop; what others were asked, who did not live to hear it, goes.
+    """Ask the writer whose session has this token to stop. Stale requests to dead writers are removed.
 
     Raises:
         DamagedRun: the folder for it is a symbolic link.
@@ -156,12 +156,12 @@ def ask_to_stop(root: Path, token: str) -> None:
 
 
 def is_asked_to_stop(root: Path, token: str) -> bool:
-    """Tell whether somebody has asked the session of this token to stop."""
+    """Return True if somebody has asked the session of this token to stop."""
     return _request(root, token).exists()
 
 
 def withdraw(root: Path, token: str) -> None:
-    """Take back what a writer was asked."""
+    """Withdraw the requests to a writer."""
     _request(root, token).unlink(missing_ok=True)
 
 
@@ -170,7 +170,7 @@ def _request(root: Path, token: str) -> Path:
 
 
 def _process(pid: int) -> tuple[str, int | None]:
-    """State of a process of this machine, and when it began, in clock ticks; "" and None where nobody can say."""
+    """Return the state of a process of this machine, and its start in clock ticks; "" and None where unknown."""
     try:
         # Fields 3 and 22; the name of the program, in brackets, may hold anything.
         fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
@@ -180,7 +180,7 @@ def _process(pid: int) -> tuple[str, int | None]:
 
 
 def _boot() -> str:
-    """Identity of the time since this machine began, "" where the system has none."""
+    """Return the identity of the time since this machine began, "" where the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except (OSError, ValueError):
@@ -205,7 +205,7 @@ class WriterLock:
     descriptor: int
 
     def is_held(self) -> bool:
-        """Tell whether nobody has taken the run over."""
+        """Return True if nobody has taken the run over."""
         return _is_file_at(self.descriptor, self.path)
 
     def release(self) -> None:

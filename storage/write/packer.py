@@ -241,7 +241,7 @@ def packed_arrays(files: CommittedFiles, records: Iterable[StageRecord]) -> dict
 
 
 def _is_small(spec: ArraySpec) -> bool:
-    """Tell whether the rows of an array are copied into one file. Those with parts are not: they are large."""
+    """Return True if the rows of an array are copied into one file. Those with parts are not: they are large."""
     return 0 < spec.raw_bytes < COMPRESS_FROM and not spec.sharded
 
 

@@ -136,10 +136,10 @@ class Session:
     Every method that writes raises FencedOut once a later session has begun.
 
     Attributes:
-        root: the run's folder.
-        number: counts the openings of the run.
-        token: identifies the session for ever.
-        remote: the session's other half, if the folder caches a run under object storage.
+        root: Folder of the run.
+        number: Number of the session among the run's.
+        token: Identifies the session for ever.
+        remote: Remote half of the session, if the folder caches a run under object storage.
     """
 
     root: Path
@@ -154,7 +154,7 @@ class Session:
 
     @property
     def folder(self) -> Path:
-        """Folder of what the session has not published yet."""
+        """Folder of the session's unpublished files."""
         return self.root / FOLDER / str(SessionName(self.number, self.token))
 
     def describe(self, facts: Mapping[str, Any]) -> None:
@@ -325,7 +325,7 @@ class Session:
         return self.folder / f"{self._parts:08d}.part"
 
     def explain(self, error: OSError) -> Exception:
-        """Tell why a file was not there: a later session has begun, if that is so; else the error itself."""
+        """Explain a missing file: a FencedOut error if a later session has begun, else the error itself."""
         return error if self.folder.is_dir() else _fenced_out(self.root, self.number)
 
 

@@ -75,7 +75,7 @@ class ClusterMap(KeepingMap):
         self._sent_settings: Future[str] | None = None
 
     def __call__(self, work: Callable[..., Any], *items: Iterable[Any]) -> Iterable[Any]:
-        """Results in the order of the items, from workers where these are; see KeepingMap."""
+        """Return the results in the order of the items, computed on workers that hold them; see KeepingMap."""
         first, *others = ([*each] for each in items)
         if others or not first or not isinstance(first[0], Held):
             return self.here(work, first, *others)
@@ -205,7 +205,7 @@ def _held_by(
 
 
 def _num_tasks(batch: Any) -> int:
-    """Tasks of a batch, by the first of its arrays."""
+    """Count the tasks of a batch, by the first of its arrays."""
     while not isinstance(batch, np.ndarray):
         parts = batch.values() if isinstance(batch, Mapping) else (getattr(batch, f.name) for f in fields(batch))
         batch = next(iter(parts))

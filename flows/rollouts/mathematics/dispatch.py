@@ -157,7 +157,7 @@ class Dispatch:
             patience.any_done(waiting)
 
     def fetch(self, answers: Sequence[Answered]) -> list[Answer]:
-        """Fetch what orders gave."""
+        """Fetch the results of orders."""
         found = cast(list[Answer], self.connection.client.gather([answered.future for answered in answers]))
         self.traffic.received_bytes += sum(num_bytes(answer) for answer in found)
         return found

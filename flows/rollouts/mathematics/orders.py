@@ -55,8 +55,8 @@ class Maker(NamedTuple):
     """Work that makes what is kept.
 
     Attributes:
-        token: names it.
-        value: number among the values of the work, as bytes.
+        token: Identifies it.
+        value: Index among the values of the work, as bytes.
     """
 
     token: int
@@ -126,7 +126,7 @@ sizeof.register(Answer, num_bytes)
 
 
 def given(value: object) -> object:
-    """Have a worker hold a value."""
+    """Return the value, so that Dask keeps it on a worker."""
     return value
 
 
@@ -191,7 +191,7 @@ class _Items:
     values: Sequence[Any]
 
     def item(self, chunk: ChunkOrder, makers: tuple[Maker, ...]) -> Any:
-        """Make what the makers make of a chunk, unless it is there."""
+        """Apply the makers to a chunk, unless the result exists."""
         if not makers:
             return slice(0, chunk.num_tasks), chunk.first_task, batches_of(chunk, self.values)
         key = (self.session, makers[-1].token, chunk.first_task)
@@ -203,7 +203,7 @@ class _Items:
 
 
 def batches_of(chunk: ChunkOrder, values: Sequence[Any]) -> dict[str, list[Any]]:
-    """The batches of a chunk's tasks."""
+    """Return the batches of a chunk's tasks."""
     return {name: [_batch(cuts, values) for cuts in batches] for name, batches in chunk.batches.items()}
 
 
@@ -219,13 +219,13 @@ def _follow(value: Any, path: Sequence[str | int]) -> OfTasks | Array:
 
 
 def together(parts: Sequence[Any]) -> Any:
-    """One batch of all tasks of some, in their order."""
+    """Join batches of several tasks into one, in their order."""
     kind: Any = type(parts[0])
     return np.concatenate(parts) if kind is np.ndarray else kind.concatenate(parts)
 
 
 def arithmetic() -> str:
-    """Tell which machine code computes in this process. Runs on workers too."""
+    """Describe the machine code that computes in this process. Runs on workers too."""
     facts = arithmetic_facts()
     return f"{facts['blas']}, torch's {facts['torch']} and NumPy's {facts['numpy']}"
 
@@ -246,7 +246,7 @@ class _Kept:
             self._values[key] = value
 
     def forget(self, session: str, live: frozenset[int]) -> None:
-        """Let go what a session will not ask for again, and what sessions have left that ended without a word."""
+        """Drop values that a session will not use again, and values of sessions that ended silently."""
         with self._lock:
             now = time.monotonic()
             self._asked[session] = now

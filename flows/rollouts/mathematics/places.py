@@ -51,5 +51,5 @@ class Places:
         return pieces if there else ()
 
     def forget(self) -> None:
-        """Let workers forget all batches."""
+        """Make workers drop all batches."""
         self._pieces.clear()

@@ -67,7 +67,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _parts(learner: Learner[Any, Any]) -> Mapping[str, object]:
-    """The learner and its attributes by name, but for plain values, of which there may be equal ones elsewhere."""
+    """Return the learner and its attributes by name, except plain values, which may have equals elsewhere."""
     parts: dict[str, object] = {_LEARNER: learner}
     for of in dict.fromkeys((learner, learner.unwrapped)):
         parts |= {name: value for name, value in vars(of).items() if hasattr(value, "__dict__")}

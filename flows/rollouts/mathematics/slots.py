@@ -82,7 +82,7 @@ class Slots:
 
 
 def most_slots(num_chunks: int) -> int:
-    """Return how many threads are worth it: an order costs the trainer 4 ms and a worker some 14 ms per chunk.
+    """Return the useful number of threads: an order costs the trainer 4 ms and a worker some 14 ms per chunk.
 
     With n of them a call takes 4 n + 14 num_chunks / n, least at n² = 3.5 num_chunks.
     """
