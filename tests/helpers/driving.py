@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from browsing import BROWSER
+from browsing import BROWSER, SETTLED
 from websockets.sync.client import ClientConnection, connect
 
 _PATIENCE = 60.0
@@ -85,7 +85,9 @@ class Page:
 
     def _note(self, message: dict[str, Any]) -> None:
         if message.get("method") in ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded"):
-            self.said.append(json.dumps(message["params"]))
+            told = json.dumps(message["params"])
+            if SETTLED not in told:
+                self.said.append(told)
         elif message.get("method") == "Network.requestWillBeSent":
             self.asked.append(message["params"]["request"]["url"])
         elif message.get("method") in ("Page.windowOpen", "Page.frameRequestedNavigation"):

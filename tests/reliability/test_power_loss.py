@@ -29,7 +29,7 @@ def disk(tmp_path_factory, power_loss, write_points, train_tiny):
 
 
 def test_the_page_says_how_many_power_cuts_are_tried(disk, on_page):
-    tried = on_page("after each of the about NUMBER file operations .* every NUMBERth operation on every change")
+    tried = on_page("after each of the NUMBER file operations of a resumed run; .* every NUMBERth ")
     assert tried == [pytest.approx(len(disk.operations), rel=0.05), STRIDE]
 
 
