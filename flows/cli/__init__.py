@@ -132,7 +132,10 @@ def run(tokens: Sequence[str]) -> int:
     """Run one command and return its exit code."""
     if [*tokens] in ([], ["-h"], ["--help"]):
         for name in COMMANDS:  # what a command does is told by its docstring, which is in its module
-            app[name]
+            try:
+                app[name]
+            except ValueError as error:  # of an installed package, which takes no other command with it
+                print(f"metaloom: {name}: {error_text(error)}", file=sys.stderr)
     try:
         with _status(tokens):
             return app(tokens, exit_on_error=False, result_action="return_value") or 0

@@ -31,7 +31,7 @@ class Operation:
     """One operation.
 
     Attributes:
-        name: Name of the command and of the Python function.
+        name: Name of the command and of the Python function, which has `_` for `-`.
         group: Group of commands in `--help`.
         run: Function that does the work, "module:function".
         view: Function that draws the result for a terminal, "module:function"; a result without one is printed.
@@ -53,7 +53,15 @@ class Operation:
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The function that does the work."""
+        """The function that does the work.
+
+        Raises:
+            ConfigError: An installed package names a function that cannot be imported.
+        """
+        if self.group == INSTALLED:
+            from metaloom.pipeline.plugins import load
+
+            return load(self.run)
         return resolve(self.run)
 
     def succeeded(self, result: Any) -> bool:
@@ -129,7 +137,8 @@ def operations() -> Mapping[str, Operation]:
     """
     found = {operation.name: operation for operation in _BUILT_IN}
     for point in sorted(entry_points(group="metaloom.operations"), key=lambda point: point.name):
-        if point.name in found:
-            raise UsageError(f"found two operations {point.name!r}; required another name for {point.value}")
-        found[point.name] = Operation(point.name, INSTALLED, point.value)
+        name = point.name.replace("_", "-")
+        if name in found:
+            raise UsageError(f"found two operations {name!r}; required another name for {point.value}")
+        found[name] = Operation(name, INSTALLED, point.value)
     return found
