@@ -79,7 +79,7 @@ def _names() -> dict[str, str]:
     from metaloom.flows.operations import operations
 
     places = {name: f"{__name__}.{module}:{name}" for name, module in PLACES.items()}
-    places |= {name: operation.run for name, operation in operations().items() if operation.run}
+    places |= {name.replace("-", "_"): operation.run for name, operation in operations().items() if operation.run}
     return places | {"reference": f"{__name__}.flows.operations.reference"}
 
 

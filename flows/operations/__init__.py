@@ -140,14 +140,14 @@ def operations() -> Mapping[str, Operation]:
     found = {operation.name: operation for operation in _BUILT_IN}
     ours = {*found, *vars(metaloom), *metaloom.PLACES, "reference"}
     for point in sorted(entry_points(group="metaloom.operations"), key=lambda point: point.name):
-        name = point.name
-        if name in ours or name in found or not name.isidentifier() or iskeyword(name):
+        name, in_python = point.name.replace("_", "-"), point.name.replace("-", "_")
+        if in_python in ours or name in found or not in_python.isidentifier() or iskeyword(in_python):
             package = point.dist.name if point.dist else "an installed package"
             log.warning(
                 "%s: left out the operation %r (%s); required a name that Python functions can have and that is not "
                 "taken",
                 package,
-                name,
+                point.name,
                 point.value,
             )
         else:

@@ -107,9 +107,12 @@ import metaloom
 from metaloom.flows import cli
 from metaloom.flows.prefect_app.generated import flow_longest
 from prefect.utilities.callables import parameter_schema
+from prefect.utilities.importtools import import_object
 
 codes = [cli.run(["--help"]), cli.run(["longest", sys.argv[1], "--top", "2", "--json"])]
 found = metaloom.longest(sys.argv[1], top=2)
+assert metaloom.the_longest is metaloom.longest and {"longest", "the_longest"} < {*dir(metaloom)}
+assert import_object("metaloom.flows.prefect_app.generated.flow_the-longest").name == "the-longest"
 form = parameter_schema(flow_longest).model_dump_for_openapi()["properties"]
 state = flow_longest.fn(sys.argv[1])
 page = cli.app.generate_docs()
@@ -126,13 +129,15 @@ def test_an_installed_package_adds_a_command_from_one_file(tmp_path, copy_tiny_r
     installed = tmp_path / "longest_episodes-1.0.dist-info"
     installed.mkdir()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: longest-episodes\nVersion: 1.0\n")
-    (installed / "entry_points.txt").write_text(f"[metaloom.operations]\n{points}".replace('"', ""))
+    points = f"[metaloom.operations]\n{points}the_longest = longest_episodes:longest\n".replace('"', "")
+    (installed / "entry_points.txt").write_text(points)
     run = copy_tiny_run(tmp_path / "run")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run([sys.executable, "-c", TRY, str(run)], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     help_text, _, shown = done.stdout.partition("- Installed -")
-    assert "longest  Show the lengths of the longest episodes of a run." in shown
+    assert "longest      Show the lengths of the longest episodes of a run." in shown
+    assert "the-longest  Show the lengths of the longest episodes of a run." in shown
     assert "longest" not in help_text
     codes, lengths, text, form, least, state, reference = json.loads(done.stdout.splitlines()[-1])
     assert (codes, len(lengths), text) == ([0, 0], 2, ", ".join(map(str, lengths)))
