@@ -11,7 +11,6 @@ from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin
 
 from cyclopts import App, Parameter
 
-from metaloom.flows.cli.options import AsJson
 from metaloom.flows.cli.output import answer
 from metaloom.flows.errors import FAILURE, UsageError
 from metaloom.flows.operations import INSTALLED, Operation, operations, resolve
@@ -33,6 +32,9 @@ _BACKEND = [
 _BACKEND_HELP = cleandoc(Backend.__doc__ or "").partition("Attributes:\n")[2]
 _LAST = ("trust", *(p.name for p in _BACKEND), "log", "film_every", "metrics_port", "as_json")
 """Options that many commands have, in the order in which help lists them after all others."""
+_AS_JSON = Annotated[
+    bool, Parameter(name="--json", negative=(), show_default=False, help="Print JSON instead of text.")
+]
 _REPEATABLE = Parameter(negative=(), show_default=False)
 
 R = TypeVar("R")
@@ -91,7 +93,7 @@ def make_command(operation: Operation) -> Callable[..., int]:
     extras = [p for p in signature(shown).parameters.values() if p.name not in ("operation", "call", "as_json")]
     parameters += map(command_parameter, extras)
     if operation.has_json:
-        parameters.append(P("as_json", P.KEYWORD_ONLY, default=False, annotation=AsJson))
+        parameters.append(P("as_json", P.KEYWORD_ONLY, default=False, annotation=_AS_JSON))
     parameters.sort(key=lambda p: (p.kind, _LAST.index(p.name) if p.name in _LAST else -1))
     described = Signature(parameters)
 
@@ -99,8 +101,9 @@ def make_command(operation: Operation) -> Callable[..., int]:
         given = described.bind(*args, **kwargs).arguments
         if backends:
             where = {p.name: given.pop(p.name) for p in _BACKEND if p.name in given}
-            here = {"workers": 0} if backends[0] is InProcess and "scheduler" not in where else {}
-            given["backend"] = Backend(**(here | where))
+            if backends[0] is InProcess and "scheduler" not in where:
+                where.setdefault("workers", 0)
+            given["backend"] = Backend(**where)
         apart = {name: given.pop(name) for name in [*given] if name in {p.name for p in extras}}
         as_json = {"as_json": given.pop("as_json", False)} if operation.has_json else {}
         unsaid = [p.name for p in parameters_of(work) if p.default is P.empty and p.name not in given]

@@ -1,24 +1,23 @@
 """What `metaloom sweep` does besides: it shows progress and the sweep itself, and stops at Ctrl-C."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, cast
 
 from cyclopts import Parameter
 
 from metaloom.flows.cli.generated import Call
 from metaloom.flows.cli.output import answer, say, unless_closed
 from metaloom.flows.errors import EXIT_INTERRUPTED
-from metaloom.flows.loggers import LogPlan
 from metaloom.flows.operations.options import refuse_with
-from metaloom.flows.operations.sweep import planned_sweep
-from metaloom.flows.operations.train import check_log
 from metaloom.flows.views.status import STATUS
 
 if TYPE_CHECKING:
     from metaloom.flows.opened import Runs
+    from metaloom.flows.results.sweep import SweepObserver, SweepResult
     from metaloom.flows.sweeps.stored import Sweep
-    from metaloom.pipeline.config.run import RunConfig
 
 
 def sweep(
@@ -31,26 +30,15 @@ def sweep(
     as_json: bool = False,
 ) -> int:
     """Train a sweep, or show it."""
-    asked = ("grid", "optuna", "search", "metric")
-    chosen = {name: call[name] or None for name in asked}
     if status:
         from metaloom.flows.sweeps.stored import require_sweep
 
+        chosen = {name: call[name] or None for name in ("grid", "optuna", "search", "metric")}
         given = {"seeds": call["seeds"], **chosen, "set": call["overrides"] or None, "name": call["name"]}
         refuse_with("--status", **given, extend=call["extend"])
         return _show(require_sweep(call["recipe"]), as_json=as_json)
-    check_log(call["log"], call["film_every"])
-    planned, configs = planned_sweep(
-        call["recipe"],
-        call["name"],
-        call["seeds"],
-        **{name: call[name] for name in asked},
-        settings=call["overrides"],
-        many=call["many"],
-    )
-    if dry_run:
-        return _show(planned, as_json=as_json)
-    return _train(planned, configs, call, as_json)
+    shown = (lambda planned, start: _show(planned, as_json=as_json)) if dry_run else partial(_train, as_json)
+    return cast(int, call(progress=shown))
 
 
 def _show(sweep: "Sweep", *, as_json: bool) -> int:
@@ -66,13 +54,7 @@ def _show(sweep: "Sweep", *, as_json: bool) -> int:
     return 0
 
 
-def _train(
-    planned: "Sweep",
-    configs: "list[RunConfig]",
-    call: "Call[Runs]",
-    as_json: bool,
-) -> int:
-    from metaloom.flows.commands.sweep import train_sweep
+def _train(as_json: bool, planned: "Sweep", start: "Callable[[SweepObserver], SweepResult]") -> int:
     from metaloom.flows.commands.trial_scores import trials_of
     from metaloom.flows.formatting import plural
     from metaloom.flows.interrupt import stop_on_interrupt
@@ -89,10 +71,8 @@ def _train(
         stop_on_interrupt(lambda: go_on) as stop,
         sweep_progress(planned.num_runs, done, "json" if as_json else "auto", stop=stop, out=sys.stdout) as observer,
     ):
-        told = replace(observer, begun=unless_closed(observer.begun), ended=unless_closed(observer.ended))
-        how = {name: call[name] for name in ("extend", "parallel", "backend")}
-        logs = LogPlan(tuple(call["log"]), call["film_every"])
-        result = train_sweep(planned, configs, **how, observer=told, logs=logs)
+        begun, ended = unless_closed(observer.begun), unless_closed(observer.ended)
+        result = start(replace(observer, begun=begun, ended=ended))
     if result.stopped:
         tell(as_json, f"stopped; {go_on}")
         return EXIT_INTERRUPTED

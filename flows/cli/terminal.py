@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from math import prod
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from metaloom.flows.cli.generated import Call, show_result
-from metaloom.flows.cli.options import Repeated
 from metaloom.flows.cli.output import OutputClosed, answer, console, say
 from metaloom.flows.errors import UsageError
 from metaloom.flows.operations import operations
@@ -77,7 +77,7 @@ def optimize(
     call: "Call[Counterfactual]",
     *,
     grid: Annotated[
-        Repeated, Parameter(help="Try several values: `--grid algorithm.clip_eps=0.1,0.2`. Repeatable.")
+        Sequence[str], Parameter(help="Try several values: `--grid algorithm.clip_eps=0.1,0.2`. Repeatable.")
     ] = (),
     as_json: bool = False,
 ) -> int:

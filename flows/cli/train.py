@@ -1,26 +1,21 @@
 """What `metaloom train` and `metaloom resume` do besides: progress, Ctrl-C, and what to look at next."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 from cyclopts import Parameter
 
 from metaloom.flows.cli.generated import Call
 from metaloom.flows.cli.output import answer, console, say, unless_closed
 from metaloom.flows.errors import EXIT_INTERRUPTED, USAGE
+from metaloom.flows.loggers import LoggerName
 from metaloom.flows.operations.options import refuse_without
-from metaloom.flows.operations.train import (
-    check_log,
-    new_folder,
-    new_settings,
-    ready_to_resume,
-    require_witness,
-    watched,
-)
+from metaloom.flows.operations.train import check_log, new_folder, new_settings, require_witness
 from metaloom.flows.views.status import STATUS
 from metaloom.pipeline.shown import printable
 
@@ -51,39 +46,18 @@ def train(
     """Train, or say what would be trained."""
     if not dry_run:
         refuse_without("--dry-run", probe=probe)
+        return shown(call, as_json=as_json)
     check_log(call["log"], call["film_every"])
     short = {name: call[name] for name in ("iterations", "seed", "device")}
     config = new_settings(call["recipe"], call["overrides"], **short)
-    require_witness(call["strict"], config.env.witness and not dry_run)
-    folder, backend = new_folder(call["recipe"], call["run"], config), call["backend"]
-    if dry_run:
-        return _dry_run(config, folder, backend, probe=probe, as_json=as_json)
-    from metaloom.flows.commands.train import train as train_run
-
-    def start(observer: "Observer") -> "TrainResult":
-        return train_run(config, folder, backend=backend, observer=observer)
-
-    return _train(start, folder, call, as_json)
+    require_witness(call["strict"], witness=False)
+    folder = new_folder(call["recipe"], call["run"], config)
+    return _dry_run(config, folder, call["backend"], probe=probe, as_json=as_json)
 
 
-def resume(call: "Call[Run]", *, as_json: bool = False) -> int:
-    """Continue a run."""
-    how = {name: call[name] for name in ("trust", "strict", "log", "film_every")}
-    folder = ready_to_resume(call["run"], **how)
-    from metaloom.flows.commands.train import resume as resume_run
-
-    def start(observer: "Observer") -> "TrainResult":
-        return resume_run(
-            folder,
-            iterations=call["iterations"],
-            take_over=call["take_over"],
-            repair=call["repair"],
-            retention=call["overrides"],
-            backend=call["backend"],
-            observer=observer,
-        )
-
-    return _train(start, folder, call, as_json)
+def shown(call: "Call[Run]", *, as_json: bool = False) -> int:
+    """Show the training of a run."""
+    return cast(int, call(progress=partial(_train, call["log"], as_json)))
 
 
 def _dry_run(config: "RunConfig", folder: Path, backend: "Backend", *, probe: bool, as_json: bool) -> int:
@@ -97,12 +71,7 @@ def _dry_run(config: "RunConfig", folder: Path, backend: "Backend", *, probe: bo
     return USAGE
 
 
-def _train(
-    start: "Callable[[Observer], TrainResult]",
-    folder: Path,
-    call: "Call[Run]",
-    as_json: bool,
-) -> int:
+def _train(log: Sequence[LoggerName], as_json: bool, folder: Path, start: "Callable[[Observer], TrainResult]") -> int:
     from metaloom.flows.formatting import plural
     from metaloom.flows.interrupt import stop_on_interrupt
     from metaloom.flows.results.verification import what_helps
@@ -119,10 +88,7 @@ def _train(
         stop_on_interrupt(again) as stop,
         progress(mode="json" if as_json else "auto", stop=stop, out=sys.stdout) as observer,
     ):
-        shown = replace(observer, iteration_done=unless_closed(observer.iteration_done))
-        how = (call[name] for name in ("log", "film_every", "metrics_port", "strict"))
-        with watched(folder, shown, *how) as watching:
-            result = start(watching)
+        result = start(replace(observer, iteration_done=unless_closed(observer.iteration_done)))
     tell = unless_closed(say)
     if result.stopped:
         tell(as_json, f"stopped after {plural(result.iterations_done, 'iteration')}; {go_on}")
@@ -145,7 +111,7 @@ def _train(
     with nullcontext() if as_json else STATUS.shown("writing the report", console()):
         steps = _next_steps(result.path)
     tell(as_json, steps)
-    if "tensorboard" in call["log"]:
+    if "tensorboard" in log:
         from metaloom.flows.loggers.live import log_folder
 
         tell(as_json, f"  tensorboard --logdir {location(log_folder(result.path) / 'tensorboard')}")

@@ -78,7 +78,7 @@ _VIEWS, _CLI = "metaloom.flows.views", "metaloom.flows.cli"
 
 _BUILT_IN = (
     Operation("train", "Train", f"{HERE}.train:train", terminal=f"{_CLI}.train:train"),
-    Operation("resume", "Train", f"{HERE}.train:resume", terminal=f"{_CLI}.train:resume"),
+    Operation("resume", "Train", f"{HERE}.train:resume", terminal=f"{_CLI}.train:shown"),
     Operation("fork", "Train", f"{HERE}.fork:fork", terminal=f"{_CLI}.terminal:fork", has_json=False),
     Operation("sweep", "Train", f"{HERE}.sweep:sweep", terminal=f"{_CLI}.sweep:sweep"),
     Operation("watch", "Train", f"{HERE}.watch:watch", terminal=f"{_CLI}.terminal:watch"),

@@ -3,17 +3,20 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from metaloom.flows.errors import UsageError
+from metaloom.flows.loggers import LogPlan
 from metaloom.flows.operations.options import FilmEvery, Log, Overrides, PythonOnly, changes, complete_recipes
 from metaloom.flows.operations.train import Shown, check_log
 from metaloom.flows.rollouts.backend import IN_PROCESS, Backend
 
 if TYPE_CHECKING:
     from metaloom.flows.opened import Runs
+    from metaloom.flows.results.sweep import SweepObserver, SweepResult
     from metaloom.flows.sweeps.stored import Sweep
     from metaloom.pipeline.config.run import RunConfig
 
@@ -97,22 +100,23 @@ def sweep(
     planned, configs = planned_sweep(
         recipe, name, seeds, grid=grid, optuna=optuna, search=search, metric=metric, settings=settings_given, many=many
     )
-    from contextlib import nullcontext
 
-    from metaloom.flows.commands.sweep import train_sweep
-    from metaloom.flows.loggers import LogPlan
+    def start(observer: "SweepObserver") -> "SweepResult":
+        from metaloom.flows.commands.sweep import train_sweep
+
+        how: dict[str, Any] = {"extend": extend, "parallel": parallel, "backend": backend}
+        return train_sweep(planned, configs, **how, observer=observer, logs=LogPlan(tuple(log), film_every))
+
+    if callable(progress):
+        return progress(planned, start)
     from metaloom.flows.opened import Run, Runs
     from metaloom.flows.results.sweep import SweepObserver
     from metaloom.flows.views.run_info import is_complete
     from metaloom.flows.views.sweep_progress import sweep_progress
 
     done = sum(is_complete(planned.folder(run)) for run in planned.runs)
-    shown = sweep_progress(planned.num_runs, done) if progress else nullcontext(SweepObserver())
-    with shown as observer:
-        logs = LogPlan(tuple(log), film_every)
-        result = train_sweep(
-            planned, configs, extend=extend, parallel=parallel, backend=backend, observer=observer, logs=logs
-        )
+    with sweep_progress(planned.num_runs, done) if progress else nullcontext(SweepObserver()) as observer:
+        result = start(observer)
     complete = [run for run in result.sweep.runs if is_complete(planned.folder(run))]
     if result.failed and (planned.search is None or not complete):
         told = "; ".join(f"{outcome.run.name}: {outcome.message}" for outcome in result.failed)

@@ -1,7 +1,8 @@
 """`train` and `resume`: a run, from its first missing stage to its last iteration."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,10 +26,12 @@ from metaloom.flows.operations.options import (
     refuse_without,
 )
 from metaloom.flows.rollouts.backend import IN_PROCESS, Backend
+from metaloom.flows.runs import folder_of, new_run_name, run_folder
 from metaloom.pipeline.device import DeviceName
+from metaloom.storage import open_run
 
 if TYPE_CHECKING:
-    from metaloom.flows.observer import Observer
+    from metaloom.flows.commands.train import TrainResult
     from metaloom.flows.opened import Run
     from metaloom.pipeline.config.run import RunConfig
 
@@ -41,7 +44,8 @@ Recipe = Annotated[
         + (f" Installed packages add {', '.join(_ADDED)}." if _ADDED else ""),
     ),
 ]
-Shown = Annotated[bool, PythonOnly]
+Shown = Annotated[bool | Callable[..., Any], PythonOnly]
+"""Whether to print progress; a command passes the function that shows the work, whose result is then returned."""
 
 
 def train(
@@ -87,12 +91,10 @@ def train(
     config = new_settings(recipe, changes(overrides, settings), iterations=iterations, seed=seed, device=device)
     require_witness(strict, config.env.witness)
     from metaloom.flows.commands.train import train as train_run
-    from metaloom.flows.opened import Run
 
     folder = new_folder(recipe, run, config)
-    with _printed(progress) as shown, watched(folder, shown, log, film_every, metrics_port, strict) as observer:
-        train_run(config, folder, backend=backend, observer=observer)
-    return Run.open(folder)
+    start = partial(train_run, config, folder, backend=backend)
+    return _watched(folder, start, progress, log, film_every, metrics_port, strict)
 
 
 def resume(
@@ -134,21 +136,22 @@ def resume(
         metrics_port: Port at which Prometheus can read the training.
         progress: Print every iteration.
     """
-    folder = ready_to_resume(run, trust=trust, strict=strict, log=log, film_every=film_every)
+    folder = folder_of(run)
+    check_log(log, film_every)
+    agree(folder, trust)
+    require_witness(strict, not strict or open_run(folder).config["env"].get("witness", False))
     from metaloom.flows.commands.train import resume as resume_run
-    from metaloom.flows.opened import Run
 
-    with _printed(progress) as shown, watched(folder, shown, log, film_every, metrics_port, strict) as observer:
-        resume_run(
-            folder,
-            iterations=iterations,
-            take_over=take_over,
-            repair=repair,
-            retention=overrides,
-            backend=backend,
-            observer=observer,
-        )
-    return Run.open(folder)
+    start = partial(
+        resume_run,
+        folder,
+        iterations=iterations,
+        take_over=take_over,
+        repair=repair,
+        retention=overrides,
+        backend=backend,
+    )
+    return _watched(folder, start, progress, log, film_every, metrics_port, strict)
 
 
 def new_settings(recipe: "str | RunConfig", overrides: Sequence[str], **short: Any) -> "RunConfig":
@@ -179,26 +182,8 @@ def new_settings(recipe: "str | RunConfig", overrides: Sequence[str], **short: A
 
 def new_folder(recipe: "str | RunConfig", run: str | Path | None, config: "RunConfig") -> Path:
     """Return the folder of a new run, named after recipe and time unless it is named."""
-    from metaloom.flows.runs import new_run_name, run_folder
-
     stem = Path(recipe).stem if isinstance(recipe, str) else config.algorithm.name
     return run_folder(new_run_name(stem) if run is None else run)
-
-
-def ready_to_resume(run: Any, *, trust: bool, strict: bool, log: Sequence[LoggerName], film_every: int | None) -> Path:
-    """Return the folder of a run that can be continued so.
-
-    Raises:
-        UsageError: Options contradict one another or the run's settings.
-    """
-    from metaloom.flows.runs import folder_of
-    from metaloom.storage import open_run
-
-    folder = folder_of(run)
-    check_log(log, film_every)
-    agree(folder, trust)
-    require_witness(strict, not strict or open_run(folder).config["env"].get("witness", False))
-    return folder
 
 
 def check_log(log: Sequence[LoggerName], film_every: int | None) -> None:
@@ -225,29 +210,31 @@ def require_witness(strict: bool, witness: bool) -> None:
         )
 
 
-@contextmanager
-def watched(
+def _watched(
     folder: Path,
-    observer: "Observer",
+    start: "Callable[..., TrainResult]",
+    progress: Shown,
     log: Sequence[LoggerName],
     film_every: int | None,
     metrics_port: int | None,
     strict: bool,
-) -> "Iterator[Observer]":
-    """Yield an observer that also logs the training of a run, serves its metrics, and is strict."""
+) -> "Run":
+    """Train a run by an observer that also logs, serves metrics, and is strict."""
     from metaloom.flows.loggers.live import logging_to
     from metaloom.flows.metrics_endpoint import metrics_at
+    from metaloom.flows.observer import Observer
     from metaloom.flows.observer import strict as strictly
 
-    served = nullcontext(observer) if metrics_port is None else metrics_at(metrics_port, folder.name, observer)
-    with served as measured, logging_to(log, folder, measured, film_every=film_every) as watching:
-        yield strictly(watching) if strict else watching
+    def watched(observer: Observer) -> "TrainResult":
+        served = nullcontext(observer) if metrics_port is None else metrics_at(metrics_port, folder.name, observer)
+        with served as measured, logging_to(log, folder, measured, film_every=film_every) as watching:
+            return start(observer=strictly(watching) if strict else watching)
 
-
-@contextmanager
-def _printed(progress: bool) -> "Iterator[Observer]":
-    from metaloom.flows.observer import Observer
+    if callable(progress):
+        return progress(folder, watched)
+    from metaloom.flows.opened import Run
     from metaloom.flows.views.progress import progress as shown_progress
 
     with shown_progress() if progress else nullcontext(Observer()) as observer:
-        yield observer
+        watched(observer)
+    return Run.open(folder)
