@@ -130,7 +130,7 @@ class Batch:
         """
         self._device = device
         values = trials.along(samples.values)
-        # Not the stored advantages: those are shifted and scaled.
+        # Not the stored advantages, which are shifted and scaled.
         targets = values + trials.advantages(values, processing.discount, processing.gae_lambda, behind)
         real_targets = targets[trials.mask]
         self.scale = np.array([real_targets.mean(), max(real_targets.std(), _SMALLEST_STD)], np.float32)
