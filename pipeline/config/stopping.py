@@ -27,14 +27,14 @@ class StoppingConfig(Settings):
     convergence_p_value: float = Field(default=0.99, gt=0, lt=1)
     """Required certainty of flatness: the chance of a steeper line if there is no trend (two-sided t test)."""
     metric: str | None = later(None, min_length=1)
-    """A metric of the last iteration's episodes that is compared, such as success_rate: that after adaptation where
-    there is any, or of the inner step that it names, as step_0.success_rate."""
+    """Metric of the last iteration's episodes to compare, such as success_rate: after adaptation where there is any,
+    or at the inner step in its name, as in step_0.success_rate."""
     at_least: float | None = later(None)
-    """The metric's value from which on it is enough."""
+    """Value from which on the metric meets the criterion."""
     at_most: float | None = later(None)
-    """Value of the metric above which training continues: for a distance, for example."""
+    """Value down to which the metric must fall to meet the criterion: for a distance, for example."""
     combine: Literal["any", "all"] = "any"
-    """any: one criterion is enough; all: they have to be met at once."""
+    """any: one criterion is enough; all: they must be met at once."""
 
     @model_validator(mode="after")
     def _options_have_their_criterion(self) -> "StoppingConfig":

@@ -44,7 +44,7 @@ MAX_EXPONENT = 3.0
 
 @dataclass(frozen=True)
 class _Varied:
-    """Numbers of a model's array that the columns of a task multiply, and their values in the model file."""
+    """Entries of a model's array that the columns of a task multiply, and their values in the model file."""
 
     array: ModelArray
     values: Array

@@ -106,7 +106,7 @@ class Classes:
         return class_returns(task_returns, np.searchsorted(among, of), [self.names[c] for c in among])
 
     def facts(self) -> dict[str, Any]:
-        """Return all of it as JSON data."""
+        """Return the classes as JSON data."""
         return {name: _as_lists(value) for name, value in asdict(self).items() if value}
 
     @classmethod

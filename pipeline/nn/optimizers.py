@@ -174,7 +174,7 @@ def conjugate_gradient(
         product: A times a vector.
         b: [D] float64.
         iterations: Products with A at most.
-        tolerance: On the squared norm of the residual.
+        tolerance: Tolerance of the squared norm of the residual.
     """
     x, residual, direction = np.zeros_like(b), b, b
     squared_norm = dot(residual, residual)

@@ -63,7 +63,7 @@ class Spaces:
 
     @property
     def observation_size(self) -> int:
-        """Numbers O in one observation."""
+        """Size O of one observation."""
         return math.prod(self.observation_shape)
 
 
@@ -95,7 +95,7 @@ class NetworkSpec:
 
     @property
     def observation_size(self) -> int:
-        """Numbers in one observation."""
+        """Size of one observation."""
         return math.prod(self.input_shape)
 
     @property

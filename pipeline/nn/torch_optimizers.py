@@ -85,7 +85,7 @@ class TorchOptimizer:
 
 @dataclass(frozen=True)
 class TorchOptimizerSteps:
-    """As TorchOptimizer, as a function: parameters and state go in and come out as arrays. See nn.optimizers.Adam."""
+    """Functional form of TorchOptimizer: parameters and state go in and come out as arrays. See nn.optimizers.Adam."""
 
     config: OptimizerConfig
     learning_rate: float

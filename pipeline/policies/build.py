@@ -23,7 +23,7 @@ LOG_STD = "log_std"
 
 
 class GaussianPolicy(Policy):
-    """For continuous actions; an observation is followed by `extra_size` further inputs. See Policy.
+    """Gaussian policy for continuous actions; `extra_size` further inputs follow an observation. See Policy.
 
     Attributes:
         action_size: A.
@@ -60,7 +60,7 @@ class GaussianPolicy(Policy):
 
 
 class CategoricalPolicy(Policy):
-    """For discrete actions; an observation is followed by `extra_size` further inputs. See Policy."""
+    """Categorical policy for discrete actions; `extra_size` further inputs follow an observation. See Policy."""
 
     def __init__(self, spaces: Spaces, config: PolicyConfig, extra_size: int = 0) -> None:
         spec = config.network_spec(spaces, spaces.num_actions, extra_size=extra_size)

@@ -49,14 +49,14 @@ class PolicyConfig(Settings):
     min_std: float = Field(default=1e-6, gt=0)
     """Floor of the standard deviation, wherever it is used: acting, recording, losses."""
     learn_std: bool = True
-    """Let adaptation and meta-training change the standard deviation; otherwise it stays at init_std."""
+    """Adaptation and meta-training change the standard deviation; otherwise it stays at init_std."""
     network: str = later("mlp")
     """mlp, cnn (for images), residual, one that a plug-in brings, or module:Class of a custom torch.nn.Module;
     critics have the same kind of network. Of algorithms that adapt by memory: gru, lstm, linear-attention, or
     module:Class likewise."""
     network_options: dict[str, JsonValue] = later({})
-    """Of cnn: channels, kernel_sizes, strides, channels_first. Of linear-attention: key_size, value_size, reading
-    (linear or asinh). Of module:Class: keyword arguments of the class."""
+    """Options of cnn: channels, kernel_sizes, strides, channels_first. linear-attention: key_size, value_size, reading
+    (linear or asinh). module:Class: keyword arguments of the class."""
     activation: str | None = later(None)
     """Behind hidden layers: tanh, relu, identity, or a class of torch.nn such as SiLU; null for tanh, or relu under an
     off-policy algorithm."""

@@ -65,7 +65,7 @@ class TorchInference:
 
 @contextmanager
 def one_thread() -> Generator[None]:
-    """Let torch compute on one thread: more would make bits depend on the machine."""
+    """Run torch on one thread: more would make bits depend on the machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

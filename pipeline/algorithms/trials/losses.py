@@ -130,7 +130,7 @@ class Batch:
         """
         self._device = device
         values = trials.along(samples.values)
-        # Not the stored advantages: those are shifted and scaled.
+        # Not the stored advantages, which are shifted and scaled.
         targets = values + trials.advantages(values, processing.discount, processing.gae_lambda, behind)
         real_targets = targets[trials.mask]
         self.scale = np.array([real_targets.mean(), max(real_targets.std(), _SMALLEST_STD)], np.float32)
@@ -152,7 +152,7 @@ class Batch:
         return self._inputs.shape[1]
 
     def sequences(self, which: Array) -> Sequences:
-        """Return some of the trials."""
+        """Return the sequences of a part of the trials."""
         chosen = torch.from_numpy(which).to(self._device)
         real = self._places(None if self._real is None else self._real[:, chosen])
         parts = (self._actions, self._old_log_prob, self._advantages, self._targets)

@@ -44,7 +44,7 @@ class TrialSettings(AlgorithmSettings):
 
     @property
     def evaluation_steps(self) -> int:
-        """As many episodes as a trial has before its last one."""
+        """Number of episodes that a trial has before its last one."""
         return self.episodes_per_trial - 1
 
     @property

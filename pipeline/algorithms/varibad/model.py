@@ -46,7 +46,7 @@ class DecodedSteps:
     rewards: Tensor
 
     def at(self, steps: Tensor) -> DecodedSteps:
-        """Return some of the steps, [N, D'] int64 of each trial."""
+        """Return the steps with indices [N, D'] int64 in each trial."""
         trials = torch.arange(len(steps), device=steps.device)[:, None]
         return DecodedSteps(**{f.name: getattr(self, f.name)[trials, steps] for f in fields(self)})
 

@@ -76,12 +76,12 @@ class RowsEvaluation(NamedTuple):
 
     Attributes:
         rewards: Rewards from 0 to 10.
-        success: Bool, success.
+        success: True where the task is solved.
         obj_to_target: a distance, mostly.
         in_place_reward: Part of the reward.
         grasp_reward: Part of the reward.
-        near_object: Bool, mostly.
-        grasp_success: Bool; of a class with `RowTask.touched` without regard to contacts.
+        near_object: Mostly bool: True near the object.
+        grasp_success: True for a grasp; with `RowTask.touched`, without regard to contacts.
     """
 
     rewards: Array
