@@ -33,7 +33,7 @@ def export_minari(
     """Write the episodes, in the order in which they were sampled, as the dataset `NAME-v0` below the folder.
 
     Actions are as the environment received them: the policy's, mapped by `env.action_scale` and clipped to its bounds.
-    An episode's `options` say its iteration, inner step, task, place, task parameters and facts.
+    An episode's `options` hold its iteration, inner step, task and episode index, task id, parameters and facts.
 
     Raises:
         ExtraMissing: Minari is not installed.

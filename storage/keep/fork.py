@@ -43,7 +43,7 @@ class Fork:
 
     Attributes:
         path: Folder of the fork.
-        iteration: First iteration of its own.
+        iteration: First iteration that it does not share.
         shared_files, shared_bytes: Files and bytes shared with its parent.
         copied_files, copied_bytes: Files and bytes copied, because the file system cannot share them.
     """
