@@ -1,16 +1,18 @@
 """`graph`: the stages of a run, and what each reads."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from cyclopts import Parameter
 
-from metaloom.flows.operations.options import Overrides, Trust, agree
+from metaloom.flows.operations.options import Overrides, Trust, agree, check_choice
+
+Form = Literal["text", "mermaid", "svg"]
 
 
 def graph(
     recipe: Annotated[str, Parameter(help="A recipe, a .yaml, .json or .toml file of settings, or a stored run.")],
     *,
-    form: Annotated[Literal["text", "mermaid", "svg"], Parameter(name="--format")] = "text",
+    form: Annotated[Form, Parameter(name="--format")] = "text",
     overrides: Overrides = (),
     trust: Trust = False,
 ) -> str:
@@ -30,6 +32,7 @@ def graph(
     from metaloom.pipeline.schema import suggestion
     from metaloom.storage import open_run, run_exists
 
+    check_choice("format", form, get_args(Form))
     stored = recipe not in [*RECIPES] and not is_settings_file(recipe)
     if stored and not run_exists(run_folder(recipe)):
         raise UsageError(

@@ -1,8 +1,8 @@
 """`logs`: what the training of a run has logged."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
-from metaloom.flows.operations.options import RunArgument
+from metaloom.flows.operations.options import RunArgument, check_choice
 from metaloom.flows.runs import folder_of
 from metaloom.storage import open_run
 
@@ -10,7 +10,10 @@ if TYPE_CHECKING:
     from metaloom.flows.run_log import LogLine
 
 
-def logs(run: RunArgument, *, level: Literal["debug", "info", "warning", "error"] = "info") -> "list[LogLine]":
+Level = Literal["debug", "info", "warning", "error"]
+
+
+def logs(run: RunArgument, *, level: Level = "info") -> "list[LogLine]":
     """Print what the training of a run has logged.
 
     These are warnings, errors, iterations and the lines of your loggers.
@@ -21,6 +24,7 @@ def logs(run: RunArgument, *, level: Literal["debug", "info", "warning", "error"
         run: The run.
         level: Leave out what matters less; debug has every stage.
     """
+    check_choice("level", level, get_args(Level))
     from metaloom.flows.run_log import LogReader
 
     return [line for line in LogReader(open_run(folder_of(run)).path).new_lines() if line.is_at_least(level)]

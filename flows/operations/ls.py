@@ -4,11 +4,11 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import seconds_of
-from metaloom.flows.operations.options import Positive
+from metaloom.flows.operations.options import Positive, check_choice
 from metaloom.flows.results.run_rows import Row, Rows
 from metaloom.flows.runs import runs_root
 from metaloom.storage import location
@@ -57,6 +57,10 @@ def ls(
         reverse: The other way round.
         limit: Maximum number of runs.
     """
+    check_choice("sort", sort, _ORDERS)
+    check_choice("status", status, get_args(Status))
+    if limit is not None and limit < 1:
+        raise UsageError(f"found --limit {limit}; required 1 or more")
     from metaloom.flows.views.run_info import list_run_rows
 
     earliest = -math.inf if since is None else _moment(since).timestamp()

@@ -1,6 +1,6 @@
 """Parameters that several operations share, each described once for Python, the command line and Prefect's forms."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -108,7 +108,15 @@ def changes(overrides: Sequence[str], settings: dict[str, Any]) -> list[str]:
     """Return changes of settings, given as KEY=VALUE or as keywords, as KEY=VALUE."""
     from metaloom.flows.settings import assignments
 
+    if isinstance(overrides, str):
+        raise UsageError(f"found overrides={overrides!r}; required a list of such texts: [{overrides!r}]")
     return [*overrides, *assignments(settings)]
+
+
+def check_choice(option: str, value: str | None, choices: Collection[str]) -> None:
+    """Refuse what is none of the choices, as Python alone can pass it."""
+    if value is not None and value not in choices:
+        raise UsageError(f"found --{option} {value}; required one of {', '.join(choices)}")
 
 
 def refuse_without(option: str, **others: object) -> None:

@@ -1,10 +1,18 @@
 """`show`: a run, or the stages of one iteration."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from metaloom.flows.errors import UsageError
-from metaloom.flows.operations.options import Iteration, RunAtArgument, Trust, agree, refuse_with, refuse_without
+from metaloom.flows.operations.options import (
+    Iteration,
+    RunAtArgument,
+    Trust,
+    agree,
+    check_choice,
+    refuse_with,
+    refuse_without,
+)
 from metaloom.flows.runs import RunAt, parse_span, require_iteration
 from metaloom.storage import Run, open_run
 
@@ -13,12 +21,14 @@ if TYPE_CHECKING:
 
     Found = tuple[Callable[[], Any], Callable[[], RenderableType]]
 
+Shown = Literal["process_samples", "sample_transitions"]
+
 
 def show(
     run: RunAtArgument,
     iteration: Iteration = None,
     *,
-    stage: Literal["process_samples", "sample_transitions"] | None = None,
+    stage: Shown | None = None,
     step: int | None = None,
     update: int | None = None,
     rows: str | None = None,
@@ -61,6 +71,7 @@ def found(
     everything: bool = False,
 ) -> "Found":
     """Return functions that give what is asked for as data, and drawn."""
+    check_choice("stage", stage, get_args(Shown))
     opened = open_run(at.path)
     if at.iteration is not None:
         refuse_with("RUN@ITERATION", all=everything)

@@ -15,6 +15,7 @@ from prefect.utilities.callables import parameter_schema
 
 import metaloom
 from metaloom.flows import cli
+from metaloom.flows.errors import UsageError
 from metaloom.flows.operations import REFERENCE, Operation, operations
 from metaloom.flows.operations.options import Iteration
 from metaloom.flows.operations.signatures import is_backend, is_python_only, parameters_of
@@ -189,3 +190,22 @@ def test_a_broken_operation_of_a_package_is_named_and_every_other_command_works(
     assert "(raising:boom) cannot be used: RuntimeError: no such library" in done.stderr
     for module, name in (("takes_train", "train"), ("takes_run", "open_run"), ("dashed", "--help")):
         assert f"{module}: left out the operation {name!r}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("call", "found"),
+    [
+        (lambda run: metaloom.thin(run, keep_last=-1, dry_run=True), "--keep-last -1; required 0"),
+        (lambda run: metaloom.thin(run, keep_every=0, dry_run=True), "--keep-every 0; required 1"),
+        (lambda run: metaloom.ls(status="done"), "--status done; required one of complete"),
+        (lambda run: metaloom.ls(sort="age"), "--sort age; required one of started"),
+        (lambda run: metaloom.ls(limit=0), "--limit 0"),
+        (lambda run: metaloom.logs(run, level="loud"), "--level loud"),
+        (lambda run: metaloom.graph(str(run), form="png"), "--format png"),
+        (lambda run: metaloom.show(run, 0, stage="adapt"), "--stage adapt; required one of process_samples"),
+        (lambda run: metaloom.optimize(run, 0, overrides="seed=2"), r"required a list of such texts: \['seed=2'\]"),
+    ],
+)
+def test_python_refuses_the_values_that_the_command_refuses(call, found, tmp_path, copy_tiny_run):
+    with pytest.raises(UsageError, match=found):
+        call(copy_tiny_run(tmp_path / "run"))
