@@ -141,7 +141,13 @@ def operations() -> Mapping[str, Operation]:
     ours = {*found, *vars(metaloom), *metaloom.PLACES, "reference"}
     for point in sorted(entry_points(group="metaloom.operations"), key=lambda point: point.name):
         name, in_python = point.name.replace("_", "-"), point.name.replace("-", "_")
-        if in_python in ours or name in found or not in_python.isidentifier() or iskeyword(in_python):
+        if (
+            in_python in ours
+            or name in found
+            or iskeyword(in_python)
+            or not name[0].isalpha()
+            or not in_python.isidentifier()
+        ):
             package = point.dist.name if point.dist else "an installed package"
             log.warning(
                 "%s: left out the operation %r (%s); required a name that Python functions can have and that is not "

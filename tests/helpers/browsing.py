@@ -16,7 +16,7 @@ INSTALL = (
     f"sudo {next((words for name, words in _INSTALLERS.items() if shutil.which(name)), 'apt-get install')} chromium"
 )
 NO_BROWSER = f"none of {', '.join(BROWSERS)} is installed; `{INSTALL}` brings one"
-# plotly.js says it where margins that fit labels and legends have not settled after a few drawings; it draws all the same.
+# plotly.js says it where margins for labels and legends have not settled after a few drawings; it draws all the same.
 SETTLED = "Too many auto-margin redraws"
 NEEDS_BROWSER = pytest.mark.skipif(BROWSER is None, reason=NO_BROWSER)
 
