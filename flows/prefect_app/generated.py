@@ -51,7 +51,8 @@ def make_flow(operation: Operation, ended: Callable[[Any, Any], State] | None = 
         if p.annotation is Iteration or not is_python_only(p.annotation)
     ]
 
-    form = Signature(parameters)
+    # All can be given by position, so those that are required come first.
+    form = Signature(sorted(parameters, key=lambda p: p.default is not P.empty))
 
     def work(*args: Any, **options: Any) -> State:
         given = form.bind(*args, **options).arguments

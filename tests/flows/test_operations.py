@@ -20,6 +20,7 @@ from metaloom.flows.operations import REFERENCE, Operation, operations
 from metaloom.flows.operations.options import Iteration
 from metaloom.flows.operations.signatures import is_backend, is_python_only, parameters_of
 from metaloom.flows.prefect_app import deployments
+from metaloom.flows.prefect_app.generated import make_flow
 from metaloom.flows.rollouts.backend import Backend
 
 NAMED = {
@@ -209,3 +210,8 @@ def test_a_broken_operation_of_a_package_is_named_and_every_other_command_works(
 def test_python_refuses_the_values_that_the_command_refuses(call, found, tmp_path, copy_tiny_run):
     with pytest.raises(UsageError, match=found):
         call(copy_tiny_run(tmp_path / "run"))
+
+
+def test_a_flow_takes_required_parameters_after_those_with_defaults():
+    form = parameter_schema(make_flow(operations()["policy"]))
+    assert {*form.required} == {"run", "out"}
