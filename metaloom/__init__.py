@@ -59,26 +59,11 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-PLACES = {
-    "Backend": "flows.rollouts.workers",
-    "Run": "flows.opened",
-    "RunConfig": "pipeline.config.run",
-    "Runs": "flows.opened",
-    "TrainedPolicy": "flows.trained.policy",
-    "build_config": "pipeline.config.run",
-    "fitted_baselines": "flows.commands.baselines",
-    "load_policy": "flows.trained.policy",
-    "load_settings": "flows.recipes",
-    "open_run": "flows.opened",
-    "open_runs": "flows.opened",
-    "trust_run": "flows.trust",
-}
-
 
 def _names() -> dict[str, str]:
-    from metaloom.flows.operations import operations
+    from metaloom.flows.operations import BESIDE_OPERATIONS, operations
 
-    places = {name: f"{__name__}.{module}:{name}" for name, module in PLACES.items()}
+    places = {name: f"{__name__}.{module}:{name}" for name, module in BESIDE_OPERATIONS.items()}
     places |= {name.replace("-", "_"): operation.run for name, operation in operations().items() if operation.run}
     return places | {"reference": f"{__name__}.flows.operations.reference"}
 

@@ -17,8 +17,6 @@ from importlib.metadata import entry_points
 from keyword import iskeyword
 from typing import Any
 
-import metaloom
-
 HERE = __name__
 log = logging.getLogger(__name__)
 
@@ -130,6 +128,24 @@ REFERENCE = (
 """Operations on references: `metaloom reference ls`, `metaloom.reference.ls`."""
 
 
+BESIDE_OPERATIONS = {
+    "Backend": "flows.rollouts.workers",
+    "Run": "flows.opened",
+    "RunConfig": "pipeline.config.run",
+    "Runs": "flows.opened",
+    "TrainedPolicy": "flows.trained.policy",
+    "build_config": "pipeline.config.run",
+    "fitted_baselines": "flows.commands.baselines",
+    "load_policy": "flows.trained.policy",
+    "load_settings": "flows.recipes",
+    "open_run": "flows.opened",
+    "open_runs": "flows.opened",
+    "trust_run": "flows.trust",
+}
+"""Public names of `metaloom` that are no operations: name -> module."""
+_PACKAGES = ("flows", "pipeline", "stages", "storage")
+
+
 @cache
 def operations() -> Mapping[str, Operation]:
     """Return all operations by name, in the order of `--help`.
@@ -138,7 +154,7 @@ def operations() -> Mapping[str, Operation]:
     whatever is installed.
     """
     found = {operation.name: operation for operation in _BUILT_IN}
-    ours = {*found, *vars(metaloom), *metaloom.PLACES, "reference"}
+    ours = {*found, *BESIDE_OPERATIONS, *_PACKAGES, "reference"}
     for point in sorted(entry_points(group="metaloom.operations"), key=lambda point: point.name):
         name, in_python = point.name.replace("_", "-"), point.name.replace("-", "_")
         if (
