@@ -87,8 +87,9 @@ def make_command(operation: Operation) -> Callable[..., int]:
     """Make the command of an operation: a function whose signature has what a command line can say."""
     work = operation.function
     shown = resolve(operation.terminal) if operation.terminal else partial(show, operation)
-    backends = [p.annotation for p in parameters_of(work) if is_backend(p.annotation)]
-    said = [p for p in parameters_of(work) if not is_python_only(p.annotation) and not is_backend(p.annotation)]
+    declared = parameters_of(work)
+    backends = [p.annotation for p in declared if is_backend(p.annotation)]
+    said = [p for p in declared if not is_python_only(p.annotation) and not is_backend(p.annotation)]
     parameters = [*map(command_parameter, said), *(_BACKEND if backends else ())]
     extras = [p for p in signature(shown).parameters.values() if p.name not in ("operation", "call", "as_json")]
     parameters += map(command_parameter, extras)
@@ -104,9 +105,9 @@ def make_command(operation: Operation) -> Callable[..., int]:
             if backends[0] is InProcess and "scheduler" not in where:
                 where.setdefault("workers", 0)
             given["backend"] = Backend(**where)
-        apart = {name: given.pop(name) for name in [*given] if name in {p.name for p in extras}}
+        apart = {p.name: given.pop(p.name) for p in extras if p.name in given}
         as_json = {"as_json": given.pop("as_json", False)} if operation.has_json else {}
-        unsaid = [p.name for p in parameters_of(work) if p.default is P.empty and p.name not in given]
+        unsaid = [p.name for p in declared if p.default is P.empty and p.name not in given]
         return shown(Call(work, given | dict.fromkeys(unsaid)), **apart, **as_json)
 
     command.__doc__ = re.sub(r"(?m)^    backend: .*$", lambda _: _BACKEND_HELP, cleandoc(work.__doc__ or ""))

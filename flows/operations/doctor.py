@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from metaloom.flows.errors import UsageError
-from metaloom.flows.operations.options import Overrides
+from metaloom.flows.operations.options import Overrides, changes
 from metaloom.flows.runs import runs_root
 
 if TYPE_CHECKING:
@@ -33,4 +33,4 @@ def doctor(*, env: str | None = None, overrides: Overrides = ()) -> "Checks":
     # Imported only here: a broken package must become a line of the other table.
     from metaloom.flows.commands.check_env import check_environment, env_config
 
-    return Checks(check_environment(env_config(env, overrides)))
+    return Checks(check_environment(env_config(env, changes(overrides))))

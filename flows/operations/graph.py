@@ -4,7 +4,8 @@ from typing import Annotated, Literal, get_args
 
 from cyclopts import Parameter
 
-from metaloom.flows.operations.options import Overrides, Trust, agree, check_choice
+from metaloom.flows.errors import UsageError
+from metaloom.flows.operations.options import Overrides, Trust, agree, changes, check_choice
 
 Form = Literal["text", "mermaid", "svg"]
 
@@ -26,7 +27,6 @@ def graph(
         overrides: Settings that change, as KEY=VALUE.
         trust: Import the modules that the run's settings name, now and later.
     """
-    from metaloom.flows.errors import UsageError
     from metaloom.flows.recipes import RECIPES, is_settings_file, load_settings
     from metaloom.flows.runs import run_folder
     from metaloom.pipeline.schema import suggestion
@@ -49,4 +49,4 @@ def graph(
         settings = config_of(open_run(run_folder(recipe))).model_dump(mode="json")
     else:
         settings = load_settings(recipe)
-    return FORMATS[form](diagram_of(build_config(override(settings, overrides))))
+    return FORMATS[form](diagram_of(build_config(override(settings, changes(overrides)))))

@@ -1,6 +1,6 @@
 """Parameters that several operations share, each described once for Python, the command line and Prefect's forms."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -104,13 +104,13 @@ def agree(run: Path, trust: bool) -> None:
         trust_run(run)
 
 
-def changes(overrides: Sequence[str], settings: dict[str, Any]) -> list[str]:
+def changes(overrides: Sequence[str], settings: Mapping[str, Any] | None = None) -> list[str]:
     """Return changes of settings, given as KEY=VALUE or as keywords, as KEY=VALUE."""
-    from metaloom.flows.settings import assignments
-
     if isinstance(overrides, str):
         raise UsageError(f"found overrides={overrides!r}; required a list of such texts: [{overrides!r}]")
-    return [*overrides, *assignments(settings)]
+    from metaloom.flows.settings import assignments
+
+    return [*overrides, *assignments(settings or {})]
 
 
 def check_choice(option: str, value: str | None, choices: Collection[str]) -> None:

@@ -148,7 +148,7 @@ def resume(
         iterations=iterations,
         take_over=take_over,
         repair=repair,
-        retention=overrides,
+        retention=changes(overrides),
         backend=backend,
     )
     return _watched(folder, start, progress, log, film_every, metrics_port, strict)

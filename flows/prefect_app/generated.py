@@ -45,12 +45,12 @@ def make_flow(operation: Operation, ended: Callable[[Any, Any], State] | None = 
         ended: Publishes a result, and returns the state of the flow run; gets the run too.
         **types: Types of parameters that the form knows more exactly.
     """
+    declared = parameters_of(operation.function)
     parameters = [
         form_parameter(p, types.get(p.name, p.annotation))
-        for p in parameters_of(operation.function)
+        for p in declared
         if p.annotation is Iteration or not is_python_only(p.annotation)
     ]
-
     # All can be given by position, so those that are required come first.
     form = Signature(sorted(parameters, key=lambda p: p.default is not P.empty))
 
@@ -66,9 +66,7 @@ def make_flow(operation: Operation, ended: Callable[[Any, Any], State] | None = 
 
     work.__name__ = work.__qualname__ = operation.name
     work.__doc__ = getdoc(operation.function) or ""
-    helps = {
-        p.name: mark.help for p in parameters_of(operation.function) for mark in marks_of(p.annotation) if mark.help
-    }
+    helps = {p.name: mark.help for p in declared for mark in marks_of(p.annotation) if mark.help}
     described = {"backend": _WORKERS, **{name: f"    {name}: {text}" for name, text in helps.items()}}
     for name, line in described.items():
         work.__doc__ = re.sub(rf"(?m)^    {name}: .*$", line, work.__doc__)

@@ -293,7 +293,14 @@ def _names(options: type[Settings]) -> str:
     return ", ".join(options.model_fields)
 
 
-_SMALLEST = 7
-"""Pixels along an axis of an image of which the convolutions by default leave something."""
+def _smallest() -> int:
+    options, pixels = ConvolutionOptions(), 1
+    for kernel, stride in zip(reversed(options.kernel_sizes), reversed(options.strides), strict=True):
+        pixels = (pixels - 1) * stride + kernel
+    return pixels
+
+
+_SMALLEST = _smallest()
+"""Pixels along an axis of an image of which the default convolutions leave something."""
 _CNN_OPTIONS = _names(ConvolutionOptions)
 _OPTIONS: Mapping[str, type[Settings]] = {CNN: ConvolutionOptions, LINEAR_ATTENTION: AttentionOptions}

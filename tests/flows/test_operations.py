@@ -205,6 +205,15 @@ def test_a_broken_operation_of_a_package_is_named_and_every_other_command_works(
         (lambda run: metaloom.graph(str(run), form="png"), "--format png"),
         (lambda run: metaloom.show(run, 0, stage="adapt"), "--stage adapt; required one of process_samples"),
         (lambda run: metaloom.optimize(run, 0, overrides="seed=2"), r"required a list of such texts: \['seed=2'\]"),
+        (lambda run: metaloom.graph("promp", overrides="seed=2"), r"found overrides='seed=2'; required a list"),
+        (
+            lambda run: metaloom.doctor(env="point-corner", overrides="env=x"),
+            r"found overrides='env=x'; required a list",
+        ),
+        (
+            lambda run: metaloom.resume(run, overrides="retention.keep_last=1"),
+            r"overrides='retention.keep_last=1'; required a list",
+        ),
     ],
 )
 def test_python_refuses_the_values_that_the_command_refuses(call, found, tmp_path, copy_tiny_run):
