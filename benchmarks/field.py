@@ -50,7 +50,7 @@ class Package(NamedTuple):
     """A package to install.
 
     Attributes:
-        requirement: what pip installs.
+        requirement: Requirement that pip installs.
         env: settings of one of its environments.
         policy: settings of the policy.
         options: passed to pip.

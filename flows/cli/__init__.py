@@ -148,7 +148,7 @@ def run(tokens: Sequence[str]) -> int:
         from metaloom.pipeline.schema import suggestion
         from metaloom.storage import RunNotFound
 
-        # The name may be close to that of an existing run.
+        # The name may resemble an existing run's.
         similar = suggestion(Path(error.where).name, complete_runs(None)) if isinstance(error, RunNotFound) else ""
         print(f"metaloom: {error_text(error)}{similar}", file=sys.stderr)
         return code

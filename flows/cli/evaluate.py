@@ -1,4 +1,4 @@
-"""What `metaloom evaluate` does besides: charts and films, written after the table is printed."""
+"""Terminal part of `metaloom evaluate`: charts and films, written after the table is printed."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

@@ -1,4 +1,4 @@
-"""What `metaloom recipes` prints: a table of recipes, or settings to train with."""
+"""Terminal part of `metaloom recipes`: a table of recipes, or settings to train with."""
 
 from typing import Annotated, Literal
 

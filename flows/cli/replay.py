@@ -1,4 +1,4 @@
-"""What `metaloom replay` does besides: it prints stages as they come, debugs one, and stores again what was thinned."""
+"""Terminal part of `metaloom replay`: prints each stage, debugs one, and restores thinned outputs."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated

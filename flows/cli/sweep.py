@@ -1,4 +1,4 @@
-"""What `metaloom sweep` does besides: it shows progress and the sweep itself, and stops at Ctrl-C."""
+"""Terminal part of `metaloom sweep`: shows progress or the sweep itself, and stops at Ctrl-C."""
 
 import sys
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What commands print that is more than the result of their operation, or earlier."""
+"""Terminal parts of the other operations: questions, progress, and output before the result."""
 
 import json
 import sys
@@ -125,20 +125,20 @@ def rm(call: "Call[Removed]", *, yes: Annotated[bool, Parameter(help="Do not ask
 
 def cancel(call: "Call[Cancelled]") -> int:
     """Print who is asked to stop before waiting for it."""
-    tell = console().out
+    out = console().out
 
     def asked(writer: Writer) -> None:
-        tell(f"asked {writer} to finish its stage and stop; Ctrl-C ends this wait, and the request stands")
+        out(f"asked {writer} to finish its stage and stop; Ctrl-C ends this wait, and the request stands")
         if writer.is_stopped:
             again, end = (f"kill -{signal} {writer.pid}" for signal in ("CONT", 9))
-            tell(f"it is stopped and hears nothing; `{again}` lets it go on, `{end}` ends it")
+            out(f"it is stopped and hears nothing; `{again}` lets it go on, `{end}` ends it")
 
     try:
         done = call(asked=asked)
     except KeyboardInterrupt:
-        tell("\nno longer waiting; the request stands")
+        out("\nno longer waiting; the request stands")
         return 0
-    tell(str(done))
+    out(str(done))
     return 0 if done.went_well else 1
 
 

@@ -1,4 +1,4 @@
-"""What `metaloom train` and `metaloom resume` do besides: progress, Ctrl-C, and what to look at next."""
+"""Terminal part of `metaloom train` and `metaloom resume`: progress, Ctrl-C, and what to look at next."""
 
 import sys
 from collections.abc import Callable, Sequence

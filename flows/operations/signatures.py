@@ -1,4 +1,4 @@
-"""What commands and forms read in the signature of an operation."""
+"""Signatures of operations, as commands and forms read them."""
 
 from collections.abc import Callable, Sequence
 from inspect import Parameter as P
