@@ -5,8 +5,8 @@ from functools import partial
 
 import numpy as np
 
+from metaloom.pipeline.envs.answers import as_integers, check_facts, is_ctrl_c
 from metaloom.pipeline.envs.contract import BatchEnv, BatchStep, EnvError
-from metaloom.pipeline.envs.finite_checks import as_integers, check_facts, is_ctrl_c
 from metaloom.pipeline.policies.acting import check_actor_params, make_actor
 from metaloom.pipeline.policies.actors import Actor, ActorSetup
 from metaloom.pipeline.policies.remembering import Memory

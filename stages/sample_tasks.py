@@ -4,8 +4,8 @@ from functools import partial
 
 import numpy as np
 
+from metaloom.pipeline.envs.answers import is_ctrl_c, last_line, own_traceback
 from metaloom.pipeline.envs.contract import EnvError, MetaEnv
-from metaloom.pipeline.envs.finite_checks import is_ctrl_c, last_line, own_traceback
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.tasks.samplers import balanced_draw, require_classes
 from metaloom.pipeline.types import Array, TaskBatch

@@ -21,8 +21,8 @@ from metaloom.flows.runs import updates_at
 from metaloom.flows.trust import trust_run
 from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import RunConfig, build_config
+from metaloom.pipeline.envs.answers import declared_facts
 from metaloom.pipeline.envs.config import EnvConfig
-from metaloom.pipeline.envs.finite_checks import declared_facts
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.envs.spaces import observation_dtype
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan, evaluation_tasks

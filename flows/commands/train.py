@@ -31,9 +31,9 @@ from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.config.sources import plugin_sources
 from metaloom.pipeline.envs import ENVS
+from metaloom.pipeline.envs.answers import declared_facts, described_facts
 from metaloom.pipeline.envs.config import gymnasium_limit
 from metaloom.pipeline.envs.facts import component_facts, env_facts
-from metaloom.pipeline.envs.finite_checks import declared_facts, described_facts
 from metaloom.pipeline.envs.registry import with_all_options
 from metaloom.pipeline.envs.spaces import spaces_of
 from metaloom.pipeline.estimation.diagnostics import names_of_metrics

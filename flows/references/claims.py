@@ -11,8 +11,8 @@ from metaloom.flows.formatting import stage_name
 from metaloom.flows.graph.run_stages import config_of, stages_of_run
 from metaloom.flows.results.class_returns import classes_of
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline.envs.answers import described_facts
 from metaloom.pipeline.envs.facts import component_facts, env_facts
-from metaloom.pipeline.envs.finite_checks import described_facts
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.types import EpisodeBatch, Evaluation, TaskBatch, Update
 from metaloom.storage import Run, Span, StageRef

@@ -7,7 +7,7 @@ import gymnasium
 import numpy as np
 
 from metaloom.flows.trained.blueprint import Blueprint
-from metaloom.pipeline.envs.finite_checks import declared_facts
+from metaloom.pipeline.envs.answers import declared_facts
 from metaloom.pipeline.envs.loop_batch import LoopBatch
 from metaloom.pipeline.envs.spaces import observation_dtype, spaces_of
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams

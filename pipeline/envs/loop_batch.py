@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box
 
-from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv
-from metaloom.pipeline.envs.finite_checks import (
+from metaloom.pipeline.envs.answers import (
     RowFault,
     as_integers,
     declared_facts,
@@ -20,6 +19,7 @@ from metaloom.pipeline.envs.finite_checks import (
     reward_terms_of,
     wrong_number,
 )
+from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv
 from metaloom.pipeline.types import Array
 
 

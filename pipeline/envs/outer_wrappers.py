@@ -7,9 +7,9 @@ from typing import Any
 import gymnasium
 from gymnasium.wrappers import NormalizeObservation, NormalizeReward, RecordVideo
 
+from metaloom.pipeline.envs.answers import is_ctrl_c, last_line
 from metaloom.pipeline.envs.config import WrapperConfig
 from metaloom.pipeline.envs.contract import EnvError, MetaEnv
-from metaloom.pipeline.envs.finite_checks import is_ctrl_c, last_line
 from metaloom.pipeline.envs.wrappers import WithTasks
 from metaloom.pipeline.plugins import load_class
 from metaloom.pipeline.schema import ConfigError, suggestion

@@ -8,9 +8,9 @@ import gymnasium
 import numpy as np
 
 from metaloom.pipeline.envs import ENVS, PLUGINS
+from metaloom.pipeline.envs.answers import is_ctrl_c, last_line, own_traceback
 from metaloom.pipeline.envs.config import EnvConfig, registered_id
 from metaloom.pipeline.envs.contract import BatchEnv, EnvError, MetaEnv
-from metaloom.pipeline.envs.finite_checks import is_ctrl_c, last_line, own_traceback
 from metaloom.pipeline.envs.spaces import observation_dtype
 from metaloom.pipeline.envs.task_classes import Classes
 from metaloom.pipeline.schema import ConfigError, suggestion

@@ -17,10 +17,10 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
+from metaloom.pipeline.envs.answers import check_facts, declared_facts, last_line
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import BatchEnv, EnvError
 from metaloom.pipeline.envs.facts import component_facts
-from metaloom.pipeline.envs.finite_checks import check_facts, declared_facts, last_line
 from metaloom.pipeline.envs.outer_wrappers import STATISTICS
 from metaloom.pipeline.envs.registry import make_batch_env, make_env, require_env
 from metaloom.pipeline.envs.wrappers import is_bounded

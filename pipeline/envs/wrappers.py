@@ -10,9 +10,9 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from gymnasium.wrappers import TransformObservation
 
+from metaloom.pipeline.envs.answers import declared_facts, is_ctrl_c, last_line, number_of, reward_terms_of
 from metaloom.pipeline.envs.config import InfoFact
 from metaloom.pipeline.envs.contract import BatchEnv, BatchStep, EnvError, Fact, MetaEnv
-from metaloom.pipeline.envs.finite_checks import declared_facts, is_ctrl_c, last_line, number_of, reward_terms_of
 from metaloom.pipeline.envs.flattening import FlatObservations
 from metaloom.pipeline.types import Array, EpisodeBatch
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from metaloom.pipeline.envs.answers import RowFault, last_line, own_traceback
 from metaloom.pipeline.envs.config import EnvConfig
-from metaloom.pipeline.envs.finite_checks import RowFault, last_line, own_traceback
 from metaloom.pipeline.seeding import seed_for
 from metaloom.pipeline.types import Array, TaskBatch
 from metaloom.stages.faults import StageFault

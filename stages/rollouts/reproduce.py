@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Discrete
 
+from metaloom.pipeline.envs.answers import RowFault, check_facts, declared_facts, is_ctrl_c
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import BatchEnv, Fact
-from metaloom.pipeline.envs.finite_checks import RowFault, check_facts, declared_facts, is_ctrl_c
 from metaloom.pipeline.envs.registry import make_batch_env, make_env
 from metaloom.pipeline.types import Array
 from metaloom.stages.rollouts.faults import RolloutError, describe, not_finite, problem_of

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from metaloom.pipeline.envs.answers import declared_facts
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import BatchEnv, Fact, MetaEnv
-from metaloom.pipeline.envs.finite_checks import declared_facts
 from metaloom.pipeline.envs.loop_batch import LoopBatch
 from metaloom.pipeline.envs.registry import make_batch_env, make_env
 from metaloom.pipeline.envs.spaces import observation_dtype, spaces_of

@@ -11,9 +11,9 @@ from metaloom.flows import cli, exports
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.recipes import new_config
 from metaloom.pipeline.config.stopping import StoppingConfig
+from metaloom.pipeline.envs.answers import RowFault, check_facts, declared_facts
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import BatchStep, EnvError, Fact, MetaEnv
-from metaloom.pipeline.envs.finite_checks import RowFault, check_facts, declared_facts
 from metaloom.pipeline.envs.registry import make_batch_env, make_env
 from metaloom.pipeline.schema import ConfigError
 from metaloom.stages.rollouts.faults import RolloutError
