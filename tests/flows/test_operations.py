@@ -203,7 +203,7 @@ def test_a_broken_operation_of_a_package_is_named_and_every_other_command_works(
         (lambda run: metaloom.ls(limit=0), "--limit 0"),
         (lambda run: metaloom.logs(run, level="loud"), "--level loud"),
         (lambda run: metaloom.graph(str(run), form="png"), "--format png"),
-        (lambda run: metaloom.show(run, 0, stage="adapt"), "--stage adapt; required one of process_samples"),
+        (lambda run: metaloom.show(run, 0, stage="smooth"), "--stage smooth; required a stage of the run: initia"),
         (lambda run: metaloom.optimize(run, 0, overrides="seed=2"), r"required a list of such texts: \['seed=2'\]"),
         (lambda run: metaloom.graph("promp", overrides="seed=2"), r"found overrides='seed=2'; required a list"),
         (
