@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from metaloom.flows.arguments import checked
 from metaloom.flows.errors import UsageError
 from metaloom.flows.operations.options import (
     Iteration,
+    Natural,
     RunAtArgument,
     Trust,
     agree,
@@ -21,13 +23,14 @@ if TYPE_CHECKING:
     Found = tuple[Callable[[], Any], Callable[[], RenderableType]]
 
 
+@checked
 def show(
     run: RunAtArgument,
     iteration: Iteration = None,
     *,
     stage: str | None = None,
-    step: int | None = None,
-    update: int | None = None,
+    step: Natural | None = None,
+    update: Natural | None = None,
     rows: str | None = None,
     context: bool = False,
     trust: Trust = False,
