@@ -11,8 +11,13 @@ from pydantic import ValidationError
 
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.maml.learner import step_size_logs
-from metaloom.pipeline.algorithms.maml.losses import likelihood_ratio_loss, log_likelihood_loss
-from metaloom.pipeline.algorithms.maml.meta_gradient import LOG_INNER_LR, meta_gradient, meta_objective
+from metaloom.pipeline.algorithms.maml.meta_gradient import (
+    LOG_INNER_LR,
+    likelihood_ratio_loss,
+    log_likelihood_loss,
+    meta_gradient,
+    meta_objective,
+)
 from metaloom.pipeline.algorithms.maml.policy_gradient import exploration_credit
 from metaloom.pipeline.algorithms.maml.rows import build_chunks
 from metaloom.pipeline.algorithms.maml.settings import EMAML, MAMLPPO, MAMLTRPO, MAMLVPG, ProMP
