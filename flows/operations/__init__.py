@@ -138,12 +138,14 @@ REFERENCE = (
 
 BESIDE_OPERATIONS = {
     "Backend": "flows.rollouts.backend",
+    "FinishedIteration": "flows.opened",
     "Run": "flows.opened",
     "RunConfig": "pipeline.config.run",
     "Runs": "flows.opened",
     "TrainedPolicy": "flows.trained.policy",
     "build_config": "pipeline.config.run",
     "fitted_baselines": "flows.commands.baselines",
+    "iterate": "flows.operations.train",
     "load_policy": "flows.trained.policy",
     "load_settings": "flows.recipes",
     "open_run": "flows.opened",
