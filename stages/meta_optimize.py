@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from metaloom.pipeline.algorithms.contract import Learner
-from metaloom.pipeline.estimation.diagnostics import step_metrics
-from metaloom.pipeline.estimation.measures import NO_MEASURES, Measures, with_own
+from metaloom.pipeline.estimation.diagnostics import NO_MEASURES, Measures, step_metrics, with_own
 from metaloom.pipeline.types import LearnerState, Metrics, ParallelMap, Step, Update
 from metaloom.stages.counters import finished, updated
 

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from metaloom.pipeline.algorithms.contract import Learner
-from metaloom.pipeline.estimation.diagnostics import episode_metrics
-from metaloom.pipeline.estimation.measures import NO_MEASURES, Measures, with_own
+from metaloom.pipeline.estimation.diagnostics import NO_MEASURES, Measures, episode_metrics, with_own
 from metaloom.pipeline.types import EpisodeBatch, LearnerState, Metrics, Minibatch, ParallelMap, Update
 from metaloom.stages.counters import finished, updated
 

@@ -40,7 +40,5 @@ def check_loggers(names: Sequence[str], film_every: int | None) -> None:
             raise UsageError(f"found the logger {name}; required one of {', '.join(get_args(LoggerName))}")
         if find_spec(name) is None:
             raise ExtraMissing(name)
-    if film_every is not None and film_every < 1:
-        raise UsageError(f"found a film every {film_every} iterations; required 1 or more")
     if film_every is not None and not names:
         raise UsageError("found films asked for without a logger to keep them; name one")

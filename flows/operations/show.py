@@ -1,15 +1,16 @@
 """`show`: a run, or the stages of one iteration."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
+from metaloom.flows.arguments import checked
 from metaloom.flows.errors import UsageError
 from metaloom.flows.operations.options import (
     Iteration,
+    Natural,
     RunAtArgument,
     Trust,
     agree,
-    check_choice,
     refuse_with,
     refuse_without,
 )
@@ -24,13 +25,14 @@ if TYPE_CHECKING:
 Shown = Literal["process_samples", "sample_transitions"]
 
 
+@checked
 def show(
     run: RunAtArgument,
     iteration: Iteration = None,
     *,
     stage: Shown | None = None,
-    step: int | None = None,
-    update: int | None = None,
+    step: Natural | None = None,
+    update: Natural | None = None,
     rows: str | None = None,
     context: bool = False,
     trust: Trust = False,
@@ -71,7 +73,6 @@ def found(
     everything: bool = False,
 ) -> "Found":
     """Return functions that give what is asked for as data, and drawn."""
-    check_choice("stage", stage, get_args(Shown))
     opened = open_run(at.path)
     if at.iteration is not None:
         refuse_with("RUN@ITERATION", all=everything)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from metaloom.flows.arguments import checked
 from metaloom.flows.errors import UsageError
 from metaloom.flows.loggers import LoggerName, check_loggers
 from metaloom.flows.operations.options import (
@@ -48,6 +49,7 @@ Shown = Annotated[bool | Callable[..., Any], PythonOnly]
 """Whether to print progress; a command passes the function that shows the work, whose result is then returned."""
 
 
+@checked
 def train(
     recipe: Recipe,
     run: Annotated[str | Path | None, Parameter(name="--run")] = None,
@@ -97,6 +99,7 @@ def train(
     return _watched(folder, start, progress, log, film_every, metrics_port, strict)
 
 
+@checked
 def resume(
     run: RunArgument,
     *,
