@@ -341,6 +341,19 @@ def test_a_robot_with_its_own_step_is_not_batched_by_the_rules_it_replaced() -> 
     assert PointCorner().batch(2, 1) is not None
 
 
+def test_tasks_of_a_finite_set_are_drawn_evenly_and_an_environment_without_any_says_what_it_needs() -> None:
+    class Corners(PointCorner):
+        task_set = ((-2.0, -2.0), (2.0, 2.0), (2.0, -2.0))
+        sample_tasks = MetaEnv.sample_tasks
+
+    drawn = Corners().sample_tasks(3000, np.random.default_rng(0))
+    found, counts = np.unique(drawn, axis=0, return_counts=True)
+    assert found.tolist() == [[-2, -2], [2, -2], [2, 2]]
+    assert counts.min() > 900  # a binomial of mean 1,000 and standard deviation 26
+    with pytest.raises(EnvError, match=r"Endless has no task_set and no method sample_tasks"):
+        type("Endless", (Corners,), {"task_set": None})().sample_tasks(1, np.random.default_rng(0))
+
+
 def test_single_task_env_has_one_task_without_parameters() -> None:
     env = SingleTask(make_env(EnvConfig(name="point-corner")))
     assert env.sample_tasks(3, np.random.default_rng(0)).shape == (3, 0)
