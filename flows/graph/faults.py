@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from metaloom import storage
-from metaloom.flows.graph.outputs import Outputs
 from metaloom.flows.graph.runner import Runner
-from metaloom.flows.graph.stage import WITNESS, StageOutput
 from metaloom.pipeline.algorithms.finite_checks import NumericalError
 from metaloom.pipeline.baselines import BaselineError
 from metaloom.pipeline.config.sources import plugin_paths
+from metaloom.pipeline.dataflow.graph import WITNESS
+from metaloom.pipeline.dataflow.outputs import Outputs
+from metaloom.pipeline.dataflow.stage import StageOutput
 from metaloom.pipeline.envs.config import REPRODUCED
 from metaloom.pipeline.global_random import SEEDED
 from metaloom.pipeline.plugin_files import own_paths

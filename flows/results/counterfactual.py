@@ -10,8 +10,8 @@ import numpy as np
 
 from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import finite, number
-from metaloom.flows.graph.stage import StageOutput
 from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.dataflow.stage import StageOutput
 from metaloom.pipeline.shown import Row, Shown
 from metaloom.pipeline.types import Array, LearnerState, Samples, Update
 from metaloom.storage import StageRef

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.pipeline.types import (
     Array,
     EpisodeBatch,
@@ -30,7 +31,6 @@ from metaloom.pipeline.types import (
 from metaloom.storage.errors import LayoutMismatch
 from metaloom.storage.format.layout import METRICS, ArrayPlan, plan_in
 from metaloom.storage.format.records import ArrayDigest
-from metaloom.storage.format.refs import StageRef
 from metaloom.storage.format.stages import METRICS_GROUP, StageTable
 
 Value = TaskBatch | EpisodeBatch | Samples | TaskParams | Minibatches | Update | Evaluation
