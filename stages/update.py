@@ -9,8 +9,7 @@ from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.dataflow.outputs import SpanOutputs
 from metaloom.pipeline.dataflow.stage import ITERATION, At, Stage
-from metaloom.pipeline.estimation.diagnostics import episode_metrics
-from metaloom.pipeline.estimation.measures import Measures, with_own
+from metaloom.pipeline.estimation.diagnostics import Measures, episode_metrics, with_own
 from metaloom.pipeline.types import EpisodeBatch, Metrics, Minibatch, Minibatches, ParallelMap, Update
 from metaloom.stages.counters import finished, updated
 from metaloom.stages.memory.replay import StoredReplay, plan_of

@@ -1,17 +1,16 @@
 """Checks of a kind of run before anything is created: what its table of stages alone shows to be wrong."""
 
 from collections.abc import Iterator
-from typing import get_args
 
-from metaloom.flows.graph.tables import GRAPHS, graph_of, table_of
+from metaloom.flows.graph.tables import GRAPHS, graph_of, stored_stage, table_of
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.dataflow.graph import Graph
 from metaloom.pipeline.dataflow.refs import Span, StageRef
-from metaloom.pipeline.dataflow.stage import GraphError, Input, StageOutput
+from metaloom.pipeline.dataflow.stage import GraphError, Input
+from metaloom.pipeline.outputs import OutputError
 from metaloom.pipeline.schema import ConfigError
+from metaloom.storage.format.codec import KINDS
 from metaloom.storage.format.stages import LEARNER, METRICS_GROUP
-
-_OUTPUTS = {kind.__name__: kind for kind in get_args(StageOutput)}
 
 
 def check_graph(config: RunConfig) -> None:
@@ -37,9 +36,16 @@ def check_graph(config: RunConfig) -> None:
 def _problems_of_stages(graph: Graph) -> Iterator[str]:
     by_group: dict[str, str] = {METRICS_GROUP: "the metrics of every iteration"}
     for stage in graph.stages:
-        if stage.output not in _OUTPUTS.values():
-            found = getattr(stage.output, "__qualname__", repr(stage.output))
-            yield f"stage {stage.name} gives {found}; required one of {', '.join(_OUTPUTS)}"
+        try:
+            stored = stored_stage(stage)
+        except OutputError as problem:
+            yield (
+                f"stage {stage.name}: {problem}. A stage gives one of {', '.join(KINDS)}, or a frozen dataclass of "
+                "arrays"
+            )
+        else:
+            if stored.schema and stored.output in KINDS:
+                yield f"stage {stage.name} gives a class named {stored.output}, as one of ours; required another name"
         if stage.group in by_group:
             yield (
                 f"stage {stage.name} has the group {stage.group!r}, which holds {by_group[stage.group]}; required a "

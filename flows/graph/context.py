@@ -14,7 +14,7 @@ from metaloom.pipeline.building import build_learner, measures_of, setup_of
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.dataflow.graph import Graph
 from metaloom.pipeline.envs.contract import MetaEnv
-from metaloom.pipeline.estimation.measures import Measures
+from metaloom.pipeline.estimation.diagnostics import Measures
 from metaloom.pipeline.numerics import normal_numerics
 from metaloom.pipeline.types import LearnerState, ParallelMap, Update
 from metaloom.stages.evaluate import unseen

@@ -16,7 +16,7 @@ from metaloom.pipeline.config.sources import plugin_paths
 from metaloom.pipeline.dataflow.graph import WITNESS, Graph
 from metaloom.pipeline.dataflow.outputs import Outputs, SpanOutputs, read_only
 from metaloom.pipeline.dataflow.refs import Span, StageRef
-from metaloom.pipeline.dataflow.stage import At, Input, Stage, StageOutput
+from metaloom.pipeline.dataflow.stage import At, Input, Stage
 from metaloom.pipeline.envs.config import REPRODUCED
 from metaloom.pipeline.global_random import GlobalRandomWatch
 from metaloom.pipeline.numerics import normal_numerics
@@ -38,6 +38,7 @@ from metaloom.stages.faults import StageFault
 from metaloom.stages.rollouts.faults import RolloutPosition
 from metaloom.stages.tools import Tested
 from metaloom.stages.witness import play_again
+from metaloom.storage.format.codec import Value
 
 log = logging.getLogger(__name__)
 
@@ -129,11 +130,11 @@ class Runner:
         inputs = self.graph.inputs(self.config, ref).items()
         return {name: self._bring(wanted, outputs, loaded) for name, wanted in inputs}
 
-    def compute(self, ref: StageRef, outputs: Outputs) -> StageOutput:
+    def compute(self, ref: StageRef, outputs: Outputs) -> Value:
         """Compute a stage's output from stored ones."""
         return self.run(ref, self.load_inputs(ref, outputs))
 
-    def run(self, ref: StageRef, inputs: dict[str, Any]) -> StageOutput:
+    def run(self, ref: StageRef, inputs: dict[str, Any]) -> Value:
         """Compute a stage's output from its inputs by name."""
         stage, where = self.graph[ref.stage], f"iteration {ref.iteration}, {ref.stage} k={ref.step}"
         declared = {name: value for name, value in inputs.items() if name not in WITNESS}
@@ -146,8 +147,8 @@ class Runner:
         return self._witnessed(ref, value, **inputs) if len(declared) < len(inputs) else value
 
     def _witnessed(
-        self, ref: StageRef, value: StageOutput, witness_tasks: TaskBatch, witness_episodes: EpisodeBatch, **others: Any
-    ) -> StageOutput:
+        self, ref: StageRef, value: Value, witness_tasks: TaskBatch, witness_episodes: EpisodeBatch, **others: Any
+    ) -> Value:
         """Add to an update whether an episode of its iteration came out again."""
         del others
         assert isinstance(value, Update)
@@ -204,7 +205,7 @@ class Runner:
         refs = wanted if isinstance(wanted, tuple) else (wanted,)
         for ref in refs:
             if ref not in loaded:
-                loaded[ref] = read_only(outputs.load(ref))
+                loaded[ref] = read_only(self.graph[ref.stage].as_declared(outputs.load(ref)))
         return tuple(loaded[ref] for ref in refs) if isinstance(wanted, tuple) else loaded[wanted]
 
 

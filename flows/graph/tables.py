@@ -4,6 +4,8 @@ from functools import cache
 
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.dataflow.graph import Graph
+from metaloom.pipeline.dataflow.stage import Stage
+from metaloom.pipeline.outputs import OutputSchema
 from metaloom.pipeline.plugins import load
 from metaloom.pipeline.schema import ConfigError
 from metaloom.stages.graphs.off_policy import OFF_POLICY
@@ -12,6 +14,7 @@ from metaloom.stages.graphs.task_inference import TASK_INFERENCE
 from metaloom.stages.graphs.trial_inference import TRIAL_INFERENCE
 from metaloom.stages.graphs.trials import TRIALS
 from metaloom.storage import StageTable, StoredStage
+from metaloom.storage.format.codec import KINDS
 
 GRAPHS = {graph.name: graph for graph in (ON_POLICY, OFF_POLICY, TASK_INFERENCE, TRIALS, TRIAL_INFERENCE)}
 
@@ -39,9 +42,18 @@ def table_of(graph: Graph) -> StageTable:
     Raises:
         ValueError: the store cannot keep them.
     """
-    return StageTable(
-        StoredStage(s.name, s.group, s.output.__name__, s.thinnable, s.ends_iteration) for s in graph.stages
-    )
+    return StageTable(map(stored_stage, graph.stages))
+
+
+def stored_stage(stage: Stage) -> StoredStage:
+    """Return a stage as the store knows it.
+
+    Raises:
+        OutputError: no run can store its output.
+    """
+    schema = None if stage.output in KINDS.values() else OutputSchema.of(stage.output)
+    name = schema.name if schema else stage.output.__name__
+    return StoredStage(stage.name, stage.group, name, stage.thinnable, stage.ends_iteration, schema)
 
 
 def stage_names() -> list[str]:

@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from keyword import iskeyword
 from typing import Any
+
+from metaloom.pipeline.installed import installed
 
 HERE = __name__
 log = logging.getLogger(__name__)
@@ -25,6 +26,13 @@ def resolve(place: str) -> Any:
     """Import what "module:name" names."""
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)
+
+
+@cache
+def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
+    from metaloom.flows.arguments import checked  # imports cyclopts, which reading a run does without
+
+    return checked(function)
 
 
 @dataclass(frozen=True)
@@ -54,8 +62,9 @@ class Operation:
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The function that does the work."""
-        return resolve(self.run)
+        """The function that does the work; the arguments of an installed one are checked too."""
+        found = resolve(self.run)
+        return _checked(found) if self.group == INSTALLED else found
 
     def broken(self, problem: BaseException) -> str:
         """Return who is at fault where an installed operation cannot be used."""
@@ -129,13 +138,15 @@ REFERENCE = (
 
 
 BESIDE_OPERATIONS = {
-    "Backend": "flows.rollouts.workers",
+    "Backend": "flows.rollouts.backend",
+    "FinishedIteration": "flows.opened",
     "Run": "flows.opened",
     "RunConfig": "pipeline.config.run",
     "Runs": "flows.opened",
     "TrainedPolicy": "flows.trained.policy",
     "build_config": "pipeline.config.run",
     "fitted_baselines": "flows.commands.baselines",
+    "iterate": "flows.operations.train",
     "load_policy": "flows.trained.policy",
     "load_settings": "flows.recipes",
     "open_run": "flows.opened",
@@ -155,7 +166,7 @@ def operations() -> Mapping[str, Operation]:
     """
     found = {operation.name: operation for operation in _BUILT_IN}
     ours = {*found, *BESIDE_OPERATIONS, *_PACKAGES, "reference"}
-    for point in sorted(entry_points(group="metaloom.operations"), key=lambda point: point.name):
+    for point in installed("metaloom.operations"):
         name, in_python = point.name.replace("_", "-"), point.name.replace("-", "_")
         if (
             in_python in ours

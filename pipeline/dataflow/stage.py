@@ -6,12 +6,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
+from metaloom.pipeline import types
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.dataflow.refs import Span, StageRef
+from metaloom.pipeline.outputs import as_declared
 from metaloom.pipeline.schema import ConfigError
-from metaloom.pipeline.types import EpisodeBatch, Evaluation, Minibatches, Samples, TaskBatch, TaskParams, Update
-
-StageOutput = TaskBatch | EpisodeBatch | Samples | TaskParams | Minibatches | Update | Evaluation
 
 Input = StageRef | tuple[StageRef, ...] | Span
 """Input of a stage: one output, outputs of several steps, or a span, of which it reads what it needs."""
@@ -101,7 +100,8 @@ class Stage:
         per: Number of executions in an iteration.
         name: Stage name; default: the function's.
         reads: Input -> name of the graph's edge that it is read from; default: the edge of the same name.
-        output: Type of its output; default: the annotation of what the function returns.
+        output: Type of its output: one of `metaloom.pipeline.types`, or a frozen dataclass of arrays whose fields say
+            their axes, see `metaloom.pipeline.outputs`; default: the annotation of what the function returns.
         group: Group that stores it; "{step}" in the name stands for the inner step; default: the stage's name.
         samples: True if it runs environments, so that other algorithm settings cannot be tried on stored data.
         thinnable: True if thinning may remove its arrays, because they can be computed again.
@@ -179,6 +179,10 @@ class Stage:
     def at(self, i: int, k: int = 0) -> StageRef:
         """Return the ref of its output in iteration i and inner step k."""
         return StageRef(i, self.name, k)
+
+    def as_declared(self, value: Any) -> Any:
+        """Return an output of it as an object of the class that it declares, wherever that was read from."""
+        return value if self.output.__module__ == types.__name__ else as_declared(self.output, value)
 
     def reading(self, **edges: str) -> Self:
         """Return the stage with some inputs read from other edges."""

@@ -141,13 +141,6 @@ def _check_schedule(settings: LearningRate | ScheduledSteps) -> None:
         )
 
 
-def built_in_factor(settings: LearningRate | ScheduledSteps, num_updates: int) -> float:
-    """Return the factor of the step sizes after `num_updates` updates by a constant, linear or exponential schedule."""
-    if settings.lr_horizon is not None:
-        return max(0.0, 1 - num_updates / settings.lr_horizon)
-    return settings.lr_decay**num_updates
-
-
 class OptimizerConfig(Settings):
     """An optimizer of torch by name; a bare string stands for the name: `--set algorithm.optimizer=AdamW`."""
 

@@ -10,7 +10,7 @@ from metaloom.pipeline.algorithms.maml.settings import DiceMAML, VPGDice
 from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.dataflow.stage import At
 from metaloom.pipeline.estimation.config import ProcessingConfig
-from metaloom.pipeline.estimation.measures import NO_MEASURES
+from metaloom.pipeline.estimation.diagnostics import NO_MEASURES
 from metaloom.pipeline.estimation.processing import process_samples
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.types import EpisodeBatch, Step

@@ -91,6 +91,7 @@ GRAPHS = {
         Stage(of_tasks, EACH_STEP), after="process_samples", gives="samples"
     ),
     "NoEvaluation": ON_POLICY.named("own").remove("evaluate"),
+    "Evaluating": ON_POLICY.named("own").edge(updated=last_iteration("evaluate")),
 }
 for _name, _graph in GRAPHS.items():
     globals()[f"{_name}Graph"] = _graph
@@ -217,7 +218,7 @@ def refused(flow, tiny_config):
         ("Before", "halve(i=0, k=0) reads samples from own = last_iteration(process_samples), which has no output"),
         ("Group", "stage halve has the group 'samples_{step}', which holds process_samples; required"),
         ("Metrics", "stage halve has the group 'metrics', which holds the metrics of every iteration"),
-        ("Output", "stage halve gives Noise; required one of TaskBatch, EpisodeBatch, Samples"),
+        ("Output", "stage halve: Noise.values does not say its axes and dtype; required Annotated[NDArray[np.float32"),
     ],
 )
 def test_a_malformed_graph_is_refused_before_a_folder_exists(refused, name, sentence):
@@ -234,6 +235,14 @@ def test_a_stage_of_several_steps_needs_a_group_for_each(refused):
 def test_an_evaluation_that_the_graph_has_no_stage_for_is_refused(refused):
     found = refused("NoEvaluation", evaluation={"every": 1})
     assert found.startswith("evaluation.every is 1, but the graph own_flow:NoEvaluationGraph has no stage that evalu")
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_the_inputs_of_the_first_evaluation_are_checked(refused, every):
+    assert (
+        f"evaluate(i={every - 1}, k=0) reads state from updated = last_iteration(evaluate), which has no out"
+        in refused("Evaluating", evaluation={"every": every})
+    )
 
 
 def test_an_evaluation_by_stages_that_read_what_is_there_in_training_only_is_refused(flow, tiny_config, refused):

@@ -9,7 +9,7 @@ from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.algorithms.off_policy.settings import CollectionRound
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.dataflow.stage import At
-from metaloom.pipeline.estimation.measures import NO_MEASURES
+from metaloom.pipeline.estimation.diagnostics import NO_MEASURES
 from metaloom.pipeline.types import EpisodeBatch, LearnerState, Samples, Step
 from metaloom.stages.counters import ENV_STEPS, ENV_STEPS_NOMINAL
 from metaloom.stages.faults import StageFault
