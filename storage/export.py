@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.storage.errors import StageMissing, StoreError, system_errors
-from metaloom.storage.format.refs import StageRef
 from metaloom.storage.progress import Progress, unseen
 from metaloom.storage.run import Iterations, Run
 from metaloom.storage.unfinished import unfinished_folder

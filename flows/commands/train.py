@@ -18,6 +18,7 @@ from metaloom.flows.graph.changes import tell_changed_sources
 from metaloom.flows.graph.faults import compute_checked, kept_in_quarantine, require_repeatable
 from metaloom.flows.graph.run_stages import changed_since, config_of, stages_of, stages_of_run
 from metaloom.flows.graph.runner import Runner
+from metaloom.flows.graph.tables import table_of
 from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.interrupt import StageAbandoned, abandonable
 from metaloom.flows.observer import IterationReport as IterationReport
@@ -120,7 +121,7 @@ def training(
             capacity=config.iterations,
             environment=environment(stages),
             retention=retention_of(config),
-            stages=stages.graph.table,
+            stages=table_of(stages.graph),
         ) as writer:
             trust_run(writer.run)
             with (

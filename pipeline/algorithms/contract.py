@@ -7,7 +7,7 @@ state: all that lasts between iterations is in LearnerState, which the store kee
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
@@ -30,7 +30,7 @@ NUM_UPDATES = "num_updates"
 _NORMALIZING_LEARNER = "metaloom.pipeline.algorithms.normalizing:NormalizingLearner"
 
 Evidence = TypeVar("Evidence", contravariant=True)
-"""Input of one adaptation step: a Step of samples, or the rollout batches that a task is inferred from."""
+"""Input of one adaptation step: a Step of samples, episodes, or the rollout batches that a task is inferred from."""
 Experience = TypeVar("Experience", contravariant=True)
 """Input of an update: the steps 0 ... K of an iteration, or minibatches of stored transitions."""
 
@@ -129,29 +129,9 @@ class Learner(ABC, Generic[Evidence, Experience]):
     def adapt(
         self, state: LearnerState, params: TaskParams, evidence: Evidence, *, parallel: ParallelMap = map
     ) -> TaskParams:
-        """Return what every task acts with after an adaptation step on its own evidence; by default unchanged."""
-        return params
+        """Return what every task acts with after an adaptation step on its own evidence; by default unchanged.
 
-    def adapt_to_episodes(
-        self,
-        state: LearnerState,
-        params: TaskParams,
-        rounds: Sequence[EpisodeBatch],
-        *,
-        run_seed: int,
-        parallel: ParallelMap = map,
-    ) -> TaskParams:
-        """Return the parameters of every task after the adaptation step on the last rollout batch.
-
-        This is how evaluations, and users of a trained policy, adapt; by default they do not.
-
-        Args:
-            state: Learner state.
-            params: Parameters that collected the last rollout batch.
-            rounds: All rollout batches so far, the last one collected by `params`; step k follows batch k. Earlier
-                ones may lack behavior and reward terms.
-            run_seed: Seed of the random draws.
-            parallel: Map over tasks; the result does not depend on it.
+        Training, evaluations and users of a trained policy adapt so. After training, inner steps may be more.
         """
         return params
 
@@ -202,7 +182,8 @@ class AlgorithmSettings(PluginSettings):
     """
 
     graph: ClassVar[str]
-    """The table of stages that its runs follow: on_policy, off_policy, task_inference, trial_inference."""
+    """The graph of stages that its runs follow: on_policy, off_policy, task_inference, trials, trial_inference; or
+    module:NAME of a Graph."""
     learner: ClassVar[str]
     """module:Class of its Learner, which takes these settings and a Setup."""
 
@@ -282,6 +263,11 @@ class AlgorithmSettings(PluginSettings):
         """
         # Settings are read in a tenth of the time that torch takes to import.
         found: Any = load_class(self.learner, Learner)
+        if hasattr(found, "adapt_to_episodes"):
+            raise ConfigError(
+                f"found {self.learner} with a method adapt_to_episodes, which is not called any more: evaluations and "
+                "trained policies adapt as training does, by process and adapt; remove it"
+            )
         with normal_numerics(setup.device):
             learner: Learner[Any, Any] = found(self, setup)
         if self.kernel == "fused" and learner.kernel.name != "fused":

@@ -3,12 +3,12 @@ import json
 import numpy as np
 import pytest
 
-import metaloom.flows.graph.on_policy
 from metaloom import storage
 from metaloom.flows import cli
 from metaloom.flows.commands.optimize import optimize, sweep
 from metaloom.flows.commands.train import train
 from metaloom.flows.errors import UsageError
+from metaloom.flows.graph.runner import Runner
 from metaloom.flows.results.counterfactual import Counterfactual, Outcome
 from metaloom.flows.rollouts.workers import Backend, LocalWorkers
 from metaloom.flows.sweeps.space import parse_grid
@@ -135,7 +135,7 @@ def test_what_would_need_sampling_or_another_learner_is_refused(stored, changes,
 
 
 def test_settings_that_do_not_exist_are_refused_before_anything_is_computed(stored, monkeypatch):
-    monkeypatch.setattr(metaloom.flows.graph.on_policy, "meta_optimize", lambda *_, **__: pytest.fail("it computed"))
+    monkeypatch.setattr(Runner, "run", lambda *_, **__: pytest.fail("it computed"))
     with pytest.raises(ConfigError, match="clip_epsilon"):
         list(sweep(stored, 0, {"algorithm.clip_eps": ["0.1"], "algorithm.clip_epsilon": ["0.2"]}))
 

@@ -31,7 +31,8 @@ from metaloom.pipeline.nn.optimizers import Adam
 from metaloom.pipeline.nn.schedules import lr_factor
 from metaloom.pipeline.nn.torch_optimizers import TorchOptimizerSteps
 from metaloom.pipeline.policies.build import build_policy
-from metaloom.pipeline.seeding import generator, seed_for
+from metaloom.pipeline.schema import ConfigError
+from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import (
     Array,
     EpisodeBatch,
@@ -123,12 +124,15 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
     ) -> TaskParams:
         """Return the parameters of every task after inner step `evidence.k` on its own samples; see Learner.
 
+        Steps after those of training repeat the last one's step size.
+
         Raises:
+            ConfigError: there are no inner steps.
             NumericalError: naming the task and the array that is not finite.
         """
-        k, inner_steps = evidence.k, self.settings.inner_steps
-        if not 0 <= k < inner_steps:
-            raise ValueError(f"adapt: found samples of round {k}; inner_steps={inner_steps} adapts on rounds below it")
+        if not self.settings.inner_steps:
+            raise ConfigError("algorithm.inner_steps is 0, by which no task adapts; required at least 1")
+        k = min(evidence.k, self.settings.inner_steps - 1)
         logs = {name.removeprefix(LOG_INNER_LR): log[k] for name, log in step_size_logs(state.extra).items()}
         alphas = {name: to_tensor(np.exp(log), torch.float32, self._device) for name, log in logs.items()}
 
@@ -148,21 +152,6 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         bounds = chunk_bounds(len(evidence.episodes.lengths), self.settings.tasks_per_chunk)
         chunks = list(parallel(work, bounds))
         return TaskParams({name: np.concatenate([chunk[name] for chunk in chunks]) for name in params.params})
-
-    def adapt_to_episodes(
-        self,
-        state: LearnerState,
-        params: TaskParams,
-        rounds: Sequence[EpisodeBatch],
-        *,
-        run_seed: int,
-        parallel: ParallelMap = map,
-    ) -> TaskParams:
-        """Process the last rollout batch, then take an inner step; after training's last step size, repeat it."""
-        k = len(rounds) - 1
-        samples = self.process(state, rounds[-1], seed=seed_for(run_seed, "baseline", 0, k), parallel=parallel)
-        step = Step(rounds[-1], samples, min(k, self.settings.inner_steps - 1))
-        return self.adapt(state, params, step, parallel=parallel)
 
     def update(
         self,

@@ -81,7 +81,7 @@ class MemoryPolicy(RecurrentPolicy):
         return torch.nn.functional.linear(features, params[CRITIC_KERNEL].t(), params[CRITIC_BIAS]).squeeze(-1)
 
 
-class WithMemoryLearner(Learner[Step, Sequence[Step]]):
+class WithMemoryLearner(Learner[EpisodeBatch, Sequence[Step]]):
     """A policy that acts by its memory, however it learns; see Learner.
 
     Attributes:
@@ -117,17 +117,11 @@ class WithMemoryLearner(Learner[Step, Sequence[Step]]):
         """Estimate along the trials, by the values as they are before they learn from them; see Learner."""
         return self.estimates.process(state.params | critic_of(state), state.extra[CRITIC_SCALE], episodes)
 
-    def adapt_to_episodes(
-        self,
-        state: LearnerState,
-        params: TaskParams,
-        rounds: Sequence[EpisodeBatch],
-        *,
-        run_seed: int,
-        parallel: ParallelMap = map,
+    def adapt(
+        self, state: LearnerState, params: TaskParams, evidence: EpisodeBatch, *, parallel: ParallelMap = map
     ) -> TaskParams:
-        """Add the memory of the last rollout batch, whose episodes are one trial per task; see Learner."""
-        return remembered(Remembering(self.setup.policy, self.setup, params, num_rows=1), params, rounds[-1])
+        """Add the memory of a rollout batch, whose episodes are one trial per task; see Learner."""
+        return remembered(Remembering(self.setup.policy, self.setup, params, num_rows=1), params, evidence)
 
 
 class MemoryLearner(WithMemoryLearner):

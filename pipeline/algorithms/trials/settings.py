@@ -108,7 +108,7 @@ class TrialClipping(TrialSteps):
 class WithMemory(TrialSettings):
     """A recurrent policy, with values that are a layer on its memory."""
 
-    graph: ClassVar[str] = "on_policy"
+    graph: ClassVar[str] = "trials"
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.rl2.learner:MemoryLearner"
     actor: ClassVar[ActorKind] = "recurrent"
 
