@@ -237,7 +237,7 @@ def refused(flow, tiny_config):
         ("Metrics", "stage halve has the group 'metrics', which holds the metrics of every iteration"),
         ("Twice", "required different names"),
         ("Argument", "has the inputs sample, but its function halve does not take them: missing a required argument"),
-        ("Output", "stage halve gives Noise; required one of TaskBatch, EpisodeBatch, Samples"),
+        ("Output", "stage halve: Noise.values does not say its axes and dtype; required Annotated[NDArray[np.float32"),
         ("Inputs", "the inputs of halve(i=0, k=0) raised TypeError"),
     ],
 )
