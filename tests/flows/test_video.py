@@ -8,6 +8,7 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import mujoco
 import numpy as np
@@ -23,7 +24,7 @@ from metaloom.flows.commands.thin import thin
 from metaloom.flows.errors import ExtraMissing, UsageError
 from metaloom.flows.films import film, opengl
 from metaloom.flows.films import video as commands_video
-from metaloom.flows.films.painters import FlatPainter, drawable, painter_of
+from metaloom.flows.films.painters import FlatPainter, _lines_around, _View, drawable, painter_of
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.point_corner import PointCorner
 from metaloom.storage import Retention
@@ -124,6 +125,19 @@ def test_flat_drawing_puts_a_robot_where_the_camera_sees_it(robot, tmp_path):
     mujoco.mj_forward(env.unwrapped.model, env.unwrapped.data)
     jumped = painter.draw()
     assert (jumped[110:150, 140:180].reshape(-1, 3) != middle).any()
+
+
+def test_lines_on_the_ground_are_cut_where_they_pass_the_camera():
+    eye = SimpleNamespace(pos=(0.2, 0.3, 1), forward=(0.8, 0, -0.6), up=(0.6, 0, 0.8), frustum_near=1, frustum_top=1)
+    view = _View([eye, eye], 32, 24)
+    lines = np.array([*_lines_around(view)])
+    assert (lines[:, :, 2] == 0).all()
+    along = lines[:, 0, :2] == lines[:, 1, :2]  # a line keeps its x or its y, which is a whole number of meters
+    assert (along.sum(axis=1) == 1).all()
+    assert (lines[:, 0, :2][along] % 1 == 0).all()
+    near = view.depth(lines[:, 0])
+    assert near.min() == pytest.approx(0.2)
+    assert np.isclose(near, 0.2).sum() > 10
 
 
 def test_a_camera_that_looks_up_sees_no_ground():
