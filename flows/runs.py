@@ -162,6 +162,23 @@ def best_iteration(run: storage.Run) -> int:
     return int(table["iteration"].to_pylist()[returns.index(max(returns))])
 
 
+def from_start(folder: Path, iteration: int, *, learner: bool = False) -> int:
+    """Return an iteration counted from 0, of one that may be counted from the end.
+
+    Raises:
+        UsageError: a negative number reaches before the first.
+        storage.StoreError: there is no such run.
+    """
+    if iteration >= 0:
+        return iteration
+    run = storage.open_run(folder)
+    if learner:
+        return updates_at(run, iteration)
+    if (done := len(run.iterations)) < -iteration:
+        raise UsageError(f"{run.location}@{iteration}: found {done:,} complete; required at least {-iteration}")
+    return done + iteration
+
+
 @dataclass(frozen=True)
 class RunAt:
     """A run, or an iteration of it, as a user names it."""
@@ -174,7 +191,8 @@ class RunAt:
         """Return the run and iteration that an operation is asked about; text may be RUN@ITERATION, see `parse`."""
         if iteration is None and isinstance(run, str):
             return cls.parse(run, learner=learner)
-        return cls(folder_of(run), iteration)
+        folder = folder_of(run)
+        return cls(folder, None if iteration is None else from_start(folder, index(iteration), learner=learner))
 
     @classmethod
     def parse(cls, text: str, *, learner: bool = False) -> "RunAt":
@@ -201,14 +219,7 @@ class RunAt:
         folder = run_folder(name)
         if iteration == "best":
             return cls(folder, best_iteration(storage.open_run(folder)))
-        number = -1 if iteration == "latest" else int(iteration)
-        if number < 0:
-            run = storage.open_run(folder)
-            done = len(run.iterations)
-            if not learner and number < -done:
-                raise UsageError(f"{text}: found {done:,} complete; required at least {-number}")
-            number = updates_at(run, number) if learner else done + number
-        return cls(folder, number)
+        return cls(folder, from_start(folder, -1 if iteration == "latest" else int(iteration), learner=learner))
 
 
 def require_one_iteration(run: RunLike, iteration: int | None) -> tuple[Path, int]:

@@ -81,7 +81,7 @@ def _start_as_recorded(at: RunAt, *, say: bool) -> None:
     from metaloom.storage import open_run
 
     run = open_run(at.path)
-    iterations = [at.iteration] if at.iteration is not None and at.iteration >= 0 else run.select(at.iteration)
+    iterations = run.select(None) if at.iteration is None else [at.iteration]
     start_as_recorded(run, iterations)
     if say:
         console().print(as_text(arithmetic_of(run, iterations)))

@@ -27,6 +27,13 @@ def resolve(place: str) -> Any:
     return getattr(import_module(module), name)
 
 
+@cache
+def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
+    from metaloom.flows.arguments import checked  # imports cyclopts, which reading a run does without
+
+    return checked(function)
+
+
 @dataclass(frozen=True)
 class Operation:
     """One operation.
@@ -54,8 +61,9 @@ class Operation:
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The function that does the work."""
-        return resolve(self.run)
+        """The function that does the work; the arguments of an installed one are checked too."""
+        found = resolve(self.run)
+        return _checked(found) if self.group == INSTALLED else found
 
     def broken(self, problem: BaseException) -> str:
         """Return who is at fault where an installed operation cannot be used."""
@@ -129,13 +137,15 @@ REFERENCE = (
 
 
 BESIDE_OPERATIONS = {
-    "Backend": "flows.rollouts.workers",
+    "Backend": "flows.rollouts.backend",
+    "FinishedIteration": "flows.opened",
     "Run": "flows.opened",
     "RunConfig": "pipeline.config.run",
     "Runs": "flows.opened",
     "TrainedPolicy": "flows.trained.policy",
     "build_config": "pipeline.config.run",
     "fitted_baselines": "flows.commands.baselines",
+    "iterate": "flows.operations.train",
     "load_policy": "flows.trained.policy",
     "load_settings": "flows.recipes",
     "open_run": "flows.opened",

@@ -7,6 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from metaloom.flows.arguments import checked
 from metaloom.flows.operations.options import Iteration, LearnerArgument, Natural, Positive, PythonOnly, Trust, agree
 from metaloom.flows.rollouts.backend import IN_PROCESS, Backend
 from metaloom.flows.runs import RunAt, check_seed, updates_at
@@ -15,20 +16,21 @@ if TYPE_CHECKING:
     from metaloom.flows.results.evaluation import EvaluationOutcome
 
 
+@checked
 def evaluate(
     run: LearnerArgument,
     iteration: Iteration = None,
     *,
     tasks: str | Annotated[Sequence[Sequence[float]], PythonOnly] | None = None,
-    num_tasks: Positive = None,
+    num_tasks: Positive | None = None,
     evenly_by: str | None = None,
     task_sampling: Literal["uniform", "balanced"] | None = None,
-    adaptation_steps: Natural = None,
-    episodes: Positive = None,
-    test_episodes: Positive = None,
+    adaptation_steps: Natural | None = None,
+    episodes: Positive | None = None,
+    test_episodes: Positive | None = None,
     deterministic: bool | None = None,
     remembered: Literal["as-tested", "drawn"] | None = None,
-    seed: Natural = None,
+    seed: Natural | None = None,
     trust: Trust = False,
     backend: Backend = IN_PROCESS,
     tested: Annotated[Callable[[int, Any], None] | None, PythonOnly] = None,

@@ -1,8 +1,9 @@
 """`logs`: what the training of a run has logged."""
 
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
-from metaloom.flows.operations.options import RunArgument, check_choice
+from metaloom.flows.arguments import checked
+from metaloom.flows.operations.options import RunArgument
 from metaloom.flows.runs import folder_of
 from metaloom.storage import open_run
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 Level = Literal["debug", "info", "warning", "error"]
 
 
+@checked
 def logs(run: RunArgument, *, level: Level = "info") -> "list[LogLine]":
     """Print what the training of a run has logged.
 
@@ -24,7 +26,6 @@ def logs(run: RunArgument, *, level: Level = "info") -> "list[LogLine]":
         run: The run.
         level: Leave out what matters less; debug has every stage.
     """
-    check_choice("level", level, get_args(Level))
     from metaloom.flows.run_log import LogReader
 
     return [line for line in LogReader(open_run(folder_of(run)).path).new_lines() if line.is_at_least(level)]

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
+from metaloom.flows.arguments import checked
 from metaloom.flows.operations.options import (
     InProcess,
     Iteration,
@@ -19,12 +20,13 @@ if TYPE_CHECKING:
     from metaloom.flows.results.replay import Replay, StageReplay
 
 
+@checked
 def replay(
     run: RunAtArgument,
     iteration: Iteration = None,
     *,
     stage: str | None = None,
-    step: Natural = None,
+    step: Natural | None = None,
     until_diff: bool = False,
     trust: Trust = False,
     backend: InProcess = IN_PROCESS,
