@@ -207,4 +207,10 @@ def test_the_digest_covers_what_decides_the_numbers_and_not_where_a_run_stops():
 def test_every_setting_has_a_description_or_a_telling_name_in_the_schema():
     schema = RunConfig.model_json_schema()
     assert schema["properties"]["episodes_per_task"]["description"]
+    assert schema["$defs"]["MAMLVPG"]["properties"]["inner_lr"]["description"]  # of a class that it inherits from
     assert "promp" in json.dumps(schema)
+    without_a_file = {}
+    exec("class Own(RunConfig):\n    mine: int = 1\n    'Mine.'", {"RunConfig": RunConfig}, without_a_file)
+    shown = without_a_file["Own"].model_json_schema()["properties"]
+    assert shown["episodes_per_task"] == schema["properties"]["episodes_per_task"]
+    assert "description" not in shown["mine"]
