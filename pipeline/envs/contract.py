@@ -214,7 +214,7 @@ class MetaEnv(gymnasium.Env[Array, Array]):
         return None
 
 
-def keeps_rules(env: MetaEnv, base: type[MetaEnv]) -> bool:
+def keeps_rules(env: gymnasium.Env[Any, Any], base: type[gymnasium.Env[Any, Any]]) -> bool:
     """Return False for a subclass that overrides step or reset: the batch of `base` does not know its rules."""
     return type(env).step is base.step and type(env).reset is base.reset
 
