@@ -1,4 +1,4 @@
-"""Tasks that are evaluated, from a file."""
+"""Tasks for evaluations, read from a file."""
 
 import sys
 from collections.abc import Mapping, Sequence

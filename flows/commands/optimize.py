@@ -16,7 +16,7 @@ from metaloom.flows.commands.replay import require_known
 from metaloom.flows.errors import UsageError
 from metaloom.flows.graph.changes import tell_changed_sources
 from metaloom.flows.graph.faults import compute_checked, run_checked
-from metaloom.flows.graph.run_stages import config_at, stages_of
+from metaloom.flows.graph.run_stages import config_at, require_stored_outputs, stages_of
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.graph.tables import graph_of
 from metaloom.flows.results.counterfactual import Counterfactual, Outcome
@@ -73,6 +73,7 @@ def sweep(
     ]
     variants = [((*settings, *point), changed_config(config, (*settings, *point))) for point in points]
     with stages_of(config, Backend(workers=0)) as stages:
+        require_stored_outputs(run, stages.graph)
         stage = stage or run.stages.last
         require_known(stages.order(iteration), stage, step)
         if stages.graph[stage].samples:

@@ -2,19 +2,19 @@
 
 import inspect
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any
 
-from metaloom.flows.graph.stage import Graph, Input, StageOutput
+from metaloom.flows.graph.stage import WITNESS, Graph, Input
 from metaloom.flows.graph.tables import GRAPHS, graph_of
 from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.outputs import OutputError
 from metaloom.pipeline.plugins import path_of
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams, Update
 from metaloom.storage import Span, StageRef
+from metaloom.storage.format.codec import KINDS
 from metaloom.storage.format.stages import LEARNER, METRICS_GROUP
-
-_OUTPUTS = {kind.__name__: kind for kind in get_args(StageOutput)}
 
 
 def check_graph(config: RunConfig) -> None:
@@ -40,9 +40,16 @@ def check_graph(config: RunConfig) -> None:
 def _problems_of_stages(graph: Graph) -> Iterator[str]:
     by_group: dict[str, str] = {METRICS_GROUP: "the metrics of every iteration"}
     for stage in graph.stages:
-        if stage.output not in _OUTPUTS.values():
-            found = getattr(stage.output, "__qualname__", repr(stage.output))
-            yield f"stage {stage.name} gives {found}; required one of {', '.join(_OUTPUTS)}"
+        try:
+            stored = stage.stored
+        except OutputError as problem:
+            yield (
+                f"stage {stage.name}: {problem}. A stage gives one of {', '.join(KINDS)}, or a frozen dataclass of "
+                "arrays"
+            )
+        else:
+            if stored.schema and stored.output in KINDS:
+                yield f"stage {stage.name} gives a class named {stored.output}, as one of ours; required another name"
         if stage.group in by_group:
             yield (
                 f"stage {stage.name} has the group {stage.group!r}, which holds {by_group[stage.group]}; required a "
@@ -80,7 +87,8 @@ def _problems_of(graph: Graph, config: RunConfig, ref: StageRef, done: set[Stage
         if problem := _problem_of(graph, config, ref, wanted, done):
             yield f"{ref} reads {name} from {problem}"
     try:
-        inspect.signature(stage.run).bind(None, ref.iteration, ref.step, **inputs)
+        taken = {name: wanted for name, wanted in inputs.items() if name not in WITNESS}
+        inspect.signature(stage.run).bind(None, ref.iteration, ref.step, **taken)
     except TypeError as problem:
         function = getattr(stage.run, "__qualname__", repr(stage.run))
         yield (

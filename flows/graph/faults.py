@@ -46,6 +46,8 @@ def run_checked(stages: Runner, ref: StageRef, inputs: dict[str, Any]) -> StageO
             f"iteration {ref.iteration}, {ref.stage} k={ref.step}: the stage gave {type(value).__name__}; required "
             f"{required.__name__}, as it declares"
         )
+    if (schema := stages.graph.table[ref.stage].schema) and (problem := schema.problem_of(value)):
+        raise StageFault(f"iteration {ref.iteration}, {ref.stage} k={ref.step}: {problem}")
     require_finite(value, stage=ref.stage, iteration=ref.iteration, step=ref.step)
     return value
 

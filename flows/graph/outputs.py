@@ -50,7 +50,7 @@ class SpanOutputs:
 
     def load(self, ref: StageRef) -> Any:
         """Return one of the outputs; of each of these three, ValueError where it is not in the span."""
-        return read_only(self._outputs.load(self._own(ref)))
+        return read_only(self._graph[ref.stage].as_declared(self._outputs.load(self._own(ref))))
 
     def lengths(self, ref: StageRef) -> Array:
         """Return the number of steps of each episode of a batch, [B, E]; nothing else of it is read."""

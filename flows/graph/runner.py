@@ -193,11 +193,14 @@ class Runner:
     def _bring(self, wanted: Input, outputs: Outputs) -> Any:
         match wanted:
             case StageRef():
-                return read_only(outputs.load(wanted))
+                return self._declared(wanted, outputs)
             case Span():
                 return SpanOutputs(wanted, self.graph, self.config, outputs)
             case _:
-                return tuple(read_only(outputs.load(ref)) for ref in wanted)
+                return tuple(self._declared(ref, outputs) for ref in wanted)
+
+    def _declared(self, ref: StageRef, outputs: Outputs) -> Any:
+        return read_only(self.graph[ref.stage].as_declared(outputs.load(ref)))
 
 
 def _require_one_adaptation(graph: Graph, context: Context) -> None:

@@ -7,26 +7,20 @@ what replaying and thinning need, the debugger's variables, the store's groups, 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from metaloom.flows.graph.context import Context
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.contract import MetaEnv
-from metaloom.pipeline.types import (
-    EpisodeBatch,
-    Evaluation,
-    LearnerState,
-    Minibatches,
-    Samples,
-    TaskBatch,
-    TaskParams,
-    Update,
-)
+from metaloom.pipeline.outputs import OutputSchema, as_declared
+from metaloom.pipeline.types import Evaluation, LearnerState, TaskBatch
 from metaloom.stages.evaluate import Tested
 from metaloom.stages.witness import drawn_round
 from metaloom.storage import Span, StageRef
+from metaloom.storage.format.codec import KINDS
+from metaloom.storage.format.codec import Value as StageOutput
 from metaloom.storage.format.stages import StageTable, StoredStage
 
-StageOutput = TaskBatch | EpisodeBatch | Samples | TaskParams | Minibatches | Update | Evaluation
 Input = StageRef | tuple[StageRef, ...] | Span
 """Input of a stage: one output, outputs of several steps, or a span, of which it reads what it needs."""
 
@@ -74,7 +68,8 @@ class Stage:
         name: Stage name.
         per: Number of executions in an iteration.
         inputs: Returns the inputs in iteration i and inner step k: argument of `run` -> source.
-        output: Type of its output.
+        output: Type of its output: one of `metaloom.pipeline.types`, or a frozen dataclass of arrays whose fields say
+            their axes, see `metaloom.pipeline.outputs`.
         run: Computes the output from the run's context, i, k and the inputs by name. A Span arrives as `SpanOutputs`.
         group: Group that stores it; "{step}" in the name stands for the inner step.
         samples: True if it runs environments, so that other algorithm settings cannot be tried on stored data.
@@ -97,6 +92,21 @@ class Stage:
     def at(self, i: int, k: int = 0) -> StageRef:
         """Return the ref of its output in iteration i and inner step k."""
         return StageRef(i, self.name, k)
+
+    def as_declared(self, value: Any) -> Any:
+        """Return an output of it as an object of the class that it declares, wherever that was read from."""
+        return value if self.output in KINDS.values() else as_declared(self.output, value)
+
+    @property
+    def stored(self) -> StoredStage:
+        """The stage as the store knows it.
+
+        Raises:
+            OutputError: no run can store its output.
+        """
+        schema = None if self.output in KINDS.values() else OutputSchema.of(self.output)
+        name = schema.name if schema else self.output.__name__
+        return StoredStage(self.name, self.group, name, self.thinnable, self.ends_iteration, schema)
 
 
 Evaluate = Callable[[Context, LearnerState, int, Tested], Evaluation]
@@ -124,9 +134,7 @@ class Graph:
     @cached_property
     def table(self) -> StageTable:
         """The stages as the store knows them."""
-        return StageTable(
-            StoredStage(s.name, s.group, s.output.__name__, s.thinnable, s.ends_iteration) for s in self.stages
-        )
+        return StageTable(stage.stored for stage in self.stages)
 
     @cached_property
     def _by_name(self) -> dict[str, Stage]:

@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from keyword import iskeyword
 from typing import Any
+
+from metaloom.pipeline.installed import installed
 
 HERE = __name__
 log = logging.getLogger(__name__)
@@ -237,7 +238,7 @@ def operations() -> Mapping[str, Operation]:
     """
     found = {operation.name: operation for operation in _BUILT_IN}
     ours = {*found, *BESIDE_OPERATIONS, *_PACKAGES, "reference"}
-    for point in sorted(entry_points(group="metaloom.operations"), key=lambda point: point.name):
+    for point in installed("metaloom.operations"):
         name, in_python = point.name.replace("_", "-"), point.name.replace("-", "_")
         if (
             in_python in ours

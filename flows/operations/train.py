@@ -3,7 +3,6 @@
 from collections.abc import Callable, Generator, Sequence
 from contextlib import nullcontext
 from functools import partial
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,6 +29,7 @@ from metaloom.flows.operations.options import (
 from metaloom.flows.rollouts.backend import IN_PROCESS, Backend
 from metaloom.flows.runs import folder_of, new_run_name, run_folder
 from metaloom.pipeline.device import DeviceName
+from metaloom.pipeline.installed import installed
 from metaloom.storage import check_new_run, open_run
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from metaloom.flows.opened import FinishedIteration, Run
     from metaloom.pipeline.config.run import RunConfig
 
-_ADDED = [point.name for point in entry_points(group="metaloom.recipes")]
+_ADDED = [point.name for point in installed("metaloom.recipes")]
 Recipe = Annotated[
     str | Annotated["RunConfig", PythonOnly],
     Parameter(

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from metaloom.pipeline.outputs import OutputSchema
 from metaloom.storage.errors import IncompatibleFormat
 from metaloom.storage.format.refs import StageRef
 
@@ -31,6 +32,7 @@ class StoredStage:
         output: Name of the type of its output, such as EpisodeBatch.
         thinnable: True if thinning may remove its arrays, because they can be computed again.
         ends_iteration: True if its output (next learner and metrics) completes the iteration.
+        schema: Description of its output, if that is of a class of the user's.
     """
 
     name: str
@@ -38,6 +40,7 @@ class StoredStage:
     output: str
     thinnable: bool = False
     ends_iteration: bool = False
+    schema: OutputSchema | None = None
 
     @property
     def stepped(self) -> bool:
@@ -151,6 +154,7 @@ class StageTable:
             {"name": s.name, "group": s.group, "output": s.output}
             | ({"thinnable": True} if s.thinnable else {})
             | ({"ends_iteration": True} if s.ends_iteration else {})
+            | ({"schema": s.schema.document()} if s.schema else {})
             for s in self.stages
         ]
 
@@ -162,8 +166,12 @@ class StageTable:
             ValueError, KeyError, TypeError: it is no table.
         """
         if "stages" in info:
-            return cls(StoredStage(**stage) for stage in info["stages"])
+            return cls(_stored_stage(**stage) for stage in info["stages"])
         return EARLIER[info.get("last_stage", ON_POLICY.last)]
+
+
+def _stored_stage(output: str, schema: Mapping[str, Any] | None = None, **stage: Any) -> StoredStage:
+    return StoredStage(output=output, schema=OutputSchema.parse(output, schema) if schema else None, **stage)
 
 
 def _learner(name: str, *, ends_iteration: bool) -> StoredStage:

@@ -299,7 +299,7 @@ class CommittedFiles:
         """
         group = self.stages.group_of(record.ref)
         try:
-            return decode(self.stages[record.ref.stage].output, group, {group: {}, **groups})
+            return decode(self.stages[record.ref.stage], group, {group: {}, **groups})
         except (KeyError, ValueError, TypeError, IndexError) as error:
             where = self.record_place(record.ref)
             raise damaged(where, f"its arrays do not make up {record.ref} ({type(error).__name__}: {error})") from None

@@ -54,7 +54,7 @@ def read_info(path: Path) -> dict[str, Any]:
     if "stages" not in info and (last := info.get("last_stage", ON_POLICY.last)) not in EARLIER:
         raise _incompatible(where, f"last_stage {last!r}", " or ".join(EARLIER))
     try:
-        unknown = {stage.output for stage in StageTable.of(info).stages} - {*KINDS}
+        unknown = {s.output for s in StageTable.of(info).stages if (s.output in KINDS) == (s.schema is not None)}
     except (KeyError, TypeError, ValueError) as error:
         raise _incompatible(where, f"stages that are no table ({error})", "a table of stages") from None
     if unknown:

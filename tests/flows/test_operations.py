@@ -214,7 +214,6 @@ def test_a_broken_operation_of_a_package_is_named_and_every_other_command_works(
         (lambda run: metaloom.ls(reverse=1), "reverse=1; required True or False$"),
         (lambda run: metaloom.logs(run, level=None), "level=None; required one of debug"),
         (lambda run: metaloom.graph(str(run), form="png"), "form='png'; required one of text, mermaid, svg$"),
-        (lambda run: metaloom.show(run, 0, stage="adapt"), "stage='adapt'; required one of process_samples"),
         (lambda run: metaloom.replay(run, True), "replay: found iteration=True; required a whole number or None$"),
         (lambda run: metaloom.replay(run, "0"), "iteration='0'; required a whole number or None$"),
         (lambda run: metaloom.replay(5), "run=5; required text, a Path or a Run$"),
