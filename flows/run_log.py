@@ -104,7 +104,8 @@ class RunLog(logging.Handler):
             observer.iteration_done(report)
 
         def should_stop() -> bool:
-            by = "Ctrl-C" if observer.should_stop() else "`metaloom cancel`" if writer.is_asked_to_stop() else None
+            asked = "`metaloom cancel`" if writer.is_asked_to_stop() else None
+            by = "this process" if observer.should_stop() else asked
             if by is not None:
                 self.tell(logging.INFO, f"stops, asked by {by}")
             return by is not None

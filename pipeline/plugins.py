@@ -7,10 +7,8 @@ configuration is imported here and nowhere else.
 import functools
 import importlib
 import importlib.machinery
-import importlib.metadata
 import importlib.util
 import inspect
-import operator
 import os
 import site
 import sys
@@ -25,6 +23,7 @@ from pydantic import GetJsonSchemaHandler, TypeAdapter, ValidationError
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, core_schema
 
+from metaloom.pipeline.installed import installed
 from metaloom.pipeline.schema import ConfigError, PluginSettings, refusal, suggestion
 
 T = TypeVar("T")
@@ -61,8 +60,8 @@ class Plugins:
             return self.builtin[name]
         if ":" in name:
             return name
-        if (installed := self._installed().get(name)) is not None:
-            return installed
+        if (path := self._installed().get(name)) is not None:
+            return path
         names = self.names()
         known, hint = f"one of {', '.join(names)}; or " if names else "", suggestion(name, names)
         raise ConfigError(
@@ -79,7 +78,7 @@ class Plugins:
         return load_class(self.path(name), base, name)
 
     def _installed(self) -> dict[str, str]:
-        return {point.name: point.value for point in importlib.metadata.entry_points(group=self.group)}
+        return {point.name: point.value for point in installed(self.group)}
 
 
 def load(path: str) -> Any:
@@ -235,7 +234,7 @@ class ByName(Generic[S]):
         """Describe one of the built-in settings."""
         found = (load(path) for path in self.plugins.builtin.values())
         builtin: dict[Any, None] = dict.fromkeys(cls for cls in found if issubclass(cls, self.base))
-        return handler(TypeAdapter(functools.reduce(operator.or_, builtin)).core_schema)
+        return handler(core_schema.union_schema([TypeAdapter(cls).core_schema for cls in builtin]))
 
 
 def _told(found: object) -> str:

@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from keyword import iskeyword
 from typing import Any
+
+from metaloom.pipeline.installed import installed
 
 HERE = __name__
 log = logging.getLogger(__name__)
@@ -138,12 +139,14 @@ REFERENCE = (
 
 BESIDE_OPERATIONS = {
     "Backend": "flows.rollouts.backend",
+    "FinishedIteration": "flows.opened",
     "Run": "flows.opened",
     "RunConfig": "pipeline.config.run",
     "Runs": "flows.opened",
     "TrainedPolicy": "flows.trained.policy",
     "build_config": "pipeline.config.run",
     "fitted_baselines": "flows.commands.baselines",
+    "iterate": "flows.operations.train",
     "load_policy": "flows.trained.policy",
     "load_settings": "flows.recipes",
     "open_run": "flows.opened",
@@ -163,7 +166,7 @@ def operations() -> Mapping[str, Operation]:
     """
     found = {operation.name: operation for operation in _BUILT_IN}
     ours = {*found, *BESIDE_OPERATIONS, *_PACKAGES, "reference"}
-    for point in sorted(entry_points(group="metaloom.operations"), key=lambda point: point.name):
+    for point in installed("metaloom.operations"):
         name, in_python = point.name.replace("_", "-"), point.name.replace("-", "_")
         if (
             in_python in ours

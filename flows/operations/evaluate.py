@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from metaloom.flows.arguments import checked
 from metaloom.flows.operations.options import Iteration, LearnerArgument, Natural, Positive, PythonOnly, Trust, agree
 from metaloom.flows.rollouts.backend import IN_PROCESS, Backend
-from metaloom.flows.runs import RunAt, check_seed, updates_at
+from metaloom.flows.runs import RunAt, check_seed, learner_after, updates_at
 
 if TYPE_CHECKING:
     from metaloom.flows.results.evaluation import EvaluationOutcome
@@ -69,7 +69,7 @@ def evaluate(
     at = RunAt.of(run, iteration, learner=True)
     agree(at.path, trust)
     import metaloom.storage as storage
-    from metaloom.flows.commands.evaluate import learner_after, load_tasks
+    from metaloom.flows.commands.evaluate import load_tasks
     from metaloom.flows.estimate import check_sizes
     from metaloom.flows.graph.run_stages import config_of, require_stored_sizes, stages_of
     from metaloom.flows.results.evaluation import EvaluationOutcome

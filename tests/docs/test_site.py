@@ -54,12 +54,10 @@ def test_the_reference_has_every_name_that_the_package_offers(site):
     from metaloom.flows.cli import COMMANDS
 
     page = (site / "python/index.html").read_text(encoding="utf-8")
-    shown = set(re.findall(r"^::: metaloom\.(\w+)$", (ROOT / "docs/python.md").read_text(), re.MULTILINE))
-    assert shown == set(metaloom._names())
     assert "adaptation" in page
     commands = (site / "commands/index.html").read_text(encoding="utf-8")
     assert all(f'id="metaloom-{name}"' in commands for name in COMMANDS)
-    assert all(f">{name}<" in page for name in shown)
+    assert all(f">{name}<" in page for name in metaloom._names())
 
 
 def test_the_menu_names_a_page_once():

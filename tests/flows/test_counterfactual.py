@@ -9,9 +9,12 @@ from metaloom.flows import cli
 from metaloom.flows.commands.optimize import optimize, sweep
 from metaloom.flows.commands.train import train
 from metaloom.flows.errors import UsageError
+from metaloom.flows.results.counterfactual import Counterfactual, Outcome
 from metaloom.flows.rollouts.workers import Backend, LocalWorkers
 from metaloom.flows.sweeps.space import parse_grid
 from metaloom.pipeline.config.input import ConfigError
+from metaloom.pipeline.types import Samples
+from metaloom.storage import StageRef
 
 SERIAL = Backend(workers=0)
 
@@ -215,3 +218,15 @@ def test_the_grid_command_prints_one_table_and_json(stored, capsys):
 def test_an_iteration_must_be_named(stored, capsys):
     assert cli.run(["optimize", str(stored)]) == 2
     assert "required RUN@ITERATION" in capsys.readouterr().err
+
+
+def test_padding_counts_in_no_mean(tiny_config):
+    mask = np.array([[[1, 1, 0]], [[1, 0, 0]]], np.float32)
+    value = Samples(returns=2 * mask, values=3 * mask, advantages=4 * mask, mask=mask)
+    outcome = Outcome((), tiny_config(), value, 1.0, identical=True)
+    quantities = Counterfactual(StageRef(0, "process_samples"), outcome, outcome, {}).quantities()
+    means = {name: stored for name, (stored, _) in quantities.items() if name.startswith(("mean", "std"))}
+    assert means == {
+        **{"mean returns": 2, "mean values": 3, "mean advantages": 4},
+        **{"std returns": 0, "std values": 0, "std advantages": 0},
+    }

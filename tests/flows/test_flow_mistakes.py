@@ -93,6 +93,9 @@ GRAPHS = {
     "Inputs": graph(replace(HALVE, inputs=lambda c, i: {})),
     "Drawing": graph(replace(HALVE, run=drawing)),
     "NoEvaluation": replace(ON_POLICY, name="own", stages=ON_POLICY.stages[:-1]),
+    "Evaluating": replace(
+        ON_POLICY, name="own", stages=(*ON_POLICY.stages[:-1], replace(ON_POLICY.stages[-1], inputs=lambda c, i: {}))
+    ),
 }
 for _name, _graph in GRAPHS.items():
     globals()[f"{_name}Graph"] = _graph
@@ -258,6 +261,11 @@ def test_a_stage_of_several_steps_needs_a_group_for_each(refused):
 def test_an_evaluation_that_the_graph_has_no_stage_for_is_refused(refused):
     found = refused("NoEvaluation", evaluation={"every": 1})
     assert found.startswith("evaluation.every is 1, but the graph own_flow:NoEvaluationGraph has no stage that evalu")
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_the_inputs_of_the_first_evaluation_are_checked(refused, every):
+    assert f"the inputs of evaluate(i={every - 1}" in refused("Evaluating", evaluation={"every": every})
 
 
 def test_an_evaluation_beside_a_graph_that_adapts_in_another_way_is_refused(flow, tiny_config, refused, capsys):
