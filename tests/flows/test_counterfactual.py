@@ -223,7 +223,7 @@ def test_an_iteration_must_be_named(stored, capsys):
 def test_padding_counts_in_no_mean(tiny_config):
     mask = np.array([[[1, 1, 0]], [[1, 0, 0]]], np.float32)
     value = Samples(returns=2 * mask, values=3 * mask, advantages=4 * mask, mask=mask)
-    outcome = Outcome((), tiny_config(), value, 1.0, identical=True)
+    outcome = Outcome((), tiny_config(), value, 1.0, identical=True, digests={})
     quantities = Counterfactual(StageRef(0, "process_samples"), outcome, outcome, {}).quantities()
     means = {name: stored for name, (stored, _) in quantities.items() if name.startswith(("mean", "std"))}
     assert means == {
