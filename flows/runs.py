@@ -10,6 +10,7 @@ from pathlib import Path
 
 from metaloom import storage
 from metaloom.flows.errors import UsageError
+from metaloom.pipeline.types import LearnerState, Update
 
 RunLike = str | Path | storage.Run
 """A run, its path or URL, or its name in the runs folder."""
@@ -118,6 +119,23 @@ def updates_at(run: storage.Run, iteration: int | None) -> int:
     return updates
 
 
+def learner_after(run: storage.Run, updates: int) -> LearnerState:
+    """Read the learner that has had so many updates.
+
+    Raises:
+        UsageError: the run has had fewer.
+    """
+    ref = run.learner_ref(updates)
+    if not run.contains(ref):
+        raise UsageError(
+            f"{run.path}: found {updates} updates asked for, but the run has {len(run.iterations)}; required no more. "
+            f"`metaloom resume {storage.argument(run.path)} --iterations {updates}` makes more"
+        )
+    update = run.load(ref)
+    assert isinstance(update, Update)
+    return update.learner
+
+
 def check_seed(seed: int) -> int:
     """Return a seed itself, if it can be one; of NumPy's integers, as Python's.
 
@@ -162,6 +180,23 @@ def best_iteration(run: storage.Run) -> int:
     return int(table["iteration"].to_pylist()[returns.index(max(returns))])
 
 
+def from_start(folder: Path, iteration: int, *, learner: bool = False) -> int:
+    """Return an iteration counted from 0, of one that may be counted from the end.
+
+    Raises:
+        UsageError: a negative number reaches before the first.
+        storage.StoreError: there is no such run.
+    """
+    if iteration >= 0:
+        return iteration
+    run = storage.open_run(folder)
+    if learner:
+        return updates_at(run, iteration)
+    if (done := len(run.iterations)) < -iteration:
+        raise UsageError(f"{run.location}@{iteration}: found {done:,} complete; required at least {-iteration}")
+    return done + iteration
+
+
 @dataclass(frozen=True)
 class RunAt:
     """A run, or an iteration of it, as a user names it."""
@@ -174,7 +209,8 @@ class RunAt:
         """Return the run and iteration that an operation is asked about; text may be RUN@ITERATION, see `parse`."""
         if iteration is None and isinstance(run, str):
             return cls.parse(run, learner=learner)
-        return cls(folder_of(run), iteration)
+        folder = folder_of(run)
+        return cls(folder, None if iteration is None else from_start(folder, index(iteration), learner=learner))
 
     @classmethod
     def parse(cls, text: str, *, learner: bool = False) -> "RunAt":
@@ -201,14 +237,7 @@ class RunAt:
         folder = run_folder(name)
         if iteration == "best":
             return cls(folder, best_iteration(storage.open_run(folder)))
-        number = -1 if iteration == "latest" else int(iteration)
-        if number < 0:
-            run = storage.open_run(folder)
-            done = len(run.iterations)
-            if not learner and number < -done:
-                raise UsageError(f"{text}: found {done:,} complete; required at least {-number}")
-            number = updates_at(run, number) if learner else done + number
-        return cls(folder, number)
+        return cls(folder, from_start(folder, -1 if iteration == "latest" else int(iteration), learner=learner))
 
 
 def require_one_iteration(run: RunLike, iteration: int | None) -> tuple[Path, int]:

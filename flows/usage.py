@@ -140,6 +140,8 @@ def kept_usage(run: Run, iterations: int, observer: Observer) -> Iterator[Observ
 
     A file that cannot be written is left out: nothing depends on it.
     """
+    if iterations >= SIZE + MARGIN:  # packing needs it then: what the first iterations show includes it
+        import metaloom.storage.write.packed_tables  # noqa: F401 # pyright: ignore[reportUnusedImport]
     before, sampler, began = read_usage(run.path) or Usage(), Sampler(), time.perf_counter()
     enough = max(2, min(10, iterations // 2))
     usage, written = before, began

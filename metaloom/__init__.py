@@ -11,11 +11,14 @@
 Names are imported when they are first used: opening a run needs no torch, and `import metaloom` nothing at all.
 """
 
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from metaloom.flows.commands.baselines import fitted_baselines as fitted_baselines
+    from metaloom.flows.opened import FinishedIteration as FinishedIteration
     from metaloom.flows.opened import Run as Run
     from metaloom.flows.opened import Runs as Runs
     from metaloom.flows.opened import open_run as open_run
@@ -36,12 +39,14 @@ if TYPE_CHECKING:
     from metaloom.flows.operations.pack import pack as pack
     from metaloom.flows.operations.policy import policy as policy
     from metaloom.flows.operations.recipes import recipes as recipes
+    from metaloom.flows.operations.replay import materialise as materialise
     from metaloom.flows.operations.replay import replay as replay
     from metaloom.flows.operations.report import report as report
     from metaloom.flows.operations.rm import rm as rm
     from metaloom.flows.operations.show import show as show
     from metaloom.flows.operations.sweep import sweep as sweep
     from metaloom.flows.operations.thin import thin as thin
+    from metaloom.flows.operations.train import iterate as iterate
     from metaloom.flows.operations.train import resume as resume
     from metaloom.flows.operations.train import train as train
     from metaloom.flows.operations.verify import verify as verify
@@ -50,7 +55,7 @@ if TYPE_CHECKING:
     from metaloom.flows.operations.watch import watch as watch
     from metaloom.flows.prefect_app.operation import serve as serve
     from metaloom.flows.recipes import load_settings as load_settings
-    from metaloom.flows.rollouts.workers import Backend as Backend
+    from metaloom.flows.rollouts.backend import Backend as Backend
     from metaloom.flows.trained.policy import TrainedPolicy as TrainedPolicy
     from metaloom.flows.trained.policy import load_policy as load_policy
     from metaloom.flows.trust import trust_run as trust_run
@@ -60,12 +65,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 
-def _names() -> dict[str, str]:
-    from metaloom.flows.operations import BESIDE_OPERATIONS, operations
+def _names() -> "dict[str, Callable[[], object]]":
+    from metaloom.flows.operations import BESIDE_OPERATIONS, operations, resolve
 
-    places = {name: f"{__name__}.{module}:{name}" for name, module in BESIDE_OPERATIONS.items()}
-    places |= {name.replace("-", "_"): operation.run for name, operation in operations().items() if operation.run}
-    return places | {"reference": f"{__name__}.flows.operations.reference"}
+    found: dict[str, Callable[[], object]] = {
+        name: partial(resolve, f"{__name__}.{module}:{name}") for name, module in BESIDE_OPERATIONS.items()
+    }
+    for name, operation in operations().items():
+        found[name.replace("-", "_")] = partial(getattr, operation, "function")
+    return found | {"reference": partial(import_module, f"{__name__}.flows.operations.reference")}
 
 
 if not TYPE_CHECKING:  # else any name would pass for one of ours
@@ -75,8 +83,7 @@ if not TYPE_CHECKING:  # else any name would pass for one of ours
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         if (names := _names()).get(name) is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(names)}")
-        module, _, attribute = names[name].partition(":")
-        return getattr(import_module(module), attribute) if attribute else import_module(module)
+        return names[name]()
 
 
 def __dir__() -> list[str]:

@@ -10,7 +10,7 @@ from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.envs.spaces import spaces_of
-from metaloom.pipeline.estimation.measures import Measures
+from metaloom.pipeline.estimation.diagnostics import Measures
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Array

@@ -7,10 +7,8 @@ configuration is imported here and nowhere else.
 import functools
 import importlib
 import importlib.machinery
-import importlib.metadata
 import importlib.util
 import inspect
-import operator
 import os
 import site
 import sys
@@ -21,14 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast, get_args
 
-from pydantic import GetJsonSchemaHandler, TypeAdapter, ValidationError
+from pydantic import BaseModel, GetJsonSchemaHandler, TypeAdapter, ValidationError
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, core_schema
 
-from metaloom.pipeline.schema import ConfigError, PluginSettings, refusal, suggestion
+from metaloom.pipeline.installed import installed
+from metaloom.pipeline.schema import ConfigError, refusal, suggestion
 
 T = TypeVar("T")
-S = TypeVar("S", bound=PluginSettings)
+S = TypeVar("S", bound=BaseModel)
 
 INSTALLED = "installed"
 
@@ -61,8 +60,8 @@ class Plugins:
             return self.builtin[name]
         if ":" in name:
             return name
-        if (installed := self._installed().get(name)) is not None:
-            return installed
+        if (path := self._installed().get(name)) is not None:
+            return path
         names = self.names()
         known, hint = f"one of {', '.join(names)}; or " if names else "", suggestion(name, names)
         raise ConfigError(
@@ -79,7 +78,7 @@ class Plugins:
         return load_class(self.path(name), base, name)
 
     def _installed(self) -> dict[str, str]:
-        return {point.name: point.value for point in importlib.metadata.entry_points(group=self.group)}
+        return {point.name: point.value for point in installed(self.group)}
 
 
 def load(path: str) -> Any:
@@ -183,7 +182,7 @@ class ByName(Generic[S]):
 
     Attributes:
         plugins: Registry where names are looked up.
-        base: Base class of the settings.
+        base: Base class or group of the settings.
         default: The name where none is given.
     """
 
@@ -218,14 +217,15 @@ class ByName(Generic[S]):
 
     def _findable(self, value: S) -> S:
         """Return the settings under a name by which another process finds their class."""
-        name = value.name or path_of(type(value))
+        given = getattr(value, "name", "")
+        name = given or path_of(type(value))
         found = self.plugins.find(name, self.base)
         if found is not type(value):
             raise ConfigError(
                 f"found an object of {path_of(type(value))} whose name is {name!r}, which stands for {path_of(found)}; "
                 "leave the field name out in your class"
             )
-        return value if value.name else value.model_copy(update={"name": name})
+        return value if given else value.model_copy(update={"name": name})
 
     def __get_pydantic_core_schema__(self, source: object, handler: object) -> CoreSchema:
         """Accept any settings that derive from `base`, dumped with all fields of their own class."""
@@ -235,7 +235,7 @@ class ByName(Generic[S]):
         """Describe one of the built-in settings."""
         found = (load(path) for path in self.plugins.builtin.values())
         builtin: dict[Any, None] = dict.fromkeys(cls for cls in found if issubclass(cls, self.base))
-        return handler(TypeAdapter(functools.reduce(operator.or_, builtin)).core_schema)
+        return handler(core_schema.union_schema([TypeAdapter(cls).core_schema for cls in builtin]))
 
 
 def _told(found: object) -> str:

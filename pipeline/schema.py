@@ -1,21 +1,26 @@
 """The pydantic bases of everything a user can configure, and the error for invalid input."""
 
+import ast
 import difflib
 import inspect
 import re
 from collections.abc import Iterable
+from itertools import pairwise
+from textwrap import dedent
 from typing import Any, ClassVar, get_args
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     JsonValue,
     ModelWrapValidatorHandler,
     ValidationError,
     model_validator,
 )
-from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, ErrorDetails, InitErrorDetails, PydanticCustomError
 
 LATER = "later"
 REFUSAL = "refusal"
@@ -60,9 +65,38 @@ def later(default: Any, *, before: Any = None, **about: Any) -> Any:
 class Settings(BaseModel):
     """Immutable settings that refuse unknown keys, NaN and infinities."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     short_for: ClassVar[str] = ""
     """Field that a bare string sets, if any."""
+
+    @classmethod
+    def descriptions(cls) -> dict[str, str]:
+        """Return the text below each field, read when it is asked for: that takes longer than to make the class."""
+        found: dict[str, str] = {}
+        for base in reversed(cls.__mro__[: cls.__mro__.index(Settings)]):
+            try:
+                (node,) = ast.parse(dedent(inspect.getsource(base))).body
+            except (OSError, TypeError, SyntaxError):  # a class without a file, or with text that is not indented
+                continue
+            for field, text in pairwise([*getattr(node, "body", ()), None]):
+                match field, text:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(described))):
+                        found[name] = inspect.cleandoc(described)
+                    case ast.AnnAssign(target=ast.Name(id=name)), _:
+                        found.pop(name, None)
+                    case _:
+                        pass
+        return found
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Describe fields by the text below them."""
+        shown = handler.resolve_ref_schema(handler(schema))
+        described = cls.descriptions()
+        for name, field in shown["properties"].items():
+            if name in described:
+                field.setdefault("description", described[name])
+        return shown
 
     @model_validator(mode="wrap")
     @classmethod
@@ -95,8 +129,11 @@ class Settings(BaseModel):
         }
 
 
-class PluginSettings(Settings):
-    """Settings of a class that is found by `name`: built in, an entry point's, or a user's as module:Class."""
+class PluginSettings(BaseModel, use_attribute_docstrings=True):
+    """Group of settings of a class that is found by `name`: built in, an entry point's, or module:Class of a user.
+
+    A group is a base of settings beside Settings, so that a class lists what it is made of.
+    """
 
     name: str = ""
     """Omit it in a custom class: it then is where the class is found."""

@@ -43,8 +43,6 @@ def train_sweep(
             of a name that is needed is none of this sweep.
         ConfigError, EnvError: settings of a run cannot be used.
     """
-    if parallel < 1:
-        raise UsageError(f"found --parallel {parallel}; required 1 or more")
     if sweep.search is not None and parallel > len(sweep.seeds):
         raise UsageError(
             f"found --parallel {parallel} of a search whose trials are {plural(len(sweep.seeds), 'run')} each; "

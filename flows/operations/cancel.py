@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 from metaloom import storage
+from metaloom.flows.arguments import checked
 from metaloom.flows.errors import UsageError
 from metaloom.flows.operations.options import PythonOnly, RunArgument
 from metaloom.flows.results.cancel import Cancelled
@@ -20,6 +21,7 @@ from metaloom.storage.errors import system_errors
 LOOK_SECONDS = 0.2
 
 
+@checked
 def cancel(run: RunArgument, *, asked: Annotated[Callable[[Writer], None] | None, PythonOnly] = None) -> Cancelled:
     """Stop the training of a run after its current stage.
 

@@ -3,19 +3,21 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from metaloom.flows.operations.options import RunsArgument
+from metaloom.flows.arguments import checked
+from metaloom.flows.operations.options import Positive, RunsArgument
 from metaloom.flows.runs import RunLike
 
 if TYPE_CHECKING:
     from metaloom.flows.results.comparison import Comparison
 
 
+@checked
 def compare(
     runs: RunsArgument,
     *,
     metric: str | None = None,
     group: Sequence[str] = (),
-    last: int = 10,
+    last: Positive = 10,
     mixed: bool = False,
     seed: int = 0,
 ) -> "Comparison":

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 
 from metaloom import storage
+from metaloom.flows.arguments import checked
 from metaloom.flows.operations.options import RunArgument
 from metaloom.flows.results.diff import Difference, RunDiff
 from metaloom.flows.results.replay import ArrayDifference
@@ -10,6 +11,7 @@ from metaloom.flows.runs import folder_of
 from metaloom.storage import Run
 
 
+@checked
 def diff(run_a: RunArgument, run_b: RunArgument) -> RunDiff:
     """Find the first output in which two runs differ.
 

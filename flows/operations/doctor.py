@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from metaloom.flows.arguments import checked
 from metaloom.flows.errors import UsageError
 from metaloom.flows.operations.options import Overrides, changes
 from metaloom.flows.runs import runs_root
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from metaloom.flows.results.doctor import Checks
 
 
+@checked
 def doctor(*, env: str | None = None, overrides: Overrides = ()) -> "Checks":
     """Check this machine, or an environment.
 

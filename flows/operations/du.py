@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from metaloom import storage
+from metaloom.flows.arguments import checked
 from metaloom.flows.operations.options import RunArguments
 from metaloom.flows.runs import folders_of, runs_root
 from metaloom.flows.views.status import STATUS
@@ -19,6 +20,7 @@ RANGES = 10
 """Maximum number of ranges of iterations into which a run is divided."""
 
 
+@checked
 def du(runs: RunArguments = ()) -> "DiskUsage":
     """Show the disk usage of runs.
 

@@ -7,28 +7,32 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from metaloom.flows.arguments import checked
 from metaloom.flows.operations.options import Iteration, LearnerArgument, Natural, Positive, PythonOnly, Trust, agree
 from metaloom.flows.rollouts.backend import IN_PROCESS, Backend
-from metaloom.flows.runs import RunAt, check_seed, updates_at
+from metaloom.flows.runs import RunAt, check_seed, learner_after, updates_at
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from metaloom.flows.results.evaluation import EvaluationOutcome
 
 
+@checked
 def evaluate(
     run: LearnerArgument,
     iteration: Iteration = None,
     *,
     tasks: str | Annotated[Sequence[Sequence[float]], PythonOnly] | None = None,
-    num_tasks: Positive = None,
+    num_tasks: Positive | None = None,
     evenly_by: str | None = None,
     task_sampling: Literal["uniform", "balanced"] | None = None,
-    adaptation_steps: Natural = None,
-    episodes: Positive = None,
-    test_episodes: Positive = None,
+    adaptation_steps: Natural | None = None,
+    episodes: Positive | None = None,
+    test_episodes: Positive | None = None,
     deterministic: bool | None = None,
     remembered: Literal["as-tested", "drawn"] | None = None,
-    seed: Natural = None,
+    seed: Natural | None = None,
     trust: Trust = False,
     backend: Backend = IN_PROCESS,
     tested: Annotated[Callable[[int, Any], None] | None, PythonOnly] = None,
@@ -67,7 +71,7 @@ def evaluate(
     at = RunAt.of(run, iteration, learner=True)
     agree(at.path, trust)
     import metaloom.storage as storage
-    from metaloom.flows.commands.evaluate import learner_after, load_tasks
+    from metaloom.flows.commands.evaluate import load_tasks
     from metaloom.flows.estimate import check_sizes
     from metaloom.flows.graph.run_stages import config_of, require_stored_sizes, stages_of
     from metaloom.flows.results.evaluation import EvaluationOutcome
@@ -110,4 +114,11 @@ def evaluate(
             # What a fork shares with its parent was drawn under the parent's settings.
             drawn = (stored[i].tasks().params.tolist() for i in range(updates))
             new = {*map(tuple, outcome.task_params.tolist())}.isdisjoint(map(tuple, chain.from_iterable(drawn)))
-        return EvaluationOutcome(updates, config, outcome, new, drawn_from, env.task_classes)
+        return EvaluationOutcome(stored.name, updates, config, outcome, new, drawn_from, env.task_classes, _draw)
+
+
+def _draw(found: "EvaluationOutcome") -> "Figure":
+    from metaloom.flows.formatting import plural
+    from metaloom.flows.views.evaluation_plots import per_shot_curve
+
+    return per_shot_curve(f"{found.run} after {plural(found.updates, 'update')}", found.evaluation)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from metaloom.flows.arguments import checked
 from metaloom.flows.exports import By, format_names
 from metaloom.flows.exports import export as export_run
 from metaloom.flows.operations.options import RunArgument
@@ -15,6 +16,7 @@ from metaloom.storage import open_run
 from metaloom.storage.export import Export
 
 
+@checked
 def export(
     run: RunArgument,
     *,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from metaloom import storage
+from metaloom.flows.arguments import checked
 from metaloom.flows.operations.options import (
     Iteration,
     Overrides,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from metaloom.flows.opened import Run
 
 
+@checked
 def fork(
     parent: ParentArgument,
     iteration: Iteration,

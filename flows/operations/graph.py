@@ -1,15 +1,17 @@
 """`graph`: the stages of a run, and what each reads."""
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from metaloom.flows.arguments import checked
 from metaloom.flows.errors import UsageError
-from metaloom.flows.operations.options import Overrides, Trust, agree, changes, check_choice
+from metaloom.flows.operations.options import Overrides, Trust, agree, changes
 
 Form = Literal["text", "mermaid", "svg"]
 
 
+@checked
 def graph(
     recipe: Annotated[str, Parameter(help="A recipe, a .yaml, .json or .toml file of settings, or a stored run.")],
     *,
@@ -32,7 +34,6 @@ def graph(
     from metaloom.pipeline.schema import suggestion
     from metaloom.storage import open_run, run_exists
 
-    check_choice("format", form, get_args(Form))
     stored = recipe not in [*RECIPES] and not is_settings_file(recipe)
     if stored and not run_exists(run_folder(recipe)):
         raise UsageError(

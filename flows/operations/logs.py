@@ -1,19 +1,21 @@
 """`logs`: what the training of a run has logged."""
 
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
-from metaloom.flows.operations.options import RunArgument, check_choice
+from metaloom.flows.arguments import checked
+from metaloom.flows.operations.options import RunArgument
 from metaloom.flows.runs import folder_of
 from metaloom.storage import open_run
 
 if TYPE_CHECKING:
-    from metaloom.flows.run_log import LogLine
+    from metaloom.flows.run_log import LogLines
 
 
 Level = Literal["debug", "info", "warning", "error"]
 
 
-def logs(run: RunArgument, *, level: Level = "info") -> "list[LogLine]":
+@checked
+def logs(run: RunArgument, *, level: Level = "info") -> "LogLines":
     """Print what the training of a run has logged.
 
     These are warnings, errors, iterations and the lines of your loggers.
@@ -24,7 +26,6 @@ def logs(run: RunArgument, *, level: Level = "info") -> "list[LogLine]":
         run: The run.
         level: Leave out what matters less; debug has every stage.
     """
-    check_choice("level", level, get_args(Level))
-    from metaloom.flows.run_log import LogReader
+    from metaloom.flows.run_log import LogLines, LogReader
 
-    return [line for line in LogReader(open_run(folder_of(run)).path).new_lines() if line.is_at_least(level)]
+    return LogLines(line for line in LogReader(open_run(folder_of(run)).path).new_lines() if line.is_at_least(level))

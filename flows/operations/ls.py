@@ -4,11 +4,12 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+from metaloom.flows.arguments import checked
 from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import seconds_of
-from metaloom.flows.operations.options import Positive, check_choice
+from metaloom.flows.operations.options import Positive
 from metaloom.flows.results.run_rows import Row, Rows
 from metaloom.flows.runs import runs_root
 from metaloom.storage import location
@@ -27,6 +28,7 @@ _ORDERS: Mapping[Order, Callable[[Row], Any]] = {
 }
 
 
+@checked
 def ls(
     *,
     algorithm: str | None = None,
@@ -35,7 +37,7 @@ def ls(
     since: str | None = None,
     sort: Order = "started",
     reverse: bool = False,
-    limit: Positive = None,
+    limit: Positive | None = None,
 ) -> Rows:
     """List the runs in the runs folder.
 
@@ -57,10 +59,6 @@ def ls(
         reverse: The other way round.
         limit: Maximum number of runs.
     """
-    check_choice("sort", sort, _ORDERS)
-    check_choice("status", status, get_args(Status))
-    if limit is not None and limit < 1:
-        raise UsageError(f"found --limit {limit}; required 1 or more")
     from metaloom.flows.views.run_info import list_run_rows
 
     earliest = -math.inf if since is None else _moment(since).timestamp()

@@ -2,20 +2,22 @@
 
 from typing import TYPE_CHECKING, Any
 
-from metaloom.flows.operations.options import Iteration, Overrides, RunAtArgument, Trust, agree, changes
+from metaloom.flows.arguments import checked
+from metaloom.flows.operations.options import Iteration, Natural, Overrides, RunAtArgument, Trust, agree, changes
 from metaloom.flows.runs import require_one_iteration
 
 if TYPE_CHECKING:
     from metaloom.flows.results.counterfactual import Counterfactual
 
 
+@checked
 def optimize(
     run: RunAtArgument,
     iteration: Iteration = None,
     *,
     overrides: Overrides = (),
     stage: str | None = None,
-    step: int = 0,
+    step: Natural = 0,
     trust: Trust = False,
     **settings: Any,
 ) -> "Counterfactual":

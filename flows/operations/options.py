@@ -1,6 +1,6 @@
 """Parameters that several operations share, each described once for Python, the command line and Prefect's forms."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,12 +8,12 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from metaloom.flows.errors import UsageError
-from metaloom.flows.loggers import LoggerName
 from metaloom.flows.rollouts.backend import Backend
 from metaloom.flows.runs import RunLike
 
-Natural = Annotated[int | None, Parameter(validator=Number(gte=0))]
-Positive = Annotated[int | None, Parameter(validator=Number(gte=1))]
+Natural = Annotated[int, Parameter(validator=Number(gte=0))]
+Positive = Annotated[int, Parameter(validator=Number(gte=1))]
+Port = Annotated[int, Parameter(validator=Number(gte=0, lte=65535))]
 
 
 def complete_runs(context: object) -> list[str]:
@@ -84,14 +84,17 @@ Trust = Annotated[
     ),
 ]
 MetricsPort = Annotated[
-    int | None,
+    Port | None,
     Parameter(help="Port at which Prometheus can read the training on this machine: http://127.0.0.1:PORT/metrics."),
 ]
 Log = Annotated[
-    Sequence[LoggerName],
-    Parameter(help="Also log to `tensorboard`, `wandb` (offline) or `mlflow`, each an extra of that name. Repeatable."),
+    Sequence[str],
+    Parameter(
+        help="Also log to `tensorboard`, `wandb` (offline) or `mlflow`, each an extra of that name, or call "
+        "module:function with each finished iteration. Repeatable."
+    ),
 ]
-FilmEvery = Annotated[int | None, Parameter(help="With --log, film every so many iterations, besides the last.")]
+FilmEvery = Annotated[Positive | None, Parameter(help="With --log, film every so many iterations, besides the last.")]
 PythonOnly = Parameter(parse=False)
 """Marks a parameter that only Python has."""
 
@@ -106,17 +109,9 @@ def agree(run: Path, trust: bool) -> None:
 
 def changes(overrides: Sequence[str], settings: Mapping[str, Any] | None = None) -> list[str]:
     """Return changes of settings, given as KEY=VALUE or as keywords, as KEY=VALUE."""
-    if isinstance(overrides, str):
-        raise UsageError(f"found overrides={overrides!r}; required a list of such texts: [{overrides!r}]")
     from metaloom.flows.settings import assignments
 
     return [*overrides, *assignments(settings or {})]
-
-
-def check_choice(option: str, value: str | None, choices: Collection[str]) -> None:
-    """Refuse what is none of the choices, as Python alone can pass it."""
-    if value is not None and value not in choices:
-        raise UsageError(f"found --{option} {value}; required one of {', '.join(choices)}")
 
 
 def refuse_without(option: str, **others: object) -> None:

@@ -1,5 +1,6 @@
 """`pack`: old iterations in few files."""
 
+from metaloom.flows.arguments import checked
 from metaloom.flows.operations.options import RunArgument
 from metaloom.flows.results.disk import Packed
 from metaloom.flows.runs import folder_of
@@ -7,6 +8,7 @@ from metaloom.flows.views.status import STATUS
 from metaloom.storage import open_writer
 
 
+@checked
 def pack(run: RunArgument) -> Packed:
     """Put old iterations into few files.
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from metaloom.flows.arguments import checked
 from metaloom.flows.operations.options import Iteration, LearnerArgument, Trust, agree
 from metaloom.flows.runs import RunAt
 
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from metaloom.flows.trained.policy import TrainedPolicy
 
 
+@checked
 def policy(
     run: LearnerArgument, iteration: Iteration = None, *, out: Path | str, trust: Trust = False
 ) -> "TrainedPolicy":

@@ -1,6 +1,9 @@
 """`recipes`: names of recipes, and settings to train with."""
 
+from metaloom.flows.arguments import checked
 
+
+@checked
 def recipes() -> list[str]:
     """List the recipes, or print the settings of one.
 

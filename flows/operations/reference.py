@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from metaloom.flows.arguments import checked
 from metaloom.flows.errors import UsageError
-from metaloom.flows.operations.options import InProcess, RunArgument
+from metaloom.flows.operations.options import InProcess, Positive, RunArgument
+from metaloom.flows.results.run_rows import Facts
 from metaloom.flows.rollouts.backend import IN_PROCESS
 from metaloom.flows.runs import folder_of
 from metaloom.flows.views.status import STATUS
@@ -31,6 +33,7 @@ Name = Annotated[str, Parameter(help="A reference, as `metaloom reference ls` na
 NameAt = Annotated[str, Parameter(help="NAME of a reference, or NAME@ITERATION for one iteration.")]
 
 
+@checked
 def ls(*, folder: From = None) -> "References":
     """List the references: what each is, how far it goes, and the average return of its last iteration.
 
@@ -45,7 +48,8 @@ def ls(*, folder: From = None) -> "References":
     return References(reference_rows(read_index(_folder(folder))), folder)
 
 
-def show(name: NameAt, /, *, folder: From = None) -> dict[str, Any]:
+@checked
+def show(name: NameAt, /, *, folder: From = None) -> Facts:
     """Show a reference as `metaloom show` shows a run: settings, metrics, returns by class, records with digests.
 
     Example: `metaloom reference show dense-maml-ppo-seed-1@37`
@@ -58,7 +62,7 @@ def show(name: NameAt, /, *, folder: From = None) -> dict[str, Any]:
         What `--json` prints.
     """
     with found(name, folder) as (data, _):
-        return data()
+        return Facts(data())
 
 
 @contextmanager
@@ -81,6 +85,7 @@ def found(name: str, folder: Path | str | None) -> "Iterator[tuple[Callable[[], 
             yield lambda: iteration_info(run, iteration), lambda: iteration_view(run, iteration)
 
 
+@checked
 def verify(name: NameAt, /, *, folder: From = None, backend: InProcess = IN_PROCESS) -> "Verified":
     """Recompute an iteration of a reference, or all, and compare every output on the way with its record.
 
@@ -112,6 +117,7 @@ def verify(name: NameAt, /, *, folder: From = None, backend: InProcess = IN_PROC
         )
 
 
+@checked
 def extract(name: Name, /, *, run: str | Path | None = None, folder: From = None) -> "Extracted":
     """Make a run of a reference, for replay, report, compare, fork and all other commands.
 
@@ -135,7 +141,10 @@ def extract(name: Name, /, *, run: str | Path | None = None, folder: From = None
     return Extracted(path, found.name)
 
 
-def add(run: RunArgument, /, *, name: str | None = None, to: Path | str | None = None, learners: int = 20) -> "Added":
+@checked
+def add(
+    run: RunArgument, /, *, name: str | None = None, to: Path | str | None = None, learners: Positive = 20
+) -> "Added":
     """Make a reference of a complete run, which stays as it is, and add it to a folder of references.
 
     Example: `metaloom reference add first --name dense-promp-seed-6 --to references`

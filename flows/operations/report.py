@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
 
+from metaloom.flows.arguments import checked
 from metaloom.flows.operations.options import RunArgument, Trust, agree, refuse_without
 from metaloom.flows.runs import folder_of, report_folder
 from metaloom.flows.views.status import STATUS
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from metaloom.flows.views.report import ReportFiles
 
 
+@checked
 def report(
     run: RunArgument,
     *,

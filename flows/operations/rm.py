@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from metaloom import storage
+from metaloom.flows.arguments import checked
 from metaloom.flows.errors import UsageError
 from metaloom.flows.operations.options import RemovedArguments
 from metaloom.flows.results.disk import Removed
@@ -12,6 +13,7 @@ from metaloom.flows.views.status import STATUS
 from metaloom.storage import StoreError
 
 
+@checked
 def rm(runs: RemovedArguments = ()) -> Removed:
     """Remove runs for good, after asking.
 

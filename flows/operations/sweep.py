@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from metaloom.flows.arguments import checked
 from metaloom.flows.errors import UsageError
 from metaloom.flows.loggers import LogPlan
-from metaloom.flows.operations.options import FilmEvery, Log, Overrides, PythonOnly, changes, complete_recipes
+from metaloom.flows.operations.options import FilmEvery, Log, Overrides, Positive, PythonOnly, changes, complete_recipes
 from metaloom.flows.operations.train import Shown, check_log
 from metaloom.flows.rollouts.backend import IN_PROCESS, Backend
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 Seeds = str | Annotated[int, PythonOnly] | Annotated[Sequence[int], PythonOnly] | None
 
 
+@checked
 def sweep(
     recipe: Annotated[
         str,
@@ -38,7 +40,7 @@ def sweep(
         Sequence[str] | Annotated[Mapping[str, Sequence[Any]], PythonOnly],
         Parameter(help="Try several values: `--grid algorithm.inner_lr=0.05,0.1`. Repeatable: all combinations."),
     ] = (),
-    optuna: int | None = None,
+    optuna: Positive | None = None,
     search: Annotated[
         Sequence[str] | Annotated[Mapping[str, str | Sequence[Any]], PythonOnly],
         Parameter(
@@ -48,7 +50,7 @@ def sweep(
     ] = (),
     metric: str | None = None,
     overrides: Overrides = (),
-    parallel: int = 1,
+    parallel: Positive = 1,
     extend: bool = False,
     many: Annotated[bool, Parameter(name="--yes")] = False,
     backend: Backend = IN_PROCESS,

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from metaloom.flows.errors import UsageError
+from metaloom.flows.arguments import checked
 from metaloom.flows.operations.options import Natural, Positive, RunArgument, Trust, agree
 from metaloom.flows.runs import folder_of
 from metaloom.flows.views.status import STATUS
@@ -12,11 +12,12 @@ if TYPE_CHECKING:
     from metaloom.flows.results.disk import ThinnedRun
 
 
+@checked
 def thin(
     run: RunArgument,
     *,
-    keep_every: Positive = None,
-    keep_last: Natural = None,
+    keep_every: Positive | None = None,
+    keep_last: Natural | None = None,
     dry_run: bool = False,
     anyway: bool = False,
     trust: Trust = False,
@@ -39,9 +40,6 @@ def thin(
         anyway: Remove also what a changed plug-in can no longer recompute.
         trust: Import the modules that the run's settings name, now and later.
     """
-    for option, value, least in (("--keep-every", keep_every, 1), ("--keep-last", keep_last, 0)):
-        if value is not None and value < least:
-            raise UsageError(f"found {option} {value}; required {least} or more")
     folder = folder_of(run)
     agree(folder, trust)
     from metaloom.flows.commands.thin import thin as thin_run

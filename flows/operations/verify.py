@@ -1,5 +1,6 @@
 """`verify`: every stored file against its record."""
 
+from metaloom.flows.arguments import checked
 from metaloom.flows.operations.options import RunArgument
 from metaloom.flows.results.verification import Verification
 from metaloom.flows.runs import folder_of
@@ -7,6 +8,7 @@ from metaloom.flows.views.status import STATUS
 from metaloom.storage import open_run, verify_run
 
 
+@checked
 def verify(run: RunArgument) -> Verification:
     """Check every stored file against its record.
 

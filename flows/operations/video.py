@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from metaloom.flows.arguments import checked
 from metaloom.flows.errors import UsageError
 from metaloom.flows.films.opengl import RendererName, choose_renderer
-from metaloom.flows.operations.options import Iteration, PythonOnly, RunAtArgument, Trust, agree
+from metaloom.flows.operations.options import Iteration, Positive, PythonOnly, RunAtArgument, Trust, agree
 from metaloom.flows.runs import RunAt
 
 if TYPE_CHECKING:
     from metaloom.flows.films.video import Film
 
 
+@checked
 def video(
     run: RunAtArgument,
     out: Annotated[Path | str, Parameter(name="--out")],
@@ -26,7 +28,7 @@ def video(
     episode: int | None = None,
     steps: Annotated[Sequence[int], Parameter(name="--step")] = (),
     size: str | Annotated[tuple[int, int], PythonOnly] = "480x360",
-    every: int = 1,
+    every: Positive = 1,
     renderer: RendererName = "auto",
     trust: Trust = False,
 ) -> "Film":
@@ -60,8 +62,6 @@ def video(
         raise UsageError(f"found --size {text}; required WIDTHxHEIGHT in pixels, from 16 to 4096, such as 480x360")
     if sum((best, worst, task is not None)) > 1:
         raise UsageError("found several of --task, --best and --worst; leave all but one out")
-    if every < 1:
-        raise UsageError(f"found --every {every}; required 1 or more")
     agree(at.path, trust)
     drawn_by = choose_renderer(renderer)  # before MuJoCo is imported
     from metaloom.flows.films.video import video as film

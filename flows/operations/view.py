@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from cyclopts.validators import Number
 
+from metaloom.flows.arguments import checked
 from metaloom.flows.errors import UsageError
-from metaloom.flows.operations.options import PythonOnly, complete_runs
+from metaloom.flows.operations.options import Port, PythonOnly, complete_runs
 from metaloom.flows.runs import run_folder, runs_root
 
 RunsArgument = Annotated[
@@ -21,11 +21,12 @@ RunsArgument = Annotated[
 ]
 
 
+@checked
 def view(
     runs: RunsArgument = None,
     /,
     *,
-    port: Annotated[int, Parameter(validator=Number(gte=0, lte=65535))] = 0,
+    port: Port = 0,
     opened: Annotated[Callable[[str], None], PythonOnly] = print,
 ) -> None:
     """Open a page: curves, stages, batches, films.

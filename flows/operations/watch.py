@@ -3,6 +3,7 @@
 import time
 from typing import TYPE_CHECKING, Annotated
 
+from metaloom.flows.arguments import checked
 from metaloom.flows.operations.options import PythonOnly, RunArgument
 from metaloom.flows.runs import folder_of
 
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from metaloom.flows.views.watching import Ending
 
 
+@checked
 def watch(run: RunArgument, *, lines: Annotated[bool, PythonOnly] = False) -> "Ending":
     """Follow a run while another process trains it.
 

@@ -9,16 +9,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import Parameter as P
 from inspect import Signature, getdoc
-from typing import Annotated, Any, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import distributed
 from cyclopts import Parameter
-from cyclopts.validators import Number
 from prefect import Flow, flow
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 from pydantic import Field
 
+from metaloom.flows.arguments import limits_of
 from metaloom.flows.operations import Operation, operations
 from metaloom.flows.operations.options import InProcess, Iteration
 from metaloom.flows.operations.signatures import is_backend, is_python_only, marks_of, parameters_of, text_type
@@ -82,19 +83,19 @@ def form_parameter(parameter: P, annotation: Any) -> P:
     if is_backend(parameter.annotation):
         workers = Annotated[int | None, Field(ge=0)]
         return P("workers", kind, default=0 if parameter.annotation is InProcess else None, annotation=workers)
-    annotation, limits = text_type(annotation), [limit for mark in marks_of(annotation) for limit in limits_of(mark)]
-    if get_origin(annotation) is Annotated and marks_of(annotation):
-        annotation = get_args(annotation)[0]
-    if limits:
-        annotation = Annotated[annotation, *limits]
-    return P(parameter.name, kind, default=parameter.default, annotation=annotation)
+    return P(parameter.name, kind, default=parameter.default, annotation=form_type(text_type(annotation)))
 
 
-def limits_of(mark: Parameter) -> Iterator[Any]:
-    """Return the limits of a number for a form."""
-    for validator in mark.validator if isinstance(mark.validator, tuple) else ():
-        if isinstance(validator, Number):
-            yield Field(ge=validator.gte, le=validator.lte)
+def form_type(annotation: Any) -> Any:
+    """Return a type whose limits a form shows."""
+    if get_origin(annotation) in (Union, UnionType):
+        return Union[*map(form_type, get_args(annotation))]
+    if get_origin(annotation) is not Annotated:
+        return annotation
+    plain, *marks = get_args(annotation)
+    limits = [Field(ge=limit.gte, le=limit.lte) for mark in marks for limit in limits_of(mark)]
+    kept = [*(mark for mark in marks if not isinstance(mark, Parameter)), *limits]
+    return Annotated[form_type(plain), *kept] if kept else form_type(plain)
 
 
 @contextmanager

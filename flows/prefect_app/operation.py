@@ -6,7 +6,10 @@ from typing import Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from metaloom.flows.arguments import checked
 
+
+@checked
 def serve(
     *,
     port: Annotated[int, Parameter(validator=Number(gte=1, lte=65534))] = 4200,

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings
 from metaloom.pipeline.config.run import RunConfig
-from metaloom.pipeline.estimation.measures import METRICS
+from metaloom.pipeline.estimation.diagnostics import METRICS
 from metaloom.pipeline.nn.spec import NETWORKS
 from metaloom.pipeline.plugin_files import acting_paths, sources_of
 from metaloom.pipeline.plugins import path_of

@@ -55,7 +55,8 @@ def normalize(values: Array, mask: Array, scale: Scale = "std") -> Array:
         mask: Mask of the same shape.
         scale: "variance" divides by the unbiased variance + 1e-8 instead, as garage does.
     """
-    mean, std = _moments(values, mask)
+    real = np.asarray(values, np.float64)[mask != 0]
+    mean, std = real.mean(), real.std()
     if scale == "variance":
         count = np.count_nonzero(mask)
         std = std**2 * count / max(count - 1, 1)
@@ -66,15 +67,3 @@ def shift_positive(values: Array, mask: Array) -> Array:
     """Return the values shifted so that the smallest real entry is 1e-8; zero on padding."""
     smallest = np.min(values, where=mask != 0, initial=np.inf)
     return (values - smallest + EPSILON) * mask
-
-
-def explained_variance(values: Array, returns: Array, mask: Array) -> float:
-    """Return 1 - Var(returns - values) / Var(returns) over the real entries; 0 when the returns do not vary."""
-    _, returns_std = _moments(returns, mask)
-    _, residual_std = _moments(returns - values, mask)
-    return 0.0 if returns_std == 0 else float(1 - (residual_std / returns_std) ** 2)
-
-
-def _moments(values: Array, mask: Array) -> tuple[np.float64, np.float64]:
-    real = np.asarray(values, np.float64)[mask != 0]
-    return real.mean(), real.std()

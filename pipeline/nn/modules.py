@@ -32,9 +32,7 @@ def learned_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: value for name, value in module.named_parameters() if value.requires_grad}
 
 
-def require_function(
-    module: nn.Module, name: str, inputs: Sequence[Tensor], check: Callable[[Any], None] = lambda outputs: None
-) -> None:
+def require_function(module: nn.Module, name: str, inputs: Sequence[Tensor], check: Callable[[Any], None]) -> None:
     """Reject a module that is not a function of its parameters and of single rows of inputs.
 
     Args:
@@ -101,7 +99,8 @@ def _repeated(module: nn.Module, name: str, inputs: Sequence[Tensor], check: Cal
         raise ConfigError(
             f"policy.network: {name} raised {type(problem).__name__} on inputs of shape {shapes}: {problem}"
         ) from problem
-    check(outputs)
+    for given in (outputs, again):
+        check(given)
     if not torch.equal(torch.get_rng_state(), random_state):
         raise ConfigError(
             f"policy.network: {name} draws random numbers when it is called, as dropout does, so no stage could be "

@@ -7,13 +7,7 @@ import torch
 from pydantic import JsonValue
 from torch.optim.lr_scheduler import LRScheduler
 
-from metaloom.pipeline.nn.optimization import (
-    FROM_A_COUNT,
-    LearningRate,
-    ScheduledSteps,
-    TorchScheduler,
-    built_in_factor,
-)
+from metaloom.pipeline.nn.optimization import FROM_A_COUNT, LearningRate, ScheduledSteps, TorchScheduler
 from metaloom.pipeline.schema import ConfigError, suggestion
 
 _REFUSALS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError)
@@ -41,7 +35,8 @@ def lr_factor(settings: LearningRate | ScheduledSteps, learning_rate: float) -> 
     """
     schedule = settings.lr_schedule
     if not isinstance(schedule, TorchScheduler):
-        return lambda num_updates: built_in_factor(settings, num_updates)
+        horizon, decay = settings.lr_horizon, settings.lr_decay
+        return lambda count: decay**count if horizon is None else max(0.0, 1 - count / horizon)
     if (scheduler := _SCHEDULERS.get(schedule.name)) is None:
         raise ConfigError(
             f"algorithm.lr_schedule: torch {torch.__version__} has no torch.optim.lr_scheduler.{schedule.name}; "

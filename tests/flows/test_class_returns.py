@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from rich.console import Console
 from viewing import Viewer
@@ -17,7 +18,7 @@ from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import number
 from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.prefect_app.artifacts import iteration_line
-from metaloom.flows.results.class_returns import classes_of, classes_text, plus_minus
+from metaloom.flows.results.class_returns import classes_of, classes_text, episode_classes, plus_minus
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views import tables
 from metaloom.flows.views.history import BALANCED_NOTE, BAND_NOTE, load_history
@@ -27,6 +28,7 @@ from metaloom.flows.views.watching import Watch
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.envs.contract import EnvError
+from metaloom.pipeline.envs.task_classes import Classes
 from metaloom.pipeline.estimation.statistics import ClassEstimate, class_returns
 
 SERIAL = Backend(workers=0)
@@ -221,6 +223,18 @@ def test_classes_of_a_run_that_nothing_of_ours_wrote_are_refused(tmp_path, copy_
         match=r"session 0: task_classes: found .*required: classes of tasks as this version records them",
     ):
         run.class_returns()
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_every_task_has_its_class_once_however_many_inner_steps_there_are(steps):
+    classes = Classes(("x",), ("low", "high"), edges=(0.5,))
+    places = [(i, k, b) for i in range(2) for k in range(steps) for b in range(3)]
+    columns = dict(zip(("iteration", "step", "task"), zip(*places, strict=True), strict=True))
+    values = [float(b > i) for i, _, b in places]
+    table = pa.table({**columns, "task_x": values, "return": values})
+    by_class, of = episode_classes(table, classes)
+    assert of.tolist() == [[0, 1, 1], [0, 0, 1]]
+    assert {i: len(found) for i, found in by_class.items()} == {0: steps, 1: steps}
 
 
 def test_several_runs_have_one_table(trained):

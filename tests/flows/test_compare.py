@@ -260,7 +260,11 @@ def test_the_command_prints_says_and_plots(runs, tmp_path, capsys):
     document = json.loads(capsys.readouterr().out)
     assert len(document["groups"]) == 2
     assert document["pairs"][0]["shown"] is False
-    for more, problem in (([folders[0]], "twice"), (["--plot", "x.jpg"], "plot file"), (["--last", "0"], "last=0")):
+    for more, problem in (
+        ([folders[0]], "twice"),
+        (["--plot", "x.jpg"], "plot file"),
+        (["--last", "0"], "Must be >= 1"),
+    ):
         assert cli.run(["compare", *folders, *more]) == 2
         assert problem in capsys.readouterr().err
 

@@ -12,10 +12,11 @@ from metaloom.flows.cli import run as main
 from metaloom.flows.commands.fork import fork
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.estimate import check_sizes, refusal_of
+from metaloom.flows.observer import Observer
 from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.recipes import new_config
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.flows.usage import Sample
+from metaloom.flows.usage import Sample, kept_usage
 from metaloom.flows.views.report import write_report
 from metaloom.pipeline.schema import ConfigError
 from metaloom.storage import Run, verify_run
@@ -200,6 +201,17 @@ def test_a_run_keeps_what_its_first_iterations_predicted_and_what_all_of_its_ses
     usage.write_text(usage.read_text().replace("sample", "x"))
     assert show() is None  # it is no part of the run, and whoever can write there may have put anything
     assert verify_run(tmp_path / "run") == []
+
+
+def test_the_memory_that_packing_needs_counts_in_what_the_first_iterations_of_a_long_run_predict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = "metaloom.storage.write.packed_tables"
+    train(new_config("promp-point-corner", ("iterations=1", "num_tasks=2")), tmp_path / "run", backend=HERE)
+    for iterations, loaded in ((599, False), (600, True)):
+        monkeypatch.delitem(sys.modules, tables, raising=False)
+        with kept_usage(Run.open(tmp_path / "run"), iterations, Observer()):
+            assert (tables in sys.modules) is loaded
 
 
 def test_iterations_that_will_be_packed_are_predicted_without_their_tables_and_with_smaller_records() -> None:

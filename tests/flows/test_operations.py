@@ -9,6 +9,7 @@ import sys
 from inspect import Parameter
 from pathlib import Path
 
+import numpy as np
 import pytest
 from cyclopts import App
 from prefect.utilities.callables import parameter_schema
@@ -69,6 +70,7 @@ def test_a_command_and_its_python_function_have_the_same_options_and_defaults(op
     terminal = inspect.signature(metaloom.flows.operations.resolve(operation.terminal)) if operation.terminal else None
     extras = {NAMED.get(name, name) for name in terminal.parameters} - {"call", "as_json"} if terminal else set()
     assert {*command} - backend == extras
+    assert {*operation.of_terminal} == extras
 
 
 @each
@@ -113,12 +115,16 @@ from prefect.utilities.importtools import import_object
 
 codes = [cli.run(["--help"]), cli.run(["longest", sys.argv[1], "--top", "2", "--json"])]
 found = metaloom.longest(sys.argv[1], top=2)
+try:
+    metaloom.longest(sys.argv[1], top=0)
+except ValueError as problem:
+    assert "longest: found top=0; required a whole number of at least 1" in str(problem), problem
 assert metaloom.the_longest is metaloom.longest and {"longest", "the_longest"} < {*dir(metaloom)}
 assert import_object("metaloom.flows.prefect_app.generated.flow_the-longest").name == "the-longest"
 form = parameter_schema(flow_longest).model_dump_for_openapi()["properties"]
 state = flow_longest.fn(sys.argv[1])
 page = cli.app.generate_docs()
-print(json.dumps([codes, found.lengths, str(found), [*form], form["top"]["anyOf"][0]["minimum"], state.name, page]))
+print(json.dumps([codes, found.lengths, str(found), [*form], form["top"]["minimum"], state.name, page]))
 """
 
 
@@ -196,29 +202,75 @@ def test_a_broken_operation_of_a_package_is_named_and_every_other_command_works(
 @pytest.mark.parametrize(
     ("call", "found"),
     [
-        (lambda run: metaloom.thin(run, keep_last=-1, dry_run=True), "--keep-last -1; required 0"),
-        (lambda run: metaloom.thin(run, keep_every=0, dry_run=True), "--keep-every 0; required 1"),
-        (lambda run: metaloom.ls(status="done"), "--status done; required one of complete"),
-        (lambda run: metaloom.ls(sort="age"), "--sort age; required one of started"),
-        (lambda run: metaloom.ls(limit=0), "--limit 0"),
-        (lambda run: metaloom.logs(run, level="loud"), "--level loud"),
-        (lambda run: metaloom.graph(str(run), form="png"), "--format png"),
-        (lambda run: metaloom.show(run, 0, stage="adapt"), "--stage adapt; required one of process_samples"),
-        (lambda run: metaloom.optimize(run, 0, overrides="seed=2"), r"required a list of such texts: \['seed=2'\]"),
-        (lambda run: metaloom.graph("promp", overrides="seed=2"), r"found overrides='seed=2'; required a list"),
         (
-            lambda run: metaloom.doctor(env="point-corner", overrides="env=x"),
-            r"found overrides='env=x'; required a list",
+            lambda run: metaloom.thin(run, keep_last=-1),
+            "thin: found keep_last=-1; required a whole number of at least 0",
         ),
+        (lambda run: metaloom.thin(run, keep_every=0), "keep_every=0; required a whole number of at least 1 or None"),
+        (lambda run: metaloom.view(run, port=70000), "port=70000; required a whole number from 0 to 65535$"),
+        (lambda run: metaloom.ls(status="done"), "status='done'; required one of complete, .*, unreadable or None$"),
+        (lambda run: metaloom.ls(sort=True), "sort=True; required one of started"),
+        (lambda run: metaloom.ls(limit=2.0), "limit=2.0; required a whole number"),
+        (lambda run: metaloom.ls(reverse=1), "reverse=1; required True or False$"),
+        (lambda run: metaloom.logs(run, level=None), "level=None; required one of debug"),
+        (lambda run: metaloom.graph(str(run), form="png"), "form='png'; required one of text, mermaid, svg$"),
+        (lambda run: metaloom.replay(run, True), "replay: found iteration=True; required a whole number or None$"),
+        (lambda run: metaloom.replay(run, "0"), "iteration='0'; required a whole number or None$"),
+        (lambda run: metaloom.replay(5), "run=5; required text, a Path or a Run$"),
+        (lambda run: metaloom.replay(run, backend="dask"), "backend='dask'; required a Backend$"),
+        (lambda run: metaloom.replay(run, replayed=1), "replayed=1; required a function or None$"),
+        (lambda run: metaloom.train(7), "recipe=7; required text or a RunConfig$"),
+        (lambda run: metaloom.train("sac", log="wandb"), r"log='wandb'; required a list .*; write log=\['wandb'\]$"),
+        (lambda run: metaloom.train("sac", log=[1]), r"log=\[1\]; required a list whose items are each text$"),
+        (lambda run: metaloom.iterate(3), "iterate: found recipe=3; required text, a RunConfig or a Run$"),
+        (lambda run: metaloom.compare([run, 3]), r", 3\]; required .* or a list whose items are each text, a Path or"),
+        (lambda run: metaloom.compare(run, group="seed"), r"group='seed'; required .*; write group=\['seed'\]$"),
+        (lambda run: metaloom.evaluate(run, tasks=[[1.0, "x"]]), r"tasks=\[\[1.0, 'x'\]\]; required text, a list "),
         (
-            lambda run: metaloom.resume(run, overrides="retention.keep_last=1"),
-            r"overrides='retention.keep_last=1'; required a list",
+            lambda run: metaloom.evaluate(run, episodes=np.True_),
+            "episodes=.*True.*; required a whole number of at least 1",
+        ),
+        (lambda run: metaloom.video(run, "x.gif", size=(1, 2, 3)), "size=.*; required text or a tuple of 2: a whole"),
+        (lambda run: metaloom.sweep("sac", grid={"seed": 3}), "grid={'seed': 3}; required .* or a mapping$"),
+        (lambda run: metaloom.optimize(run, 0, overrides="seed=2"), r"; write overrides=\['seed=2'\]$"),
+        (
+            lambda run: metaloom.reference.add(run, learners=0),
+            "add: found learners=0; required a whole number of at least 1",
         ),
     ],
 )
-def test_python_refuses_the_values_that_the_command_refuses(call, found, tmp_path, copy_tiny_run):
+def test_an_argument_that_its_annotation_does_not_allow_is_refused_with_what_is_required(call, found, tmp_path):
     with pytest.raises(UsageError, match=found):
-        call(copy_tiny_run(tmp_path / "run"))
+        call(tmp_path / "run")
+
+
+@pytest.mark.parametrize("operation", [*WRITTEN, *REFERENCE], ids=lambda it: it.run)
+def test_the_arguments_of_every_operation_are_checked_and_its_signature_and_docstring_kept(operation):
+    written = operation.function.__wrapped__
+    assert inspect.signature(operation.function) == inspect.signature(written)
+    assert operation.function.__doc__ == written.__doc__
+
+
+def test_a_missing_or_unknown_argument_is_the_error_that_python_raises_itself():
+    with pytest.raises(TypeError, match=r"diff\(\) missing 1 required positional argument: 'run_b'"):
+        metaloom.diff("first")
+    with pytest.raises(TypeError, match=r"ls\(\) got an unexpected keyword argument 'limits'"):
+        metaloom.ls(limits=2)
+
+
+def test_arrays_and_numbers_of_numpy_are_lists_and_numbers(copy_tiny_run, tmp_path):
+    run = copy_tiny_run(tmp_path / "run")
+    tasks = np.asarray(metaloom.open_run(run)[0].tasks().params)
+    outcome = metaloom.evaluate(run, np.int64(1), tasks=tasks, test_episodes=np.int32(1))
+    assert (outcome.updates, len(outcome.tasks)) == (1, len(tasks))
+
+
+def test_an_iteration_counts_from_the_end_as_it_does_behind_an_at(copy_tiny_run, tmp_path):
+    run = copy_tiny_run(tmp_path / "run")
+    assert metaloom.show(run, -1) == metaloom.show(f"{run}@-1") == metaloom.show(run, len(metaloom.open_run(run)) - 1)
+    assert metaloom.optimize(run, -1).ref == metaloom.optimize(f"{run}@latest").ref
+    with pytest.raises(UsageError, match=r"@-9: found \d complete; required at least 9"):
+        metaloom.show(run, -9)
 
 
 def test_a_flow_takes_required_parameters_after_those_with_defaults():

@@ -33,7 +33,7 @@ from metaloom.flows.graph.runner import Runner
 from metaloom.flows.recipes import load_settings
 from metaloom.flows.references.archive import add, extract, opened
 from metaloom.flows.references.index import INDEX, find, read_index, shipped, write_index
-from metaloom.flows.references.verify import verify
+from metaloom.flows.references.verify import Verified, verify
 from metaloom.flows.references.zips import pack
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.input import override
@@ -256,6 +256,12 @@ def test_a_difference_is_told_where_it_is_and_how_far_it_leads(made, monkeypatch
     assert command(["reference", "verify", "tiny@5", "--from", str(made / "references")]) == 1
     assert "NOT identical from iteration 4, process_samples" in capsys.readouterr().out
     assert command(["reference", "verify", "tiny@3", "--from", str(made / "references")]) == 0
+
+
+@pytest.mark.parametrize(("wrong", "told"), [(3, "records: a, b, c:"), (4, "records: a, b, c, and 1 more:")])
+def test_of_many_records_that_are_wrong_three_are_named_and_the_rest_counted(wrong, told):
+    verified = Verified("tiny", 3, 3, 7, "bit for bit", false_records=tuple("abcd"[:wrong]))
+    assert told in str(verified)
 
 
 @pytest.mark.parametrize(

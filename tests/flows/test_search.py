@@ -317,6 +317,7 @@ def test_a_file_with_other_trials_than_its_search_has_is_refused():
     wrong += [{"runs": [run, run | {"name": "another"}]}, {"seeds": []}, {"seeds": [5]}, {"grid": 3}]
     searches = ({"trials": 0}, {"trials": "2"}, {"space": {}}, {"space": {"a": "b"}})
     wrong += [{"search": search | part} for part in searches]
+    wrong += [{"runs": [], "search": search | part} for part in ({"trials": 0}, {"space": {}})]
     for part in wrong:
         file.write_text(json.dumps(document | part))
         with pytest.raises(UsageError, match="found no sweep of the format"):

@@ -253,7 +253,7 @@ def test_the_command_refuses_what_it_cannot_read(capsys):
     for more, problem in (
         (["--seeds", "x"], "found --seeds x"),
         (["--grid", "algorithm.inner_lr"], "required KEY=V1,V2"),
-        (["--parallel", "0"], "found --parallel 0"),
+        (["--parallel", "0"], "Must be >= 1"),
         (["--name", "a/b"], "run name"),
         (["--name", "a" * 61], "61 letters"),
         (["--status"], "found --set with --status"),

@@ -126,6 +126,12 @@ def test_an_iteration_that_is_not_stored_cannot_be_materialised(trained, capsys)
     assert "nothing of iteration 9 is stored" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", [("--stage", "adapt"), ("--step", "0"), ("--until-diff",)])
+def test_only_whole_iterations_are_materialised(trained, capsys, option):
+    assert command(["replay", "run@0", "--materialise", *option]) == 2
+    assert "found --materialise with --stage, --step or --until-diff" in capsys.readouterr().err
+
+
 def test_retention_thins_while_training_and_changes_no_number(trained, tmp_path, tiny_config, digests):
     config = tiny_config(retention={"keep_last": 1, "keep_every": 2})
     assert config.digest() == tiny_config().digest()

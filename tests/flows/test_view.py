@@ -120,6 +120,7 @@ def test_an_iteration_under_way_tells_the_returns_that_its_table_will_have(tmp_p
     resume(path, backend=SERIAL)
     whole = Viewer(tmp_path / "runs").get("run", "tiny", "iteration", 0)
     assert whole["complete"]
+    assert (under_way["last"], whole["last"]) == (0, 2)
     assert {*under_way["returns"]["steps"]} == {*whole["returns"]["steps"]} == {"0", "1"}
     for k, step in under_way["returns"]["steps"].items():
         np.testing.assert_allclose(step["returns"], whole["returns"]["steps"][k]["returns"], rtol=1e-6)

@@ -28,7 +28,7 @@ from metaloom.flows.rollouts.workers import Backend, LocalWorkers, SamplerSpec, 
 from metaloom.pipeline.building import build_learner
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.stages.collect_rollouts import RolloutPosition
-from metaloom.stages.sample_tasks import sample_tasks
+from metaloom.stages.sample_tasks import draw_tasks
 from metaloom.storage import StageRef
 
 PROJECT = Path(metaloom.flows.rollouts.dask.__file__).parents[1]
@@ -87,7 +87,7 @@ def test_two_threads_of_one_process_do_not_share_a_simulator(tiny_config):
     spec, env = SamplerSpec.of(config, threads=1), make_env(config.env)
     _, learner, _ = build_learner(config)
     params = learner.acting_params(learner.initialize(run_seed=1), config.num_tasks)
-    tasks = sample_tasks(env, num_tasks=config.num_tasks, run_seed=1, iteration=0)
+    tasks = draw_tasks(env, num_tasks=config.num_tasks, run_seed=1, iteration=0)
 
     def collect(iteration: int) -> np.ndarray:
         return collect_shard(spec, params, tasks, RolloutPosition(1, iteration, 0)).rewards

@@ -102,6 +102,14 @@ def test_the_algorithm_decides_on_the_processing(settings, name):
         ),
         ({"processing": {"dice_norm": "padded"}}, r"processing\.dice_norm is set but is for DiCE alone"),
         ({"processing": {"return_baseline": "zero"}}, r"processing\.return_baseline is set but is for DiCE alone"),
+        (
+            {"processing": {"return_baseline": "zero", "dice_norm": "padded"}},
+            r"(?s)processing\.dice_norm is set .*processing\.return_baseline is set",
+        ),
+        (
+            {"algorithm": {"name": "dice-maml"}, "processing": {"return_baseline": "zero", "gae_lambda": 0.9}},
+            r"(?s)processing\.gae_lambda is set .*processing\.return_baseline is set",
+        ),
         ({"algorithm": {"name": "vpg-dice"}}, r"processing\.return_baseline is not set"),
         (
             {"algorithm": {"name": "dice-maml"}, "processing": {"return_baseline": "linear_feature"}},
@@ -199,4 +207,10 @@ def test_the_digest_covers_what_decides_the_numbers_and_not_where_a_run_stops():
 def test_every_setting_has_a_description_or_a_telling_name_in_the_schema():
     schema = RunConfig.model_json_schema()
     assert schema["properties"]["episodes_per_task"]["description"]
+    assert schema["$defs"]["MAMLVPG"]["properties"]["inner_lr"]["description"]  # of a class that it inherits from
     assert "promp" in json.dumps(schema)
+    without_a_file = {}
+    exec("class Own(RunConfig):\n    mine: int = 1\n    'Mine.'", {"RunConfig": RunConfig}, without_a_file)
+    shown = without_a_file["Own"].model_json_schema()["properties"]
+    assert shown["episodes_per_task"] == schema["properties"]["episodes_per_task"]
+    assert "description" not in shown["mine"]

@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from metaloom.pipeline.estimation.diagnostics import explained_variance
 from metaloom.pipeline.estimation.returns import (
     discounted_returns,
     discounted_rewards,
-    explained_variance,
     gae,
     normalize,
     shift_positive,

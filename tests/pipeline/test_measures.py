@@ -7,7 +7,7 @@ import pytest
 
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.registry import make_env
-from metaloom.pipeline.estimation.measures import Measures
+from metaloom.pipeline.estimation.diagnostics import Measures
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import EpisodeBatch, Samples, Step
 

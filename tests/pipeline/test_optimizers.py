@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
+from metaloom.pipeline.nn.natural_steps import conjugate_gradient, search
 from metaloom.pipeline.nn.optimization import NaturalSteps
-from metaloom.pipeline.nn.optimizers import Adam, conjugate_gradient, search
+from metaloom.pipeline.nn.optimizers import Adam
 
 
 def minimize(adam, params, gradient_of, num_steps):

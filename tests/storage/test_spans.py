@@ -10,6 +10,7 @@ from metaloom import storage
 from metaloom.storage import Retention, Span, StageRef
 from metaloom.storage.format.canonical import read_sealed, render, sealed
 from metaloom.storage.format.stages import OFF_POLICY
+from metaloom.storage.read.history import SpanSums
 
 ROUNDS = ("fill_memory", "collect_rollouts")
 
@@ -66,6 +67,18 @@ def test_records_do_not_grow_with_the_run(make_off_policy_run):
     path = make_off_policy_run(12)
     sizes = [len((path / "_commits" / drawn(i).file_name).read_bytes()) for i in (1, 11)]
     assert sizes[1] - sizes[0] < 40  # digits
+
+
+def test_a_longer_span_counts_only_what_has_come_since():
+    counted = []
+    sums = SpanSums(lambda ref: counted.append(ref) or 10)
+    for i in range(20):
+        for k in range(2):
+            sums.add(StageRef(i, "collect_rollouts", k), f"{i} {k}")
+        found = sums.of(Span(ROUNDS, 0, i))
+        assert (found.outputs, found.steps) == (2 * (i + 1), 20 * (i + 1))
+    assert len(counted) == 40
+    assert sums.of(Span(ROUNDS, 0, 5)).outputs == 12  # which it has to sum up anew
 
 
 def test_a_record_without_spans_does_not_mention_them(path):

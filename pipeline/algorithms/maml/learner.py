@@ -1,32 +1,38 @@
 """The learner of all algorithms that adapt by gradient steps: how it starts, adapts, and reports an update."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import torch
 
-from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, KernelChoice, Learner, Setup, TasksApart
+from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, Learner, Setup, TasksApart
 from metaloom.pipeline.algorithms.finite_checks import require_finite
-from metaloom.pipeline.algorithms.maml.losses import INNER_KL, LOSS
 from metaloom.pipeline.algorithms.maml.meta_gradient import (
+    INNER_KL,
     LOG_INNER_LR,
+    LOSS,
     InnerLoss,
     MetaProblem,
     Objective,
     TaskValues,
     inner_step,
+    measured_meta_gradient,
+    meta_gradient,
+    meta_objective,
 )
-from metaloom.pipeline.algorithms.maml.rows import Chunk, build_chunks, chunk_bounds, task_rows, to_tensor
-from metaloom.pipeline.algorithms.maml.settings import GradientBased
+from metaloom.pipeline.algorithms.maml.rows import Chunk, build_chunks, chunk_bounds, minibatches, task_rows, to_tensor
+from metaloom.pipeline.algorithms.maml.settings import MetaAdam, MetaSettings
 from metaloom.pipeline.estimation.processing import process_samples
 from metaloom.pipeline.nn.device import use_device
+from metaloom.pipeline.nn.optimizers import Adam
+from metaloom.pipeline.nn.schedules import lr_factor
+from metaloom.pipeline.nn.torch_optimizers import TorchOptimizerSteps
 from metaloom.pipeline.policies.build import build_policy
-from metaloom.pipeline.policies.contract import Policy
-from metaloom.pipeline.seeding import generator, seed_for
+from metaloom.pipeline.schema import ConfigError
+from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import (
     Array,
     EpisodeBatch,
@@ -39,24 +45,8 @@ from metaloom.pipeline.types import (
     TaskParams,
 )
 
-
-@dataclass(frozen=True)
-class IterationSamples:
-    """The samples that a meta-update learns from, and where in the run it draws at random.
-
-    Attributes:
-        steps: Rollout batches 0 ... K.
-        chunks: Function that splits all tasks into chunks, with the given rows and dtype; see build_chunks.
-        generator: Generator of an epoch's random draws.
-        parallel: Map over chunks.
-        noise: True to measure the noise of the meta-gradient over tasks.
-    """
-
-    steps: Sequence[Step]
-    chunks: Callable[..., Sequence[Chunk]]
-    generator: Callable[[int], np.random.Generator]
-    parallel: ParallelMap
-    noise: bool = False
+Draws = Callable[[int], np.random.Generator]
+"""Generator of the random draws of an epoch."""
 
 
 @dataclass(frozen=True)
@@ -78,28 +68,6 @@ class MetaUpdate:
     metrics: Metrics
 
 
-class MetaStep(Protocol):
-    """Minimization of the meta-loss."""
-
-    def choose_kernel(self, asked: KernelChoice, policy: Policy, setup: Setup) -> Kernel:
-        """Return the implementation that computes the step for a policy.
-
-        Raises:
-            ConfigError: the requested implementation cannot.
-        """
-        ...
-
-    def initialize(self, learned: Mapping[str, Array]) -> Params:
-        """Return the state of the optimizer before the first update of these meta-parameters."""
-        ...
-
-    def __call__(
-        self, problem: MetaProblem, meta_params: Params, state: LearnerState, samples: IterationSamples
-    ) -> MetaUpdate:
-        """Make one meta-update; the arrays of the state are left unchanged."""
-        ...
-
-
 class MetaLearner(Learner[Step, Sequence[Step]]):
     """Adaptation by gradient steps on each task's own samples, and a meta-update through it.
 
@@ -107,18 +75,22 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         settings: Settings of the algorithm.
         setup: Setup of the run.
         inner_loss: Loss that the adaptation minimizes.
-        meta_step: Update that minimizes the meta-loss.
 
     Raises:
-        ConfigError: the device is missing, or the requested kernel does not fit.
+        ConfigError: the device is missing, or torch refuses the schedule of step sizes.
     """
 
-    def __init__(self, settings: GradientBased, setup: Setup, inner_loss: InnerLoss, meta_step: MetaStep) -> None:
+    def __init__(self, settings: MetaSettings, setup: Setup, inner_loss: InnerLoss) -> None:
         self.policy = build_policy(setup.policy, setup)
-        self.settings, self._setup, self._inner_loss, self._meta_step = settings, setup, inner_loss, meta_step
+        self.settings, self._setup, self._inner_loss = settings, setup, inner_loss
         self._device = use_device(setup.device)
-        self.kernel = meta_step.choose_kernel(settings.kernel, self.policy, setup)
-        self.tasks_apart = TasksApart(processed_apart(setup), settings.tasks_per_chunk)
+        if isinstance(settings, MetaAdam):
+            self._lr_factor = lr_factor(settings, settings.outer_lr)
+        reason = "asked for" if settings.kernel == "torch" else "the whole update is differentiated by torch"
+        self.kernel = Kernel("torch", reason)
+        also = setup.processing.return_baseline
+        apart = setup.baseline.fits_tasks_apart and (also is None or also.fits_tasks_apart)
+        self.tasks_apart = TasksApart(int(apart), settings.tasks_per_chunk)
 
     @abstractmethod
     def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
@@ -138,7 +110,7 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
             for name, value in learned.items():
                 shape = (self.settings.inner_steps, *value.shape)
                 extra[LOG_INNER_LR + name] = np.full(shape, np.log(self.settings.inner_lr), np.float32)
-        return LearnerState(params, self._meta_step.initialize(learned | step_size_logs(extra)), extra)
+        return LearnerState(params, self.initial_optimizer(learned | step_size_logs(extra)), extra)
 
     def process(
         self, state: LearnerState, episodes: EpisodeBatch, *, seed: int, parallel: ParallelMap = map
@@ -152,12 +124,15 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
     ) -> TaskParams:
         """Return the parameters of every task after inner step `evidence.k` on its own samples; see Learner.
 
+        Steps after those of training repeat the last one's step size.
+
         Raises:
+            ConfigError: there are no inner steps.
             NumericalError: naming the task and the array that is not finite.
         """
-        k, inner_steps = evidence.k, self.settings.inner_steps
-        if not 0 <= k < inner_steps:
-            raise ValueError(f"adapt: found samples of round {k}; inner_steps={inner_steps} adapts on rounds below it")
+        if not self.settings.inner_steps:
+            raise ConfigError("algorithm.inner_steps is 0, by which no task adapts; required at least 1")
+        k = min(evidence.k, self.settings.inner_steps - 1)
         logs = {name.removeprefix(LOG_INNER_LR): log[k] for name, log in step_size_logs(state.extra).items()}
         alphas = {name: to_tensor(np.exp(log), torch.float32, self._device) for name, log in logs.items()}
 
@@ -178,21 +153,6 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         chunks = list(parallel(work, bounds))
         return TaskParams({name: np.concatenate([chunk[name] for chunk in chunks]) for name in params.params})
 
-    def adapt_to_episodes(
-        self,
-        state: LearnerState,
-        params: TaskParams,
-        rounds: Sequence[EpisodeBatch],
-        *,
-        run_seed: int,
-        parallel: ParallelMap = map,
-    ) -> TaskParams:
-        """Process the last rollout batch, then take an inner step; after training's last step size, repeat it."""
-        k = len(rounds) - 1
-        samples = self.process(state, rounds[-1], seed=seed_for(run_seed, "baseline", 0, k), parallel=parallel)
-        step = Step(rounds[-1], samples, min(k, self.settings.inner_steps - 1))
-        return self.adapt(state, params, step, parallel=parallel)
-
     def update(
         self,
         state: LearnerState,
@@ -206,19 +166,77 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         found, required = [step.k for step in experience], list(range(self.settings.inner_steps + 1))
         if found != required:
             raise ValueError(f"meta_optimize: found samples of rounds {found}; required {required}, in this order")
-        chunks = partial(
-            build_chunks,
-            experience,
-            self.settings.tasks_per_chunk,
-            device=self._device,
-            recorded=self.policy.recorded,
-            parallel=parallel,
-        )
         draws = partial(generator, run_seed, "minibatches", iteration)
-        samples = IterationSamples(experience, chunks, draws, parallel, self.settings.gradient_noise)
-        meta_params = state.params | step_size_logs(state.extra)
-        made = self._meta_step(self.problem(state, experience), meta_params, state, samples)
+        made = self.minimize(state, experience, draws=draws, parallel=parallel)
         return self.next_state(state, made), self.metrics(state, made)
+
+    def initial_optimizer(self, learned: Mapping[str, Array]) -> Params:
+        """Return the state of the optimizer before the first update of these meta-parameters."""
+        return self._optimizer(0).initialize(learned)
+
+    def minimize(
+        self, state: LearnerState, steps: Sequence[Step], *, draws: Draws, parallel: ParallelMap = map
+    ) -> MetaUpdate:
+        """Take steps of Adam, or another optimizer, against the meta-gradient, in epochs over the samples.
+
+        Args:
+            state: Input of the iteration; its arrays are left unchanged.
+            steps: Samples of rollout batches 0 ... K.
+            draws: Generator of an epoch's random draws.
+            parallel: Map over chunks.
+        """
+        settings, problem = self.settings, self.problem(state, steps)
+        assert isinstance(settings, MetaAdam), "learners of other settings minimize by other steps"
+        optimizer, optimizer_state = self._optimizer(int(state.extra[NUM_UPDATES])), state.optimizer
+        meta_params = state.params | step_size_logs(state.extra)
+        everything = self.chunks(steps, parallel=parallel)
+        evaluate = partial(meta_objective, problem, chunks=everything, parallel=parallel)
+        before: TaskValues = {}
+        after: TaskValues = {}
+        metrics: Metrics = {}
+        epoch = 0
+        for epoch in range(settings.num_epochs):
+            parts: Iterable[Sequence[Array] | None] = [None]
+            if settings.num_minibatches > 1:
+                rng = draws(epoch)
+                parts = zip(*(minibatches(step.samples, settings.num_minibatches, rng) for step in steps), strict=True)
+            for rows in parts:
+                chunks = everything if rows is None else self.chunks(steps, rows, parallel=parallel)
+                if before:
+                    gradients, _ = meta_gradient(problem, meta_params, chunks, parallel=parallel)
+                else:
+                    gradients, values, metrics = measured_meta_gradient(
+                        problem, meta_params, chunks, noise=settings.gradient_noise, parallel=parallel
+                    )
+                    before = values if rows is None else evaluate(meta_params)
+                meta_params, optimizer_state = optimizer.step(meta_params, gradients, optimizer_state)
+            if settings.tolerance is not None:
+                last, after = after or before, evaluate(meta_params)
+                if abs(mean_over_tasks(after[LOSS]) - mean_over_tasks(last[LOSS])) < settings.tolerance:
+                    break
+        if settings.tolerance is not None:
+            metrics["epochs"] = epoch + 1.0
+        if settings.lr_schedule != "constant":
+            metrics["outer_lr"] = optimizer.learning_rate
+        return MetaUpdate(meta_params, optimizer_state, before, after or evaluate(meta_params), metrics)
+
+    def _optimizer(self, num_updates: int) -> Adam | TorchOptimizerSteps:
+        settings = self.settings
+        assert isinstance(settings, MetaAdam), "learners of other settings minimize by other steps"
+        rate = settings.outer_lr * self._lr_factor(num_updates)
+        return Adam(rate) if settings.optimizer is None else TorchOptimizerSteps(settings.optimizer, rate)
+
+    def chunks(
+        self,
+        steps: Sequence[Step],
+        rows: Sequence[Array] | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        parallel: ParallelMap = map,
+    ) -> Sequence[Chunk]:
+        """Return all tasks in chunks, or some rows of them; see build_chunks."""
+        size, recorded = self.settings.tasks_per_chunk, self.policy.recorded
+        return build_chunks(steps, size, rows, dtype=dtype, device=self._device, recorded=recorded, parallel=parallel)
 
     def problem(self, state: LearnerState, steps: Sequence[Step]) -> MetaProblem:
         """Return the adaptation and meta-loss of this iteration."""
@@ -245,12 +263,6 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
             logs = np.concatenate([log.ravel() for log in step_size_logs(made.meta_params).values()])
             metrics["inner_lr"] = float(np.exp(logs, dtype=np.float64).mean())
         return metrics | made.metrics
-
-
-def processed_apart(setup: Setup) -> int:
-    """Return the number of tasks to process together, as in TasksApart."""
-    also = setup.processing.return_baseline
-    return int(setup.baseline.fits_tasks_apart and (also is None or also.fits_tasks_apart))
 
 
 def step_size_logs(arrays: Mapping[str, Array]) -> Params:

@@ -1,4 +1,4 @@
-"""The inner update, and the meta-gradient through it.
+"""The losses of every task, the inner update, and the meta-gradient through it.
 
 θ_i^{k+1} = θ_i^k - α_k ⊙ ∇ L_in(θ_i^k; samples of task i at step k); the meta-loss is the mean over tasks i of the
 objective at θ_i^0 ... θ_i^K as functions of θ. Both are computed for a chunk of tasks at once and summed in the order
@@ -11,6 +11,7 @@ mapping.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -18,45 +19,21 @@ import torch
 from torch import Tensor
 
 from metaloom.pipeline.algorithms.finite_checks import require_finite
-from metaloom.pipeline.algorithms.maml.losses import LOSS
 from metaloom.pipeline.algorithms.maml.rows import Chunk, TaskRows, to_tensor
-from metaloom.pipeline.nn.distributions import Distribution
+from metaloom.pipeline.nn.distributions import Distribution, clipped_surrogate, likelihood_ratio
 from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.types import Array, Metrics, ParallelMap, Params
 
+LOSS = "loss"
+"""Name of the quantity that a meta-update minimizes."""
+
+INNER_KL = "inner_kl_"
+"""Prefix of the KLs before adaptation, from the policy that collected rollout batch k to the current one."""
+
+OUTER_KL = "outer_kl"
+"""Name of the KL after adaptation, likewise."""
+
 STANDARD_ERROR, SPLIT_COSINE = "meta_gradient_standard_error", "meta_gradient_split_cosine"
-
-
-def noise_metrics(mean: Mapping[str, Array], even: Mapping[str, Array], squared_norms: Array) -> Metrics:
-    """Measure the standard error of the meta-gradient over tasks, and how far two halves of the tasks agree.
-
-    The meta-gradient ḡ = (1/B) Σ g_i is a mean over the B tasks that an iteration drew. Other tasks and episodes would
-    give another one; the spread of the per-task gradients g_i measures how different it would be.
-
-    Args:
-        mean: ḡ by name.
-        even: Σ g_i over i = 0, 2, 4, ... by name.
-        squared_norms: [B] float64, ‖g_i‖².
-
-    Returns:
-        `meta_gradient_standard_error`: √(s²/B) with s² = (Σ ‖g_i‖² - B ‖ḡ‖²) / (B - 1), the root of the summed squares
-            of the standard errors of all elements. Where the tasks' gradients are noise around zero, ‖ḡ‖ is as large.
-        `meta_gradient_split_cosine`: of the angle between the sums over even and over odd tasks; 0 where one is zero.
-    """
-    B, total, of_even = len(squared_norms), _flat(mean) * len(squared_norms), _flat(even)
-    odd = total - of_even
-    variance = (float(squared_norms.sum()) - float(total @ total) / B) / (B - 1)
-    lengths = math.sqrt(float(of_even @ of_even) * float(odd @ odd))
-    return {
-        # Equal gradients leave a rounding error, which may be below 0.
-        STANDARD_ERROR: math.sqrt(max(variance, 0.0) / B),
-        SPLIT_COSINE: float(of_even @ odd) / lengths if lengths else 0.0,
-    }
-
-
-def _flat(values: Mapping[str, Array]) -> Array:
-    return np.concatenate([value.ravel().astype(np.float64) for value in values.values()])
-
 
 LOG_INNER_LR = "log_inner_lr."
 """Prefix of trainable inner step sizes: log α of every inner step and element, [K, ...]."""
@@ -78,6 +55,47 @@ Objective = Callable[[Sequence[Distribution], Chunk], dict[str, Tensor]]
 
 StepSize = Mapping[str, Tensor] | float
 """α of one inner step: a number, or a tensor per learned parameter that broadcasts to [b, ...]."""
+
+
+def likelihood_ratio_loss(current: Distribution, rows: TaskRows) -> Tensor:
+    """Return -mean(r A) with r = π_θ(a|o) / π_behavior(a|o), for every task: [b].
+
+    Its second derivative keeps the term A ∇log π ∇log πᵀ (low-variance curvature, Rothfuss et al. 2019).
+    """
+    return -rows.mean(likelihood_ratio(current.log_prob(rows.actions), rows.behavior_log_prob) * rows.advantages)
+
+
+def log_likelihood_loss(current: Distribution, rows: TaskRows) -> Tensor:
+    """Return -mean(A log π_θ(a|o)) for every task: [b]. Williams 1992.
+
+    Where π_θ acted, its gradient equals likelihood_ratio_loss's; its second derivative lacks A ∇log π ∇log πᵀ.
+    """
+    return -rows.mean(current.log_prob(rows.actions) * rows.advantages)
+
+
+INNER_LOSSES = {"log_likelihood": log_likelihood_loss, "likelihood_ratio": likelihood_ratio_loss}
+"""By the names of the setting `inner_loss`."""
+
+
+def clipped_loss(current: Distribution, rows: TaskRows, clip_eps: float) -> tuple[Tensor, Tensor]:
+    """Return -mean(min(r A, clip(r, 1 ± ε) A)) of every task, and the share of its steps with r outside of 1 ± ε: [b].
+
+    Schulman et al. 2017, arXiv:1707.06347, eq. 7.
+    """
+    ratio = likelihood_ratio(current.log_prob(rows.actions), rows.behavior_log_prob)
+    outside = ((ratio.detach() - 1).abs() > clip_eps).to(ratio.dtype)
+    return -rows.mean(clipped_surrogate(ratio, rows.advantages, clip_eps)), rows.mean(outside)
+
+
+def policy_kls(current: Sequence[Distribution], chunk: Chunk) -> dict[str, Tensor]:
+    """Return KLs from the acting to the current policies, without gradient: `inner_kl_k` and `outer_kl`, [b].
+
+    Args:
+        current: Policies after k inner steps on the rows of rollout batch k, for k = 0 ... K.
+        chunk: Rows of these rollout batches.
+    """
+    kls = [rows.mean(rows.behavior.kl(now.detach())) for now, rows in zip(current, chunk.rounds, strict=True)]
+    return {**{f"{INNER_KL}{k}": kl for k, kl in enumerate(kls[:-1])}, OUTER_KL: kls[-1]}
 
 
 @dataclass(frozen=True)
@@ -168,16 +186,43 @@ def measured_meta_gradient(
     num_tasks = sum(len(chunk) for chunk in chunks)
     mean = _arrays({name: sum_in_order([part[name] for part, *_ in results]) / num_tasks for name in results[0][0]})
     values = _join([values for _, values, *_ in results])
-    metrics = {"meta_gradient_norm": euclidean_norm(mean)}
+    squared_norm = sum(float(np.sum(np.square(value, dtype=np.float64))) for value in mean.values())
+    metrics = {"meta_gradient_norm": math.sqrt(squared_norm)}
     if noise:
         even = _arrays({name: sum_in_order([part[name] for *_, part, _ in results]) for name in mean})
         metrics |= noise_metrics(mean, even, np.concatenate([squares for *_, squares in results]))
     return mean, values, metrics
 
 
-def euclidean_norm(gradients: Mapping[str, Array]) -> float:
-    """Return the norm over all parameters together, in float64."""
-    return math.sqrt(sum(float(np.sum(np.square(value, dtype=np.float64))) for value in gradients.values()))
+def noise_metrics(mean: Mapping[str, Array], even: Mapping[str, Array], squared_norms: Array) -> Metrics:
+    """Measure the standard error of the meta-gradient over tasks, and how far two halves of the tasks agree.
+
+    The meta-gradient ḡ = (1/B) Σ g_i is a mean over the B tasks that an iteration drew. Other tasks and episodes would
+    give another one; the spread of the per-task gradients g_i measures how different it would be.
+
+    Args:
+        mean: ḡ by name.
+        even: Σ g_i over i = 0, 2, 4, ... by name.
+        squared_norms: [B] float64, ‖g_i‖².
+
+    Returns:
+        `meta_gradient_standard_error`: √(s²/B) with s² = (Σ ‖g_i‖² - B ‖ḡ‖²) / (B - 1), the root of the summed squares
+            of the standard errors of all elements. Where the tasks' gradients are noise around zero, ‖ḡ‖ is as large.
+        `meta_gradient_split_cosine`: of the angle between the sums over even and over odd tasks; 0 where one is zero.
+    """
+    B, total, of_even = len(squared_norms), _flat(mean) * len(squared_norms), _flat(even)
+    odd = total - of_even
+    variance = (float(squared_norms.sum()) - float(total @ total) / B) / (B - 1)
+    lengths = math.sqrt(float(of_even @ of_even) * float(odd @ odd))
+    return {
+        # Equal gradients leave a rounding error, which may be below 0.
+        STANDARD_ERROR: math.sqrt(max(variance, 0.0) / B),
+        SPLIT_COSINE: float(of_even @ odd) / lengths if lengths else 0.0,
+    }
+
+
+def _flat(values: Mapping[str, Array]) -> Array:
+    return np.concatenate([value.ravel().astype(np.float64) for value in values.values()])
 
 
 def meta_objective(
@@ -221,27 +266,16 @@ def objective_values(
         differentiable: True to differentiate through inner gradients as well.
     """
     params, distribution = _policy_params(leaves), problem.policy.distribution
-    alphas = step_sizes(leaves, problem.inner_lr, len(chunk.rounds) - 1)
+    alphas = {n.removeprefix(LOG_INNER_LR): log.exp() for n, log in leaves.items() if n.startswith(LOG_INNER_LR)}
     current = [distribution(params, chunk.rounds[0].observations)]
-    for rows, next_rows, alpha in zip(chunk.rounds[:-1], chunk.rounds[1:], alphas, strict=True):
+    for k, (rows, next_rows) in enumerate(pairwise(chunk.rounds)):
         losses = problem.inner_loss(current[-1], rows)
+        alpha = {name: of_steps[:, k] for name, of_steps in alphas.items()} or problem.inner_lr
         params = inner_step(problem.policy, params, losses, alpha, differentiable=differentiable)
         current.append(distribution(params, next_rows.observations))
     values = problem.objective(current, chunk)
     require_finite(values, chunk.first_task, "Lower outer_lr or inner_lr.")
     return values
-
-
-def step_sizes(meta_params: Mapping[str, Tensor], inner_lr: float, inner_steps: int) -> list[StepSize]:
-    """Step sizes of every inner step: exp of the trainable logarithms [b, K, ...], or the number `inner_lr`."""
-    alphas = {
-        name.removeprefix(LOG_INNER_LR): value.exp()
-        for name, value in meta_params.items()
-        if name.startswith(LOG_INNER_LR)
-    }
-    if not alphas:
-        return [inner_lr] * inner_steps
-    return [{name: alpha[:, k] for name, alpha in alphas.items()} for k in range(inner_steps)]
 
 
 def sum_in_order(parts: Sequence[Summand]) -> Summand:

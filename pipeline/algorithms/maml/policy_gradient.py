@@ -4,26 +4,24 @@ from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from metaloom.pipeline.algorithms.contract import Setup
-from metaloom.pipeline.algorithms.maml.adam import AdamEpochs
 from metaloom.pipeline.algorithms.maml.learner import MetaLearner
-from metaloom.pipeline.algorithms.maml.losses import (
+from metaloom.pipeline.algorithms.maml.meta_gradient import (
     INNER_LOSSES,
     LOSS,
-    clip_fraction,
-    dice_loss,
+    InnerLoss,
+    Objective,
+    clipped_loss,
     likelihood_ratio_loss,
     log_likelihood_loss,
-    log_likelihood_per_cell,
     policy_kls,
-    ratios,
 )
-from metaloom.pipeline.algorithms.maml.meta_gradient import InnerLoss, Objective
-from metaloom.pipeline.algorithms.maml.rows import Chunk, TaskRows
+from metaloom.pipeline.algorithms.maml.rows import Chunk, EpisodeRows, TaskRows
 from metaloom.pipeline.algorithms.maml.settings import MAMLPPO, MAMLVPG, DiceMAML, Exploration, VPGDice
-from metaloom.pipeline.nn.distributions import Distribution, clipped_surrogate
+from metaloom.pipeline.nn.distributions import Distribution
 from metaloom.pipeline.types import Array, LearnerState, Step
 
 
@@ -67,11 +65,50 @@ class MAMLVPGLearner(MetaLearner):
     """
 
     def __init__(self, settings: MAMLVPG, setup: Setup) -> None:
-        super().__init__(settings, setup, INNER_LOSSES[settings.inner_loss], AdamEpochs(settings))
+        super().__init__(settings, setup, INNER_LOSSES[settings.inner_loss])
         self._settings = settings
 
     def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
         return with_exploration(partial(_with_kls, loss=log_likelihood_loss), self._settings, steps)
+
+
+def dice_loss(current: Distribution, rows: TaskRows) -> Tensor:
+    """Return -(1 / E T) Σ_{e,t} ☐_t c_t, ☐_t = exp(τ_t - ⊥τ_t), τ_t = Σ_{t' ≤ t} log π_θ(a_t'|o_t'), each task's [b].
+
+    Foerster et al. 2018, arXiv:1802.05098, with the adjusted rewards as c and a mean over E T cells. ☐ is 1, so the
+    value does not depend on θ; derivatives of every order estimate the derivatives of the expected return.
+    """
+    episodes = _episodes_of(rows)
+    log_prob = sums_over_time(episodes.split(current.log_prob(rows.actions)))
+    magic_box = (log_prob - log_prob.detach()).exp()
+    return -episodes.mean_over_cells(magic_box * episodes.adjusted_rewards)
+
+
+def sums_over_time(values: Tensor) -> Tensor:
+    """Return Σ_{t' ≤ t} of values [..., T]."""
+    # On a GPU cumsum has no deterministic algorithm; on the CPU a product would change the last bits of stored runs.
+    return values.cumsum(-1) if values.device.type == "cpu" else sums_by_product(values)
+
+
+def sums_by_product(values: Tensor) -> Tensor:
+    """Return Σ_{t' ≤ t} of values [..., T], as a product with a triangular matrix."""
+    T = values.shape[-1]
+    return values @ torch.ones(T, T, dtype=values.dtype, device=values.device).triu()
+
+
+def log_likelihood_per_cell(current: Distribution, rows: TaskRows) -> Tensor:
+    """Return -(1 / E T) Σ_{e,t} log π_θ(a|o) A, for every task: [b]. log_likelihood_loss at the scale of dice_loss."""
+    episodes = _episodes_of(rows)
+    return -episodes.mean_over_cells(episodes.split(current.log_prob(rows.actions) * rows.advantages))
+
+
+def _episodes_of(rows: TaskRows) -> EpisodeRows:
+    if rows.episodes is None:
+        raise ValueError(
+            "found samples without adjusted rewards; required those of processing.name=dice, which the DiCE loss is "
+            "made of"
+        )
+    return rows.episodes
 
 
 class DiceLearner(MetaLearner):
@@ -81,7 +118,7 @@ class DiceLearner(MetaLearner):
     """
 
     def __init__(self, settings: DiceMAML | VPGDice, setup: Setup) -> None:
-        super().__init__(settings, setup, dice_loss, AdamEpochs(settings))
+        super().__init__(settings, setup, dice_loss)
         self._outer_loss = log_likelihood_per_cell if isinstance(settings, VPGDice) else dice_loss
 
     def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
@@ -99,24 +136,19 @@ class MAMLPPOLearner(MetaLearner):
     """
 
     def __init__(self, settings: MAMLPPO, setup: Setup) -> None:
-        clipped = partial(_clipped, clip_eps=settings.clip_eps)
+        clipped = partial(_inner_clipped, clip_eps=settings.clip_eps)
         inner_loss = clipped if settings.inner_loss == "clipped" else likelihood_ratio_loss
-        super().__init__(settings, setup, inner_loss, AdamEpochs(settings))
+        super().__init__(settings, setup, inner_loss)
         self._clip_eps = settings.clip_eps
 
     def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
         return partial(_objective, clip_eps=self._clip_eps)
 
 
-def _clipped(current: Distribution, rows: TaskRows, clip_eps: float) -> Tensor:
-    return -rows.mean(clipped_surrogate(ratios(current, rows), rows.advantages, clip_eps))
+def _inner_clipped(current: Distribution, rows: TaskRows, clip_eps: float) -> Tensor:
+    return clipped_loss(current, rows, clip_eps)[0]
 
 
 def _objective(current: Sequence[Distribution], chunk: Chunk, clip_eps: float) -> dict[str, Tensor]:
-    rows = chunk.rounds[-1]
-    ratio = ratios(current[-1], rows)
-    return {
-        LOSS: -rows.mean(clipped_surrogate(ratio, rows.advantages, clip_eps)),
-        **policy_kls(current, chunk),
-        "clip_fraction": clip_fraction(ratio, rows, clip_eps),
-    }
+    loss, clipped = clipped_loss(current[-1], chunk.rounds[-1], clip_eps)
+    return {LOSS: loss, **policy_kls(current, chunk), "clip_fraction": clipped}

@@ -7,20 +7,18 @@ import numpy as np
 from torch import Tensor
 
 from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Setup
-from metaloom.pipeline.algorithms.maml.adam import AdamEpochs
 from metaloom.pipeline.algorithms.maml.learner import MetaLearner, MetaUpdate, inner_kls
-from metaloom.pipeline.algorithms.maml.losses import (
+from metaloom.pipeline.algorithms.maml.meta_gradient import (
     INNER_KL,
     LOSS,
     OUTER_KL,
-    clip_fraction,
+    Objective,
+    clipped_loss,
     likelihood_ratio_loss,
-    ratios,
 )
-from metaloom.pipeline.algorithms.maml.meta_gradient import Objective
 from metaloom.pipeline.algorithms.maml.rows import Chunk
 from metaloom.pipeline.algorithms.maml.settings import ProMP
-from metaloom.pipeline.nn.distributions import Distribution, clipped_surrogate
+from metaloom.pipeline.nn.distributions import Distribution
 from metaloom.pipeline.types import LearnerState, Metrics, Step
 
 MIN_INNER_KL_PENALTY = 1e-6
@@ -33,7 +31,7 @@ class ProMPLearner(MetaLearner):
     """Likelihood-ratio inner steps, the clipped surrogate after them, and a penalty on the KL before them."""
 
     def __init__(self, settings: ProMP, setup: Setup) -> None:
-        super().__init__(settings, setup, likelihood_ratio_loss, AdamEpochs(settings))
+        super().__init__(settings, setup, likelihood_ratio_loss)
         self._settings = settings
 
     def initialize(self, *, run_seed: int) -> LearnerState:
@@ -85,8 +83,7 @@ def promp_objective(
         `loss`, `inner_kl_k`, `outer_kl` and `clip_fraction`, each [b].
     """
     rows, adapted = chunk.rounds[-1], current[-1]
-    ratio = ratios(adapted, rows)
-    loss = -rows.mean(clipped_surrogate(ratio, rows.advantages, clip_eps))
+    loss, clipped = clipped_loss(adapted, rows, clip_eps)
     kls = [step.mean(step.behavior.kl(now)) for step, now in zip(chunk.rounds[:-1], current[:-1], strict=True)]
     for coeff, kl in zip(kl_coeffs, kls, strict=True):
         loss = loss + coeff / len(kls) * kl
@@ -94,7 +91,7 @@ def promp_objective(
         LOSS: loss,
         **{f"{INNER_KL}{k}": kl for k, kl in enumerate(kls)},
         OUTER_KL: rows.mean(rows.behavior.kl(adapted.detach())),
-        "clip_fraction": clip_fraction(ratio, rows, clip_eps),
+        "clip_fraction": clipped,
     }
 
 

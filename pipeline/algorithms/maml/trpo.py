@@ -23,34 +23,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metaloom.pipeline.algorithms.contract import Kernel, KernelChoice, Setup
+from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.finite_checks import NumericalError
 from metaloom.pipeline.algorithms.kernel_choice import choose_kernel, fused, network_blockers
-from metaloom.pipeline.algorithms.maml.learner import (
-    IterationSamples,
-    MetaLearner,
-    MetaUpdate,
-    mean_over_tasks,
-)
-from metaloom.pipeline.algorithms.maml.losses import INNER_LOSSES, LOSS, OUTER_KL, likelihood_ratio_loss, policy_kls
+from metaloom.pipeline.algorithms.maml.learner import Draws, MetaLearner, MetaUpdate, mean_over_tasks, step_size_logs
 from metaloom.pipeline.algorithms.maml.meta_gradient import (
+    INNER_LOSSES,
+    LOSS,
+    OUTER_KL,
     MetaProblem,
     Objective,
     TaskValues,
+    likelihood_ratio_loss,
     measured_meta_gradient,
     meta_gradient,
     meta_leaves,
     meta_objective,
     objective_values,
+    policy_kls,
     sum_in_order,
 )
 from metaloom.pipeline.algorithms.maml.policy_gradient import with_exploration
 from metaloom.pipeline.algorithms.maml.rows import Chunk, minibatch_rows
-from metaloom.pipeline.algorithms.maml.settings import EMAML, MAMLTRPO, TrustRegion
+from metaloom.pipeline.algorithms.maml.settings import EMAML, MAMLTRPO
 from metaloom.pipeline.nn.distributions import Distribution, kl_from_itself
 from metaloom.pipeline.nn.flat_networks import FlatParams
-from metaloom.pipeline.nn.optimizers import dot, natural_step, search
-from metaloom.pipeline.policies.contract import Policy
+from metaloom.pipeline.nn.natural_steps import dot, natural_step, search
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Array, LearnerState, ParallelMap, Params, Step
 
@@ -165,12 +163,38 @@ def _kl_from_itself(current: Sequence[Distribution], chunk: Chunk) -> dict[str, 
     return {LOSS: chunk.rounds[-1].mean(kl_from_itself(current[-1]))}
 
 
+def bounded_kl(current: Sequence[Distribution], chunk: Chunk, *, new_old: bool = False) -> dict[str, Tensor]:
+    """Return the KL that is bounded, as `loss`, with its gradient: KL(acted ‖ updated), or in the other order."""
+    adapted, rows = current[-1], chunk.rounds[-1]
+    return {LOSS: rows.mean(adapted.kl(rows.behavior) if new_old else rows.behavior.kl(adapted))}
+
+
 class TrustRegionLearner(MetaLearner):
-    """The likelihood-ratio loss after adaptation, for any inner loss, and credit for exploration when it is on."""
+    """The likelihood-ratio loss after adaptation, for any inner loss, and credit for exploration when it is on.
+
+    An update is one step along the natural gradient, the longest that keeps the KL within its bound, or none.
+
+    Raises:
+        ConfigError: the device is missing, or the requested kernel does not fit.
+    """
 
     def __init__(self, settings: MAMLTRPO | EMAML, setup: Setup) -> None:
-        super().__init__(settings, setup, INNER_LOSSES[settings.inner_loss], TrustRegionStep(settings))
-        self._settings = settings
+        super().__init__(settings, setup, INNER_LOSSES[settings.inner_loss])
+        self._settings, network = settings, self.policy.network.spec
+        if setup.device == "mps" and settings.hvp == "finite_difference":
+            raise ConfigError(
+                "algorithm.hvp is finite_difference, which computes in float64, but device is mps, which has none; use "
+                "algorithm.hvp=gauss_newton"
+            )
+        blockers = [*network_blockers(network, device=setup.device)]
+        if setup.policy.name is not None:
+            blockers.append(f"policy is {setup.policy.name}")
+        if settings.hvp != "gauss_newton":
+            blockers.append(f"hvp is {settings.hvp}")
+        of_network = f"plain {network.activation} network on the CPU"
+        self.kernel = choose_kernel(settings.kernel, blockers=blockers, fused=of_network)
+        is_fused = self.kernel.name == "fused"
+        self._gauss_newton_product = fused(gauss_newton_product) if is_fused else gauss_newton_product
 
     def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
         """Return the surrogate and the KLs, the outer one in the order of kl_order; see MetaLearner."""
@@ -183,60 +207,22 @@ class TrustRegionLearner(MetaLearner):
 
         return with_exploration(objective, self._settings, steps)
 
-
-def bounded_kl(current: Sequence[Distribution], chunk: Chunk, *, new_old: bool = False) -> dict[str, Tensor]:
-    """Return the KL that is bounded, as `loss`, with its gradient: KL(acted ‖ updated), or in the other order."""
-    adapted, rows = current[-1], chunk.rounds[-1]
-    return {LOSS: rows.mean(adapted.kl(rows.behavior) if new_old else rows.behavior.kl(adapted))}
-
-
-class TrustRegionStep:
-    """One step along the natural gradient, the longest that keeps the KL within its bound, or none; see MetaStep."""
-
-    def __init__(self, settings: TrustRegion) -> None:
-        self._settings = settings
-        self._gauss_newton_product = gauss_newton_product
-
-    def choose_kernel(self, asked: KernelChoice, policy: Policy, setup: Setup) -> Kernel:
-        """Choose fused products with the Gauss-Newton matrix where they exist; see MetaStep."""
-        if setup.device == "mps" and self._settings.hvp == "finite_difference":
-            raise ConfigError(
-                "algorithm.hvp is finite_difference, which computes in float64, but device is mps, which has none; use "
-                "algorithm.hvp=gauss_newton"
-            )
-        network = policy.network.spec
-        blockers = [*network_blockers(network, device=setup.device)]
-        if setup.policy.name is not None:
-            blockers.append(f"policy is {setup.policy.name}")
-        if self._settings.hvp != "gauss_newton":
-            blockers.append(f"hvp is {self._settings.hvp}")
-        kernel = choose_kernel(asked, blockers=blockers, fused=f"plain {network.activation} network on the CPU")
-        if kernel.name == "fused":
-            self._gauss_newton_product = fused(gauss_newton_product)
-        return kernel
-
-    def initialize(self, learned: Mapping[str, Array]) -> Params:
-        """Return an empty state; see MetaStep."""
+    def initial_optimizer(self, learned: Mapping[str, Array]) -> Params:
+        """Return an empty state; see MetaLearner."""
         return {}
 
-    def __call__(
-        self, problem: MetaProblem, meta_params: Params, state: LearnerState, samples: IterationSamples
+    def minimize(
+        self, state: LearnerState, steps: Sequence[Step], *, draws: Draws, parallel: ParallelMap = map
     ) -> MetaUpdate:
-        """Solve G x = g, scale x to a KL of max_kl by the quadratic model, and search along it; see MetaStep."""
-        chunks, parallel = samples.chunks(), samples.parallel
+        """Solve G x = g, scale x to a KL of max_kl by the quadratic model, and search along it; see MetaLearner."""
+        settings, problem = self._settings, self.problem(state, steps)
+        meta_params, chunks = state.params | step_size_logs(state.extra), self.chunks(steps, parallel=parallel)
         gradients, before, measured = measured_meta_gradient(
-            problem, meta_params, chunks, noise=samples.noise, parallel=parallel
+            problem, meta_params, chunks, noise=settings.gradient_noise, parallel=parallel
         )
         flat = FlatParams({name: meta_params[name] for name in problem.policy.learned(meta_params)})
-        at = MetaPoint(problem, meta_params, flat, self._product_chunks(samples, chunks), parallel)
-        constraint, hvp = partial(bounded_kl, new_old=self._settings.kl_order == "new_old"), self._settings.hvp
-        if hvp == "gauss_newton":
-            product = self._gauss_newton_product(at)
-        elif hvp == "hessian":
-            product = hessian_product(at, constraint)
-        else:
-            product = difference_product(at, constraint, scaled=hvp == "finite_difference")
-        full_step, metrics = natural_step(product, flat.pack(gradients), self._settings)
+        product = self._product(MetaPoint(problem, meta_params, flat, chunks, parallel), steps, draws)
+        full_step, metrics = natural_step(product, flat.pack(gradients), settings)
 
         def evaluate(params: Params) -> TaskValues | None:
             try:
@@ -246,21 +232,27 @@ class TrustRegionStep:
 
         def accept(after: TaskValues) -> bool:
             falls = mean_over_tasks(after[LOSS]) < mean_over_tasks(before[LOSS])
-            return falls and mean_over_tasks(after[OUTER_KL]) <= self._settings.max_kl
+            return falls and mean_over_tasks(after[OUTER_KL]) <= settings.max_kl
 
-        found, searched = search(meta_params, flat.views(full_step), evaluate, accept, self._settings)
+        found, searched = search(meta_params, flat.views(full_step), evaluate, accept, settings)
         # What a rejected step leaves are the very same arrays.
         updated, after = (meta_params, before) if found is None or found.value is None else (found.params, found.value)
         metrics |= {"outer_kl_before": mean_over_tasks(before[OUTER_KL]), **measured, **searched}
         return MetaUpdate(updated, state.optimizer, before, after, metrics)
 
-    def _product_chunks(self, samples: IterationSamples, chunks: Sequence[Chunk]) -> Sequence[Chunk]:
-        share, rows = self._settings.hvp_subsample, None
-        if share == 1 and self._settings.hvp != "finite_difference":
-            return chunks
+    def _product(self, at: MetaPoint, steps: Sequence[Step], draws: Draws) -> Product:
+        """Return products with the metric, from a share of the rows if the settings say so."""
+        hvp, share, rows = self._settings.hvp, self._settings.hvp_subsample, None
         if share < 1:
-            rng = samples.generator(0)
-            masks = [step.samples.mask.reshape(len(step.samples.mask), -1) for step in samples.steps]
+            rng = draws(0)
+            masks = [step.samples.mask.reshape(len(step.samples.mask), -1) for step in steps]
             rows = [share_of_rows(mask, share, rng) for mask in masks]
-        dtype = torch.float64 if self._settings.hvp == "finite_difference" else torch.float32
-        return samples.chunks(rows, dtype=dtype)
+        if rows is not None or hvp == "finite_difference":
+            dtype = torch.float64 if hvp == "finite_difference" else torch.float32
+            at = replace(at, chunks=self.chunks(steps, rows, dtype=dtype, parallel=at.parallel))
+        if hvp == "gauss_newton":
+            return self._gauss_newton_product(at)
+        constraint = partial(bounded_kl, new_old=self._settings.kl_order == "new_old")
+        if hvp == "hessian":
+            return hessian_product(at, constraint)
+        return difference_product(at, constraint, scaled=hvp == "finite_difference")

@@ -24,7 +24,7 @@ from metaloom.pipeline.algorithms.trials.update import CRITIC_SCALE
 from metaloom.pipeline.baselines.linear import solve
 from metaloom.pipeline.nn.distributions import Distribution, kl_from_itself, likelihood_ratio
 from metaloom.pipeline.nn.flat_networks import FlatParams
-from metaloom.pipeline.nn.optimizers import natural_step, search
+from metaloom.pipeline.nn.natural_steps import natural_step, search
 from metaloom.pipeline.nn.recurrent import differentiable_twice
 from metaloom.pipeline.types import Array, LearnerState, Metrics, ParallelMap, Params, Step
 

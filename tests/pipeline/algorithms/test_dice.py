@@ -10,8 +10,13 @@ from pydantic import ValidationError
 
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.maml.learner import step_size_logs
-from metaloom.pipeline.algorithms.maml.losses import dice_loss, log_likelihood_per_cell, sums_by_product, sums_over_time
 from metaloom.pipeline.algorithms.maml.meta_gradient import meta_gradient, meta_objective
+from metaloom.pipeline.algorithms.maml.policy_gradient import (
+    dice_loss,
+    log_likelihood_per_cell,
+    sums_by_product,
+    sums_over_time,
+)
 from metaloom.pipeline.algorithms.maml.rows import build_chunks, minibatches, task_rows
 from metaloom.pipeline.algorithms.maml.settings import DiceMAML, ProMP, VPGDice
 from metaloom.pipeline.baselines import BaselineConfig

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from metaloom.pipeline.algorithms.contract import Kernel, Setup
-from metaloom.pipeline.algorithms.maml.losses import log_likelihood_per_cell
 from metaloom.pipeline.algorithms.maml.meta_gradient import meta_gradient, meta_objective
+from metaloom.pipeline.algorithms.maml.policy_gradient import log_likelihood_per_cell
 from metaloom.pipeline.algorithms.maml.rows import build_chunks, task_rows
 from metaloom.pipeline.algorithms.maml.settings import (
     EMAML,

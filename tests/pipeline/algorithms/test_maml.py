@@ -11,8 +11,13 @@ from pydantic import ValidationError
 
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.maml.learner import step_size_logs
-from metaloom.pipeline.algorithms.maml.losses import likelihood_ratio_loss, log_likelihood_loss
-from metaloom.pipeline.algorithms.maml.meta_gradient import LOG_INNER_LR, meta_gradient, meta_objective
+from metaloom.pipeline.algorithms.maml.meta_gradient import (
+    LOG_INNER_LR,
+    likelihood_ratio_loss,
+    log_likelihood_loss,
+    meta_gradient,
+    meta_objective,
+)
 from metaloom.pipeline.algorithms.maml.policy_gradient import exploration_credit
 from metaloom.pipeline.algorithms.maml.rows import build_chunks
 from metaloom.pipeline.algorithms.maml.settings import EMAML, MAMLPPO, MAMLTRPO, MAMLVPG, ProMP
@@ -242,6 +247,17 @@ def test_inner_steps_decides_the_number_of_rounds(random_steps, algorithm):
         optimize(algorithm(inner_steps=inner_steps), random_steps(inner_steps + 1))
     with pytest.raises(ValueError, match=r"found samples of rounds \[0, 1\]; required \[0, 1, 2\]"):
         optimize(algorithm(inner_steps=2), random_steps(2))
+
+
+@pytest.mark.parametrize("algorithm", [MAMLVPG, MAMLPPO, MAMLTRPO, EMAML], ids=lambda cls: cls.__name__)
+def test_parameters_are_not_adapted_on_the_last_round(random_steps, algorithm):
+    settings = algorithm(inner_steps=2)
+    learner, steps = build(settings).initialize(run_seed=0), random_steps(3)
+    params = TaskParams.broadcast(learner.params, 3)
+    for step in steps[:2]:
+        params = build(settings).adapt(learner, params, step)
+    with pytest.raises(ValueError, match="adapt: found samples of round 2; inner_steps=2 adapts on rounds below it"):
+        build(settings).adapt(learner, params, steps[2])
 
 
 def test_on_policy_a_ppo_step_is_that_of_the_unclipped_ratio(on_policy_steps):

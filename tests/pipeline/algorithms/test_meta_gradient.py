@@ -10,8 +10,12 @@ import torch
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.finite_checks import NumericalError
 from metaloom.pipeline.algorithms.maml.learner import step_size_logs
-from metaloom.pipeline.algorithms.maml.losses import likelihood_ratio_loss
-from metaloom.pipeline.algorithms.maml.meta_gradient import LOG_INNER_LR, meta_gradient, meta_objective
+from metaloom.pipeline.algorithms.maml.meta_gradient import (
+    LOG_INNER_LR,
+    likelihood_ratio_loss,
+    meta_gradient,
+    meta_objective,
+)
 from metaloom.pipeline.algorithms.maml.promp import promp_objective
 from metaloom.pipeline.algorithms.maml.rows import Chunk, build_chunks, task_rows
 from metaloom.pipeline.algorithms.maml.settings import MAMLVPG, ProMP

@@ -9,7 +9,7 @@ import pytest
 from metaloom.pipeline.baselines import BaselineError
 from metaloom.pipeline.baselines.linear import LinearFeatureBaseline
 from metaloom.pipeline.baselines.value_network import ValueNetworkBaseline, _gradient, _initial
-from metaloom.pipeline.estimation.returns import explained_variance
+from metaloom.pipeline.estimation.diagnostics import explained_variance
 from metaloom.pipeline.nn.linearization import LinearizedMLP
 
 SMALL = ValueNetworkBaseline(hidden_sizes=(8,), num_epochs=2, steps_per_minibatch=20)

@@ -69,6 +69,17 @@ class Drifting(Net):
         return super().forward(x) + 1e-5 * self.calls
 
 
+class Fickle(Net):
+    """Answers with a tensor, and with two the next time."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        self.calls += 1
+        found = super().forward(x)
+        return found if self.calls % 2 else (found, found)
+
+
 class NoisyWhileLearning(Net):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x + 0.1 * torch.rand_like(x) if torch.is_grad_enabled() else x)
@@ -92,7 +103,9 @@ class Double(Net):
 @pytest.fixture(autouse=True)
 def own_module(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("nets")
-    own = {c.__name__: c for c in (Net, Pixels, With, Wide, Failing, Drifting, NoisyWhileLearning, Frozen, Double)}
+    own = {
+        c.__name__: c for c in (Net, Pixels, With, Wide, Failing, Drifting, Fickle, NoisyWhileLearning, Frozen, Double)
+    }
     module.__dict__.update(own, factory=lambda shape, size: "no module")
     monkeypatch.setitem(sys.modules, "nets", module)
 
@@ -195,6 +208,7 @@ def test_threads_do_not_see_each_others_parameters():
         ("With", {"layer": "BatchNorm1d"}, "changes its buffer norm.running_mean .*, as batch normalization does"),
         ("With", {"layer": "BatchNorm1d-static"}, "depends on the other rows"),
         ("Drifting", {}, "gives other outputs when it is called again"),
+        ("Fickle", {}, "gives .*; required "),
         ("NoisyWhileLearning", {}, "draws random numbers when it is called"),
         ("Frozen", {"layers": ["first", "norm", "last"]}, "has no parameters to learn"),
         ("Wide", {}, r"gives \(1, 4, 3\) for inputs of shape \(4, 5\); required \(4, 3\)"),
