@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
+from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.pipeline.shown import Row, Shown, size
 from metaloom.pipeline.types import (
     Array,
@@ -30,7 +31,6 @@ from metaloom.storage.format.canonical import read_sealed
 from metaloom.storage.format.codec import Value
 from metaloom.storage.format.places import argument, folder_of, url_of
 from metaloom.storage.format.records import read_record
-from metaloom.storage.format.refs import StageRef
 from metaloom.storage.format.segments import Link
 from metaloom.storage.format.sessions import newest_session
 from metaloom.storage.read.history import chain_problems

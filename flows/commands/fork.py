@@ -106,7 +106,7 @@ def _misfits(run: Run, iteration: int, old: RunConfig, stages: Runner) -> Iterat
                 yield f"env: {name} cannot change {change}: every array of a run has one form"
         if iteration and stages.graph.remembers_by_task and make_env(old.env).task_set != stages.context.env.task_set:
             yield f"env: {new.env.name} has other training tasks than {old.env.name}, whose memories they would get"
-    fresh = _expect(stages.run(stages.graph.table.learner_ref(0), {}))
+    fresh = _expect(stages.run(stages.graph.learner_ref(0), {}))
     stored = _expect(run.load(run.learner_ref(iteration)))
     yield from _differences("the learner", _forms(stored.learner), _forms(fresh.learner))
     if new.evaluation.every is not None:

@@ -211,7 +211,7 @@ class _Altered:
 
 def _own_learner(stages: Runner) -> LearnerState:
     """A learner of the stages' algorithm, for the names and shapes in it."""
-    value = stages.run(stages.graph.table.learner_ref(0), {})
+    value = stages.run(stages.graph.learner_ref(0), {})
     assert isinstance(value, Update)
     return value.learner
 

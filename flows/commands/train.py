@@ -19,6 +19,7 @@ from metaloom.flows.graph.faults import compute_checked, kept_in_quarantine, req
 from metaloom.flows.graph.recomputed import require_resumable
 from metaloom.flows.graph.run_stages import changed_since, config_of, stages_of, stages_of_run
 from metaloom.flows.graph.runner import Runner
+from metaloom.flows.graph.tables import table_of
 from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.interrupt import StageAbandoned, abandonable
 from metaloom.flows.observer import IterationReport as IterationReport
@@ -121,7 +122,7 @@ def training(
             capacity=config.iterations,
             environment=environment(stages),
             retention=retention_of(config),
-            stages=stages.graph.table,
+            stages=table_of(stages.graph),
         ) as writer:
             trust_run(writer.run)
             with (

@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from metaloom.flows.exports import ExportFormat
+from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.storage.export import Export
-from metaloom.storage.format.refs import StageRef
 from metaloom.storage.run import Iterations, Run
 
 ROW_GROUP = 65_536

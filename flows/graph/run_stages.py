@@ -15,14 +15,14 @@ from threadpoolctl import threadpool_limits
 from metaloom.flows.graph.changes import changes_of, tell_changed_sources
 from metaloom.flows.graph.check import check_graph
 from metaloom.flows.graph.runner import Runner
-from metaloom.flows.graph.stage import Graph
-from metaloom.flows.graph.tables import graph_of
+from metaloom.flows.graph.tables import graph_of, table_of
 from metaloom.flows.rollouts.backends import rollout_workers
 from metaloom.flows.rollouts.workers import Backend, usable_cores
 from metaloom.flows.trust import require_trust
 from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.config.run import RunConfig, build_stored
 from metaloom.pipeline.config.sources import plugin_sources
+from metaloom.pipeline.dataflow.graph import Graph
 from metaloom.pipeline.numerics import normal_numerics
 from metaloom.storage import IncompatibleFormat, Run, StageRef
 from metaloom.storage.read.sessions import mapping
@@ -208,7 +208,7 @@ def require_stored_outputs(run: Run, graph: Graph) -> None:
     Raises:
         storage.IncompatibleFormat: naming the first such stage and what differs.
     """
-    for stage in (stage for stage in graph.table.stages if stage.name in run.stages):
+    for stage in (stage for stage in table_of(graph).stages if stage.name in run.stages):
         stored = run.stages[stage.name]
         if stage.schema and stored.schema:
             different = stage.schema.differences(stored.schema)

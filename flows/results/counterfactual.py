@@ -10,12 +10,11 @@ import numpy as np
 
 from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import finite, number
-from metaloom.flows.graph.stage import StageOutput
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.shown import Row, Shown
 from metaloom.pipeline.types import Array, LearnerState, Samples, Update
 from metaloom.storage import StageRef
-from metaloom.storage.format.codec import flatten
+from metaloom.storage.format.codec import Value, flatten
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Outcome:
 
     settings: tuple[str, ...]
     config: RunConfig = field(repr=False)
-    value: StageOutput
+    value: Value
     seconds: float
     identical: bool
     digests: Mapping[StageRef, str] = field(repr=False)
@@ -135,7 +134,7 @@ def _json(value: float | None) -> float | None:
     return None if value is None else finite(value)
 
 
-def _numbers(value: StageOutput) -> dict[str, Array]:
+def _numbers(value: Value) -> dict[str, Array]:
     """Return the arrays that outcomes are compared by: an update's policy parameters, the real steps of samples."""
     if isinstance(value, Update):
         return dict(value.learner.params)

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
 
+from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.pipeline.outputs import DTYPES
 from metaloom.pipeline.types import (
     Array,
@@ -31,7 +32,6 @@ from metaloom.pipeline.types import (
 from metaloom.storage.errors import LayoutMismatch
 from metaloom.storage.format.layout import METRICS, ArrayPlan, plan_in
 from metaloom.storage.format.records import ArrayDigest
-from metaloom.storage.format.refs import StageRef
 from metaloom.storage.format.stages import METRICS_GROUP, StageTable, StoredStage
 
 

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from metaloom.pipeline.dataflow.refs import StageOrder, StageRef
 from metaloom.pipeline.outputs import OutputSchema
 from metaloom.storage.errors import IncompatibleFormat
-from metaloom.storage.format.refs import StageRef
 
 LEARNER = "learner"
 """The group of what an update learned; the learner that iteration i starts from is its row i."""
@@ -48,7 +48,7 @@ class StoredStage:
         return STEP in self.group
 
 
-class StageTable:
+class StageTable(StageOrder):
     """The stages of a run, in the order in which data passes them.
 
     Args:
@@ -73,12 +73,7 @@ class StageTable:
                 f"first learner and {len(ends)} end an iteration; required different names, and one of each"
             )
         self.first, self.last = starts[0], ends[0]
-        self._places: dict[str, tuple[int, int]] = {}
-        block = 0  # the first of the stepped stages that follow one another, or the stage itself
-        for n, stage in enumerate(self.stages):
-            if not (n and stage.stepped and self.stages[n - 1].stepped):
-                block = n
-            self._places[stage.name] = (block, n)
+        super().__init__((stage.name, stage.stepped) for stage in self.stages)
 
     def __contains__(self, name: str) -> bool:
         return name in self._by_name
@@ -92,18 +87,6 @@ class StageTable:
                 action="Restore run.json from a copy of the run",
             )
         return self._by_name[name]
-
-    def position(self, ref: StageRef) -> tuple[int, int, int, int]:
-        """Return the key that references sort by: the order in which a run computes outputs.
-
-        Stages that follow one another in the table and are stepped come step by step.
-        """
-        block, place = self._places.get(ref.stage, (len(self.stages), 0))
-        return (ref.iteration, block, ref.step, place)
-
-    def sort(self, refs: Iterable[StageRef]) -> list[StageRef]:
-        """Sort references by the order in which a run computes outputs."""
-        return sorted(refs, key=self.position)
 
     def learner_ref(self, iteration: int) -> StageRef:
         """Return the stage whose output is the learner that an iteration starts from, stored or not."""

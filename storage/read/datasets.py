@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 
 import xarray as xr
 
+from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.pipeline.types import Array
 from metaloom.storage.format.arrays import ArraySpec
 from metaloom.storage.format.codec import Stored
-from metaloom.storage.format.refs import StageRef
 from metaloom.storage.read.committed import CommittedFiles
 
 _ATTRIBUTES = {"unit": "units", "description": "description"}

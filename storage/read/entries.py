@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pyarrow as pa
 
+from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.pipeline.types import Array
 from metaloom.storage.format.arrays import ArraySpec
 from metaloom.storage.format.columns import column
-from metaloom.storage.format.refs import StageRef
 from metaloom.storage.read.committed import CommittedFiles
 from metaloom.storage.read.frames import read_tables
 

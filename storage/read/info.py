@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.storage.errors import IncompatibleFormat, NotARun, RunNotFound, system_errors
 from metaloom.storage.format.canonical import read_sealed
 from metaloom.storage.format.codec import KINDS
 from metaloom.storage.format.places import location
 from metaloom.storage.format.records import FORMATS
-from metaloom.storage.format.refs import StageRef
 from metaloom.storage.format.stages import EARLIER, ON_POLICY, StageTable
 
 _MEMBERS = {

@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import numpy as np
 
+from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.pipeline.types import Array, EpisodeBatch
 from metaloom.storage.errors import StageMissing
 from metaloom.storage.format.codec import Value
 from metaloom.storage.format.places import argument, location
 from metaloom.storage.format.records import StageRecord
-from metaloom.storage.format.refs import StageRef
 from metaloom.storage.format.stages import StageTable
 from metaloom.storage.format.thinning import thinnable
 from metaloom.storage.read.committed import CommittedFiles

@@ -3,12 +3,12 @@ import json
 import numpy as np
 import pytest
 
-import metaloom.flows.graph.on_policy
 from metaloom import storage
 from metaloom.flows import cli
 from metaloom.flows.commands.optimize import optimize, sweep
 from metaloom.flows.commands.train import train
 from metaloom.flows.errors import UsageError
+from metaloom.flows.graph.runner import Runner
 from metaloom.flows.results.counterfactual import Counterfactual, Outcome
 from metaloom.flows.rollouts.workers import Backend, LocalWorkers
 from metaloom.flows.sweeps.space import parse_grid
@@ -158,7 +158,7 @@ def test_what_would_need_sampling_or_another_learner_is_refused(stored, changes,
 
 
 def test_settings_that_do_not_exist_are_refused_before_anything_is_computed(stored, monkeypatch):
-    monkeypatch.setattr(metaloom.flows.graph.on_policy, "meta_optimize", lambda *_, **__: pytest.fail("it computed"))
+    monkeypatch.setattr(Runner, "run", lambda *_, **__: pytest.fail("it computed"))
     with pytest.raises(ConfigError, match="clip_epsilon"):
         list(sweep(stored, 0, {"algorithm.clip_eps": ["0.1"], "algorithm.clip_epsilon": ["0.2"]}))
 
@@ -223,7 +223,7 @@ def test_an_iteration_must_be_named(stored, capsys):
 def test_padding_counts_in_no_mean(tiny_config):
     mask = np.array([[[1, 1, 0]], [[1, 0, 0]]], np.float32)
     value = Samples(returns=2 * mask, values=3 * mask, advantages=4 * mask, mask=mask)
-    outcome = Outcome((), tiny_config(), value, 1.0, identical=True)
+    outcome = Outcome((), tiny_config(), value, 1.0, identical=True, digests={})
     quantities = Counterfactual(StageRef(0, "process_samples"), outcome, outcome, {}).quantities()
     means = {name: stored for name, (stored, _) in quantities.items() if name.startswith(("mean", "std"))}
     assert means == {

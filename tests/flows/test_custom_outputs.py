@@ -39,11 +39,12 @@ from typing import Annotated, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from metaloom.flows.graph.on_policy import ADAPT, COLLECT_ROLLOUTS, META_OPTIMIZE, ON_POLICY, PROCESS_SAMPLES
-from metaloom.flows.graph.stage import EACH_STEP, Stage
 from metaloom.pipeline.algorithms.maml.settings import ProMP
+from metaloom.pipeline.dataflow.edges import this_step
+from metaloom.pipeline.dataflow.stage import EACH_STEP, Stage
 from metaloom.pipeline.outputs import Axes
-from metaloom.pipeline.types import Samples
+from metaloom.pipeline.types import EpisodeBatch, Samples
+from metaloom.stages.graphs.on_policy import ON_POLICY
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,8 @@ class Finer:
     scale: Annotated[NDArray[np.float64], Axes("B", "standard deviation of the rewards", unit="m")]
 
 
-def spread(context, i, k, *, episodes):
-    if Path("killed").exists() and (i, k) == (1, 1):
+def spread(at, *, episodes: EpisodeBatch) -> Spread:
+    if Path("killed").exists() and (at.iteration, at.step) == (1, 1):
         Path("killed").unlink()
         os.kill(os.getpid(), signal.SIGKILL)
     rewards = episodes.rewards
@@ -74,42 +75,28 @@ def spread(context, i, k, *, episodes):
     return Spread(rewards.std((1, 2)), np.float64(rewards) / 7, ends, np.array(episodes.num_steps))
 
 
-def smooth(context, i, k, *, samples, spread):
+def smooth(*, samples: Samples, spread: Spread) -> Samples:
     # By the class's own property, and in the order of the names, whether it was read from the disk or not.
     assert [*spread.ends] == sorted(spread.ends)
     return replace(samples, advantages=samples.advantages / np.float32(spread.smoothing))
 
 
 def otherwise(**changes):
-    return lambda *args, **inputs: replace(spread(*args, **inputs), **changes)
+    return lambda at, *, episodes: replace(spread(at, episodes=episodes), **changes)
 
 
-def wider(context, i, k, *, episodes):
-    value = spread(context, i, k, episodes=episodes)
-    return replace(value, ends={"first": np.zeros((4, 3, 1 + i), np.float32)})
+def wider(at, *, episodes):
+    return replace(spread(at, episodes=episodes), ends={"first": np.zeros((4, 3, 1 + at.iteration), np.float32)})
 
 
-SPREAD = Stage(
-    "spread", EACH_STEP, lambda c, i, k: {"episodes": COLLECT_ROLLOUTS.at(i, k)}, Spread, spread, "spread_{step}",
-    thinnable=True,
-)
-SMOOTH = Stage(
-    "smooth", EACH_STEP, lambda c, i, k: {"samples": PROCESS_SAMPLES.at(i, k), "spread": SPREAD.at(i, k)}, Samples,
-    smooth, "smoothed_{step}", thinnable=True,
-)
+SPREAD = Stage(spread, EACH_STEP, reads={"episodes": "rollouts"}, thinnable=True)
+SMOOTH = Stage(smooth, EACH_STEP, group="smoothed_{step}", thinnable=True)
 
 
 def graph(spread=SPREAD):
     """ON_POLICY that learns from smoothed samples."""
-    adapt = replace(ADAPT, inputs=lambda c, i, k: {**ADAPT.inputs(c, i, k), "samples": SMOOTH.at(i, k)})
-    learn = replace(
-        META_OPTIMIZE,
-        inputs=lambda c, i, k: {
-            **META_OPTIMIZE.inputs(c, i, k), "samples": tuple(SMOOTH.at(i, n) for n in EACH_STEP.steps(c, i))
-        },
-    )
-    stages = {ADAPT: (spread, SMOOTH, adapt), META_OPTIMIZE: (learn,)}
-    return replace(ON_POLICY, name="own", stages=tuple(s for one in ON_POLICY.stages for s in stages.get(one, (one,))))
+    measured = ON_POLICY.named("own").insert(spread, after="process_samples").edge(spread=this_step(spread))
+    return measured.insert(SMOOTH, after=spread, gives="samples")
 
 
 GRAPH = graph()
@@ -120,7 +107,7 @@ GRAPHS = {
     "FewAxes": graph(replace(SPREAD, run=otherwise(share=np.zeros((4, 3))))),
     "FewTasks": graph(replace(SPREAD, run=otherwise(scale=np.zeros(3, np.float32)))),
     "Endless": graph(replace(SPREAD, run=otherwise(share=np.full((4, 3, 10), np.nan)))),
-    "Other": graph(replace(SPREAD, run=lambda *args, episodes: episodes.lengths)),
+    "Other": graph(replace(SPREAD, run=lambda *, episodes: episodes.lengths)),
     "Slashed": graph(replace(SPREAD, run=otherwise(ends={"a/b": np.zeros((4, 3), np.float32)}))),
     "Wider": graph(replace(SPREAD, run=wider)),
 }

@@ -6,10 +6,10 @@ from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 
-from metaloom.flows.graph.stage import Graph
 from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.dataflow.graph import Graph
+from metaloom.pipeline.dataflow.refs import Span, StageRef
 from metaloom.pipeline.types import Array, EpisodeBatch
-from metaloom.storage import Span, StageRef
 
 T = TypeVar("T")
 
