@@ -36,10 +36,23 @@ def on_page_markdown(markdown: str, **context: Any) -> str:
 
         inherited = "\n    options:\n      inherited_members: true"
         names = (f"::: metaloom.{name}{inherited if name == 'Run' else ''}" for name in metaloom._names())
+        markdown = markdown.replace("<!-- options of the terminal -->", _of_terminal())
         return markdown.replace("<!-- names -->", "\n\n".join(names))
     for folder in BESIDE:
         markdown = markdown.replace(f"](../{folder}/", f"]({folder}/")
     return _MERMAID.sub(lambda found: f"`metaloom {found[1]} --format svg`{found[2]}{_drawn(found[1])}", markdown)
+
+
+def _of_terminal() -> str:
+    """Return a table of the options that only commands have, and of what Python has instead."""
+    from metaloom.flows.operations import operations
+
+    rows = [
+        f"| `{operation.name}` | `{option}` | {instead} |"
+        for operation in operations().values()
+        for option, instead in operation.of_terminal.items()
+    ]
+    return "\n".join(["| command | option | in Python |", "| --- | --- | --- |", *rows])
 
 
 def _drawn(command: str) -> str:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from metaloom.flows.operations.pack import pack as pack
     from metaloom.flows.operations.policy import policy as policy
     from metaloom.flows.operations.recipes import recipes as recipes
+    from metaloom.flows.operations.replay import materialise as materialise
     from metaloom.flows.operations.replay import replay as replay
     from metaloom.flows.operations.report import report as report
     from metaloom.flows.operations.rm import rm as rm

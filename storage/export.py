@@ -36,7 +36,7 @@ class Export:
     iterations: int = 0
     rows: int = 0
     skipped: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
-    progress: Progress = unseen
+    progress: Progress = field(default=unseen, repr=False)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the account as plain data."""

@@ -133,13 +133,14 @@ class _Again:
     def outcome(self, config: RunConfig, settings: tuple[str, ...]) -> Outcome:
         """The stage under some settings."""
         stages = self.stages.under(config)
-        inputs = stages.load_inputs(self.ref, _Altered(self.run, stages, self.ref.iteration))
+        altered = _Altered(self.run, stages, self.ref.iteration)
+        inputs = stages.load_inputs(self.ref, altered)
         began = time.perf_counter()
         value = run_checked(stages, self.ref, inputs)
         seconds = time.perf_counter() - began
         digest = storage.output_digest(storage.digest(value))
         identical = self.run.contains(self.ref) and digest == self.run.record(self.ref).digest
-        return Outcome(settings, config, value, seconds, identical)
+        return Outcome(settings, config, value, seconds, identical, {**altered.digests, self.ref: digest})
 
     def check(self, config: RunConfig, settings: tuple[str, ...]) -> None:
         """Refuse settings whose algorithm needs episodes or a learner that are not stored."""
@@ -181,6 +182,7 @@ class _Altered:
         self._iteration = iteration
         self._stored = stages.graph.sampled_from(stages.config, iteration)
         self._known: dict[StageRef, Any] = {}
+        self.digests: dict[StageRef, str] = {}
 
     def load(self, ref: StageRef) -> Any:
         """Return an output under the settings."""
@@ -188,6 +190,7 @@ class _Altered:
             return self._known[ref]
         if ref.iteration == self._iteration and ref not in self._stored:
             value: Any = compute_checked(self._stages, ref, self)
+            self.digests[ref] = storage.output_digest(storage.digest(value))
         else:
             value = self._run.load(ref)
             if isinstance(value, Update):

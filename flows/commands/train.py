@@ -16,6 +16,7 @@ from metaloom.flows.estimate import check_sizes
 from metaloom.flows.formatting import plural
 from metaloom.flows.graph.changes import tell_changed_sources
 from metaloom.flows.graph.faults import compute_checked, kept_in_quarantine, require_repeatable
+from metaloom.flows.graph.recomputed import require_resumable
 from metaloom.flows.graph.run_stages import changed_since, config_of, stages_of, stages_of_run
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.graph.tables import table_of
@@ -176,6 +177,7 @@ def resuming(
             if refs := run.refs():
                 tell_changed_sources(run, refs[-1], facts.get("plugins", {}))
             writer.describe(facts)
+            require_resumable(run, stages)
             watching = kept_usage(writer.run, config.iterations, kept.observing(observer, writer))
             with _repair_advised(path), watching as watched:
                 result = yield from _train(config, stages.order, stages.of, writer, call, watched)
@@ -418,8 +420,8 @@ def run_once(stages: Runner, writer: RunWriter, ref: StageRef, seconds: dict[str
         with kept_in_quarantine(writer.run.path, ref, stages.seed_position(ref)), abandonable():
             value = compute_checked(stages, ref, writer)
             took, start = time.perf_counter() - began, writer.run.learner_ref(ref.iteration)
-            # The first iteration under these settings, in a fork too.
-            if ref.iteration == 0 or writer.run.config_of(start) != writer.run.config_of(ref):
+            # The first iterations under these settings, in a fork too: in the second one, a learner has a past.
+            if ref.iteration <= 1 or writer.run.config_of(start) != writer.run.config_of(ref):
                 require_repeatable(stages, ref, writer, value)
         seconds[f"{ref.stage}.{ref.step}"] = took
         writer.put(

@@ -13,6 +13,8 @@ from metaloom.flows.rollouts.backend import IN_PROCESS, Backend
 from metaloom.flows.runs import RunAt, check_seed, learner_after, updates_at
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from metaloom.flows.results.evaluation import EvaluationOutcome
 
 
@@ -112,4 +114,11 @@ def evaluate(
             # What a fork shares with its parent was drawn under the parent's settings.
             drawn = (stored[i].tasks().params.tolist() for i in range(updates))
             new = {*map(tuple, outcome.task_params.tolist())}.isdisjoint(map(tuple, chain.from_iterable(drawn)))
-        return EvaluationOutcome(updates, config, outcome, new, drawn_from, env.task_classes)
+        return EvaluationOutcome(stored.name, updates, config, outcome, new, drawn_from, env.task_classes, _draw)
+
+
+def _draw(found: "EvaluationOutcome") -> "Figure":
+    from metaloom.flows.formatting import plural
+    from metaloom.flows.views.evaluation_plots import per_shot_curve
+
+    return per_shot_curve(f"{found.run} after {plural(found.updates, 'update')}", found.evaluation)

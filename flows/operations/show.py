@@ -14,6 +14,7 @@ from metaloom.flows.operations.options import (
     refuse_with,
     refuse_without,
 )
+from metaloom.flows.results.run_rows import Facts
 from metaloom.flows.runs import RunAt, parse_span, require_iteration
 from metaloom.storage import Run, StageRef, open_run
 
@@ -34,7 +35,7 @@ def show(
     rows: str | None = None,
     context: bool = False,
     trust: Trust = False,
-) -> Any:
+) -> Facts:
     """Show a run, or the stages of one iteration.
 
     Of a run: its state, metrics and sizes, and the settings that differ from the defaults.
@@ -57,7 +58,7 @@ def show(
         What `--json` prints.
     """
     at = RunAt.of(run, iteration)
-    return found(at, stage=stage, step=step, update=update, rows=rows, context=context, trust=trust)[0]()
+    return Facts(found(at, stage=stage, step=step, update=update, rows=rows, context=context, trust=trust)[0]())
 
 
 def found(

@@ -27,6 +27,7 @@ class Outcome:
         value: Output of the stage.
         seconds: Wall time of the stage alone.
         identical: True if every bit equals the stored output.
+        digests: Digests of the stages that were computed for it, itself the last, by stage.
     """
 
     settings: tuple[str, ...]
@@ -34,6 +35,7 @@ class Outcome:
     value: Value
     seconds: float
     identical: bool
+    digests: Mapping[StageRef, str] = field(repr=False)
 
     @property
     def learner(self) -> LearnerState:
@@ -74,6 +76,12 @@ class Counterfactual(Shown):
         title = f"Counterfactual of {self.ref} under {', '.join(self.changed.settings) or 'the same settings'}"
         return title, [("quantity", "as stored", "changed"), *rows]
 
+    @property
+    def first_changed(self) -> StageRef | None:
+        """The first stage that came out otherwise under the changed settings; None if no stage did."""
+        before, after = self.stored.digests, self.changed.digests
+        return next((ref for ref in {**before, **after} if before.get(ref) != after.get(ref)), None)
+
     def quantities(self) -> dict[str, tuple[float | None, float | None]]:
         """Describe both outcomes: name -> (stored, changed); None where one has no such quantity."""
         left, right = (dict(self._describe(outcome)) for outcome in (self.stored, self.changed))
@@ -103,6 +111,7 @@ class Counterfactual(Shown):
             "settings": list(self.changed.settings),
             "as_stored": self.stored.identical,
             "identical": self.changed.identical,
+            "first_changed": None if self.first_changed is None else asdict(self.first_changed),
             "quantities": {
                 name: {"stored": _json(s), "changed": _json(c)} for name, (s, c) in self.quantities().items()
             },

@@ -18,7 +18,7 @@ from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.numerics import normal_numerics
 from metaloom.pipeline.plugins import load_class
 from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
-from metaloom.pipeline.schema import ConfigError, PluginSettings, later
+from metaloom.pipeline.schema import ConfigError, PluginSettings, Settings, later
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Samples, TaskParams
 
 KernelName = Literal["torch", "fused"]
@@ -146,6 +146,7 @@ class Learner(ABC, Generic[Evidence, Experience]):
 class RunSettings(Protocol):
     """Settings of a run that an algorithm checks for conflicts."""
 
+    algorithm: AlgorithmSettings
     policy: PolicyConfig
     baseline: BaselineSettings
     processing: ProcessingConfig
@@ -159,10 +160,11 @@ class RunSettings(Protocol):
     def starts_warm(self) -> bool: ...
 
 
-class AlgorithmSettings(PluginSettings):
+class AlgorithmSettings(PluginSettings, Settings):
     """The settings of an algorithm: data only, so that reading a configuration imports no torch.
 
-    A subclass names the graph of its runs and builds their learner.
+    A subclass names the graph of its runs and builds their learner. What several algorithms share is in groups, which a
+    class lists before this one: `class ProMP(MetaAdam, GradientBased, AlgorithmSettings)`.
     """
 
     graph: ClassVar[str]
@@ -217,13 +219,8 @@ class AlgorithmSettings(PluginSettings):
 
     @property
     def evaluation_steps(self) -> int:
-        """Default number of adaptation steps of an evaluation."""
-        return self.adaptation_steps
-
-    @property
-    def evaluation_episodes(self) -> int | None:
-        """Default episodes per task for each adaptation step of an evaluation; None: as in training."""
-        return None
+        """Default number of adaptation steps of an evaluation: with a memory, the episodes before a trial's last."""
+        return self.adaptation_steps if self.trial is None else self.trial - 1
 
     @property
     def num_policies(self) -> int:

@@ -52,9 +52,12 @@ def test_the_diagram_and_the_programs_are_part_of_it(site):
 def test_the_reference_has_every_name_that_the_package_offers(site):
     import metaloom
     from metaloom.flows.cli import COMMANDS
+    from metaloom.flows.operations import operations
 
     page = (site / "python/index.html").read_text(encoding="utf-8")
     assert "adaptation" in page
+    for operation in operations().values():
+        assert all(f"<td><code>{option}</code></td>" in page for option in operation.of_terminal)
     commands = (site / "commands/index.html").read_text(encoding="utf-8")
     assert all(f'id="metaloom-{name}"' in commands for name in COMMANDS)
     assert all(f">{name}<" in page for name in metaloom._names())

@@ -94,6 +94,29 @@ def test_settings_of_processing_take_effect_in_the_update(stored):
     assert stored_return != changed_return
 
 
+@pytest.mark.parametrize(
+    ("setting", "stage", "first"),
+    [
+        ("processing.discount=0.5", "meta_optimize", "process_samples k=0"),
+        ("baseline=linear_time", "meta_optimize", "process_samples k=0"),
+        ("processing.gae_lambda=0.5", "adapt", "process_samples k=0"),
+        ("algorithm.inner_lr=0.5", "adapt", "adapt k=0"),
+        ("algorithm.outer_lr=0.5", "meta_optimize", "meta_optimize"),
+    ],
+)
+def test_the_first_stage_that_a_setting_changes_is_named(stored, capsys, setting, stage, first):
+    assert cli.run(["optimize", f"{stored}@1", "--set", setting, "--stage", stage]) == 0
+    assert f"the first stage that changes is {first};" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_setting_that_no_stage_computed_again_reads_is_said_to_have_no_effect(stored, capsys):
+    assert cli.run(["optimize", f"{stored}@1", "--set", "algorithm.outer_lr=0.5", "--stage", "adapt"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "of what was computed again (process_samples k=0, adapt k=0), no stage reads the changed settings" in said
+    assert optimize(stored, 1, ["seed=9"]).as_dict()["first_changed"] is None
+    assert optimize(stored, 1).first_changed is None
+
+
 def test_a_stage_of_arrays_is_compared_by_what_it_gives(stored):
     result = optimize(stored, 1, ["processing.discount=0.0"], stage="process_samples")
     rewards = storage.open_run(stored)[1].rollouts(0).rewards
@@ -200,7 +223,7 @@ def test_an_iteration_must_be_named(stored, capsys):
 def test_padding_counts_in_no_mean(tiny_config):
     mask = np.array([[[1, 1, 0]], [[1, 0, 0]]], np.float32)
     value = Samples(returns=2 * mask, values=3 * mask, advantages=4 * mask, mask=mask)
-    outcome = Outcome((), tiny_config(), value, 1.0, identical=True)
+    outcome = Outcome((), tiny_config(), value, 1.0, identical=True, digests={})
     quantities = Counterfactual(StageRef(0, "process_samples"), outcome, outcome, {}).quantities()
     means = {name: stored for name, (stored, _) in quantities.items() if name.startswith(("mean", "std"))}
     assert means == {

@@ -111,9 +111,14 @@ def moved(learner, way, state, experience, **options):
     return replace(updated, params={name: value + np.float32(way) for name, value in updated.params.items()}), metrics
 
 
-def count(learner, *state, **options):
-    learner.n = getattr(learner, "n", 0) + 1
-    return moved(learner, learner.n, *state, **options)
+def counting(first):
+    """An update that moves parameters by the number of updates of its learner from `first` on."""
+
+    def update(learner, *state, **options):
+        learner.n = getattr(learner, "n", 0) + 1
+        return moved(learner, max(0, learner.n - first), *state, **options)
+
+    return update
 
 
 def measured(value):
@@ -124,7 +129,8 @@ def measured(value):
     return update
 
 
-own("Counting", update=count)
+own("Counting", update=counting(0))
+own("CountingLater", update=counting(2))
 class Kept:
     n = 0
 
@@ -286,26 +292,40 @@ def test_a_learner_written_for_adapt_to_episodes_is_refused(refused):
 def test_a_learner_with_hidden_state_replays_as_different_though_all_iterations_are_replayed_in_order(
     flow, tiny_config, capsys
 ):
-    train(tiny_config(algorithm="own_flow:Counting"), Path("run"), backend=SERIAL)
+    train(tiny_config(algorithm="own_flow:CountingLater", iterations=4), Path("run"), backend=SERIAL)
     different = [outcome for outcome in replay(Path("run")) if not outcome.identical]
     assert [(outcome.ref.iteration, outcome.ref.stage) for outcome in different] == [
-        (1, "meta_optimize"),
         (2, "meta_optimize"),
+        (3, "meta_optimize"),
     ]
     assert cli.run(["replay", "run"]) == 1
     told = capsys.readouterr().out.replace("\n", " ")
-    assert "nothing that is recorded; own_flow:Counting, own_flow:CountingLearner may keep numbers outside" in told
+    assert "nothing that is recorded; own_flow:CountingLater, own_flow:CountingLaterLearner may keep numbers" in told
+    assert cli.run(["optimize", "run@3"]) == 0
+    assert "with the run's own settings the stage does NOT give the stored bits" in capsys.readouterr().out
+    before = storage.open_run("run").refs()
+    assert cli.run(["resume", "run", "--iterations", "5", "--workers", "0"]) == 1
+    told = " ".join(capsys.readouterr().err.split())
+    assert "iteration 3, meta_optimize k=0, computed again before the run is resumed, differs from what is st" in told
+    assert "same bits of own_flow:CountingLater, own_flow:CountingLaterLearner. A new process has nothing" in told
+    assert storage.open_run("run").refs() == before
+
+
+def test_a_learner_that_computes_its_second_update_otherwise_than_a_new_one_is_refused(flow, tiny_config):
+    with pytest.raises(StageFault, match="iteration 1, meta_optimize k=0: two computations of the same inputs differ"):
+        train(tiny_config(algorithm="own_flow:Counting"), Path("run"), backend=SERIAL)
+    assert len(storage.open_run("run").iterations) == 1
 
 
 def test_state_in_a_class_is_found_by_the_iterations_that_are_replayed_again(flow, tiny_config, monkeypatch, capsys):
-    monkeypatch.setattr(flow, "KEPT_FROM", 3)
+    monkeypatch.setattr(flow, "KEPT_FROM", 4)
     train(tiny_config(algorithm="own_flow:ClassCounting"), Path("run"), backend=SERIAL)
-    flow.Kept.n = 1  # as if the first update had been computed twice here, too
+    flow.Kept.n = 2  # as if the first two updates had been computed twice here, too
     assert cli.run(["replay", "run"]) == 1
     told = " ".join(capsys.readouterr().out.split())
     assert "all identical" not in told
     assert "meta_optimize(i=2, k=0) was identical at first and differs when it is computed after other iter" in told
-    flow.Kept.n = 1
+    flow.Kept.n = 2
     assert [outcome.identical for outcome in replay(Path("run"), stage="meta_optimize")] == [True] * 3 + [False]
 
 

@@ -106,11 +106,18 @@ def test_two_threads_of_one_process_do_not_share_a_simulator(tiny_config):
 
 @pytest.mark.dask
 @pytest.mark.slow
-def test_a_scheduler_with_workers_of_its_own_gives_the_digests_of_this_process(tmp_path, tiny_config, digests):
+def test_workers_of_a_scheduler_that_spill_all_results_to_their_disk_give_the_digests_of_this_process(
+    tmp_path, tiny_config, digests, monkeypatch
+):
     config = tiny_config(env="half-cheetah-dir", max_episode_steps=20)
     train(config, tmp_path / "here", backend=Backend(workers=0))
+    monkeypatch.setenv("DASK_TEMPORARY_DIRECTORY", str(tmp_path / "dask"))
+    monkeypatch.setenv("DASK_DISTRIBUTED__WORKER__MEMORY__TARGET", "1e-9")
+    spilled = set[Path]()
+    look = Observer(stage_started=lambda ref: spilled.update((tmp_path / "dask").glob("*/*/storage/*")))
     with cluster(PROJECT, threads=2) as address:
-        train(config, tmp_path / "there", backend=Backend(scheduler=address))
+        train(config, tmp_path / "there", backend=Backend(scheduler=address), observer=look)
+    assert spilled
     assert digests(tmp_path / "there") == digests(tmp_path / "here")
 
 

@@ -122,6 +122,7 @@ def test_what_goes_wrong_before_the_first_step_is_told_by_its_call(name, expecte
     error = fault(config(name))
     assert problem in str(error) or "too many values to unpack" in str(error) or "not enough values" in str(error)
     assert (error.about["call"], error.about["env_step"]) == (call, None)
+    assert {"make": "when it was made: ", "set_task": "in set_task: "}.get(call, "in reset: ") in str(error)
     assert error.arrays["actions"].shape == (0, 1)
 
 

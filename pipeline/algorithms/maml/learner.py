@@ -24,7 +24,7 @@ from metaloom.pipeline.algorithms.maml.meta_gradient import (
     meta_objective,
 )
 from metaloom.pipeline.algorithms.maml.rows import Chunk, build_chunks, chunk_bounds, minibatches, task_rows, to_tensor
-from metaloom.pipeline.algorithms.maml.settings import GradientBased, MetaAdam
+from metaloom.pipeline.algorithms.maml.settings import MetaAdam, MetaSettings
 from metaloom.pipeline.estimation.processing import process_samples
 from metaloom.pipeline.nn.device import use_device
 from metaloom.pipeline.nn.optimizers import Adam
@@ -80,7 +80,7 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         ConfigError: the device is missing, or torch refuses the schedule of step sizes.
     """
 
-    def __init__(self, settings: GradientBased, setup: Setup, inner_loss: InnerLoss) -> None:
+    def __init__(self, settings: MetaSettings, setup: Setup, inner_loss: InnerLoss) -> None:
         self.policy = build_policy(setup.policy, setup)
         self.settings, self._setup, self._inner_loss = settings, setup, inner_loss
         self._device = use_device(setup.device)

@@ -10,8 +10,7 @@ import torch
 
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.kernel_choice import fused
-from metaloom.pipeline.algorithms.off_policy.gradient_steps import GradientSteps
-from metaloom.pipeline.algorithms.off_policy.learner import OffPolicyLearner
+from metaloom.pipeline.algorithms.off_policy.learner import GradientSteps, OffPolicyLearner
 from metaloom.pipeline.algorithms.off_policy.parts import transitions_like
 from metaloom.pipeline.algorithms.pearl import definition
 from metaloom.pipeline.algorithms.pearl.definition import METRICS, Noise, PEARLDefinition
