@@ -39,7 +39,7 @@ from metaloom.stages.rollouts.faults import RolloutPosition
 from metaloom.stages.witness import play_again
 from metaloom.storage import Span, StageRef
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 

@@ -18,10 +18,10 @@ class PlanarWalker(MujocoRobot):
     for the step that ends an episode as well; `control` = -0.001 ‖action‖².
     """
 
-    reset_noise = 0.005
-    control_cost = 1e-3
-    alive_bonus = 1.0
-    max_observed_velocity = 10.0
+    reset_noise: float = 0.005
+    control_cost: float = 1e-3
+    alive_bonus: float = 1.0
+    max_observed_velocity: float = 10.0
 
     def __init__(self, model_file: str, render_mode: str | None = None) -> None:
         super().__init__(mujoco.MjModel.from_xml_path(str(GYMNASIUM_MODELS / model_file)), render_mode)

@@ -59,7 +59,7 @@ class StageTable:
     """
 
     def __init__(self, stages: Iterable[StoredStage]) -> None:
-        self.stages = tuple(stages)
+        self.stages: tuple[StoredStage, ...] = tuple(stages)
         self._by_name = {stage.name: stage for stage in self.stages}
         if wrong := [stage.group for stage in self.stages if not _GROUP.fullmatch(stage.group)]:
             raise ValueError(
@@ -72,7 +72,8 @@ class StageTable:
                 f"the stages are {', '.join(stage.name for stage in self.stages)}, of which {len(starts)} make the "
                 f"first learner and {len(ends)} end an iteration; required different names, and one of each"
             )
-        self.first, self.last = starts[0], ends[0]
+        self.first: str = starts[0]
+        self.last: str = ends[0]
         self._places: dict[str, tuple[int, int]] = {}
         block = 0  # the first of the stepped stages that follow one another, or the stage itself
         for n, stage in enumerate(self.stages):

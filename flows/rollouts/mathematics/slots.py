@@ -13,7 +13,7 @@ from metaloom.flows.rollouts.connection import Connection
 from metaloom.flows.rollouts.mathematics.orders import arithmetic
 from metaloom.flows.rollouts.workers import usable_cores
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 class Slot(NamedTuple):

@@ -86,10 +86,10 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         if isinstance(settings, MetaAdam):
             self._lr_factor = lr_factor(settings, settings.outer_lr)
         reason = "asked for" if settings.kernel == "torch" else "the whole update is differentiated by torch"
-        self.kernel = Kernel("torch", reason)
+        self.kernel: Kernel = Kernel("torch", reason)
         also = setup.processing.return_baseline
         apart = setup.baseline.fits_tasks_apart and (also is None or also.fits_tasks_apart)
-        self.tasks_apart = TasksApart(int(apart), settings.tasks_per_chunk)
+        self.tasks_apart: TasksApart = TasksApart(int(apart), settings.tasks_per_chunk)
 
     @abstractmethod
     def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
