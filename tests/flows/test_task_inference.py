@@ -7,12 +7,12 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
+from metaloom.flows.graph.task_inference import _sample_tasks
 
 import metaloom.flows.rollouts.workers
 from metaloom import storage
 from metaloom.flows.commands.train import train
 from metaloom.flows.graph.run_stages import stages_of
-from metaloom.flows.graph.task_inference import _sample_tasks
 from metaloom.flows.recipes import load_settings
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.algorithms.pearl.learner import PEARLLearner
