@@ -154,8 +154,8 @@ class StageTable(StageOrder):
         return EARLIER[info.get("last_stage", ON_POLICY.last)]
 
 
-def _stored_stage(output: str, schema: Mapping[str, Any] | None = None, **stage: Any) -> StoredStage:
-    return StoredStage(output=output, schema=OutputSchema.parse(output, schema) if schema else None, **stage)
+def _stored_stage(schema: Mapping[str, Any] | None = None, **stage: Any) -> StoredStage:
+    return StoredStage(**stage, schema=OutputSchema.parse(stage["output"], schema) if schema else None)
 
 
 def _learner(name: str, *, ends_iteration: bool) -> StoredStage:
