@@ -8,6 +8,7 @@ from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.dataflow.graph import Graph
 from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.pipeline.dataflow.stage import TOOLS, At, GraphError
+from metaloom.pipeline.dataflow.tasks import call
 from metaloom.pipeline.types import EpisodeBatch, LearnerState, TaskParams, Update
 
 
@@ -55,6 +56,6 @@ class GraphAdaptation:
                     f"graph {self.graph.name}: {stage.name} takes {missing[0]} ({TOOLS.get(missing[0], 'shared')}), "
                     f"which is not there when a learner adapts after training; required {', '.join(tools)} only"
                 )
-            outputs[stage.at(0, k)] = stage.run(*(tools[name] for name in stage.tools), **given)
+            outputs[stage.at(0, k)] = call(stage, tools, given, self.tools["parallel"])
         # What a stage does not give, such as PEARL's parameters besides the posterior, stays as it was.
         return TaskParams({**params.params, **outputs[self.graph.adapted.at(0, k)].params})

@@ -17,6 +17,7 @@ from metaloom.pipeline.dataflow.graph import WITNESS, Graph
 from metaloom.pipeline.dataflow.outputs import Outputs, SpanOutputs, read_only
 from metaloom.pipeline.dataflow.refs import Span, StageRef
 from metaloom.pipeline.dataflow.stage import At, Input, Stage
+from metaloom.pipeline.dataflow.tasks import call
 from metaloom.pipeline.envs.config import REPRODUCED
 from metaloom.pipeline.global_random import GlobalRandomWatch
 from metaloom.pipeline.numerics import normal_numerics
@@ -210,5 +211,5 @@ class Runner:
 
 
 def _call(context: Context, stage: Stage, at: At, inputs: Mapping[str, Any], **tools: Any) -> Any:
-    tools["at"] = at
-    return stage.run(*(tools[name] if name in tools else context.tool(name) for name in stage.tools), **inputs)
+    tools |= {"at": at} | {name: context.tool(name) for name in stage.tools if name not in ("at", *tools)}
+    return call(stage, tools, inputs, context.parallel)

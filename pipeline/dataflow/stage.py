@@ -2,14 +2,14 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, Self
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache, cached_property
+from typing import Any, Literal, Self
 
 from metaloom.pipeline import types
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.dataflow.refs import Span, StageRef
-from metaloom.pipeline.outputs import as_declared
+from metaloom.pipeline.outputs import OutputSchema, as_declared
 from metaloom.pipeline.schema import ConfigError
 
 Input = StageRef | tuple[StageRef, ...] | Span
@@ -47,12 +47,14 @@ class At:
         iteration: Iteration number; 0 where a learner adapts after training.
         step: Inner step k.
         training: False where a learner adapts after training, in evaluations and trained policies.
+        task: Index of the task, of a stage that is over tasks.
     """
 
     run_seed: int
     iteration: int
     step: int = 0
     training: bool = True
+    task: int = 0
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,8 @@ class Stage:
         output: Type of its output: one of `metaloom.pipeline.types`, or a frozen dataclass of arrays whose fields say
             their axes, see `metaloom.pipeline.outputs`; default: the annotation of what the function returns.
         group: Group that stores it; "{step}" in the name stands for the inner step; default: the stage's name.
+        over: `tasks` if the function computes each task alone: it is called with one task at a time, in any order, and
+            gets its index as `at.task`.
         samples: True if it runs environments, so that other algorithm settings cannot be tried on stored data.
         thinnable: True if thinning may remove its arrays, because they can be computed again.
         ends_iteration: True if its output is the next learner.
@@ -118,6 +122,7 @@ class Stage:
     reads: Mapping[str, str] | None = None
     output: Any = None
     group: str = ""
+    over: Literal["tasks"] | None = None
     samples: bool = False
     thinnable: bool = False
     ends_iteration: bool = False
@@ -138,6 +143,11 @@ class Stage:
             raise GraphError(
                 f"stage {name} reads {', '.join(reads) or 'nothing'}, but its function {_path(self.run)} has the "
                 f"keyword-only parameters {', '.join(self.inputs) or 'none'}; required the same ({unknown[0]} is not)"
+            )
+        if self.over and not fields_of_tasks(output, all_of_them=True):
+            raise GraphError(
+                f"stage {name} is over tasks, but gives {output.__name__}, which is not of tasks in all its fields; "
+                "required EpisodeBatch, Samples, TaskParams, or a class of yours whose arrays all have the axis B"
             )
         group = self.group or (f"{name}_{STEP}" if self.per.stepped else name)
         defaults = {"name": name, "output": output, "group": group}
@@ -187,6 +197,17 @@ class Stage:
     def reading(self, **edges: str) -> Self:
         """Return the stage with some inputs read from other edges."""
         return replace(self, reads={**self.edges, **edges})
+
+
+@cache
+def fields_of_tasks(kind: type[Any], *, all_of_them: bool = False) -> tuple[str, ...]:
+    """Return the fields of an output whose first axis is tasks; nothing if `all_of_them` and others are not."""
+    if kind in (types.EpisodeBatch, types.Samples, types.TaskParams):
+        return tuple(f.name for f in fields(kind))
+    if kind.__module__ == types.__name__ or not is_dataclass(kind):
+        return ("params", "ids") if kind is types.TaskBatch and not all_of_them else ()
+    found = tuple(f.name for f in OutputSchema.of(kind).fields if f.dims[:1] == ("task",))
+    return () if all_of_them and len(found) < len(fields(kind)) else found
 
 
 def _path(function: Callable[..., Any]) -> str:

@@ -1,15 +1,22 @@
 """Graphs made from others, and what is refused while they are made: each refusal names stage, edge and cure."""
 
 import re
-from dataclasses import replace
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Annotated
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.dataflow.edges import every_step, last_step, since_start, steps_so_far, this_step
 from metaloom.pipeline.dataflow.refs import Span, StageRef
-from metaloom.pipeline.dataflow.stage import EACH_STEP, INNER_STEP, ITERATION, GraphError, Stage
-from metaloom.pipeline.types import EpisodeBatch, Samples, TaskParams
+from metaloom.pipeline.dataflow.stage import EACH_STEP, INNER_STEP, ITERATION, At, GraphError, Stage
+from metaloom.pipeline.dataflow.tasks import call
+from metaloom.pipeline.outputs import Axes
+from metaloom.pipeline.types import EpisodeBatch, Samples, TaskBatch, TaskParams
 from metaloom.stages.adapt import ADAPT
 from metaloom.stages.graphs.off_policy import OFF_POLICY
 from metaloom.stages.graphs.on_policy import ON_POLICY
@@ -169,3 +176,49 @@ def test_what_does_not_fit_is_refused_while_the_graph_is_made(mistake):
     make, sentence = REFUSED[mistake]
     with pytest.raises(GraphError, match=re.escape(sentence)):
         make()
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How far rewards spread."""
+
+    scale: Annotated[NDArray[np.float32], Axes("B", "standard deviation")]
+    ends: Annotated[Mapping[str, NDArray[np.float32]], Axes("B E", "last rewards")]
+
+
+@dataclass(frozen=True)
+class Total:
+    """Mean over tasks."""
+
+    mean: Annotated[NDArray[np.float32], Axes("", "mean")]
+
+
+def alone_noise(at, *, params: TaskParams, tasks: TaskBatch, spread: Spread, state: object) -> TaskParams:
+    assert len(tasks) == len(params.params["w"]) == len(spread.scale) == 1
+    return TaskParams(
+        {"w": params.params["w"] * np.float32(tasks.params[0, 0]) + spread.ends["last"] + np.float32(at.task)}
+    )
+
+
+def together(*, params: TaskParams, tasks: TaskBatch) -> Total: ...
+
+
+def test_a_stage_over_tasks_gets_each_task_alone_on_any_thread_and_its_outputs_are_joined():
+    reads = dict.fromkeys(("params", "tasks", "spread", "state"), "learner")
+    stage = Stage(alone_noise, EACH_STEP, over="tasks", reads=reads)
+    params = TaskParams({"w": np.arange(6, dtype=np.float32).reshape(3, 2)})
+    tasks = TaskBatch(np.float64([[1], [2], [3]]), np.zeros(3, np.int64), ("scale",), ("1",))
+    spread = Spread(np.ones(3, np.float32), {"last": np.float32([[0, 1], [0, 1], [0, 1]])})
+    given = {"params": params, "tasks": tasks, "spread": spread, "state": object()}
+    expected = params.params["w"] * [[1], [2], [3]] + [[0, 1]] * 3 + [[0], [1], [2]]
+    with ThreadPoolExecutor(2) as pool:
+        for parallel in (map, pool.map, lambda work, items: reversed([*map(work, reversed(items))])):
+            found = call(stage, {"at": At(0, 0)}, given, parallel)
+            np.testing.assert_array_equal(found.params["w"], expected)
+    with pytest.raises(GraphError, match=r"alone_noise is over tasks, but its inputs are of \[2, 3\] tasks"):
+        call(stage, {"at": At(0, 0)}, {**given, "params": params.slice(0, 2)}, map)
+
+
+def test_a_stage_over_tasks_has_to_give_something_of_every_task():
+    with pytest.raises(GraphError, match=r"together is over tasks, but gives Total, which is not of tasks in all"):
+        Stage(together, EACH_STEP, over="tasks")

@@ -1,0 +1,69 @@
+"""Stages that compute each task alone: inputs are cut into tasks, and outputs joined."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+
+from metaloom.pipeline.dataflow.stage import At, GraphError, Stage, fields_of_tasks
+from metaloom.pipeline.types import Array, ParallelMap
+
+
+def call(stage: Stage, tools: Mapping[str, Any], inputs: Mapping[str, Any], parallel: ParallelMap) -> Any:
+    """Call a stage's function with its tools and inputs; task by task, in any order, if it is over tasks.
+
+    Raises:
+        GraphError: it is over tasks, and its inputs are of none or of different numbers of them.
+    """
+
+    def run(at: At, given: Mapping[str, Any]) -> Any:
+        return stage.run(*(at if name == "at" else tools[name] for name in stage.tools), **given)
+
+    at: At = tools["at"]
+    if stage.over is None:
+        return run(at, inputs)
+    sizes = {size for value in inputs.values() for size in _sizes(value)}
+    if len(sizes) != 1:
+        raise GraphError(
+            f"stage {stage.name} is over tasks, but its inputs are of {sorted(sizes) or 'no'} tasks; required "
+            "inputs of one number of tasks"
+        )
+
+    def one(b: int) -> Any:
+        return run(replace(at, task=b), {name: _cut(value, b) for name, value in inputs.items()})
+
+    return _joined(stage.output, [*parallel(one, range(*sizes))])
+
+
+def _sizes(value: Any) -> Iterator[int]:
+    for one in value if isinstance(value, tuple) else (value,):
+        for name in fields_of_tasks(type(one)):
+            part = getattr(one, name)
+            arrays = [*part.values()] if isinstance(part, Mapping) else [part]
+            yield from (len(array) for array in arrays if array is not None)
+
+
+def _cut(value: Any, b: int) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_cut(one, b) for one in value)
+    names = fields_of_tasks(type(value))
+    return replace(value, **{name: _each(getattr(value, name), b) for name in names}) if names else value
+
+
+def _each(part: Any, b: int) -> Any:
+    if isinstance(part, Mapping):
+        return {name: array[b : b + 1] for name, array in part.items()}
+    return None if part is None else part[b : b + 1]
+
+
+def _joined(output: type[Any], values: Sequence[Any]) -> Any:
+    first, parts = values[0], dict[str, Any]()
+    for name in (f.name for f in fields(output)):
+        given: list[Any] = [getattr(value, name) for value in values]
+        if isinstance(given[0], Mapping):
+            arrays: Mapping[str, Array] = given[0]
+            parts[name] = {key: np.concatenate([part[key] for part in given]) for key in arrays}
+        else:
+            parts[name] = None if given[0] is None else np.concatenate(given)
+    return replace(first, **parts)
