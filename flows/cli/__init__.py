@@ -27,7 +27,7 @@ from metaloom.flows.cli.output import (
     console,
     discard_output,
 )
-from metaloom.flows.errors import EXIT_INTERRUPTED, USAGE, StartAgain, exit_code
+from metaloom.flows.errors import EXIT_INTERRUPTED, USAGE, StartAgain, exit_code, explained
 from metaloom.flows.operations import operations
 from metaloom.flows.operations.options import complete_runs
 from metaloom.flows.streams import keep_streams
@@ -141,7 +141,8 @@ def run(tokens: Sequence[str]) -> int:
     except OutputClosed:
         discard_output()
         return EXIT_OUTPUT_CLOSED
-    except Exception as error:
+    except Exception as raised:
+        error = explained(raised)
         code = exit_code(error)
         if code is None:
             raise

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from metaloom.flows.cli.generated import Call
 from metaloom.flows.cli.output import answer, console, say, unless_closed
-from metaloom.flows.errors import EXIT_INTERRUPTED, USAGE
+from metaloom.flows.errors import EXIT_INTERRUPTED, USAGE, ExtraMissing, explained
 from metaloom.flows.loggers import LoggerName
 from metaloom.flows.operations.options import refuse_without
 from metaloom.flows.operations.train import check_log, new_folder, new_settings, require_witness
@@ -124,15 +124,18 @@ def _next_steps(folder: Path) -> str:
     from metaloom.flows.runs import report_folder, run_folder
     from metaloom.storage import argument, location, open_run
 
-    files = write(open_run(folder), report_folder(folder))
+    try:
+        files = write(open_run(folder), report_folder(folder))
+        drawn = [f"learning curve  {files.png}", f"report page     {files.html}"]
+    except (ExtraMissing, ModuleNotFoundError) as missing:
+        drawn = [f"no report       {explained(missing)}"]
     place = location(folder)
     name = folder.name if run_folder(folder.name) == folder else argument(folder)
     question = f"import metaloom; print(metaloom.open_run({place!r}).episodes().to_pandas())"
     return "\n".join(
         [
             f"\nrun             {place}",
-            f"learning curve  {files.png}",
-            f"report page     {files.html}",
+            *drawn,
             "\nlook further:",
             f"  {program('metaloom')} view {name}",
             f"  {program('metaloom')} show {name}",

@@ -38,7 +38,8 @@ def check_loggers(names: Sequence[str], film_every: int | None) -> None:
     for name in names:
         if name not in get_args(LoggerName):
             raise UsageError(f"found the logger {name}; required one of {', '.join(get_args(LoggerName))}")
-        if find_spec(name) is None:
-            raise ExtraMissing(name)
+        for package, module in ((name, name), ("pillow", "PIL")):  # which draws films
+            if find_spec(module) is None:
+                raise ExtraMissing(name, package)
     if film_every is not None and not names:
         raise UsageError("found films asked for without a logger to keep them; name one")
