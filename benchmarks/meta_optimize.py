@@ -17,12 +17,12 @@ from threadpoolctl import threadpool_limits
 
 from metaloom.pipeline.building import build_learner
 from metaloom.pipeline.config.run import build_config
+from metaloom.pipeline.dataflow.stage import At
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.build import GaussianPolicy
 from metaloom.pipeline.types import EpisodeBatch, ParallelMap, Step, TaskParams
 from metaloom.stages.initialize import initialize
-from metaloom.stages.meta_optimize import meta_optimize
 
 TASKS, EPISODES, STEPS, OBSERVATION, ACTION = 40, 20, 100, 17, 6
 POLICY = GaussianPolicy(Spaces((OBSERVATION,), 1.0, ACTION, 0), PolicyConfig(hidden_sizes=(64, 64)))
@@ -49,7 +49,7 @@ def main() -> None:
 def _measure(name: str, threads: int, chunk: int, parallel: ParallelMap, best: Timings) -> None:
     config = build_config({"env": "half-cheetah-dir", "algorithm": {"name": name, "tasks_per_chunk": chunk}})
     _, learner, _ = build_learner(config)
-    state = initialize(learner, run_seed=0).learner
+    state = initialize(learner, At(0, 0), lambda: None).learner
     params = learner.acting_params(state, TASKS)
     steps: list[Step] = []
     for k in range(2):
@@ -61,7 +61,7 @@ def _measure(name: str, threads: int, chunk: int, parallel: ParallelMap, best: T
             with _timed(best, (threads, chunk, name, "adapt")):
                 params = learner.adapt(state, params, steps[0], parallel=parallel)
     with _timed(best, (threads, chunk, name, "meta_optimize")):
-        meta_optimize(learner, state, steps, run_seed=0, iteration=0, parallel=parallel)
+        learner.update(state, steps, run_seed=0, iteration=0, parallel=parallel)
 
 
 @contextmanager

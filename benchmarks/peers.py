@@ -31,8 +31,8 @@ from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.policies.inference import MEAN_NETWORK, network_inference
 from metaloom.pipeline.types import Array, TaskParams
-from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
-from metaloom.stages.sample_tasks import sample_tasks
+from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, play_episodes
+from metaloom.stages.sample_tasks import draw_tasks
 
 GYMNASIUM_IDS = {
     "half-cheetah": "HalfCheetah-v5",
@@ -109,7 +109,7 @@ def _compare(args: argparse.Namespace, name: str, cores: int) -> dict[str, float
 def _metaloom(args: argparse.Namespace, name: str, threads: int) -> Callable[[], float]:
     config, policy = EnvConfig(name=name), PolicyConfig(hidden_sizes=(args.hidden, args.hidden))
     env = make_env(config)
-    tasks = sample_tasks(env, num_tasks=args.tasks, run_seed=1, iteration=0)
+    tasks = draw_tasks(env, num_tasks=args.tasks, run_seed=1, iteration=0)
     params = TaskParams.broadcast(policy_params(env.observation_space, env.action_space, args.hidden), args.tasks)
     sampler = Sampler(
         config, policy, episodes_per_task=args.episodes, max_episode_steps=args.steps, num_threads=threads
@@ -117,7 +117,7 @@ def _metaloom(args: argparse.Namespace, name: str, threads: int) -> Callable[[],
 
     def round() -> float:
         began = time.perf_counter()
-        episodes = collect_rollouts(sampler, params, tasks, position=RolloutPosition(1, 0, 0))
+        episodes = play_episodes(sampler, params, tasks, position=RolloutPosition(1, 0, 0))
         return episodes.num_steps / (time.perf_counter() - began)
 
     round()

@@ -25,7 +25,7 @@ from metaloom import storage
 from metaloom.pipeline.replay.buffer import ReplayBuffer, TransitionColumns
 from metaloom.pipeline.replay.index import RowIndex, TaskIndex
 from metaloom.pipeline.types import Array, EpisodeBatch, Minibatches
-from metaloom.stages.sample_transitions import sample_transitions
+from metaloom.stages.sample_transitions import draw_transitions
 from metaloom.storage import StageRef
 
 COLUMNS = TransitionColumns(observation_size=20, action_size=8)
@@ -63,7 +63,7 @@ def _measure_drawing() -> None:
         for k in range(3):
             index.append(i, tasks, np.full((5, 2), 200), in_context=k < 2)
     draw = partial(
-        sample_transitions, index.as_of(499), num_updates=2000, max_updates=2000, task_ids=range(100), num_tasks=16,
+        draw_transitions, index.as_of(499), num_updates=2000, max_updates=2000, task_ids=range(100), num_tasks=16,
         batch_size=256, context_size=100, buffer_size=10**6, run_seed=0, iteration=499,
     )  # fmt: skip
     seconds = median(_seconds(draw) for _ in range(5))

@@ -33,7 +33,7 @@ from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.replay.buffer import ReplayBuffer, TransitionColumns
 from metaloom.pipeline.replay.index import TaskIndex
 from metaloom.pipeline.types import EpisodeBatch, ParallelMap
-from metaloom.stages.sample_transitions import sample_transitions
+from metaloom.stages.sample_transitions import draw_transitions
 
 ENV = "HalfCheetah-v5"
 REFERENCE = "stable-baselines3"
@@ -132,7 +132,7 @@ def _metaloom(experience: EpisodeBatch, steps: int, parallel: ParallelMap, kerne
 
     def block() -> None:
         nonlocal state, iteration
-        chosen = sample_transitions(
+        chosen = draw_transitions(
             tasks.as_of(0),
             num_updates=steps,
             max_updates=steps,

@@ -34,8 +34,8 @@ from metaloom.pipeline.envs.wrappers import PolicyActions
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.seeding import generator, seed_for
 from metaloom.pipeline.types import Array, EpisodeBatch, Params, TaskBatch, TaskParams
-from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
-from metaloom.stages.sample_tasks import sample_tasks
+from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, play_episodes
+from metaloom.stages.sample_tasks import draw_tasks
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
     config = EnvConfig(name=args.env)
     env = make_env(config)
     assert isinstance(env, PolicyActions)
-    tasks = sample_tasks(env, num_tasks=args.tasks, run_seed=1, iteration=0)
+    tasks = draw_tasks(env, num_tasks=args.tasks, run_seed=1, iteration=0)
     params = TaskParams.broadcast(policy_params(env.observation_space, env.action_space, args.hidden), args.tasks)
     results = [_compare(args, config, env, tasks, params, threads) for threads in args.threads]
     if args.json:
@@ -81,7 +81,7 @@ def _compare(
     )
 
     def closed_loop() -> EpisodeBatch:
-        return collect_rollouts(sampler, params, tasks, position=RolloutPosition(1, 0, 0))
+        return play_episodes(sampler, params, tasks, position=RolloutPosition(1, 0, 0))
 
     physics = open_loop(env, closed_loop(), tasks, threads)
     seconds = {"open": [], "closed": []}

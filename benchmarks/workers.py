@@ -25,7 +25,7 @@ from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.types import TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition
-from metaloom.stages.sample_tasks import sample_tasks
+from metaloom.stages.sample_tasks import draw_tasks
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
     for name in args.env:
         config = build_config(override(load_settings(args.recipe), [f"env={name}"]))
         env = make_env(config.env)
-        tasks = sample_tasks(env, num_tasks=config.num_tasks, run_seed=1, iteration=0)
+        tasks = draw_tasks(env, num_tasks=config.num_tasks, run_seed=1, iteration=0)
         policy = policy_params(env.observation_space, env.action_space, config.policy.hidden_sizes[0])
         params = TaskParams.broadcast(policy, config.num_tasks)
         with ExitStack() as stack:

@@ -23,7 +23,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **context: Any) -> str:
-    """Lead links to what lies beside docs/ into the site, list commands, and draw diagrams without a script."""
+    """Lead links to what lies beside docs/ into the site, list commands and names, draw diagrams without scripts."""
     if "<!-- commands -->" in markdown:
         from metaloom.flows.cli import app
 
@@ -31,9 +31,28 @@ def on_page_markdown(markdown: str, **context: Any) -> str:
         # Cyclopts and the site make different anchors of the two dashes.
         commands = commands.replace("#metaloom-install-completion", "#metaloom---install-completion")
         return markdown.replace("<!-- commands -->", commands)
+    if "<!-- names -->" in markdown:
+        import metaloom
+
+        inherited = "\n    options:\n      inherited_members: true"
+        names = (f"::: metaloom.{name}{inherited if name == 'Run' else ''}" for name in metaloom._names())
+        markdown = markdown.replace("<!-- options of the terminal -->", _of_terminal())
+        return markdown.replace("<!-- names -->", "\n\n".join(names))
     for folder in BESIDE:
         markdown = markdown.replace(f"](../{folder}/", f"]({folder}/")
     return _MERMAID.sub(lambda found: f"`metaloom {found[1]} --format svg`{found[2]}{_drawn(found[1])}", markdown)
+
+
+def _of_terminal() -> str:
+    """Return a table of the options that only commands have, and of what Python has instead."""
+    from metaloom.flows.operations import operations
+
+    rows = [
+        f"| `{operation.name}` | `{option}` | {instead} |"
+        for operation in operations().values()
+        for option, instead in operation.of_terminal.items()
+    ]
+    return "\n".join(["| command | option | in Python |", "| --- | --- | --- |", *rows])
 
 
 def _drawn(command: str) -> str:

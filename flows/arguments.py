@@ -85,12 +85,22 @@ def fits(value: object, annotation: Any) -> bool:
 
 def required(annotation: Any) -> str:
     """Describe what an annotation allows."""
+    *others, last = dict.fromkeys(_kinds(annotation))
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _kinds(annotation: Any) -> list[str]:
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return "".join([required(args[0]), *(_text(limit) for mark in args[1:] for limit in limits_of(mark))])
+        limits = "".join(_text(limit) for mark in args[1:] for limit in limits_of(mark))
+        return [f"{kind}{limits}" for kind in _kinds(args[0])]
     if origin in (Union, UnionType):
-        *others, last = dict.fromkeys(map(required, args))
-        return f"{', '.join(others)} or {last}" if others else last
+        return [kind for each in args for kind in _kinds(each)]
+    return [_kind(annotation)]
+
+
+def _kind(annotation: Any) -> str:
+    origin, args = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return f"one of {', '.join(map(str, args))}"
     if origin is Sequence:
@@ -121,4 +131,4 @@ def _within(value: object, limit: Number) -> bool:
 
 
 def _text(limit: Number) -> str:
-    return f", {limit.gte} or more" if limit.lte is None else f" from {limit.gte} to {limit.lte}"
+    return f" of at least {limit.gte}" if limit.lte is None else f" from {limit.gte} to {limit.lte}"

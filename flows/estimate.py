@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
-from metaloom.flows.graph.off_policy import plan_of
 from metaloom.flows.rollouts.workers import SamplerSpec
 from metaloom.pipeline.algorithms.off_policy.settings import OffPolicySettings
 from metaloom.pipeline.building import build_learner
@@ -20,6 +19,7 @@ from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.shown import size
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan
+from metaloom.stages.memory.replay import plan_of
 
 _LOG = logging.getLogger(__name__)
 

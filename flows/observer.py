@@ -46,11 +46,18 @@ class IterationReport:
 
 @dataclass(frozen=True)
 class Observer:
-    """Callbacks of whoever watches a run train; by default they do nothing and never stop it."""
+    """Callbacks of whoever watches a run train; by default they do nothing and never stop it.
+
+    Attributes:
+        stage_started, iteration_done: Called before a stage and after an iteration.
+        should_stop: Asked before every stage.
+        reads: True if `iteration_done` reads the run: training then waits until all of the iteration is stored.
+    """
 
     stage_started: Callable[[StageRef], None] = lambda ref: None
     iteration_done: Callable[[IterationReport], None] = lambda report: None
     should_stop: Callable[[], bool] = lambda: False
+    reads: bool = False
 
 
 def strict(observer: Observer) -> Observer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
@@ -23,7 +24,9 @@ from metaloom.storage.run import Iterations
 
 if TYPE_CHECKING:
     from metaloom.flows.datasets import RunDataset, Unit
+    from metaloom.flows.observer import IterationReport
     from metaloom.flows.trained.policy import TrainedPolicy
+    from metaloom.pipeline.types import Metrics
 
 
 class Run(storage.Run):
@@ -84,6 +87,29 @@ class Run(storage.Run):
     def _repr_html_(self) -> str:
         facts = _facts(self)
         return as_html(f"Run {self.location}", [*facts.items(), ("created", self.info["created"])])
+
+
+@dataclass(frozen=True, repr=False)
+class FinishedIteration(storage.Iteration):
+    """An iteration that has just been trained, with its stored batches.
+
+    Attributes:
+        run: The run, open for reading.
+        index: The iteration, counted from 0.
+        report: Its metrics, returns by task and class, and seconds.
+    """
+
+    run: Run
+    report: IterationReport
+
+    @property
+    def refs(self) -> list[storage.StageRef]:
+        """The stages of the iteration."""
+        return [ref for ref in self.run.refs() if ref.iteration == self.index]
+
+    def metrics(self) -> Metrics:
+        """Return the metrics of the iteration."""
+        return dict(self.report.metrics)
 
 
 class Runs(Sequence[Run]):

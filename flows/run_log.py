@@ -17,8 +17,9 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, TextIO, cast
 
+from metaloom.flows.formatting import plural
 from metaloom.flows.observer import IterationReport, Observer
-from metaloom.pipeline.shown import printable
+from metaloom.pipeline.shown import MOST_ROWS, Row, Shown, printable
 from metaloom.storage import RunWriter, StageRef, StoreError
 from metaloom.storage.write.holder import FOLDER, operator_folder
 
@@ -104,7 +105,8 @@ class RunLog(logging.Handler):
             observer.iteration_done(report)
 
         def should_stop() -> bool:
-            by = "Ctrl-C" if observer.should_stop() else "`metaloom cancel`" if writer.is_asked_to_stop() else None
+            asked = "`metaloom cancel`" if writer.is_asked_to_stop() else None
+            by = "this process" if observer.should_stop() else asked
             if by is not None:
                 self.tell(logging.INFO, f"stops, asked by {by}")
             return by is not None
@@ -231,6 +233,15 @@ class LogLine:
     def is_at_least(self, level: str) -> bool:
         """Tell if the line is of a level or of a graver one."""
         return self.level not in LEVELS or LEVELS.index(self.level) >= LEVELS.index(level)
+
+
+class LogLines(Shown, list[LogLine]):
+    """Lines of a log, the oldest first."""
+
+    def shown(self) -> tuple[str, list[Row]]:
+        """Time, level and message of the newest lines; see pipeline.shown."""
+        rows = [(line.time[:19].replace("T", " "), line.level, line.message) for line in self[-MOST_ROWS:]]
+        return f"{plural(len(self), 'line')}{f', the last {len(rows)}' if len(rows) < len(self) else ''}", rows
 
 
 class LogReader:

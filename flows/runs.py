@@ -10,6 +10,7 @@ from pathlib import Path
 
 from metaloom import storage
 from metaloom.flows.errors import UsageError
+from metaloom.pipeline.types import LearnerState, Update
 
 RunLike = str | Path | storage.Run
 """A run, its path or URL, or its name in the runs folder."""
@@ -116,6 +117,23 @@ def updates_at(run: storage.Run, iteration: int | None) -> int:
     if updates < 0:
         raise UsageError(f"{run.path}: found iteration {iteration}; required one from {-newest - 1} to {newest}")
     return updates
+
+
+def learner_after(run: storage.Run, updates: int) -> LearnerState:
+    """Read the learner that has had so many updates.
+
+    Raises:
+        UsageError: the run has had fewer.
+    """
+    ref = run.learner_ref(updates)
+    if not run.contains(ref):
+        raise UsageError(
+            f"{run.path}: found {updates} updates asked for, but the run has {len(run.iterations)}; required no more. "
+            f"`metaloom resume {storage.argument(run.path)} --iterations {updates}` makes more"
+        )
+    update = run.load(ref)
+    assert isinstance(update, Update)
+    return update.learner
 
 
 def check_seed(seed: int) -> int:

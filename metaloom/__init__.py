@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from metaloom.flows.commands.baselines import fitted_baselines as fitted_baselines
+    from metaloom.flows.opened import FinishedIteration as FinishedIteration
     from metaloom.flows.opened import Run as Run
     from metaloom.flows.opened import Runs as Runs
     from metaloom.flows.opened import open_run as open_run
@@ -38,12 +39,14 @@ if TYPE_CHECKING:
     from metaloom.flows.operations.pack import pack as pack
     from metaloom.flows.operations.policy import policy as policy
     from metaloom.flows.operations.recipes import recipes as recipes
+    from metaloom.flows.operations.replay import materialise as materialise
     from metaloom.flows.operations.replay import replay as replay
     from metaloom.flows.operations.report import report as report
     from metaloom.flows.operations.rm import rm as rm
     from metaloom.flows.operations.show import show as show
     from metaloom.flows.operations.sweep import sweep as sweep
     from metaloom.flows.operations.thin import thin as thin
+    from metaloom.flows.operations.train import iterate as iterate
     from metaloom.flows.operations.train import resume as resume
     from metaloom.flows.operations.train import train as train
     from metaloom.flows.operations.verify import verify as verify

@@ -47,7 +47,7 @@ def normal_numerics(device: DeviceName = "cpu") -> Generator[None]:
                 left.enter_context(torch.autocast("cpu", enabled=False))
             if torch.get_default_device().type != "cpu":
                 left.enter_context(torch.device("cpu"))
-        left.enter_context(_kept(_of_thread(torch)))
+        left.callback(_restore, of_thread := _of_thread(torch), _set_normal(of_thread))
         left.enter_context(_shared.kept(_of_process(torch, device)))
         yield
 
@@ -63,15 +63,6 @@ def unusual_numerics(device: DeviceName = "cpu") -> dict[str, str]:
         if (found := torch.get_default_device()).type != "cpu":
             unusual["torch default device"] = str(found)
     return unusual
-
-
-@contextmanager
-def _kept(settings: list[_Setting]) -> Generator[None]:
-    before = _set_normal(settings)
-    try:
-        yield
-    finally:
-        _restore(settings, before)
 
 
 class _Shared:
@@ -132,9 +123,7 @@ def _of_thread(torch: Any) -> list[_Setting]:
 
 
 def _of_process(torch: Any, device: DeviceName) -> list[_Setting]:
-    if torch is None:
-        return _of_blas()
-    return [*_of_blas(), *_of_torch(torch, device)]
+    return _of_blas() if torch is None else [*_of_blas(), *_of_torch(torch, device)]
 
 
 @cache

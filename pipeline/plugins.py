@@ -19,15 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast, get_args
 
-from pydantic import GetJsonSchemaHandler, TypeAdapter, ValidationError
+from pydantic import BaseModel, GetJsonSchemaHandler, TypeAdapter, ValidationError
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, core_schema
 
 from metaloom.pipeline.installed import installed
-from metaloom.pipeline.schema import ConfigError, PluginSettings, refusal, suggestion
+from metaloom.pipeline.schema import ConfigError, refusal, suggestion
 
 T = TypeVar("T")
-S = TypeVar("S", bound=PluginSettings)
+S = TypeVar("S", bound=BaseModel)
 
 INSTALLED = "installed"
 
@@ -182,7 +182,7 @@ class ByName(Generic[S]):
 
     Attributes:
         plugins: Registry where names are looked up.
-        base: Base class of the settings.
+        base: Base class or group of the settings.
         default: The name where none is given.
     """
 
@@ -217,14 +217,15 @@ class ByName(Generic[S]):
 
     def _findable(self, value: S) -> S:
         """Return the settings under a name by which another process finds their class."""
-        name = value.name or path_of(type(value))
+        given = getattr(value, "name", "")
+        name = given or path_of(type(value))
         found = self.plugins.find(name, self.base)
         if found is not type(value):
             raise ConfigError(
                 f"found an object of {path_of(type(value))} whose name is {name!r}, which stands for {path_of(found)}; "
                 "leave the field name out in your class"
             )
-        return value if value.name else value.model_copy(update={"name": name})
+        return value if given else value.model_copy(update={"name": name})
 
     def __get_pydantic_core_schema__(self, source: object, handler: object) -> CoreSchema:
         """Accept any settings that derive from `base`, dumped with all fields of their own class."""

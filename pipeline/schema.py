@@ -129,8 +129,11 @@ class Settings(BaseModel):
         }
 
 
-class PluginSettings(Settings):
-    """Settings of a class that is found by `name`: built in, an entry point's, or a user's as module:Class."""
+class PluginSettings(BaseModel, use_attribute_docstrings=True):
+    """Group of settings of a class that is found by `name`: built in, an entry point's, or module:Class of a user.
+
+    A group is a base of settings beside Settings, so that a class lists what it is made of.
+    """
 
     name: str = ""
     """Omit it in a custom class: it then is where the class is found."""

@@ -2,16 +2,22 @@
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
+from metaloom.pipeline.algorithms.contract import Learner
+from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.dataflow.stage import EACH_STEP, ITERATION, At, Stage
 from metaloom.pipeline.envs.answers import as_integers, check_facts, is_ctrl_c
 from metaloom.pipeline.envs.contract import BatchEnv, BatchStep, EnvError
 from metaloom.pipeline.policies.acting import check_actor_params, make_actor
 from metaloom.pipeline.policies.actors import Actor, ActorSetup
 from metaloom.pipeline.policies.remembering import Memory
 from metaloom.pipeline.seeding import generator
-from metaloom.pipeline.types import Array, EpisodeBatch, TaskBatch, TaskParams
+from metaloom.pipeline.types import Array, EpisodeBatch, TaskBatch, TaskParams, Update
+from metaloom.stages.infer_task import ROUND
+from metaloom.stages.memory.replay import plan_of
 from metaloom.stages.rollouts.faults import Circumstances, RolloutPosition, not_finite
 from metaloom.stages.rollouts.sampler import (
     UNWATCHED,
@@ -21,9 +27,68 @@ from metaloom.stages.rollouts.sampler import (
     episodes_together,
     tasks_together,
 )
+from metaloom.stages.tools import Rollouts, acting_params, position
 
 
 def collect_rollouts(
+    learner: Learner[Any, Any], rollouts: Rollouts, at: At, *, params: Update | TaskParams, tasks: TaskBatch
+) -> EpisodeBatch:
+    """Collect complete episodes of every task, under its own parameters once it has adapted."""
+    return rollouts.collect(acting_params(learner, params, at, len(tasks)), tasks, position(at))
+
+
+def collect_transitions(
+    learner: Learner[Any, Any], rollouts: Rollouts, at: At, *, state: Update, tasks: TaskBatch
+) -> EpisodeBatch:
+    """Collect episodes that a replay buffer keeps."""
+    return rollouts.collect(acting_params(learner, state, at, len(tasks)), tasks, position(at))
+
+
+def collect_round(
+    learner: Learner[Any, Any],
+    config: RunConfig,
+    rollouts: Rollouts,
+    at: At,
+    *,
+    state: Update,
+    tasks: TaskBatch,
+    posterior: TaskParams | None = None,
+) -> EpisodeBatch:
+    """Collect episodes by the prior, or by the posterior over every task after the last episodes."""
+    params = acting_params(learner, state, at, len(tasks))
+    if posterior is not None:
+        params = TaskParams({**params.params, **posterior.params})
+    of_round = rollouts.sampling(plan_of(config).rounds[at.step].episodes, deterministic=False)
+    return of_round.collect(params, tasks, position(at))
+
+
+COLLECT_ROLLOUTS = Stage(
+    collect_rollouts,
+    EACH_STEP,
+    reads={"params": "acting", "tasks": "tasks"},
+    group="rollouts_{step}",
+    samples=True,
+    thinnable=True,
+)
+COLLECT_TRANSITIONS = Stage(
+    collect_transitions,
+    ITERATION,
+    name="collect_rollouts",
+    reads={"state": "learner", "tasks": "tasks"},
+    group="rollouts_{step}",
+    samples=True,
+)
+COLLECT_ROUND = Stage(
+    collect_round,
+    ROUND,
+    name="collect_rollouts",
+    reads={"state": "learner", "tasks": "tasks", "posterior": "posterior"},
+    group="rollouts_{step}",
+    samples=True,
+)
+
+
+def play_episodes(
     sampler: Sampler,
     params: TaskParams,
     tasks: TaskBatch,

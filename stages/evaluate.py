@@ -8,26 +8,87 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from metaloom.pipeline.algorithms.contract import Learner
-from metaloom.pipeline.types import (
-    Array,
-    EpisodeBatch,
-    Evaluation,
-    LearnerState,
-    ParallelMap,
-    TaskBatch,
-    TaskParams,
-)
-from metaloom.stages.collect_rollouts import RolloutPosition
-from metaloom.stages.counters import require_adapted
-from metaloom.stages.rollouts.faults import RolloutError, describe
+from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.dataflow.stage import EVALUATION, At, Stage
+from metaloom.pipeline.envs.contract import MetaEnv
+from metaloom.pipeline.tasks.evaluation import EvaluationPlan, evaluation_tasks
+from metaloom.pipeline.types import Array, EpisodeBatch, Evaluation, TaskBatch, TaskParams, Update
+from metaloom.stages.memory.replay import plan_of
+from metaloom.stages.rollouts.faults import RolloutError, RolloutPosition, describe
+from metaloom.stages.tools import Adaptation, Rollouts, Tested
 
 Collect = Callable[[TaskParams, TaskBatch, RolloutPosition], EpisodeBatch]
 
-Tested = Callable[[int, EpisodeBatch], object]
-"""Is shown the test episodes after each number of adaptation steps."""
-
 _ADAPTATION, _TEST = 0, 1
 """Stand-in for the iteration in the positions of an evaluation's episodes."""
+
+
+def evaluate(
+    learner: Learner[Any, Any],
+    config: RunConfig,
+    env: MetaEnv,
+    rollouts: Rollouts,
+    adaptation: Adaptation,
+    tested: Tested,
+    at: At,
+    *,
+    state: Update,
+) -> Evaluation:
+    """Measure returns after 0 ... K adaptation steps, on episodes that no step has used.
+
+    Actions are drawn in the episodes to adapt to, even if test episodes are deterministic. For policies with memory the
+    settings decide.
+    """
+    drawn = config.algorithm.trial is None or config.evaluation.remembered == "drawn"
+    return _evaluated(learner, config, env, rollouts, adaptation, tested, at, state, drawn, _total_rewards)
+
+
+def evaluate_inference(
+    learner: Learner[Any, Any],
+    config: RunConfig,
+    env: MetaEnv,
+    rollouts: Rollouts,
+    adaptation: Adaptation,
+    tested: Tested,
+    at: At,
+    *,
+    state: Update,
+) -> Evaluation:
+    """Measure returns by the prior, and after inferring each task from 1 ... K rollout batches.
+
+    Episodes that a task is inferred from act deterministically where test episodes do: they explore by drawing what
+    the task may be, not by drawing actions.
+    """
+
+    def sparse(episodes: EpisodeBatch) -> Array:
+        return (env.sparse_rewards(episodes.rewards) * episodes.mask).sum(axis=2, dtype=np.float64)
+
+    returns = sparse if plan_of(config).scores_sparse_rewards else _total_rewards
+    return _evaluated(learner, config, env, rollouts, adaptation, tested, at, state, False, returns)
+
+
+def evaluation_position(config: RunConfig, i: int, k: int) -> tuple[int, ...]:
+    """Return the position of an evaluation: equal tasks and episodes in every evaluation make them comparable."""
+    return (config.seed, config.evaluation.seed)
+
+
+EVALUATE = Stage(
+    evaluate,
+    EVALUATION,
+    reads={"state": "updated"},
+    group="evaluation",
+    samples=True,
+    seed_position=evaluation_position,
+)
+EVALUATE_INFERENCE = Stage(
+    evaluate_inference,
+    EVALUATION,
+    name="evaluate",
+    reads={"state": "updated"},
+    group="evaluation",
+    samples=True,
+    seed_position=evaluation_position,
+)
 
 
 def unseen(k: int, episodes: EpisodeBatch) -> None:
@@ -39,54 +100,47 @@ def test_position(run_seed: int, k: int) -> RolloutPosition:
     return RolloutPosition(run_seed, _TEST, k)
 
 
-def total_rewards(episodes: EpisodeBatch) -> Array:
-    """Return the sum of rewards of each episode, shape [B, E]."""
+def _total_rewards(episodes: EpisodeBatch) -> Array:
     return episodes.episode_returns
 
 
-def evaluate(
+def _evaluated(
     learner: Learner[Any, Any],
-    state: LearnerState,
-    tasks: TaskBatch,
-    *,
-    adaptation_steps: int,
-    adaptation_rollouts: Collect,
-    test_rollouts: Collect,
-    run_seed: int,
-    parallel: ParallelMap = map,
-    returns: Callable[[EpisodeBatch], Array] = total_rewards,
-    tested: Tested = unseen,
+    config: RunConfig,
+    env: MetaEnv,
+    rollouts: Rollouts,
+    adaptation: Adaptation,
+    tested: Tested,
+    at: At,
+    update: Update,
+    draws_actions: bool,
+    returns: Callable[[EpisodeBatch], Array],
 ) -> Evaluation:
-    """Measure returns after 0 ... K adaptation steps, on episodes that no step has used.
+    """Evaluate the learner after the update of an iteration.
 
     The random streams of step k do not depend on K, so more steps extend a curve without changing it.
-
-    Args:
-        learner: Algorithm that acts and adapts.
-        state: Learner state to evaluate.
-        tasks: Tasks to evaluate on.
-        adaptation_steps: K.
-        adaptation_rollouts: Collects the episodes to adapt to.
-        test_rollouts: Collects the episodes to measure.
-        run_seed: Seed used instead of the run's seed.
-        parallel: Maps over chunks of tasks; the result does not depend on it.
-        returns: Computes the return [B, E] of episodes; default: the sum of rewards.
-        tested: Receives the test episodes, which are not kept otherwise.
     """
-    test_rollouts = _shown(test_rollouts, tested)
+    plan, state = EvaluationPlan.of(config), update.learner
+    tasks = evaluation_tasks(config, env, at.iteration + 1)
+    adaptation_rollouts = rollouts.sampling(
+        plan.episodes,
+        deterministic=plan.deterministic and not draws_actions,
+        one_trial=config.algorithm.trial is not None,
+    )
+    test_rollouts = _shown(rollouts.sampling(plan.test_episodes, deterministic=plan.deterministic).collect, tested)
     params = learner.acting_params(state, len(tasks))
     # Keep outcomes, and of earlier batches only what tasks are inferred from: one batch can fill much of the memory.
     tests: list[_Outcome] = []
     adaptations: list[_Outcome] = []
     rounds: list[EpisodeBatch] = []
-    for k in range(adaptation_steps + 1):
+    for k in range(plan.adaptation_steps + 1):
         with _told_as(f"test episodes after {k} adaptation steps"):
-            tests.append(_outcome(test_rollouts(params, tasks, test_position(run_seed, k)), returns))
-        if k < adaptation_steps:
+            tests.append(_outcome(test_rollouts(params, tasks, test_position(plan.run_seed, k)), returns))
+        if k < plan.adaptation_steps:
             with _told_as(f"episodes of adaptation step {k + 1}"):
-                rounds.append(adaptation_rollouts(params, tasks, RolloutPosition(run_seed, _ADAPTATION, k)))
-            found = learner.adapt_to_episodes(state, params, rounds, run_seed=run_seed, parallel=parallel)
-            params = require_adapted(found, len(tasks), learner)
+                position = RolloutPosition(plan.run_seed, _ADAPTATION, k)
+                rounds.append(adaptation_rollouts.collect(params, tasks, position))
+            params = adaptation.adapt(state, params, rounds, run_seed=plan.run_seed)
             adaptations.append(_outcome(rounds[-1], returns))
             rounds[-1] = replace(rounds[-1], behavior={}, reward_terms={}, facts={})
     return Evaluation(

@@ -1,11 +1,12 @@
 """Errors of stages that cannot continue, with everything that reproduces them, and the check for finite values."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
 
+from metaloom.pipeline.outputs import OutputError, OutputSchema
 from metaloom.pipeline.types import EACH_EPISODE, Array, EpisodeBatch, Evaluation, Samples, TaskBatch, TaskParams
 
 
@@ -28,7 +29,7 @@ class StageFault(RuntimeError):
 
 
 _AXES = ("task", "episode", "t")
-_AXES_OF = {"initial_state": 2, "behavior.log_std": 1, "behavior.latent": 2, **dict.fromkeys(EACH_EPISODE, 2)}
+_NUM_AXES = {"initial_state": 2, "behavior.log_std": 1, "behavior.latent": 2, **dict.fromkeys(EACH_EPISODE, 2)}
 """Number of leading axes of arrays whose shape alone could be taken for more."""
 
 
@@ -50,7 +51,7 @@ def require_finite(value: object, *, stage: str, iteration: int, step: int) -> N
     """
     for name, array in _arrays(value):
         # Facts may be NaN where their environment says so: what collects them has checked them by its declaration.
-        is_fact = name.partition(".")[0].endswith("facts")
+        is_fact = name.partition(".")[0].endswith("facts") and isinstance(value, EpisodeBatch | Evaluation)
         if array.dtype.kind == "f" and not is_fact and not _is_finite(array):
             raise _fault(value, name, array, {"stage": stage, "iteration": iteration, "step": step})
 
@@ -76,7 +77,7 @@ def _arrays(value: object) -> Iterator[tuple[str, Array]]:
 def _fault(value: object, name: str, array: Array, about: Mapping[str, Any]) -> NotFinite:
     finite = np.isfinite(array)
     index = tuple(int(n) for n in np.argwhere(~finite)[0])
-    place = dict(zip(_AXES[: _num_axes(value, name, array)], index, strict=False))
+    place = dict(zip(_axes_of(value, name, array), index, strict=False))
     count, found = int((~finite).sum()), str(array[index])
     where = ", ".join(
         [*(f"{'step' if axis == 't' else axis} {n}" for axis, n in place.items()), f"index {list(index)}"]
@@ -89,12 +90,16 @@ def _fault(value: object, name: str, array: Array, about: Mapping[str, Any]) -> 
     )
 
 
-def _num_axes(value: object, name: str, array: Array) -> int:
-    """Count the leading axes of an array that are task, episode and step."""
+def _axes_of(value: object, name: str, array: Array) -> Sequence[str]:
+    """Name the leading axes of an array: those of task, episode and step, or what a user's class says."""
     if isinstance(value, TaskBatch | TaskParams | Evaluation):
-        return 1
+        return _AXES[:1]
     if isinstance(value, EpisodeBatch | Samples):
         steps = value.rewards if isinstance(value, EpisodeBatch) else value.returns
-        known = _AXES_OF.get(name)
-        return known or (3 if name == "observations" or array.shape[:3] == steps.shape else 1)
-    return 0
+        known = _NUM_AXES.get(name)
+        return _AXES[: known or (3 if name == "observations" or array.shape[:3] == steps.shape else 1)]
+    try:
+        described = OutputSchema.of(type(value)).fields
+    except OutputError:  # an Update, or row indices
+        return ()
+    return next(f.dims for f in described if f.name == name.partition(".")[0])

@@ -4,28 +4,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from metaloom.pipeline.algorithms.contract import Learner
+from metaloom.pipeline.dataflow.stage import ONCE, At, Stage
 from metaloom.pipeline.estimation.normalization import PREFIX
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Array, LearnerState, Params, Update
 from metaloom.stages.counters import no_steps
+from metaloom.stages.tools import WarmStart
 
 CRITICS = ("critic.", "q1.", "q2.", "v.", "target_", "decoder.")
 """Prefixes of what judges a policy in a learner: values, the networks that follow them, and a model's decoders."""
 
 
-def initialize(learner: Learner[Any, Any], *, run_seed: int, start: LearnerState | None = None) -> Update:
+def initialize(learner: Learner[Any, Any], at: At, warm_start: WarmStart) -> Update:
     """Return the learner state of iteration 0, with no metrics and all counters at zero.
 
-    Args:
-        learner: The algorithm.
-        run_seed: Seed of the initial parameters.
-        start: Learner state to copy parameters from: the policy's and, if both have one, the critic's. Also copies
-            the statistics if observations or rewards are normalized.
+    A warm start copies the parameters of the policy and, if both have one, the critic. It also copies the statistics if
+    observations or rewards are normalized.
 
     Raises:
-        ConfigError: the parameters of `start` do not fit this run's policy or critic.
+        ConfigError: the parameters of the warm start do not fit this run's policy or critic.
     """
-    state = learner.initialize(run_seed=run_seed)
+    state, start = learner.initialize(run_seed=at.run_seed), warm_start()
     if start is not None:
         needed, given = (
             {name: value for name, value in of.extra.items() if name.startswith(CRITICS)} for of in (state, start)
@@ -35,6 +34,9 @@ def initialize(learner: Learner[Any, Any], *, run_seed: int, start: LearnerState
         params = _taken(state.params, start.params, "policy")
         state = LearnerState(params, state.optimizer, state.extra | critic | statistics)
     return Update(LearnerState(state.params, state.optimizer, state.extra | no_steps()), {})
+
+
+INITIALIZE = Stage(initialize, ONCE, group="learner")
 
 
 def _taken(needed: Mapping[str, Array], given: Mapping[str, Array], of: str) -> Params:

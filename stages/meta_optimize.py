@@ -4,39 +4,82 @@ from collections.abc import Sequence
 from typing import Any
 
 from metaloom.pipeline.algorithms.contract import Learner
-from metaloom.pipeline.estimation.diagnostics import NO_MEASURES, Measures, step_metrics, with_own
-from metaloom.pipeline.types import LearnerState, Metrics, ParallelMap, Step, Update
+from metaloom.pipeline.dataflow.outputs import SpanOutputs
+from metaloom.pipeline.dataflow.stage import ITERATION, At, Stage
+from metaloom.pipeline.estimation.diagnostics import Measures, step_metrics, with_own
+from metaloom.pipeline.replay.trials import TrialExperience
+from metaloom.pipeline.types import EpisodeBatch, Metrics, ParallelMap, Samples, Step, Update
 from metaloom.stages.counters import finished, updated
+from metaloom.stages.memory.trials import StoredTrials
+from metaloom.stages.tools import at_start
 
 
 def meta_optimize(
     learner: Learner[Any, Any],
-    state: LearnerState,
-    steps: Sequence[Step],
+    at: At,
+    parallel: ParallelMap,
+    measures: Measures,
     *,
-    run_seed: int,
-    iteration: int,
-    parallel: ParallelMap = map,
-    measures: Measures = NO_MEASURES,
-    experience: object = None,
+    state: Update,
+    episodes: tuple[EpisodeBatch, ...],
+    samples: tuple[Samples, ...],
 ) -> Update:
-    """Compute the learner state of the next iteration and the metrics of this one.
+    """Compute the learner of the next iteration and the metrics of this one.
 
-    Args:
-        learner: The algorithm.
-        state: Input of this iteration.
-        steps: Episodes and samples before inner step 0, 1, ... and after the last.
-        run_seed: Decides the minibatches, with the iteration.
-        iteration: Iteration number.
-        parallel: Maps over chunks of tasks; the result does not depend on it.
-        measures: Additional measurements of every step.
-        experience: Training data of the algorithm, if it is more than these steps.
+    No gradient crosses a stage: the adaptation is computed again from episodes and samples before inner step 0, 1, ...
+    and after the last.
     """
-    learned_from = steps if experience is None else experience
-    after, update_metrics = updated(
-        learner, state, learned_from, run_seed=run_seed, iteration=iteration, parallel=parallel
+    steps = [Step(e, s, k) for k, (e, s) in enumerate(zip(episodes, samples, strict=True))]
+    return _learned(learner, at, parallel, measures, state, steps, steps)
+
+
+def meta_optimize_with_trials(
+    learner: Learner[Any, Any],
+    at: At,
+    parallel: ParallelMap,
+    measures: Measures,
+    trials: StoredTrials,
+    *,
+    state: Update,
+    episodes: EpisodeBatch,
+    samples: Samples,
+    rounds: SpanOutputs,
+) -> Update:
+    """Compute the next learner from this iteration's trials, and its model from those of the last iterations."""
+    step = Step(episodes, samples, at.step)
+    return _learned(learner, at, parallel, measures, state, [step], TrialExperience(step, trials.buffer(rounds)))
+
+
+META_OPTIMIZE = Stage(
+    meta_optimize,
+    ITERATION,
+    reads={"state": "learner", "episodes": "all_rollouts", "samples": "all_samples"},
+    group="learner",
+    ends_iteration=True,
+)
+META_OPTIMIZE_WITH_TRIALS = Stage(
+    meta_optimize_with_trials,
+    ITERATION,
+    name="meta_optimize",
+    reads={"state": "learner", "episodes": "rollouts", "samples": "samples", "rounds": "history"},
+    group="learner",
+    ends_iteration=True,
+)
+
+
+def _learned(
+    learner: Learner[Any, Any],
+    at: At,
+    parallel: ParallelMap,
+    measures: Measures,
+    state: Update,
+    steps: Sequence[Step],
+    experience: object,
+) -> Update:
+    before, metrics = at_start(learner, state, at), Metrics()
+    after, of_update = updated(
+        learner, before, experience, run_seed=at.run_seed, iteration=at.iteration, parallel=parallel
     )
-    metrics: Metrics = {}
     for step in steps:
         metrics |= with_own(step_metrics(step), measures.of_step(step))
-    return finished(state, after, [step.episodes for step in steps], metrics, update_metrics)
+    return finished(before, after, [step.episodes for step in steps], metrics, of_update)

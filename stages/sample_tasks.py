@@ -4,14 +4,31 @@ from functools import partial
 
 import numpy as np
 
+from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.dataflow.stage import ITERATION, At, Stage
 from metaloom.pipeline.envs.answers import is_ctrl_c, last_line, own_traceback
 from metaloom.pipeline.envs.contract import EnvError, MetaEnv
 from metaloom.pipeline.seeding import generator
-from metaloom.pipeline.tasks.samplers import balanced_draw, require_classes
+from metaloom.pipeline.tasks.samplers import balanced_draw, distinct_tasks, require_classes
 from metaloom.pipeline.types import Array, TaskBatch
 
 
-def sample_tasks(env: MetaEnv, *, num_tasks: int, run_seed: int, iteration: int, balanced: bool = False) -> TaskBatch:
+def sample_tasks(env: MetaEnv, config: RunConfig, at: At) -> TaskBatch:
+    """Draw the tasks of an iteration, as the run's settings say."""
+    balanced = config.task_sampling == "balanced"
+    return draw_tasks(env, num_tasks=config.num_tasks, run_seed=at.run_seed, iteration=at.iteration, balanced=balanced)
+
+
+def sample_training_tasks(env: MetaEnv, config: RunConfig, at: At) -> TaskBatch:
+    """Draw different tasks of the training set."""
+    return distinct_tasks(env, config.num_tasks, generator(at.run_seed, "tasks", at.iteration))
+
+
+SAMPLE_TASKS = Stage(sample_tasks, ITERATION, group="tasks")
+SAMPLE_TRAINING_TASKS = Stage(sample_training_tasks, ITERATION, name="sample_tasks", group="tasks")
+
+
+def draw_tasks(env: MetaEnv, *, num_tasks: int, run_seed: int, iteration: int, balanced: bool = False) -> TaskBatch:
     """Draw the meta-batch of an iteration: `num_tasks` independent draws from the env's task distribution.
 
     Args:

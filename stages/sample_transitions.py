@@ -1,15 +1,87 @@
 """Choose the stored transitions that an iteration's gradient steps learn from."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
 
+from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.dataflow.outputs import SpanOutputs
+from metaloom.pipeline.dataflow.refs import StageRef
+from metaloom.pipeline.dataflow.stage import ITERATION, At, Stage
 from metaloom.pipeline.replay.index import DrawableRows, ReplayError, ReplayView
 from metaloom.pipeline.seeding import generator
-from metaloom.pipeline.types import Array, Minibatches
+from metaloom.pipeline.types import Array, Minibatches, TaskBatch
+from metaloom.stages.memory.replay import BEFORE_ITERATIONS, Collected, StoredReplay, plan_of
 
 
-def sample_transitions(
+def sample_transitions(config: RunConfig, replay: StoredReplay, at: At, *, rounds: SpanOutputs) -> Minibatches:
+    """Draw rows of the replay buffer for the gradient steps of an iteration, of which only lengths are read."""
+
+    def collected(ref: StageRef, num_tasks: int) -> Collected:
+        iteration = BEFORE_ITERATIONS if ref.stage == "fill_memory" else ref.iteration
+        return Collected(iteration, np.zeros(num_tasks, np.int64), in_context=False)
+
+    num_env_steps = sum(
+        int(rounds.lengths(ref).sum()) for ref in rounds.refs(at.iteration) if ref.stage != "fill_memory"
+    )
+    return _drawn(config, replay.view(rounds, collected), at, num_env_steps, [0])
+
+
+def sample_transitions_of_tasks(
+    config: RunConfig,
+    replay: StoredReplay,
+    training_tasks: TaskBatch,
+    at: At,
+    *,
+    rounds: SpanOutputs,
+    tasks: SpanOutputs,
+) -> Minibatches:
+    """Draw tasks for the gradient steps of an iteration, and rows of each task's replay buffer and context."""
+
+    @cache
+    def ids(iteration: int) -> Array:
+        (drawn,) = tasks.refs(iteration)
+        return tasks.load(drawn).ids
+
+    def collected(ref: StageRef, num_tasks: int) -> Collected:
+        if ref.stage == "fill_memory":  # which is of all tasks in their order
+            return Collected(BEFORE_ITERATIONS, np.arange(num_tasks), in_context=True)
+        return Collected(ref.iteration, ids(ref.iteration), plan_of(config).rounds[ref.step].in_context)
+
+    return _drawn(config, replay.view(rounds, collected), at, 0, range(len(training_tasks)))
+
+
+def _drawn(config: RunConfig, view: ReplayView, at: At, num_env_steps: int, task_ids: Sequence[int]) -> Minibatches:
+    plan = plan_of(config)
+    return draw_transitions(
+        view,
+        num_updates=plan.gradient_steps(num_env_steps),
+        max_updates=plan.gradient_steps(config.episodes_per_task * config.max_episode_steps),
+        task_ids=task_ids,
+        num_tasks=plan.tasks_per_gradient_step,
+        batch_size=plan.batch_size,
+        context_size=plan.context_size,
+        buffer_size=plan.memory_size,
+        run_seed=at.run_seed,
+        iteration=at.iteration,
+    )
+
+
+SAMPLE_TRANSITIONS = Stage(
+    sample_transitions, ITERATION, reads={"rounds": "history"}, group="minibatches", thinnable=True
+)
+SAMPLE_TRANSITIONS_OF_TASKS = Stage(
+    sample_transitions_of_tasks,
+    ITERATION,
+    name="sample_transitions",
+    reads={"rounds": "history", "tasks": "all_tasks"},
+    group="minibatches",
+    thinnable=True,
+)
+
+
+def draw_transitions(
     view: ReplayView,
     *,
     num_updates: int,

@@ -1,49 +1,70 @@
 """The gradient steps that end an iteration of an off-policy algorithm."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from metaloom.pipeline.algorithms.contract import Learner
-from metaloom.pipeline.estimation.diagnostics import NO_MEASURES, Measures, episode_metrics, with_own
-from metaloom.pipeline.types import EpisodeBatch, LearnerState, Metrics, Minibatch, ParallelMap, Update
+from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.dataflow.outputs import SpanOutputs
+from metaloom.pipeline.dataflow.stage import ITERATION, At, Stage
+from metaloom.pipeline.estimation.diagnostics import Measures, episode_metrics, with_own
+from metaloom.pipeline.types import EpisodeBatch, Metrics, Minibatch, Minibatches, ParallelMap, Update
 from metaloom.stages.counters import finished, updated
+from metaloom.stages.memory.replay import StoredReplay, plan_of
+from metaloom.stages.tools import at_start
 
 
 def update(
     learner: Learner[Any, Iterable[Minibatch]],
-    state: LearnerState,
-    minibatches: Iterable[Minibatch],
-    rounds: Mapping[int, Sequence[EpisodeBatch]],
+    at: At,
+    parallel: ParallelMap,
+    measures: Measures,
+    config: RunConfig,
+    replay: StoredReplay,
     *,
-    fill: Sequence[EpisodeBatch] = (),
-    run_seed: int,
-    iteration: int,
-    parallel: ParallelMap = map,
-    measures: Measures = NO_MEASURES,
+    state: Update,
+    rounds: SpanOutputs,
+    drawn: Minibatches,
+    episodes: tuple[EpisodeBatch, ...],
+    fill: EpisodeBatch | None = None,
 ) -> Update:
-    """Compute the learner state of the next iteration and the metrics of this one.
+    """Compute the learner of the next iteration from drawn transitions, and the metrics of this iteration's episodes.
 
-    Args:
-        learner: The algorithm.
-        state: Input of this iteration.
-        minibatches: Minibatch of each gradient step, in order.
-        rounds: Episodes that this iteration collected, by the number of task inferences of their actors: 0 if they
-            acted by the prior, 1 if they acted by what they had seen of their task.
-        fill: Episodes that filled the replay buffer before; they count as environment steps.
-        run_seed: Decides the noise of the gradient steps, with the iteration.
-        iteration: Iteration number.
-        parallel: Maps over parts of a minibatch; the result does not depend on it.
-        measures: Additional measurements of every rollout batch.
+    Metrics are named by the number of task inferences of the actors: 0 if they acted by the prior, 1 if they acted by
+    what they had seen of their task. Episodes that filled the replay buffer before count as environment steps only.
     """
+    by_posterior: dict[int, list[EpisodeBatch]] = {}
+    for batch, part in zip(episodes, plan_of(config).rounds, strict=True):
+        by_posterior.setdefault(int(part.from_posterior), []).append(batch)
+    before, metrics = at_start(learner, state, at), Metrics()
     # Non-finite parameters are detected at the end, with a better message than a warning.
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        after, update_metrics = updated(
-            learner, state, minibatches, run_seed=run_seed, iteration=iteration, parallel=parallel
+        after, of_update = updated(
+            learner,
+            before,
+            replay.minibatches(rounds, drawn),
+            run_seed=at.run_seed,
+            iteration=at.iteration,
+            parallel=parallel,
         )
-    metrics: Metrics = {}
-    for k, episodes in rounds.items():
-        metrics |= with_own(episode_metrics(episodes, k), measures.of_round(episodes, k))
-    collected = [*fill, *(episodes for k in rounds for episodes in rounds[k])]
-    return finished(state, after, collected, metrics, update_metrics)
+    for k, batches in by_posterior.items():
+        metrics |= with_own(episode_metrics(batches, k), measures.of_round(batches, k))
+    collected = [*([] if fill is None else [fill]), *(batch for k in by_posterior for batch in by_posterior[k])]
+    return finished(before, after, collected, metrics, of_update)
+
+
+UPDATE = Stage(
+    update,
+    ITERATION,
+    reads={
+        "state": "learner",
+        "rounds": "history",
+        "drawn": "drawn",
+        "episodes": "all_rollouts",
+        "fill": "fill",
+    },
+    group="learner",
+    ends_iteration=True,
+)

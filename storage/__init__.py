@@ -7,6 +7,8 @@ Opening a run imports neither torch nor a simulator:
     run[12].rollouts(0).rewards
 """
 
+from metaloom.pipeline.dataflow.refs import Span as Span
+from metaloom.pipeline.dataflow.refs import StageRef as StageRef
 from metaloom.storage.errors import BudgetReached as BudgetReached
 from metaloom.storage.errors import DamagedRun as DamagedRun
 from metaloom.storage.errors import DigestMismatch as DigestMismatch
@@ -33,8 +35,6 @@ from metaloom.storage.format.places import run_path as run_path
 from metaloom.storage.format.places import url_of as url_of
 from metaloom.storage.format.records import StageRecord as StageRecord
 from metaloom.storage.format.records import read_record as read_record
-from metaloom.storage.format.refs import Span as Span
-from metaloom.storage.format.refs import StageRef as StageRef
 from metaloom.storage.format.stages import StageTable as StageTable
 from metaloom.storage.format.stages import StoredStage as StoredStage
 from metaloom.storage.format.thinning import Retention as Retention

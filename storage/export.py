@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.storage.errors import StageMissing, StoreError, system_errors
-from metaloom.storage.format.refs import StageRef
 from metaloom.storage.progress import Progress, unseen
 from metaloom.storage.run import Iterations, Run
 from metaloom.storage.unfinished import unfinished_folder
@@ -36,7 +36,7 @@ class Export:
     iterations: int = 0
     rows: int = 0
     skipped: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
-    progress: Progress = unseen
+    progress: Progress = field(default=unseen, repr=False)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the account as plain data."""

@@ -4,13 +4,15 @@ Nothing is seen before its commit record, and nothing unchecked is decoded.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
+from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.pipeline.shown import Row, Shown, size
 from metaloom.pipeline.types import (
     Array,
@@ -29,7 +31,6 @@ from metaloom.storage.format.canonical import read_sealed
 from metaloom.storage.format.codec import Value
 from metaloom.storage.format.places import argument, folder_of, url_of
 from metaloom.storage.format.records import read_record
-from metaloom.storage.format.refs import StageRef
 from metaloom.storage.format.segments import Link
 from metaloom.storage.format.sessions import newest_session
 from metaloom.storage.read.history import chain_problems
@@ -42,7 +43,7 @@ from metaloom.storage.read.info import (
     origin,
     read_info,
 )
-from metaloom.storage.read.outputs import Places, Steps, StoredOutputs, places, shape_of_rounds, whole_numbers
+from metaloom.storage.read.outputs import Places, Steps, StoredOutputs, chosen_steps, whole_numbers
 from metaloom.storage.read.sessions import ComputedWith, mapping, read_sessions
 from metaloom.storage.remote.log import RemoteLog, follow
 from metaloom.storage.remote.objects import ObjectFolder
@@ -56,10 +57,34 @@ V = TypeVar("V", bound=Value)
 
 @dataclass(frozen=True, repr=False)
 class Iteration(Shown):
-    """The stored batches of one iteration. Every method raises StageMissing for a missing output."""
+    """The stored batches of one iteration. Every method raises StageMissing for a missing output.
+
+    Stages without a method below have one of their name, and one of their group: `run[3].noise(0)`.
+    """
 
     run: StoredOutputs
     index: int
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_") or name in ("run", "index"):  # of an object under construction
+            raise AttributeError(name)
+        if not self._stage_of(name):
+            known = [stage.name for stage in self.run.stages.stages]
+            raise AttributeError(f"an iteration has no {name!r}; the stages of the run are {', '.join(known)}")
+        return partial(self.output, name)
+
+    def __dir__(self) -> Iterable[str]:
+        return [*super().__dir__(), *(stage.name for stage in self.run.stages.stages)]
+
+    def output(self, stage: str, k: int = 0, *, task: Places = None) -> Any:
+        """Load the output of any stage of the run.
+
+        Args:
+            stage: Stage name, or the name of its group, such as rollouts.
+            k: Inner step, where the stage has several.
+            task: As for `rollouts`.
+        """
+        return self.run.load(self.ref(stage, k), task=task)
 
     def shown(self) -> tuple[str, list[Row]]:
         """Stored stages: output of each, its size on disk, and its duration."""
@@ -93,7 +118,11 @@ class Iteration(Shown):
         return self._load("rollouts", k, EpisodeBatch, task)
 
     def samples(self, k: int = 0, *, task: Places = None) -> Samples:
-        """Read the processed samples of the episodes of inner step k; `task` as for `rollouts`."""
+        """Read the samples of the episodes of inner step k as `process_samples` gave them; `task` as for `rollouts`.
+
+        Where the iteration learned from what another stage made of them, a warning names that stage.
+        """
+        self._warn_of_other_samples(self.ref("samples", k))
         return self._load("samples", k, Samples, task)
 
     def adapted(self, k: int = 0, *, task: Places = None) -> TaskParams:
@@ -140,29 +169,57 @@ class Iteration(Shown):
         (row,) = read_metrics(self.run.files, [self.index]).drop_columns(["iteration"]).to_pylist()
         return {name: value for name, value in row.items() if value is not None}
 
-    def xarray(self, k: int = 0, *, task: Places = None) -> "xr.Dataset":
-        """Tasks, episodes and samples of inner step k with named axes and units; tasks as `rollouts` takes them."""
+    def xarray(self, k: int = 0, *, stage: str | None = None, task: Places = None) -> "xr.Dataset":
+        """Read tasks, episodes and samples of inner step k with named axes and units.
+
+        Args:
+            k: Inner step.
+            stage: Read the arrays of this stage instead of episodes and samples.
+            task: As for `rollouts`.
+        """
         from metaloom.storage.read.datasets import to_xarray
 
-        self.run.record(ref := self._ref("rollouts", k))
-        count, _, _ = shape_of_rounds(self.run.files, self.run.stages.group_of(ref))
+        ref = self.ref(stage or "rollouts", k)
+        chosen, samples = self.run.chosen_tasks(self.run.record(ref), task), self._in("samples", k)
+        refs = [ref] if stage or samples is None else [ref, samples]
         components = {axis: self.run.components(axis) for axis in ("observation", "action")}
-        return to_xarray(self.run.files, self.index, k, places(task, count, "task"), components, self.run.facts)
+        return to_xarray(self.run.files, refs, self._in("tasks"), chosen, components, self.run.facts)
 
-    def _load(self, group: str, step: int, kind: type[V], task: Places = None) -> V:
-        return self._expect(self._ref(group, step), kind, task)
-
-    def _ref(self, group: str, step: int) -> StageRef:
-        stages = self.run.files.stages
-        ref = stages.in_group(group, self.index, step)
-        if ref is None:
+    def ref(self, stage: str, k: int = 0) -> StageRef:
+        """Return the output of a stage, stored or not, by its name or that of its group."""
+        if not (name := self._stage_of(stage)):
             raise StageMissing(
                 self.run.files.root,
-                found=f"none of its stages gives {group}",
-                required=f"one of {', '.join(stage.group for stage in stages.stages)}",
+                found=f"none of its stages gives {stage}",
+                required=f"one of {', '.join(f'{known.group} ({known.name})' for known in self.run.stages.stages)}",
                 action="`metaloom show RUN` says what its algorithm is",
             )
-        return ref
+        return StageRef(self.index, name, k)
+
+    def _stage_of(self, name: str) -> str:
+        stages = self.run.files.stages
+        return stages.named(name) or (name if name in stages else "")
+
+    def _in(self, group: str, k: int = 0) -> StageRef | None:
+        ref = self.run.files.stages.in_group(group, self.index, k)
+        return None if ref is None or not self.run.contains(ref) else ref
+
+    def _load(self, group: str, step: int, kind: type[V], task: Places = None) -> V:
+        return self._expect(self.ref(group, step), kind, task)
+
+    def _warn_of_other_samples(self, ref: StageRef) -> None:
+        stages = self.run.files.stages
+        others = {stage.name for stage in stages.stages if stage.output == "Samples"} - {ref.stage}
+        if not others:
+            return
+        readers = [reader for reader in self.run.refs_of({self.index}) if reader.stage not in others]
+        read = {item.ref for reader in readers for item in self.run.record(reader).inputs}
+        instead = [other for other in stages.sort(read) if other.stage in others and other.step == ref.step]
+        if instead and ref not in read:
+            _LOG.warning(
+                "%s: the iteration learned from %s and not from %s, which it is made of; run[%d].%s(%d) reads it",
+                *(self.run.location, instead[0], ref, self.index, instead[0].stage, ref.step),
+            )
 
     def _expect(self, ref: StageRef, kind: type[V], task: Places = None) -> V:
         value = self.run.load(ref, task=task)
@@ -363,6 +420,34 @@ class Run(StoredOutputs):
     def evaluations(self, iterations: Iterations = None) -> "pa.Table":
         """Read one row per episode of the evaluations during training, with its task's parameters as `task_*`."""
         return self._table("evaluations", iterations)
+
+    def table(
+        self, stage: str, iterations: Iterations = None, columns: Sequence[str] | None = None, steps: Steps = None
+    ) -> "pa.Table":
+        """Read the arrays of any stage, one row per entry along the axes that all columns begin with.
+
+        A column with the axes task, episode, t has a row per step; beside a column of tasks there is a row per task,
+        and it holds lists. Steps after the end of an episode have no rows.
+
+        Args:
+            stage: Stage name, or the name of its group.
+            iterations: Iterations to read; None for all complete ones. Those without such an output have no rows.
+            columns: Names of arrays; None for all.
+            steps: Inner steps k to include; None for all.
+
+        Raises:
+            ValueError: there is no such column or inner step.
+            StageMissing: there is no such stage, or no output of it.
+        """
+        from metaloom.storage.read.entries import read_entries
+
+        chosen, wanted = self.select(iterations), chosen_steps(steps)
+        first = Iteration(self, chosen[0] if chosen else 0).ref(stage, wanted[0] if wanted else 0)
+        refs = [ref for ref in self.refs_of(chosen) if ref.stage == first.stage]
+        refs = [ref for ref in refs if wanted is None or ref.step in wanted]
+        if not refs:
+            self.record(first)  # raises StageMissing with what is there
+        return read_entries(self.files, refs, columns)
 
     def transitions(self, rows: "Sequence[int] | Array") -> "pa.Table":
         """Read transitions by row number, as minibatches name them: one row each, with its origin.

@@ -10,6 +10,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from metaloom.pipeline.dataflow.refs import Span, StageRef
 from metaloom.pipeline.types import Array, EpisodeBatch
 from metaloom.storage.errors import (
     BudgetReached,
@@ -24,7 +25,6 @@ from metaloom.storage.errors import (
 from metaloom.storage.format.codec import Value, encode, flatten
 from metaloom.storage.format.places import argument
 from metaloom.storage.format.records import StageRecord
-from metaloom.storage.format.refs import Span, StageRef
 from metaloom.storage.format.thinning import Retention, Thinned, thinnable
 from metaloom.storage.keep.thinner import Thinner
 from metaloom.storage.progress import Progress, unseen

@@ -1,9 +1,11 @@
 """Plant faults in a copy of the source, one at a time, and print which of them the tests notice.
 
-`make mutants SEED=1 COUNT=40 ROOM=storage` draws faults from every room in turn, rare kinds as often as frequent ones.
-Tests that mirror the changed module or import it run first, then others by their distance in the import graph, until
-one fails or the time is over. A test that fails without the fault as well does not count. Verdicts are kept in
-`build/mutants/`, where an interrupted call continues. Faults that change nothing are in `equivalent_mutants.yaml`.
+`make mutants SEED=1 COUNT=40 ROOM=storage` draws faults from every room in turn, rare kinds as often as frequent ones;
+`ARGS="--kind call"` draws of one kind. Tests that mirror the changed module or import it run first, then others by
+their distance in the import graph, file by file, until one fails. A test that fails without the fault as well does not
+count. A fault is undecided, and has not survived, if its processor time was over before all these files had run.
+Verdicts are kept in `build/mutants/`, where an interrupted call continues. Faults that change nothing are in
+`equivalent_mutants.yaml`.
 """
 
 import argparse
@@ -12,6 +14,7 @@ import json
 import os
 import random
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -21,9 +24,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, NoReturn, TypeAlias
 
 import psutil
 import yaml
@@ -33,7 +37,9 @@ WORK = ROOT / "build" / "mutants"
 TREE = WORK / "tree"
 PACKAGES = ("pipeline", "stages", "storage", "flows")
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.yaml")
-FIRST_FILES, ALL_FILES, TEST_SECONDS = 8, 60, 120
+ALL_FILES, TEST_SECONDS, WAITING = 40, 120, 10
+# Imported before the forks in which tests run: it takes longer than most of them.
+LIBRARIES = ("distributed", "gymnasium", "hypothesis", "pandas", "pyarrow.parquet", "pytest", "torch", "xarray", "zarr")
 # In the environment of every process of a test run, by which those that outlive it are found.
 MARK = "METALOOM_MUTANT"
 
@@ -42,6 +48,9 @@ _OPPOSITES = {
     ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is", ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*",
 }  # fmt: skip
 _OPERATOR = re.compile(r"not\s+in|is\s+not|[<>=!]=|[<>]|\bin\b|\bis\b|[-+*/]")
+_WRITES = re.compile(
+    r"sync|flush|(sort|link|rename|replace|remove|rmtree|mkdir|make_folders?|truncate|publish|place_folder|share|release)$"
+)
 _SEEDED = {"seed_for", "generator", "of_task", "of_episode"}
 Node: TypeAlias = ast.expr | ast.stmt
 
@@ -119,10 +128,10 @@ def _changes(node: ast.AST, text: Callable[[Node], str]) -> Iterator[tuple[str, 
             yield "raise", node, node, "pass"
         case ast.If(test):
             yield "if", test, test, "False"
-        case ast.Expr(ast.Call(func)) if re.search(r"sync|flush|sort$", text(func)):
-            yield "sync or sort", node, node, "pass"
+        case ast.Expr(ast.Call(func)) if _WRITES.search(text(func)):
+            yield "call", node, node, "pass"
         case ast.Call(ast.Name("sorted") as func):
-            yield "sync or sort", func, func, "(lambda items, **_: list(items))"
+            yield "sort", func, func, "(lambda items, **_: list(items))"
         case ast.FunctionDef():
             values = [found.value for found in ast.walk(node) if isinstance(found, ast.Return) and found.value]
             for one, other in pairwise(values):
@@ -135,21 +144,27 @@ def _changes(node: ast.AST, text: Callable[[Node], str]) -> Iterator[tuple[str, 
                 yield "swapped arguments", first, second, f"{text(second)}, {text(first)}"
 
 
-def draw(seed: int, count: int, room: str) -> list[Fault]:
+def draw(seed: int, count: int, room: str, kind: str = "") -> list[Fault]:
     """Draw faults from every room in turn, each of a kind that the room has not had as long as there is one."""
     rng = random.Random(seed)
     rooms: dict[str, dict[str, list[Fault]]] = defaultdict(lambda: defaultdict(list))
+    later: dict[str, dict[str, list[Fault]]] = defaultdict(dict)
     contents = {path.relative_to(TREE).as_posix(): path.read_bytes() for path in _sources()}
     for file in sorted(contents):
         for fault in faults_of(file, contents[file]) if file.startswith(room) else ():
-            rooms[_room(file)][fault.kind].append(fault)
+            if kind in ("", fault.kind):
+                rooms[_room(file)][fault.kind].append(fault)
     drawn: list[Fault] = []
     while len(drawn) < count and rooms:
         for name in rng.sample(sorted(rooms), len(rooms)):
-            fault = rng.choice(rooms[name].pop(rng.choice(sorted(rooms[name]))))
+            of_kind = rooms[name].pop(rng.choice(sorted(rooms[name])))
+            fault = of_kind.pop(rng.randrange(len(of_kind)))
+            if of_kind:
+                later[name][fault.kind] = of_kind
             raw = contents[fault.file]
             with suppress(SyntaxError):
                 drawn += [fault] if ast.dump(ast.parse(fault.plant(raw))) != ast.dump(ast.parse(raw)) else []
+            rooms[name] = rooms[name] or later.pop(name, {})
             if not rooms[name]:
                 del rooms[name]
     return drawn[:count]
@@ -196,52 +211,96 @@ def tests_of(file: str) -> list[str]:
         at_home = package in test.parts or (package == "storage" and "reliability" in test.parts)
         return near - 2 * mirrors - at_home, test.stat().st_size
 
-    return [str(test.relative_to(TREE)) for test in sorted((TREE / "tests").rglob("test_*.py"), key=key)]
+    tests = (test for test in (TREE / "tests").rglob("test_*.py") if not test.stem.endswith("_learning"))
+    return [str(test.relative_to(TREE)) for test in sorted(tests, key=key)]
 
 
-def run(tests: Sequence[str], seconds: float, excluded: Sequence[str]) -> tuple[str, bool]:
-    """Run tests in the copy; return the first that fails, "" if none does, and whether all were run."""
-    token = f"{os.getpid()}.{time.time()}"
+def run(test: str, seconds: float, excluded: Sequence[str] = ()) -> tuple[str, bool]:
+    """Run a test, or a file of them, in the copy.
+
+    Returns:
+        The first that fails, "" if none does, and whether all were run.
+
+    Args:
+        test: File, or test in it.
+        seconds: Processor time that it may take, and a tenth of the time that it may wait.
+        excluded: Tests of it that do not run.
+    """
+    token, log = f"{os.getpid()}.{time.time()}", WORK / "output.txt"
     limits = ["-x", f"--timeout={TEST_SECONDS}", "-m", "not learning and not sweep", f"--basetemp={WORK / 'tmp'}"]
     output = ["-q", "--no-header", "--tb=no", "-rfE", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    command = [sys.executable, "-m", "pytest", *limits, *output, *tests, *(f"--deselect={name}" for name in excluded)]
-    # Compiled files are told apart by second and size, which two faults may share.
-    env = {**os.environ, "PYTHONPATH": str(TREE), "PYTHONDONTWRITEBYTECODE": "1", MARK: token}
-    streams = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "errors": "replace"}
+    output += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of plug-ins that are imported by now
+    child = os.fork()
+    if child == 0:
+        _pytest([*limits, *output, test, *(f"--deselect={name}" for name in excluded)], log, token, seconds)
     try:
-        done = subprocess.run(command, cwd=TREE, env=env, timeout=seconds, **streams)
-    except subprocess.TimeoutExpired:
+        code = psutil.Process(child).wait(WAITING * seconds)
+    except psutil.TimeoutExpired:
         return "", False
     finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
         for process in psutil.process_iter():
             with suppress(psutil.Error):
                 if process.environ().get(MARK) == token:
                     process.kill()
         shutil.rmtree(WORK / "tmp", ignore_errors=True)
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+?(?:\[.*?\])?)(?: - .*)?$", done.stdout, re.MULTILINE)
-    if done.returncode not in (0, 5) and not failed:
-        raise RuntimeError(f"pytest ended with {done.returncode}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return (failed[1] if failed else ""), True
+    told = log.read_text("utf-8", "replace")
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+?(?:\[.*?\])?)(?: - .*)?$", told, re.MULTILINE)
+    if code == -signal.SIGXCPU:
+        return "", False
+    died = "" if code in (0, 5) else test
+    return (failed[1] if failed else died), True
+
+
+def _pytest(arguments: list[str], log: Path, token: str, seconds: float) -> NoReturn:
+    """Run pytest in the copy, in this process, which was forked for it."""
+    code = 1
+    try:
+        os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, resource.RLIM_INFINITY))
+        with log.open("wb") as told, open(os.devnull, "rb") as nothing:
+            os.dup2(nothing.fileno(), 0)
+            os.dup2(told.fileno(), 1)
+            os.dup2(told.fileno(), 2)
+        os.chdir(TREE)
+        sys.path[0] = str(TREE)
+        # Compiled files are told apart by second and size, which two faults may share.
+        os.environ.update({"PYTHONPATH": str(TREE), "PYTHONDONTWRITEBYTECODE": "1", MARK: token})
+        sys.dont_write_bytecode = True
+        code = int(import_module("pytest").main(arguments))
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
 
 
 def verdict_on(fault: Fault, seconds: float, excluded: list[str]) -> str:
     """Plant a fault, run tests, take it out again."""
-    path, until, tests = TREE / fault.file, time.monotonic() + seconds, tests_of(fault.file)
-    clean = path.read_bytes()
-    for batch in (tests[:FIRST_FILES], tests[FIRST_FILES:ALL_FILES]):
+    path, tests = TREE / fault.file, tests_of(fault.file)[:ALL_FILES]
+    clean, end = path.read_bytes(), _seconds() + seconds
+    for number, test in enumerate(tests):
         failed = "?"
         while failed:
+            if _seconds() >= end:
+                return f"undecided: {number} files in {seconds:.0f} s"
             path.write_bytes(fault.plant(clean))
             try:
-                failed, complete = run(batch, max(1, until - time.monotonic()), excluded)
+                failed, complete = run(test, end - _seconds(), excluded)
             finally:
                 path.write_bytes(clean)
             if not complete:
-                return f"survived {seconds:.0f} s"
-            if failed and not run([failed], 2 * TEST_SECONDS, [])[0]:
+                return f"undecided: {number} files and a part of {test} in {seconds:.0f} s"
+            if failed and run(failed, 2 * TEST_SECONDS) == ("", True):
                 return f"killed by {failed}"
             excluded += [failed] if failed else []
-    return f"survived {ALL_FILES} files"
+    return f"survived {len(tests)} files"
+
+
+def _seconds() -> float:
+    """Processor time of all tests so far."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def copy_tree() -> None:
@@ -261,17 +320,20 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=40)
     parser.add_argument("--room", default="", help="folder to which the faults are limited, such as storage/write")
-    parser.add_argument("--seconds", type=float, default=300, help="of tests for a fault")
+    parser.add_argument("--kind", default="", help="kind to which the faults are limited, such as call or sort")
+    parser.add_argument("--seconds", type=float, default=300, help="processor time of tests for a fault")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     listed = yaml.safe_load(EQUIVALENT.read_text("utf-8"))
     reasons = {(known["file"], known["code"], known["now"]): known["reason"] for known in listed}
     copy_tree()
+    for name in LIBRARIES:
+        import_module(name)
     kept = WORK / f"verdicts-{options.seed}.json"
     verdicts: dict[str, str] = json.loads(kept.read_text("utf-8")) if kept.exists() else {}
     excluded: list[str] = []
     counts: dict[str, Counter[str]] = defaultdict(Counter)
-    for fault in draw(options.seed, options.count, options.room):
+    for fault in draw(options.seed, options.count, options.room, options.kind):
         key, reason = f"{fault} at {fault.start}", reasons.get((fault.file, fault.code, fault.now))
         if not reason and key not in verdicts:
             verdicts[key] = verdict_on(fault, options.seconds, excluded)
@@ -280,8 +342,10 @@ def main() -> int:
         counts[_room(fault.file)][verdict[:8]] += 1
         print(f"{fault}\n    {verdict}", flush=True)
     counts["all"] = sum(counts.values(), Counter[str]())
+    print(f"{'room':24} planted equivalent noticed survived undecided")
     for room, found in counts.items():
-        print(f"{room:24} {found['killed b']:3} of {found['killed b'] + found['survived']:3}")
+        columns = found.total(), found["equivale"], found["killed b"], found["survived"], found["undecide"]
+        print(f"{room:24} {columns[0]:7} {columns[1]:10} {columns[2]:7} {columns[3]:8} {columns[4]:9}")
     print(f"failed without a fault, so not counted: {', '.join(excluded) or 'none'}")
     return 1 if counts["all"]["survived"] else 0
 

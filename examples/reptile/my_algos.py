@@ -6,8 +6,8 @@ from metaloom.pipeline.algorithms.contract import AlgorithmSettings, Learner
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.estimation.processing import process_samples
 from metaloom.pipeline.policies.build import build_policy
-from metaloom.pipeline.seeding import generator, seed_for
-from metaloom.pipeline.types import LearnerState, Step, TaskParams
+from metaloom.pipeline.seeding import generator
+from metaloom.pipeline.types import LearnerState, TaskParams
 
 
 class Reptile(AlgorithmSettings):
@@ -40,10 +40,6 @@ class ReptileLearner(Learner):
         gain = (self.policy.distribution(theta, observations).log_prob(actions) * advantages).mean(1).sum()
         moves = zip(params.params.items(), torch.autograd.grad(gain, list(theta.values())), strict=True)
         return TaskParams({name: value + self.settings.inner_lr * move.numpy() for (name, value), move in moves})
-
-    def adapt_to_episodes(self, state, params, rounds, *, run_seed, parallel=map):
-        samples = self.process(state, rounds[-1], seed=seed_for(run_seed, "baseline", 0, len(rounds) - 1))
-        return self.adapt(state, params, Step(rounds[-1], samples, len(rounds) - 1))
 
     def update(self, state, experience, *, run_seed, iteration, parallel=map):
         adapted = self.acting_params(state, len(experience[0].episodes.lengths))

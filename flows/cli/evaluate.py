@@ -54,10 +54,9 @@ def evaluate(
     # First, since a full disk may keep pictures from being written.
     show_result(operations()["evaluate"], outcome, as_json)
     if plot is not None:
-        from metaloom.flows.views.evaluation_plots import per_shot_curve, write_plot
+        from metaloom.flows.views.evaluation_plots import write_plot
 
-        title = f"{at.path.name} after {plural(outcome.updates, 'update')}"
-        write_plot(plot, per_shot_curve(title, outcome.evaluation))
+        write_plot(plot, outcome.plot())
     if film is None:
         return 0
     done = film.write(outcome, at.path.name)

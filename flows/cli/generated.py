@@ -131,8 +131,9 @@ def command_parameter(parameter: P) -> P:
 
 
 def show(operation: Operation, call: Call[Any], *, as_json: bool = False) -> int:
-    """Run an operation and print its result."""
-    return show_result(operation, call(), as_json)
+    """Run an operation and print its result, if it has one."""
+    result = call()
+    return 0 if result is None else show_result(operation, result, as_json)
 
 
 def show_result(operation: Operation, result: Any, as_json: bool) -> int:

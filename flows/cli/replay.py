@@ -9,6 +9,7 @@ from metaloom.flows.cli.generated import Call
 from metaloom.flows.cli.output import console, print_json
 from metaloom.flows.errors import UsageError
 from metaloom.flows.operations.options import agree, refuse_with
+from metaloom.flows.operations.replay import materialise
 from metaloom.flows.rollouts.backend import Backend
 from metaloom.flows.runs import RunAt
 from metaloom.flows.views.status import STATUS
@@ -16,7 +17,6 @@ from metaloom.storage import argument
 
 if TYPE_CHECKING:
     from metaloom.flows.results.replay import Replay, StageReplay
-    from metaloom.storage import StageRef
 
 
 def replay(
@@ -71,7 +71,7 @@ def replay(
     if pdb:
         return _debug(at, stage, step, backend)
     if materialise:
-        return _materialise(at, backend, whole=stage is None and step is None and not until_diff, as_json=as_json)
+        return _restore(at, backend, whole=stage is None and step is None and not until_diff, as_json=as_json)
     return _replay(call, as_recorded=as_recorded, as_json=as_json)
 
 
@@ -136,16 +136,12 @@ def _debug(at: RunAt, stage: str | None, step: int | None, backend: Backend) -> 
     return 1 if outcome.fault else 0
 
 
-def _materialise(at: RunAt, backend: Backend, *, whole: bool, as_json: bool) -> int:
+def _restore(at: RunAt, backend: Backend, *, whole: bool, as_json: bool) -> int:
     if not whole:
         raise UsageError("found --materialise with --stage, --step or --until-diff; it is about whole iterations")
-    from metaloom.flows.commands.thin import materialise
-    from metaloom.flows.formatting import plural, stage_label
+    from metaloom.flows.formatting import stage_label
 
-    refs: list[StageRef] = []
-    for ref in materialise(at.path, at.iteration, backend=backend):
-        refs.append(ref)
-        STATUS.far(f"{plural(len(refs), 'output')} stored again")
+    refs = materialise(at.path, at.iteration, backend=backend)
     if as_json:
         print_json([asdict(ref) for ref in refs])
     for ref in () if as_json else refs:

@@ -13,7 +13,6 @@ from cyclopts import Parameter
 from metaloom.flows.cli.generated import Call
 from metaloom.flows.cli.output import answer, console, say, unless_closed
 from metaloom.flows.errors import EXIT_INTERRUPTED, USAGE, ExtraMissing, explained
-from metaloom.flows.loggers import LoggerName
 from metaloom.flows.operations.options import refuse_without
 from metaloom.flows.operations.train import check_log, new_folder, new_settings, require_witness
 from metaloom.flows.views.status import STATUS
@@ -71,7 +70,7 @@ def _dry_run(config: "RunConfig", folder: Path, backend: "Backend", *, probe: bo
     return USAGE
 
 
-def _train(log: Sequence[LoggerName], as_json: bool, folder: Path, start: "Callable[[Observer], TrainResult]") -> int:
+def _train(log: Sequence[str], as_json: bool, folder: Path, start: "Callable[[Observer], TrainResult]") -> int:
     from metaloom.flows.formatting import plural
     from metaloom.flows.interrupt import stop_on_interrupt
     from metaloom.flows.results.verification import what_helps

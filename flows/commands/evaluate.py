@@ -1,4 +1,4 @@
-"""Evaluation of a stored learner after the fact; training evaluates the same way as it goes."""
+"""Tasks for evaluations, read from a file."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -8,28 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from metaloom import storage
 from metaloom.flows.errors import UsageError
 from metaloom.pipeline.config.yaml import parse
 from metaloom.pipeline.envs.contract import TaskField
-from metaloom.pipeline.types import LearnerState, Update
-
-
-def learner_after(run: storage.Run, updates: int) -> LearnerState:
-    """Read the learner that has had so many updates.
-
-    Raises:
-        UsageError: the run has had fewer.
-    """
-    ref = run.learner_ref(updates)
-    if not run.contains(ref):
-        raise UsageError(
-            f"{run.path}: found {updates} updates asked for, but the run has {len(run.iterations)}; required no more. "
-            f"`metaloom resume {storage.argument(run.path)} --iterations {updates}` makes more"
-        )
-    update = run.load(ref)
-    assert isinstance(update, Update)
-    return update.learner
 
 
 def load_tasks(path: Path, fields: Sequence[TaskField]) -> list[list[float]]:

@@ -13,7 +13,7 @@ from metaloom.flows.commands.train import environment
 from metaloom.flows.estimate import check_sizes
 from metaloom.flows.graph.changes import tell_changed_sources
 from metaloom.flows.graph.recomputed import Recomputed
-from metaloom.flows.graph.run_stages import config_of, stages_of, stages_of_run
+from metaloom.flows.graph.run_stages import config_of, require_stored_outputs, stages_of, stages_of_run
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.rollouts.rehearsal import settled
 from metaloom.flows.rollouts.workers import Backend
@@ -64,6 +64,7 @@ def fork(
     if new.iterations < iteration:
         raise ConfigError(f"iterations: found {new.iterations}, but the fork begins with {iteration}; use more")
     with stages_of(new, Backend(workers=0), partial(check_sizes, new)) as stages:
+        require_stored_outputs(run, stages.graph)
         problem = next(_misfits(run, iteration, old, stages), None)
         facts = environment(stages)
     if problem:
@@ -105,7 +106,7 @@ def _misfits(run: Run, iteration: int, old: RunConfig, stages: Runner) -> Iterat
                 yield f"env: {name} cannot change {change}: every array of a run has one form"
         if iteration and stages.graph.remembers_by_task and make_env(old.env).task_set != stages.context.env.task_set:
             yield f"env: {new.env.name} has other training tasks than {old.env.name}, whose memories they would get"
-    fresh = _expect(stages.run(stages.graph.table.learner_ref(0), {}))
+    fresh = _expect(stages.run(stages.graph.learner_ref(0), {}))
     stored = _expect(run.load(run.learner_ref(iteration)))
     yield from _differences("the learner", _forms(stored.learner), _forms(fresh.learner))
     if new.evaluation.every is not None:

@@ -16,7 +16,7 @@ from metaloom.flows.commands.replay import require_known
 from metaloom.flows.errors import UsageError
 from metaloom.flows.graph.changes import tell_changed_sources
 from metaloom.flows.graph.faults import compute_checked, run_checked
-from metaloom.flows.graph.run_stages import config_at, stages_of
+from metaloom.flows.graph.run_stages import config_at, require_stored_outputs, stages_of
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.graph.tables import graph_of
 from metaloom.flows.results.counterfactual import Counterfactual, Outcome
@@ -73,6 +73,7 @@ def sweep(
     ]
     variants = [((*settings, *point), changed_config(config, (*settings, *point))) for point in points]
     with stages_of(config, Backend(workers=0)) as stages:
+        require_stored_outputs(run, stages.graph)
         stage = stage or run.stages.last
         require_known(stages.order(iteration), stage, step)
         if stages.graph[stage].samples:
@@ -132,13 +133,14 @@ class _Again:
     def outcome(self, config: RunConfig, settings: tuple[str, ...]) -> Outcome:
         """The stage under some settings."""
         stages = self.stages.under(config)
-        inputs = stages.load_inputs(self.ref, _Altered(self.run, stages, self.ref.iteration))
+        altered = _Altered(self.run, stages, self.ref.iteration)
+        inputs = stages.load_inputs(self.ref, altered)
         began = time.perf_counter()
         value = run_checked(stages, self.ref, inputs)
         seconds = time.perf_counter() - began
         digest = storage.output_digest(storage.digest(value))
         identical = self.run.contains(self.ref) and digest == self.run.record(self.ref).digest
-        return Outcome(settings, config, value, seconds, identical)
+        return Outcome(settings, config, value, seconds, identical, {**altered.digests, self.ref: digest})
 
     def check(self, config: RunConfig, settings: tuple[str, ...]) -> None:
         """Refuse settings whose algorithm needs episodes or a learner that are not stored."""
@@ -180,6 +182,7 @@ class _Altered:
         self._iteration = iteration
         self._stored = stages.graph.sampled_from(stages.config, iteration)
         self._known: dict[StageRef, Any] = {}
+        self.digests: dict[StageRef, str] = {}
 
     def load(self, ref: StageRef) -> Any:
         """Return an output under the settings."""
@@ -187,6 +190,7 @@ class _Altered:
             return self._known[ref]
         if ref.iteration == self._iteration and ref not in self._stored:
             value: Any = compute_checked(self._stages, ref, self)
+            self.digests[ref] = storage.output_digest(storage.digest(value))
         else:
             value = self._run.load(ref)
             if isinstance(value, Update):
@@ -207,7 +211,7 @@ class _Altered:
 
 def _own_learner(stages: Runner) -> LearnerState:
     """A learner of the stages' algorithm, for the names and shapes in it."""
-    value = stages.run(stages.graph.table.learner_ref(0), {})
+    value = stages.run(stages.graph.learner_ref(0), {})
     assert isinstance(value, Update)
     return value.learner
 

@@ -2,12 +2,12 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, ParamSpec, Protocol, cast
 
 import numpy as np
 
@@ -16,8 +16,10 @@ from metaloom.flows.estimate import check_sizes
 from metaloom.flows.formatting import plural
 from metaloom.flows.graph.changes import tell_changed_sources
 from metaloom.flows.graph.faults import compute_checked, kept_in_quarantine, require_repeatable
+from metaloom.flows.graph.recomputed import require_resumable
 from metaloom.flows.graph.run_stages import changed_since, config_of, stages_of, stages_of_run
 from metaloom.flows.graph.runner import Runner
+from metaloom.flows.graph.tables import table_of
 from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.interrupt import StageAbandoned, abandonable
 from metaloom.flows.observer import IterationReport as IterationReport
@@ -46,6 +48,7 @@ from metaloom.pipeline.types import Array, EpisodeBatch, Evaluation, Metrics, Sa
 from metaloom.storage import Retention, RunWriter, StageRef
 
 log = logging.getLogger(__name__)
+P = ParamSpec("P")
 
 
 class StageCall(Protocol):
@@ -84,15 +87,19 @@ def direct(ref: StageRef, inputs: Sequence[StageRef], compute: Callable[[], Stag
     return compute()
 
 
-def train(
+Training = Generator[IterationReport, None, TrainResult]
+"""A training that pauses after each iteration."""
+
+
+def training(
     config: RunConfig,
     path: Path,
     *,
     backend: Backend = Backend(),
     call: StageCall = direct,
     observer: Observer = Observer(),
-) -> TrainResult:
-    """Train a new run that is kept at `path`.
+) -> Training:
+    """Train a new run that is kept at `path`, iteration by iteration.
 
     Raises:
         storage.RunExists: something is already stored there.
@@ -115,17 +122,17 @@ def train(
             capacity=config.iterations,
             environment=environment(stages),
             retention=retention_of(config),
-            stages=stages.graph.table,
+            stages=table_of(stages.graph),
         ) as writer:
             trust_run(writer.run)
             with (
                 kept.of(writer, backend.for_tasks(config.num_tasks)),
                 kept_usage(writer.run, config.iterations, kept.observing(observer, writer)) as watching,
             ):
-                return _train(config, stages.order, lambda ref: stages, writer, call, watching)
+                return (yield from _train(config, stages.order, lambda ref: stages, writer, call, watching))
 
 
-def resume(
+def resuming(
     path: Path,
     *,
     iterations: int | None = None,
@@ -135,8 +142,8 @@ def resume(
     backend: Backend = Backend(),
     call: StageCall = direct,
     observer: Observer = Observer(),
-) -> TrainResult:
-    """Train a stored run from its first missing stage on."""
+) -> Training:
+    """Train a stored run from its first missing stage on, iteration by iteration."""
     with kept_log() as kept:
         repaired: Sequence[str] = ()
         if repair:
@@ -170,11 +177,30 @@ def resume(
             if refs := run.refs():
                 tell_changed_sources(run, refs[-1], facts.get("plugins", {}))
             writer.describe(facts)
+            require_resumable(run, stages)
             watching = kept_usage(writer.run, config.iterations, kept.observing(observer, writer))
             with _repair_advised(path), watching as watched:
-                result = _train(config, stages.order, stages.of, writer, call, watched)
+                result = yield from _train(config, stages.order, stages.of, writer, call, watched)
     damage = storage.verify_run(path) if repair and not result.stopped else None
     return replace(result, repaired=repaired, damage=damage)
+
+
+def _to_the_end(begin: Callable[P, Training]) -> Callable[P, TrainResult]:
+    """Return the function that trains without a pause."""
+
+    @wraps(begin)
+    def train(*args: P.args, **kwargs: P.kwargs) -> TrainResult:
+        iterations = begin(*args, **kwargs)
+        while True:
+            try:
+                next(iterations)
+            except StopIteration as end:
+                return end.value
+
+    return train
+
+
+train, resume = _to_the_end(training), _to_the_end(resuming)
 
 
 @contextmanager
@@ -287,7 +313,7 @@ def _train(
     writer: RunWriter,
     call: StageCall,
     observer: Observer,
-) -> TrainResult:
+) -> Training:
     path, iterations, stop = writer.run.path, config.iterations, config.stop
     for line in (*config.algorithm.warnings(), *_idle_iterations(config, writer.run)):
         log.warning("%s", line)
@@ -331,21 +357,23 @@ def _train(
         update = _update(writer, iteration)
         history.append(update.metrics)
         now, evaluating = time.perf_counter(), sum(seconds.get(f"{ref.stage}.{ref.step}", 0.0) for ref in evaluations)
-        observer.iteration_done(
-            IterationReport(
-                iteration=iteration,
-                iterations=iterations,
-                metrics=update.metrics,
-                stage_seconds=seconds,
-                elapsed_seconds=now - began,
-                steps_per_second=steps / (now - iteration_began - evaluating) if steps else None,
-                class_returns=by_class,
-                task_returns=returns,
-                evaluation_returns=mean_test_returns(writer.load(ref) for ref in evaluations),
-                steps=steps,
-                traffic=stages_for(missing[-1]).context.rollouts.traffic(),
-            )
+        report = IterationReport(
+            iteration=iteration,
+            iterations=iterations,
+            metrics=update.metrics,
+            stage_seconds=seconds,
+            elapsed_seconds=now - began,
+            steps_per_second=steps / (now - iteration_began - evaluating) if steps else None,
+            class_returns=by_class,
+            task_returns=returns,
+            evaluation_returns=mean_test_returns(writer.load(ref) for ref in evaluations),
+            steps=steps,
+            traffic=stages_for(missing[-1]).context.rollouts.traffic(),
         )
+        if observer.reads:
+            writer.flush()
+        observer.iteration_done(report)
+        yield report
     return TrainResult(path, iterations, stopped=False, computed=computed)
 
 
@@ -392,8 +420,8 @@ def run_once(stages: Runner, writer: RunWriter, ref: StageRef, seconds: dict[str
         with kept_in_quarantine(writer.run.path, ref, stages.seed_position(ref)), abandonable():
             value = compute_checked(stages, ref, writer)
             took, start = time.perf_counter() - began, writer.run.learner_ref(ref.iteration)
-            # The first iteration under these settings, in a fork too.
-            if ref.iteration == 0 or writer.run.config_of(start) != writer.run.config_of(ref):
+            # The first iterations under these settings, in a fork too: in the second one, a learner has a past.
+            if ref.iteration <= 1 or writer.run.config_of(start) != writer.run.config_of(ref):
                 require_repeatable(stages, ref, writer, value)
         seconds[f"{ref.stage}.{ref.step}"] = took
         writer.put(

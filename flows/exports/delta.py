@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from metaloom.flows.errors import ExtraMissing, UsageError
 from metaloom.flows.exports import ExportFormat
+from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.storage.errors import system_errors
 from metaloom.storage.export import Export, ExportExists
-from metaloom.storage.format.refs import StageRef
 from metaloom.storage.run import Run
 
 TABLES = ("episodes", "tasks", "metrics", "evaluations")

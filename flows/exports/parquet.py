@@ -1,6 +1,7 @@
 """Hive-partitioned Parquet: what DuckDB, polars, pandas and Spark open as one table."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -8,8 +9,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from metaloom.flows.exports import ExportFormat
+from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.storage.export import Export
-from metaloom.storage.format.refs import StageRef
 from metaloom.storage.run import Iterations, Run
 
 ROW_GROUP = 65_536
@@ -23,6 +24,7 @@ def export_parquet(
 
     OUT/steps/iteration=3/stage=rollouts_0/steps.parquet    columns as of `Run.steps`, without `iteration`
     OUT/episodes.parquet  OUT/tasks.parquet  OUT/metrics.parquet  and, where there are any, OUT/evaluations.parquet
+    OUT/STAGE.parquet for every stage of the user's that gives a type of its own, as `Run.table` reads it
     """
     available = [i for i, _ in done.available(run, iterations, steps)]
     places = {i: place for place, i in enumerate(available)}
@@ -43,6 +45,11 @@ def export_parquet(
     evaluations = run.files.table_stages("evaluations")
     evaluated = [i for i in chosen if any(run.contains(StageRef(i, name)) for name in evaluations)]
     _write_table(folder / "evaluations.parquet", run.evaluations, evaluated, None)
+    for stage in (stage.name for stage in run.stages.stages if stage.schema):
+        refs = [ref for ref in run.refs_of(chosen) if ref.stage == stage and (steps is None or ref.step in steps)]
+        whole = sorted({ref.iteration for ref in refs} - {ref.iteration for ref in refs if run.is_thinned(ref)})
+        table_of = partial(run.table, stage, steps=steps)
+        _write_table(folder / f"{stage}.parquet", table_of, whole, None)
 
 
 def _write_table(

@@ -14,7 +14,6 @@ from metaloom.flows.errors import UsageError
 from metaloom.flows.films.film import Panel, check_film_file, write_film
 from metaloom.flows.films.opengl import RendererName
 from metaloom.flows.films.painters import Painter, drawable, painter_of
-from metaloom.flows.graph.common import position
 from metaloom.flows.graph.recomputed import Recomputed
 from metaloom.flows.graph.run_stages import stages_of_run
 from metaloom.flows.rollouts.workers import Backend
@@ -258,7 +257,12 @@ def _recordings(
         b = _place(task, batches[max(stored)])
         return [
             Recording(
-                config, position(config, iteration, k), b, median_episode(batches[k], b, episode), tasks, batches[k]
+                config,
+                RolloutPosition(config.seed, iteration, k),
+                b,
+                median_episode(batches[k], b, episode),
+                tasks,
+                batches[k],
             )
             for k, config in ((k, stages.config(stored[k])) for k in chosen)
         ]

@@ -1,26 +1,33 @@
-"""Shared context of a run's stages: one small object for everything that is constant over iterations."""
+"""Objects that the stages of a run share: what is constant over iterations."""
 
-from collections.abc import Callable
+import inspect
 from dataclasses import dataclass, field, replace
-from typing import Any, Self, TypeVar, cast
+from functools import partial
+from typing import Any, Self
 
+from metaloom.flows.graph.adaptation import GraphAdaptation
+from metaloom.flows.graph.tables import graph_of
+from metaloom.flows.graph.warm_start import read_learner
 from metaloom.flows.rollouts.workers import RolloutWorkers
 from metaloom.pipeline.algorithms.contract import Learner, Setup
 from metaloom.pipeline.building import build_learner, measures_of, setup_of
 from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.dataflow.graph import Graph
 from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.estimation.diagnostics import Measures
 from metaloom.pipeline.numerics import normal_numerics
 from metaloom.pipeline.types import LearnerState, ParallelMap, Update
+from metaloom.stages.evaluate import unseen
 
-T = TypeVar("T")
+_ADAPTING = ("config", "setup", "learner", "env", "rollouts", "parallel")
 
 
 @dataclass(frozen=True)
 class Context:
-    """Objects that the stages of one run share.
+    """Tools of the stages of one run, which take them by name.
 
     Attributes:
+        graph: Graph of the run.
         config: Settings of the run.
         setup: Problem dimensions that the learner was built for.
         learner: Algorithm, built for the run.
@@ -30,6 +37,7 @@ class Context:
         measures: Additional measurements of every rollout batch.
     """
 
+    graph: Graph
     config: RunConfig
     setup: Setup
     learner: Learner[Any, Any]
@@ -37,7 +45,7 @@ class Context:
     rollouts: RolloutWorkers
     parallel: ParallelMap
     measures: Measures
-    _kept: dict[str, object] = field(default_factory=dict[str, object], repr=False)
+    _shared: dict[str, object] = field(default_factory=dict[str, object], repr=False)
 
     @classmethod
     def build(cls, config: RunConfig, rollouts: RolloutWorkers, parallel: ParallelMap) -> Self:
@@ -48,7 +56,7 @@ class Context:
         """
         setup, learner, env = build_learner(config)
         parallel = rollouts.mathematics(config, learner, parallel)
-        return cls(config, setup, learner, env, rollouts, parallel, measures_of(config, env))
+        return cls(graph_of(config), config, setup, learner, env, rollouts, parallel, measures_of(config, env))
 
     def under(self, config: RunConfig) -> Self:
         """Return the context with other settings. The environment must stay the same."""
@@ -56,7 +64,7 @@ class Context:
         learner, measures = config.algorithm.build(setup), measures_of(config, self.env)
         parallel = self.rollouts.mathematics(config, learner, self.parallel)
         return replace(
-            self, config=config, setup=setup, learner=learner, parallel=parallel, measures=measures, _kept={}
+            self, config=config, setup=setup, learner=learner, parallel=parallel, measures=measures, _shared={}
         )
 
     def try_learner(self) -> None:
@@ -78,8 +86,16 @@ class Context:
         """Return the state with which the iteration after an update acts and learns."""
         return self.learner.at_start(update.learner, run_seed=self.config.seed)
 
-    def keep(self, name: str, build: Callable[[], T]) -> T:
-        """Return a value that stages cache between iterations; it never affects a bit."""
-        if name not in self._kept:
-            self._kept[name] = build()
-        return cast(T, self._kept[name])
+    def tool(self, name: str) -> Any:
+        """Return what a stage's function takes under this name, besides the position."""
+        if name in self.graph.shared:
+            if name not in self._shared:
+                make = self.graph.shared[name]
+                self._shared[name] = make(*(self.tool(tool) for tool in inspect.signature(make).parameters))
+            return self._shared[name]
+        if name == "warm_start":
+            start = self.config.init_from
+            return (lambda: None) if start is None else partial(read_learner, start)
+        if name == "adaptation":
+            return GraphAdaptation(self.graph, self.config, {name: getattr(self, name) for name in _ADAPTING})
+        return unseen if name == "tested" else getattr(self, name)

@@ -7,24 +7,25 @@ from pathlib import Path
 from typing import Any
 
 from metaloom import storage
-from metaloom.flows.graph.outputs import Outputs
 from metaloom.flows.graph.runner import Runner
-from metaloom.flows.graph.stage import WITNESS, StageOutput
+from metaloom.flows.graph.tables import table_of
 from metaloom.pipeline.algorithms.finite_checks import NumericalError
 from metaloom.pipeline.baselines import BaselineError
 from metaloom.pipeline.config.sources import plugin_paths
+from metaloom.pipeline.dataflow.graph import WITNESS
+from metaloom.pipeline.dataflow.outputs import Outputs
 from metaloom.pipeline.envs.config import REPRODUCED
 from metaloom.pipeline.global_random import SEEDED
 from metaloom.pipeline.plugin_files import own_paths
 from metaloom.stages.faults import StageFault, require_finite
 from metaloom.storage import StageRef
-from metaloom.storage.format.codec import array_digests
+from metaloom.storage.format.codec import Value, array_digests
 
 FAULTS = (StageFault, NumericalError, BaselineError)
 """Errors of stages caused by data and environments, as opposed to bugs in the program."""
 
 
-def compute_checked(stages: Runner, ref: StageRef, outputs: Outputs) -> StageOutput:
+def compute_checked(stages: Runner, ref: StageRef, outputs: Outputs) -> Value:
     """Compute a stage's output and check that all values are finite.
 
     Raises:
@@ -33,7 +34,7 @@ def compute_checked(stages: Runner, ref: StageRef, outputs: Outputs) -> StageOut
     return run_checked(stages, ref, stages.load_inputs(ref, outputs))
 
 
-def run_checked(stages: Runner, ref: StageRef, inputs: dict[str, Any]) -> StageOutput:
+def run_checked(stages: Runner, ref: StageRef, inputs: dict[str, Any]) -> Value:
     """Compute as compute_checked, from inputs given by name."""
     try:
         value = stages.run(ref, inputs)
@@ -46,11 +47,13 @@ def run_checked(stages: Runner, ref: StageRef, inputs: dict[str, Any]) -> StageO
             f"iteration {ref.iteration}, {ref.stage} k={ref.step}: the stage gave {type(value).__name__}; required "
             f"{required.__name__}, as it declares"
         )
+    if (schema := table_of(stages.graph)[ref.stage].schema) and (problem := schema.problem_of(value)):
+        raise StageFault(f"iteration {ref.iteration}, {ref.stage} k={ref.step}: {problem}")
     require_finite(value, stage=ref.stage, iteration=ref.iteration, step=ref.step)
     return value
 
 
-def require_repeatable(stages: Runner, ref: StageRef, outputs: Outputs, value: StageOutput) -> None:
+def require_repeatable(stages: Runner, ref: StageRef, outputs: Outputs, value: Value) -> None:
     """Refuse an output that plug-ins compute otherwise when a new learner has the same inputs.
 
     Stages that run environments are not computed again: the witness plays one of their episodes again.

@@ -4,11 +4,15 @@ from typing import Any
 
 from metaloom import storage
 from metaloom.flows.graph.changes import machine_changes
+from metaloom.flows.graph.faults import run_checked
 from metaloom.flows.graph.run_stages import RunStages
+from metaloom.pipeline.config.sources import plugin_paths
+from metaloom.pipeline.plugin_files import own_paths
 from metaloom.pipeline.types import Array, EpisodeBatch
+from metaloom.stages.faults import StageFault
 from metaloom.storage import Run, StageRef
-from metaloom.storage.format.codec import Value
-from metaloom.storage.keep.thinner import require_same
+from metaloom.storage.format.codec import Value, array_digests
+from metaloom.storage.keep.thinner import changed_versions, require_same
 
 
 class Recomputed:
@@ -72,6 +76,41 @@ class Recomputed:
             known: v for known, v in self._values.items() if known.iteration == ref.iteration or known == start
         }
         self._values[ref] = value
+
+
+def require_resumable(run: Run, stages: RunStages) -> None:
+    """Refuse to resume where plug-ins compute the newest iteration otherwise today, though nothing recorded changed.
+
+    They keep state outside of what stages give, which was lost with the process that computed it. Outputs whose inputs
+    cannot be read are not compared.
+
+    Raises:
+        StageFault: naming the first array that differs.
+    """
+    for ref in (ref for i in run.iterations[-1:] for ref in stages.order(i) if run.contains(ref)):
+        config, record = stages.config(ref), run.record(ref)
+        own = sorted(own_paths(plugin_paths(config)))
+        if not own or config.device != "cpu" or run.config_of(ref) != run.config:
+            return
+        if any((*changed_versions(record), *stages.changes(ref), *machine_changes(run, ref))):
+            return
+        runner = stages.of(ref)
+        if runner.graph[ref.stage].samples:
+            continue
+        try:
+            inputs = runner.load_inputs(ref, run)
+        except storage.StoreError:
+            continue
+        found = array_digests(run_checked(runner, ref, inputs))
+        for name in sorted({*found, *record.arrays}):
+            if found.get(name) != record.arrays.get(name):
+                where = f"{run.location}: iteration {ref.iteration}, {ref.stage} k={ref.step}"
+                raise StageFault(
+                    f"{where}, computed again before the run is resumed, differs from what is stored, first in {name}, "
+                    f"and no source has changed; required the same bits of {', '.join(own)}. A new process has nothing "
+                    "that a learner, a class or a module kept: keep state in LearnerState.extra"
+                )
+    stages.renew_learners()
 
 
 def nearest_learner(run: Run, iteration: int) -> int:

@@ -15,13 +15,14 @@ from threadpoolctl import threadpool_limits
 from metaloom.flows.graph.changes import changes_of, tell_changed_sources
 from metaloom.flows.graph.check import check_graph
 from metaloom.flows.graph.runner import Runner
-from metaloom.flows.graph.tables import graph_of
+from metaloom.flows.graph.tables import graph_of, table_of
 from metaloom.flows.rollouts.backends import rollout_workers
 from metaloom.flows.rollouts.workers import Backend, usable_cores
 from metaloom.flows.trust import require_trust
 from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.config.run import RunConfig, build_stored
 from metaloom.pipeline.config.sources import plugin_sources
+from metaloom.pipeline.dataflow.graph import Graph
 from metaloom.pipeline.numerics import normal_numerics
 from metaloom.storage import IncompatibleFormat, Run, StageRef
 from metaloom.storage.read.sessions import mapping
@@ -116,6 +117,7 @@ class RunStages:
             )
             self._sources[key] = plugin_sources(config)
             require_stored_sizes(self._run, self._known[key].context.learner)
+            require_stored_outputs(self._run, self._known[key].graph)
         if self._run.contains(ref):
             self._told |= tell_changed_sources(self._run, ref, self._sources[key], self._told)
         return self._known[key]
@@ -197,6 +199,28 @@ def require_stored_sizes(run: Run, learner: Learner[Any, Any]) -> None:
                 found=f"settings by which {part}.{name} of the learner has the shape {list(value.shape)}",
                 required=f"{list(stored.shape) if stored else 'no such array'}, as stored with {ref}",
                 action="Restore run.json from a copy of the run",
+            )
+
+
+def require_stored_outputs(run: Run, graph: Graph) -> None:
+    """Refuse a graph with a stage that gives something else than what the run stores of it.
+
+    Raises:
+        storage.IncompatibleFormat: naming the first such stage and what differs.
+    """
+    for stage in (stage for stage in table_of(graph).stages if stage.name in run.stages):
+        stored = run.stages[stage.name]
+        if stage.schema and stored.schema:
+            different = stage.schema.differences(stored.schema)
+        else:
+            changed = (stage.schema or stored.schema) and stage.output != stored.output
+            different = [f"it gives {stage.output}, stored as {stored.output}"] if changed else []
+        if different:
+            raise IncompatibleFormat(
+                run.path / "run.json",
+                found=f"stage {stage.name}: {'; '.join(different)}",
+                required="what the run stores",
+                action="Bring the class back as it was when the run began, or train a new run with this one",
             )
 
 

@@ -6,23 +6,23 @@ where inputs come from and what is done with the output.
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
 
-from metaloom.flows.graph.check import require_one_adaptation
 from metaloom.flows.graph.context import Context
-from metaloom.flows.graph.outputs import Outputs, SpanOutputs, read_only
-from metaloom.flows.graph.stage import WITNESS, Graph, Input, StageOutput
-from metaloom.flows.graph.tables import GRAPHS, graph_of
 from metaloom.flows.rollouts.workers import RolloutWorkers
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.config.sources import plugin_paths
+from metaloom.pipeline.dataflow.graph import WITNESS, Graph
+from metaloom.pipeline.dataflow.outputs import Outputs, SpanOutputs, read_only
+from metaloom.pipeline.dataflow.refs import Span, StageRef
+from metaloom.pipeline.dataflow.stage import At, Input, Stage
 from metaloom.pipeline.envs.config import REPRODUCED
 from metaloom.pipeline.global_random import GlobalRandomWatch
 from metaloom.pipeline.numerics import normal_numerics
 from metaloom.pipeline.plugin_files import own_paths
 from metaloom.pipeline.schema import ConfigError
-from metaloom.pipeline.tasks.evaluation import EvaluationPlan, evaluation_tasks
+from metaloom.pipeline.tasks.evaluation import evaluation_tasks
 from metaloom.pipeline.tasks.samplers import require_classes
 from metaloom.pipeline.types import (
     EpisodeBatch,
@@ -33,11 +33,12 @@ from metaloom.pipeline.types import (
     TaskBatch,
     Update,
 )
-from metaloom.stages.evaluate import Tested, unseen
+from metaloom.stages.evaluate import EVALUATE, unseen
 from metaloom.stages.faults import StageFault
 from metaloom.stages.rollouts.faults import RolloutPosition
+from metaloom.stages.tools import Tested
 from metaloom.stages.witness import play_again
-from metaloom.storage import Span, StageRef
+from metaloom.storage.format.codec import Value
 
 log = logging.getLogger(__name__)
 
@@ -49,14 +50,13 @@ class Runner:
     """The stages of one run, which can be computed in any order in which their inputs are available.
 
     Attributes:
-        graph: The stages.
-        context: Objects that they share.
+        context: The tools of the stages.
         watches: Detect draws from global generators in stages that run environments, and in others.
     """
 
-    graph: Graph
     context: Context
     watches: Mapping[bool, GlobalRandomWatch]
+    _differed: list[StageRef] = field(default_factory=list[StageRef], repr=False)
 
     @classmethod
     def build(cls, config: RunConfig, rollouts: RolloutWorkers, parallel: ParallelMap) -> Self:
@@ -65,7 +65,8 @@ class Runner:
         Raises:
             ConfigError, EnvError: settings and environment do not fit each other.
         """
-        graph, context = graph_of(config), Context.build(config, rollouts, parallel)
+        context = Context.build(config, rollouts, parallel)
+        graph = context.graph
         graph.check(config, context.env)
         if context.measures.of_steps and not any(stage.output is Samples for stage in graph.stages):
             raise ConfigError(
@@ -78,13 +79,17 @@ class Runner:
             if all(stage.output is not Evaluation for stage in graph.stages):
                 raise ConfigError(
                     f"evaluation.every is {config.evaluation.every}, but the graph {config.algorithm.graph} has no "
-                    "stage that evaluates; leave it out, or add metaloom.flows.graph.common.evaluation to the graph"
+                    "stage that evaluates; leave it out, or add metaloom.stages.evaluate.EVALUATE to the graph"
                 )
-            _require_one_adaptation(graph, context)
             # What is wrong with the tasks of the last evaluation is known before the first iteration.
             evaluation_tasks(config, context.env, config.iterations)
         own = bool(own_paths(plugin_paths(config)))
-        return cls(graph, context, {samples: GlobalRandomWatch(on=own) for samples in (False, True)})
+        return cls(context, {samples: GlobalRandomWatch(on=own) for samples in (False, True)})
+
+    @property
+    def graph(self) -> Graph:
+        """The stages."""
+        return self.context.graph
 
     @property
     def config(self) -> RunConfig:
@@ -101,8 +106,12 @@ class Runner:
 
     def inputs(self, ref: StageRef) -> list[StageRef | Span]:
         """Return a stage's inputs for its record."""
-        inputs = self.graph.inputs(self.config, ref).values()
-        return [one for wanted in inputs for one in (wanted if isinstance(wanted, tuple) else (wanted,))]
+        declared, found = self.graph.inputs(self.config, ref), list[StageRef | Span]()
+        for name, wanted in declared.items():
+            given = wanted if isinstance(wanted, tuple) else (wanted,)
+            # The learner may be two inputs; what a witness is played from is listed as such.
+            found += [one for one in given if name in WITNESS or one not in found]
+        return found
 
     def upstream(self, ref: StageRef) -> list[StageRef]:
         """Return the refs of a stage's inputs. Of a span only the last iteration counts; earlier ones are complete."""
@@ -117,18 +126,20 @@ class Runner:
 
     def load_inputs(self, ref: StageRef, outputs: Outputs) -> dict[str, Any]:
         """Return a stage's inputs by argument name."""
-        return {name: self._bring(wanted, outputs) for name, wanted in self.graph.inputs(self.config, ref).items()}
+        loaded: dict[StageRef, Any] = {}
+        inputs = self.graph.inputs(self.config, ref).items()
+        return {name: self._bring(wanted, outputs, loaded) for name, wanted in inputs}
 
-    def compute(self, ref: StageRef, outputs: Outputs) -> StageOutput:
+    def compute(self, ref: StageRef, outputs: Outputs) -> Value:
         """Compute a stage's output from stored ones."""
         return self.run(ref, self.load_inputs(ref, outputs))
 
-    def run(self, ref: StageRef, inputs: dict[str, Any]) -> StageOutput:
+    def run(self, ref: StageRef, inputs: dict[str, Any]) -> Value:
         """Compute a stage's output from its inputs by name."""
         stage, where = self.graph[ref.stage], f"iteration {ref.iteration}, {ref.stage} k={ref.step}"
         declared = {name: value for name, value in inputs.items() if name not in WITNESS}
         value = self._compute(
-            lambda context: stage.run(context, ref.iteration, ref.step, **declared),
+            lambda context: _call(context, stage, At(self.config.seed, ref.iteration, ref.step), declared),
             where,
             stage.name,
             samples=stage.samples,
@@ -136,8 +147,8 @@ class Runner:
         return self._witnessed(ref, value, **inputs) if len(declared) < len(inputs) else value
 
     def _witnessed(
-        self, ref: StageRef, value: StageOutput, witness_tasks: TaskBatch, witness_episodes: EpisodeBatch, **others: Any
-    ) -> StageOutput:
+        self, ref: StageRef, value: Value, witness_tasks: TaskBatch, witness_episodes: EpisodeBatch, **others: Any
+    ) -> Value:
         """Add to an update whether an episode of its iteration came out again."""
         del others
         assert isinstance(value, Update)
@@ -148,7 +159,8 @@ class Runner:
             self.context.rollouts.repeating(),
         )
         difference = play_again(witness_tasks, witness_episodes, position, collect.collect)
-        if difference is not None and self.context.keep("witness", lambda: ref) == ref:
+        if difference is not None and self._differed in ([], [ref]):
+            self._differed[:] = [ref]
             log.warning(
                 "%s: an episode came out differently when it was played again on a new copy: %s. The environment does "
                 "not do the same twice, so replay and resume give other numbers; see docs/hostile_environments.md",
@@ -158,14 +170,11 @@ class Runner:
         return replace(value, metrics={**value.metrics, REPRODUCED: float(difference is None)})
 
     def evaluate(self, learner: LearnerState, updates: int, tested: Tested = unseen) -> Evaluation:
-        """Evaluate a learner after `updates` updates, as the configuration's evaluation section says.
-
-        Raises:
-            ConfigError: it would adapt in another way than the run does.
-        """
-        _require_one_adaptation(self.graph, self.context)
+        """Evaluate a learner after `updates` updates, as the configuration's evaluation section says."""
+        stage = next((stage for stage in self.graph.stages if stage.output is Evaluation), EVALUATE)
+        at, state = At(self.config.seed, updates - 1), {"state": Update(learner, {})}
         return self._compute(
-            lambda context: self.graph.evaluate(context, learner, updates, tested),
+            lambda context: _call(context, stage, at, state, tested=tested),
             f"evaluation after {updates} updates",
             "evaluation",
             samples=True,
@@ -190,17 +199,16 @@ class Runner:
             raise StageFault(f"{where}: {draw}")
         return found
 
-    def _bring(self, wanted: Input, outputs: Outputs) -> Any:
-        match wanted:
-            case StageRef():
-                return read_only(outputs.load(wanted))
-            case Span():
-                return SpanOutputs(wanted, self.graph, self.config, outputs)
-            case _:
-                return tuple(read_only(outputs.load(ref)) for ref in wanted)
+    def _bring(self, wanted: Input, outputs: Outputs, loaded: dict[StageRef, Any]) -> Any:
+        if isinstance(wanted, Span):
+            return SpanOutputs(wanted, self.graph, self.config, outputs)
+        refs = wanted if isinstance(wanted, tuple) else (wanted,)
+        for ref in refs:
+            if ref not in loaded:
+                loaded[ref] = read_only(self.graph[ref.stage].as_declared(outputs.load(ref)))
+        return tuple(loaded[ref] for ref in refs) if isinstance(wanted, tuple) else loaded[wanted]
 
 
-def _require_one_adaptation(graph: Graph, context: Context) -> None:
-    builtin = any(graph.evaluate is known.evaluate for known in GRAPHS.values())
-    if builtin and EvaluationPlan.of(context.config).adaptation_steps:
-        require_one_adaptation(context.config, context.learner)
+def _call(context: Context, stage: Stage, at: At, inputs: Mapping[str, Any], **tools: Any) -> Any:
+    tools["at"] = at
+    return stage.run(*(tools[name] if name in tools else context.tool(name) for name in stage.tools), **inputs)

@@ -1,17 +1,21 @@
-"""Live loggers: a run's metrics in TensorBoard, Weights & Biases or MLflow while it trains.
+"""Live loggers: a run's metrics in TensorBoard, Weights & Biases, MLflow or a function while it trains.
 
-Each is a module of this package with a function `open_logger`, and an extra of its name. They observe: what a logger
-raises ends the logger, never the training.
+The first three are modules of this package with a function `open_logger`, each with an extra of its name. A function of
+a user or of an installed package (entry points `metaloom.loggers`) is called with each `FinishedIteration`. Loggers
+observe: what one raises ends the logger, never the training.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 from metaloom.flows.errors import ExtraMissing, UsageError
 
-LoggerName = Literal["mlflow", "tensorboard", "wandb"]
+if TYPE_CHECKING:
+    from metaloom.flows.opened import FinishedIteration
+
+MODULES = ("mlflow", "tensorboard", "wandb")
 """Each is also the name of the package that it needs."""
 
 
@@ -20,11 +24,11 @@ class LogPlan:
     """Additional logging targets of trainings.
 
     Attributes:
-        names: Names of loggers.
+        names: Names of loggers, or module:function.
         film_every: Film every N-th iteration, besides the last.
     """
 
-    names: tuple[LoggerName, ...] = ()
+    names: tuple[str, ...] = ()
     film_every: int | None = None
 
 
@@ -32,14 +36,42 @@ def check_loggers(names: Sequence[str], film_every: int | None) -> None:
     """Refuse what could only fail once a run has begun.
 
     Raises:
-        UsageError: there is no such logger, the package that it needs is not installed, or films are asked for at
-            iterations that there are not or without a logger to keep them.
+        UsageError: there is no such logger, the package that it needs is not installed, or films are asked for without
+            a logger to keep them.
+        ConfigError: the module of a function cannot be imported.
     """
     for name in names:
-        if name not in get_args(LoggerName):
-            raise UsageError(f"found the logger {name}; required one of {', '.join(get_args(LoggerName))}")
+        if name not in MODULES:
+            function_named(name)
+            continue
         for package, module in ((name, name), ("pillow", "PIL")):  # which draws films
             if find_spec(module) is None:
                 raise ExtraMissing(name, package)
     if film_every is not None and not names:
         raise UsageError("found films asked for without a logger to keep them; name one")
+
+
+def function_named(name: str) -> "Callable[[FinishedIteration], Any]":
+    """Return the function that is called with each finished iteration.
+
+    Args:
+        name: module:function, or an entry point of the group `metaloom.loggers`.
+
+    Raises:
+        UsageError: it names no function.
+        ConfigError: its module cannot be imported.
+    """
+    from metaloom.pipeline.installed import installed
+    from metaloom.pipeline.plugins import load
+    from metaloom.pipeline.schema import suggestion
+
+    added = {point.name: point.value for point in installed("metaloom.loggers")}
+    path = added.get(name, name)
+    if ":" not in path:
+        known = [*MODULES, *added]
+        raise UsageError(
+            f"found the logger {name}; required one of {', '.join(known)}, or module:function{suggestion(name, known)}"
+        )
+    if not callable(found := load(path)):
+        raise UsageError(f"found the logger {name}, a {type(found).__name__}; required module:function")
+    return found

@@ -6,15 +6,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from metaloom.flows.films.opengl import RendererName, choose_renderer
-from metaloom.flows.loggers import check_loggers
+from metaloom.flows.loggers import MODULES, check_loggers, function_named
 from metaloom.flows.observer import IterationReport, Observer
 from metaloom.storage import Run, StageMissing, StageRef, location, open_run, url_of
+
+if TYPE_CHECKING:
+    from metaloom.flows.opened import FinishedIteration
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +46,29 @@ class RunLogger(Protocol):
 
 def opener(name: str) -> _Open:
     """Return the function that begins or resumes logging of a run under a folder."""
-    return import_module(f"metaloom.flows.loggers.{name}").open_logger
+    if name in MODULES:
+        return import_module(f"metaloom.flows.loggers.{name}").open_logger
+    return partial(_Function, function_named(name))
+
+
+class _Function:
+    """Calls a function with each finished iteration."""
+
+    def __init__(self, function: "Callable[[FinishedIteration], object]", run: Run, folder: Path) -> None:
+        from metaloom.flows.opened import Run
+
+        self._function, self._run = function, Run.open(run.path)
+
+    def iteration(self, report: IterationReport, ended: float) -> None:
+        from metaloom.flows.opened import FinishedIteration
+
+        self._function(FinishedIteration(self._run, report.iteration, report))
+
+    def film(self, file: Path, report: IterationReport) -> None:
+        """Has no use for films."""
+
+    def close(self, failed: bool) -> None:
+        """Has nothing to close."""
 
 
 def log_folder(run: Path) -> Path:
@@ -57,7 +83,7 @@ def logging_to(
     """Yield an observer that also logs what it receives.
 
     Args:
-        names: Names of loggers; with none, the observer itself is yielded.
+        names: Names of loggers, or module:function; with none, the observer itself is yielded.
         folder: Folder of the run, which need not exist yet.
         observer: Next observer.
         film_every: Film every N-th iteration, besides the last.
@@ -69,8 +95,10 @@ def logging_to(
     if not names:
         yield observer
         return
+    filmed = any(name in MODULES for name in names)
     # The renderer now: MuJoCo chooses its own when it is imported.
-    loggers = _Loggers({name: opener(name) for name in names}, folder, film_every, choose_renderer("auto"))
+    renderer = choose_renderer("auto") if filmed else None
+    loggers = _Loggers({name: opener(name) for name in names}, folder, film_every, renderer)
 
     def stage_started(ref: StageRef) -> None:
         loggers.open()
@@ -81,7 +109,8 @@ def logging_to(
         observer.iteration_done(report)
 
     try:
-        yield replace(observer, stage_started=stage_started, iteration_done=iteration_done)
+        reads = observer.reads or any(name not in MODULES for name in names)
+        yield replace(observer, stage_started=stage_started, iteration_done=iteration_done, reads=reads)
     except BaseException:
         loggers.close(failed=True)
         raise
@@ -92,13 +121,13 @@ class _Loggers:
     """Several loggers, each till it fails."""
 
     def __init__(
-        self, openers: Mapping[str, _Open], folder: Path, film_every: int | None, renderer: RendererName
+        self, openers: Mapping[str, _Open], folder: Path, film_every: int | None, renderer: RendererName | None
     ) -> None:
         self._waiting = dict(openers)
         self._open: dict[str, RunLogger] = {}
         self._folder, self._film_every = folder, film_every
-        self._renderer: RendererName = renderer
-        self._films = True
+        self._renderer: RendererName = renderer or "auto"
+        self._films = renderer is not None
         self._to_film: IterationReport | None = None
 
     def open(self) -> None:
@@ -128,11 +157,11 @@ class _Loggers:
 
     def _film(self, *, is_last_chance: bool) -> None:
         """Log a film if one is due. It waits for an iteration that is not yet stored for others to see."""
-        from metaloom.flows.films.video import video
-
         report = self._to_film
         if report is None or not self._open:
             return
+        from metaloom.flows.films.video import video
+
         with TemporaryDirectory(prefix="metaloom-film-") as folder:
             file = Path(folder) / f"iteration-{report.iteration:08d}.gif"
             try:

@@ -10,7 +10,7 @@ An installed package adds operations through the entry point group `metaloom.ope
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from keyword import iskeyword
@@ -49,6 +49,7 @@ class Operation:
             the operation, further keywords are options that only the command has.
         has_json: Offer `--json`, for the result as data.
         command: Group of commands, "module:name" of an App, in place of a function.
+        of_terminal: Options that only the command has: name -> what Python has instead, or why nothing.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Operation:
     terminal: str = ""
     has_json: bool = True
     command: str = ""
+    of_terminal: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -84,22 +86,82 @@ INSTALLED = "Installed"
 _VIEWS, _CLI = "metaloom.flows.views", "metaloom.flows.cli"
 
 _BUILT_IN = (
-    Operation("train", "Train", f"{HERE}.train:train", terminal=f"{_CLI}.train:train"),
+    Operation(
+        "train",
+        "Train",
+        f"{HERE}.train:train",
+        terminal=f"{_CLI}.train:train",
+        of_terminal={
+            "dry_run": "prints a forecast; a loop over `iterate` that is left early measures the same",
+            "probe": "is part of `--dry-run`",
+        },
+    ),
     Operation("resume", "Train", f"{HERE}.train:resume", terminal=f"{_CLI}.train:shown"),
     Operation("fork", "Train", f"{HERE}.fork:fork", terminal=f"{_CLI}.terminal:fork", has_json=False),
-    Operation("sweep", "Train", f"{HERE}.sweep:sweep", terminal=f"{_CLI}.sweep:sweep"),
+    Operation(
+        "sweep",
+        "Train",
+        f"{HERE}.sweep:sweep",
+        terminal=f"{_CLI}.sweep:sweep",
+        of_terminal={
+            "status": '`open_runs("NAME-*")` opens the runs there are',
+            "dry_run": "prints the planned runs",
+        },
+    ),
     Operation("watch", "Train", f"{HERE}.watch:watch", terminal=f"{_CLI}.terminal:watch"),
     Operation("cancel", "Train", f"{HERE}.cancel:cancel", terminal=f"{_CLI}.terminal:cancel", has_json=False),
-    Operation("recipes", "Train", f"{HERE}.recipes:recipes", terminal=f"{_CLI}.recipes:recipes"),
+    Operation(
+        "recipes",
+        "Train",
+        f"{HERE}.recipes:recipes",
+        terminal=f"{_CLI}.recipes:recipes",
+        of_terminal={
+            "recipe": "`load_settings(RECIPE)`",
+            "format": "prints a file",
+            "set": "is part of printing a file",
+            "schema": "`RunConfig.model_json_schema()`",
+            "envs": "`metaloom.pipeline.envs.PLUGINS.names()`",
+        },
+    ),
     Operation("ls", "Look", f"{HERE}.ls:ls", view=f"{_VIEWS}.tables:runs_view"),
-    Operation("show", "Look", f"{HERE}.show:show", terminal=f"{_CLI}.terminal:show"),
+    Operation(
+        "show",
+        "Look",
+        f"{HERE}.show:show",
+        terminal=f"{_CLI}.terminal:show",
+        of_terminal={"all": "`show` returns all"},
+    ),
     Operation("view", "Look", f"{HERE}.view:view", terminal=f"{_CLI}.terminal:view", has_json=False),
     Operation("report", "Look", f"{HERE}.report:report", has_json=False),
     Operation("video", "Look", f"{HERE}.video:video", good="agrees", has_json=False),
-    Operation("logs", "Look", f"{HERE}.logs:logs", terminal=f"{_CLI}.terminal:logs"),
+    Operation(
+        "logs",
+        "Look",
+        f"{HERE}.logs:logs",
+        terminal=f"{_CLI}.terminal:logs",
+        of_terminal={"follow": "prints lines as they come; another call of `logs` returns them"},
+    ),
     Operation("graph", "Look", f"{HERE}.graph:graph", terminal=f"{_CLI}.terminal:graph", has_json=False),
-    Operation("replay", "Debug", f"{HERE}.replay:replay", good="identical", terminal=f"{_CLI}.replay:replay"),
-    Operation("optimize", "Debug", f"{HERE}.optimize:optimize", terminal=f"{_CLI}.terminal:optimize"),
+    Operation(
+        "replay",
+        "Debug",
+        f"{HERE}.replay:replay",
+        good="identical",
+        terminal=f"{_CLI}.replay:replay",
+        of_terminal={
+            "pdb": "enters the debugger, which needs the terminal",
+            "materialise": "`materialise(RUN, ITERATION)`",
+            "quarantine": "prints the error of the episode, or enters the debugger",
+            "as_recorded": "starts the process again, because libraries choose their machine code when imported",
+        },
+    ),
+    Operation(
+        "optimize",
+        "Debug",
+        f"{HERE}.optimize:optimize",
+        terminal=f"{_CLI}.terminal:optimize",
+        of_terminal={"grid": "call `optimize` with each value"},
+    ),
     Operation("doctor", "Debug", f"{HERE}.doctor:doctor", view=f"{_VIEWS}.tables:doctor_view"),
     Operation(
         "evaluate",
@@ -107,6 +169,7 @@ _BUILT_IN = (
         f"{HERE}.evaluate:evaluate",
         view=f"{_VIEWS}.tables:evaluation_view",
         terminal=f"{_CLI}.evaluate:evaluate",
+        of_terminal={"plot": "`evaluate(...).plot()`", "video": "writes a file; `tested=` receives the test episodes"},
     ),
     Operation(
         "compare",
@@ -114,6 +177,7 @@ _BUILT_IN = (
         f"{HERE}.compare:compare",
         view=f"{_VIEWS}.run_comparison:comparison_view",
         terminal=f"{_CLI}.terminal:compare",
+        of_terminal={"plot": "`compare(...).plot()`"},
     ),
     Operation("diff", "Compare", f"{HERE}.diff:diff", view=f"{_VIEWS}.comparison_tables:diff_view", good="equal"),
     Operation("reference", "Compare", command=f"{_CLI}.reference:reference"),
@@ -121,7 +185,14 @@ _BUILT_IN = (
     Operation("du", "Keep", f"{HERE}.du:du", view=f"{_VIEWS}.disk_tables:disk_view"),
     Operation("thin", "Keep", f"{HERE}.thin:thin"),
     Operation("pack", "Keep", f"{HERE}.pack:pack"),
-    Operation("rm", "Keep", f"{HERE}.rm:rm", terminal=f"{_CLI}.terminal:rm", has_json=False),
+    Operation(
+        "rm",
+        "Keep",
+        f"{HERE}.rm:rm",
+        terminal=f"{_CLI}.terminal:rm",
+        has_json=False,
+        of_terminal={"yes": "Python does not ask"},
+    ),
     Operation("export", "Keep", f"{HERE}.export:export", view=f"{_VIEWS}.tables:export_view"),
     Operation("policy", "Deploy", f"{HERE}.policy:policy", terminal=f"{_CLI}.terminal:policy", has_json=False),
     Operation("serve", "Deploy", "metaloom.flows.prefect_app.operation:serve", has_json=False),
@@ -139,14 +210,17 @@ REFERENCE = (
 
 BESIDE_OPERATIONS = {
     "Backend": "flows.rollouts.backend",
+    "FinishedIteration": "flows.opened",
     "Run": "flows.opened",
     "RunConfig": "pipeline.config.run",
     "Runs": "flows.opened",
     "TrainedPolicy": "flows.trained.policy",
     "build_config": "pipeline.config.run",
     "fitted_baselines": "flows.commands.baselines",
+    "iterate": "flows.operations.train",
     "load_policy": "flows.trained.policy",
     "load_settings": "flows.recipes",
+    "materialise": "flows.operations.replay",
     "open_run": "flows.opened",
     "open_runs": "flows.opened",
     "trust_run": "flows.trust",

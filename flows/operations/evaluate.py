@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from metaloom.flows.arguments import checked
 from metaloom.flows.operations.options import Iteration, LearnerArgument, Natural, Positive, PythonOnly, Trust, agree
 from metaloom.flows.rollouts.backend import IN_PROCESS, Backend
-from metaloom.flows.runs import RunAt, check_seed, updates_at
+from metaloom.flows.runs import RunAt, check_seed, learner_after, updates_at
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from metaloom.flows.results.evaluation import EvaluationOutcome
 
 
@@ -69,7 +71,7 @@ def evaluate(
     at = RunAt.of(run, iteration, learner=True)
     agree(at.path, trust)
     import metaloom.storage as storage
-    from metaloom.flows.commands.evaluate import learner_after, load_tasks
+    from metaloom.flows.commands.evaluate import load_tasks
     from metaloom.flows.estimate import check_sizes
     from metaloom.flows.graph.run_stages import config_of, require_stored_sizes, stages_of
     from metaloom.flows.results.evaluation import EvaluationOutcome
@@ -112,4 +114,11 @@ def evaluate(
             # What a fork shares with its parent was drawn under the parent's settings.
             drawn = (stored[i].tasks().params.tolist() for i in range(updates))
             new = {*map(tuple, outcome.task_params.tolist())}.isdisjoint(map(tuple, chain.from_iterable(drawn)))
-        return EvaluationOutcome(updates, config, outcome, new, drawn_from, env.task_classes)
+        return EvaluationOutcome(stored.name, updates, config, outcome, new, drawn_from, env.task_classes, _draw)
+
+
+def _draw(found: "EvaluationOutcome") -> "Figure":
+    from metaloom.flows.formatting import plural
+    from metaloom.flows.views.evaluation_plots import per_shot_curve
+
+    return per_shot_curve(f"{found.run} after {plural(found.updates, 'update')}", found.evaluation)

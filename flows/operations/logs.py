@@ -8,14 +8,14 @@ from metaloom.flows.runs import folder_of
 from metaloom.storage import open_run
 
 if TYPE_CHECKING:
-    from metaloom.flows.run_log import LogLine
+    from metaloom.flows.run_log import LogLines
 
 
 Level = Literal["debug", "info", "warning", "error"]
 
 
 @checked
-def logs(run: RunArgument, *, level: Level = "info") -> "list[LogLine]":
+def logs(run: RunArgument, *, level: Level = "info") -> "LogLines":
     """Print what the training of a run has logged.
 
     These are warnings, errors, iterations and the lines of your loggers.
@@ -26,6 +26,6 @@ def logs(run: RunArgument, *, level: Level = "info") -> "list[LogLine]":
         run: The run.
         level: Leave out what matters less; debug has every stage.
     """
-    from metaloom.flows.run_log import LogReader
+    from metaloom.flows.run_log import LogLines, LogReader
 
-    return [line for line in LogReader(open_run(folder_of(run)).path).new_lines() if line.is_at_least(level)]
+    return LogLines(line for line in LogReader(open_run(folder_of(run)).path).new_lines() if line.is_at_least(level))

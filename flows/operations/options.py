@@ -8,7 +8,6 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from metaloom.flows.errors import UsageError
-from metaloom.flows.loggers import LoggerName
 from metaloom.flows.rollouts.backend import Backend
 from metaloom.flows.runs import RunLike
 
@@ -89,8 +88,11 @@ MetricsPort = Annotated[
     Parameter(help="Port at which Prometheus can read the training on this machine: http://127.0.0.1:PORT/metrics."),
 ]
 Log = Annotated[
-    Sequence[LoggerName],
-    Parameter(help="Also log to `tensorboard`, `wandb` (offline) or `mlflow`, each an extra of that name. Repeatable."),
+    Sequence[str],
+    Parameter(
+        help="Also log to `tensorboard`, `wandb` (offline) or `mlflow`, each an extra of that name, or call "
+        "module:function with each finished iteration. Repeatable."
+    ),
 ]
 FilmEvery = Annotated[Positive | None, Parameter(help="With --log, film every so many iterations, besides the last.")]
 PythonOnly = Parameter(parse=False)

@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from metaloom.flows.arguments import checked
 from metaloom.flows.errors import UsageError
 from metaloom.flows.operations.options import InProcess, Positive, RunArgument
+from metaloom.flows.results.run_rows import Facts
 from metaloom.flows.rollouts.backend import IN_PROCESS
 from metaloom.flows.runs import folder_of
 from metaloom.flows.views.status import STATUS
@@ -48,7 +49,7 @@ def ls(*, folder: From = None) -> "References":
 
 
 @checked
-def show(name: NameAt, /, *, folder: From = None) -> dict[str, Any]:
+def show(name: NameAt, /, *, folder: From = None) -> Facts:
     """Show a reference as `metaloom show` shows a run: settings, metrics, returns by class, records with digests.
 
     Example: `metaloom reference show dense-maml-ppo-seed-1@37`
@@ -61,7 +62,7 @@ def show(name: NameAt, /, *, folder: From = None) -> dict[str, Any]:
         What `--json` prints.
     """
     with found(name, folder) as (data, _):
-        return data()
+        return Facts(data())
 
 
 @contextmanager

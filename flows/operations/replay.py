@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 from metaloom.flows.arguments import checked
+from metaloom.flows.formatting import plural
 from metaloom.flows.operations.options import (
     InProcess,
     Iteration,
@@ -15,6 +16,8 @@ from metaloom.flows.operations.options import (
 )
 from metaloom.flows.rollouts.backend import IN_PROCESS
 from metaloom.flows.runs import RunAt
+from metaloom.flows.views.status import STATUS
+from metaloom.storage import StageRef
 
 if TYPE_CHECKING:
     from metaloom.flows.results.replay import Replay, StageReplay
@@ -61,3 +64,33 @@ def replay(
         if replayed is not None:
             replayed(outcome)
     return outcomes
+
+
+@checked
+def materialise(
+    run: RunAtArgument, iteration: Iteration = None, *, trust: Trust = False, backend: InProcess = IN_PROCESS
+) -> "list[StageRef]":
+    """Compute thinned outputs again, and store those that come out with their old digests.
+
+    Args:
+        run: The run.
+        iteration: The iteration, counted from the end when negative; all complete ones when None.
+        trust: Import the modules that the run's settings name, now and later.
+        backend: Where rollouts run.
+
+    Returns:
+        The stages whose outputs are stored again.
+
+    Raises:
+        storage.DigestMismatch: One came out with other bits; nothing of its iteration was stored.
+        storage.RunLocked: Another process writes the run.
+    """
+    at = RunAt.of(run, iteration)
+    agree(at.path, trust)
+    from metaloom.flows.commands.thin import materialise as materialise_run
+
+    refs: list[StageRef] = []
+    for ref in materialise_run(at.path, at.iteration, backend=backend):
+        refs.append(ref)
+        STATUS.far(f"{plural(len(refs), 'output')} stored again")
+    return refs

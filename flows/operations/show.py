@@ -1,7 +1,7 @@
 """`show`: a run, or the stages of one iteration."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from metaloom.flows.arguments import checked
 from metaloom.flows.errors import UsageError
@@ -14,15 +14,14 @@ from metaloom.flows.operations.options import (
     refuse_with,
     refuse_without,
 )
+from metaloom.flows.results.run_rows import Facts
 from metaloom.flows.runs import RunAt, parse_span, require_iteration
-from metaloom.storage import Run, open_run
+from metaloom.storage import Run, StageRef, open_run
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     Found = tuple[Callable[[], Any], Callable[[], RenderableType]]
-
-Shown = Literal["process_samples", "sample_transitions"]
 
 
 @checked
@@ -30,13 +29,13 @@ def show(
     run: RunAtArgument,
     iteration: Iteration = None,
     *,
-    stage: Shown | None = None,
+    stage: str | None = None,
     step: Natural | None = None,
     update: Natural | None = None,
     rows: str | None = None,
     context: bool = False,
     trust: Trust = False,
-) -> Any:
+) -> Facts:
     """Show a run, or the stages of one iteration.
 
     Of a run: its state, metrics and sizes, and the settings that differ from the defaults.
@@ -46,9 +45,10 @@ def show(
     Args:
         run: The run.
         iteration: The iteration; the run itself when None.
-        stage: sample_transitions: the transitions behind the row numbers that it drew, and where each comes from;
-            process_samples: the parameters of the baselines that it fitted.
-        step: Inner step of process_samples; 0 by default.
+        stage: A stage of the iteration: its inputs, and its arrays with axes, units and meaning. Of sample_transitions,
+            the transitions behind the row numbers that it drew, and where each comes from; of process_samples, the
+            parameters of the baselines that it fitted.
+        step: Inner step of the stage; 0 by default.
         update: Gradient step of the iteration whose transitions to show; the first by default.
         rows: Transitions of the minibatch: N or FROM:TO, counted like Python slices; 0:20 by default, `:` for all.
         context: Show the transitions that tasks were inferred from instead of those that were learned from.
@@ -58,7 +58,7 @@ def show(
         What `--json` prints.
     """
     at = RunAt.of(run, iteration)
-    return found(at, stage=stage, step=step, update=update, rows=rows, context=context, trust=trust)[0]()
+    return Facts(found(at, stage=stage, step=step, update=update, rows=rows, context=context, trust=trust)[0]())
 
 
 def found(
@@ -74,24 +74,30 @@ def found(
 ) -> "Found":
     """Return functions that give what is asked for as data, and drawn."""
     opened = open_run(at.path)
+    if stage not in (None, *(names := [known.name for known in opened.stages.stages])):
+        raise UsageError(f"found --stage {stage}; required a stage of the run: {', '.join(names)}")
     if at.iteration is not None:
         refuse_with("RUN@ITERATION", all=everything)
         require_iteration(opened, at.iteration)
     agree(at.path, trust)
-    if stage == "process_samples":
-        refuse_with("--stage process_samples", update=update, rows=rows, context=context)
+    if stage is None:
+        refuse_without("--stage STAGE", step=step)
+    if stage == "sample_transitions":
+        refuse_with("--stage sample_transitions", step=step)
     else:
-        refuse_without("--stage process_samples", step=step)
-    if stage is not None:
-        if at.iteration is None:
-            raise UsageError(f"--stage is about one iteration, such as {opened.path.name}@0")
+        refuse_without("--stage sample_transitions", update=update, rows=rows, context=context)
+    if stage is not None and at.iteration is None:
+        raise UsageError(f"--stage is about one iteration, such as {opened.path.name}@0")
+    from metaloom.flows.views.run_info import iteration_info, output_info, run_info
+    from metaloom.flows.views.tables import iteration_view, output_view, run_view
+
+    if stage is not None and at.iteration is not None:
         if stage == "process_samples":
             return _baselines(opened, at.iteration, step or 0)
-        return _minibatch(opened, at.iteration, update or 0, rows or "0:20", context=context)
-    refuse_without("--stage sample_transitions", update=update, rows=rows, context=context)
-    from metaloom.flows.views.run_info import iteration_info, run_info
-    from metaloom.flows.views.tables import iteration_view, run_view
-
+        if stage == "sample_transitions":
+            return _minibatch(opened, at.iteration, update or 0, rows or "0:20", context=context)
+        info = output_info(opened, StageRef(at.iteration, stage, step or 0))
+        return lambda: info, lambda: output_view(info)
     if (i := at.iteration) is None:
         return lambda: run_info(opened), lambda: run_view(opened, everything=everything)
     return lambda: iteration_info(opened, i), lambda: iteration_view(opened, i)

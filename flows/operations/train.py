@@ -1,6 +1,6 @@
 """`train` and `resume`: a run, from its first missing stage to its last iteration."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from metaloom import storage
 from metaloom.flows.arguments import checked
 from metaloom.flows.errors import UsageError
-from metaloom.flows.loggers import LoggerName, check_loggers
+from metaloom.flows.loggers import check_loggers
 from metaloom.flows.operations.options import (
     FilmEvery,
     Log,
@@ -29,11 +30,11 @@ from metaloom.flows.rollouts.backend import IN_PROCESS, Backend
 from metaloom.flows.runs import folder_of, new_run_name, run_folder
 from metaloom.pipeline.device import DeviceName
 from metaloom.pipeline.installed import installed
-from metaloom.storage import open_run
+from metaloom.storage import check_new_run, open_run
 
 if TYPE_CHECKING:
-    from metaloom.flows.commands.train import TrainResult
-    from metaloom.flows.opened import Run
+    from metaloom.flows.commands.train import Training, TrainResult
+    from metaloom.flows.opened import FinishedIteration, Run
     from metaloom.pipeline.config.run import RunConfig
 
 _ADDED = [point.name for point in installed("metaloom.recipes")]
@@ -157,6 +158,77 @@ def resume(
     return _watched(folder, start, progress, log, film_every, metrics_port, strict)
 
 
+@checked
+def iterate(
+    recipe: Recipe | storage.Run,
+    run: str | Path | None = None,
+    *,
+    iterations: int | None = None,
+    seed: int | None = None,
+    overrides: Sequence[str] = (),
+    device: DeviceName | None = None,
+    backend: Backend = IN_PROCESS,
+    log: Sequence[str] = (),
+    **settings: Any,
+) -> "Generator[FinishedIteration]":
+    """Train a run in a loop over its iterations, with the numbers of `train`.
+
+    Leaving the loop, by `break` or an exception, stops the run after that iteration; `resume` or another loop over the
+    opened run continues it.
+
+    Args:
+        recipe: A recipe, a file of settings, or settings; or an opened run, to continue it.
+        run: Name of the new run under the runs folder, or a path; made from recipe and time by default.
+        iterations: Number of iterations of the run in all.
+        seed: Seed of everything random.
+        overrides: Settings that change, as KEY=VALUE.
+        device: Device on which torch computes updates, recorded with the run.
+        backend: Where rollouts run.
+        log: Where else to log; see `train`.
+        **settings: Settings that change; see `train`.
+
+    Returns:
+        Generator of the iterations, each once it is stored. Its `close()` stops the run too.
+
+    Raises:
+        ConfigError, EnvError: A setting is wrong.
+        storage.RunExists: There is such a run already.
+    """
+    check_log(log, None)
+    if isinstance(recipe, storage.Run):
+        new = {"run": run, "seed": seed, "device": device, "overrides": overrides or None, **settings}
+        refuse_with("an opened run", **new)
+        from metaloom.flows.commands.train import resuming
+
+        folder, start = recipe.path, partial(resuming, recipe.path, iterations=iterations, backend=backend)
+    else:
+        config = new_settings(recipe, changes(overrides, settings), iterations=iterations, seed=seed, device=device)
+        from metaloom.flows.commands.train import training
+
+        folder = new_folder(recipe, run, config)
+        check_new_run(folder)
+        start = partial(training, config, folder, backend=backend)
+    return _iterations(folder, start, log)
+
+
+def _iterations(folder: Path, start: "Callable[..., Training]", log: Sequence[str]) -> "Generator[FinishedIteration]":
+    """Yield the iterations of a training; closed, the generator ends it in order."""
+    from metaloom.flows.loggers.live import logging_to
+    from metaloom.flows.observer import Observer
+    from metaloom.flows.opened import FinishedIteration, Run
+
+    run, left = None, False
+    with logging_to(log, folder, Observer(should_stop=lambda: left, reads=True)) as observer:
+        training = start(observer=observer)
+        try:
+            for report in training:
+                run = Run.open(folder) if run is None else run
+                yield FinishedIteration(run, report.iteration, report)
+        except GeneratorExit:
+            left = True
+            next(training, None)  # which stops before its next stage
+
+
 def new_settings(recipe: "str | RunConfig", overrides: Sequence[str], **short: Any) -> "RunConfig":
     """Return the settings of a new run.
 
@@ -189,7 +261,7 @@ def new_folder(recipe: "str | RunConfig", run: str | Path | None, config: "RunCo
     return run_folder(new_run_name(stem) if run is None else run)
 
 
-def check_log(log: Sequence[LoggerName], film_every: int | None) -> None:
+def check_log(log: Sequence[str], film_every: int | None) -> None:
     """Refuse what could only fail later.
 
     Raises:
@@ -217,7 +289,7 @@ def _watched(
     folder: Path,
     start: "Callable[..., TrainResult]",
     progress: Shown,
-    log: Sequence[LoggerName],
+    log: Sequence[str],
     film_every: int | None,
     metrics_port: int | None,
     strict: bool,

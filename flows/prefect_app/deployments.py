@@ -27,7 +27,6 @@ from metaloom.flows.commands.train import Observer, config_of, resume, train
 from metaloom.flows.formatting import plural
 from metaloom.flows.graph.tables import stage_names
 from metaloom.flows.graph.warm_start import as_pinned
-from metaloom.flows.loggers import LoggerName
 from metaloom.flows.loggers.live import logging_to
 from metaloom.flows.operations import operations
 from metaloom.flows.prefect_app.artifacts import TrainingPage, publish_evaluation, publish_replay
@@ -59,7 +58,7 @@ RecipeName = Annotated[str, Field(json_schema_extra={"enum": [*sorted(RECIPES)]}
 StageName = Annotated[str, Field(json_schema_extra={"enum": [*stage_names()]})]
 Positive = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
-Loggers = list[LoggerName]
+Loggers = list[str]
 Seconds = Annotated[float, Field(gt=0)]
 
 
@@ -99,7 +98,8 @@ def meta_train(
         workers: Dask worker processes for rollouts here; 0 samples in the flow's own process, as a run of one task
             always does.
         scheduler: Address of a running Dask scheduler, tcp://host:port, used instead of starting workers.
-        log: Where else to log, for which an extra of Metaloom's is needed: tensorboard, wandb (offline) or mlflow.
+        log: Where else to log, for which an extra of Metaloom's is needed: tensorboard, wandb (offline) or mlflow;
+            or module:function, called with each iteration.
         trust: Import the modules that the settings of a run that exists name, now and later.
         overrides: Any other settings that change, as KEY=VALUE: algorithm.inner_lr=0.05.
     """
@@ -139,7 +139,8 @@ def meta_train_custom(
         retries: How often work is done again whose worker process died.
         mathematics: Where samples are processed, tasks adapted and updates computed: here, by the workers, or by those
             of a scheduler where they have more threads than there are cores here.
-        log: Where else to log, for which an extra of Metaloom's is needed: tensorboard, wandb (offline) or mlflow.
+        log: Where else to log, for which an extra of Metaloom's is needed: tensorboard, wandb (offline) or mlflow;
+            or module:function, called with each iteration.
         film_every: Log a film of every so many iterations; 0 for one at the end.
         trust: Import the modules that the settings of a run that exists name, now and later.
     """
@@ -190,7 +191,7 @@ def _train(
     asked: Asked,
     run: str,
     backend: Backend,
-    loggers: Sequence[LoggerName],
+    loggers: Sequence[str],
     *,
     film_every: int | None = None,
     trust: bool,

@@ -17,6 +17,7 @@ from uuid import UUID
 import psutil
 
 from metaloom.flows.prefect_app.flow_process import MODULE
+from metaloom.storage.write.holder import LOCK_NAME
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -187,6 +188,15 @@ def flow_processes(home: Path) -> dict[UUID, psutil.Process]:
             if environment["PREFECT_HOME"] == str(home):
                 found[UUID(environment["PREFECT__FLOW_RUN_ID"])] = process
     return found
+
+
+def runs_of(processes: Iterable[psutil.Process]) -> list[Path]:
+    """Return the folders of the runs that processes are writing, by the locks that they hold."""
+    found: list[Path] = []
+    for process in processes:
+        with suppress(psutil.Error, OSError):
+            found += [Path(file.path).parent for file in process.open_files() if Path(file.path).name == LOCK_NAME]
+    return sorted(found)
 
 
 def ask_to_end(process: psutil.Process) -> None:

@@ -27,7 +27,17 @@ from urllib.request import ProxyHandler, build_opener
 from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import program
 from metaloom.flows.prefect_app.database import require_answer, server_url
-from metaloom.flows.prefect_app.flow_runs import POOL, Caretaker, cancel_all, go_on_with_left_over, leave_all
+from metaloom.flows.prefect_app.flow_runs import (
+    POOL,
+    STAGE_SECONDS,
+    Caretaker,
+    cancel_all,
+    end_processes,
+    flow_processes,
+    go_on_with_left_over,
+    leave_all,
+    runs_of,
+)
 from metaloom.flows.prefect_app.home import (
     API,
     AUTH,
@@ -46,6 +56,7 @@ from metaloom.flows.prefect_app.parts import START_SECONDS, Part, ServeError, St
 from metaloom.flows.prefect_app.quiet import write_settings
 from metaloom.flows.prefect_app.reports import VARIABLE, served_reports
 from metaloom.flows.prefect_app.server import OPEN
+from metaloom.storage import argument
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -177,7 +188,7 @@ def _serve(
         worker = stack.enter_context(running(Part("the worker", command, ended=caretaker.worker_lost)))
         stack.callback(_end_runs, stop, server, worker, home)
         _say(ready)
-        _keep_running(stop, server, worker, caretaker)
+        _keep_running(stop, server, worker, caretaker, home)
         what = "can be resumed" if stop.for_good else "goes on when `metaloom serve` is started again"
         _say(f"\nstopping; a run that is being trained keeps every stage it has stored, and {what} ...")
 
@@ -200,15 +211,28 @@ def _go_on(server: Part, home: Path) -> None:
         raise server.explain(f"does not say which flow runs were left over ({told})") from None
 
 
-def _keep_running(stop: Event, server: Part, worker: Part, caretaker: Caretaker) -> None:
-    """Start again what ends, and have flow runs go on that lose their process, until Ctrl-C."""
+def _keep_running(stop: Event, server: Part, worker: Part, caretaker: Caretaker, home: Path) -> None:
+    """Start again what ends, and have flow runs go on that lose their process, until Ctrl-C.
+
+    Raises:
+        ServeError: the server's database was removed, from which it answers nothing any more.
+    """
     from httpx import HTTPError
     from prefect.exceptions import PrefectException
     from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
     # Prefect's client asks for a minute, in which nobody would start a server again that has died meanwhile.
     at_once: dict[Any, Any] = {PREFECT_CLIENT_MAX_RETRIES: 0}
+    database = home / "prefect.db"
+    opened = _identity(database)
     while not stop.wait(LOOK_SECONDS):
+        if _identity(database) != opened:
+            runs = runs_of(flow_processes(home).values())
+            go_on = "".join(f"\ngo on with: metaloom resume {argument(run)}" for run in runs)
+            raise ServeError(
+                f"{database} was removed, and with it flow runs, schedules and what was set on the page. Stored runs "
+                f"are whole; start `metaloom serve` again{go_on}"
+            )
         works = server.revive(_tell)
         worker.revive(_tell)
         if not works:
@@ -216,6 +240,15 @@ def _keep_running(stop: Event, server: Part, worker: Part, caretaker: Caretaker)
         # A server that went away in between, or was too busy, is asked again in a moment.
         with suppress(HTTPError, PrefectException), temporary_settings(at_once), _client() as client:
             caretaker.look(client)
+
+
+def _identity(database: Path) -> tuple[int, int] | None:
+    """Return device and inode of the SQLite file; None without one, or where the server has another database."""
+    if DATABASE not in os.environ:
+        with suppress(OSError):
+            found = database.stat()
+            return found.st_dev, found.st_ino
+    return None
 
 
 def _wait(stop: Event, server: Part, step: Part | None = None, seconds: float = START_SECONDS) -> None:
@@ -314,13 +347,14 @@ def _client() -> "SyncPrefectClient":
 def _end_runs(stop: Stop, server: Part, worker: Part, home: Path) -> None:
     from httpx import HTTPError
 
-    if not server.lives:
-        return  # nobody is left to ask
-    with suppress(HTTPError), _client() as client:
-        if stop.for_good:
-            cancel_all(client, CANCEL_SECONDS)
-        else:
-            leave_all(client, home, worker.stop)
+    if server.lives:
+        with suppress(HTTPError), _client() as client:
+            if stop.for_good:
+                cancel_all(client, CANCEL_SECONDS)
+            else:
+                leave_all(client, home, worker.stop)
+    # Those that nobody could be asked about.
+    end_processes(flow_processes(home).values(), STAGE_SECONDS + 2)
 
 
 def _prepare(folder: Path, address: Address, found: Mapping[str, Any], password: str | None) -> str:

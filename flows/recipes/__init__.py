@@ -156,13 +156,14 @@ def load_settings(recipe_or_file: str) -> dict[str, Any]:
     """
     if is_settings_file(recipe_or_file):
         return load_config(Path(recipe_or_file))
-    names = [*RECIPES]
-    if recipe_or_file not in names:
+    try:
+        recipe = RECIPES[recipe_or_file]
+    except KeyError:
         raise ConfigError(
             f"no recipe {recipe_or_file!r}: `metaloom recipes` lists all, and a file of settings ends in .yaml, .json "
-            f"or .toml{suggestion(recipe_or_file, names)}"
-        )
+            f"or .toml{suggestion(recipe_or_file, RECIPES)}"
+        ) from None
     # What a recipe leaves to the algorithm and the environment is decided anew when one of them is replaced.
     with step_limits_left_open():
-        config = RECIPES[recipe_or_file]()
+        config = recipe()
     return config.model_dump(mode="json", include=config.model_fields_set, exclude={"env": config.env.left_open})

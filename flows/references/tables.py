@@ -7,9 +7,10 @@ from typing import Any
 
 from rich.table import Table
 
-from metaloom.flows.formatting import adaptation_returns, duration, size
+from metaloom.flows.formatting import adaptation_returns, duration, plural, size
 from metaloom.flows.references.index import Reference
 from metaloom.flows.views.parts import as_text, new_table, optional
+from metaloom.pipeline.shown import Row, Shown
 
 
 def reference_rows(references: Sequence[Reference]) -> list[dict[str, Any]]:
@@ -17,7 +18,7 @@ def reference_rows(references: Sequence[Reference]) -> list[dict[str, Any]]:
     return [asdict(found) | {"last_return": (adaptation_returns(found.metrics) or [None])[-1]} for found in references]
 
 
-class References(list[dict[str, Any]]):
+class References(Shown, list[dict[str, Any]]):
     """Rows of references.
 
     Attributes:
@@ -27,6 +28,11 @@ class References(list[dict[str, Any]]):
     def __init__(self, rows: Sequence[dict[str, Any]], folder: Path | str | None = None) -> None:
         super().__init__(rows)
         self.folder = folder
+
+    def shown(self) -> tuple[str, list[Row]]:
+        """Return what each reference is of; see pipeline.shown."""
+        columns = ("name", "env", "algorithm", "seed", "iterations", "last_return")
+        return plural(len(self), "reference"), [columns, *(tuple(str(row[name]) for name in columns) for row in self)]
 
 
 @dataclass(frozen=True)

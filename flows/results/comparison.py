@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from metaloom.flows.formatting import finite, number, plural
+from metaloom.flows.formatting import count, finite, number, plural
 from metaloom.pipeline.comparison.groups import Band, Estimate, Pair, runs_needed
 from metaloom.pipeline.comparison.intervals import CONFIDENCE
 from metaloom.pipeline.comparison.scores import Scores
+from metaloom.pipeline.shown import Row, Shown
 from metaloom.pipeline.types import Array
 
 if TYPE_CHECKING:
@@ -77,8 +78,8 @@ class Group:
         return [history.seed for history in self.histories]
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(Shown):
     """Groups of runs compared, best first. Tables are Arrow's; `.to_pandas()` makes data frames of them.
 
     Attributes:
@@ -104,7 +105,16 @@ class Comparison:
     notes: tuple[str, ...]
     seed: int
     resamples: int
-    draw: "Callable[[Comparison], Figure]" = field(repr=False, compare=False)
+    draw: "Callable[[Comparison], Figure]" = field(compare=False)
+
+    def shown(self) -> tuple[str, list[Row]]:
+        """Interquartile mean of each group with its interval, and the verdicts; see pipeline.shown."""
+        rows = [
+            (group.name, str(len(group.scores)), number(group.iqm.value), _interval(group.iqm)) for group in self.groups
+        ]
+        title = f"Comparison by {self.metric} after {count(self.env_steps)} environment steps"
+        header = ("group", "runs", "interquartile mean", "95 % interval")
+        return "; ".join([title, *self.verdicts[:3]]), [header, *rows]
 
     def table(self) -> pa.Table:
         """Return one row per group: settings, runs, seeds, mean and interquartile mean with their 95 % intervals."""
@@ -178,9 +188,6 @@ class Comparison:
         """Draw interquartile means, curves, profiles and probabilities of improvement as a matplotlib figure."""
         return self.draw(self)
 
-    def _repr_html_(self) -> str:
-        return self.table().to_pandas().to_html()
-
     def _bands(self, axis: str, places: Array, bands: Sequence[Band], name: str) -> pa.Table:
         parts = [
             pa.table({"group": [group.name] * len(places), axis: places, name: b.values, "low": b.low, "high": b.high})
@@ -247,9 +254,12 @@ def _verdict(pair: Pair, runs: tuple[int, int], num_pairs: int) -> str:
 
 
 def _by(difference: Estimate) -> str:
-    if np.isnan(difference.low):
-        return number(difference.value)
-    return f"{number(difference.value)}, 95 % interval {number(difference.low)} to {number(difference.high)}"
+    interval = _interval(difference)
+    return number(difference.value) + (f", 95 % interval {interval}" if interval else "")
+
+
+def _interval(estimate: Estimate) -> str:
+    return "" if np.isnan(estimate.low) else f"{number(estimate.low)} to {number(estimate.high)}"
 
 
 def _p(p: float) -> str:

@@ -10,12 +10,11 @@ import numpy as np
 
 from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import finite, number
-from metaloom.flows.graph.stage import StageOutput
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.shown import Row, Shown
 from metaloom.pipeline.types import Array, LearnerState, Samples, Update
 from metaloom.storage import StageRef
-from metaloom.storage.format.codec import flatten
+from metaloom.storage.format.codec import Value, flatten
 
 
 @dataclass(frozen=True)
@@ -28,13 +27,15 @@ class Outcome:
         value: Output of the stage.
         seconds: Wall time of the stage alone.
         identical: True if every bit equals the stored output.
+        digests: Digests of the stages that were computed for it, itself the last, by stage.
     """
 
     settings: tuple[str, ...]
     config: RunConfig = field(repr=False)
-    value: StageOutput
+    value: Value
     seconds: float
     identical: bool
+    digests: Mapping[StageRef, str] = field(repr=False)
 
     @property
     def learner(self) -> LearnerState:
@@ -75,6 +76,12 @@ class Counterfactual(Shown):
         title = f"Counterfactual of {self.ref} under {', '.join(self.changed.settings) or 'the same settings'}"
         return title, [("quantity", "as stored", "changed"), *rows]
 
+    @property
+    def first_changed(self) -> StageRef | None:
+        """The first stage that came out otherwise under the changed settings; None if no stage did."""
+        before, after = self.stored.digests, self.changed.digests
+        return next((ref for ref in {**before, **after} if before.get(ref) != after.get(ref)), None)
+
     def quantities(self) -> dict[str, tuple[float | None, float | None]]:
         """Describe both outcomes: name -> (stored, changed); None where one has no such quantity."""
         left, right = (dict(self._describe(outcome)) for outcome in (self.stored, self.changed))
@@ -104,6 +111,7 @@ class Counterfactual(Shown):
             "settings": list(self.changed.settings),
             "as_stored": self.stored.identical,
             "identical": self.changed.identical,
+            "first_changed": None if self.first_changed is None else asdict(self.first_changed),
             "quantities": {
                 name: {"stored": _json(s), "changed": _json(c)} for name, (s, c) in self.quantities().items()
             },
@@ -126,7 +134,7 @@ def _json(value: float | None) -> float | None:
     return None if value is None else finite(value)
 
 
-def _numbers(value: StageOutput) -> dict[str, Array]:
+def _numbers(value: Value) -> dict[str, Array]:
     """Return the arrays that outcomes are compared by: an update's policy parameters, the real steps of samples."""
     if isinstance(value, Update):
         return dict(value.learner.params)

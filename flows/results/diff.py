@@ -4,7 +4,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from metaloom.flows.formatting import plural
 from metaloom.flows.results.replay import ArrayDifference, difference_info
+from metaloom.pipeline.shown import Row, Shown
 from metaloom.storage import StageRef
 
 
@@ -17,8 +19,8 @@ class Difference:
     b: str | None
 
 
-@dataclass(frozen=True)
-class RunDiff:
+@dataclass(frozen=True, repr=False)
+class RunDiff(Shown):
     """Differences between two runs.
 
     Attributes:
@@ -42,6 +44,14 @@ class RunDiff:
     different: int
     only_a: int
     only_b: int
+
+    def shown(self) -> tuple[str, list[Row]]:
+        """Return what differs; see pipeline.shown."""
+        found = f"first difference in {self.first}" if self.first else f"{plural(self.compared, 'output')} equal"
+        missing = f"; {self.only_a} and {self.only_b} outputs only one has" if self.only_a or self.only_b else ""
+        rows = [(d.name, str(d.a), str(d.b)) for d in (*self.settings, *self.environment)]
+        header = [("setting", self.a.name, self.b.name)] if rows else []
+        return f"RunDiff of {self.a.name} and {self.b.name}: {found}{missing}", [*header, *rows]
 
     @property
     def equal(self) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from metaloom.flows.formatting import plural, size
+from metaloom.pipeline.shown import Row, Shown
 from metaloom.storage import Thinned
 from metaloom.storage.read.committed import file_stats
 
@@ -40,8 +41,8 @@ class DiskUse:
     problem: str = ""
 
 
-@dataclass(frozen=True)
-class DiskUsage:
+@dataclass(frozen=True, repr=False)
+class DiskUsage(Shown):
     """Disk usage of runs, and leftovers of interrupted removals.
 
     Attributes:
@@ -55,6 +56,12 @@ class DiskUsage:
     paths: Sequence[Path]
     leftovers: Sequence[Path]
     details: bool
+
+    def shown(self) -> tuple[str, list[Row]]:
+        """Size of each run, and what is shared or could be freed; see pipeline.shown."""
+        rows = [(use.name, *map(size, (use.num_bytes, use.shared, use.thinning)), use.problem) for use in self.uses]
+        title = f"DiskUsage of {plural(len(rows), 'run')}: {size(bytes_together(self.paths))}"
+        return title, [("run", "size", "shared", "thinning would free", ""), *rows]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the usage as plain data."""

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from metaloom.pipeline.shown import Row, Shown
+
 
 @dataclass(frozen=True)
 class Check:
@@ -28,8 +30,14 @@ class Check:
         return self.status != "fail"
 
 
-class Checks(tuple[Check, ...]):
+class Checks(Shown, tuple[Check, ...]):
     """All findings."""
+
+    def shown(self) -> tuple[str, list[Row]]:
+        """Status, found and required state of each; see pipeline.shown."""
+        return f"Checks: {'all is well' if self.ok else 'something is wrong'}", [
+            (check.status, check.name, check.found, check.required) for check in self
+        ]
 
     @property
     def ok(self) -> bool:

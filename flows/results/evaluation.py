@@ -1,8 +1,8 @@
 """Returns of a learner after 0 ... K adaptation steps."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -20,26 +20,33 @@ from metaloom.pipeline.envs.task_classes import Classes
 from metaloom.pipeline.shown import Row, Shown
 from metaloom.pipeline.types import Evaluation, TaskBatch
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 @dataclass(frozen=True, repr=False)
 class EvaluationOutcome(Shown):
     """A learner's returns after 0 ... K adaptation steps.
 
     Attributes:
+        run: Name of the run.
         updates: Number of updates of the learner.
         config: Configuration of the run, with the requested evaluation.
         evaluation: The returns.
         tasks_are_new: True if none of its tasks occurs in training.
         drawn_from: Number of tasks that its tasks were chosen from; None if they come from a distribution.
         classes: Task classes that the environment declares.
+        draw: Draws the returns.
     """
 
+    run: str
     updates: int
     config: RunConfig
     evaluation: Evaluation
     tasks_are_new: bool
     drawn_from: int | None
-    classes: Classes | None = None
+    classes: Classes | None
+    draw: "Callable[[EvaluationOutcome], Figure]" = field(compare=False)
 
     def shown(self) -> tuple[str, list[Row]]:
         """Return over tasks after every number of adaptation steps, with its interval; see pipeline.shown."""
@@ -51,7 +58,7 @@ class EvaluationOutcome(Shown):
         tests = f"{plural(self.evaluation.test_returns.shape[2], 'test episode')} each"
         tests += f"; {self.extrapolation}" if self.extrapolation else ""
         return (
-            f"EvaluationOutcome of the learner after {updates}: {self.counted_tasks}, {tests}",
+            f"EvaluationOutcome of {self.run} after {updates}: {self.counted_tasks}, {tests}",
             [("adaptation steps", "average return", "95 % interval"), *rows],
         )
 
@@ -79,6 +86,10 @@ class EvaluationOutcome(Shown):
         if algorithm.graph == "task_inference" or self.evaluation.adaptation_steps <= trained:
             return ""
         return f"trained for {plural(trained, 'step')}; later rows extrapolate"
+
+    def plot(self) -> "Figure":
+        """Draw returns against adaptation episodes as a matplotlib figure."""
+        return self.draw(self)
 
     def table(self) -> pa.Table:
         """Return one row per adaptation step and task; see `flows/results/evaluation_summary.py`."""

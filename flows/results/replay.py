@@ -3,8 +3,9 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from metaloom.flows.formatting import finite
+from metaloom.flows.formatting import finite, plural
 from metaloom.pipeline.device import EQUAL_IN_WORDS, EqualityClass
+from metaloom.pipeline.shown import Row, Shown
 from metaloom.storage import StageRef
 
 
@@ -75,8 +76,19 @@ class StageReplay:
         }
 
 
-class Replay(list[StageReplay]):
+class Replay(Shown, list[StageReplay]):
     """Stages run again, in order."""
+
+    def shown(self) -> tuple[str, list[Row]]:
+        """Return the number of stages, and those that differ; see pipeline.shown."""
+        different = [outcome for outcome in self if not outcome.identical]
+        proved = f"all {self[-1].proved}" if self and not different else f"{len(different)} differ"
+        rows = [
+            (str(d.ref), d.array, f"{d.count} values", f"by up to {d.max_abs:.3g}")
+            for o in different
+            for d in o.differences
+        ]
+        return f"Replay of {plural(len(self), 'stage')}: {proved}", rows
 
     @property
     def identical(self) -> bool:

@@ -3,10 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
+from metaloom.flows.formatting import number, plural
+from metaloom.pipeline import shown
+from metaloom.pipeline.shown import Shown
+
 Row = Mapping[str, Any]
 
 
-class Rows(list[Row]):
+class Rows(Shown, list[Row]):
     """Rows of a list of runs.
 
     Attributes:
@@ -14,3 +18,34 @@ class Rows(list[Row]):
     """
 
     nothing = ""
+
+    def shown(self) -> tuple[str, list[shown.Row]]:
+        """State, iterations and last return of each run; see pipeline.shown."""
+        if not self:
+            return self.nothing, []
+        columns = ("name", "env", "algorithm", "iterations_done", "iterations", "state")
+        rows = [
+            (
+                *(str(row.get(name, "")) for name in columns),
+                "" if (last := row.get("last_return")) is None else number(last),
+            )
+            for row in self
+        ]
+        return plural(len(self), "run"), [
+            ("run", "environment", "algorithm", "complete", "of", "state", "return"),
+            *rows,
+        ]
+
+
+class Facts(Shown, dict[str, Any]):
+    """Facts by name, as `--json` prints them."""
+
+    def shown(self) -> tuple[str, list[shown.Row]]:
+        """Every fact that is no list or mapping, and the sizes of those that are; see pipeline.shown."""
+        return plural(len(self), "fact"), [(name, _short(value)) for name, value in self.items()]
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, Mapping | list):
+        return plural(len(value), "value")
+    return text if len(text := str(value)) <= 60 else f"{text[:57]}..."

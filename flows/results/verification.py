@@ -5,11 +5,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from metaloom.flows.formatting import plural
+from metaloom.pipeline.shown import Row, Shown
 from metaloom.storage import Damage, argument
 
 
-@dataclass(frozen=True)
-class Verification:
+@dataclass(frozen=True, repr=False)
+class Verification(Shown):
     """Result of checking the files of a run.
 
     Attributes:
@@ -22,6 +24,11 @@ class Verification:
     path: Path
     damages: tuple[Damage, ...]
     sealed: bool = True
+
+    def shown(self) -> tuple[str, list[Row]]:
+        """Return the damage, file by file; see pipeline.shown."""
+        found = "every file is intact" if self.intact else f"{plural(len(self.damages), 'file')} damaged"
+        return f"Verification of {self.path}: {found}", [(damage.file, damage.problem) for damage in self.damages]
 
     @property
     def intact(self) -> bool:

@@ -29,7 +29,7 @@ from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition
 from metaloom.stages.faults import StageFault
 from metaloom.stages.rollouts.faults import Circumstances, RolloutError
-from metaloom.stages.sample_tasks import sample_tasks
+from metaloom.stages.sample_tasks import draw_tasks
 
 # Dask's threads draw from `random` in the trainer and in workers. They get a separate generator, so that the global one
 # changes only if the work draws.
@@ -172,7 +172,7 @@ def try_environment(spec: SamplerSpec, supervision: Supervision) -> EnvError | N
     with supervision.recorded():
         try:
             env = make_env(spec.env)
-            sample_tasks(env, num_tasks=1, run_seed=0, iteration=0)
+            draw_tasks(env, num_tasks=1, run_seed=0, iteration=0)
         except EnvError as error:
             return error
         env.close()

@@ -30,7 +30,7 @@ from metaloom.pipeline.plugin_files import acting_paths, own_paths
 from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
 from metaloom.pipeline.schema import Settings
 from metaloom.pipeline.types import EpisodeBatch, ParallelMap, TaskBatch, TaskParams
-from metaloom.stages.collect_rollouts import UNWATCHED, RolloutPosition, RolloutWatch, Sampler, collect_rollouts
+from metaloom.stages.collect_rollouts import UNWATCHED, RolloutPosition, RolloutWatch, Sampler, play_episodes
 from metaloom.stages.faults import StageFault
 from metaloom.stages.rollouts.sampler import Enough
 
@@ -176,7 +176,7 @@ def collect_shard(
     with normal_numerics():
         sampler, random_watch = _warm.sampler(spec)
         episodes, draw = random_watch.draw_of(
-            lambda: collect_rollouts(sampler, params, tasks, position=position, watch=watch), "rollouts"
+            lambda: play_episodes(sampler, params, tasks, position=position, watch=watch), "rollouts"
         )
     if draw is not None and not (draw.in_env and draw.installed):
         place = f"iteration {position.iteration}, inner step {position.step}"

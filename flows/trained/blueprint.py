@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Tuple
 from gymnasium.wrappers import TimeLimit
 
-from metaloom.pipeline.algorithms.contract import Learner
+from metaloom.pipeline.algorithms.contract import Learner, Setup
 from metaloom.pipeline.building import setup_for
 from metaloom.pipeline.config.run import RunConfig, build_stored
 from metaloom.pipeline.envs.contract import MetaEnv
@@ -85,11 +85,14 @@ class Blueprint:
             in_parts = np.shape(observation) == space.shape
         return flat(space, observation) if in_parts else observation
 
-    def learner(self) -> Learner[Any, Any]:
-        """Build the algorithm, which knows how to adapt."""
+    def setup(self) -> Setup:
+        """Describe what the algorithm is built for."""
         config = self.config
-        setup = setup_for(config, self.spaces, lambda rewards: make_env(config.env).sparse_rewards(rewards))
-        return config.algorithm.build(setup)
+        return setup_for(config, self.spaces, lambda rewards: make_env(config.env).sparse_rewards(rewards))
+
+    def learner(self) -> Learner[Any, Any]:
+        """Build the algorithm."""
+        return self.config.algorithm.build(self.setup())
 
     def wrap(self, env: gymnasium.Env[Any, Any]) -> PolicyActions:
         """Wrap a user's environment so that it takes the policy's actions.

@@ -3,9 +3,8 @@
 import json
 from dataclasses import replace
 
-from metaloom.flows.commands.evaluate import learner_after
 from metaloom.flows.graph.run_stages import config_of, require_stored_sizes
-from metaloom.flows.runs import updates_at
+from metaloom.flows.runs import learner_after, updates_at
 from metaloom.flows.trained.blueprint import Blueprint
 from metaloom.flows.trained.policy import TrainedPolicy
 from metaloom.storage import Run

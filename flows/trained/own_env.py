@@ -11,7 +11,7 @@ from metaloom.pipeline.envs.answers import declared_facts
 from metaloom.pipeline.envs.loop_batch import LoopBatch
 from metaloom.pipeline.envs.spaces import observation_dtype, spaces_of
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
-from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
+from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, play_episodes
 from metaloom.stages.rollouts.faults import RolloutError, describe
 from metaloom.stages.rollouts.sampler import UNWATCHED, RolloutWatch, episodes_together
 
@@ -42,7 +42,7 @@ def collect_in(
     try:
         return episodes_together(
             [
-                collect_rollouts(sampler, params, tasks, position=replace(position, first_episode=episode))
+                play_episodes(sampler, params, tasks, position=replace(position, first_episode=episode))
                 for episode in range(0, episodes, in_trial)
             ]
         )

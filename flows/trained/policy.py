@@ -11,7 +11,8 @@ import numpy as np
 
 from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import plural
-from metaloom.flows.graph.check import require_one_adaptation
+from metaloom.flows.graph.adaptation import GraphAdaptation
+from metaloom.flows.graph.tables import graph_of
 from metaloom.flows.trained.acting import Acting
 from metaloom.flows.trained.blueprint import Blueprint
 from metaloom.flows.trained.deployment import DeployedPolicy, save_onnx, save_program
@@ -24,7 +25,6 @@ from metaloom.pipeline.shown import arrays_in, as_html
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition
-from metaloom.stages.counters import require_adapted
 
 
 class TrainedPolicy:
@@ -209,7 +209,7 @@ class TrainedPolicy:
 
         Raises:
             UsageError: the algorithm does not adapt, or the arguments do not fit.
-            ConfigError: the algorithm also adapts through stages of a custom graph.
+            GraphError: the algorithm adapts by stages that need what is there in training only.
             TypeError: it is neither an environment nor episodes.
             ValueError: the environment or the episodes do not match the run's.
             RolloutError: the environment failed.
@@ -296,16 +296,17 @@ class TrainedPolicy:
         if self.num_tasks not in (1, B):
             raise UsageError(f"found episodes of {B} tasks for a policy of {self.num_tasks}; required as many")
         self._check_like_ours(batch)
-        learner, params = self.blueprint.learner(), self._params
-        require_one_adaptation(self.blueprint.config, learner)
+        config, setup = self.blueprint.config, self.blueprint.setup()
+        learner, params = config.algorithm.build(setup), self._params
         if B > 1 and self.num_tasks == 1:
             if self._adapted:
                 raise UsageError(f"found episodes of {B} tasks for a policy that has adapted to one; required 1 task")
             params = learner.acting_params(self.state, B)
         rounds = [*self._rounds, batch]
-        with normal_numerics(self.blueprint.config.device):
-            found = learner.adapt_to_episodes(self.state, params, rounds, run_seed=self.seed)
-        adapted = require_adapted(found, B, learner)
+        tools = {"config": config, "setup": setup, "learner": learner, "parallel": map}
+        adaptation = GraphAdaptation(graph_of(config), config, tools)
+        with normal_numerics(config.device):
+            adapted = adaptation.adapt(self.state, params, rounds, run_seed=self.seed)
         return TrainedPolicy(self.blueprint, self.state, adapted, rounds, self.seed)
 
     def _check_like_ours(self, batch: EpisodeBatch) -> None:

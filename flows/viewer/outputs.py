@@ -14,7 +14,7 @@ from metaloom.flows.results.class_returns import classes_of
 from metaloom.flows.runs import require_iteration
 from metaloom.flows.viewer.adaptation import compared_steps
 from metaloom.flows.views.boxes import Arrow, Box, draw
-from metaloom.flows.views.run_info import class_returns_of, iteration_metrics, run_info, stage_info, state_of
+from metaloom.flows.views.run_info import arrays_of, class_returns_of, iteration_metrics, run_info, stage_info, state_of
 from metaloom.flows.views.series import class_color, numbers
 from metaloom.pipeline.shown import error_text
 from metaloom.pipeline.types import Array
@@ -205,22 +205,6 @@ def output_page(run: Run, ref: StageRef) -> dict[str, Any]:
         "arrays": arrays_of(run, record),
         "commands": [_command("replay", run, ref.iteration, ref)],
     }
-
-
-def arrays_of(run: Run, record: StageRecord) -> list[dict[str, Any]]:
-    """Describe the stored arrays of an output: name, axes, shape, dtype, unit and meaning; or why one is unreadable."""
-    found: list[dict[str, Any]] = []
-    for chunk in record.chunks:
-        group, _, name = chunk.array.partition("/")
-        try:
-            spec = run.files.spec(chunk.array)
-        except StoreError as problem:
-            found.append({"group": group, "name": name, "problem": error_text(problem)})
-            continue
-        about = {"unit": spec.attributes.get("unit", ""), "description": spec.attributes.get("description", "")}
-        axes = {"dims": [*spec.dims[1:]], "shape": [*spec.shape], "dtype": spec.dtype, "bytes": chunk.size}
-        found.append({"group": group, "name": name, **axes, **about})
-    return sorted(found, key=lambda array: (array["group"], array["name"]))
 
 
 def draw_graph(run: Run, records: Sequence[StageRecord]) -> str:

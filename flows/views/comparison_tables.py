@@ -29,7 +29,7 @@ def counterfactual_table(result: "Counterfactual") -> Table:
     table.add_row("time", short_time(result.stored.seconds), short_time(result.changed.seconds))
     distance = ", ".join(f"{name.replace('_', ' ')} {number(value)}" for name, value in result.distance().items())
     same = "identical to what is stored" if result.changed.identical else f"apart: {distance}"
-    table.caption = f"{same}; {_stored_words(result)}"
+    table.caption = "; ".join(filter(None, (same, _reach(result), _stored_words(result))))
     return table
 
 
@@ -73,6 +73,16 @@ def diff_view(diff: "RunDiff") -> RenderableType:
     for run, count in ((diff.a, diff.only_a), (diff.b, diff.only_b)):
         words += f"; {count} {'is' if count == 1 else 'are'} in {run} only" if count else ""
     return Group(*parts, as_text(words))
+
+
+def _reach(result: "Counterfactual") -> str:
+    """Say which stage the changed settings change first; nothing if no setting changed."""
+    if not result.changed.settings:
+        return ""
+    if result.first_changed is not None:
+        return f"the first stage that changes is {stage_name(result.first_changed)}"
+    computed = ", ".join(map(stage_name, result.changed.digests))
+    return f"of what was computed again ({computed}), no stage reads the changed settings with any effect"
 
 
 def _stored_words(result: "Counterfactual") -> str:

@@ -3,14 +3,16 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from metaloom.flows.graph.stage import Graph, Stage
 from metaloom.flows.graph.tables import graph_of
 from metaloom.flows.views.boxes import Arrow, Box, draw
-from metaloom.pipeline.config.run import MOST_ITERATIONS, RunConfig
-from metaloom.storage import Span, StageRef
+from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.dataflow.edges import Word
+from metaloom.pipeline.dataflow.graph import WITNESS, Graph
+from metaloom.pipeline.dataflow.refs import StageRef
+from metaloom.pipeline.dataflow.stage import Stage
 
-SAME, BEFORE, EARLIER_STEP, STEPS, ALL_SO_FAR = "", "iteration before", "step before", "steps so far", "all so far"
-LATEST = "last iterations"
+SAME, BEFORE, EARLIER_STEP, ALL_SO_FAR = "", "iteration before", "step before", "all so far"
+EVERY_STEP, STEPS, LATEST = "every step", "steps so far", "last iterations"
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,11 @@ class Diagram:
 def diagram_of(config: RunConfig) -> Diagram:
     """Return the diagram of a run with this configuration, without stages that it never reaches."""
     graph = graph_of(config)
-    # The first iterations, and one that is evaluated, have every kind of input that there is.
-    iterations = {0, 1, (config.evaluation.every or 1) - 1}
-    refs = graph.table.sort(ref for i in iterations for ref in graph.order(config, i))
-    edges = dict.fromkeys(edge for ref in refs for edge in _edges(graph, config, ref))
-    reached = {ref.stage for ref in refs}
-    return Diagram(tuple(stage for stage in graph.stages if stage.name in reached), tuple(edges))
+    # The first iterations, and one that is evaluated, have every stage that there is.
+    reached = {ref.stage for i in (0, 1, (config.evaluation.every or 1) - 1) for ref in graph.order(config, i)}
+    stages = tuple(stage for stage in graph.stages if stage.name in reached)
+    edges = dict.fromkeys(edge for stage in stages for edge in _edges(graph, config, stage) if edge.source in reached)
+    return Diagram(stages, tuple(edges))
 
 
 def as_text(diagram: Diagram) -> str:
@@ -93,17 +94,22 @@ def as_svg(diagram: Diagram) -> str:
 FORMATS: Mapping[str, Callable[[Diagram], str]] = {"text": as_text, "mermaid": as_mermaid, "svg": as_svg}
 
 
-def _edges(graph: Graph, config: RunConfig, ref: StageRef) -> Iterator[Edge]:
-    for name, wanted in graph.inputs(config, ref).items():
-        if isinstance(wanted, Span):
-            # Late in a run a window of iterations no longer begins with the first one.
-            late = graph.inputs(config, StageRef(MOST_ITERATIONS - 1, ref.stage, ref.step))[name]
-            which = LATEST if isinstance(late, Span) and late.first else ALL_SO_FAR
-            yield from (Edge(source, ref.stage, name, which) for source in wanted.stages)
-        elif isinstance(wanted, tuple):
-            yield from (Edge(one.stage, ref.stage, name, STEPS) for one in wanted)
-        else:
-            # Of what an iteration has once, there is no step before.
-            is_earlier = wanted.step < ref.step and graph.table[wanted.stage].stepped
-            which = BEFORE if wanted.iteration < ref.iteration else EARLIER_STEP if is_earlier else SAME
-            yield Edge(wanted.stage, ref.stage, name, which)
+_WHICH: Mapping[Word, str] = {
+    "this_step": SAME,
+    "last_step": EARLIER_STEP,
+    "every_step": EVERY_STEP,
+    "steps_so_far": STEPS,
+    "last_iteration": BEFORE,
+    "last_iterations": LATEST,
+    "since_start": ALL_SO_FAR,
+}
+
+
+def _edges(graph: Graph, config: RunConfig, stage: Stage) -> Iterator[Edge]:
+    for name, edge in stage.edges.items():
+        for source, found in graph.sources(graph.edges[edge]):
+            yield Edge(source, stage.name, name, _WHICH[found.word])
+    for name in WITNESS if config.env.witness and stage.ends_iteration else ():
+        wanted = graph.inputs(config, stage.at(0)).get(name)
+        if isinstance(wanted, StageRef):
+            yield Edge(wanted.stage, stage.name, name, SAME)

@@ -13,7 +13,7 @@ from metaloom.flows.results.class_returns import Headline, class_rows, classes_o
 from metaloom.flows.runs import require_settings
 from metaloom.pipeline.envs.config import REPRODUCED
 from metaloom.pipeline.shown import error_text
-from metaloom.storage import Run
+from metaloom.storage import Run, StageRef
 from metaloom.storage.format.settings import changed
 from metaloom.storage.read.committed import bytes_in
 
@@ -131,6 +131,39 @@ def stage_info(run: Run, record: storage.StageRecord) -> dict[str, Any]:
         "inputs": [{**asdict(item.ref), "digest": item.digest} for item in record.inputs],
         "spans": [item.as_dict() for item in record.spans],
     }
+
+
+def output_info(run: Run, ref: StageRef) -> dict[str, Any]:
+    """Describe a stored output as `stage_info`, with its type and its arrays.
+
+    Raises:
+        storage.StageMissing: it is not stored.
+    """
+    stage, record = run.stages[ref.stage], run.record(ref)
+    return {
+        "run": run.path.name,
+        "iteration": ref.iteration,
+        **stage_info(run, record),
+        "output": stage.output,
+        "description": stage.schema.description if stage.schema else "",
+        "arrays": arrays_of(run, record),
+    }
+
+
+def arrays_of(run: Run, record: storage.StageRecord) -> list[dict[str, Any]]:
+    """Describe the stored arrays of an output: name, axes, shape, dtype, unit and meaning; or why one is unreadable."""
+    found: list[dict[str, Any]] = []
+    for chunk in record.chunks:
+        group, _, name = chunk.array.partition("/")
+        try:
+            spec = run.files.spec(chunk.array)
+        except storage.StoreError as problem:
+            found.append({"group": group, "name": name, "problem": error_text(problem)})
+            continue
+        about = {"unit": spec.attributes.get("unit", ""), "description": spec.attributes.get("description", "")}
+        axes = {"dims": [*spec.dims[1:]], "shape": [*spec.shape], "dtype": spec.dtype, "bytes": chunk.size}
+        found.append({"group": group, "name": name, **axes, **about})
+    return sorted(found, key=lambda array: (array["group"], array["name"]))
 
 
 def iteration_metrics(run: Run, iteration: int) -> dict[str, float | None]:

@@ -167,29 +167,50 @@ def iteration_view(run: Run, iteration: int) -> RenderableType:
     """`metaloom show RUN@ITERATION`."""
     info = iteration_info(run, iteration)
     state = "" if info["complete"] else " (not complete)"
-    table = new_table("stage", ">seconds", ">on disk", "digest", "computed from")
+    table = new_table(*_STAGE_COLUMNS)
     for stage in info["stages"]:
-        inputs = [
-            stage_label(i["stage"], i["step"]) + (f" i={i['iteration']}" if i["iteration"] != iteration else "")
-            for i in stage["inputs"]
-        ]
-        for item in stage["spans"]:
-            iterations = f"{item['first']['iteration']}-{item['last']['iteration']}"
-            steps = f" with {plural(item['steps'], 'step')}" if item["steps"] else ""
-            outputs = f"{plural(item['outputs'], 'output')}{steps}"
-            inputs.append(f"all {' and '.join(item['stages'])} i={iterations} ({outputs})")
-        table.add_row(
-            stage_label(stage["stage"], stage["step"]),
-            f"{stage['seconds']:.3f}",
-            "thinned" if stage["thinned"] else size(stage["bytes"]),
-            as_text(stage["digest"][:DIGEST_PREFIX]),
-            ", ".join(inputs),
-        )
+        table.add_row(*_stage_row(stage, iteration))
     parts: list[RenderableType] = [heading(f"{info['run']}, iteration {iteration}{state}"), table]
     if info["metrics"]:
         parts += [heading("metrics"), _metrics_view(info["metrics"])]
     parts += _classes_view(info["class_returns"])
     return Group(*parts)
+
+
+_STAGE_COLUMNS = ("stage", ">seconds", ">on disk", "digest", "computed from")
+
+
+def _stage_row(stage: Mapping[str, Any], iteration: int) -> Sequence[RenderableType]:
+    inputs = [
+        stage_label(i["stage"], i["step"]) + (f" i={i['iteration']}" if i["iteration"] != iteration else "")
+        for i in stage["inputs"]
+    ]
+    for item in stage["spans"]:
+        iterations = f"{item['first']['iteration']}-{item['last']['iteration']}"
+        steps = f" with {plural(item['steps'], 'step')}" if item["steps"] else ""
+        outputs = f"{plural(item['outputs'], 'output')}{steps}"
+        inputs.append(f"all {' and '.join(item['stages'])} i={iterations} ({outputs})")
+    return (
+        stage_label(stage["stage"], stage["step"]),
+        f"{stage['seconds']:.3f}",
+        "thinned" if stage["thinned"] else size(stage["bytes"]),
+        as_text(stage["digest"][:DIGEST_PREFIX]),
+        ", ".join(inputs),
+    )
+
+
+def output_view(info: Mapping[str, Any]) -> RenderableType:
+    """`metaloom show RUN@ITERATION --stage STAGE`: where an output comes from, and what its arrays are."""
+    table, arrays = new_table(*_STAGE_COLUMNS), new_table("array", "axes", "dtype", "unit", "meaning")
+    table.add_row(*_stage_row(info, info["iteration"]))
+    for array in info["arrays"]:
+        if "problem" in array:
+            arrays.add_row(as_text(array["name"]), "", "", "", as_text(array["problem"]))
+            continue
+        axes = ", ".join(f"{dim} {length}" for dim, length in zip(array["dims"], array["shape"], strict=True))
+        arrays.add_row(*map(as_text, (array["name"], axes, array["dtype"], array["unit"], array["description"])))
+    about = f"{info['output']}: {info['description']}" if info["description"] else info["output"]
+    return Group(heading(f"{info['run']}, iteration {info['iteration']}"), table, heading(about), arrays)
 
 
 def fork_view(fork: "Fork", parent: Path) -> RenderableType:

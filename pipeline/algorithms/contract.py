@@ -7,7 +7,7 @@ state: all that lasts between iterations is in LearnerState, which the store kee
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
@@ -18,7 +18,7 @@ from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.numerics import normal_numerics
 from metaloom.pipeline.plugins import load_class
 from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
-from metaloom.pipeline.schema import ConfigError, PluginSettings, later
+from metaloom.pipeline.schema import ConfigError, PluginSettings, Settings, later
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Samples, TaskParams
 
 KernelName = Literal["torch", "fused"]
@@ -30,7 +30,7 @@ NUM_UPDATES = "num_updates"
 _NORMALIZING_LEARNER = "metaloom.pipeline.algorithms.normalizing:NormalizingLearner"
 
 Evidence = TypeVar("Evidence", contravariant=True)
-"""Input of one adaptation step: a Step of samples, or the rollout batches that a task is inferred from."""
+"""Input of one adaptation step: a Step of samples, episodes, or the rollout batches that a task is inferred from."""
 Experience = TypeVar("Experience", contravariant=True)
 """Input of an update: the steps 0 ... K of an iteration, or minibatches of stored transitions."""
 
@@ -129,29 +129,9 @@ class Learner(ABC, Generic[Evidence, Experience]):
     def adapt(
         self, state: LearnerState, params: TaskParams, evidence: Evidence, *, parallel: ParallelMap = map
     ) -> TaskParams:
-        """Return what every task acts with after an adaptation step on its own evidence; by default unchanged."""
-        return params
+        """Return what every task acts with after an adaptation step on its own evidence; by default unchanged.
 
-    def adapt_to_episodes(
-        self,
-        state: LearnerState,
-        params: TaskParams,
-        rounds: Sequence[EpisodeBatch],
-        *,
-        run_seed: int,
-        parallel: ParallelMap = map,
-    ) -> TaskParams:
-        """Return the parameters of every task after the adaptation step on the last rollout batch.
-
-        This is how evaluations, and users of a trained policy, adapt; by default they do not.
-
-        Args:
-            state: Learner state.
-            params: Parameters that collected the last rollout batch.
-            rounds: All rollout batches so far, the last one collected by `params`; step k follows batch k. Earlier
-                ones may lack behavior and reward terms.
-            run_seed: Seed of the random draws.
-            parallel: Map over tasks; the result does not depend on it.
+        Training, evaluations and users of a trained policy adapt so. After training, inner steps may be more.
         """
         return params
 
@@ -182,6 +162,7 @@ class Learner(ABC, Generic[Evidence, Experience]):
 class RunSettings(Protocol):
     """Settings of a run that an algorithm checks for conflicts."""
 
+    algorithm: AlgorithmSettings
     policy: PolicyConfig
     baseline: BaselineSettings
     processing: ProcessingConfig
@@ -195,14 +176,16 @@ class RunSettings(Protocol):
     def starts_warm(self) -> bool: ...
 
 
-class AlgorithmSettings(PluginSettings):
+class AlgorithmSettings(PluginSettings, Settings):
     """The settings of an algorithm: data only, so that reading a configuration imports no torch.
 
-    A subclass names the graph of its runs and builds their learner.
+    A subclass names the graph of its runs and builds their learner. What several algorithms share is in groups, which a
+    class lists before this one: `class ProMP(MetaAdam, GradientBased, AlgorithmSettings)`.
     """
 
     graph: ClassVar[str]
-    """The table of stages that its runs follow: on_policy, off_policy, task_inference, trial_inference."""
+    """The graph of stages that its runs follow: on_policy, off_policy, task_inference, trials, trial_inference; or
+    module:NAME of a Graph."""
     learner: ClassVar[str]
     """module:Class of its Learner, which takes these settings and a Setup."""
 
@@ -252,13 +235,8 @@ class AlgorithmSettings(PluginSettings):
 
     @property
     def evaluation_steps(self) -> int:
-        """Default number of adaptation steps of an evaluation."""
-        return self.adaptation_steps
-
-    @property
-    def evaluation_episodes(self) -> int | None:
-        """Default episodes per task for each adaptation step of an evaluation; None: as in training."""
-        return None
+        """Default number of adaptation steps of an evaluation: with a memory, the episodes before a trial's last."""
+        return self.adaptation_steps if self.trial is None else self.trial - 1
 
     @property
     def num_policies(self) -> int:
@@ -282,6 +260,11 @@ class AlgorithmSettings(PluginSettings):
         """
         # Settings are read in a tenth of the time that torch takes to import.
         found: Any = load_class(self.learner, Learner)
+        if hasattr(found, "adapt_to_episodes"):
+            raise ConfigError(
+                f"found {self.learner} with a method adapt_to_episodes, which is not called any more: evaluations and "
+                "trained policies adapt as training does, by process and adapt; remove it"
+            )
         with normal_numerics(setup.device):
             learner: Learner[Any, Any] = found(self, setup)
         if self.kernel == "fused" and learner.kernel.name != "fused":

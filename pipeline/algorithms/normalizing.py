@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -34,14 +35,14 @@ from metaloom.pipeline.types import (
 )
 
 
-class NormalizingLearner(Learner[Step, Sequence[Step]]):
+class NormalizingLearner(Learner[Any, Sequence[Step]]):
     """Keeps running statistics beside the state of a learner, which sees normalized episodes only. See Learner.
 
     Attributes:
         inner: The algorithm.
     """
 
-    def __init__(self, inner: Learner[Step, Sequence[Step]], setup: Setup) -> None:
+    def __init__(self, inner: Learner[Any, Sequence[Step]], setup: Setup) -> None:
         if setup.policy.normalize_observations and setup.observation_scale != 1:
             raise ConfigError(
                 f"policy.normalize_observations is on, but the observations of {setup.env_name} are bytes, which are "
@@ -56,7 +57,7 @@ class NormalizingLearner(Learner[Step, Sequence[Step]]):
             self._shapes[RETURNS] = ()
 
     @property
-    def unwrapped(self) -> Learner[Step, Sequence[Step]]:
+    def unwrapped(self) -> Learner[Any, Sequence[Step]]:
         return self.inner
 
     def initialize(self, *, run_seed: int) -> LearnerState:
@@ -80,32 +81,18 @@ class NormalizingLearner(Learner[Step, Sequence[Step]]):
         return self.inner.process(_inner(state), self._normalized(state, episodes), seed=seed, parallel=parallel)
 
     def adapt(
-        self, state: LearnerState, params: TaskParams, evidence: Step, *, parallel: ParallelMap = map
+        self, state: LearnerState, params: TaskParams, evidence: Step | EpisodeBatch, *, parallel: ParallelMap = map
     ) -> TaskParams:
-        step = replace(evidence, episodes=self._normalized(state, evidence.episodes))
+        if isinstance(evidence, Step):
+            seen = replace(evidence, episodes=self._normalized(state, evidence.episodes))
+        else:
+            seen = self._normalized(state, evidence)
         found = self.inner.adapt(
-            _inner(state), TaskParams(without_normalization(params.params)), step, parallel=parallel
+            _inner(state), TaskParams(without_normalization(params.params)), seen, parallel=parallel
         )
-        return _with_normalization(found, params)
-
-    def adapt_to_episodes(
-        self,
-        state: LearnerState,
-        params: TaskParams,
-        rounds: Sequence[EpisodeBatch],
-        *,
-        run_seed: int,
-        parallel: ParallelMap = map,
-    ) -> TaskParams:
-        normalized = [self._normalized(state, episodes) for episodes in rounds]
-        found = self.inner.adapt_to_episodes(
-            _inner(state),
-            TaskParams(without_normalization(params.params)),
-            normalized,
-            run_seed=run_seed,
-            parallel=parallel,
+        return TaskParams(
+            found.params | {name: value for name, value in params.params.items() if name.startswith(PREFIX)}
         )
-        return _with_normalization(found, params)
 
     def update(
         self,
@@ -157,9 +144,3 @@ def _with_statistics(state: LearnerState, statistics: Mapping[str, RunningStatis
     for prefix, found in statistics.items():
         kept |= found.stored(prefix)
     return replace(state, extra=state.extra | kept)
-
-
-def _with_normalization(adapted: TaskParams, params: TaskParams) -> TaskParams:
-    return TaskParams(
-        adapted.params | {name: value for name, value in params.params.items() if name.startswith(PREFIX)}
-    )

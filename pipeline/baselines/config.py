@@ -9,7 +9,7 @@ from metaloom.pipeline.baselines.contract import Baseline
 from metaloom.pipeline.baselines.linear import LinearFeatureBaseline, LinearTimeBaseline, ZeroBaseline
 from metaloom.pipeline.baselines.value_network import ValueNetworkBaseline
 from metaloom.pipeline.plugins import ByName, Plugins
-from metaloom.pipeline.schema import MOST_REPEATS, PluginSettings
+from metaloom.pipeline.schema import MOST_REPEATS, PluginSettings, Settings
 from metaloom.pipeline.types import Array, ParallelMap, Params
 
 _NETWORK_OPTIONS = ("hidden_sizes", "num_epochs", "learning_rate", "steps_per_minibatch", "shared")
@@ -21,7 +21,7 @@ _OPTIONS = {
 }
 
 
-class BaselineSettings(PluginSettings, ABC):
+class BaselineSettings(PluginSettings, Settings, ABC):
     """The settings of a baseline, which is itself the baseline unless it builds another; see Baseline."""
 
     @abstractmethod

@@ -114,10 +114,10 @@ class RunConfig(Settings):
         yield from self._idle_sizes()
         asked = {"policy.normalize_observations": self.policy, "processing.scale_rewards": self.processing}
         for name in (name for name, section in asked.items() if getattr(section, name.partition(".")[2])):
-            if (graph := self.algorithm.graph) != "on_policy":
+            if (graph := self.algorithm.graph) not in ("on_policy", "trials"):
                 why = "also learns from earlier iterations, which other statistics normalized"
                 if graph not in ("off_policy", "task_inference", "trial_inference"):
-                    why = f"has the graph {graph}, and only on_policy keeps statistics"
+                    why = f"has the graph {graph}, and only on_policy and trials keep statistics"
                 yield f"{name} is on, but {self.algorithm.name} {why}; leave it out"
         if self.min_rollouts is not None and self.min_rollouts > self.episodes_per_task:
             yield (

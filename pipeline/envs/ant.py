@@ -9,7 +9,7 @@ from functools import partial
 import mujoco
 import numpy as np
 
-from metaloom.pipeline.envs.contract import EnvError
+from metaloom.pipeline.envs.contract import EnvError, MetaEnv
 from metaloom.pipeline.envs.mujoco_robot import (
     GYMNASIUM_MODELS,
     Motion,
@@ -27,7 +27,7 @@ TORSO = 1
 """Body 0 is the world."""
 
 
-class Ant(MujocoRobot):
+class Ant(MujocoRobot, MetaEnv):
     """The robot without a task: gymnasium's model, physics and starts of Ant-v5.
 
     | observation | content                                                                        | unit   |
@@ -92,8 +92,8 @@ class Ant(MujocoRobot):
         """Return reward terms by name, [n], from position [n, 2] in m and velocity [n, 2] in m/s of the torso."""
 
 
-class AntWalk(Ant):
-    """An ant that walks: it is paid for its velocity along a direction and for each step, and falls.
+class AntWalk:
+    """Rules of ants that walk: paid for velocity along a direction and for each step, they can fall. Go before Ant.
 
     | reward term | value                                                              | unit  |
     | ----------- | ------------------------------------------------------------------ | ----- |
@@ -120,7 +120,7 @@ class AntWalk(Ant):
         return ~(finite & (height >= self.heights[0]) & (height <= self.heights[1]))
 
 
-class AntDir(AlongX, AntWalk):
+class AntDir(AlongX, AntWalk, Ant):
     """Walk forward or backward along x, as the reward requires (ProMP's AntRandDirec).
 
     Observation, action, start: see Ant. Reward terms: see AntWalk. Terminates unless the torso is 0 to 1 m high.
@@ -131,7 +131,7 @@ class AntDir(AlongX, AntWalk):
     """
 
 
-class AntDir2D(AnyDirection, AntWalk):
+class AntDir2D(AnyDirection, AntWalk, Ant):
     """Walk in a direction known only from the reward (ProMP's AntRandDirec2D).
 
     Observation, action, start: see Ant. Reward terms: see AntWalk. Terminates unless the torso is 0 to 1 m high.
@@ -142,11 +142,8 @@ class AntDir2D(AnyDirection, AntWalk):
     """
 
 
-class AntGoal(Ant):
-    """Go to a goal known only from the reward (ProMP's AntRandGoal). Never terminates.
-
-    Observation, action, start: see Ant; in every style the torso's x and y come first (2 more entries), since no
-    goal can be found without them.
+class ToGoal:
+    """Rules of ants that go to a goal. Go before Ant.
 
     | task field     | unit | distribution                                                        |
     | -------------- | ---- | ------------------------------------------------------------------- |
@@ -171,7 +168,15 @@ class AntGoal(Ant):
         return {"distance": -(np.abs(place[:, 0] - tasks[:, 0]) + np.abs(place[:, 1] - tasks[:, 1]))}
 
 
-class PearlAntDir(FixedTasks, AntDir2D):
+class AntGoal(ToGoal, Ant):
+    """Go to a goal known only from the reward (ProMP's AntRandGoal). Never terminates.
+
+    Observation, action, start: see Ant; in every style the torso's x and y come first (2 more entries), since no
+    goal can be found without them. Task and reward: see ToGoal.
+    """
+
+
+class PearlAntDir(FixedTasks, AnyDirection, AntWalk, Ant):
     """Walk in one of 100 directions, as PEARL's ant-dir: AntDir2D without contact forces in the observation (27).
 
     Terminates unless the torso is 0.2 to 1 m high.
@@ -212,7 +217,7 @@ class PearlAntDir(FixedTasks, AntDir2D):
             self.task_classes = nearest(("direction_x", "direction_y"), {"forward": (1, 0), "backward": (-1, 0)})
 
 
-class PearlAntGoal(FixedTasks, AntGoal):
+class PearlAntGoal(FixedTasks, ToGoal, Ant):
     """Go to one of 150 goals, as PEARL's ant-goal: AntGoal with fixed goals.
 
     | task field     | unit | distribution                                                                        |

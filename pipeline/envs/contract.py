@@ -1,6 +1,5 @@
 """The contract of environments for meta-training, one at a time and in batches."""
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -162,9 +161,15 @@ class MetaEnv(gymnasium.Env[Array, Array]):
 
     _task: Array | None = None
 
-    @abstractmethod
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        """Return B independent draws from the task distribution, [B, P] float64."""
+        """Return B independent draws from the task distribution, [B, P] float64; by default uniform over `task_set`.
+
+        Raises:
+            EnvError: the environment has neither this method nor a `task_set`.
+        """
+        if self.task_set is None:
+            raise EnvError(f"{type(self).__name__} has no task_set and no method sample_tasks; required one of them")
+        return np.array(self.task_set, np.float64)[rng.integers(len(self.task_set), size=num_tasks)]
 
     def set_task(self, task: Array) -> None:
         """Set the task [P]; the next `step` already uses its reward."""
@@ -209,7 +214,7 @@ class MetaEnv(gymnasium.Env[Array, Array]):
         return None
 
 
-def keeps_rules(env: MetaEnv, base: type[MetaEnv]) -> bool:
+def keeps_rules(env: gymnasium.Env[Any, Any], base: type[gymnasium.Env[Any, Any]]) -> bool:
     """Return False for a subclass that overrides step or reset: the batch of `base` does not know its rules."""
     return type(env).step is base.step and type(env).reset is base.reset
 

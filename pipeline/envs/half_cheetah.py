@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import mujoco
 import numpy as np
 
-from metaloom.pipeline.envs.contract import TaskField
+from metaloom.pipeline.envs.contract import MetaEnv, TaskField
 from metaloom.pipeline.envs.mujoco_robot import (
     GYMNASIUM_MODELS,
     Motion,
@@ -22,7 +22,7 @@ from metaloom.pipeline.envs.task_sets import FixedTasks, draw_signs
 from metaloom.pipeline.types import Array, EpisodeBatch
 
 
-class HalfCheetah(MujocoRobot):
+class HalfCheetah(MujocoRobot, MetaEnv):
     """The robot without a task: gymnasium's model, observations and starts of HalfCheetah-v5.
 
     | observation | content                                                            | unit     |
@@ -86,10 +86,8 @@ class HalfCheetah(MujocoRobot):
         """Return the reward of a forward velocity [n] in m/s, [n]."""
 
 
-class HalfCheetahDir(HalfCheetah):
-    """Run forward or backward, as the reward requires (ProMP's HalfCheetahRandDirec).
-
-    Observation, action and start: see HalfCheetah.
+class RunInDirection:
+    """Rules of a half-cheetah that runs one way or the other. Go before HalfCheetah.
 
     | task field | unit | distribution                                 |
     | ---------- | ---- | -------------------------------------------- |
@@ -112,10 +110,15 @@ class HalfCheetahDir(HalfCheetah):
         return tasks[:, 0] * velocity
 
 
-class HalfCheetahVel(HalfCheetah):
-    """Run forward at a speed known only from the reward (ProMP's HalfCheetahRandVel).
+class HalfCheetahDir(RunInDirection, HalfCheetah):
+    """Run forward or backward, as the reward requires (ProMP's HalfCheetahRandDirec).
 
-    Observation, action and start: see HalfCheetah.
+    Observation, action and start: see HalfCheetah. Task and reward: see RunInDirection.
+    """
+
+
+class RunAtSpeed:
+    """Rules of a half-cheetah that runs at a speed. Go before HalfCheetah.
 
     | task field | unit | distribution |
     | ---------- | ---- | ------------ |
@@ -139,7 +142,14 @@ class HalfCheetahVel(HalfCheetah):
         return -np.abs(velocity - tasks[:, 0])
 
 
-class PearlCheetahDir(HalfCheetahDir):
+class HalfCheetahVel(RunAtSpeed, HalfCheetah):
+    """Run forward at a speed known only from the reward (ProMP's HalfCheetahRandVel).
+
+    Observation, action and start: see HalfCheetah. Task and reward: see RunAtSpeed.
+    """
+
+
+class PearlCheetahDir(RunInDirection, HalfCheetah):
     """Run forward or backward, as PEARL's cheetah-dir: HalfCheetahDir with PEARL's observations.
 
     Both directions are trained on, so there is none to hold out: `test_task_set` is None, and a test task is a draw
@@ -150,7 +160,7 @@ class PearlCheetahDir(HalfCheetahDir):
         super().__init__(obs_style, render_mode)
 
 
-class PearlCheetahVel(FixedTasks, HalfCheetahVel):
+class PearlCheetahVel(FixedTasks, RunAtSpeed, HalfCheetah):
     """Run forward at one of 100 speeds, as PEARL's cheetah-vel: HalfCheetahVel with PEARL's observations.
 
     | task field | unit | distribution                                                                      |

@@ -76,10 +76,6 @@ class HiddenGoalGrid(MetaEnv):
         self.observation_components = tuple((f"cell_{n // size}_{n % size}", "1") for n in range(size * size))
         self._grid = GridBatch(1, size)
 
-    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        assert self.task_set is not None
-        return np.array(self.task_set)[rng.integers(len(self.task_set), size=num_tasks)]
-
     def set_task(self, task: Array) -> None:
         super().set_task(task)
         if not ((self.task >= 0) & (self.task < self.size) & (self.task % 1 == 0)).all():

@@ -1,16 +1,21 @@
 """The hopper: a planar robot with one leg that can fall, given a new body with every task."""
+# pyright: reportAttributeAccessIssue=false
+# MuJoCo's compiled modules have no type stubs.
 
 from functools import partial
 
+import mujoco
 import numpy as np
 
+from metaloom.pipeline.envs.contract import MetaEnv
+from metaloom.pipeline.envs.mujoco_robot import GYMNASIUM_MODELS, MujocoRobot
 from metaloom.pipeline.envs.planar_walker import PlanarWalker
 from metaloom.pipeline.envs.random_dynamics import RandomDynamics
 from metaloom.pipeline.envs.task_sets import FixedTasks
 from metaloom.pipeline.types import Array
 
 
-class Hopper(PlanarWalker):
+class Hopper(PlanarWalker, MujocoRobot, MetaEnv):
     """The robot without a task: gymnasium's model, observations, starts and termination of Hopper-v5.
 
     | observation | content                                            | unit     |
@@ -34,7 +39,7 @@ class Hopper(PlanarWalker):
     min_height, max_angle, max_state = 0.7, 0.2, 100.0
 
     def __init__(self, render_mode: str | None = None) -> None:
-        super().__init__("hopper.xml", render_mode)
+        super().__init__(mujoco.MjModel.from_xml_path(str(GYMNASIUM_MODELS / "hopper.xml")), render_mode)
 
     def healthy(self, qpos: Array, qvel: Array) -> Array:
         height, angle = qpos[:, 1], qpos[:, 2]
@@ -53,32 +58,16 @@ class HopperRandParams(RandomDynamics, Hopper):
 
     Observation, action, start and termination: see Hopper. A control step is 0.008 s (four physics steps).
 
-    | task field                                                | unit | distribution  |
-    | --------------------------------------------------------- | ---- | ------------- |
-    | BODY_mass                                                 | 1    | 1.5^U(-3, 3)  |
-    | BODY_inertia_1, _2, _3: about its principal axes          | 1    | 1.5^U(-3, 3)  |
-    | GEOM_friction_sliding, _torsional, _rolling               | 1    | 1.5^U(-3, 3)  |
-    | JOINT_damping                                             | 1    | 1.3^U(-3, 3)  |
-
-    Every field multiplies one number of the model. BODY: torso, thigh, leg, foot; GEOM: these and floor; JOINT: thigh,
+    Task and reward: see RandomDynamics. BODY: torso, thigh, leg, foot; GEOM: these and floor; JOINT: thigh,
     leg, foot. 34 fields in all.
-
-    | reward term | value                                        | unit |
-    | ----------- | -------------------------------------------- | ---- |
-    | run         | v_x, mean over the step                      | m/s  |
-    | alive       | 1                                            | 1    |
-    | control     | -0.001 * ‖action‖², of the action in [-1, 1] | 1    |
     """
 
     def __init__(self, render_mode: str | None = None) -> None:
         super().__init__(render_mode)
         self.vary_model()
 
-    def run_reward(self, velocity: Array, tasks: Array) -> Array:
-        return velocity
 
-
-class PearlHopperRandParams(FixedTasks, HopperRandParams):
+class PearlHopperRandParams(FixedTasks, RandomDynamics, Hopper):
     """HopperRandParams with 40 bodies to train on and 10 others to test with, always the same; ids 0-39.
 
     Options `num_train_tasks` and `num_test_tasks`: how many of each.
@@ -86,5 +75,6 @@ class PearlHopperRandParams(FixedTasks, HopperRandParams):
 
     def __init__(self, render_mode: str | None = None, *, num_train_tasks: int = 40, num_test_tasks: int = 10) -> None:
         super().__init__(render_mode)
-        tasks = self.fix_tasks(partial(HopperRandParams.sample_tasks, self), num_train_tasks, num_test_tasks)
+        self.vary_model()
+        tasks = self.fix_tasks(partial(RandomDynamics.sample_tasks, self), num_train_tasks, num_test_tasks)
         self.set_task(np.array(tasks[0]))

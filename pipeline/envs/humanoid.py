@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import mujoco
 import numpy as np
 
+from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.envs.mujoco_robot import (
     GYMNASIUM_MODELS,
     Motion,
@@ -20,7 +21,7 @@ from metaloom.pipeline.envs.task_sets import AlongX, AnyDirection, FixedTasks, d
 from metaloom.pipeline.types import Array
 
 
-class Humanoid(MujocoRobot):
+class Humanoid(MujocoRobot, MetaEnv):
     """The robot without a direction: gymnasium's model, physics and starts of Humanoid-v5.
 
     | observation | content                                                                   | unit            |
@@ -133,7 +134,7 @@ class HumanoidDir2D(AnyDirection, Humanoid):
     """
 
 
-class PearlHumanoidDir(FixedTasks, HumanoidDir2D):
+class PearlHumanoidDir(FixedTasks, AnyDirection, Humanoid):
     """Walk in one of 100 directions, as PEARL's humanoid-dir: HumanoidDir2D with fixed directions.
 
     | task field               | unit | distribution                                                                  |

@@ -57,8 +57,8 @@ class Motion:
     derived: Mapping[str, Array] = field(default_factory=dict)
 
 
-class MujocoRobot(MetaEnv):
-    """A robot whose subclass gives its rules for n simulations at once.
+class MujocoRobot(gymnasium.Env[Array, Array]):
+    """A simulator of a robot; a class of robots derives from it and from MetaEnv, and gives rules for n simulations.
 
     One robot (`step`) and many (`batch`) go through the same rules, and every operation in them works on each row by
     itself, so both give the same bits. Physics and observations are float64.
@@ -144,6 +144,7 @@ class MujocoRobot(MetaEnv):
         qpos, qvel, derived = self.data.qpos[None], self.data.qvel[None], self._read(self.derived)
         actions = np.asarray(action, np.float64)[None]
         motion = Motion(qpos_before[None], qpos, qvel, actions, self.dt, derived_before, derived)
+        assert isinstance(self, MetaEnv), "a robot has tasks"
         tasks = self.task[None]
         terms = {name: float(term[0]) for name, term in self.reward_terms(motion, tasks).items()}
         terminated = bool(self.terminal(motion, tasks)[0])
@@ -190,6 +191,7 @@ class MujocoBatch:
         self._batch = physics_batch(robot.model, num_rows, num_threads, contact_forces=contact_forces)
         self._qpos, self._qvel, self._ctrl = (self._batch.bind(name) for name in ("qpos", "qvel", "ctrl"))
         self._derived = {name: self._batch.bind(name) for name in robot.derived}
+        assert isinstance(robot, MetaEnv), "a robot has tasks"
         self._tasks = np.zeros((num_rows, len(robot.task_fields)))
         self.num_rows = num_rows
         self.observation_size = robot.observation_space.shape[0]  # pyright: ignore[reportOptionalSubscript]

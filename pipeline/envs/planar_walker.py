@@ -1,18 +1,17 @@
 """Base of walker2d and hopper: robots that walk in a plane, can fall, and are paid for staying up."""
-# pyright: reportAttributeAccessIssue=false
-# MuJoCo's compiled modules have no type stubs.
 
 from abc import abstractmethod
 
-import mujoco
 import numpy as np
 
-from metaloom.pipeline.envs.mujoco_robot import GYMNASIUM_MODELS, Motion, MujocoRobot, squared_norm
+from metaloom.pipeline.envs.mujoco_robot import Motion, squared_norm
 from metaloom.pipeline.types import Array
 
 
-class PlanarWalker(MujocoRobot):
-    """Joint 0 is the distance forward, 1 the height, 2 the angle of the trunk; observations omit the distance.
+class PlanarWalker:
+    """Rules that go before MujocoRobot.
+
+    Joint 0 is the distance forward, 1 the height, 2 the angle of the trunk; observations omit the distance.
 
     Reward terms: `run`, what the subclass makes of the mean forward velocity of the step; `alive`, a constant, paid
     for the step that ends an episode as well; `control` = -0.001 ‖action‖².
@@ -22,9 +21,6 @@ class PlanarWalker(MujocoRobot):
     control_cost = 1e-3
     alive_bonus = 1.0
     max_observed_velocity = 10.0
-
-    def __init__(self, model_file: str, render_mode: str | None = None) -> None:
-        super().__init__(mujoco.MjModel.from_xml_path(str(GYMNASIUM_MODELS / model_file)), render_mode)
 
     def observe(self, qpos: Array, qvel: Array) -> Array:
         limit = self.max_observed_velocity

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, ClassVar
 
+import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
 
@@ -85,8 +86,8 @@ GOAL = (
 )
 
 
-class PointRobot(MetaEnv):
-    """A point whose whole state is observed. Subclasses give its rules for n points at once.
+class PointRobot(gymnasium.Env[Array, Array]):
+    """A point whose whole state is observed; a class of points derives from it and MetaEnv, with rules for n at once.
 
     One point (`step`) and many (`batch`) go through the same rules, and every operation in them works on each row by
     itself, so both give the same bits.
@@ -136,6 +137,7 @@ class PointRobot(MetaEnv):
         return self._state.copy(), {}
 
     def step(self, action: Array) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        assert isinstance(self, MetaEnv), "a point has tasks"
         states, tasks = self._state[None], self.task[None]
         next_states = self.advance(states, np.asarray(action, np.float64)[None], tasks)
         terms = {name: float(term[0]) for name, term in self.reward_terms(states, next_states, tasks).items()}
@@ -148,6 +150,7 @@ class PointRobot(MetaEnv):
 
     def render(self) -> Any:
         """Return an image [height, width, 3] uint8: the path since the last reset, the goal, and other tasks' goals."""
+        assert isinstance(self, MetaEnv), "a point has tasks"
         picture = PointPicture(self.reach)
         if self.task_fields[:2] == GOAL:
             picture.tasks(np.array(self.task_set or ()).reshape(-1, len(self.task_fields)))
@@ -169,6 +172,7 @@ class PointBatch(BatchEnv):
     action_size = 2
 
     def __init__(self, robot: PointRobot, num_rows: int) -> None:
+        assert isinstance(robot, MetaEnv), "a point has tasks"
         self._robot = robot
         self.num_rows = num_rows
         self.observation_size = robot.state_size
@@ -195,7 +199,7 @@ class PointBatch(BatchEnv):
         return self._states.copy()
 
 
-class Point2D(PointRobot):
+class Point2D(PointRobot, MetaEnv):
     """Go to the origin from anywhere: one task, for checks without adaptation (MetaPointEnv).
 
     | observation | unit | | action | unit | range |
@@ -223,7 +227,7 @@ class Point2D(PointRobot):
         return np.asarray(np.all(np.abs(states) < self.near, axis=1))
 
 
-class _GoalPoint(PointRobot):
+class _GoalPoint(PointRobot, MetaEnv):
     """Starts at the origin and goes to a goal drawn from a square; ends there."""
 
     task_fields = GOAL

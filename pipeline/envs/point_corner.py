@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from metaloom.pipeline.envs.contract import Component, EnvError, Fact, TaskField
+from metaloom.pipeline.envs.contract import Component, EnvError, Fact, MetaEnv, TaskField
 from metaloom.pipeline.envs.point import GOAL, PointPicture, PointRobot, norm
 from metaloom.pipeline.envs.task_classes import nearest
 from metaloom.pipeline.types import Array
@@ -17,7 +17,7 @@ CORNER_NAMES: dict[str, tuple[float, float]] = dict(
 )
 
 
-class PointCorner(PointRobot):
+class PointCorner(PointRobot, MetaEnv):
     """Go to one of four corners, known only from the reward (MetaPointEnvCorner).
 
     | observation | unit | | action | unit | range |

@@ -4,7 +4,7 @@ from typing import Literal
 
 import numpy as np
 
-from metaloom.pipeline.envs.contract import EnvError
+from metaloom.pipeline.envs.contract import EnvError, MetaEnv
 from metaloom.pipeline.envs.point import GOAL, PointRobot, norm
 from metaloom.pipeline.envs.task_sets import FixedTasks
 from metaloom.pipeline.types import Array
@@ -12,7 +12,7 @@ from metaloom.pipeline.types import Array
 NUM_TRAIN_TASKS, NUM_TEST_TASKS = 80, 20
 
 
-class PearlPointRobot(FixedTasks, PointRobot):
+class PearlPointRobot(FixedTasks, PointRobot, MetaEnv):
     """Go from anywhere to one of 80 goals that the observation does not show (PEARL's point-robot).
 
     | observation | unit | | action | unit | range |

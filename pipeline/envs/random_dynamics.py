@@ -9,7 +9,7 @@ import mujoco
 import numpy as np
 from mujoco import batch as mujoco_batch
 
-from metaloom.pipeline.envs.contract import EnvError, TaskField, check_task
+from metaloom.pipeline.envs.contract import EnvError, MetaEnv, TaskField, check_task
 from metaloom.pipeline.envs.mujoco_robot import MujocoRobot
 from metaloom.pipeline.types import Array
 
@@ -52,12 +52,32 @@ class _Varied:
     columns: slice
 
 
-class RandomDynamics(MujocoRobot):
+class RandomDynamics(MujocoRobot, MetaEnv):
     """A robot with a task field for each number of ARRAYS that is not 0 in its model file: the number's multiplier.
+
+    | task field                                                | unit | distribution  |
+    | --------------------------------------------------------- | ---- | ------------- |
+    | BODY_mass                                                 | 1    | 1.5^U(-3, 3)  |
+    | BODY_inertia_1, _2, _3: about its principal axes          | 1    | 1.5^U(-3, 3)  |
+    | GEOM_friction_sliding, _torsional, _rolling               | 1    | 1.5^U(-3, 3)  |
+    | JOINT_damping                                             | 1    | 1.3^U(-3, 3)  |
+
+    | reward term | value                                        | unit |
+    | ----------- | -------------------------------------------- | ---- |
+    | run         | v_x, mean over the step                      | m/s  |
+    | alive       | 1                                            | 1    |
+    | control     | -0.001 * ‖action‖², of the action in [-1, 1] | 1    |
 
     A constructor calls `vary_model` once the model is there. A task holds from the next physics step on, and whatever
     MuJoCo derives from the model follows it; the original leaves derived constants as they were.
     """
+
+    # For the walker the original asks for 5, and its base class takes 4.
+    frame_skip = 4
+
+    def run_reward(self, velocity: Array, tasks: Array) -> Array:
+        """Return the forward velocity [n]: it is paid for, whatever the body."""
+        return velocity
 
     def vary_model(self) -> None:
         """Set the task fields from the model, and a first task."""

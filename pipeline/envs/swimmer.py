@@ -5,7 +5,7 @@
 import mujoco
 import numpy as np
 
-from metaloom.pipeline.envs.contract import TaskField
+from metaloom.pipeline.envs.contract import MetaEnv, TaskField
 from metaloom.pipeline.envs.mujoco_robot import (
     GYMNASIUM_MODELS,
     Motion,
@@ -18,7 +18,7 @@ from metaloom.pipeline.envs.task_classes import bins
 from metaloom.pipeline.types import Array
 
 
-class SwimmerVel(MujocoRobot):
+class SwimmerVel(MujocoRobot, MetaEnv):
     """Swim forward at a speed known only from the reward (ProMP's SwimmerRandVel).
 
     Uses gymnasium's model, observations and starts of Swimmer-v5.

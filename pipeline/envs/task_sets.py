@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from metaloom.pipeline.envs.contract import EnvError, MetaEnv, TaskField
+from metaloom.pipeline.envs.contract import EnvError, TaskField
 from metaloom.pipeline.envs.task_classes import ONE_WAY_OR_THE_OTHER, QUADRANTS
 from metaloom.pipeline.types import Array
 
@@ -30,8 +30,11 @@ TASK_SET_SEED = 1337
 """Seed of the sets' separate generator: they are the same in every run, whatever its seed."""
 
 
-class FixedTasks(MetaEnv):
-    """An environment with a fixed set of tasks, drawn when it is made. Goes before the class of its rules."""
+class FixedTasks:
+    """A fixed set of tasks, drawn when an environment is made. Goes before the class of its rules."""
+
+    task_set: tuple[tuple[float, ...], ...] | None
+    test_task_set: tuple[tuple[float, ...], ...] | None
 
     def fix_tasks(
         self, draw: Callable[[int, np.random.Generator], Array], num_train_tasks: int, num_test_tasks: int

@@ -1,11 +1,15 @@
 """The walker: a planar robot with two legs that can fall, sent in a direction, to a speed, or given a new body."""
+# pyright: reportAttributeAccessIssue=false
+# MuJoCo's compiled modules have no type stubs.
 
 from functools import partial
 from typing import Literal
 
+import mujoco
 import numpy as np
 
-from metaloom.pipeline.envs.contract import EnvError, TaskField
+from metaloom.pipeline.envs.contract import EnvError, MetaEnv, TaskField
+from metaloom.pipeline.envs.mujoco_robot import GYMNASIUM_MODELS, MujocoRobot
 from metaloom.pipeline.envs.planar_walker import PlanarWalker
 from metaloom.pipeline.envs.random_dynamics import RandomDynamics
 from metaloom.pipeline.envs.task_classes import ONE_WAY_OR_THE_OTHER, bins
@@ -16,7 +20,7 @@ ModelName = Literal["original", "v5"]
 MODEL_FILES: dict[ModelName, str] = {"original": "walker2d.xml", "v5": "walker2d_v5.xml"}
 
 
-class Walker2d(PlanarWalker):
+class Walker2d(PlanarWalker, MujocoRobot, MetaEnv):
     """The robot without a task: gymnasium's observations and starts of Walker2d-v5.
 
     | observation | content                                            | unit     |
@@ -50,7 +54,7 @@ class Walker2d(PlanarWalker):
     def __init__(self, model: ModelName = "original", render_mode: str | None = None) -> None:
         if model not in tuple(MODEL_FILES):
             raise EnvError(f"{type(self).__name__}: model is {model!r}; required one of {', '.join(MODEL_FILES)}")
-        super().__init__(MODEL_FILES[model], render_mode)
+        super().__init__(mujoco.MjModel.from_xml_path(str(GYMNASIUM_MODELS / MODEL_FILES[model])), render_mode)
 
     def healthy(self, qpos: Array, qvel: Array) -> Array:
         height, angle = qpos[:, 1], qpos[:, 2]
@@ -116,35 +120,16 @@ class Walker2dRandParams(RandomDynamics, Walker2d):
 
     Observation, action, option, start and termination: see Walker2d. A control step is 0.008 s (four physics steps).
 
-    | task field                                                | unit | distribution  |
-    | --------------------------------------------------------- | ---- | ------------- |
-    | BODY_mass                                                 | 1    | 1.5^U(-3, 3)  |
-    | BODY_inertia_1, _2, _3: about its principal axes          | 1    | 1.5^U(-3, 3)  |
-    | GEOM_friction_sliding, _torsional, _rolling               | 1    | 1.5^U(-3, 3)  |
-    | JOINT_damping                                             | 1    | 1.3^U(-3, 3)  |
-
-    Every field multiplies one number of the model. BODY: torso, thigh, leg, foot, thigh_left, leg_left, foot_left;
+    Task and reward: see RandomDynamics. BODY: torso, thigh, leg, foot, thigh_left, leg_left, foot_left;
     GEOM: these and floor; JOINT: these without torso. 58 fields in all.
-
-    | reward term | value                                        | unit |
-    | ----------- | -------------------------------------------- | ---- |
-    | run         | v_x, mean over the step                      | m/s  |
-    | alive       | 1                                            | 1    |
-    | control     | -0.001 * ‖action‖², of the action in [-1, 1] | 1    |
     """
-
-    # The original asks for 5 and its base class takes 4.
-    frame_skip = 4
 
     def __init__(self, model: ModelName = "original", render_mode: str | None = None) -> None:
         super().__init__(model, render_mode)
         self.vary_model()
 
-    def run_reward(self, velocity: Array, tasks: Array) -> Array:
-        return velocity
 
-
-class PearlWalker2dRandParams(FixedTasks, Walker2dRandParams):
+class PearlWalker2dRandParams(FixedTasks, RandomDynamics, Walker2d):
     """Walker2dRandParams with 40 bodies to train on and 10 others to test with, always the same; ids 0-39.
 
     Options `num_train_tasks` and `num_test_tasks`: how many of each.
@@ -159,5 +144,6 @@ class PearlWalker2dRandParams(FixedTasks, Walker2dRandParams):
         num_test_tasks: int = 10,
     ) -> None:
         super().__init__(model, render_mode)
-        tasks = self.fix_tasks(partial(Walker2dRandParams.sample_tasks, self), num_train_tasks, num_test_tasks)
+        self.vary_model()
+        tasks = self.fix_tasks(partial(RandomDynamics.sample_tasks, self), num_train_tasks, num_test_tasks)
         self.set_task(np.array(tasks[0]))

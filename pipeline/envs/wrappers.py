@@ -113,8 +113,8 @@ def is_bounded(box: Box) -> bool:
 _NO_BOUND = 1e30
 
 
-class Wrapped(MetaEnv):
-    """A MetaEnv around another environment, with all that it does not override."""
+class Wrapped(gymnasium.Env[Array, Any]):
+    """An environment around another one, with all that it does not override."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         self.env: Any = env
@@ -142,7 +142,7 @@ class Wrapped(MetaEnv):
         return self.env.unwrapped
 
 
-class WithTasks(Wrapped):
+class WithTasks(Wrapped, MetaEnv):
     """An environment with the tasks of a MetaEnv.
 
     Args:
@@ -246,7 +246,7 @@ class PolicyActionsBatch:
         self._batch.close()
 
 
-class SingleTask(Wrapped):
+class SingleTask(Wrapped, MetaEnv):
     """Any gymnasium env as a MetaEnv with one task, which has no parameters.
 
     Args:

@@ -9,7 +9,7 @@ from metaloom.pipeline.baselines.config import BaselineConfig, BaselineField
 from metaloom.pipeline.baselines.contract import Baseline
 from metaloom.pipeline.schema import Settings, later
 
-_DICE_OPTIONS = {"return_baseline": None, "dice_norm": "real"}
+_DICE_OPTIONS = {"dice_norm": "real", "return_baseline": None}
 
 
 class ProcessingConfig(Settings):
@@ -49,14 +49,14 @@ class ProcessingConfig(Settings):
 def processing_problems(processing: ProcessingConfig, learns_from: Sequence[str]) -> Iterator[str]:
     """Yield conflicts of this processing with an algorithm that learns from these fields of Samples."""
     needed = "dice" if "adjusted_rewards" in learns_from else "advantages"
-    changed = {name for name in _DICE_OPTIONS if getattr(processing, name) != _DICE_OPTIONS[name]}
+    changed = [name for name, default in _DICE_OPTIONS.items() if getattr(processing, name) != default]
     if processing.name != needed:
         yield f"processing.name is {processing.name} but the algorithm needs {needed}; leave processing.name out"
     elif needed == "advantages":
-        yield from (f"processing.{name} is set but is for DiCE alone; leave it out" for name in sorted(changed))
+        yield from (f"processing.{name} is set but is for DiCE alone; leave it out" for name in changed)
     elif "advantages" not in learns_from:
-        unused = changed & {"return_baseline"} | ({"gae_lambda"} if processing.gae_lambda != 1 else set())
+        unused = ["gae_lambda"] * (processing.gae_lambda != 1) + [name for name in changed if name != "dice_norm"]
         why = "the algorithm does not learn from advantages"
-        yield from (f"processing.{name} is set but {why}; leave it out" for name in sorted(unused))
+        yield from (f"processing.{name} is set but {why}; leave it out" for name in unused)
     elif processing.return_baseline is None:
         yield "processing.return_baseline is not set but the algorithm learns from advantages; name one or zero"

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from metaloom.pipeline.algorithms.actor_critic.gradient_steps import CRITIC, POLICY, ActorCriticSteps
-from metaloom.pipeline.algorithms.actor_critic.settings import ActorCritic
+from metaloom.pipeline.algorithms.actor_critic.settings import ActorCriticSettings
 from metaloom.pipeline.estimation.experience import Experience, Rows
 from metaloom.pipeline.nn.distributions import LOG_2PI
 from metaloom.pipeline.nn.flat_networks import FlatDescent, FlatNetwork, FlatParams, prefixed, unprefixed
@@ -146,7 +146,7 @@ class FusedSteps(ActorCriticSteps):
 
     def __init__(
         self,
-        settings: ActorCritic,
+        settings: ActorCriticSettings,
         policy: NetworkSpec,
         critic: NetworkSpec,
         state: LearnerState,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from metaloom.pipeline.algorithms.off_policy.dql import TARGET, Q
-from metaloom.pipeline.algorithms.off_policy.gradient_steps import Counters, GradientSteps, merged
+from metaloom.pipeline.algorithms.off_policy.learner import Counters, GradientSteps, merged
 from metaloom.pipeline.algorithms.off_policy.settings import DQL
 from metaloom.pipeline.nn.flat_networks import FlatDescent, FlatNetwork, FlatParams, prefixed, unprefixed
 from metaloom.pipeline.nn.networks import Network

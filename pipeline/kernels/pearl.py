@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.off_policy.gradient_steps import GradientSteps
+from metaloom.pipeline.algorithms.off_policy.learner import GradientSteps
 from metaloom.pipeline.algorithms.pearl.definition import ADAM_EPSILON, Noise
 from metaloom.pipeline.algorithms.pearl.networks import TRAINED, PEARLArrays
 from metaloom.pipeline.algorithms.pearl.settings import PEARL

@@ -9,15 +9,15 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.off_policy.gradient_steps import Counters, GradientSteps, merged
-from metaloom.pipeline.algorithms.off_policy.parts import TWINS, SACArrays
+from metaloom.pipeline.algorithms.off_policy.learner import Counters, GradientSteps, merged
+from metaloom.pipeline.algorithms.off_policy.sac import TWINS, SACArrays
 from metaloom.pipeline.algorithms.off_policy.settings import SAC
 from metaloom.pipeline.estimation.returns import EPSILON
 from metaloom.pipeline.kernels.tanh_gaussian import TanhGaussianActions
 from metaloom.pipeline.nn.flat_networks import ALL, FlatDescent, FlatNetwork, FlatParams
 from metaloom.pipeline.nn.networks import Network
 from metaloom.pipeline.nn.spec import NetworkSpec
-from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch, ParallelMap, Transitions
+from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch, ParallelMap
 
 
 class TwinQKernel:
@@ -112,15 +112,50 @@ class SACKernel(GradientSteps[Array]):
         now = TanhGaussianActions(outputs[:n], noise[:n])
         following = TanhGaussianActions(outputs[n:], noise[n:])
 
-        described = self._step_temperature(now)
-        described |= self._step_q(batch, self._td_targets(batch, following))
-        described |= self._step_policy(batch.observations, now)
+        settings, rate = self._settings, self._learning_rate
+        excess = float(now.log_prob.mean()) - now.actions.shape[1]
+        temperature_loss = -float(self._log_alpha.vector[0]) * excess
+        if settings.learn_ent_coeff:
+            self._log_alpha.gradient[:] = -excess
+            self._descent["alpha"].step(rate)
+        alpha = float(np.exp(self._log_alpha.vector[0]))
+
+        rewards = batch.rewards.astype(self.policy.vector.dtype, copy=False)
+        if settings.standardize_rew:
+            rewards = (rewards - rewards.mean()) / (rewards.std() + EPSILON)
+        next_values = self._targets.values(batch.next_observations, following.actions).min(axis=0)
+        next_values -= alpha * following.log_prob
+        targets = settings.rew_scale * rewards + self._discount * (~batch.terminated * next_values)
+
+        values = self.q.values(batch.observations, batch.actions)
+        errors = values - targets
+        self.q.backward(errors / np.float32(n))
+        q_norm = self.q.flat.clip_gradient(settings.max_grad_norm)
+        self._descent["q"].step(rate)
+
+        acting_values = self.q.values(batch.observations, now.actions)
+        slopes = self.q.gradient_of_smaller(acting_values, slice(batch.observations.shape[1], None))
+        slopes /= np.float32(-n)
+        self._network.backward(now.backward(slopes, alpha / n), slice(0, n))
+        policy_norm = self.policy.clip_gradient(settings.max_grad_norm)
+        self._descent["policy"].step(rate)
+
         self._counters.gradient_steps += 1
-        if self._counters.gradient_steps % self._settings.target_update_intvl == 0:
-            tau, targets = self._settings.tau, self._targets.flat.vector
-            targets *= tau
-            targets += (1 - tau) * self.q.flat.vector
-        return described
+        if self._counters.gradient_steps % settings.target_update_intvl == 0:
+            target_vector = self._targets.flat.vector
+            target_vector *= settings.tau
+            target_vector += (1 - settings.tau) * self.q.flat.vector
+        return {
+            "temperature_loss": temperature_loss,
+            "temperature": alpha,
+            "entropy": -float(now.log_prob.mean()),
+            "q_loss": float(np.square(errors).mean()),
+            "q_mean": float(values.mean()),
+            "target_mean": float(targets.mean()),
+            "q_gradient_norm": q_norm,
+            "policy_loss": alpha * float(now.log_prob.mean()) - float(acting_values.min(axis=0).mean()),
+            "gradient_norm": policy_norm,
+        }
 
     def state(self) -> LearnerState:
         self._counters.updates += 1
@@ -128,47 +163,3 @@ class SACKernel(GradientSteps[Array]):
         policy, q, targets = (flat.copies() for flat in (self.policy, self.q.flat, self._targets.flat))
         optimizers = {name: descent.state for name, descent in self._descent.items()}
         return SACArrays(policy, q, targets, log_alpha, optimizers).state(self._counters)
-
-    @property
-    def _alpha(self) -> float:
-        return float(np.exp(self._log_alpha.vector[0]))
-
-    def _step_temperature(self, now: TanhGaussianActions) -> Metrics:
-        excess = float(now.log_prob.mean()) - now.actions.shape[1]
-        loss = -float(self._log_alpha.vector[0]) * excess
-        if self._settings.learn_ent_coeff:
-            self._log_alpha.gradient[:] = -excess
-            self._descent["alpha"].step(self._learning_rate)
-        return {"temperature_loss": loss, "temperature": self._alpha, "entropy": -float(now.log_prob.mean())}
-
-    def _td_targets(self, batch: Transitions, following: TanhGaussianActions) -> Array:
-        rewards = batch.rewards.astype(self.policy.vector.dtype, copy=False)
-        if self._settings.standardize_rew:
-            rewards = (rewards - rewards.mean()) / (rewards.std() + EPSILON)
-        values = self._targets.values(batch.next_observations, following.actions).min(axis=0)
-        values -= self._alpha * following.log_prob
-        return self._settings.rew_scale * rewards + self._discount * (~batch.terminated * values)
-
-    def _step_q(self, batch: Transitions, targets: Array) -> Metrics:
-        values = self.q.values(batch.observations, batch.actions)
-        errors = values - targets
-        self.q.backward(errors / np.float32(len(targets)))
-        norm = self.q.flat.clip_gradient(self._settings.max_grad_norm)
-        self._descent["q"].step(self._learning_rate)
-        return {
-            "q_loss": float(np.square(errors).mean()),
-            "q_mean": float(values.mean()),
-            "target_mean": float(targets.mean()),
-            "q_gradient_norm": norm,
-        }
-
-    def _step_policy(self, observations: Array, now: TanhGaussianActions) -> Metrics:
-        n, O = observations.shape
-        values = self.q.values(observations, now.actions)
-        slopes = self.q.gradient_of_smaller(values, slice(O, None))
-        slopes /= np.float32(-n)
-        self._network.backward(now.backward(slopes, self._alpha / n), slice(0, n))
-        norm = self.policy.clip_gradient(self._settings.max_grad_norm)
-        self._descent["policy"].step(self._learning_rate)
-        loss = self._alpha * float(now.log_prob.mean()) - float(values.min(axis=0).mean())
-        return {"policy_loss": loss, "gradient_norm": norm}

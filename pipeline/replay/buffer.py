@@ -64,25 +64,27 @@ class ContextRounds:
 
     Attributes:
         rounds: Rollout batches of the same B tasks.
-        position: Run seed, iteration and adaptation step, which decide the transitions that are drawn of them.
+        position: Run seed, iteration and adaptation step, which decide the transitions that are drawn of them; None
+            after training, where all of them count.
     """
 
     rounds: Sequence[EpisodeBatch]
-    position: tuple[int, int, int]
+    position: tuple[int, int, int] | None = None
 
-    def drawn(self, num_transitions: int) -> Iterator[Transitions]:
-        """Draw [1, C] transitions of every task in turn, none twice where there are as many."""
-        run_seed, *place = self.position
+    @property
+    def num_episodes(self) -> int:
+        """Number of episodes of a task."""
+        return sum(episodes.rewards.shape[1] for episodes in self.rounds)
+
+    def transitions(self, num_transitions: int) -> Iterator[Transitions]:
+        """Yield transitions of every task in turn: drawn ones [1, C], none twice where there are as many, or all."""
         for b, (columns, seen) in enumerate(_by_task(self.rounds)):
-            rng = generator(run_seed, "context", *place, b)
+            if self.position is None:
+                yield columns.unpack(seen[None])
+                continue
+            rng = generator(self.position[0], "context", *self.position[1:], b)
             rows = rng.choice(np.arange(len(seen)), num_transitions, replace=len(seen) < num_transitions)
             yield columns.unpack(seen[rows][None])
-
-
-def all_transitions(rounds: Sequence[EpisodeBatch]) -> Iterator[Transitions]:
-    """Yield all transitions [1, n] of every task in turn; tasks may differ in how many there are."""
-    for columns, seen in _by_task(rounds):
-        yield columns.unpack(seen[None])
 
 
 def _by_task(rounds: Sequence[EpisodeBatch]) -> Iterator[tuple[TransitionColumns, Array]]:

@@ -49,7 +49,8 @@ class EvaluationPlan:
         run_seed = seed_for(config.seed, "evaluation", asked.seed) // 2
         return cls(
             adaptation_steps=steps,
-            episodes=asked.episodes or algorithm.evaluation_episodes or config.episodes_per_task,
+            # A memory takes in one episode after the other.
+            episodes=asked.episodes or (config.episodes_per_task if algorithm.trial is None else 1),
             test_episodes=asked.test_episodes or config.episodes_per_task,
             deterministic=asked.deterministic,
             run_seed=run_seed,

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from metaloom.pipeline.outputs import DTYPES
 from metaloom.storage.errors import IncompatibleFormat
 from metaloom.storage.format.canonical import read_sealed, render, sealed
-from metaloom.storage.format.codec import DTYPES, Piece, dtype_name
+from metaloom.storage.format.codec import Piece, dtype_name
 from metaloom.storage.format.layout import dims_of
 
 COMPRESS_FROM = 64 * 2**10

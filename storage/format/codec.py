@@ -9,12 +9,14 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
 
+from metaloom.pipeline.dataflow.refs import StageRef
+from metaloom.pipeline.outputs import DTYPES
 from metaloom.pipeline.types import (
     Array,
     EpisodeBatch,
@@ -30,21 +32,25 @@ from metaloom.pipeline.types import (
 from metaloom.storage.errors import LayoutMismatch
 from metaloom.storage.format.layout import METRICS, ArrayPlan, plan_in
 from metaloom.storage.format.records import ArrayDigest
-from metaloom.storage.format.refs import StageRef
-from metaloom.storage.format.stages import METRICS_GROUP, StageTable
+from metaloom.storage.format.stages import METRICS_GROUP, StageTable, StoredStage
 
-Value = TaskBatch | EpisodeBatch | Samples | TaskParams | Minibatches | Update | Evaluation
+
+class Value(Protocol):
+    """An output of a stage: a frozen dataclass of arrays, one of ours or one that a schema describes."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+
 Stored = Mapping[str, tuple[Array, Mapping[str, Any]]]
 """Content of one group: array name -> array, attributes."""
 
-DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
 _DTYPE_NAMES = {np.dtype(name): name for name in DTYPES}
 _LEARNER_FIELDS = ("params", "optimizer", "extra")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
-KINDS: Mapping[str, type[Value]] = {
+KINDS: Mapping[str, type[Any]] = {
     kind.__name__: kind for kind in (TaskBatch, EpisodeBatch, Samples, TaskParams, Minibatches, Update, Evaluation)
 }
-"""Types of outputs, by the names that tables of stages say."""
+"""Our types of outputs, by the names that tables of stages say."""
 
 
 @dataclass(frozen=True)
@@ -92,12 +98,15 @@ def encode(stages: StageTable, ref: StageRef, value: Value) -> list[Piece]:
     Raises:
         LayoutMismatch: the value is not what the stage yields, or holds something that cannot be stored.
     """
-    expected = stages[ref.stage].output
-    if not isinstance(value, KINDS[expected]):
-        raise _mismatch(ref, f"output of type {type(value).__name__}", expected)
+    stage = stages[ref.stage]
+    if stage.schema is not None:
+        if problem := stage.schema.problem_of(value):
+            raise _mismatch(ref, *problem.split("; required "))
+    elif not isinstance(value, KINDS[stage.output]):
+        raise _mismatch(ref, f"output of type {type(value).__name__}", stage.output)
     group, row = stages.group_of(ref), stages.row_of(ref)
     pieces = [
-        Piece(f"{group}/{name}", row, data, plan_in(expected, name), attributes)
+        Piece(f"{group}/{name}", row, data, plan_in(stage, name), attributes)
         for name, (data, attributes) in _group_arrays(ref, value).items()
     ]
     if not isinstance(value, Update):
@@ -111,15 +120,24 @@ def encode(stages: StageTable, ref: StageRef, value: Value) -> list[Piece]:
     return pieces
 
 
-def decode(output: str, group: str, groups: Mapping[str, Stored]) -> Value:
-    """Decode an output of the named type from the arrays of its group. Metrics have a separate group.
+def decode(stage: StoredStage, group: str, groups: Mapping[str, Stored]) -> Value:
+    """Decode the output of a stage from the arrays of its group. Metrics have a separate group.
+
+    An output of a user's class is decoded as a plain one with the same fields.
 
     Raises:
         KeyError: an array that belongs to the output is not among them.
         ValueError: the arrays do not fit together.
     """
     arrays = groups[group]
-    match output:
+    if (schema := stage.schema) is not None:
+        value = schema.record(
+            {f.name: _unprefixed(arrays, f"{f.name}.") if f.mapping else arrays[f.name][0] for f in schema.fields}
+        )
+        if problem := schema.problem_of(value):
+            raise ValueError(problem)
+        return value
+    match stage.output:
         case "TaskBatch":
             params, about = arrays["params"]
             return TaskBatch(params, arrays["ids"][0], tuple(about["names"]), tuple(about["units"]))

@@ -1,10 +1,10 @@
-"""Arrays that keep an output of each type: their axes, units and meaning."""
+"""Arrays that keep an output of each type: their axes, units and meaning; those of a user's type say so themselves."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from metaloom.storage.format.stages import LEARNER, METRICS_GROUP, StageTable
+from metaloom.storage.format.stages import LEARNER, METRICS_GROUP, StageTable, StoredStage
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,8 @@ class ArrayPlan:
 
     Attributes:
         pattern: Name in its group; `*` stands for a name or an index.
-        dims: Names of the axes after `iteration`; a shorter or longer array gets numbered names for the rest.
+        dims: Names of the axes after `iteration`, in which `*` stands for the name of the array; a shorter or longer
+            array gets numbered names for the rest.
         unit: Unit of the entries; "1" if dimensionless, "mixed" if each component has its own.
         description: Meaning of an entry.
     """
@@ -101,7 +102,7 @@ ARRAYS: Mapping[str, tuple[ArrayPlan, ...]] = {
         ArrayPlan("mask", ("task", "episode", "t"), "1", "1 where the step is real, 0 on padding"),
     ),
     "TaskParams": (
-        ArrayPlan("params.*", ("task", "parameter"), "1", "each task's policy parameters after k + 1 inner steps"),
+        ArrayPlan("params.*", ("task", "*_parameter"), "1", "each task's policy parameters after k + 1 inner steps"),
     ),
     "Minibatches": (
         ArrayPlan(
@@ -119,9 +120,9 @@ ARRAYS: Mapping[str, tuple[ArrayPlan, ...]] = {
         ),
     ),
     "Update": (
-        ArrayPlan("params.*", ("parameter",), "1", "policy parameters; row i is the input of iteration i"),
-        ArrayPlan("optimizer.*", ("slot",), "1", "state of the outer optimizer; row i is the input of iteration i"),
-        ArrayPlan("extra.*", ("entry",), "1", "what else the algorithm keeps; row i is the input of iteration i"),
+        ArrayPlan("params.*", ("*_parameter",), "1", "policy parameters; row i is the input of iteration i"),
+        ArrayPlan("optimizer.*", ("*_slot",), "1", "state of the outer optimizer; row i is the input of iteration i"),
+        ArrayPlan("extra.*", ("*_entry",), "1", "what else the algorithm keeps; row i is the input of iteration i"),
     ),
     "Evaluation": (
         ArrayPlan("task_params", ("task", "task_field"), "mixed", "parameters of the tasks of the evaluation"),
@@ -153,12 +154,19 @@ def plan_of(path: str, stages: StageTable) -> ArrayPlan | None:
     if group == METRICS_GROUP:
         return METRICS if name == METRICS.pattern else None
     stage = stages.writing(group)
-    return None if stage is None else plan_in(stage.output, name)
+    return None if stage is None else plan_in(stage, name)
 
 
-def plan_in(output: str, name: str) -> ArrayPlan | None:
-    """Return the plan of an array of an output by the name of its type, None if there is none."""
-    return next((plan for plan in ARRAYS[output] if fnmatchcase(name, plan.pattern)), None)
+def plan_in(stage: StoredStage, name: str) -> ArrayPlan | None:
+    """Return the plan of an array of a stage's output, None if there is none."""
+    return next((plan for plan in plans_of(stage) if fnmatchcase(name, plan.pattern)), None)
+
+
+def plans_of(stage: StoredStage) -> Sequence[ArrayPlan]:
+    """Return the plans of all arrays of a stage's output."""
+    if stage.schema is None:
+        return ARRAYS[stage.output]
+    return [ArrayPlan(f.name + ".*" * f.mapping, f.dims, f.unit, f.description) for f in stage.schema.fields]
 
 
 def dims_of(path: str, plan: ArrayPlan | None, axes: int) -> tuple[str, ...]:
@@ -171,5 +179,5 @@ def dims_of(path: str, plan: ArrayPlan | None, axes: int) -> tuple[str, ...]:
     group, _, short = path.partition("/")
     rest = tuple(f"{short}_axis_{axis}" for axis in range(len(named), axes))
     # Packed mappings of one group differ in length: their last axis belongs to the array alone.
-    own = tuple(f"{short}_{dim}" if dim in ("parameter", "slot", "entry") else dim for dim in (*named, *rest)[:axes])
+    own = tuple(dim.replace("*", short) for dim in (*named, *rest)[:axes])
     return ("row" if group == LEARNER else "iteration", *own)

@@ -7,9 +7,9 @@ from pathlib import Path
 from sys import intern
 from typing import Any
 
+from metaloom.pipeline.dataflow.refs import Span, StageRef
 from metaloom.storage.errors import damaged
 from metaloom.storage.format.canonical import parse_sealed, read_sealed, render, sealed
-from metaloom.storage.format.refs import Span, StageRef
 
 SCHEMA = "metaloom/1"
 """Of records, markers and sessions, which are the same in all formats of runs."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.storage.errors import DamagedRun, damaged
 from metaloom.storage.format.canonical import Document, read_sealed
 from metaloom.storage.format.records import StageRecord
-from metaloom.storage.format.refs import StageRef
 
 FOLDER = "_sessions"
 ABOUT = "session.json"

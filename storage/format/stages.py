@@ -5,8 +5,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from metaloom.pipeline.dataflow.refs import StageOrder, StageRef
+from metaloom.pipeline.outputs import OutputSchema
 from metaloom.storage.errors import IncompatibleFormat
-from metaloom.storage.format.refs import StageRef
 
 LEARNER = "learner"
 """The group of what an update learned; the learner that iteration i starts from is its row i."""
@@ -31,6 +32,7 @@ class StoredStage:
         output: Name of the type of its output, such as EpisodeBatch.
         thinnable: True if thinning may remove its arrays, because they can be computed again.
         ends_iteration: True if its output (next learner and metrics) completes the iteration.
+        schema: Description of its output, if that is of a class of the user's.
     """
 
     name: str
@@ -38,6 +40,7 @@ class StoredStage:
     output: str
     thinnable: bool = False
     ends_iteration: bool = False
+    schema: OutputSchema | None = None
 
     @property
     def stepped(self) -> bool:
@@ -45,7 +48,7 @@ class StoredStage:
         return STEP in self.group
 
 
-class StageTable:
+class StageTable(StageOrder):
     """The stages of a run, in the order in which data passes them.
 
     Args:
@@ -70,12 +73,7 @@ class StageTable:
                 f"first learner and {len(ends)} end an iteration; required different names, and one of each"
             )
         self.first, self.last = starts[0], ends[0]
-        self._places: dict[str, tuple[int, int]] = {}
-        block = 0  # the first of the stepped stages that follow one another, or the stage itself
-        for n, stage in enumerate(self.stages):
-            if not (n and stage.stepped and self.stages[n - 1].stepped):
-                block = n
-            self._places[stage.name] = (block, n)
+        super().__init__((stage.name, stage.stepped) for stage in self.stages)
 
     def __contains__(self, name: str) -> bool:
         return name in self._by_name
@@ -89,18 +87,6 @@ class StageTable:
                 action="Restore run.json from a copy of the run",
             )
         return self._by_name[name]
-
-    def position(self, ref: StageRef) -> tuple[int, int, int, int]:
-        """Return the key that references sort by: the order in which a run computes outputs.
-
-        Stages that follow one another in the table and are stepped come step by step.
-        """
-        block, place = self._places.get(ref.stage, (len(self.stages), 0))
-        return (ref.iteration, block, ref.step, place)
-
-    def sort(self, refs: Iterable[StageRef]) -> list[StageRef]:
-        """Sort references by the order in which a run computes outputs."""
-        return sorted(refs, key=self.position)
 
     def learner_ref(self, iteration: int) -> StageRef:
         """Return the stage whose output is the learner that an iteration starts from, stored or not."""
@@ -151,6 +137,7 @@ class StageTable:
             {"name": s.name, "group": s.group, "output": s.output}
             | ({"thinnable": True} if s.thinnable else {})
             | ({"ends_iteration": True} if s.ends_iteration else {})
+            | ({"schema": s.schema.document()} if s.schema else {})
             for s in self.stages
         ]
 
@@ -162,8 +149,12 @@ class StageTable:
             ValueError, KeyError, TypeError: it is no table.
         """
         if "stages" in info:
-            return cls(StoredStage(**stage) for stage in info["stages"])
+            return cls(_stored_stage(**stage) for stage in info["stages"])
         return EARLIER[info.get("last_stage", ON_POLICY.last)]
+
+
+def _stored_stage(output: str, schema: Mapping[str, Any] | None = None, **stage: Any) -> StoredStage:
+    return StoredStage(output=output, schema=OutputSchema.parse(output, schema) if schema else None, **stage)
 
 
 def _learner(name: str, *, ends_iteration: bool) -> StoredStage:

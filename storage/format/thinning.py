@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.storage.errors import StageThinned, damaged
 from metaloom.storage.format.canonical import read_sealed, render, sealed
 from metaloom.storage.format.places import argument
 from metaloom.storage.format.records import SCHEMA, StageRecord, StoredFile
-from metaloom.storage.format.refs import StageRef
 from metaloom.storage.format.segments import segment_name
 from metaloom.storage.format.stages import StageTable
 

@@ -15,14 +15,14 @@ from typing import Any, cast
 
 import numpy as np
 
+from metaloom.pipeline.dataflow.refs import StageRef
+from metaloom.pipeline.outputs import DTYPES
 from metaloom.pipeline.types import Array
 from metaloom.storage.errors import DamagedRun, StoreError, system_errors
 from metaloom.storage.format.canonical import read_sealed, render, sealed
-from metaloom.storage.format.codec import DTYPES
 from metaloom.storage.format.files import read_file
 from metaloom.storage.format.provenance import utc
 from metaloom.storage.format.records import SCHEMA
-from metaloom.storage.format.refs import StageRef
 
 FOLDER = "_quarantine"
 _ABOUT = "about.json"

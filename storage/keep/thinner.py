@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
+from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.storage.errors import DigestMismatch, StageExists
 from metaloom.storage.format.codec import Value, array_digests, encode, output_digest
 from metaloom.storage.format.files import make_folder
 from metaloom.storage.format.provenance import versions
 from metaloom.storage.format.records import StageRecord
-from metaloom.storage.format.refs import StageRef
 from metaloom.storage.format.thinning import Thinned, marker_path, render_marker
 from metaloom.storage.progress import Progress, unseen
 from metaloom.storage.read.committed import CommittedFiles

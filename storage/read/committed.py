@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.pipeline.types import Array, EpisodeBatch
 from metaloom.storage.errors import damaged
 from metaloom.storage.format.arrays import ARRAY_PATH, ArraySpec, read_metadata, read_spec
@@ -28,7 +29,6 @@ from metaloom.storage.format.codec import Stored, Value, decode
 from metaloom.storage.format.files import open_file, read_file
 from metaloom.storage.format.layout import plan_of
 from metaloom.storage.format.records import StageRecord, StoredFile, read_record
-from metaloom.storage.format.refs import StageRef
 from metaloom.storage.format.segments import RECORDS
 from metaloom.storage.format.stages import METRICS_GROUP, StageTable
 from metaloom.storage.format.thinning import (
@@ -299,7 +299,7 @@ class CommittedFiles:
         """
         group = self.stages.group_of(record.ref)
         try:
-            return decode(self.stages[record.ref.stage].output, group, {group: {}, **groups})
+            return decode(self.stages[record.ref.stage], group, {group: {}, **groups})
         except (KeyError, ValueError, TypeError, IndexError) as error:
             where = self.record_place(record.ref)
             raise damaged(where, f"its arrays do not make up {record.ref} ({type(error).__name__}: {error})") from None

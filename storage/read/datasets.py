@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import xarray as xr
 
+from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.pipeline.types import Array
 from metaloom.storage.format.arrays import ArraySpec
 from metaloom.storage.format.codec import Stored
@@ -14,50 +15,53 @@ _ATTRIBUTES = {"unit": "units", "description": "description"}
 
 def to_xarray(
     files: CommittedFiles,
-    iteration: int,
-    k: int,
-    tasks: Sequence[int],
+    refs: Sequence[StageRef],
+    drawn: StageRef | None,
+    tasks: Sequence[int] | None,
     components: Mapping[str, Mapping[str, str]],
     facts: Mapping[str, str],
 ) -> xr.Dataset:
-    """Return the episodes of tasks at inner step k of an iteration, their samples, and the tasks as coordinates.
+    """Return the arrays of outputs of an inner step of an iteration, of some tasks, with the tasks as coordinates.
 
-    So are the names of components of the axes `observation` and `action`, with their units as `observation_unit` and
-    `action_unit`, where the environment declares them. The variables `facts.NAME` have the
+    Coordinates are also the names of components of the axes `observation` and `action`, with their units as
+    `observation_unit` and `action_unit`, where the environment declares them. The variables `facts.NAME` have the
     units that `facts` says.
+
+    Args:
+        files: Files of the run.
+        refs: The outputs.
+        drawn: The tasks of the iteration, if they are stored.
+        tasks: Indices of tasks; None for all.
+        components: Units of the named components of vectors by name, by the vector's axis.
+        facts: Units of the environment's facts, by name.
 
     Raises:
         DamagedRun: a file is missing or changed.
     """
-    rollouts, samples = (
-        {
-            name: xr.Variable(spec.dims[1:], data, {name: spec.attributes[key] for key, name in _ATTRIBUTES.items()})
-            for name, (spec, data) in sorted(_arrays(files, group, iteration, k, tasks).items())
-        }
-        for group in ("rollouts", "samples")
-    )
+    found = {
+        name: xr.Variable(spec.dims[1:], data, {name: spec.attributes[key] for key, name in _ATTRIBUTES.items()})
+        for ref in refs
+        for name, (spec, data) in sorted(_arrays(files, ref, tasks).items())
+    }
     for fact, unit in facts.items():
-        if (name := f"facts.{fact}") in rollouts:
-            rollouts[name].attrs["units"] = unit
+        if (name := f"facts.{fact}") in found:
+            found[name].attrs["units"] = unit
+    sizes = {axis: size for variable in found.values() for axis, size in variable.sizes.items()}
     coordinates: dict[str, xr.Variable] = {}
-    if arrays := _arrays(files, "tasks", iteration, 0, tasks):
+    # An evaluation has other tasks.
+    if drawn is not None and "task" in sizes and all(files.stages[ref.stage].output != "Evaluation" for ref in refs):
+        arrays = _arrays(files, drawn, tasks)
         spec, params = arrays["params"]
         for name, unit, values in zip(spec.attributes["names"], spec.attributes["units"], params.T, strict=True):
             coordinates[f"task_{name}"] = xr.Variable(("task",), values, {"units": unit})
         coordinates["task_id"] = xr.Variable(("task",), arrays["ids"][1], {"units": "1"})
-    sizes = {axis: size for variable in rollouts.values() for axis, size in variable.sizes.items()}
     named = {axis: units for axis, units in components.items() if units and sizes.get(axis) == len(units)}
     coordinates |= {axis: xr.Variable((axis,), [*units]) for axis, units in named.items()}
     coordinates |= {f"{axis}_unit": xr.Variable((axis,), [*units.values()]) for axis, units in named.items()}
-    return xr.Dataset(rollouts | samples, coordinates, attrs={"iteration": iteration, "step": k})
+    return xr.Dataset(found, coordinates, attrs={"iteration": refs[0].iteration, "step": refs[0].step})
 
 
-def _arrays(
-    files: CommittedFiles, group: str, iteration: int, k: int, tasks: Sequence[int]
-) -> dict[str, tuple[ArraySpec, Array]]:
-    ref = files.stages.in_group(group, iteration, k)
-    if ref is None or not files.contains(ref):
-        return {}
+def _arrays(files: CommittedFiles, ref: StageRef, tasks: Sequence[int] | None) -> dict[str, tuple[ArraySpec, Array]]:
     path = files.stages.group_of(ref)
     arrays: Stored = files.read_arrays(files.record(ref), tasks=tasks).get(path, {})
     return {name: (files.spec(f"{path}/{name}"), data) for name, (data, _) in arrays.items()}

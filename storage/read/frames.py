@@ -9,12 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.pipeline.types import EACH_EPISODE, Array
 from metaloom.storage.errors import DamagedRun, IncompatibleFormat, StageMissing, damaged
 from metaloom.storage.format.columns import column, column_type
 from metaloom.storage.format.places import argument
 from metaloom.storage.format.records import StageRecord
-from metaloom.storage.format.refs import StageRef
 from metaloom.storage.read.committed import CommittedFiles
 from metaloom.storage.read.outputs import Places, Steps, chosen_steps, places, shape_of_rounds
 from metaloom.storage.read.parquet import parse_table

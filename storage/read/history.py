@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from metaloom.pipeline.dataflow.refs import Span, StageRef
 from metaloom.storage.errors import DamagedRun, damaged
 from metaloom.storage.format.records import SpanInput, StageRecord, read_record
-from metaloom.storage.format.refs import Span, StageRef
 from metaloom.storage.format.segments import Link, ranges
 from metaloom.storage.format.sessions import Head, SessionFacts, newest_session
 from metaloom.storage.read.committed import CommittedFiles

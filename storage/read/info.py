@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.storage.errors import IncompatibleFormat, NotARun, RunNotFound, system_errors
 from metaloom.storage.format.canonical import read_sealed
 from metaloom.storage.format.codec import KINDS
 from metaloom.storage.format.places import location
 from metaloom.storage.format.records import FORMATS
-from metaloom.storage.format.refs import StageRef
 from metaloom.storage.format.stages import EARLIER, ON_POLICY, StageTable
 
 _MEMBERS = {
@@ -54,7 +54,7 @@ def read_info(path: Path) -> dict[str, Any]:
     if "stages" not in info and (last := info.get("last_stage", ON_POLICY.last)) not in EARLIER:
         raise _incompatible(where, f"last_stage {last!r}", " or ".join(EARLIER))
     try:
-        unknown = {stage.output for stage in StageTable.of(info).stages} - {*KINDS}
+        unknown = {s.output for s in StageTable.of(info).stages if (s.output in KINDS) == (s.schema is not None)}
     except (KeyError, TypeError, ValueError) as error:
         raise _incompatible(where, f"stages that are no table ({error})", "a table of stages") from None
     if unknown:

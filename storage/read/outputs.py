@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import numpy as np
 
+from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.pipeline.types import Array, EpisodeBatch
 from metaloom.storage.errors import StageMissing
 from metaloom.storage.format.codec import Value
 from metaloom.storage.format.places import argument, location
 from metaloom.storage.format.records import StageRecord
-from metaloom.storage.format.refs import StageRef
 from metaloom.storage.format.stages import StageTable
 from metaloom.storage.format.thinning import thinnable
 from metaloom.storage.read.committed import CommittedFiles
@@ -206,13 +206,21 @@ class StoredOutputs:
             DamagedRun: a file of it is missing or changed.
         """
         record = self.record(ref)
+        return self.files.read_value(record, self.chosen_tasks(record, task))
+
+    def chosen_tasks(self, record: StageRecord, task: Places) -> list[int] | None:
+        """Resolve a selection of an output's tasks to indices; None for all.
+
+        Raises:
+            ValueError: there is no such task, or there are no tasks in it.
+        """
         if task is None:
-            return self.files.read_value(record)
+            return None
         specs = (self.files.spec(chunk.array) for chunk in record.chunks)
         counts = {spec.shape[0] for spec in specs if spec.dims[1:2] == ("task",)}
         if len(counts) != 1:
             raise ValueError(f"found task={task!r} for {record.ref}, whose arrays are not of tasks; leave `task` out")
-        return self.files.read_value(record, places(task, counts.pop(), "task"))
+        return places(task, counts.pop(), "task")
 
     def lengths(self, ref: StageRef) -> Array:
         """Read the steps of each episode of a stored batch, [B, E] int32; nothing else of it is read.

@@ -12,11 +12,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.storage.errors import DamagedRun, StorageFailed, damaged
 from metaloom.storage.format.arrays import ArraySpec
 from metaloom.storage.format.files import open_file, read_at, read_file
 from metaloom.storage.format.records import StageRecord, parse_record
-from metaloom.storage.format.refs import StageRef
 from metaloom.storage.format.segments import (
     FOLDER,
     RECORDS,

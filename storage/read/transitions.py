@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.pipeline.replay.index import Locations, RowIndex
 from metaloom.pipeline.types import Array, Minibatches
 from metaloom.storage.errors import StageMissing
 from metaloom.storage.format.columns import column
-from metaloom.storage.format.refs import StageRef
 from metaloom.storage.read.outputs import StoredOutputs
 
 

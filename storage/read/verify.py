@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.pipeline.types import EpisodeBatch
 from metaloom.storage.errors import (
     DamagedRun,
@@ -24,7 +25,6 @@ from metaloom.storage.format.canonical import read_sealed
 from metaloom.storage.format.codec import array_digests, output_digest
 from metaloom.storage.format.places import folder_of
 from metaloom.storage.format.records import SpanInput, StageRecord
-from metaloom.storage.format.refs import StageRef
 from metaloom.storage.format.segments import FOLDER as SEGMENTS
 from metaloom.storage.format.segments import SEAL, Link, segment_iterations
 from metaloom.storage.format.sessions import (

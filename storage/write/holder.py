@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from metaloom.storage.errors import RunLocked, linked
+from metaloom.storage.errors import DamagedRun, RunLocked, linked
 from metaloom.storage.format.canonical import render
 from metaloom.storage.format.files import flags, lock, read_file
 from metaloom.storage.format.places import argument
@@ -27,6 +27,8 @@ FOLDER = "_operator"
 
 LOCK_NAME = "writer.lock"
 _LARGEST = 4096
+_NO_WRITER = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
+"""Errors by which text shows that no writer has left it."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def current_writer(root: Path, remote: RemoteLog | None = None) -> Writer | None
     try:
         owner = json.loads(read_file(root / LOCK_NAME, limit=_LARGEST))
         writer = Writer.parse(owner, owner["token"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (DamagedRun, OSError, *_NO_WRITER):
         writer = None
     if writer is not None and writer.is_alive:
         return writer
@@ -109,7 +111,7 @@ def current_writer(root: Path, remote: RemoteLog | None = None) -> Writer | None
         return None
     try:
         return Writer.parse(elsewhere.about, elsewhere.session)
-    except (KeyError, TypeError, ValueError):
+    except _NO_WRITER:
         return None
 
 
@@ -270,7 +272,7 @@ def _locked(path: Path, holder: bytes) -> RunLocked:
     try:
         owner = json.loads(holder)
         who = f"process {owner['pid']} on {owner['host']} has been writing it since {owner['since']}"
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except _NO_WRITER:
         who = "another process is about to write it"
     return RunLocked(
         path.parent,

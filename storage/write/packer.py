@@ -13,11 +13,11 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.storage.errors import DamagedRun, StorageFailed, StoreError
 from metaloom.storage.format.arrays import COMPRESS_FROM, ArraySpec, group_document, render_metadata
 from metaloom.storage.format.files import Content, make_folder, read_file, sync_folder
 from metaloom.storage.format.records import FORMATS, StageRecord, StoredFile
-from metaloom.storage.format.refs import StageRef
 from metaloom.storage.format.segments import (
     FOLDER,
     RECORDS,

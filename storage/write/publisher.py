@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from metaloom.pipeline.dataflow.refs import Span, StageRef
 from metaloom.pipeline.types import EACH_EPISODE, EpisodeBatch, Evaluation, TaskBatch, Update
 from metaloom.storage.errors import StageExists
 from metaloom.storage.format.codec import Piece, Value, array_digests, output_digest
 from metaloom.storage.format.provenance import utc, versions
 from metaloom.storage.format.records import Input, SpanInput, StageRecord, StoredFile
-from metaloom.storage.format.refs import Span, StageRef
 from metaloom.storage.read.committed import CommittedFiles, table_path
 from metaloom.storage.read.history import History, SpanSums
 from metaloom.storage.read.info import origin

@@ -8,7 +8,9 @@ import pytest
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.maml.settings import DiceMAML, VPGDice
 from metaloom.pipeline.baselines import BaselineConfig
+from metaloom.pipeline.dataflow.stage import At
 from metaloom.pipeline.estimation.config import ProcessingConfig
+from metaloom.pipeline.estimation.diagnostics import NO_MEASURES
 from metaloom.pipeline.estimation.processing import process_samples
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.types import EpisodeBatch, Step
@@ -81,6 +83,8 @@ def metrics(algorithm):
     samples = process_samples(episodes, BaselineConfig(name="zero").build(), ProcessingConfig(name="dice"))
     setup = Setup((3,), 1.0, 2, 0, "toy", 4, PolicyConfig(), BaselineConfig(), ProcessingConfig(), "cpu", np.negative)
     learner = algorithm.build(setup)
-    state = initialize(learner, run_seed=0).learner
+    update = initialize(learner, At(0, 0), lambda: None)
     steps = [Step(episodes, samples, k) for k in range(2)]
-    return meta_optimize(learner, state, steps, run_seed=0, iteration=0).metrics
+    episodes, samples = zip(*((step.episodes, step.samples) for step in steps), strict=True)
+    tools = (learner, At(0, 0), map, NO_MEASURES)
+    return meta_optimize(*tools, state=update, episodes=episodes, samples=samples).metrics

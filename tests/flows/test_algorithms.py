@@ -53,7 +53,8 @@ def test_a_run_trains_and_replays_bit_for_bit(tmp_path, algorithm, inner_steps):
 def test_training_warns_of_a_clipped_inner_loss_with_several_epochs(tmp_path, caplog, changes, warned):
     settings = RECIPES["maml-ppo-point-corner"]().model_dump(mode="json")
     clipped = [f"algorithm.{change}" for change in ("inner_loss=clipped", *changes)] if changes else []
-    train(build_config(override(settings, [*SMALL, "iterations=1", *clipped])), tmp_path / "run")
+    config = build_config(override(settings, [*SMALL, "iterations=1", *clipped]))
+    train(config, tmp_path / "run", backend=Backend(workers=0))
     assert sum("drifts without bound" in record.getMessage() for record in caplog.records) == warned
 
 

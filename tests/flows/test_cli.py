@@ -180,12 +180,10 @@ def test_a_name_of_an_iteration_means_the_same_in_every_command(name, first, cap
 
 
 def test_replay_prints_json_without_infinity_when_an_array_has_another_shape(first, monkeypatch, capsys):
-    import metaloom.flows.graph.common
+    import metaloom.stages.sample_tasks as module
 
-    right = metaloom.flows.graph.common.sample_tasks
-    monkeypatch.setattr(
-        metaloom.flows.graph.common, "sample_tasks", lambda *a, **options: right(*a, **{**options, "num_tasks": 9})
-    )
+    right = module.draw_tasks
+    monkeypatch.setattr(module, "draw_tasks", lambda *a, **options: right(*a, **{**options, "num_tasks": 9}))
     capsys.readouterr()
     assert run(["replay", "first@1", "--stage", "sample_tasks", "--json"]) == 1
     (outcome,) = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
@@ -203,12 +201,10 @@ def test_replay_and_evaluate_take_a_scheduler_instead_of_workers(first, monkeypa
 
 
 def test_replay_exits_with_1_and_a_table_when_a_stage_differs(first, monkeypatch, capsys):
-    import metaloom.flows.graph.common
+    import metaloom.stages.sample_tasks as module
 
-    right = metaloom.flows.graph.common.sample_tasks
-    monkeypatch.setattr(
-        metaloom.flows.graph.common, "sample_tasks", lambda *a, **options: right(*a, **{**options, "iteration": 99})
-    )
+    right = module.draw_tasks
+    monkeypatch.setattr(module, "draw_tasks", lambda *a, **options: right(*a, **{**options, "iteration": 99}))
     capsys.readouterr()
     assert run(["replay", "first@1", "--stage", "sample_tasks"]) == 1
     out = capsys.readouterr().out

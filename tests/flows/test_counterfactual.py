@@ -3,15 +3,18 @@ import json
 import numpy as np
 import pytest
 
-import metaloom.flows.graph.on_policy
 from metaloom import storage
 from metaloom.flows import cli
 from metaloom.flows.commands.optimize import optimize, sweep
 from metaloom.flows.commands.train import train
 from metaloom.flows.errors import UsageError
+from metaloom.flows.graph.runner import Runner
+from metaloom.flows.results.counterfactual import Counterfactual, Outcome
 from metaloom.flows.rollouts.workers import Backend, LocalWorkers
 from metaloom.flows.sweeps.space import parse_grid
 from metaloom.pipeline.config.input import ConfigError
+from metaloom.pipeline.types import Samples
+from metaloom.storage import StageRef
 
 SERIAL = Backend(workers=0)
 
@@ -91,6 +94,29 @@ def test_settings_of_processing_take_effect_in_the_update(stored):
     assert stored_return != changed_return
 
 
+@pytest.mark.parametrize(
+    ("setting", "stage", "first"),
+    [
+        ("processing.discount=0.5", "meta_optimize", "process_samples k=0"),
+        ("baseline=linear_time", "meta_optimize", "process_samples k=0"),
+        ("processing.gae_lambda=0.5", "adapt", "process_samples k=0"),
+        ("algorithm.inner_lr=0.5", "adapt", "adapt k=0"),
+        ("algorithm.outer_lr=0.5", "meta_optimize", "meta_optimize"),
+    ],
+)
+def test_the_first_stage_that_a_setting_changes_is_named(stored, capsys, setting, stage, first):
+    assert cli.run(["optimize", f"{stored}@1", "--set", setting, "--stage", stage]) == 0
+    assert f"the first stage that changes is {first};" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_setting_that_no_stage_computed_again_reads_is_said_to_have_no_effect(stored, capsys):
+    assert cli.run(["optimize", f"{stored}@1", "--set", "algorithm.outer_lr=0.5", "--stage", "adapt"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "of what was computed again (process_samples k=0, adapt k=0), no stage reads the changed settings" in said
+    assert optimize(stored, 1, ["seed=9"]).as_dict()["first_changed"] is None
+    assert optimize(stored, 1).first_changed is None
+
+
 def test_a_stage_of_arrays_is_compared_by_what_it_gives(stored):
     result = optimize(stored, 1, ["processing.discount=0.0"], stage="process_samples")
     rewards = storage.open_run(stored)[1].rollouts(0).rewards
@@ -132,7 +158,7 @@ def test_what_would_need_sampling_or_another_learner_is_refused(stored, changes,
 
 
 def test_settings_that_do_not_exist_are_refused_before_anything_is_computed(stored, monkeypatch):
-    monkeypatch.setattr(metaloom.flows.graph.on_policy, "meta_optimize", lambda *_, **__: pytest.fail("it computed"))
+    monkeypatch.setattr(Runner, "run", lambda *_, **__: pytest.fail("it computed"))
     with pytest.raises(ConfigError, match="clip_epsilon"):
         list(sweep(stored, 0, {"algorithm.clip_eps": ["0.1"], "algorithm.clip_epsilon": ["0.2"]}))
 
@@ -192,3 +218,15 @@ def test_the_grid_command_prints_one_table_and_json(stored, capsys):
 def test_an_iteration_must_be_named(stored, capsys):
     assert cli.run(["optimize", str(stored)]) == 2
     assert "required RUN@ITERATION" in capsys.readouterr().err
+
+
+def test_padding_counts_in_no_mean(tiny_config):
+    mask = np.array([[[1, 1, 0]], [[1, 0, 0]]], np.float32)
+    value = Samples(returns=2 * mask, values=3 * mask, advantages=4 * mask, mask=mask)
+    outcome = Outcome((), tiny_config(), value, 1.0, identical=True, digests={})
+    quantities = Counterfactual(StageRef(0, "process_samples"), outcome, outcome, {}).quantities()
+    means = {name: stored for name, (stored, _) in quantities.items() if name.startswith(("mean", "std"))}
+    assert means == {
+        **{"mean returns": 2, "mean values": 3, "mean advantages": 4},
+        **{"std returns": 0, "std values": 0, "std advantages": 0},
+    }

@@ -21,7 +21,7 @@ from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.stages.collect_rollouts import RolloutPosition
-from metaloom.stages.sample_tasks import sample_tasks
+from metaloom.stages.sample_tasks import draw_tasks
 
 pytestmark = [pytest.mark.dask, pytest.mark.slow]
 
@@ -66,7 +66,7 @@ def test_a_shard_of_tasks_gives_the_same_bits_there_and_here(name: str, client: 
     env = make_env(config.env)
     _, learner, _ = build_learner(config)
     params = learner.acting_params(learner.initialize(run_seed=1), 2)
-    tasks = sample_tasks(env, num_tasks=2, run_seed=1, iteration=0)
+    tasks = draw_tasks(env, num_tasks=2, run_seed=1, iteration=0)
     shard = (SamplerSpec.of(config, threads=1), params, tasks, RolloutPosition(1, 0, 0))
     there, here = client.submit(collect_shard, *shard, pure=False).result(), collect_shard(*shard)
     for field in ("observations", "actions", "rewards", "terminated", "lengths", "initial_state"):

@@ -14,7 +14,7 @@ from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition
 from metaloom.stages.rollouts.sampler import tasks_together
-from metaloom.stages.sample_tasks import sample_tasks
+from metaloom.stages.sample_tasks import draw_tasks
 
 B, T = 5, 30
 CARTPOLE = SamplerSpec(
@@ -29,7 +29,7 @@ POSITION = RolloutPosition(1, 0, -1)
 
 
 def tasks(spec: SamplerSpec) -> TaskBatch:
-    return sample_tasks(make_env(spec.env), num_tasks=B, run_seed=1, iteration=0)
+    return draw_tasks(make_env(spec.env), num_tasks=B, run_seed=1, iteration=0)
 
 
 def q_network() -> TaskParams:

@@ -17,11 +17,9 @@ from metaloom import storage
 from metaloom.flows import cli
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import train
-from metaloom.flows.graph.check import require_one_adaptation
 from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline import global_random
-from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.global_random import GlobalRandomWatch
 from metaloom.pipeline.schema import ConfigError
@@ -38,32 +36,35 @@ import numpy as np
 import torch
 from gymnasium.spaces import Box
 
-from metaloom.flows.graph.common import evaluated, evaluation
-from metaloom.flows.graph.on_policy import ADAPT, COLLECT_ROLLOUTS, META_OPTIMIZE, ON_POLICY, PROCESS_SAMPLES
-from metaloom.flows.graph.stage import INNER_STEP, ITERATION, Stage
 from metaloom.pipeline.algorithms.maml.promp import ProMPLearner
 from metaloom.pipeline.algorithms.maml.settings import ProMP
 from metaloom.pipeline.baselines.config import BaselineSettings
-from metaloom.pipeline.types import EpisodeBatch, Samples
-from metaloom.storage import Span, StageRef
+from metaloom.pipeline.dataflow.edges import every_step, last_iteration, since_start, this_step
+from metaloom.pipeline.dataflow.stage import EACH_STEP, INNER_STEP, ITERATION, Stage
+from metaloom.pipeline.types import EpisodeBatch, Samples, TaskBatch
+from metaloom.stages.graphs.on_policy import ON_POLICY
 
 
-def halve(context, i, k, *, samples):
+def halve(*, samples: Samples) -> Samples:
     return replace(samples, advantages=(samples.advantages / 2).astype(np.float32))
 
 
-def drawing(context, i, k, *, samples):
+def drawing(*, samples: Samples) -> Samples:
     return replace(samples, advantages=samples.advantages + np.float32(random.random()))
 
 
-def at(stage):
-    return lambda config, i, k: {"samples": stage(i, k)}
+def all_halved(*, samples: tuple[Samples, ...]) -> Samples:
+    return halve(samples=samples[0])
 
 
-def graph(stage):
-    """ON_POLICY with one more stage before `adapt`."""
-    n = ON_POLICY.stages.index(ADAPT)
-    return replace(ON_POLICY, name="own", stages=(*ON_POLICY.stages[:n], stage, *ON_POLICY.stages[n:]))
+def of_tasks(*, samples: Samples, tasks: TaskBatch) -> Samples:
+    return halve(samples=samples)
+
+
+def graph(stage, edge=None):
+    """ON_POLICY with one more stage before `adapt`, which reads an edge of its own if there is one."""
+    edges, reads = ({}, {}) if edge is None else ({"own": edge}, {"samples": "own"})
+    return ON_POLICY.named("own").edge(**edges).insert(stage.reading(**reads), after="process_samples")
 
 
 @dataclass(frozen=True)
@@ -71,28 +72,26 @@ class Noise:
     values: np.ndarray
 
 
-HALVE = Stage("halve", INNER_STEP, at(PROCESS_SAMPLES.at), Samples, halve, group="halved_{step}")
-ADAPT_TO_HALVED = replace(ADAPT, inputs=lambda c, i, k: {**ADAPT.inputs(c, i, k), "samples": HALVE.at(i, k)})
-_HALVED = tuple(ADAPT_TO_HALVED if stage is ADAPT else stage for stage in graph(HALVE).stages)
+HALVE = Stage(halve, INNER_STEP, group="halved_{step}")
+EACH_HALVED = replace(HALVE, per=EACH_STEP)
+HALVED = ON_POLICY.named("own").insert(EACH_HALVED, after="process_samples", gives="samples")
+_IN_ORDER = HALVED.stages
 GRAPHS = {
-    "Halved": replace(ON_POLICY, name="own", stages=_HALVED),
+    "Halved": HALVED,
     "Beside": graph(HALVE),
-    "Unknown": graph(replace(HALVE, inputs=at(lambda i, k: StageRef(i, "nothing", k)))),
-    "UnknownSpan": graph(replace(HALVE, inputs=at(lambda i, k: Span(("nothing",), 0, i)))),
-    "Future": graph(replace(HALVE, inputs=at(lambda i, k: PROCESS_SAMPLES.at(i + 1, k)))),
-    "FutureSpan": graph(replace(HALVE, inputs=at(lambda i, k: Span(("process_samples",), 0, i + 1)))),
-    "Order": replace(ON_POLICY, name="own", stages=(*_HALVED[:4], ADAPT_TO_HALVED, HALVE, *_HALVED[6:])),
-    "NoSuchStep": graph(replace(HALVE, inputs=at(lambda i, k: PROCESS_SAMPLES.at(i, k + 5)))),
-    "Before": graph(replace(HALVE, inputs=at(lambda i, k: PROCESS_SAMPLES.at(i - 1, k)))),
+    "Order": replace(HALVED, stages=(*_IN_ORDER[:3], _IN_ORDER[4], _IN_ORDER[3], *_IN_ORDER[5:])),
+    "NoSuchStep": graph(replace(EACH_HALVED, output=Samples), this_step("adapt")),
+    "Before": graph(HALVE, last_iteration("process_samples")),
     "Group": graph(replace(HALVE, group="samples_{step}")),
     "Metrics": graph(replace(HALVE, per=ITERATION, group="metrics")),
     "OneGroup": graph(replace(HALVE, group="halved")),
-    "Twice": graph(replace(HALVE, name="process_samples")),
-    "Argument": graph(replace(HALVE, inputs=lambda c, i, k: {"sample": PROCESS_SAMPLES.at(i, k)})),
     "Output": graph(replace(HALVE, output=Noise)),
-    "Inputs": graph(replace(HALVE, inputs=lambda c, i: {})),
     "Drawing": graph(replace(HALVE, run=drawing)),
-    "NoEvaluation": replace(ON_POLICY, name="own", stages=ON_POLICY.stages[:-1]),
+    "InTrainingOnly": ON_POLICY.named("own").insert(
+        Stage(of_tasks, EACH_STEP), after="process_samples", gives="samples"
+    ),
+    "NoEvaluation": ON_POLICY.named("own").remove("evaluate"),
+    "Evaluating": ON_POLICY.named("own").edge(updated=last_iteration("evaluate")),
 }
 for _name, _graph in GRAPHS.items():
     globals()[f"{_name}Graph"] = _graph
@@ -112,9 +111,14 @@ def moved(learner, way, state, experience, **options):
     return replace(updated, params={name: value + np.float32(way) for name, value in updated.params.items()}), metrics
 
 
-def count(learner, *state, **options):
-    learner.n = getattr(learner, "n", 0) + 1
-    return moved(learner, learner.n, *state, **options)
+def counting(first):
+    """An update that moves parameters by the number of updates of its learner from `first` on."""
+
+    def update(learner, *state, **options):
+        learner.n = getattr(learner, "n", 0) + 1
+        return moved(learner, max(0, learner.n - first), *state, **options)
+
+    return update
 
 
 def measured(value):
@@ -125,7 +129,8 @@ def measured(value):
     return update
 
 
-own("Counting", update=count)
+own("Counting", update=counting(0))
+own("CountingLater", update=counting(2))
 class Kept:
     n = 0
 
@@ -175,7 +180,7 @@ own("Many", update=measured(np.zeros(2)))
 own("NotTwo", update=lambda learner, state, experience, **options: state)
 own("NoAdapt", adapt=lambda learner, *args, **options: None)
 own("FewTasks", adapt=lambda learner, state, params, evidence, **options: params.slice(0, 3))
-own("NoAdaptTo", adapt_to_episodes=lambda learner, *args, **options: None)
+own("AdaptsByItself", adapt_to_episodes=lambda learner, *args, **options: None)
 '''
 
 
@@ -214,28 +219,12 @@ def refused(flow, tiny_config):
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        (
-            "Unknown",
-            "halve(i=0, k=0) reads samples from nothing(i=0, k=0), but there is no stage nothing; required",
-        ),
-        (
-            "UnknownSpan",
-            "reads samples from nothing(i=0..0), but there is no stage nothing; required one of init",
-        ),
-        ("Future", "halve(i=0, k=0) reads samples from process_samples(i=1, k=0), which is computed after it"),
-        ("FutureSpan", "reads samples from process_samples(i=0..1), which is computed after it"),
-        ("Order", "adapt(i=0, k=0) reads samples from halve(i=0, k=0), which is computed after it; required an output"),
-        ("NoSuchStep", "reads samples from process_samples(i=0, k=5), which the iteration does not have"),
-        ("Before", "the inputs of halve(i=0, k=0) raised ValueError: StageRef has iteration -1"),
-        (
-            "Group",
-            "stage halve has the group 'samples_{step}', which holds process_samples; required",
-        ),
+        ("Order", "halve(i=0, k=0) reads samples from process_samples(i=0, k=0), which is computed after it; requir"),
+        ("NoSuchStep", "halve(i=0, k=0) reads samples from adapt(i=0, k=0), which is computed after it; required"),
+        ("Before", "halve(i=0, k=0) reads samples from own = last_iteration(process_samples), which has no output"),
+        ("Group", "stage halve has the group 'samples_{step}', which holds process_samples; required"),
         ("Metrics", "stage halve has the group 'metrics', which holds the metrics of every iteration"),
-        ("Twice", "required different names"),
-        ("Argument", "has the inputs sample, but its function halve does not take them: missing a required argument"),
-        ("Output", "stage halve gives Noise; required one of TaskBatch, EpisodeBatch, Samples"),
-        ("Inputs", "the inputs of halve(i=0, k=0) raised TypeError"),
+        ("Output", "stage halve: Noise.values does not say its axes and dtype; required Annotated[NDArray[np.float32"),
     ],
 )
 def test_a_malformed_graph_is_refused_before_a_folder_exists(refused, name, sentence):
@@ -254,29 +243,38 @@ def test_an_evaluation_that_the_graph_has_no_stage_for_is_refused(refused):
     assert found.startswith("evaluation.every is 1, but the graph own_flow:NoEvaluationGraph has no stage that evalu")
 
 
-def test_an_evaluation_beside_a_graph_that_adapts_in_another_way_is_refused(flow, tiny_config, refused, capsys):
-    reason = "adapt(i=1, k=0) reads samples from halve(i=1, k=0), but evaluations and trained policies adapt by"
-    assert reason in refused("Halved", evaluation={"every": 1})
-    run = Path("run")
-    train(tiny_config(iterations=1, algorithm="own_flow:Halved"), run, backend=SERIAL)
-    assert all(outcome.identical for outcome in replay(run))
-    assert cli.run(["evaluate", "run", "--workers", "0"]) == 2
-    assert reason in capsys.readouterr().err
-    stored = metaloom.open_run(run)
-    with pytest.raises(ConfigError, match="reads samples from halve"):
+@pytest.mark.parametrize("every", [1, 3])
+def test_the_inputs_of_the_first_evaluation_are_checked(refused, every):
+    assert (
+        f"evaluate(i={every - 1}, k=0) reads state from updated = last_iteration(evaluate), which has no out"
+        in refused("Evaluating", evaluation={"every": every})
+    )
+
+
+def test_an_evaluation_by_stages_that_read_what_is_there_in_training_only_is_refused(flow, tiny_config, refused):
+    sentence = "of_tasks reads tasks from tasks = this_step(sample_tasks), which is there in training only, but eval"
+    assert sentence in refused("InTrainingOnly", evaluation={"every": 1})
+    train(tiny_config(iterations=1, algorithm="own_flow:InTrainingOnly"), Path("run"), backend=SERIAL)
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        evaluate(Path("run"), backend=SERIAL)
+    stored = metaloom.open_run("run")
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
         stored.policy().adapt(stored[0].rollouts(0))
-    assert len(evaluate(run, adaptation_steps=0, backend=SERIAL).summary()) == 1
+    assert len(evaluate(Path("run"), adaptation_steps=0, backend=SERIAL).summary()) == 1
 
 
-def test_a_learner_that_adapts_in_training_alone_is_not_evaluated(tiny_config):
-    class Halfway(Learner):
-        initialize = update = None
-
-        def adapt(self, state, params, evidence, *, parallel=map):
-            return params
-
-    with pytest.raises(ConfigError, match=r"Halfway, which defines adapt and not adapt_to_episodes, by which eval"):
-        require_one_adaptation(tiny_config(), Halfway())
+def test_a_stage_between_samples_and_adaptation_takes_part_in_evaluations_and_trained_policies(flow, tiny_config):
+    returns = {}
+    for name in ("own_flow:Halved", "own_flow:Beside"):
+        path = Path(name.partition(":")[2])
+        train(tiny_config(iterations=1, algorithm=name, evaluation={"every": 1}), path, backend=SERIAL)
+        assert all(outcome.identical for outcome in replay(path))
+        stored = metaloom.open_run(path)
+        adapted, expected = stored.policy(0).adapt(stored[0].rollouts(0)).params, stored[0].adapted(0).params
+        assert all(np.array_equal(adapted[array], expected[array]) for array in {*adapted, *expected})
+        returns[name] = stored[0].evaluation().test_returns
+    halved, plain = returns.values()
+    assert not np.array_equal(halved, plain)
 
 
 def test_a_graph_whose_own_stage_takes_no_part_in_the_adaptation_is_evaluated(flow, tiny_config):
@@ -285,29 +283,49 @@ def test_a_graph_whose_own_stage_takes_no_part_in_the_adaptation_is_evaluated(fl
     assert len(evaluate(Path("run"), backend=SERIAL).summary()) == 2
 
 
+def test_a_learner_written_for_adapt_to_episodes_is_refused(refused):
+    assert "own_flow:AdaptsByItselfLearner with a method adapt_to_episodes, which is not called any more" in refused(
+        "AdaptsByItself"
+    )
+
+
 def test_a_learner_with_hidden_state_replays_as_different_though_all_iterations_are_replayed_in_order(
     flow, tiny_config, capsys
 ):
-    train(tiny_config(algorithm="own_flow:Counting"), Path("run"), backend=SERIAL)
+    train(tiny_config(algorithm="own_flow:CountingLater", iterations=4), Path("run"), backend=SERIAL)
     different = [outcome for outcome in replay(Path("run")) if not outcome.identical]
     assert [(outcome.ref.iteration, outcome.ref.stage) for outcome in different] == [
-        (1, "meta_optimize"),
         (2, "meta_optimize"),
+        (3, "meta_optimize"),
     ]
     assert cli.run(["replay", "run"]) == 1
     told = capsys.readouterr().out.replace("\n", " ")
-    assert "nothing that is recorded; own_flow:Counting, own_flow:CountingLearner may keep numbers outside" in told
+    assert "nothing that is recorded; own_flow:CountingLater, own_flow:CountingLaterLearner may keep numbers" in told
+    assert cli.run(["optimize", "run@3"]) == 0
+    assert "with the run's own settings the stage does NOT give the stored bits" in capsys.readouterr().out
+    before = storage.open_run("run").refs()
+    assert cli.run(["resume", "run", "--iterations", "5", "--workers", "0"]) == 1
+    told = " ".join(capsys.readouterr().err.split())
+    assert "iteration 3, meta_optimize k=0, computed again before the run is resumed, differs from what is st" in told
+    assert "same bits of own_flow:CountingLater, own_flow:CountingLaterLearner. A new process has nothing" in told
+    assert storage.open_run("run").refs() == before
+
+
+def test_a_learner_that_computes_its_second_update_otherwise_than_a_new_one_is_refused(flow, tiny_config):
+    with pytest.raises(StageFault, match="iteration 1, meta_optimize k=0: two computations of the same inputs differ"):
+        train(tiny_config(algorithm="own_flow:Counting"), Path("run"), backend=SERIAL)
+    assert len(storage.open_run("run").iterations) == 1
 
 
 def test_state_in_a_class_is_found_by_the_iterations_that_are_replayed_again(flow, tiny_config, monkeypatch, capsys):
-    monkeypatch.setattr(flow, "KEPT_FROM", 3)
+    monkeypatch.setattr(flow, "KEPT_FROM", 4)
     train(tiny_config(algorithm="own_flow:ClassCounting"), Path("run"), backend=SERIAL)
-    flow.Kept.n = 1  # as if the first update had been computed twice here, too
+    flow.Kept.n = 2  # as if the first two updates had been computed twice here, too
     assert cli.run(["replay", "run"]) == 1
     told = " ".join(capsys.readouterr().out.split())
     assert "all identical" not in told
     assert "meta_optimize(i=2, k=0) was identical at first and differs when it is computed after other iter" in told
-    flow.Kept.n = 1
+    flow.Kept.n = 2
     assert [outcome.identical for outcome in replay(Path("run"), stage="meta_optimize")] == [True] * 3 + [False]
 
 
@@ -332,7 +350,6 @@ def test_a_learner_that_computes_its_first_update_otherwise_the_second_time_is_r
             "FewTasks",
             "of 3 tasks; required TaskParams of 4 tasks, what each of them acts with",
         ),
-        ("NoAdaptTo", "adaptation by own_flow:NoAdaptToLearner gave NoneType; required TaskParams of 2 tasks"),
     ],
 )
 def test_what_a_learner_must_not_return_is_refused_by_a_sentence(flow, tiny_config, name, sentence):

@@ -1,6 +1,7 @@
 """TensorBoard, Weights & Biases and MLflow beside a training."""
 
 import contextlib
+import importlib
 import json
 import logging
 import math
@@ -337,9 +338,61 @@ def test_the_command_refuses_what_cannot_be_logged(tmp_path, capsys, options, me
     assert not (tmp_path / "run").exists()
 
 
-def test_python_refuses_loggers_that_there_are_not(tmp_path):
-    with pytest.raises(UsageError, match=r"found log=\['csv'\]; required a list .* one of mlflow, tensorboard, wandb"):
-        metaloom.train("promp-point-corner", tmp_path / "run", log=["csv"])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("csv", "found the logger csv; required one of mlflow, tensorboard, wandb, watch, or module:function$"),
+        ("tensorbord", "or module:function; did you mean tensorboard"),
+        ("my_watch:nothing", "my_watch:nothing"),
+        ("my_watch:SEEN", "found the logger my_watch:SEEN, a list; required module:function"),
+    ],
+)
+def test_python_refuses_loggers_that_there_are_not(watch, tmp_path, name, message):
+    with pytest.raises(ValueError, match=message):
+        metaloom.train("promp-point-corner", tmp_path / "run", log=[name])
+    assert not (tmp_path / "run").exists()
+
+
+WATCH = """
+SEEN = []
+
+def note(iteration):
+    stages = [str(iteration.run.record(ref).ref) for ref in iteration.refs]
+    SEEN.append((iteration.index, iteration.metrics(), iteration.learner().params.keys(), stages[-1]))
+
+def fail(iteration):
+    SEEN.append(iteration.index)
+    raise RuntimeError("of a function")
+"""
+
+
+@pytest.fixture
+def watch(tmp_path, monkeypatch):
+    """A module with a function that keeps what it is called with."""
+    (tmp_path / "my_watch.py").write_text(WATCH)
+    installed = tmp_path / "my_watch-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: my-watch\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text("[metaloom.loggers]\nwatch = my_watch:note\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("my_watch")
+    del sys.modules["my_watch"]
+
+
+@pytest.mark.parametrize("name", ["my_watch:note", "watch"])
+def test_a_function_is_called_with_each_iteration_once_all_of_it_is_stored(
+    watch, tiny_config, tmp_path, copy_tiny_run, digests, name
+):
+    run = metaloom.train(tiny_config(), tmp_path / "run", log=[name], progress=False)
+    last = [f"meta_optimize(i={i}, k=0)" for i in range(3)]
+    assert [(i, run[i].metrics(), run[i].learner().params.keys(), last[i]) for i in range(3)] == watch.SEEN
+    assert digests(run.path) == digests(copy_tiny_run(tmp_path / "as it is without"))
+
+
+def test_a_function_that_fails_is_not_called_again_and_the_training_continues(watch, tiny_config, tmp_path, caplog):
+    run = metaloom.train(tiny_config(), tmp_path / "run", log=["my_watch:fail"], progress=False)
+    assert (watch.SEEN, len(run)) == ([0], 3)
+    assert "my_watch:fail logs no more of this training, which goes on: RuntimeError: of a function" in caplog.text
 
 
 def asked_of(proxy):

@@ -160,7 +160,7 @@ def test_damaged_parts_of_the_replay_buffer_are_computed_again(whole, tmp_path, 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_cache_of_hardly_a_row_gives_the_same_bits(whole, tmp_path, digests, monkeypatch, recipe):
-    monkeypatch.setattr("metaloom.flows.graph.off_policy.MIB", 40)  # bytes: hardly a row
+    monkeypatch.setattr("metaloom.stages.memory.replay.MIB", 40)  # bytes: hardly a row
     train(tiny(recipe), tmp_path / "run", backend=HERE)
     assert digests(tmp_path / "run") == digests(whole(recipe))
 

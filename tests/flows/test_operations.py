@@ -70,6 +70,7 @@ def test_a_command_and_its_python_function_have_the_same_options_and_defaults(op
     terminal = inspect.signature(metaloom.flows.operations.resolve(operation.terminal)) if operation.terminal else None
     extras = {NAMED.get(name, name) for name in terminal.parameters} - {"call", "as_json"} if terminal else set()
     assert {*command} - backend == extras
+    assert {*operation.of_terminal} == extras
 
 
 @each
@@ -117,7 +118,7 @@ found = metaloom.longest(sys.argv[1], top=2)
 try:
     metaloom.longest(sys.argv[1], top=0)
 except ValueError as problem:
-    assert "longest: found top=0; required a whole number, 1 or more" in str(problem), problem
+    assert "longest: found top=0; required a whole number of at least 1" in str(problem), problem
 assert metaloom.the_longest is metaloom.longest and {"longest", "the_longest"} < {*dir(metaloom)}
 assert import_object("metaloom.flows.prefect_app.generated.flow_the-longest").name == "the-longest"
 form = parameter_schema(flow_longest).model_dump_for_openapi()["properties"]
@@ -201,8 +202,11 @@ def test_a_broken_operation_of_a_package_is_named_and_every_other_command_works(
 @pytest.mark.parametrize(
     ("call", "found"),
     [
-        (lambda run: metaloom.thin(run, keep_last=-1), "thin: found keep_last=-1; required a whole number, 0 or more"),
-        (lambda run: metaloom.thin(run, keep_every=0), "keep_every=0; required a whole number, 1 or more or None"),
+        (
+            lambda run: metaloom.thin(run, keep_last=-1),
+            "thin: found keep_last=-1; required a whole number of at least 0",
+        ),
+        (lambda run: metaloom.thin(run, keep_every=0), "keep_every=0; required a whole number of at least 1 or None"),
         (lambda run: metaloom.view(run, port=70000), "port=70000; required a whole number from 0 to 65535$"),
         (lambda run: metaloom.ls(status="done"), "status='done'; required one of complete, .*, unreadable or None$"),
         (lambda run: metaloom.ls(sort=True), "sort=True; required one of started"),
@@ -210,7 +214,6 @@ def test_a_broken_operation_of_a_package_is_named_and_every_other_command_works(
         (lambda run: metaloom.ls(reverse=1), "reverse=1; required True or False$"),
         (lambda run: metaloom.logs(run, level=None), "level=None; required one of debug"),
         (lambda run: metaloom.graph(str(run), form="png"), "form='png'; required one of text, mermaid, svg$"),
-        (lambda run: metaloom.show(run, 0, stage="adapt"), "stage='adapt'; required one of process_samples"),
         (lambda run: metaloom.replay(run, True), "replay: found iteration=True; required a whole number or None$"),
         (lambda run: metaloom.replay(run, "0"), "iteration='0'; required a whole number or None$"),
         (lambda run: metaloom.replay(5), "run=5; required text, a Path or a Run$"),
@@ -218,15 +221,22 @@ def test_a_broken_operation_of_a_package_is_named_and_every_other_command_works(
         (lambda run: metaloom.replay(run, replayed=1), "replayed=1; required a function or None$"),
         (lambda run: metaloom.train(7), "recipe=7; required text or a RunConfig$"),
         (lambda run: metaloom.train("sac", log="wandb"), r"log='wandb'; required a list .*; write log=\['wandb'\]$"),
-        (lambda run: metaloom.train("sac", log=["x"]), r"log=\['x'\]; required a list whose items are each one of "),
+        (lambda run: metaloom.train("sac", log=[1]), r"log=\[1\]; required a list whose items are each text$"),
+        (lambda run: metaloom.iterate(3), "iterate: found recipe=3; required text, a RunConfig or a Run$"),
         (lambda run: metaloom.compare([run, 3]), r", 3\]; required .* or a list whose items are each text, a Path or"),
         (lambda run: metaloom.compare(run, group="seed"), r"group='seed'; required .*; write group=\['seed'\]$"),
         (lambda run: metaloom.evaluate(run, tasks=[[1.0, "x"]]), r"tasks=\[\[1.0, 'x'\]\]; required text, a list "),
-        (lambda run: metaloom.evaluate(run, episodes=np.True_), "episodes=.*True.*; required a whole number, 1"),
+        (
+            lambda run: metaloom.evaluate(run, episodes=np.True_),
+            "episodes=.*True.*; required a whole number of at least 1",
+        ),
         (lambda run: metaloom.video(run, "x.gif", size=(1, 2, 3)), "size=.*; required text or a tuple of 2: a whole"),
         (lambda run: metaloom.sweep("sac", grid={"seed": 3}), "grid={'seed': 3}; required .* or a mapping$"),
         (lambda run: metaloom.optimize(run, 0, overrides="seed=2"), r"; write overrides=\['seed=2'\]$"),
-        (lambda run: metaloom.reference.add(run, learners=0), "add: found learners=0; required a whole number, 1"),
+        (
+            lambda run: metaloom.reference.add(run, learners=0),
+            "add: found learners=0; required a whole number of at least 1",
+        ),
     ],
 )
 def test_an_argument_that_its_annotation_does_not_allow_is_refused_with_what_is_required(call, found, tmp_path):

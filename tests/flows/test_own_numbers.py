@@ -18,6 +18,7 @@ from metaloom.pipeline.schema import ConfigError
 HERE = Backend(workers=0)
 SIZES = {"iterations": 1, "num_tasks": 2, "episodes_per_task": 2, "max_episode_steps": 6}
 OWN = """
+import numpy as np
 from metaloom.pipeline.baselines.config import BaselineSettings
 from metaloom.pipeline.types import EpisodeBatch, Step
 
@@ -41,6 +42,13 @@ class Mean(BaselineSettings):
 
     def fit(self, observations, targets, mask, *, seed=0, parallel=map):
         return {"mean": self.share * targets.mean(1)}
+
+class Drawn(BaselineSettings):
+    def fit_predict(self, observations, targets, mask, *, seed=0, parallel=map):
+        return self.fit(observations, targets, mask, seed=seed)["drawn"][:, None] * mask
+
+    def fit(self, observations, targets, mask, *, seed=0, parallel=map):
+        return {"drawn": np.random.default_rng(seed).random(targets[:, 0].shape)}
 """
 
 
@@ -115,3 +123,10 @@ def test_a_baseline_of_ones_own_is_trained_with_and_tells_its_parameters():
     fitted = metaloom.fitted_baselines(run, 0)["baseline"]["mean"]
     np.testing.assert_allclose(run[0].samples(0).values[:, 0], fitted, rtol=1e-5)
     assert all(outcome.identical for outcome in replay(run.path))
+
+
+def test_a_baseline_that_draws_is_fitted_again_with_the_draws_of_its_round():
+    run = trained(baseline={"name": "own_numbers:Drawn"}, iterations=2)
+    for iteration, step in ((0, 0), (0, 1), (1, 1)):
+        fitted = metaloom.fitted_baselines(run, iteration, step)["baseline"]["drawn"]
+        np.testing.assert_allclose(run[iteration].samples(step).values[:, 0], fitted, rtol=1e-5)

@@ -1,7 +1,6 @@
 """A kind of run that is a table of one's own: an on-policy iteration with a stage more."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,35 +11,25 @@ from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.thin import materialise, thin
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.graph import tables
-from metaloom.flows.graph.on_policy import COLLECT_ROLLOUTS, EACH_STEP, ON_POLICY, PROCESS_SAMPLES
-from metaloom.flows.graph.stage import ITERATION, Stage
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.pipeline.types import Samples
+from metaloom.pipeline.dataflow.stage import ITERATION, Stage
+from metaloom.pipeline.types import EpisodeBatch, Samples
+from metaloom.stages.graphs.on_policy import ON_POLICY
 from metaloom.storage import Retention, StageRef
 
 SERIAL = Backend(workers=0)
 
 
-def audit(context, i, k, *, episodes, samples):
+def audit(*, episodes: tuple[EpisodeBatch, ...], samples: Samples) -> Samples:
     """Samples before adaptation, with the reward of every step in place of its value."""
-    del context, i, k, samples
     first = episodes[0]
-    return Samples(first.rewards, first.rewards, np.zeros_like(first.rewards), first.mask)
+    return Samples(first.rewards, first.rewards, np.zeros_like(first.rewards), samples.mask)
 
 
 AUDIT = Stage(
-    "audit",
-    ITERATION,
-    lambda config, i, k: {
-        "episodes": tuple(COLLECT_ROLLOUTS.at(i, n) for n in EACH_STEP.steps(config, i)),
-        "samples": PROCESS_SAMPLES.at(i, 0),
-    },
-    Samples,
-    audit,
-    group="audited",
-    thinnable=True,
+    audit, ITERATION, reads={"episodes": "all_rollouts", "samples": "samples"}, group="audited", thinnable=True
 )
-OWN = replace(ON_POLICY, name="own", stages=(*ON_POLICY.stages[:-2], AUDIT, *ON_POLICY.stages[-2:]))
+OWN = ON_POLICY.named("own").insert(AUDIT, after="adapt")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Prefect's database under `metaloom serve`: thousands of task runs, and a database that is killed."""
+"""Prefect's database under `metaloom serve`: thousands of task runs, and a database that is killed or removed."""
 
 import logging
 import os
@@ -93,3 +93,23 @@ def test_a_training_outlives_its_database(postgres, tmp_path, tiny_config: Calla
         assert storage.verify_run(folder) == []
     alone = train(config, tmp_path / "alone", backend=Backend(workers=0))
     assert digests(folder) == digests(alone.path)
+
+
+def test_a_database_that_is_removed_ends_serve_behind_a_stage_and_costs_no_run(
+    tmp_path, tiny_config: Callable[..., RunConfig], digests
+):
+    folder = tmp_path / "served"
+    run, config = folder / "runs" / "first", tiny_config(iterations=100)
+    folder.mkdir()
+    last_words = f"go on with: metaloom resume {run}\n"
+    with serving(PROGRAMS, folder, tmp_path / "log", last_words=last_words) as served:
+        served.start("meta-train-custom", run="first", workers=0, config=config.model_dump(mode="json"))
+        wait_for(lambda: iterations_of(run) > 2, "it trains")
+        for file in (folder / ".prefect").glob("prefect.db*"):
+            file.unlink()
+        wait_for(lambda: last_words in served.log.read_text(), "serve has ended")
+    assert f"{folder}/.prefect/prefect.db was removed" in served.log.read_text()
+    assert storage.verify_run(run) == []
+    with serving(PROGRAMS, folder, tmp_path / "log") as served:
+        assert served.finished("meta-train", run="first", workers=0)["state"]["type"] == "COMPLETED"
+    assert digests(run) == digests(train(config, tmp_path / "alone", backend=Backend(workers=0)).path)

@@ -14,8 +14,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from urllib.request import proxy_bypass
+from uuid import UUID
 
 import httpx
+import psutil
 import pytest
 import requests
 import yaml
@@ -24,10 +26,13 @@ from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_API_AUTH_STRING, te
 from prefect_server import clean_environment, free_port
 from starlette.types import ASGIApp, Message
 
+from metaloom import storage
 from metaloom.flows.errors import UsageError
 from metaloom.flows.prefect_app import home as home_module
+from metaloom.flows.prefect_app import serve as serve_module
 from metaloom.flows.prefect_app.database import require_answer, server_url, without_password
 from metaloom.flows.prefect_app.deploy import FILE
+from metaloom.flows.prefect_app.flow_runs import Caretaker
 from metaloom.flows.prefect_app.home import API, AUTH, folder_settings, make_home, read_environment, write_environment
 from metaloom.flows.prefect_app.parts import Part, ServeError, Stop, alone, running
 from metaloom.flows.prefect_app.quiet import write_settings
@@ -584,3 +589,18 @@ def test_the_first_signal_says_whether_flow_runs_are_cancelled_or_wait(heard, fo
     for number in heard:
         stop.heard(number, None)
     assert (stop.is_set(), stop.for_good) == (True, for_good)
+
+
+def test_a_database_that_is_removed_ends_serve_with_the_runs_to_go_on_with(tmp_path, tiny_config, monkeypatch):
+    database, config = tmp_path / "prefect.db", tiny_config()
+    database.touch()
+    monkeypatch.setattr(serve_module, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(serve_module, "flow_processes", lambda home: {UUID(int=1): psutil.Process()})
+    # Which does not answer from then on.
+    server = Part("the server", [], answers=lambda: bool(database.unlink(missing_ok=True)))
+    about = {"config": config.model_dump(mode="json"), "config_digest": config.digest(), "environment": {}}
+    with (
+        storage.create_run(tmp_path / "a run", capacity=3, **about),
+        pytest.raises(ServeError, match=r"prefect\.db was removed(.|\n)*metaloom resume '.*/a run'$"),
+    ):
+        serve_module._keep_running(Stop(), server, server, Caretaker(tmp_path, print), tmp_path)

@@ -469,6 +469,22 @@ def test_a_cancelled_flow_run_ends_behind_a_stage_within_fifteen_seconds(served,
     require_cancelled_in_time(served, "cancelled")
 
 
+def test_a_flow_run_that_is_cancelled_before_its_process_begins_trains_nothing(
+    served, tiny_config: Callable[..., RunConfig]
+):
+    config = tiny_config(iterations=100_000).model_dump(mode="json")
+    id = served.start("meta-train-custom", run="pending", workers=0, config=config)
+
+    def state() -> str:
+        (found,) = served.ask("flow_runs/filter", flow_runs={"id": {"any_": [id]}})
+        return found["state"]["type"]
+
+    wait_for(lambda: state() == "PENDING", "its process is being started")
+    served.ask(f"flow_runs/{id}/set_state", state={"type": "CANCELLING", "name": "Cancelling"})
+    wait_for(lambda: state() == "CANCELLED", "it is cancelled", seconds=30)
+    assert not (served.folder / "runs" / "pending").exists()
+
+
 def test_a_flow_that_is_asked_to_stop_is_cancelled_behind_a_stage(served, tiny_config: Callable[..., RunConfig]):
     folder, asked = served.folder / "runs" / "asked", []
 

@@ -161,7 +161,7 @@ def test_critics_learn_values_that_are_known(solve, env, values, algorithm):
 @pytest.mark.no_cover
 @pytest.mark.parametrize("choices", [True, False])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("env", ["Acted", "Both"])
+@pytest.mark.parametrize("env", [pytest.param("Acted", marks=pytest.mark.sweep), "Both"])
 def test_policies_learn_actions_that_are_known(solve, env, algorithm, choices):
     stages, learner = solve(env, algorithm, choices, iterations=80)
     params: TaskParams = stages.context.learner.acting_params(learner, stages.config.num_tasks)

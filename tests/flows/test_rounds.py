@@ -35,7 +35,7 @@ from metaloom.flows.rollouts.workers import Backend, LocalWorkers, SamplerSpec
 from metaloom.pipeline.building import build_learner
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.stages.collect_rollouts import RolloutPosition
-from metaloom.stages.sample_tasks import sample_tasks
+from metaloom.stages.sample_tasks import draw_tasks
 from metaloom.storage.format.codec import flatten
 
 AT = RolloutPosition(1, 12, 1)
@@ -61,7 +61,7 @@ def round_of():
     def build(config):
         _, learner, _ = build_learner(config)
         params = learner.acting_params(learner.initialize(run_seed=1), config.num_tasks)
-        tasks = sample_tasks(make_env(config.env), num_tasks=config.num_tasks, run_seed=1, iteration=0)
+        tasks = draw_tasks(make_env(config.env), num_tasks=config.num_tasks, run_seed=1, iteration=0)
         return SamplerSpec.of(config, 1), params, tasks
 
     return build

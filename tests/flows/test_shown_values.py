@@ -1,6 +1,7 @@
 """How runs, iterations, batches and policies show themselves in a terminal and in a notebook."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -8,6 +9,10 @@ import numpy as np
 import pytest
 
 import metaloom
+from metaloom import storage
+from metaloom.flows.operations import operations
+from metaloom.flows.results.replay import ArrayDifference, Replay, StageReplay
+from metaloom.flows.results.verification import Verification
 from metaloom.pipeline.shown import MOST_ROWS, as_html, as_text
 from metaloom.pipeline.types import TaskBatch, TaskParams
 
@@ -114,3 +119,71 @@ def test_showing_a_run_imports_neither_torch_nor_a_simulator(run):
     )
     told = subprocess.run([sys.executable, "-c", code, run.path], capture_output=True, text=True, check=True)
     assert json.loads(told.stdout) == []
+
+
+@pytest.fixture(scope="module")
+def other(tiny_config, tmp_path_factory):
+    """The same run with another seed."""
+    return metaloom.train(tiny_config(seed=8), tmp_path_factory.mktemp("runs") / "second", progress=False)
+
+
+RESULTS = {
+    "compare": (
+        lambda a, b, out: metaloom.compare([a, b]),
+        ["Comparison by return", "too few seeds|one group", "promp"],
+    ),
+    "diff": (lambda a, b, out: metaloom.diff(a, b), ["RunDiff of first and second: first difference", "seed +7 +8"]),
+    "ls": (lambda a, b, out: metaloom.ls(limit=2), ["no runs in|run"]),
+    "show": (lambda a, b, out: metaloom.show(a), ["name +first", "config +20 values"]),
+    "logs": (lambda a, b, out: metaloom.logs(b), ["info +iteration 2 "]),
+    "graph": (lambda a, b, out: metaloom.graph(str(a.path)), ["adapt"]),
+    "replay": (lambda a, b, out: metaloom.replay(a, 1), ["^Replay of 7 stages: all identical$"]),
+    "optimize": (lambda a, b, out: metaloom.optimize(a, 1, seed=3), ["Counterfactual of meta_optimize"]),
+    "doctor": (lambda a, b, out: metaloom.doctor(env="point-corner"), ["Checks: all is well", "ok"]),
+    "evaluate": (lambda a, b, out: metaloom.evaluate(a, num_tasks=1, episodes=1), ["EvaluationOutcome"]),
+    "verify": (lambda a, b, out: metaloom.verify(a), ["^Verification of .*first: every file is intact$"]),
+    "du": (lambda a, b, out: metaloom.du(a), ["DiskUsage of 1 run", "first .* kB"]),
+    "thin": (lambda a, b, out: metaloom.thin(b, keep_last=1, dry_run=True), ["ThinnedRun"]),
+    "pack": (lambda a, b, out: metaloom.pack(b), ["Packed"]),
+    "rm": (lambda a, b, out: metaloom.rm(), ["Removed"]),
+    "export": (
+        lambda a, b, out: metaloom.export(a, to="parquet", out=out / "parquet"),
+        [r"iterations=3, .*skipped=\[\]\)$"],
+    ),
+    "policy": (lambda a, b, out: metaloom.policy(a, out=out / "a.safetensors"), ["TrainedPolicy"]),
+    "report": (lambda a, b, out: metaloom.report(a, out=out / "report"), ["ReportFiles"]),
+    "video": (lambda a, b, out: metaloom.video(a, out / "film.gif"), ["Film"]),
+    "cancel": (lambda a, b, out: metaloom.cancel(b), ["complete: 3 of 3"]),
+    "watch": (lambda a, b, out: metaloom.watch(b), ["complete: 3 of 3"]),
+    "recipes": (lambda a, b, out: metaloom.recipes(), ["promp"]),
+}
+"""Calls of the operations that return neither runs nor nothing, and what their results show."""
+TABLES = {"compare", "diff", "ls", "show", "logs", "replay", "optimize", "doctor", "evaluate", "verify", "du"}
+
+
+def test_every_operation_that_returns_a_result_is_among_these():
+    other = {"train", "resume", "fork", "sweep", "view", "serve", "reference"}
+    assert {*RESULTS} == {*operations()} - other
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_result_shows_what_it_is_and_no_array(name, run, other, tmp_path, monkeypatch):
+    monkeypatch.setenv("METALOOM_RUNS", str(tmp_path))
+    call, expected = RESULTS[name]
+    result = call(run, other, tmp_path)
+    shown = repr(result)
+    assert len(shown) < 2500
+    assert "array(" not in shown
+    for text in expected:
+        assert re.search(text, shown, re.MULTILINE), shown
+    assert (name in TABLES) == ("<table" in getattr(result, "_repr_html_", str)()) or name == "policy"
+
+
+def test_a_replay_that_differs_and_a_damaged_run_show_where(run):
+    ref = run.refs()[0]
+    different = ArrayDifference(ref, "params.w", (0,), "1.0", "2.0", 1.0, 3, 12)
+    shown = repr(Replay([StageReplay(ref, (different,), 0.1), StageReplay(ref, (), 0.1)]))
+    assert shown.splitlines()[0] == "Replay of 2 stages: 1 differ"
+    assert "params.w  12 values  by up to 1" in shown
+    damage = storage.Damage("records/a.json", 0, None, None, None, "is missing")
+    assert "1 file damaged\n  records/a.json  is missing" in repr(Verification(run.path, (damage,)))

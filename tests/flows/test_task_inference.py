@@ -72,7 +72,7 @@ def tasks(*chosen: list[float]) -> str:
 def stages(*changes: str):
     """The stages of a run and a learner whose beliefs depend much on what was seen, and its actions on z."""
     with stages_of(tiny(*changes), Backend(workers=0)) as built:
-        learner, rng = built.run(built.graph.table.learner_ref(0), {}).learner, np.random.default_rng(0)
+        learner, rng = built.run(built.graph.learner_ref(0), {}).learner, np.random.default_rng(0)
         params = {
             name: rng.normal(0, 0.7, value.shape).astype(np.float32) if "output" in name else value
             for name, value in learner.params.items()

@@ -494,7 +494,7 @@ def test_the_api_trains_resumes_replays_forks_and_questions_runs(tmp_path, monke
     newest = metaloom.evaluate(run, -1, num_tasks=2, episodes=2)
     assert (newest.updates, newest.evaluation.adaptation_steps) == (2, 1)
     title, *rows = repr(newest).splitlines()
-    assert title == "EvaluationOutcome of the learner after 2 updates: 2 tasks (of 4), 2 test episodes each"
+    assert title == "EvaluationOutcome of first after 2 updates: 2 tasks (of 4), 2 test episodes each"
     assert [row.split()[0] for row in rows] == ["adaptation", "0", "1"]
     assert metaloom.optimize(run, -1, algorithm={"clip_eps": 0.01}).ref == other.ref
     assert "promp-point-corner" in metaloom.recipes()

@@ -17,6 +17,7 @@ from metaloom.flows.commands.train import train
 from metaloom.flows.prefect_app import deployments
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.viewer import server
+from metaloom.flows.views import charts
 from metaloom.pipeline.config.run import build_config
 from metaloom.storage import StageRef
 
@@ -135,7 +136,9 @@ def test_every_command_says_how_it_uses_stored_runs():
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", ["evil_module:Evil", "os:system"])
-def test_no_command_imports_or_calls_what_a_foreign_run_names(place, name, runs, capsys):
+def test_no_command_imports_or_calls_what_a_foreign_run_names(place, name, runs, capsys, monkeypatch):
+    # Figures are made, and not drawn: that takes most of the time, and reads nothing more.
+    monkeypatch.setattr(charts, "_saved", lambda figure, kind, dpi=100: b"")
     shutil.copytree(runs / "trained", "runs/trained")
     shutil.copytree(runs / ("forked" if place == "ancestor" else "trained"), "runs/forged")
     Path("evil_module.py").write_text(EVIL)

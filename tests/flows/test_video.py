@@ -8,6 +8,7 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import mujoco
 import numpy as np
@@ -23,7 +24,7 @@ from metaloom.flows.commands.thin import thin
 from metaloom.flows.errors import ExtraMissing, UsageError
 from metaloom.flows.films import film, opengl
 from metaloom.flows.films import video as commands_video
-from metaloom.flows.films.painters import FlatPainter, drawable, painter_of
+from metaloom.flows.films.painters import FlatPainter, _lines_around, _View, drawable, painter_of
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.point_corner import PointCorner
 from metaloom.storage import Retention
@@ -126,6 +127,19 @@ def test_flat_drawing_puts_a_robot_where_the_camera_sees_it(robot, tmp_path):
     assert (jumped[110:150, 140:180].reshape(-1, 3) != middle).any()
 
 
+def test_lines_on_the_ground_are_cut_where_they_pass_the_camera():
+    eye = SimpleNamespace(pos=(0.2, 0.3, 1), forward=(0.8, 0, -0.6), up=(0.6, 0, 0.8), frustum_near=1, frustum_top=1)
+    view = _View([eye, eye], 32, 24)
+    lines = np.array([*_lines_around(view)])
+    assert (lines[:, :, 2] == 0).all()
+    along = lines[:, 0, :2] == lines[:, 1, :2]  # a line keeps its x or its y, which is a whole number of meters
+    assert (along.sum(axis=1) == 1).all()
+    assert (lines[:, 0, :2][along] % 1 == 0).all()
+    near = view.depth(lines[:, 0])
+    assert near.min() == pytest.approx(0.2)
+    assert np.isclose(near, 0.2).sum() > 10
+
+
 def test_a_camera_that_looks_up_sees_no_ground():
     model = mujoco.MjModel.from_xml_string("<mujoco/>")
     camera = mujoco.MjvCamera()
@@ -225,7 +239,7 @@ def test_a_size_that_is_none_is_refused(points, size, capsys):
 def test_an_evaluation_films_the_test_episodes_that_it_measured(points, tmp_path, capsys):
     out = tmp_path / "test.gif"
     words = ["evaluate", str(points.path), "--num-tasks", "3", "--adaptation-steps", "2", "--test-episodes", "3"]
-    assert cli.run([*words, "--video", str(out)]) == 0
+    assert cli.run([*words, "--workers", "0", "--video", str(out)]) == 0
     told = capsys.readouterr().out
     measured = metaloom.evaluate(points, num_tasks=3, adaptation_steps=2, test_episodes=3).evaluation
     after = measured.test_returns[:, -1].mean(axis=1)
@@ -238,7 +252,7 @@ def test_an_evaluation_films_the_test_episodes_that_it_measured(points, tmp_path
 
 
 def test_an_evaluation_without_adaptation_films_one_episode_and_a_bad_file_is_refused_first(points, tmp_path, capsys):
-    words = ["evaluate", str(points.path), "--num-tasks", "1", "--adaptation-steps", "0", "--video"]
+    words = ["evaluate", str(points.path), "--workers", "0", "--num-tasks", "1", "--adaptation-steps", "0", "--video"]
     assert cli.run([*words, str(tmp_path / "test.png")]) == 0
     assert "after 0 steps" in capsys.readouterr().out
     assert cli.run([*words, str(tmp_path / "test.avi")]) == 2
@@ -254,7 +268,7 @@ def test_an_evaluation_is_told_even_if_its_pictures_cannot_be_written(
 
     monkeypatch.setattr(film, "_write_animation", full)
     monkeypatch.setattr(Path, "write_bytes", full)
-    words = ["evaluate", str(points.path), "--num-tasks", "1", "--test-episodes", "1", "--json"]
+    words = ["evaluate", str(points.path), "--workers", "0", "--num-tasks", "1", "--test-episodes", "1", "--json"]
     assert cli.run([*words, option, str(tmp_path / name)]) == 1
     out, err = capsys.readouterr()
     assert len(json.loads(out)["adaptation"]) == 2
@@ -266,7 +280,7 @@ def test_an_evaluation_is_told_even_if_its_pictures_cannot_be_written(
 @pytest.mark.parametrize(("option", "name"), [("--video", "film.gif"), ("--plot", "curve.png")])
 def test_a_folder_is_no_file_for_a_picture(points, tmp_path, capsys, option, name):
     (tmp_path / name).mkdir()
-    assert cli.run(["evaluate", str(points.path), option, str(tmp_path / name)]) == 2
+    assert cli.run(["evaluate", str(points.path), "--workers", "0", option, str(tmp_path / name)]) == 2
     out, err = capsys.readouterr()
     assert not out
     assert err.count("\n") == 1
@@ -285,7 +299,7 @@ def test_each_side_of_a_test_film_says_after_how_many_steps_of_adaptation_it_is(
 
     monkeypatch.setattr(commands_video, "write_film", keep)
     words = ["--num-tasks", "1", "--test-episodes", "1", "--video", str(tmp_path / "film.gif")]
-    assert cli.run(["evaluate", str(run.path), *words]) == 0
+    assert cli.run(["evaluate", str(run.path), "--workers", "0", *words]) == 0
     assert captions == ["before adaptation", "after 1 step of adaptation"]
 
 

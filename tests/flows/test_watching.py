@@ -121,7 +121,7 @@ class TestAnotherProcess:
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         assert process.wait() == EXIT_INTERRUPTED
-        assert "stops, asked by Ctrl-C" in [line.message for line in lines(path)]
+        assert "stops, asked by this process" in [line.message for line in lines(path)]
 
 
 class TestWriter:

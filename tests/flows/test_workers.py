@@ -28,7 +28,7 @@ from metaloom.flows.rollouts.workers import Backend, LocalWorkers, SamplerSpec, 
 from metaloom.pipeline.building import build_learner
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.stages.collect_rollouts import RolloutPosition
-from metaloom.stages.sample_tasks import sample_tasks
+from metaloom.stages.sample_tasks import draw_tasks
 from metaloom.storage import StageRef
 
 PROJECT = Path(metaloom.flows.rollouts.dask.__file__).parents[1]
@@ -87,7 +87,7 @@ def test_two_threads_of_one_process_do_not_share_a_simulator(tiny_config):
     spec, env = SamplerSpec.of(config, threads=1), make_env(config.env)
     _, learner, _ = build_learner(config)
     params = learner.acting_params(learner.initialize(run_seed=1), config.num_tasks)
-    tasks = sample_tasks(env, num_tasks=config.num_tasks, run_seed=1, iteration=0)
+    tasks = draw_tasks(env, num_tasks=config.num_tasks, run_seed=1, iteration=0)
 
     def collect(iteration: int) -> np.ndarray:
         return collect_shard(spec, params, tasks, RolloutPosition(1, iteration, 0)).rewards
@@ -106,11 +106,18 @@ def test_two_threads_of_one_process_do_not_share_a_simulator(tiny_config):
 
 @pytest.mark.dask
 @pytest.mark.slow
-def test_a_scheduler_with_workers_of_its_own_gives_the_digests_of_this_process(tmp_path, tiny_config, digests):
+def test_workers_of_a_scheduler_that_spill_all_results_to_their_disk_give_the_digests_of_this_process(
+    tmp_path, tiny_config, digests, monkeypatch
+):
     config = tiny_config(env="half-cheetah-dir", max_episode_steps=20)
     train(config, tmp_path / "here", backend=Backend(workers=0))
+    monkeypatch.setenv("DASK_TEMPORARY_DIRECTORY", str(tmp_path / "dask"))
+    monkeypatch.setenv("DASK_DISTRIBUTED__WORKER__MEMORY__TARGET", "1e-9")
+    spilled = set[Path]()
+    look = Observer(stage_started=lambda ref: spilled.update((tmp_path / "dask").glob("*/*/storage/*")))
     with cluster(PROJECT, threads=2) as address:
-        train(config, tmp_path / "there", backend=Backend(scheduler=address))
+        train(config, tmp_path / "there", backend=Backend(scheduler=address), observer=look)
+    assert spilled
     assert digests(tmp_path / "there") == digests(tmp_path / "here")
 
 

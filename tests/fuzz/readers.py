@@ -35,14 +35,15 @@ from metaloom.storage.errors import StoreError
 from metaloom.storage.format.arrays import ArraySpec, read_spec
 from metaloom.storage.format.canonical import render, sealed
 from metaloom.storage.format.chunks import decode_chunk
-from metaloom.storage.format.records import read_record
+from metaloom.storage.format.records import parse_record, read_record
 from metaloom.storage.format.segments import read_seal
 from metaloom.storage.format.sessions import SessionName, session_facts
 from metaloom.storage.format.stages import ON_POLICY
 from metaloom.storage.format.thinning import read_marker, read_packed_marker
 from metaloom.storage.keep.quarantine import read_quarantine
-from metaloom.storage.read.parquet import parse_table
+from metaloom.storage.read.parquet import open_records, parse_table, read_columns
 from metaloom.storage.remote.entries import Entry
+from metaloom.storage.write.holder import current_writer
 
 CORPUS = Path(__file__).with_name("corpus")
 _FOLDER = tempfile.TemporaryDirectory(prefix="metaloom-fuzz-")
@@ -99,6 +100,26 @@ def _spec(raw: bytes) -> None:
 def _seal(raw: bytes) -> None:
     for content in _resealed(raw):
         refused(read_seal, _file("_segments/00000000-00000002/seal.json", content).parent)
+
+
+def _records(raw: bytes) -> None:
+    refused(lambda path: _packed(raw, path), FOLDER / "records.parquet")
+
+
+def _packed(raw: bytes, path: Path) -> None:
+    """What reading the records of a segment asks of their file."""
+    parquet = open_records(raw, path)
+    read_columns(parquet, ["iteration", "stage", "step", "digest"], path)
+    for group in range(parquet.num_row_groups):
+        for document in read_columns(parquet, ["document"], path, group=group)[0]:
+            parse_record(str(document).encode(), path)
+
+
+def _lock(raw: bytes) -> None:
+    """A lock says who writes a run, or nothing: it is no part of the run, and never a reason to refuse it."""
+    folder = _file("locked/writer.lock", raw).parent
+    if (writer := current_writer(folder)) is not None:
+        _ = str(writer), writer.is_stopped, writer.is_alive
 
 
 def _marker(raw: bytes) -> None:
@@ -209,6 +230,8 @@ READERS: dict[str, Callable[[bytes], object]] = {
     "run.json": _info,
     "zarr.json": _spec,
     "seal.json": _seal,
+    "records.parquet": _records,
+    "writer.lock": _lock,
     "marker.json": _marker,
     "quarantine.json": _quarantine,
     "quarantine.npy": _quarantined_array,

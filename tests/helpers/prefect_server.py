@@ -131,9 +131,14 @@ def free_port() -> int:
 
 @contextmanager
 def serving(
-    programs: Path, folder: Path, log: Path, *options: str, stopped_by: signal.Signals = signal.SIGINT
+    programs: Path,
+    folder: Path,
+    log: Path,
+    *options: str,
+    stopped_by: signal.Signals = signal.SIGINT,
+    last_words: str = "\nstopped\n",
 ) -> Iterator[Served]:
-    """Serve from a folder; when the context ends, everything that it started has to."""
+    """Serve from a folder; when the context ends, everything that it started has to, unless it has ended before."""
     port = free_port()
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -155,9 +160,11 @@ def serving(
         raise
     finally:
         parts = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(stopped_by)
+        if not log.read_text().endswith(last_words):
+            process.send_signal(stopped_by)
         code = process.wait(90)
-    assert code == 0
+    assert log.read_text().endswith(last_words)
+    assert code == (0 if "stopped" in last_words else 1)
     assert not any(part.is_running() for part in parts)
 
 

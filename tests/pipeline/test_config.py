@@ -102,6 +102,14 @@ def test_the_algorithm_decides_on_the_processing(settings, name):
         ),
         ({"processing": {"dice_norm": "padded"}}, r"processing\.dice_norm is set but is for DiCE alone"),
         ({"processing": {"return_baseline": "zero"}}, r"processing\.return_baseline is set but is for DiCE alone"),
+        (
+            {"processing": {"return_baseline": "zero", "dice_norm": "padded"}},
+            r"(?s)processing\.dice_norm is set .*processing\.return_baseline is set",
+        ),
+        (
+            {"algorithm": {"name": "dice-maml"}, "processing": {"return_baseline": "zero", "gae_lambda": 0.9}},
+            r"(?s)processing\.gae_lambda is set .*processing\.return_baseline is set",
+        ),
         ({"algorithm": {"name": "vpg-dice"}}, r"processing\.return_baseline is not set"),
         (
             {"algorithm": {"name": "dice-maml"}, "processing": {"return_baseline": "linear_feature"}},

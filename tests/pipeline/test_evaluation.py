@@ -7,7 +7,7 @@ from metaloom.pipeline.envs.contract import EnvError, MetaEnv, TaskField
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan, evaluation_tasks, tasks_are_new, tasks_drawn_from
-from metaloom.stages.sample_tasks import sample_tasks
+from metaloom.stages.sample_tasks import draw_tasks
 
 BASE = {"env": "half-cheetah-vel", "algorithm": "promp", "num_tasks": 4, "iterations": 3}
 
@@ -158,8 +158,7 @@ def test_balanced_tasks_are_held_out_from_what_was_drawn_balanced():
     trained = evaluation_tasks(config(task_sampling="balanced", evaluation={"tasks": "train"}), env, 3)
     assert np.bincount(env.task_classes.of(trained.params, trained.names)).max() == 2  # of four tasks in three classes
     assert (
-        trained.params.tolist()
-        == sample_tasks(env, num_tasks=4, run_seed=1, iteration=2, balanced=True).params.tolist()
+        trained.params.tolist() == draw_tasks(env, num_tasks=4, run_seed=1, iteration=2, balanced=True).params.tolist()
     )
     directions = config(env="half-cheetah-dir", evaluation=asked)
     of_set = evaluation_tasks(directions, make_env(directions.env), 3)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from metaloom.pipeline.types import BatchError, EpisodeBatch, Samples, TaskBatch, TaskParams
+from metaloom.pipeline.types import BatchError, EpisodeBatch, Evaluation, Samples, TaskBatch, TaskParams
 
 
 def episodes(B=2, E=3, T=4, **changes):
@@ -45,6 +45,18 @@ def test_the_mask_marks_the_real_steps():
     assert (batch.mask.sum(axis=2) == lengths).all()
     assert (batch.mask[0, 2] == [1, 1, 0, 0]).all()
     assert batch.num_steps == 17
+
+
+def test_an_evaluation_counts_the_steps_of_test_and_of_adaptation_episodes():
+    test, adaptation = np.full((2, 3, 4), 5, np.int32), np.full((2, 2, 6), 7, np.int32)
+    outcomes = {
+        f"{kind}_{name}": values
+        for kind, lengths in (("test", test), ("adaptation", adaptation))
+        for name, values in (("returns", lengths * 1.0), ("lengths", lengths), ("terminated", lengths > 6))
+    }
+    found = Evaluation(np.zeros((2, 1)), np.array([-1, -1]), ("x",), ("m",), **outcomes)
+    assert found.num_steps == 2 * 3 * 4 * 5 + 2 * 2 * 6 * 7
+    assert (found.adaptation_steps, found.episodes_per_step) == (2, 6)
 
 
 def test_concatenated_shards_equal_the_whole():

@@ -83,17 +83,25 @@ def test_a_worker_that_stops_for_ever_is_replaced_and_changes_no_digest(
 @pytest.mark.dask
 @pytest.mark.slow
 def test_a_scheduler_that_is_killed_costs_time_and_no_data(tmp_path, config, digests, expected, monkeypatch, caplog):
-    """It is killed in a round and between two, and waited for, with new workers; then it stays away."""
+    """It is killed in a round and between two, and waited for, with new workers; then it stays away.
+
+    In between, its only worker ends between two stages, as where workers are scaled to zero.
+    """
     killed_in = (StageRef(0, "collect_rollouts", 1), StageRef(0, "meta_optimize"))
+    starts = list[int]()
     with kept_cluster(workers=1) as cluster:
         backend = Backend(scheduler=cluster.address)
 
         def kill(ref):
             if ref in killed_in:
                 threading.Timer(0.1, cluster.scheduler.kill).start()
+            if ref == StageRef(1, "adapt"):
+                starts.append(cluster.workers[0].starts)
+                cluster.workers[0].kill()
 
         train(config, tmp_path / "run", backend=backend, observer=Observer(stage_started=kill))
         assert digests(tmp_path / "run") == expected
+        assert [cluster.workers[0].starts - before for before in starts] == [1]
         assert cluster.scheduler.starts == 3
         assert "iteration 0, inner step 1: the Dask scheduler is gone; waiting up to 300 s" in caplog.text
         assert "Traceback" not in caplog.text

@@ -20,8 +20,8 @@ from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.estimation.processing import process_samples
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.types import EpisodeBatch, TaskParams
-from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
-from metaloom.stages.sample_tasks import sample_tasks
+from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, play_episodes
+from metaloom.stages.sample_tasks import draw_tasks
 
 
 class Walk(gymnasium.Env):
@@ -97,12 +97,12 @@ def rollout(name: str, **options: str) -> EpisodeBatch:
     config = EnvConfig(name=f"autoreset_envs:{name}", options=dict(options))
     policy = PolicyConfig(hidden_sizes=(4,))
     sampler = Sampler(config, policy, episodes_per_task=8, max_episode_steps=5)
-    tasks = sample_tasks(make_env(config), num_tasks=2, run_seed=1, iteration=0)
+    tasks = draw_tasks(make_env(config), num_tasks=2, run_seed=1, iteration=0)
     rng = np.random.default_rng(0)
     shapes = {"hidden_0.kernel": (2, 4), "hidden_0.bias": (4,), "output.kernel": (4, 1), "output.bias": (1,)}
     params = {f"mean_network.{n}": rng.normal(size=(2, *s)).astype(np.float32) for n, s in shapes.items()}
     params["log_std"] = np.ones((2, 1), np.float32)
-    return collect_rollouts(sampler, TaskParams(params), tasks, position=RolloutPosition(1, 0, 0))
+    return play_episodes(sampler, TaskParams(params), tasks, position=RolloutPosition(1, 0, 0))
 
 
 # Also one step longer than the sampler's limit, and a wrapper that resets a single environment at its next step.

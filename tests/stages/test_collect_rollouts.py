@@ -14,9 +14,9 @@ from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.seeding import generator, seed_for
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
-from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
+from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, play_episodes
 from metaloom.stages.rollouts.faults import RolloutError
-from metaloom.stages.sample_tasks import sample_tasks
+from metaloom.stages.sample_tasks import draw_tasks
 
 POLICY = PolicyConfig(hidden_sizes=(9, 6))
 
@@ -86,10 +86,10 @@ def rollouts(
     sampler = sampler or Sampler(config, POLICY, episodes_per_task=E, max_episode_steps=T, num_threads=threads)
     env = make_env(config)
     params = task_params(env, num_tasks)
-    tasks = sample_tasks(env, num_tasks=num_tasks, run_seed=1, iteration=0)
+    tasks = draw_tasks(env, num_tasks=num_tasks, run_seed=1, iteration=0)
     return EpisodeBatch.concatenate(
         [
-            collect_rollouts(
+            play_episodes(
                 sampler,
                 params.slice(start, stop),
                 tasks.slice(start, stop),
@@ -166,7 +166,7 @@ def test_rounds_differ_between_iterations_steps_tasks_and_episodes() -> None:
 def test_an_episode_starts_as_a_single_env_reset_with_its_seed_and_is_what_that_env_would_do() -> None:
     episodes = rollouts(CHEETAH, iteration=3, step=1)
     env = make_env(CHEETAH)
-    tasks = sample_tasks(env, num_tasks=7, run_seed=1, iteration=0)
+    tasks = draw_tasks(env, num_tasks=7, run_seed=1, iteration=0)
     b, e = 4, 2
     env.set_task(tasks.params[b])
     observation, _ = env.reset(seed=seed_for(1, "resets", 3, 1, b, e))
@@ -251,14 +251,14 @@ def test_numbers_that_are_not_finite_stop_the_rollout_and_are_named() -> None:
         match=r"iteration 5, collect_rollouts k=1: rollout_envs:Breaking, task 9 \(goal_x=3, goal_y=1\), episode 0 "
         r"\(reset seed \d+\), step 2: rewards are not finite",
     ):
-        collect_rollouts(sampler, task_params(env, 2), tasks, position=RolloutPosition(1, 5, 1, first_task=8))
+        play_episodes(sampler, task_params(env, 2), tasks, position=RolloutPosition(1, 5, 1, first_task=8))
 
 
 def test_a_policy_for_another_env_is_refused_before_a_step() -> None:
     sampler = Sampler(CHEETAH, POLICY, episodes_per_task=1, max_episode_steps=5)
-    tasks = sample_tasks(make_env(CHEETAH), num_tasks=2, run_seed=1, iteration=0)
+    tasks = draw_tasks(make_env(CHEETAH), num_tasks=2, run_seed=1, iteration=0)
     with pytest.raises(ValueError, match=r"log_std: found \(2, 2\); required \[B, 6\]"):
-        collect_rollouts(sampler, task_params(make_env(FADING), 2), tasks, position=RolloutPosition(1, 0, 0))
+        play_episodes(sampler, task_params(make_env(FADING), 2), tasks, position=RolloutPosition(1, 0, 0))
 
 
 def test_the_sampler_keeps_simulators_warm_and_only_the_last_few() -> None:

@@ -14,7 +14,7 @@ from metaloom.pipeline.nn.networks import build_network
 from metaloom.pipeline.nn.spec import NetworkSpec
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.types import BatchError, EpisodeBatch, TaskBatch, TaskParams
-from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
+from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, play_episodes
 from metaloom.stages.rollouts.sampler import Enough, tasks_together
 
 POLICY = PolicyConfig(hidden_sizes=(4,))
@@ -60,7 +60,7 @@ def collect():
         )
         tasks = TaskBatch(np.zeros((stop - first, 0)), np.zeros(stop - first, np.int64))
         position = RolloutPosition(1, 2, 0, first_task=first)
-        return collect_rollouts(sampler, TaskParams.broadcast(params, stop - first), tasks, position=position)
+        return play_episodes(sampler, TaskParams.broadcast(params, stop - first), tasks, position=position)
 
     return run
 
@@ -122,7 +122,7 @@ def test_what_holds_for_a_whole_task_stays_so_where_a_block_has_as_many_episodes
     )
     tasks = TaskBatch(np.ones((1, 2)), np.zeros(1, np.int64), ("goal_x", "goal_y"), ("m", "m"))
     position = RolloutPosition(1, 0, 0)
-    episodes = collect_rollouts(sampler, TaskParams.broadcast(params, 1), tasks, position=position)
+    episodes = play_episodes(sampler, TaskParams.broadcast(params, 1), tasks, position=position)
     assert episodes.real.tolist() == [[True, True, False, False, False]]
     np.testing.assert_array_equal(episodes.behavior["log_std"], [np.float32([0.1, 0.2])])
 

@@ -17,11 +17,11 @@ from metaloom.pipeline.nn.spec import NetworkSpec
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.seeding import seed_for
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
-from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
+from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, play_episodes
 from metaloom.stages.rollouts.faults import RolloutError
 from metaloom.stages.rollouts.reproduce import reproduce
 from metaloom.stages.rollouts.sampler import Enough
-from metaloom.stages.sample_tasks import sample_tasks
+from metaloom.stages.sample_tasks import draw_tasks
 
 POLICY = PolicyConfig(hidden_sizes=(4,))
 E, T, FIRST_TASK = 2, 5, 7
@@ -50,9 +50,9 @@ def params(env: MetaEnv, num_tasks: int) -> TaskParams:
 def rollout(env_config: EnvConfig, *, max_episode_steps: int = T, iteration: int = 4) -> EpisodeBatch:
     env = make_env(EnvConfig(name=env_config.name)) if ":" in env_config.name else make_env(env_config)
     sampler = Sampler(env_config, POLICY, episodes_per_task=E, max_episode_steps=max_episode_steps)
-    tasks = sample_tasks(env, num_tasks=3, run_seed=1, iteration=0)
+    tasks = draw_tasks(env, num_tasks=3, run_seed=1, iteration=0)
     position = RolloutPosition(1, iteration, 1, first_task=FIRST_TASK)
-    return collect_rollouts(sampler, params(env, 3), tasks, position=position)
+    return play_episodes(sampler, params(env, 3), tasks, position=position)
 
 
 def fault(env_config: EnvConfig) -> RolloutError:
@@ -122,6 +122,7 @@ def test_what_goes_wrong_before_the_first_step_is_told_by_its_call(name, expecte
     error = fault(config(name))
     assert problem in str(error) or "too many values to unpack" in str(error) or "not enough values" in str(error)
     assert (error.about["call"], error.about["env_step"]) == (call, None)
+    assert {"make": "when it was made: ", "set_task": "in set_task: "}.get(call, "in reset: ") in str(error)
     assert error.arrays["actions"].shape == (0, 1)
 
 
@@ -153,7 +154,7 @@ def test_a_constructor_that_raises_is_refused_with_its_traceback():
 
 def test_tasks_that_cannot_be_drawn_name_the_environment():
     with pytest.raises(EnvError, match=r"Hostile.sample_tasks raised ValueError: no tasks today\nIts own traceback"):
-        sample_tasks(make_env(config("raise_in_sample_tasks")), num_tasks=3, run_seed=1, iteration=0)
+        draw_tasks(make_env(config("raise_in_sample_tasks")), num_tasks=3, run_seed=1, iteration=0)
 
 
 SOUND = [
@@ -195,8 +196,8 @@ def test_an_episode_of_tens_of_thousands_of_steps_ends_at_the_step_limit():
     env_config = config("none")
     sampler = Sampler(env_config, POLICY, episodes_per_task=1, max_episode_steps=20_000)
     env = make_env(env_config)
-    tasks = sample_tasks(env, num_tasks=1, run_seed=1, iteration=0)
-    episodes = collect_rollouts(sampler, params(env, 1), tasks, position=RolloutPosition(1, 0, 0))
+    tasks = draw_tasks(env, num_tasks=1, run_seed=1, iteration=0)
+    episodes = play_episodes(sampler, params(env, 1), tasks, position=RolloutPosition(1, 0, 0))
     assert episodes.lengths.tolist() == [[20_000]]
     assert episodes.truncated.all()
     assert episodes.observations[0, 0, -1, 0] == 20_000
@@ -252,7 +253,7 @@ def test_a_policy_that_gives_no_numbers_is_told_apart_from_its_environment():
     tasks = TaskBatch(np.ones((1, 1)), np.array([-1]), ("gain",), ("1",))
     sampler = Sampler(config("none"), POLICY, episodes_per_task=E, max_episode_steps=T)
     with pytest.raises(RolloutError, match="required finite numbers from the policy") as caught:
-        collect_rollouts(sampler, broken, tasks, position=RolloutPosition(1, 0, 0))
+        play_episodes(sampler, broken, tasks, position=RolloutPosition(1, 0, 0))
     assert caught.value.about["call"] == "act"
 
 
@@ -261,9 +262,9 @@ def rollout_of_choices(fault: str) -> EpisodeBatch:
     env_config = EnvConfig(name="hostile_envs:Choices", options={"fault": fault}, action_scale=None)
     weights = build_network("logits_network", NetworkSpec("mlp", (2,), 3, (4,))).initialize(np.random.default_rng(0))
     sampler = Sampler(env_config, POLICY, episodes_per_task=30, max_episode_steps=20, enough=Enough(60, None, 30, 20))
-    tasks = sample_tasks(make_env(env_config), num_tasks=2, run_seed=1, iteration=0)
+    tasks = draw_tasks(make_env(env_config), num_tasks=2, run_seed=1, iteration=0)
     position = RolloutPosition(4, 4, 0, first_task=FIRST_TASK)
-    return collect_rollouts(sampler, TaskParams.broadcast(weights, 2), tasks, position=position)
+    return play_episodes(sampler, TaskParams.broadcast(weights, 2), tasks, position=position)
 
 
 def test_a_fault_among_choices_in_a_later_block_names_its_episode_and_is_reproduced():

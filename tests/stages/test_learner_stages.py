@@ -1,10 +1,15 @@
 """initialize, meta_optimize and update around a learner that counts."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from metaloom.pipeline.algorithms.contract import Learner
+from metaloom.pipeline.algorithms.off_policy.settings import CollectionRound
 from metaloom.pipeline.config.input import ConfigError
+from metaloom.pipeline.dataflow.stage import At
+from metaloom.pipeline.estimation.diagnostics import NO_MEASURES
 from metaloom.pipeline.types import EpisodeBatch, LearnerState, Samples, Step
 from metaloom.stages.counters import ENV_STEPS, ENV_STEPS_NOMINAL
 from metaloom.stages.faults import StageFault
@@ -28,6 +33,35 @@ class Counting(Learner):
 
 
 LEARNER = Counting()
+
+
+def first(start=None):
+    return initialize(LEARNER, At(3, 0), lambda: start)
+
+
+def learned(state, steps, iteration, learner=LEARNER):
+    episodes, samples = zip(*((step.episodes, step.samples) for step in steps), strict=True)
+    return meta_optimize(learner, At(3, iteration), map, NO_MEASURES, state=state, episodes=episodes, samples=samples)
+
+
+class Replay:
+    """A replay buffer of which nothing is drawn."""
+
+    def minibatches(self, rounds, drawn):
+        return []
+
+
+@pytest.fixture
+def updated(monkeypatch):
+    """The stage `update` of an iteration that collects by the prior and by the posterior, in turn."""
+    plan = SimpleNamespace(rounds=[CollectionRound(1), CollectionRound(1, from_posterior=True)])
+    monkeypatch.setattr("metaloom.stages.update.plan_of", lambda config: plan)
+
+    def stage(learner, state, episodes, iteration, fill=None):
+        tools = (learner, At(3, iteration), map, NO_MEASURES, None, Replay())
+        return update_stage(*tools, state=state, rounds=None, drawn=None, episodes=episodes, fill=fill)
+
+    return stage
 
 
 @pytest.fixture
@@ -57,7 +91,7 @@ def random_step(rng, k):
 
 
 def test_the_first_state_has_no_metrics_and_all_counters_at_zero():
-    update = initialize(LEARNER, run_seed=3)
+    update = first()
     assert update.metrics == {}
     assert update.learner.extra[ENV_STEPS] == update.learner.extra[ENV_STEPS_NOMINAL] == 0
     assert update.learner.params["weight"].tolist() == [3, 3]
@@ -65,17 +99,17 @@ def test_the_first_state_has_no_metrics_and_all_counters_at_zero():
 
 def test_a_warm_start_takes_the_parameters_of_another_state_that_fit():
     start = LearnerState({"weight": np.zeros(2, np.float32)}, {"moment": np.ones(2)}, {"count": np.array(7)})
-    update = initialize(LEARNER, run_seed=3, start=start)
+    update = first(start)
     assert update.learner.params["weight"].tolist() == [0, 0]
     assert set(update.learner.extra) == {ENV_STEPS, ENV_STEPS_NOMINAL}
     with pytest.raises(ConfigError, match=r"policy parameter weight has shape \(3,\) there; required \(2,\)"):
-        initialize(LEARNER, run_seed=3, start=LearnerState({"weight": np.zeros(3, np.float32)}, {}, {}))
+        first(LearnerState({"weight": np.zeros(3, np.float32)}, {}, {}))
 
 
 def test_meta_optimize_counts_actual_and_nominal_steps_over_iterations(steps):
-    state = initialize(LEARNER, run_seed=3).learner
+    update = first()
     for iteration in range(2):
-        update = meta_optimize(LEARNER, state, steps, run_seed=3, iteration=iteration)
+        update = learned(update, steps, iteration)
         state = update.learner
         assert update.metrics[ENV_STEPS] == state.extra[ENV_STEPS] == 2 * LENGTHS.sum() * (iteration + 1)
         assert update.metrics[ENV_STEPS_NOMINAL] == 2 * B * E * T * (iteration + 1)
@@ -83,8 +117,7 @@ def test_meta_optimize_counts_actual_and_nominal_steps_over_iterations(steps):
 
 
 def test_metrics_describe_every_inner_step_and_the_update(steps):
-    state = initialize(LEARNER, run_seed=3).learner
-    metrics = meta_optimize(LEARNER, state, steps, run_seed=3, iteration=0).metrics
+    metrics = learned(first(), steps, 0).metrics
     for k in range(2):
         expected = steps[k].episodes.episode_returns.mean()
         assert metrics[f"step_{k}.average_return"] == pytest.approx(expected)
@@ -92,12 +125,11 @@ def test_metrics_describe_every_inner_step_and_the_update(steps):
     assert all(type(value) is float and np.isfinite(value) for value in metrics.values())
 
 
-def test_update_counts_what_filled_the_buffer_and_describes_episodes_by_posterior(steps):
-    state = initialize(LEARNER, run_seed=3).learner
-    first, second = (step.episodes for step in steps)
-    update = update_stage(LEARNER, state, [], {0: [first], 1: [second]}, fill=[first], run_seed=3, iteration=1)
+def test_update_counts_what_filled_the_buffer_and_describes_episodes_by_posterior(steps, updated):
+    prior, posterior = (step.episodes for step in steps)
+    update = updated(LEARNER, first(), (prior, posterior), 1, fill=prior)
     assert update.metrics[ENV_STEPS] == 3 * LENGTHS.sum()
-    assert update.metrics["step_1.average_return"] == pytest.approx(second.episode_returns.mean())
+    assert update.metrics["step_1.average_return"] == pytest.approx(posterior.episode_returns.mean())
     assert update.learner.params["weight"].tolist() == [4, 4]
 
 
@@ -121,9 +153,8 @@ class Odd(Counting):
         ({"weight": np.zeros(2, np.float32)}, {"step_0.average_return": 9.0}, "metrics step_0.average_return"),
     ],
 )
-def test_an_update_that_no_run_could_go_on_with_or_that_hides_metrics_is_refused(steps, params, metrics, told):
-    state = initialize(LEARNER, run_seed=3).learner
+def test_an_update_that_no_run_could_go_on_with_or_that_hides_metrics_is_refused(steps, updated, params, metrics, told):
     with pytest.raises(StageFault, match=told):
-        meta_optimize(Odd(params, metrics), state, steps, run_seed=3, iteration=0)
+        learned(first(), steps, 0, Odd(params, metrics))
     with pytest.raises(StageFault, match=told):
-        update_stage(Odd(params, metrics), state, [], {0: [steps[0].episodes]}, run_seed=3, iteration=0)
+        updated(Odd(params, metrics), first(), tuple(step.episodes for step in steps), 0)

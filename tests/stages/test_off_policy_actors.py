@@ -15,8 +15,8 @@ from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import EpisodeBatch, Params, TaskBatch, TaskParams
-from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
-from metaloom.stages.sample_tasks import sample_tasks
+from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, play_episodes
+from metaloom.stages.sample_tasks import draw_tasks
 
 POLICY = PolicyConfig(hidden_sizes=(9, 6))
 TORCH = PolicyConfig(hidden_sizes=(9, 6), activation="SiLU")
@@ -91,7 +91,7 @@ class Case:
         return TaskParams(TaskParams.broadcast(self.shared, B).params | self.own)
 
     def tasks(self) -> TaskBatch:
-        return sample_tasks(make_env(self.config), num_tasks=B, run_seed=1, iteration=0)
+        return draw_tasks(make_env(self.config), num_tasks=B, run_seed=1, iteration=0)
 
     def collect(self, shards=((0, B),), *, deterministic: bool = False, E: int = E, threads: int = 1, **place):
         sampler = Sampler(
@@ -106,7 +106,7 @@ class Case:
         position = RolloutPosition(1, place.get("iteration", 2), place.get("step", 0))
         return EpisodeBatch.concatenate(
             [
-                collect_rollouts(
+                play_episodes(
                     sampler,
                     self.params().slice(*ends),
                     self.tasks().slice(*ends),

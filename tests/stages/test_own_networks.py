@@ -15,8 +15,8 @@ from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.build import build_policy
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
-from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
-from metaloom.stages.sample_tasks import sample_tasks
+from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, play_episodes
+from metaloom.stages.sample_tasks import draw_tasks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 B, E, T = 5, 3, 20
@@ -47,13 +47,13 @@ class Case:
         return TaskParams({name: np.stack([params[name] for params in each]) for name in each[0]})
 
     def tasks(self) -> TaskBatch:
-        return sample_tasks(make_env(self.env), num_tasks=B, run_seed=1, iteration=0)
+        return draw_tasks(make_env(self.env), num_tasks=B, run_seed=1, iteration=0)
 
     def collect(self, shards=((0, B),), *, deterministic: bool = False, E: int = E) -> EpisodeBatch:
         sampler = Sampler(self.env, self.policy, episodes_per_task=E, max_episode_steps=T, deterministic=deterministic)
         position, params, tasks = RolloutPosition(1, 2, 0), self.params(), self.tasks()
         shards = [
-            collect_rollouts(
+            play_episodes(
                 sampler, params.slice(*ends), tasks.slice(*ends), position=replace(position, first_task=ends[0])
             )
             for ends in shards
@@ -137,7 +137,7 @@ def test_what_does_not_fit_pixels_is_refused_by_learners_and_by_workers(policy, 
         build_policy(policy, PIXELS.spaces)
     sampler = Sampler(PIXELS.env, policy, episodes_per_task=2, max_episode_steps=3)
     with pytest.raises(error, match=message):
-        collect_rollouts(sampler, PIXELS.params(), PIXELS.tasks(), position=RolloutPosition(1, 0, 0))
+        play_episodes(sampler, PIXELS.params(), PIXELS.tasks(), position=RolloutPosition(1, 0, 0))
 
 
 def test_options_of_a_gaussian_are_refused_where_actions_are_discrete():

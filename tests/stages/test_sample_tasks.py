@@ -5,11 +5,11 @@ from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.envs.point import Point2DGoal
 from metaloom.pipeline.envs.registry import make_env
-from metaloom.stages.sample_tasks import sample_tasks
+from metaloom.stages.sample_tasks import draw_tasks
 
 
 def draw(name: str, iteration: int = 0, num_tasks: int = 200):
-    return sample_tasks(make_env(EnvConfig(name=name)), num_tasks=num_tasks, run_seed=5, iteration=iteration)
+    return draw_tasks(make_env(EnvConfig(name=name)), num_tasks=num_tasks, run_seed=5, iteration=iteration)
 
 
 def test_tasks_follow_from_the_seed_and_the_iteration() -> None:
@@ -46,7 +46,7 @@ def test_tasks_of_the_wrong_form_are_refused(value: np.ndarray) -> None:
             return value
 
     with pytest.raises(EnvError, match=r"Odd.sample_tasks gave shape .*; required \(3, 2\) finite numbers"):
-        sample_tasks(Odd(), num_tasks=3, run_seed=0, iteration=0)
+        draw_tasks(Odd(), num_tasks=3, run_seed=0, iteration=0)
 
 
 @pytest.mark.parametrize("name", ["half-cheetah-dir", "half-cheetah-vel", "point-corner"])
@@ -54,17 +54,17 @@ def test_balanced_tasks_have_equally_many_of_every_class(name: str) -> None:
     env = make_env(EnvConfig(name=name))
     classes = env.task_classes
     assert classes is not None
-    drawn = [sample_tasks(env, num_tasks=25, run_seed=5, iteration=i, balanced=True) for i in (0, 1)]
+    drawn = [draw_tasks(env, num_tasks=25, run_seed=5, iteration=i, balanced=True) for i in (0, 1)]
     for tasks in drawn:
         counts = np.bincount(classes.of(tasks.params, tasks.names), minlength=len(classes.names))
         assert counts.max() - counts.min() == 1
-    again = sample_tasks(env, num_tasks=25, run_seed=5, iteration=0, balanced=True)
+    again = draw_tasks(env, num_tasks=25, run_seed=5, iteration=0, balanced=True)
     assert np.array_equal(drawn[0].params, again.params)
     assert not np.array_equal(drawn[0].params, drawn[1].params)
 
 
 def test_within_a_class_balanced_tasks_are_distributed_as_those_of_the_environment() -> None:
-    tasks = sample_tasks(
+    tasks = draw_tasks(
         make_env(EnvConfig(name="half-cheetah-vel")), num_tasks=3000, run_seed=5, iteration=0, balanced=True
     )
     within = np.mod(tasks.params[:, 0], 1)  # three classes of width 1, U(0, 1) in each
@@ -75,4 +75,4 @@ def test_within_a_class_balanced_tasks_are_distributed_as_those_of_the_environme
 
 def test_balanced_tasks_of_an_environment_without_classes_are_refused() -> None:
     with pytest.raises(EnvError, match="task_sampling is balanced, but Point2DGoal declares no classes of tasks"):
-        sample_tasks(Point2DGoal(), num_tasks=3, run_seed=0, iteration=0, balanced=True)
+        draw_tasks(Point2DGoal(), num_tasks=3, run_seed=0, iteration=0, balanced=True)

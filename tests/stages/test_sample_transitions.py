@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from metaloom.pipeline.replay.index import ReplayError, TaskIndex
-from metaloom.stages.sample_transitions import sample_transitions
+from metaloom.stages.sample_transitions import draw_transitions
 
 
 def filled(tasks: int = 6, steps: int = 20) -> TaskIndex:
@@ -25,7 +25,7 @@ def draw(index: TaskIndex, **changes):
         "buffer_size": 1000,
         "run_seed": 3,
     }
-    return sample_transitions(index.as_of(iteration), iteration=iteration, **(settings | changes))
+    return draw_transitions(index.as_of(iteration), iteration=iteration, **(settings | changes))
 
 
 def test_rows_are_from_the_buffer_of_their_task() -> None:

@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from metaloom import storage
 from metaloom.storage import StageRef
 from metaloom.storage.write import sessions
+from metaloom.storage.write.holder import is_asked_to_stop
 
 WRITER = """
 import itertools, sys, time
@@ -317,3 +319,18 @@ def _before_each_write(monkeypatch, act):
             return original(*arguments)
 
         monkeypatch.setattr(os, name, call)
+
+
+def test_a_request_to_a_dead_writer_that_another_removes_meanwhile_is_no_error(make_run, monkeypatch):
+    path, glob = make_run(1), Path.glob
+    storage.ask_to_stop(path, "a" * 16)
+
+    def lose(folder, pattern):
+        found = [*glob(folder, pattern)]
+        for file in found:
+            file.unlink()
+        return iter(found)
+
+    monkeypatch.setattr(Path, "glob", lose)
+    storage.ask_to_stop(path, "b" * 16)
+    assert [is_asked_to_stop(path, letter * 16) for letter in "ab"] == [False, True]

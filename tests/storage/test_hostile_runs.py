@@ -249,6 +249,15 @@ def test_a_run_json_with_ancestors_that_are_none_is_refused(make_run, forged):
         storage.open_run(path)
 
 
+@pytest.mark.parametrize("stages", [3, [1], [{}], [{"name": "adapt"}], {"adapt": 1}])
+def test_a_run_json_with_stages_that_are_no_table_is_refused(make_run, stages):
+    path = make_run(1)
+    rewrite(path / "run.json", lambda document: document.update(stages=stages))
+    for use in (storage.open_run, storage.open_writer):
+        with pytest.raises(storage.IncompatibleFormat, match="stages that are no table"):
+            use(path)
+
+
 def test_the_store_contains_nothing_that_could_run_what_it_reads(pytestconfig):
     sources = sorted((pytestconfig.rootpath / "storage").rglob("*.py"))
     assert len(sources) > 15

@@ -9,7 +9,7 @@ from typing import SupportsFloat
 import torch
 from torch import Tensor
 
-from metaloom.pipeline.algorithms.actor_critic.settings import ActorCritic
+from metaloom.pipeline.algorithms.actor_critic.settings import ActorCriticSettings
 from metaloom.pipeline.estimation.experience import Experience, Rows
 from metaloom.pipeline.nn.distributions import Distribution, clipped_surrogate, likelihood_ratio
 from metaloom.pipeline.nn.flat_networks import FlatDescent, prefixed, unprefixed
@@ -73,7 +73,11 @@ class ActorCriticSteps(ABC):
     """
 
     def __init__(
-        self, settings: ActorCritic, policy: Descent | FlatDescent, critic: Descent | FlatDescent, learned: Array
+        self,
+        settings: ActorCriticSettings,
+        policy: Descent | FlatDescent,
+        critic: Descent | FlatDescent,
+        learned: Array,
     ) -> None:
         self._settings, self._policy_descent, self._critic_descent = settings, policy, critic
         self.learned = learned
@@ -130,7 +134,7 @@ class TorchSteps(ActorCriticSteps):
     """Gradient steps by autograd, for any networks and on any device; see ActorCriticSteps."""
 
     def __init__(
-        self, settings: ActorCritic, policy: Policy, critic: Network, state: LearnerState, device: torch.device
+        self, settings: ActorCriticSettings, policy: Policy, critic: Network, state: LearnerState, device: torch.device
     ) -> None:
         self._policy, self._critic, self._device = policy, critic, device
         self._policy_params = FlatTensors(state.params, device, policy.learned(state.params))

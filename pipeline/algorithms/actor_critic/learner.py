@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from metaloom.pipeline.algorithms.actor_critic.gradient_steps import CRITIC, POLICY, ActorCriticSteps, TorchSteps
-from metaloom.pipeline.algorithms.actor_critic.settings import ActorCritic
+from metaloom.pipeline.algorithms.actor_critic.settings import ActorCriticSettings
 from metaloom.pipeline.algorithms.actor_critic.update import EpochsUpdate, Moments, estimated, scaled
 from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Learner, Setup
 from metaloom.pipeline.algorithms.finite_checks import require_finite_params
@@ -34,7 +34,7 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         critic: Value network.
     """
 
-    def __init__(self, settings: ActorCritic, setup: Setup) -> None:
+    def __init__(self, settings: ActorCriticSettings, setup: Setup) -> None:
         self.settings, self._setup, self._processing = settings, setup, setup.processing
         self._device = use_device(setup.device)
         self._lr_factor = lr_factor(settings, settings.learning_rate)

@@ -35,7 +35,7 @@ class CriticFit:
     max_grad_norm: float | None
 
 
-class ActorCritic(AlgorithmSettings, LearningRate):
+class ActorCritic(LearningRate):
     """A policy and a critic that learn from the same complete episodes."""
 
     graph: ClassVar[str] = "on_policy"
@@ -118,11 +118,8 @@ class ActorCritic(AlgorithmSettings, LearningRate):
         return type(policy).model_validate(policy.model_dump(mode="json") | own)
 
     def problems(self, run: RunSettings) -> Iterator[str]:
-        """Yield the problems of an algorithm with a critic; see AlgorithmSettings."""
-        yield from self.problems_of(self.name, run)
-
-    def problems_of(self, name: str, run: RunSettings) -> Iterator[str]:
-        """Yield the problems of an algorithm with this name that is built on this one."""
+        """Yield the problems of an algorithm with a critic, or of one that is built on it; see AlgorithmSettings."""
+        name = run.algorithm.name
         if run.baseline.name != "zero":
             yield f"baseline is {run.baseline.name} but {name} has a critic instead; leave baseline out"
         for problem in processing_problems(run.processing, ("advantages",)):
@@ -144,7 +141,7 @@ class ActorCritic(AlgorithmSettings, LearningRate):
                 yield f"the critic's network: {problem['msg'].removeprefix('Value error, ')}"
 
 
-class A2C(ActorCritic):
+class A2C(ActorCritic, AlgorithmSettings):
     """Advantage actor-critic: one pass of policy gradient and critic regression over an iteration's steps, by RMSprop.
 
     The synchronous form of Mnih et al. 2016, arXiv:1602.01783.
@@ -170,7 +167,7 @@ class A2C(ActorCritic):
         return self.value_coeff
 
 
-class PPO(ActorCritic):
+class PPO(ActorCritic, AlgorithmSettings):
     """Proximal policy optimization, Schulman et al. 2017, arXiv:1707.06347, with a critic that learns first.
 
     The policy then learns from advantages by the critic as it is by then.
@@ -203,7 +200,7 @@ class PPO(ActorCritic):
         )
 
 
-class PPO2(ActorCritic):
+class PPO2(ActorCritic, AlgorithmSettings):
     """PPO with the critic in the same gradient steps and its changes clipped, after OpenAI Baselines' code.
 
     Both stay near where they started.
@@ -237,6 +234,10 @@ class PPO2(ActorCritic):
         return self.value_coeff
 
 
+ActorCriticSettings = A2C | PPO | PPO2
+"""The settings of an actor-critic, alone or as a particle."""
+
+
 class SVPG(AlgorithmSettings):
     """Stein variational policy gradient, Liu et al. 2017, arXiv:1704.02399: particles that learn and keep apart.
 
@@ -248,7 +249,7 @@ class SVPG(AlgorithmSettings):
 
     name: Literal["svpg"] = "svpg"
 
-    particle: Annotated[ActorCritic, ByName(ALGORITHMS, ActorCritic)] = A2C()
+    particle: Annotated[ActorCriticSettings, ByName(ALGORITHMS, ActorCritic)] = A2C()
     """The algorithm of a particle, with its options; a bare name selects it with its defaults."""
     num_particles: int = Field(default=4, ge=1)
     """Number of policies. Each acts in one task, so num_tasks is the same number."""
@@ -286,7 +287,7 @@ class SVPG(AlgorithmSettings):
 
     def problems(self, run: RunSettings) -> Iterator[str]:
         """Yield the problems of particles with critics; see AlgorithmSettings."""
-        yield from self.particle.problems_of(self.name, run)
+        yield from self.particle.problems(run)
         if run.num_tasks != self.num_particles:
             yield (
                 f"num_tasks is {run.num_tasks} but algorithm.num_particles is {self.num_particles}, and particles take "

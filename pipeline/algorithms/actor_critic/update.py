@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from metaloom.pipeline.algorithms.actor_critic.gradient_steps import ActorCriticSteps
-from metaloom.pipeline.algorithms.actor_critic.settings import ActorCritic, CriticFit
+from metaloom.pipeline.algorithms.actor_critic.settings import ActorCriticSettings, CriticFit
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.estimation.experience import CriticEstimate, Experience, Rows
 from metaloom.pipeline.estimation.processing import scale
@@ -89,7 +89,7 @@ class EpochsUpdate:
 
     def __init__(
         self,
-        settings: ActorCritic,
+        settings: ActorCriticSettings,
         processing: ProcessingConfig,
         steps: Sequence[ActorCriticSteps],
         experiences: Sequence[Experience],
@@ -182,7 +182,7 @@ class EpochsUpdate:
 
 
 def estimated(
-    experience: Experience, steps: ActorCriticSteps, settings: ActorCritic, processing: ProcessingConfig
+    experience: Experience, steps: ActorCriticSteps, settings: ActorCriticSettings, processing: ProcessingConfig
 ) -> CriticEstimate:
     """Estimate some episodes by the critic as it is now."""
     return experience.estimate(steps.values, processing.discount, processing.gae_lambda, settings.value_target)

@@ -24,14 +24,15 @@ from metaloom.pipeline.algorithms.maml.meta_gradient import (
     meta_objective,
 )
 from metaloom.pipeline.algorithms.maml.rows import Chunk, build_chunks, chunk_bounds, minibatches, task_rows, to_tensor
-from metaloom.pipeline.algorithms.maml.settings import GradientBased, MetaAdam
+from metaloom.pipeline.algorithms.maml.settings import MetaAdam, MetaSettings
 from metaloom.pipeline.estimation.processing import process_samples
 from metaloom.pipeline.nn.device import use_device
 from metaloom.pipeline.nn.optimizers import Adam
 from metaloom.pipeline.nn.schedules import lr_factor
 from metaloom.pipeline.nn.torch_optimizers import TorchOptimizerSteps
 from metaloom.pipeline.policies.build import build_policy
-from metaloom.pipeline.seeding import generator, seed_for
+from metaloom.pipeline.schema import ConfigError
+from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import (
     Array,
     EpisodeBatch,
@@ -79,7 +80,7 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         ConfigError: the device is missing, or torch refuses the schedule of step sizes.
     """
 
-    def __init__(self, settings: GradientBased, setup: Setup, inner_loss: InnerLoss) -> None:
+    def __init__(self, settings: MetaSettings, setup: Setup, inner_loss: InnerLoss) -> None:
         self.policy = build_policy(setup.policy, setup)
         self.settings, self._setup, self._inner_loss = settings, setup, inner_loss
         self._device = use_device(setup.device)
@@ -123,12 +124,15 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
     ) -> TaskParams:
         """Return the parameters of every task after inner step `evidence.k` on its own samples; see Learner.
 
+        Steps after those of training repeat the last one's step size.
+
         Raises:
+            ConfigError: there are no inner steps.
             NumericalError: naming the task and the array that is not finite.
         """
-        k, inner_steps = evidence.k, self.settings.inner_steps
-        if not 0 <= k < inner_steps:
-            raise ValueError(f"adapt: found samples of round {k}; inner_steps={inner_steps} adapts on rounds below it")
+        if not self.settings.inner_steps:
+            raise ConfigError("algorithm.inner_steps is 0, by which no task adapts; required at least 1")
+        k = min(evidence.k, self.settings.inner_steps - 1)
         logs = {name.removeprefix(LOG_INNER_LR): log[k] for name, log in step_size_logs(state.extra).items()}
         alphas = {name: to_tensor(np.exp(log), torch.float32, self._device) for name, log in logs.items()}
 
@@ -148,21 +152,6 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         bounds = chunk_bounds(len(evidence.episodes.lengths), self.settings.tasks_per_chunk)
         chunks = list(parallel(work, bounds))
         return TaskParams({name: np.concatenate([chunk[name] for chunk in chunks]) for name in params.params})
-
-    def adapt_to_episodes(
-        self,
-        state: LearnerState,
-        params: TaskParams,
-        rounds: Sequence[EpisodeBatch],
-        *,
-        run_seed: int,
-        parallel: ParallelMap = map,
-    ) -> TaskParams:
-        """Process the last rollout batch, then take an inner step; after training's last step size, repeat it."""
-        k = len(rounds) - 1
-        samples = self.process(state, rounds[-1], seed=seed_for(run_seed, "baseline", 0, k), parallel=parallel)
-        step = Step(rounds[-1], samples, min(k, self.settings.inner_steps - 1))
-        return self.adapt(state, params, step, parallel=parallel)
 
     def update(
         self,

@@ -11,6 +11,7 @@ mapping.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -185,7 +186,8 @@ def measured_meta_gradient(
     num_tasks = sum(len(chunk) for chunk in chunks)
     mean = _arrays({name: sum_in_order([part[name] for part, *_ in results]) / num_tasks for name in results[0][0]})
     values = _join([values for _, values, *_ in results])
-    metrics = {"meta_gradient_norm": euclidean_norm(mean)}
+    squared_norm = sum(float(np.sum(np.square(value, dtype=np.float64))) for value in mean.values())
+    metrics = {"meta_gradient_norm": math.sqrt(squared_norm)}
     if noise:
         even = _arrays({name: sum_in_order([part[name] for *_, part, _ in results]) for name in mean})
         metrics |= noise_metrics(mean, even, np.concatenate([squares for *_, squares in results]))
@@ -221,11 +223,6 @@ def noise_metrics(mean: Mapping[str, Array], even: Mapping[str, Array], squared_
 
 def _flat(values: Mapping[str, Array]) -> Array:
     return np.concatenate([value.ravel().astype(np.float64) for value in values.values()])
-
-
-def euclidean_norm(gradients: Mapping[str, Array]) -> float:
-    """Return the norm over all parameters together, in float64."""
-    return math.sqrt(sum(float(np.sum(np.square(value, dtype=np.float64))) for value in gradients.values()))
 
 
 def meta_objective(
@@ -269,27 +266,16 @@ def objective_values(
         differentiable: True to differentiate through inner gradients as well.
     """
     params, distribution = _policy_params(leaves), problem.policy.distribution
-    alphas = step_sizes(leaves, problem.inner_lr, len(chunk.rounds) - 1)
+    alphas = {n.removeprefix(LOG_INNER_LR): log.exp() for n, log in leaves.items() if n.startswith(LOG_INNER_LR)}
     current = [distribution(params, chunk.rounds[0].observations)]
-    for rows, next_rows, alpha in zip(chunk.rounds[:-1], chunk.rounds[1:], alphas, strict=True):
+    for k, (rows, next_rows) in enumerate(pairwise(chunk.rounds)):
         losses = problem.inner_loss(current[-1], rows)
+        alpha = {name: of_steps[:, k] for name, of_steps in alphas.items()} or problem.inner_lr
         params = inner_step(problem.policy, params, losses, alpha, differentiable=differentiable)
         current.append(distribution(params, next_rows.observations))
     values = problem.objective(current, chunk)
     require_finite(values, chunk.first_task, "Lower outer_lr or inner_lr.")
     return values
-
-
-def step_sizes(meta_params: Mapping[str, Tensor], inner_lr: float, inner_steps: int) -> list[StepSize]:
-    """Step sizes of every inner step: exp of the trainable logarithms [b, K, ...], or the number `inner_lr`."""
-    alphas = {
-        name.removeprefix(LOG_INNER_LR): value.exp()
-        for name, value in meta_params.items()
-        if name.startswith(LOG_INNER_LR)
-    }
-    if not alphas:
-        return [inner_lr] * inner_steps
-    return [{name: alpha[:, k] for name, alpha in alphas.items()} for k in range(inner_steps)]
 
 
 def sum_in_order(parts: Sequence[Summand]) -> Summand:

@@ -245,32 +245,25 @@ def task_rows(
     if samples.adjusted_rewards is not None:
         shape = (len(mask_rows), -1, T)
         adjusted = EpisodeRows(select(samples.adjusted_rewards).reshape(shape), mask_rows.reshape(shape))
-    selected = TaskRows(
-        observations=select(episodes.observations[:, :, :T]),
+    observations, advantages = select(episodes.observations[:, :, :T]), select(samples.advantages)
+    named = {"observations": observations, "actions": actions, "advantages": advantages}
+    named |= {f"behavior {name}": value for name, value in acted.items()}
+    if adjusted:
+        named["adjusted rewards"] = adjusted.adjusted_rewards
+    first = tasks.start if first_task is None else first_task
+    require_finite({f"round {step.k}: {name}": value for name, value in named.items()}, first, "Look at its rollouts.")
+    return TaskRows(
+        observations=observations,
         actions=actions,
-        advantages=select(samples.advantages),
+        advantages=advantages,
         weights=mask_rows / mask_rows.sum(1, keepdim=True).clamp(min=1),
         behavior=behavior,
         behavior_log_prob=behavior.log_prob(actions),
         episodes=adjusted,
     )
-    _require_finite_rows(selected, acted, step.k, tasks.start if first_task is None else first_task)
-    return selected
 
 
 def to_tensor(array: Array, dtype: torch.dtype, device: torch.device = CPU) -> Tensor:
     """Return a tensor with its own memory: stored arrays may be read-only or broadcast views."""
     # Converted before it is moved: not every device has float64.
     return torch.as_tensor(np.array(array, order="C")).to(dtype).to(device)
-
-
-def _require_finite_rows(rows: TaskRows, acted: Mapping[str, Tensor], k: int, first_task: int) -> None:
-    named = {
-        "observations": rows.observations,
-        "actions": rows.actions,
-        "advantages": rows.advantages,
-        **{f"behavior {name}": value for name, value in acted.items()},
-    }
-    if rows.episodes:
-        named["adjusted rewards"] = rows.episodes.adjusted_rewards
-    require_finite({f"round {k}: {name}": value for name, value in named.items()}, first_task, "Look at its rollouts.")

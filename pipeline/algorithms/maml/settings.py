@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, JsonValue, field_validator, model_validator
+from pydantic import BaseModel, Field, JsonValue, field_validator, model_validator
 
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
 from metaloom.pipeline.estimation.config import processing_problems
@@ -15,7 +15,7 @@ from metaloom.pipeline.schema import MOST_REPEATS, later
 DEFAULT_TARGET_INNER_KL = 0.01
 
 
-class GradientBased(AlgorithmSettings):
+class GradientBased(BaseModel, use_attribute_docstrings=True):
     """Adaptation by plain gradient steps on each task's own samples."""
 
     graph: ClassVar[str] = "on_policy"
@@ -61,9 +61,10 @@ class GradientBased(AlgorithmSettings):
 
     def problems(self, run: RunSettings) -> Iterator[str]:
         """Yield conflicts with a run's other settings; see AlgorithmSettings."""
+        name = run.algorithm.name
         if run.samples_until_enough:
             yield (
-                f"min_steps or min_rollouts is set, but {self.name} learns from equally many episodes of every task; "
+                f"min_steps or min_rollouts is set, but {name} learns from equally many episodes of every task; "
                 "leave both out"
             )
         if self.gradient_noise and run.num_tasks < 2:
@@ -77,10 +78,10 @@ class GradientBased(AlgorithmSettings):
         if "adjusted_rewards" in self.learns_from and parts > run.episodes_per_task:
             yield (
                 f"algorithm.num_minibatches is {parts} but episodes_per_task is {run.episodes_per_task} and "
-                f"{self.name} takes whole episodes; use at most that many"
+                f"{name} takes whole episodes; use at most that many"
             )
         for problem in processing_problems(run.processing, self.learns_from):
-            yield f"{problem} (algorithm.name is {self.name})"
+            yield f"{problem} (algorithm.name is {name})"
 
 
 class MetaAdam(ScheduledSteps):
@@ -144,7 +145,7 @@ class Exploration(GradientBased):
         return self
 
 
-class TrustRegion(Exploration, NaturalSteps):
+class TrustRegion(GradientBased):
     """The largest step along the natural gradient that keeps the mean KL after adaptation within a bound.
 
     TRPO, Schulman et al. 2015, arXiv:1502.05477, as a meta-update of MAML.
@@ -182,13 +183,13 @@ class TrustRegion(Exploration, NaturalSteps):
             )
         return self
 
-    def decisive(self) -> dict[str, JsonValue]:
-        """Return the settings as version 0.1 wrote them, so that digests of its runs hold; see Settings."""
-        decisive = super().decisive()
-        return decisive | {"hvp": "exact"} if self.hvp == "gauss_newton" else decisive
+
+def _with_old_name(decisive: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """Return settings with hvp as version 0.1 wrote it, so that digests of its runs hold; see Settings.decisive."""
+    return decisive | {"hvp": "exact"} if decisive["hvp"] == "gauss_newton" else decisive
 
 
-class ProMP(MetaAdam, GradientBased):
+class ProMP(MetaAdam, GradientBased, AlgorithmSettings):
     """ProMP: clipped surrogate after adaptation, likelihood-ratio inner steps, KL penalty before adaptation.
 
     Rothfuss et al. 2019, arXiv:1810.06784. Defaults follow the authors' run scripts.
@@ -228,7 +229,7 @@ class ProMP(MetaAdam, GradientBased):
         return self
 
 
-class MAMLVPG(MetaAdam, Exploration):
+class MAMLVPG(MetaAdam, Exploration, AlgorithmSettings):
     """Policy-gradient inner steps, and Adam on the policy gradient after them.
 
     Finn et al. 2017, arXiv:1703.03400, algorithm 3. Defaults follow the ProMP authors' experiments.
@@ -239,7 +240,7 @@ class MAMLVPG(MetaAdam, Exploration):
     name: Literal["maml-vpg"] = "maml-vpg"
 
 
-class MAMLPPO(MetaAdam, GradientBased):
+class MAMLPPO(MetaAdam, GradientBased, AlgorithmSettings):
     """The clipped surrogate after adaptation, relative to the policy that acted then.
 
     MAML with PPO (Schulman et al. 2017, arXiv:1707.06347), as garage offers it. garage's comparison policy is an alias
@@ -268,7 +269,7 @@ class MAMLPPO(MetaAdam, GradientBased):
             )
 
 
-class MAMLTRPO(TrustRegion):
+class MAMLTRPO(TrustRegion, NaturalSteps, Exploration, AlgorithmSettings):
     """Policy-gradient inner steps, and a meta-update that bounds the KL after adaptation.
 
     Finn et al. 2017, arXiv:1703.03400, section 5.3. Defaults follow the ProMP authors' run scripts, but for the
@@ -277,8 +278,11 @@ class MAMLTRPO(TrustRegion):
 
     name: Literal["maml-trpo"] = "maml-trpo"
 
+    def decisive(self) -> dict[str, JsonValue]:
+        return _with_old_name(super().decisive())
 
-class EMAML(TrustRegion):
+
+class EMAML(TrustRegion, NaturalSteps, Exploration, AlgorithmSettings):
     """MAML-TRPO in which the policies before adaptation are credited for the rewards after it.
 
     Stadie et al. 2018, arXiv:1803.01118. Defaults follow the ProMP authors' run script.
@@ -294,8 +298,11 @@ class EMAML(TrustRegion):
             raise ValueError("exploration is off, and e-maml without it is maml-trpo; use algorithm.name=maml-trpo")
         return self
 
+    def decisive(self) -> dict[str, JsonValue]:
+        return _with_old_name(super().decisive())
 
-class DiceMAML(MetaAdam, GradientBased):
+
+class DiceMAML(MetaAdam, GradientBased, AlgorithmSettings):
     """The DiCE loss before and after adaptation, on discounted rewards minus a baseline of theirs.
 
     Foerster et al. 2018, arXiv:1802.05098; as a meta-learning method in Rothfuss et al. 2019, arXiv:1810.06784.
@@ -317,7 +324,7 @@ class DiceMAML(MetaAdam, GradientBased):
         return self
 
 
-class VPGDice(MetaAdam, GradientBased):
+class VPGDice(MetaAdam, GradientBased, AlgorithmSettings):
     """The DiCE loss in the adaptation, log-likelihood times advantage after it.
 
     Rothfuss et al. 2019, arXiv:1810.06784, section 7.3, compare it with the other estimators of the meta-gradient.
@@ -327,3 +334,7 @@ class VPGDice(MetaAdam, GradientBased):
     learns_from: ClassVar[tuple[str, ...]] = ("adjusted_rewards", "advantages")
 
     name: Literal["vpg-dice"] = "vpg-dice"
+
+
+MetaSettings = ProMP | MAMLVPG | MAMLPPO | MAMLTRPO | EMAML | DiceMAML | VPGDice
+"""The settings of a gradient-based algorithm."""

@@ -12,8 +12,7 @@ from torch.nn.functional import huber_loss
 
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.kernel_choice import fused
-from metaloom.pipeline.algorithms.off_policy.gradient_steps import Counters, GradientSteps, merged
-from metaloom.pipeline.algorithms.off_policy.learner import OffPolicyLearner
+from metaloom.pipeline.algorithms.off_policy.learner import Counters, GradientSteps, OffPolicyLearner, merged
 from metaloom.pipeline.algorithms.off_policy.parts import transitions_like
 from metaloom.pipeline.algorithms.off_policy.settings import DQL
 from metaloom.pipeline.nn.flat_networks import prefixed, unprefixed

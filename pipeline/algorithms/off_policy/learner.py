@@ -1,29 +1,83 @@
-"""The contract of learners with a replay buffer: gradient steps from minibatches, by a kernel or in torch."""
+"""The contract of learners with a replay buffer: gradient steps from minibatches, by a kernel or in torch.
+
+A kernel and its definition in torch change working copies of a state in place, and count.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import ClassVar, Generic, TypeVar
+from dataclasses import dataclass
+from typing import ClassVar, Generic, Protocol, SupportsFloat, TypeVar
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.contract import Kernel, KernelChoice, Learner, Setup
+from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, KernelChoice, Learner, Setup
 from metaloom.pipeline.algorithms.finite_checks import require_finite_params
 from metaloom.pipeline.algorithms.kernel_choice import choose_kernel, network_blockers, optimizer_blockers
-from metaloom.pipeline.algorithms.off_policy.gradient_steps import GradientSteps, means
 from metaloom.pipeline.nn.device import use_device
 from metaloom.pipeline.nn.networks import Network
 from metaloom.pipeline.nn.optimization import OptimizerConfig
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.seeding import generator
-from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch, ParallelMap, TaskParams
+from metaloom.pipeline.types import (
+    Array,
+    LearnerState,
+    Metrics,
+    Minibatch,
+    ParallelMap,
+    Params,
+    TaskParams,
+    Transitions,
+)
+
+NUM_GRADIENT_STEPS = "num_gradient_steps"
+"""Name in the state of the number of gradient steps over the run."""
 
 Evidence = TypeVar("Evidence", contravariant=True)
-Noise = TypeVar("Noise")
+Noise = TypeVar("Noise", contravariant=True)
+"""Random arrays of a gradient step; a kernel and its definition receive the same ones."""
+DrawnNoise = TypeVar("DrawnNoise")
 
 
-class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence, Noise]):
+class GradientSteps(Protocol[Noise]):
+    """Working copies of all arrays of a state, which gradient steps change in place."""
+
+    def step(self, minibatch: Minibatch, noise: Noise) -> Mapping[str, SupportsFloat]:
+        """Make one gradient step; returns what describes it."""
+        ...
+
+    def state(self) -> LearnerState:
+        """Return the state after the iteration: everything as it is now, and one update more."""
+        ...
+
+
+@dataclass
+class Counters:
+    """Iterations and gradient steps that a state has learned from."""
+
+    updates: int
+    gradient_steps: int
+
+    @classmethod
+    def of(cls, state: LearnerState) -> Counters:
+        """Return the counters of a state."""
+        return cls(int(state.extra[NUM_UPDATES]), int(state.extra[NUM_GRADIENT_STEPS]))
+
+    def arrays(self) -> Params:
+        """Return them as a state holds them."""
+        counts = {NUM_UPDATES: self.updates, NUM_GRADIENT_STEPS: self.gradient_steps}
+        return {name: np.array(count, np.int64) for name, count in counts.items()}
+
+
+def merged(minibatch: Minibatch) -> Transitions:
+    """Return the transitions [K, N] of all tasks as one batch [K * N]."""
+    transitions = minibatch.transitions
+    columns = (getattr(transitions, name) for name in transitions.__dataclass_fields__)
+    return Transitions(*(values.reshape(-1, *values.shape[2:]) for values in columns))
+
+
+class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence, DrawnNoise]):
     """Makes one gradient step per minibatch; see Learner.
 
     Attributes:
@@ -62,7 +116,7 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
         return choose_kernel(asked, blockers=blockers, fused="plain networks on the CPU, derivatives written down")
 
     @abstractmethod
-    def gradient_steps(self, state: LearnerState, *, parallel: ParallelMap = map) -> GradientSteps[Noise]:
+    def gradient_steps(self, state: LearnerState, *, parallel: ParallelMap = map) -> GradientSteps[DrawnNoise]:
         """Return working copies of a state, by the kernel that was chosen or in torch.
 
         Args:
@@ -75,7 +129,7 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
         return minibatch
 
     @abstractmethod
-    def noise(self, minibatch: Minibatch, rng: np.random.Generator) -> Noise:
+    def noise(self, minibatch: Minibatch, rng: np.random.Generator) -> DrawnNoise:
         """Draw the noise of a gradient step on this minibatch."""
 
     @abstractmethod
@@ -99,10 +153,14 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
         iteration: int,
         parallel: ParallelMap = map,
     ) -> tuple[LearnerState, Metrics]:
-        """Make one gradient step per minibatch; see Learner. Metrics are means over them."""
+        """Make one gradient step per minibatch; see Learner. Metrics are means over them, NaN without."""
         rng = generator(run_seed, "updates", iteration)
         steps = self.gradient_steps(state, parallel=parallel)
         each = [steps.step(minibatch, self.noise(minibatch, rng)) for minibatch in map(self.shown, experience)]
         updated = steps.state()
         require_finite_params(self.networks_of(updated), stage="update", advice=f"Lower {self.lower}")
-        return updated, means(self.metrics, each) | self.described(state)
+        # Numbers are read at the end: a device need not be waited for between steps.
+        table = [[float(one[name]) for name in self.metrics] for one in each]
+        averages = np.mean(table, axis=0) if table else np.full(len(self.metrics), np.nan)
+        metrics = dict(zip(self.metrics, averages.tolist(), strict=True))
+        return updated, metrics | {"gradient_steps": float(len(table))} | self.described(state)

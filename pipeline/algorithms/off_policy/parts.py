@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -12,12 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from metaloom.pipeline.algorithms.off_policy.gradient_steps import Counters
-from metaloom.pipeline.nn.flat_networks import prefixed, unprefixed
 from metaloom.pipeline.nn.flat_tensors import FlatTensors
 from metaloom.pipeline.nn.networks import Network
 from metaloom.pipeline.policies.actors.off_policy import MAX_LOG_STD, MIN_LOG_STD
-from metaloom.pipeline.types import Array, LearnerState, Params, Transitions
+from metaloom.pipeline.types import Array, Transitions
 
 
 class TransitionTensors(NamedTuple):
@@ -117,48 +114,3 @@ class TwinQ(FlatTensors):
             stop = start + math.prod(shape)
             views[name], start = vector.view(2, -1)[:, start:stop].view(2, *shape), stop
         return views
-
-
-TWINS = ("q1", "q2")
-"""Prefixes of the Q-functions."""
-TARGET = "target_"
-"""Prefix of names in the target networks."""
-TRAINED = ("policy", "q", "alpha")
-"""Prefixes of the optimizers' states."""
-
-
-@dataclass(frozen=True)
-class SACArrays:
-    """Parameters by name, and the states of the optimizers.
-
-    Attributes:
-        policy: Policy parameters.
-        q: Parameters of both Q-functions, q1.* and then q2.*.
-        targets: Parameters of the target networks, under the same names.
-        log_alpha: [].
-        optimizers: States of the optimizers.
-    """
-
-    policy: Params
-    q: Params
-    targets: Params
-    log_alpha: Array
-    optimizers: Mapping[str, Params]
-
-    @classmethod
-    def of(cls, state: LearnerState) -> SACArrays:
-        """Return the arrays of a state, not copied."""
-        q, targets = (
-            {name.removeprefix(before): value for name, value in state.extra.items() if name.startswith(names)}
-            for before, names in (("", tuple(f"{twin}." for twin in TWINS)), (TARGET, TARGET))
-        )
-        optimizers: dict[str, Params] = {name: unprefixed(state.optimizer, name) for name in TRAINED}
-        return cls(state.params, q, targets, state.extra["log_alpha"], optimizers)
-
-    def state(self, counters: Counters) -> LearnerState:
-        """Return the state that holds them."""
-        optimizer = {k: v for name in TRAINED for k, v in prefixed(self.optimizers[name], name).items()}
-        targets = {f"{TARGET}{name}": value for name, value in self.targets.items()}
-        return LearnerState(
-            self.policy, optimizer, {**self.q, **targets, "log_alpha": self.log_alpha, **counters.arrays()}
-        )

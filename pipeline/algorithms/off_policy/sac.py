@@ -5,25 +5,20 @@ Haarnoja et al. 2018, arXiv:1812.05905, algorithm 1; equations are of that paper
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.kernel_choice import fused
-from metaloom.pipeline.algorithms.off_policy.gradient_steps import Counters, GradientSteps, merged
-from metaloom.pipeline.algorithms.off_policy.learner import OffPolicyLearner
-from metaloom.pipeline.algorithms.off_policy.parts import (
-    TRAINED,
-    TWINS,
-    SACArrays,
-    TwinQ,
-    sample,
-    tensor_like,
-    transitions_like,
-)
+from metaloom.pipeline.algorithms.off_policy.learner import Counters, GradientSteps, OffPolicyLearner, merged
+from metaloom.pipeline.algorithms.off_policy.parts import TwinQ, sample, tensor_like, transitions_like
 from metaloom.pipeline.algorithms.off_policy.settings import SAC
 from metaloom.pipeline.estimation.returns import EPSILON
+from metaloom.pipeline.nn.flat_networks import prefixed, unprefixed
 from metaloom.pipeline.nn.flat_tensors import Descent, FlatTensors
 from metaloom.pipeline.nn.networks import Network, build_network
 from metaloom.pipeline.nn.schedules import lr_factor
@@ -44,6 +39,49 @@ METRICS = (
     "q_gradient_norm",
 )
 """Names of the metrics of a gradient step."""
+TWINS = ("q1", "q2")
+"""Prefixes of the Q-functions."""
+TARGET = "target_"
+"""Prefix of names in the target networks."""
+TRAINED = ("policy", "q", "alpha")
+"""Prefixes of the optimizers' states."""
+
+
+@dataclass(frozen=True)
+class SACArrays:
+    """Parameters by name, and the states of the optimizers.
+
+    Attributes:
+        policy: Policy parameters.
+        q: Parameters of both Q-functions, q1.* and then q2.*.
+        targets: Parameters of the target networks, under the same names.
+        log_alpha: [].
+        optimizers: States of the optimizers.
+    """
+
+    policy: Params
+    q: Params
+    targets: Params
+    log_alpha: Array
+    optimizers: Mapping[str, Params]
+
+    @classmethod
+    def of(cls, state: LearnerState) -> SACArrays:
+        """Return the arrays of a state, not copied."""
+        q, targets = (
+            {name.removeprefix(before): value for name, value in state.extra.items() if name.startswith(names)}
+            for before, names in (("", tuple(f"{twin}." for twin in TWINS)), (TARGET, TARGET))
+        )
+        optimizers: dict[str, Params] = {name: unprefixed(state.optimizer, name) for name in TRAINED}
+        return cls(state.params, q, targets, state.extra["log_alpha"], optimizers)
+
+    def state(self, counters: Counters) -> LearnerState:
+        """Return the state that holds them."""
+        optimizer = {k: v for name in TRAINED for k, v in prefixed(self.optimizers[name], name).items()}
+        targets = {f"{TARGET}{name}": value for name, value in self.targets.items()}
+        return LearnerState(
+            self.policy, optimizer, {**self.q, **targets, "log_alpha": self.log_alpha, **counters.arrays()}
+        )
 
 
 def temperature_loss(log_alpha: Tensor, log_prob: Tensor, num_actions: int) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
 from metaloom.pipeline.estimation.config import ProcessingConfig
@@ -89,10 +89,11 @@ class OffPolicyPlan:
         return min(self.memory_size * all_tasks, filled + iterations * collected)
 
 
-class OffPolicySettings(AlgorithmSettings):
+class OffPolicySettings(BaseModel, use_attribute_docstrings=True):
     """Settings of an algorithm that learns from transitions of all iterations so far."""
 
     graph: ClassVar[str] = "off_policy"
+    actor: ClassVar[ActorKind]
 
     def plan(self, *, episodes_per_task: int, max_episode_steps: int) -> OffPolicyPlan:
         """Return the plan of collection and gradient steps of a run with these settings."""
@@ -100,24 +101,25 @@ class OffPolicySettings(AlgorithmSettings):
 
     def problems(self, run: RunSettings) -> Iterator[str]:
         """Yield settings that an off-policy algorithm does not use; see AlgorithmSettings."""
+        name = run.algorithm.name
         if run.baseline.name != "zero":
-            yield f"baseline is {run.baseline.name} but {self.name} learns from single transitions; leave baseline out"
+            yield f"baseline is {run.baseline.name} but {name} learns from single transitions; leave baseline out"
         for field in ProcessingConfig.model_fields:
             value = getattr(run.processing, field)
             if field not in ("name", "discount") and value != getattr(_PROCESSING, field):
                 yield (
-                    f"processing.{field} is {value} but {self.name} learns from single transitions, of which only "
+                    f"processing.{field} is {value} but {name} learns from single transitions, of which only "
                     "processing.discount is a setting; leave it out"
                 )
         if run.processing.name != "advantages":
             yield (
-                f"processing.name is {run.processing.name} but {self.name} learns from single transitions; leave "
+                f"processing.name is {run.processing.name} but {name} learns from single transitions; leave "
                 "processing.name out"
             )
         if run.policy.name is not None:
-            yield f"policy.name is {run.policy.name} but {self.name} has distributions of its own; leave it out"
+            yield f"policy.name is {run.policy.name} but {name} has distributions of its own; leave it out"
         if options := run.policy.std_options:
-            yield f"policy: {options} is for a Gaussian policy, which {self.name} has none of; leave it out"
+            yield f"policy: {options} is for a Gaussian policy, which {name} has none of; leave it out"
 
 
 class ReplaySettings(LearningRate, OffPolicySettings):
@@ -176,6 +178,7 @@ class ReplaySettings(LearningRate, OffPolicySettings):
 
     def problems(self, run: RunSettings) -> Iterator[str]:
         """Yield the problems of an algorithm that learns one task; see AlgorithmSettings."""
+        name = run.algorithm.name
         yield from super().problems(run)
         if self.use_trained_policy_for_refill and not run.starts_warm:
             yield (
@@ -183,13 +186,13 @@ class ReplaySettings(LearningRate, OffPolicySettings):
                 "init_from or leave it out"
             )
         if run.num_tasks != 1:
-            yield f"num_tasks is {run.num_tasks} but {self.name} learns one task; leave num_tasks out"
+            yield f"num_tasks is {run.num_tasks} but {name} learns one task; leave num_tasks out"
 
 
 _PROCESSING = ProcessingConfig()
 
 
-class DQL(ReplaySettings):
+class DQL(ReplaySettings, AlgorithmSettings):
     """Deep Q-learning: a Q-function of every discrete action, the best of which is taken except where chance decides.
 
     Mnih et al. 2015, doi:10.1038/nature14236.
@@ -238,7 +241,7 @@ class DQL(ReplaySettings):
         return self.eps_final + (self.eps_init - self.eps_final) * self.eps_schedule_gamma**num_updates
 
 
-class SAC(ReplaySettings):
+class SAC(ReplaySettings, AlgorithmSettings):
     """Soft actor-critic: a squashed Gaussian policy that maximizes Q-values and entropy, with two Q-functions.
 
     With a learned temperature. Haarnoja et al. 2018, arXiv:1801.01290 and arXiv:1812.05905.

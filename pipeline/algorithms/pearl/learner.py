@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -10,8 +10,7 @@ import torch
 
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.kernel_choice import fused
-from metaloom.pipeline.algorithms.off_policy.gradient_steps import GradientSteps
-from metaloom.pipeline.algorithms.off_policy.learner import OffPolicyLearner
+from metaloom.pipeline.algorithms.off_policy.learner import GradientSteps, OffPolicyLearner
 from metaloom.pipeline.algorithms.off_policy.parts import transitions_like
 from metaloom.pipeline.algorithms.pearl import definition
 from metaloom.pipeline.algorithms.pearl.definition import METRICS, Noise, PEARLDefinition
@@ -28,11 +27,10 @@ from metaloom.pipeline.nn.flat_tensors import FlatTensors
 from metaloom.pipeline.nn.schedules import lr_factor
 from metaloom.pipeline.nn.torch_optimizers import initial_state
 from metaloom.pipeline.policies.actors.off_policy import BELIEF_MEAN, BELIEF_VARIANCE
-from metaloom.pipeline.replay.buffer import ContextRounds, all_transitions
+from metaloom.pipeline.replay.buffer import ContextRounds
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import (
     Array,
-    EpisodeBatch,
     LearnerState,
     Minibatch,
     ParallelMap,
@@ -117,24 +115,14 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
     def adapt(
         self, state: LearnerState, params: TaskParams, evidence: ContextRounds, *, parallel: ParallelMap = map
     ) -> TaskParams:
-        """Return the posterior given transitions of some rollout batches, replacing that in `params`; see Learner."""
-        contexts = evidence.drawn(self.settings.embedding_batch_size)
-        return TaskParams({**params.params, **self.infer(state, map(self._shown, contexts)).params})
+        """Return the posterior given transitions of some rollout batches, replacing that in `params`; see Learner.
 
-    def adapt_to_episodes(
-        self,
-        state: LearnerState,
-        params: TaskParams,
-        rounds: Sequence[EpisodeBatch],
-        *,
-        run_seed: int,
-        parallel: ParallelMap = map,
-    ) -> TaskParams:
-        """Return the posterior given all transitions, once there are `num_exp_traj_eval` episodes; see Learner."""
-        if sum(episodes.rewards.shape[1] for episodes in rounds) < self.settings.num_exp_traj_eval:
+        After training, it is given all of them, once there are `num_exp_traj_eval` episodes.
+        """
+        if evidence.position is None and evidence.num_episodes < self.settings.num_exp_traj_eval:
             return params
-        contexts = map(self._shown, all_transitions(rounds))
-        return TaskParams({**params.params, **self.infer(state, contexts).params})
+        contexts = evidence.transitions(self.settings.embedding_batch_size)
+        return TaskParams({**params.params, **self.infer(state, map(self._shown, contexts)).params})
 
     def gradient_steps(self, state: LearnerState, *, parallel: ParallelMap = map) -> GradientSteps[Noise]:
         num_updates, discount = PEARLArrays.of(state).num_updates, self._setup.processing.discount

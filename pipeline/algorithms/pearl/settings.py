@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from metaloom.pipeline.algorithms.contract import RunSettings
+from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
 from metaloom.pipeline.algorithms.off_policy.settings import (
     CollectionRound,
     Filling,
@@ -23,7 +23,7 @@ ROUNDS = ("num_steps_prior", "num_steps_posterior", "num_extra_rl_steps_posterio
 _MOST_ROUNDS = 1000
 
 
-class PEARL(ScheduledSteps, OffPolicySettings):
+class PEARL(ScheduledSteps, OffPolicySettings, AlgorithmSettings):
     """Soft actor-critic given a latent variable, which is inferred from a few of a task's transitions."""
 
     graph: ClassVar[str] = "task_inference"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, Learner, Setup
 from metaloom.pipeline.algorithms.trials.losses import Sequences
-from metaloom.pipeline.algorithms.trials.settings import RL2, WithinEpisode, WithMemory
+from metaloom.pipeline.algorithms.trials.settings import MemorySettings, MemorySteps
 from metaloom.pipeline.algorithms.trials.update import CRITIC_SCALE, UNSCALED, TrialEstimates, TrialUpdate
 from metaloom.pipeline.estimation.trials import Trials
 from metaloom.pipeline.nn.device import use_device
@@ -41,7 +41,7 @@ class MemoryPolicy(RecurrentPolicy):
         critic_size: Number of features on which the values are linear.
     """
 
-    def __init__(self, settings: WithMemory, setup: Setup) -> None:
+    def __init__(self, settings: MemorySettings, setup: Setup) -> None:
         super().__init__(setup, setup.policy)
         F, P = self.cell.feature_size, settings.position_size
         self.critic_size = 2 * F + P if P else F
@@ -81,7 +81,7 @@ class MemoryPolicy(RecurrentPolicy):
         return torch.nn.functional.linear(features, params[CRITIC_KERNEL].t(), params[CRITIC_BIAS]).squeeze(-1)
 
 
-class WithMemoryLearner(Learner[Step, Sequence[Step]]):
+class WithMemoryLearner(Learner[EpisodeBatch, Sequence[Step]]):
     """A policy that acts by its memory, however it learns; see Learner.
 
     Attributes:
@@ -90,7 +90,7 @@ class WithMemoryLearner(Learner[Step, Sequence[Step]]):
         estimates: Estimates along trials.
     """
 
-    def __init__(self, settings: WithMemory, setup: Setup) -> None:
+    def __init__(self, settings: MemorySettings, setup: Setup) -> None:
         self._output_scale, self.setup = settings.initial_output_scale, setup
         self.policy = MemoryPolicy(settings, setup)
         self.estimates = TrialEstimates(settings, setup, self.policy, use_device(setup.device))
@@ -117,23 +117,17 @@ class WithMemoryLearner(Learner[Step, Sequence[Step]]):
         """Estimate along the trials, by the values as they are before they learn from them; see Learner."""
         return self.estimates.process(state.params | critic_of(state), state.extra[CRITIC_SCALE], episodes)
 
-    def adapt_to_episodes(
-        self,
-        state: LearnerState,
-        params: TaskParams,
-        rounds: Sequence[EpisodeBatch],
-        *,
-        run_seed: int,
-        parallel: ParallelMap = map,
+    def adapt(
+        self, state: LearnerState, params: TaskParams, evidence: EpisodeBatch, *, parallel: ParallelMap = map
     ) -> TaskParams:
-        """Add the memory of the last rollout batch, whose episodes are one trial per task; see Learner."""
-        return remembered(Remembering(self.setup.policy, self.setup, params, num_rows=1), params, rounds[-1])
+        """Add the memory of a rollout batch, whose episodes are one trial per task; see Learner."""
+        return remembered(Remembering(self.setup.policy, self.setup, params, num_rows=1), params, evidence)
 
 
 class MemoryLearner(WithMemoryLearner):
     """Learns by gradient steps on minibatches of trials; see Learner."""
 
-    def __init__(self, settings: RL2 | WithinEpisode, setup: Setup) -> None:
+    def __init__(self, settings: MemorySteps, setup: Setup) -> None:
         super().__init__(settings, setup)
         self._optimizer = settings.optimizer
         self._update = TrialUpdate(settings, self.policy, self.estimates)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from metaloom.pipeline.algorithms.actor_critic.settings import RUN_DEFAULTS
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
@@ -21,7 +21,7 @@ from metaloom.pipeline.policies.config import ActorKind
 from metaloom.pipeline.schema import MOST_REPEATS, later
 
 
-class TrialSettings(AlgorithmSettings):
+class TrialSettings(BaseModel, use_attribute_docstrings=True):
     """A policy that adapts to a task through its history of episodes there."""
 
     decides_episodes: ClassVar[tuple[str, ...]] = ("episodes_per_trial",)
@@ -42,24 +42,13 @@ class TrialSettings(AlgorithmSettings):
         """Number of inputs that give the critic the position in a trial; see Trials.position."""
         return self.episodes_per_trial + 2 if self.trial_end == "seen" else 0
 
-    @property
-    def evaluation_steps(self) -> int:
-        """Number of episodes that a trial has before its last one."""
-        return self.episodes_per_trial - 1
-
-    @property
-    def evaluation_episodes(self) -> int:
-        """One: after every episode the next."""
-        return 1
-
     def problems(self, run: RunSettings) -> Iterator[str]:
+        name = run.algorithm.name
         if run.baseline.name != "zero":
-            yield f"baseline is {run.baseline.name} but {self.name} has values of its own instead; leave baseline out"
+            yield f"baseline is {run.baseline.name} but {name} has values of its own instead; leave baseline out"
         yield from self.own_problems(run)
         if run.samples_until_enough:
-            yield (
-                f"min_steps or min_rollouts is set but {self.name} has as many episodes in every trial; leave them out"
-            )
+            yield (f"min_steps or min_rollouts is set but {name} has as many episodes in every trial; leave them out")
         if run.episodes_per_task % self.episodes_per_trial:
             yield (
                 f"episodes_per_task is {run.episodes_per_task} but a trial has {self.episodes_per_trial} episodes "
@@ -94,7 +83,7 @@ class TrialSteps(TrialSettings, LearningRate):
         return None
 
 
-class TrialClipping(TrialSteps):
+class TrialClipping(BaseModel, use_attribute_docstrings=True):
     """PPO, Schulman et al. 2017, arXiv:1707.06347, on whole trials."""
 
     clip_eps: float = Field(default=0.2, gt=0)
@@ -108,7 +97,7 @@ class TrialClipping(TrialSteps):
 class WithMemory(TrialSettings):
     """A recurrent policy, with values that are a layer on its memory."""
 
-    graph: ClassVar[str] = "on_policy"
+    graph: ClassVar[str] = "trials"
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.rl2.learner:MemoryLearner"
     actor: ClassVar[ActorKind] = "recurrent"
 
@@ -128,25 +117,25 @@ class WithMemory(TrialSettings):
         }
 
     def own_problems(self, run: RunSettings) -> Iterator[str]:
+        name = run.algorithm.name
         if run.policy.name is not None:
             yield (
-                f"policy.name is {run.policy.name} but {self.name} needs a memory; set policy.network to a class of "
-                "your own"
+                f"policy.name is {run.policy.name} but {name} needs a memory; set policy.network to a class of your own"
             )
         if run.policy.network in BUILT_IN_NETWORKS:
             yield (
                 f"policy.network is {run.policy.network}, which has no memory; required "
-                f"{', '.join(RECURRENT_NETWORKS)}, or module:Class of a network with a memory for {self.name}"
+                f"{', '.join(RECURRENT_NETWORKS)}, or module:Class of a network with a memory for {name}"
             )
 
 
-class RL2(WithMemory, TrialClipping):
+class RL2(WithMemory, TrialClipping, TrialSteps, AlgorithmSettings):
     """A recurrent policy that adapts to a task through its memory of episodes there, trained by PPO."""
 
     name: Literal["rl2"] = "rl2"
 
 
-class RL2TRPO(WithMemory, NaturalSteps):
+class RL2TRPO(WithMemory, NaturalSteps, AlgorithmSettings):
     """RL2 as in its paper: every update is one step within a trust region."""
 
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.rl2.trust_region:RL2TRPOLearner"
@@ -159,7 +148,7 @@ class RL2TRPO(WithMemory, NaturalSteps):
     """Whole trials that are differentiated at a time, which bounds the memory of an update."""
 
 
-class WithinEpisode(WithMemory, TrialSteps):
+class WithinEpisode(TrialSettings):
     """A memory of the episode alone, on a single task."""
 
     episodes_per_trial: Literal[1] = 1
@@ -178,13 +167,13 @@ class WithinEpisode(WithMemory, TrialSteps):
         return {**RUN_DEFAULTS, "policy": {"network": "gru", "hidden_sizes": (128,)}}
 
 
-class RecurrentPPO(WithinEpisode, TrialClipping):
+class RecurrentPPO(WithinEpisode, WithMemory, TrialClipping, TrialSteps, AlgorithmSettings):
     """PPO of a policy that remembers its episode, on whole episodes."""
 
     name: Literal["recurrent-ppo"] = "recurrent-ppo"
 
 
-class RecurrentA2C(WithinEpisode):
+class RecurrentA2C(WithinEpisode, WithMemory, TrialSteps, AlgorithmSettings):
     """A2C of a policy that remembers its episode: one pass of policy gradient over whole episodes, by RMSprop."""
 
     name: Literal["recurrent-a2c"] = "recurrent-a2c"
@@ -193,3 +182,9 @@ class RecurrentA2C(WithinEpisode):
     """One: a second pass would follow the gradient of a policy that no longer acts."""
     optimizer: OptimizerConfig = later(OptimizerConfig(name="rmsprop"))
     """Optimizer of policy and values together."""
+
+
+MemorySteps = RL2 | RecurrentPPO | RecurrentA2C
+"""The settings of an algorithm whose policy has a memory and learns by gradient steps."""
+MemorySettings = MemorySteps | RL2TRPO
+"""The settings of an algorithm whose policy has a memory."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from torch import Tensor
@@ -31,7 +31,6 @@ from metaloom.pipeline.types import (
     ParallelMap,
     Params,
     Samples,
-    Step,
     TaskParams,
 )
 
@@ -70,7 +69,7 @@ class VariBADPolicy(InferringPolicy):
         return self.critic(params, inputs.flatten(0, 1)).unflatten(0, inputs.shape[:2]).squeeze(-1)
 
 
-class VariBADLearner(Learner[Step, TrialExperience]):
+class VariBADLearner(Learner[EpisodeBatch, TrialExperience]):
     """A policy that adapts through its inferred belief about the task; see Learner."""
 
     def __init__(self, settings: VariBAD, setup: Setup) -> None:
@@ -100,18 +99,12 @@ class VariBADLearner(Learner[Step, TrialExperience]):
         """Estimate along the trials, by the values as they are before they learn from them; see Learner."""
         return self._estimates.process(self._critic(state), state.extra[CRITIC_SCALE], episodes)
 
-    def adapt_to_episodes(
-        self,
-        state: LearnerState,
-        params: TaskParams,
-        rounds: Sequence[EpisodeBatch],
-        *,
-        run_seed: int,
-        parallel: ParallelMap = map,
+    def adapt(
+        self, state: LearnerState, params: TaskParams, evidence: EpisodeBatch, *, parallel: ParallelMap = map
     ) -> TaskParams:
-        """Add the memory of the last rollout batch, whose episodes are one trial per task; see Learner."""
+        """Add the memory of a rollout batch, whose episodes are one trial per task; see Learner."""
         remembering = Remembering(self._setup.policy, self._setup, params, num_rows=1, network=PosteriorNetwork)
-        return remembered(remembering, params, rounds[-1])
+        return remembered(remembering, params, evidence)
 
     def update(
         self,

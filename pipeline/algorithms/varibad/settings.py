@@ -7,15 +7,15 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from metaloom.pipeline.algorithms.contract import RunSettings
-from metaloom.pipeline.algorithms.trials.settings import TrialClipping
+from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
+from metaloom.pipeline.algorithms.trials.settings import TrialClipping, TrialSteps
 from metaloom.pipeline.nn.cells import RECURRENT_NETWORKS
 from metaloom.pipeline.nn.optimization import OptimizerConfig
 from metaloom.pipeline.policies.config import ActorKind, LayerSize
 from metaloom.pipeline.schema import MOST_REPEATS, later
 
 
-class VariBAD(TrialClipping):
+class VariBAD(TrialClipping, TrialSteps, AlgorithmSettings):
     """A policy on the posterior over its task, inferred by the encoder of a model that explains whole trials."""
 
     graph: ClassVar[str] = "trial_inference"

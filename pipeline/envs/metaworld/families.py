@@ -9,7 +9,7 @@ import mujoco
 import numpy as np
 from gymnasium.spaces import Box
 
-from metaloom.pipeline.envs.contract import EnvError, TaskField, check_task
+from metaloom.pipeline.envs.contract import EnvError, MetaEnv, TaskField, check_task
 from metaloom.pipeline.envs.metaworld.batch import (
     ACTION_SIZE,
     FACTS,
@@ -33,7 +33,7 @@ _TABLE = (0.0, 0.55, 0.15)
 _ONE_ROW, _ONE_SEED = np.zeros(1, np.int64), np.zeros(1, np.uint64)
 
 
-class MetaWorld(FixedTasks):
+class MetaWorld(FixedTasks, MetaEnv):
     """A Sawyer arm with a gripper at a table, and an object to move: a door, a puck, a button.
 
     | observation | content                                                                  | unit |

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from metaloom.pipeline.nn.optimizers import STEP_COUNT
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.build import GaussianPolicy
-from metaloom.pipeline.types import LearnerState, Step, TaskParams
+from metaloom.pipeline.types import LearnerState, TaskParams
 
 POLICY = GaussianPolicy(Spaces((3,), 1.0, 2, 0), PolicyConfig(hidden_sizes=(4,)))
 
@@ -69,11 +70,11 @@ def test_inner_steps_decides_the_number_of_rounds(random_steps):
         optimize(ProMP(inner_steps=2), random_steps(2))
 
 
-def test_adapting_on_the_last_round_is_refused(random_steps):
-    promp, steps = ProMP(), random_steps(2)
-    learner = build(promp).initialize(run_seed=0)
-    with pytest.raises(ValueError, match="round 1"):
-        build(promp).adapt(learner, TaskParams.broadcast(learner.params, 3), steps[1])
+def test_adapting_without_inner_steps_is_refused(random_steps):
+    promp = build(ProMP(inner_steps=0))
+    learner = promp.initialize(run_seed=0)
+    with pytest.raises(ConfigError, match=r"algorithm\.inner_steps is 0, by which no task adapts; required at least 1"):
+        promp.adapt(learner, promp.acting_params(learner, 3), random_steps(1)[0])
 
 
 def test_without_inner_steps_the_loss_is_the_clipped_surrogate_of_ppo(random_steps):
@@ -242,15 +243,15 @@ def test_what_version_0_1_did_not_have_does_not_count_in_a_digest():
     assert not {"kernel", "optimizer", "lr_schedule", "lr_decay", "lr_horizon"} & ProMP().decisive().keys()
 
 
-def test_adapting_to_episodes_is_to_process_them_and_to_adapt(random_steps):
+def test_steps_after_those_of_training_repeat_the_last_step_size(random_steps):
     promp = build(ProMP(inner_steps=2, trainable_inner_lr=True))
-    state, episodes = promp.initialize(run_seed=1), random_steps(1)[0].episodes
+    state, step = promp.initialize(run_seed=1), random_steps(1)[0]
+    for log in (log for log in state.extra.values() if log.ndim):
+        log[1] += 1
     params = promp.acting_params(state, 3)
-    samples = promp.process(state, episodes, seed=0)
-    for k, expected_k in ((0, 0), (1, 1), (3, 1)):
-        found = promp.adapt_to_episodes(state, params, [episodes] * (k + 1), run_seed=5)
-        expected = promp.adapt(state, params, Step(episodes, samples, expected_k))
-        assert all(np.array_equal(found.params[name], expected.params[name]) for name in params.params)
+    first, second, fourth = (promp.adapt(state, params, replace(step, k=k)).params for k in (0, 1, 3))
+    assert all(np.array_equal(second[name], fourth[name]) for name in params.params)
+    assert not all(np.array_equal(first[name], second[name]) for name in params.params)
 
 
 def test_there_is_no_kernel_but_torch():

@@ -3,6 +3,8 @@ import math
 import pytest
 from pydantic import ValidationError
 
+from metaloom.pipeline.algorithms.actor_critic.settings import A2C
+from metaloom.pipeline.algorithms.maml.settings import MAMLVPG
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.nn.optimization import LearningRate, ScheduledSteps
 from metaloom.pipeline.nn.schedules import lr_factor
@@ -82,6 +84,6 @@ def test_a_schedule_that_ends_says_so():
 
 
 def test_a_schedule_left_out_does_not_count_where_version_0_1_had_none():
-    assert ScheduledSteps().decisive() == {}
-    assert ScheduledSteps(lr_schedule="LinearLR").decisive() == {"lr_schedule": {"name": "LinearLR", "options": {}}}
-    assert LearningRate().decisive()["lr_schedule"] == "constant"
+    assert "lr_schedule" not in MAMLVPG().decisive()
+    assert MAMLVPG(lr_schedule="LinearLR").decisive()["lr_schedule"] == {"name": "LinearLR", "options": {}}
+    assert A2C().decisive()["lr_schedule"] == "constant"

@@ -124,14 +124,14 @@ from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.nn.spec import Spaces, parameter_shapes
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.types import TaskParams
-from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
-from metaloom.stages.sample_tasks import sample_tasks
+from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, play_episodes
+from metaloom.stages.sample_tasks import draw_tasks
 env, policy = EnvConfig(name="point-2d"), PolicyConfig(network="{network}")
 shapes = parameter_shapes("mean_network", policy.network_spec(Spaces((2,), 1.0, 2, 0), 2)) | {{"log_std": (2,)}}
 params = TaskParams.broadcast({{name: np.zeros(shape, np.float32) for name, shape in shapes.items()}}, 2)
 sampler = Sampler(env, policy, episodes_per_task=2, max_episode_steps=3)
-tasks = sample_tasks(make_env(env), num_tasks=2, run_seed=1, iteration=0)
-collect_rollouts(sampler, params, tasks, position=RolloutPosition(1, 0, 0))
+tasks = draw_tasks(make_env(env), num_tasks=2, run_seed=1, iteration=0)
+play_episodes(sampler, params, tasks, position=RolloutPosition(1, 0, 0))
 assert ("torch" in sys.modules) is {needs_torch}
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from metaloom.pipeline.replay.buffer import ContextRounds, all_transitions
+from metaloom.pipeline.replay.buffer import ContextRounds
 from metaloom.pipeline.types import EpisodeBatch, TaskParams
 
 from .conftest import SETUP, small
@@ -51,20 +51,20 @@ def rewards_of(contexts) -> list[list[float]]:
 
 
 def test_all_transitions_are_every_real_step_of_the_tasks_own_episodes(rounds):
-    contexts = list(all_transitions(rounds))
+    contexts = list(ContextRounds(rounds).transitions(4))
     assert rewards_of(contexts) == [[1, 2, 3, 4, 5, 6], [-1, -2, -3, -4, -5, -6]]
     for context in contexts:
         np.testing.assert_array_equal(context.observations[..., 0], 100 * context.rewards)
 
 
 def test_what_is_drawn_is_of_the_task_and_none_twice_where_there_is_enough(rounds):
-    for drawn, sign in zip(rewards_of(ContextRounds(rounds, POSITION).drawn(4)), (1, -1), strict=True):
+    for drawn, sign in zip(rewards_of(ContextRounds(rounds, POSITION).transitions(4)), (1, -1), strict=True):
         assert len(set(drawn)) == 4
         assert {sign * value for value in drawn} <= {1, 2, 3, 4, 5, 6}
 
 
 def test_where_there_is_too_little_it_is_drawn_with_replacement(rounds):
-    first, second = rewards_of(ContextRounds(rounds[1:], POSITION).drawn(8))
+    first, second = rewards_of(ContextRounds(rounds[1:], POSITION).transitions(8))
     assert len(first) == len(second) == 8
     assert set(first) <= {4, 5, 6}
     assert set(second) == {-6}
@@ -75,7 +75,7 @@ def test_draws_depend_on_the_position_and_the_task():
     drawn = [
         tuple(values)
         for position in ((0, 1, 2), (0, 1, 2), (1, 1, 2), (0, 2, 2), (0, 1, 3))
-        for values in rewards_of(ContextRounds([same], position).drawn(10))
+        for values in rewards_of(ContextRounds([same], position).transitions(10))
     ]
     assert drawn[:2] == drawn[2:4]
     assert len(set(drawn)) == 8
@@ -86,7 +86,7 @@ def test_a_posterior_does_not_depend_on_other_tasks(learner, rounds):
     state, nothing = learner.initialize(run_seed=0), TaskParams({})
 
     def posterior(seen):
-        return learner.adapt_to_episodes(state, nothing, seen, run_seed=0).params
+        return learner.adapt(state, nothing, ContextRounds(seen)).params
 
     both = posterior(rounds)
     alone = posterior([counting([[[1, 2, 0], [3, 0, 0]]], [[2, 1]]), counting([[[4, 5, 6]]], [[3]])])
@@ -104,7 +104,7 @@ def test_adapting_puts_the_posterior_in_the_place_of_the_prior_and_keeps_the_pol
     prior = learner.acting_params(state, 2)
     for adapted in (
         learner.adapt(state, prior, ContextRounds(rounds, POSITION)),
-        learner.adapt_to_episodes(state, prior, rounds, run_seed=0),
+        learner.adapt(state, prior, ContextRounds(rounds)),
     ):
         assert list(adapted.params) == list(prior.params)
         for name, value in prior.params.items():
@@ -121,7 +121,7 @@ def test_nothing_is_inferred_until_there_are_enough_episodes_of_a_task(rounds, f
     state = learner.initialize(run_seed=0)
     prior = learner.acting_params(state, 2)
     for n in (1, 2):
-        assert (learner.adapt_to_episodes(state, prior, rounds[:n], run_seed=0) is not prior) == inferred[n - 1]
+        assert (learner.adapt(state, prior, ContextRounds(rounds[:n])) is not prior) == inferred[n - 1]
 
 
 @pytest.mark.parametrize("kernel", ["fused", "torch"])
@@ -132,8 +132,8 @@ def test_sparse_rewards_are_shown_of_real_steps_alone(rounds, kernel):
     )
     sparse, dense = (small(sparse_rewards=on, kernel=kernel).build(setup) for on in (True, False))
     state = sparse.initialize(run_seed=0)
-    found = sparse.adapt_to_episodes(state, TaskParams({}), rounds, run_seed=0).params
-    shown = [replace(c, rewards=(c.rewards <= 0).astype(np.float32)) for c in all_transitions(rounds)]
+    found = sparse.adapt(state, TaskParams({}), ContextRounds(rounds)).params
+    shown = [replace(c, rewards=(c.rewards <= 0).astype(np.float32)) for c in ContextRounds(rounds).transitions(4)]
     expected = dense.infer(state, shown).params
     for name in ("belief.mean", "belief.variance"):
         np.testing.assert_array_equal(found[name], expected[name])
@@ -144,7 +144,7 @@ def test_kernel_and_definition_infer_the_same(learner, rounds):
         replace(SETUP, observation_shape=(1,), action_size=1)
     )
     state = learner.initialize(run_seed=0)
-    found, expected = (of.infer(state, all_transitions(rounds)).params for of in (learner, in_torch))
+    found, expected = (of.infer(state, ContextRounds(rounds).transitions(4)).params for of in (learner, in_torch))
     for name in ("belief.mean", "belief.variance"):
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, atol=1e-6)
         assert found[name].dtype == expected[name].dtype == np.float32

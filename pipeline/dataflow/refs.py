@@ -91,3 +91,27 @@ class Span:
     def of(self, refs: Iterable[StageRef]) -> list[StageRef]:
         """Select the references that are in the span, in their order."""
         return [ref for ref in refs if ref in self]
+
+
+class StageOrder:
+    """The order in which a run computes outputs: stepped stages that follow one another come step by step.
+
+    Args:
+        stages: Names of the stages in data-flow order, each with whether an iteration may have several outputs of it.
+    """
+
+    def __init__(self, stages: Iterable[tuple[str, bool]]) -> None:
+        self._places: dict[str, tuple[int, int]] = {}
+        block, before = 0, False  # the first of the stepped stages that follow one another, or the stage itself
+        for n, (name, stepped) in enumerate(stages):
+            block = block if stepped and before else n
+            self._places[name], before = (block, n), stepped
+
+    def position(self, ref: StageRef) -> tuple[int, int, int, int]:
+        """Return the key that references sort by."""
+        block, place = self._places.get(ref.stage, (len(self._places), 0))
+        return (ref.iteration, block, ref.step, place)
+
+    def sort(self, refs: Iterable[StageRef]) -> list[StageRef]:
+        """Sort references by the order in which a run computes outputs."""
+        return sorted(refs, key=self.position)

@@ -6,10 +6,10 @@ from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 
-from metaloom.flows.graph.stage import Graph
 from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.dataflow.graph import Graph
+from metaloom.pipeline.dataflow.refs import Span, StageRef
 from metaloom.pipeline.types import Array, EpisodeBatch
-from metaloom.storage import Span, StageRef
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ class SpanOutputs:
 
     def load(self, ref: StageRef) -> Any:
         """Return one of the outputs; of each of these three, ValueError where it is not in the span."""
-        return read_only(self._outputs.load(self._own(ref)))
+        return read_only(self._graph[ref.stage].as_declared(self._outputs.load(self._own(ref))))
 
     def lengths(self, ref: StageRef) -> Array:
         """Return the number of steps of each episode of a batch, [B, E]; nothing else of it is read."""

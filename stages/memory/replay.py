@@ -1,14 +1,20 @@
-"""Connects the replay buffer with the stored rollout batches of a run."""
+"""The replay buffer that a run's rollout batches make up."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from metaloom.flows.graph.outputs import SpanOutputs
-from metaloom.pipeline.replay.buffer import ReplayBuffer
+from metaloom.pipeline.algorithms.contract import Setup
+from metaloom.pipeline.algorithms.off_policy.settings import OffPolicyPlan, OffPolicySettings
+from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.dataflow.outputs import SpanOutputs
+from metaloom.pipeline.dataflow.refs import StageRef
+from metaloom.pipeline.envs.contract import MetaEnv
+from metaloom.pipeline.replay.buffer import ReplayBuffer, TransitionColumns
 from metaloom.pipeline.replay.index import ReplayView, TaskIndex
-from metaloom.pipeline.types import Array, Minibatch, Minibatches
-from metaloom.storage import StageRef
+from metaloom.pipeline.tasks.samplers import TaskPool, fixed_tasks
+from metaloom.pipeline.types import Array, Minibatch, Minibatches, TaskBatch
 
+MIB = 2**20
 BEFORE_ITERATIONS = -1
 """Iteration number of the replay buffer's initial fill."""
 
@@ -68,3 +74,35 @@ class StoredReplay:
         for iteration in range(self._next_iteration, rounds.span.last + 1):
             self._rounds += [(ref, rounds.lengths(ref)) for ref in rounds.refs(iteration)]
             self._next_iteration = iteration + 1
+
+
+def plan_of(config: RunConfig) -> OffPolicyPlan:
+    """Return the plan of a run's rollouts and gradient steps."""
+    assert isinstance(config.algorithm, OffPolicySettings), "a graph for other algorithms"
+    return config.algorithm.plan(episodes_per_task=config.episodes_per_task, max_episode_steps=config.max_episode_steps)
+
+
+def training_tasks(env: MetaEnv) -> TaskBatch:
+    """Return all tasks of the training set."""
+    return TaskPool.of(env, fixed_tasks(env)).all()
+
+
+def replay_of_one_task(config: RunConfig, setup: Setup) -> StoredReplay:
+    """Return an empty replay buffer for a run whose iterations collect one task."""
+    return _replay(config, setup, 1)
+
+
+def replay_of_all_tasks(config: RunConfig, setup: Setup, env: MetaEnv) -> StoredReplay:
+    """Return an empty replay buffer with a part for every training task."""
+    return _replay(config, setup, len(fixed_tasks(env)))
+
+
+def _replay(config: RunConfig, setup: Setup, num_buffers: int) -> StoredReplay:
+    most_rows = plan_of(config).most_transitions(
+        iterations=config.iterations,
+        num_tasks=config.num_tasks,
+        all_tasks=num_buffers,
+        max_episode_steps=config.max_episode_steps,
+    )
+    columns = TransitionColumns(setup.observation_size, setup.action_size)
+    return StoredReplay(ReplayBuffer(columns, cache_bytes=config.replay.cache_mib * MIB, max_rows=most_rows))

@@ -1,0 +1,60 @@
+"""Adaptation after training: the stages of a graph that lead from episodes to what tasks act with next."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.dataflow.graph import Graph
+from metaloom.pipeline.dataflow.refs import StageRef
+from metaloom.pipeline.dataflow.stage import TOOLS, At, GraphError
+from metaloom.pipeline.types import EpisodeBatch, LearnerState, TaskParams, Update
+
+
+@dataclass(frozen=True)
+class GraphAdaptation:
+    """Adapts a learner as its runs do; see `metaloom.stages.tools.Adaptation`.
+
+    Attributes:
+        graph: Graph of the runs.
+        config: Settings of the run.
+        tools: What functions of stages take, by name.
+    """
+
+    graph: Graph
+    config: RunConfig
+    tools: Mapping[str, Any]
+
+    def adapt(
+        self, state: LearnerState, params: TaskParams, rounds: Sequence[EpisodeBatch], *, run_seed: int
+    ) -> TaskParams:
+        """Return the parameters of every task after the adaptation step on the last rollout batch.
+
+        Raises:
+            GraphError: a stage reads or takes what is there in training only.
+        """
+        if self.graph.adapted is None:
+            return params
+        k = len(rounds) - 1
+        at = At(run_seed, 0, k, training=False)
+        outputs: dict[StageRef, Any] = {self.graph.learner_ref(0): Update(state, {})}
+        for stage in self.graph.stages:
+            if stage.output is EpisodeBatch:
+                outputs |= {stage.at(0, n): episodes for n, episodes in enumerate(rounds)}
+        for stage in self.graph.adapting:
+            inputs = self.graph.inputs_of_adaptation(self.config, stage, k)
+            given: dict[str, Any] = {}
+            for name, wanted in inputs.items():
+                if isinstance(wanted, tuple):
+                    given[name] = tuple(outputs[ref] for ref in wanted)
+                else:
+                    given[name] = params if wanted is None else outputs[wanted]
+            tools = {**self.tools, "at": at}
+            if missing := [name for name in stage.tools if name not in tools]:
+                raise GraphError(
+                    f"graph {self.graph.name}: {stage.name} takes {missing[0]} ({TOOLS.get(missing[0], 'shared')}), "
+                    f"which is not there when a learner adapts after training; required {', '.join(tools)} only"
+                )
+            outputs[stage.at(0, k)] = stage.run(*(tools[name] for name in stage.tools), **given)
+        # What a stage does not give, such as PEARL's parameters besides the posterior, stays as it was.
+        return TaskParams({**params.params, **outputs[self.graph.adapted.at(0, k)].params})

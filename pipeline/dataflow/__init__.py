@@ -1,0 +1,1 @@
+"""The language of dataflows: stages, the edges between them, and the graphs that they form."""

@@ -1,0 +1,98 @@
+"""Edges: which outputs of which stages an input is, as data.
+
+An edge is written in words relative to the stage that reads it: `this_step(PROCESS_SAMPLES)`. Order, lineage, static
+checks, diagrams and composition all read these words; nothing has to be called to know what a stage reads.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal, Self
+
+from metaloom.pipeline.dataflow.stage import Per, Stage
+
+Word = Literal[
+    "this_step", "last_step", "every_step", "steps_so_far", "last_iteration", "last_iterations", "since_start"
+]
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Outputs that a stage reads.
+
+    Attributes:
+        word: Which of them.
+        stages: Names of the stages that give them.
+        first: What is read where there is no earlier step or iteration: another edge, or the name of one.
+        among: The steps that count; default: all of the stage.
+    """
+
+    word: Word
+    stages: tuple[str, ...]
+    first: "Edge | str | None" = None
+    among: Per | None = None
+
+    def __str__(self) -> str:
+        first = f", first={self.first}" if self.first is not None else ""
+        return f"{self.word}({', '.join(self.stages)}{first})"
+
+    def renamed(self, old: str, new: str) -> Self:
+        """Return the edge with another stage in place of one."""
+        first = self.first.renamed(old, new) if isinstance(self.first, Edge) else self.first
+        return replace(self, stages=tuple(new if name == old else name for name in self.stages), first=first)
+
+
+def this_step(stage: Stage | str) -> Edge:
+    """Read a stage's output of the same inner step, or of the iteration where it has one only."""
+    return Edge("this_step", (_name(stage),))
+
+
+def last_step(stage: Stage | str, *, first: Stage | str | None = None) -> Edge:
+    """Read a stage's output of the inner step before.
+
+    Args:
+        stage: The stage.
+        first: Edge, by its name, or stage that is read in the first step; None: nothing.
+    """
+    return Edge("last_step", (_name(stage),), _first(first))
+
+
+def every_step(stage: Stage | str) -> Edge:
+    """Read a stage's outputs of all inner steps of the iteration, as a tuple."""
+    return Edge("every_step", (_name(stage),))
+
+
+def steps_so_far(stage: Stage | str, *, among: Per | None = None) -> Edge:
+    """Read a stage's outputs of the inner steps up to this one, as a tuple.
+
+    Args:
+        stage: The stage.
+        among: The steps that count; default: all.
+    """
+    return Edge("steps_so_far", (_name(stage),), among=among)
+
+
+def last_iteration(stage: Stage | str, *, first: Stage | str | None = None) -> Edge:
+    """Read a stage's output of the iteration before.
+
+    Args:
+        stage: The stage.
+        first: Edge, by its name, or stage that is read in the first iteration; None: nothing.
+    """
+    return Edge("last_iteration", (_name(stage),), _first(first))
+
+
+def last_iterations(*stages: Stage | str) -> Edge:
+    """Read some stages' outputs of this iteration and of `algorithm.earlier_iterations` before it, as a Span."""
+    return Edge("last_iterations", tuple(map(_name, stages)))
+
+
+def since_start(*stages: Stage | str) -> Edge:
+    """Read all outputs of some stages so far, as a Span: of these the stage loads what it needs."""
+    return Edge("since_start", tuple(map(_name, stages)))
+
+
+def _name(stage: Stage | str) -> str:
+    return stage if isinstance(stage, str) else stage.name
+
+
+def _first(first: Stage | str | None) -> Edge | str | None:
+    return this_step(first) if isinstance(first, Stage) else first

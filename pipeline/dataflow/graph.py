@@ -1,0 +1,322 @@
+"""Graphs: kinds of runs as data, each a sentence of stages joined by named edges.
+
+What else must know about stages reads it from here: the order of an iteration, the lineage in records, Prefect's edges,
+what replaying and thinning need, the debugger's variables, the store's groups, choices on the command line, diagrams.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Self
+
+from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.dataflow.edges import Edge
+from metaloom.pipeline.dataflow.refs import Span, StageOrder, StageRef
+from metaloom.pipeline.dataflow.stage import TOOLS, GraphError, Input, Stage
+from metaloom.pipeline.envs.contract import MetaEnv
+from metaloom.pipeline.schema import suggestion
+from metaloom.pipeline.seeding import generator
+from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams, Update
+
+WITNESS = ("witness_tasks", "witness_episodes")
+"""Names of the inputs that a witness is played from."""
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A kind of run.
+
+    Attributes:
+        name: Name by which an algorithm's settings select it.
+        stages: Stages in data-flow order; consecutive per-step stages run step by step.
+        edges: Edges by the names under which stages read them.
+        shared: Objects that stages keep between iterations, such as a replay buffer; they change no bit. Name, by which
+            functions of stages take it -> function that makes it, which takes tools by name.
+        remembers_by_task: True if stored data of a task belong to its index in the training set, which must not change.
+        check: Raises ConfigError or EnvError if configuration and environment do not fit each other.
+
+    Raises:
+        GraphError: a stage reads an edge that there is not, or takes what nobody has; or an edge comes from no stage.
+    """
+
+    name: str
+    stages: tuple[Stage, ...]
+    edges: Mapping[str, Edge]
+    shared: Mapping[str, Callable[..., object]] = field(default_factory=dict[str, Callable[..., object]])
+    remembers_by_task: bool = False
+    check: Callable[[RunConfig, MetaEnv], None] = lambda config, env: None
+
+    def __post_init__(self) -> None:
+        if problems := [*dict.fromkeys(self._problems())]:
+            raise GraphError("\n".join(f"graph {self.name}: {problem}" for problem in problems))
+
+    def __getitem__(self, name: str) -> Stage:
+        return self._by_name[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._by_name
+
+    @cached_property
+    def _by_name(self) -> dict[str, Stage]:
+        return {stage.name: stage for stage in self.stages}
+
+    @cached_property
+    def _order(self) -> StageOrder:
+        return StageOrder((stage.name, stage.stepped) for stage in self.stages)
+
+    def learner_ref(self, iteration: int) -> StageRef:
+        """Return the stage whose output is the learner that an iteration starts from."""
+        learners = (
+            stage for stage in self.stages if stage.output is Update and stage.ends_iteration == (iteration > 0)
+        )
+        return next(learners).at(max(iteration - 1, 0))
+
+    def order(self, config: RunConfig, iteration: int) -> list[StageRef]:
+        """Return the stages of an iteration in the order in which they run."""
+        return self.sort(stage.at(iteration, k) for stage in self.stages for k in stage.per.steps(config, iteration))
+
+    def sort(self, refs: Iterator[StageRef]) -> list[StageRef]:
+        """Sort references by the order in which a run computes outputs."""
+        return self._order.sort(refs)
+
+    def sampled_from(self, config: RunConfig, iteration: int) -> set[StageRef]:
+        """Return what decides an iteration's episodes: stages that sample, and what they read of this iteration."""
+        sampling = [ref for ref in self.order(config, iteration) if self[ref.stage].samples]
+        read = (wanted for ref in sampling for wanted in self.inputs(config, ref).values())
+        return {*sampling, *(wanted for wanted in read if isinstance(wanted, StageRef))}
+
+    def inputs(self, config: RunConfig, ref: StageRef) -> Mapping[str, Input]:
+        """Return a stage's inputs by argument name.
+
+        Where an episode of every iteration is played again, the stage that ends it reads the tasks and the batch.
+
+        Raises:
+            GraphError: there is no output for an input that has no default.
+        """
+        stage, found = self[ref.stage], dict[str, Input]()
+        for name, edge in stage.edges.items():
+            wanted = self._resolved(self.edges[edge], config, ref.iteration, ref.step)
+            if wanted is not None:
+                found[name] = wanted
+            elif not stage.inputs[name]:
+                raise GraphError(
+                    f"graph {self.name}: {ref} reads {name} from {edge} = {self.edges[edge]}, which has no output "
+                    f"there; required another edge, or a default of {name} in the stage's function"
+                )
+        if not (config.env.witness and stage.ends_iteration):
+            return found
+        refs = self.order(config, ref.iteration)
+        tasks = [one for one in refs if self[one.stage].output is TaskBatch]
+        batches = [one for one in refs if self[one.stage].group in ("rollouts", "rollouts_{step}")]
+        if not (tasks and batches):
+            return found
+        drawn = int(generator(config.seed, "witness", ref.iteration, 0).integers(len(batches)))
+        return {**found, **dict(zip(WITNESS, (tasks[0], batches[drawn]), strict=True))}
+
+    def within(self, config: RunConfig, span: Span, iteration: int) -> list[StageRef]:
+        """Return the outputs of a span that are of an iteration, in the order in which they are computed."""
+        return span.of(self.order(config, iteration))
+
+    def sources(self, edge: Edge) -> Iterator[tuple[str, Edge]]:
+        """Yield the stages that an edge may come from, each with the edge that says which of their outputs."""
+        if edge.first is not None:
+            yield from self.sources(self.edges[edge.first] if isinstance(edge.first, str) else edge.first)
+        yield from ((name, edge) for name in edge.stages)
+
+    # Adaptation after training
+
+    @cached_property
+    def adapted(self) -> Stage | None:
+        """The stage whose output tasks act with in the next inner step; None in a graph that does not adapt."""
+        for stage in self.stages:
+            for edge in map(self.edges.__getitem__, stage.edges.values() if stage.output is EpisodeBatch else ()):
+                if edge.word == "last_step" and self[edge.stages[0]].output is TaskParams:
+                    return self[edge.stages[0]]
+        return None
+
+    @cached_property
+    def adapting(self) -> tuple[Stage, ...]:
+        """The stages of one adaptation step, in order: all that lead from episodes to what tasks then act with."""
+        needed: set[str] = set()
+        waiting = [] if self.adapted is None else [self.adapted]
+        while waiting:
+            stage = waiting.pop()
+            needed.add(stage.name)
+            for edge in stage.edges.values():
+                given = [self[name] for name, found in self.sources(self.edges[edge]) if found.word == "this_step"]
+                waiting += [s for s in given if s.stepped and s.output is not EpisodeBatch and s.name not in needed]
+        return tuple(stage for stage in self.stages if stage.name in needed)
+
+    def inputs_of_adaptation(
+        self, config: RunConfig, stage: Stage, k: int
+    ) -> Mapping[str, StageRef | tuple[StageRef, ...] | None]:
+        """Return the inputs of a stage in adaptation step k after training, as if they were of iteration 0.
+
+        There, every stage has every step, and there are no other iterations. None stands for what tasks act with.
+
+        Raises:
+            GraphError: the stage reads what is there in training only.
+        """
+        there = {self.learner_ref(0), *(one.at(0, k) for one in self.adapting)}
+        there |= {one.at(0, n) for one in self.stages if one.output is EpisodeBatch for n in range(k + 1)}
+        found = dict[str, StageRef | tuple[StageRef, ...] | None]()
+        for name, edge in stage.edges.items():
+            if self.edges[edge].word == "last_step" and self[self.edges[edge].stages[0]] is self.adapted:
+                found[name] = None
+                continue
+            wanted = self._resolved(self.edges[edge], config, 0, k, training=False)
+            refs = {wanted} if isinstance(wanted, StageRef) else {*wanted} if isinstance(wanted, tuple) else {None}
+            if refs <= there:
+                assert isinstance(wanted, StageRef | tuple)
+                found[name] = wanted
+            elif not stage.inputs[name]:
+                raise GraphError(
+                    f"graph {self.name}: {stage.name} reads {name} from {edge} = {self.edges[edge]}, which is there in "
+                    "training only, but evaluations and trained policies adapt by this stage too; required the "
+                    "learner, episodes, what adapted last, or what such stages give in the same step, or a default of "
+                    f"{name} in the stage's function"
+                )
+        return found
+
+    # Composition
+
+    def insert(self, stage: Stage, *, after: Stage | str, gives: str | None = None) -> Self:
+        """Return the graph with one more stage.
+
+        Args:
+            stage: The stage.
+            after: Stage that it follows.
+            gives: Edge that comes from it from now on, with all others from the same stage: whoever read the output
+                there reads this one instead. The stage itself reads them as they were.
+
+        Raises:
+            GraphError: naming the stage, the edge and what to do.
+        """
+        before = self._known(after)
+        n = self.stages.index(before) + 1
+        if gives is None:
+            return replace(self, stages=(*self.stages[:n], stage, *self.stages[n:]))
+        if gives not in self.edges:
+            raise GraphError(f"graph {self.name}: insert gives={gives!r}; required {_one_of(self.edges, gives)}")
+        source = self[self.edges[gives].stages[0]]
+        if stage.output is not source.output or stage.per is not source.per:
+            raise GraphError(
+                f"graph {self.name}: {stage.name} gives {stage.output.__name__} {stage.per.words!r}, but the edge "
+                f"{gives} comes from {source.name}, which gives {source.output.__name__} {source.per.words!r}; "
+                "required the same, or without `gives` an edge of its own"
+            )
+        moved = [name for name, edge in self.edges.items() if source.name in edge.stages]
+        kept = {name: f"{name} of {source.name}" for name in moved if name in stage.edges.values()}
+        edges = {**self.edges, **{name: self.edges[name].renamed(source.name, stage.name) for name in moved}}
+        edges |= {new: self.edges[name] for name, new in kept.items()}
+        inserted = stage.reading(**{of: kept[edge] for of, edge in stage.edges.items() if edge in kept})
+        return replace(self, stages=(*self.stages[:n], inserted, *self.stages[n:]), edges=edges)
+
+    def replace(self, old: Stage | str, new: Stage) -> Self:
+        """Return the graph with a stage in place of another one, from which all its edges then come."""
+        before = self._known(old)
+        stages = tuple(new if stage is before else stage for stage in self.stages)
+        return replace(self, stages=stages, edges=self._renamed(before.name, new.name))
+
+    def remove(self, stage: Stage | str) -> Self:
+        """Return the graph without a stage; edges that come from it have to come from others before."""
+        gone = self._known(stage)
+        left = tuple(stage for stage in self.stages if stage is not gone)
+        read = {edge: reader.name for reader in left for edge in reader.edges.values()}
+        for name, reader in read.items():
+            if gone.name in [source for source, _ in self.sources(self.edges[name])]:
+                raise GraphError(
+                    f"graph {self.name}: {reader} reads the edge {name} = {self.edges[name]}, which comes from "
+                    f"{gone.name}; required another source before it is removed: graph.edge({name}=...)"
+                )
+        edges = {name: edge for name, edge in self.edges.items() if gone.name not in edge.stages}
+        return replace(self, stages=left, edges=edges)
+
+    def rename(self, old: Stage | str, name: str) -> Self:
+        """Return the graph with another name of a stage; it is stored in the same group."""
+        before = self._known(old)
+        return self.replace(before, replace(before, name=name))
+
+    def edge(self, **edges: Edge) -> Self:
+        """Return the graph with some edges that come from elsewhere, or new ones."""
+        return replace(self, edges={**self.edges, **edges})
+
+    def named(self, name: str) -> Self:
+        """Return the graph under another name."""
+        return replace(self, name=name)
+
+    def _renamed(self, old: str, new: str) -> dict[str, Edge]:
+        return {name: edge.renamed(old, new) for name, edge in self.edges.items()}
+
+    def _known(self, stage: Stage | str) -> Stage:
+        name = stage if isinstance(stage, str) else stage.name
+        if name not in self:
+            raise GraphError(f"graph {self.name}: found no stage {name}; required {_one_of(self._by_name, name)}")
+        return self[name]
+
+    def _resolved(self, edge: Edge, config: RunConfig, i: int, k: int, *, training: bool = True) -> Input | None:
+        """Return the outputs that an edge stands for at a position, None if there are none."""
+        stage = self[edge.stages[0]]
+
+        def output(i: int, k: int) -> StageRef | None:
+            k = k if stage.stepped else 0
+            exists = i >= 0 and k >= 0 and (k in stage.per.steps(config, i) or (stage.stepped and not training))
+            return stage.at(i, k) if exists else None
+
+        match edge.word:
+            case "this_step":
+                return output(i, k)
+            case "last_step" if (found := output(i, k - 1)) is not None:
+                return found
+            case "last_iteration" if (found := output(i - 1, k)) is not None:
+                return found
+            case "last_step" | "last_iteration":
+                if edge.first is None:
+                    return None
+                first = self.edges[edge.first] if isinstance(edge.first, str) else edge.first
+                return self._resolved(first, config, i, k, training=training)
+            case "every_step":
+                return tuple(stage.at(i, n) for n in stage.per.steps(config, i)) if training else None
+            case "steps_so_far":
+                steps = (edge.among or stage.per).steps(config, i) if training else range(k + 1)
+                return tuple(stage.at(i, n) for n in steps if n <= k)
+            case "since_start":
+                return Span(edge.stages, 0, i)
+            case "last_iterations":
+                return Span(edge.stages, max(0, i - config.algorithm.earlier_iterations), i)
+
+    def _problems(self) -> Iterator[str]:
+        """Yield what is wrong whatever the settings are."""
+        if len(self._by_name) < len(self.stages):
+            names = [stage.name for stage in self.stages]
+            twice = next(name for name in names if names.count(name) > 1)
+            yield f"two stages have the name {twice}; required different names, as by graph.rename or Stage(name=...)"
+        for name, edge in self.edges.items():
+            if unknown := [source for source in edge.stages if source not in self]:
+                yield (
+                    f"the edge {name} is {edge}, but there is no stage {unknown[0]}; required "
+                    f"{_one_of(self._by_name, unknown[0])}"
+                )
+            seen, first = {name}, edge.first
+            while isinstance(first, str):
+                if first in seen or first not in self.edges:
+                    others = [name for name in self.edges if name not in seen]
+                    yield f"the edge {name} is {edge}; required as first {_one_of(others, first)}"
+                    break
+                seen, first = {*seen, first}, self.edges[first].first
+        for stage in self.stages:
+            for of, edge in stage.edges.items():
+                if edge not in self.edges:
+                    yield (
+                        f"stage {stage.name} reads {of} from the edge {edge}, which there is not; required "
+                        f"{_one_of(self.edges, edge)}, or a new one: graph.edge({edge}=...)"
+                    )
+            if unknown := [tool for tool in stage.tools if tool not in {**TOOLS, **self.shared}]:
+                yield (
+                    f"stage {stage.name}: its function takes {unknown[0]}, which is no tool; required one of "
+                    f"{', '.join([*TOOLS, *self.shared])}, or, for an input, a keyword-only parameter"
+                )
+
+
+def _one_of(names: Collection[str], found: str) -> str:
+    return f"one of {', '.join(names)}{suggestion(found, names)}"

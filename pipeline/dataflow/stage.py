@@ -1,0 +1,193 @@
+"""Stages: a function of batches, with how often it runs and which edges it reads."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Self
+
+from metaloom.pipeline import types
+from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.dataflow.refs import Span, StageRef
+from metaloom.pipeline.outputs import as_declared
+from metaloom.pipeline.schema import ConfigError
+
+Input = StageRef | tuple[StageRef, ...] | Span
+"""Input of a stage: one output, outputs of several steps, or a span, of which it reads what it needs."""
+
+STEP = "{step}"
+"""Stands for the inner step in the name of a group of the store."""
+
+TOOLS: Mapping[str, str] = {
+    "at": "the position: run seed, iteration and inner step",
+    "config": "the settings of the run",
+    "setup": "the sizes that the learner was built for",
+    "learner": "the algorithm",
+    "env": "one environment of the run, for its spaces and tasks",
+    "rollouts": "collects episodes",
+    "parallel": "maps over tasks; no result depends on it",
+    "measures": "additional measurements of rollout batches",
+    "adaptation": "adapts a learner by the stages of this graph",
+    "tested": "receives the test episodes of an evaluation",
+    "warm_start": "reads the learner that the run starts from",
+}
+"""What a stage's function may take as positional parameters, besides what its graph shares."""
+
+
+class GraphError(ConfigError):
+    """Stages that do not fit each other; the message names the stage, the edge, and what to do."""
+
+
+@dataclass(frozen=True)
+class At:
+    """Position at which a stage computes. It determines its random streams.
+
+    Attributes:
+        run_seed: Seed of the run; in an evaluation the evaluation's own.
+        iteration: Iteration number; 0 where a learner adapts after training.
+        step: Inner step k.
+        training: False where a learner adapts after training, in evaluations and trained policies.
+    """
+
+    run_seed: int
+    iteration: int
+    step: int = 0
+    training: bool = True
+
+
+@dataclass(frozen=True)
+class Per:
+    """Number of executions of a stage in an iteration.
+
+    Attributes:
+        words: Text for diagrams, such as "per inner step".
+        steps: Returns its inner steps k for a configuration and iteration i.
+        stepped: True if an iteration may have several.
+    """
+
+    words: str
+    steps: Callable[[RunConfig, int], Sequence[int]]
+    stepped: bool = False
+
+
+def _after_evaluated(config: RunConfig, i: int) -> Sequence[int]:
+    every = config.evaluation.every
+    return (0,) if every is not None and (i + 1) % every == 0 else ()
+
+
+ONCE = Per("once per run", lambda config, i: () if i else (0,))
+ITERATION = Per("per iteration", lambda config, i: (0,))
+INNER_STEP = Per("k = 0 ... K-1", lambda config, i: range(config.algorithm.adaptation_steps), stepped=True)
+EACH_STEP = Per("k = 0 ... K", lambda config, i: range(config.algorithm.adaptation_steps + 1), stepped=True)
+AFTER_TRAINING = Per("after training", lambda config, i: (), stepped=True)
+EVALUATION = Per("every n iterations", _after_evaluated)
+
+
+def by_position(config: RunConfig, i: int, k: int) -> tuple[int, ...]:
+    """Return the position in the run's random streams at which a stage draws by default."""
+    return (config.seed, i, k)
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """One stage of a kind of run.
+
+    Its function takes tools as positional parameters, by their names in TOOLS, and inputs as keyword-only ones. An
+    input with a default may be missing, as adapted parameters are before the first inner step.
+
+    Attributes:
+        run: The function.
+        per: Number of executions in an iteration.
+        name: Stage name; default: the function's.
+        reads: Input -> name of the graph's edge that it is read from; default: the edge of the same name.
+        output: Type of its output: one of `metaloom.pipeline.types`, or a frozen dataclass of arrays whose fields say
+            their axes, see `metaloom.pipeline.outputs`; default: the annotation of what the function returns.
+        group: Group that stores it; "{step}" in the name stands for the inner step; default: the stage's name.
+        samples: True if it runs environments, so that other algorithm settings cannot be tried on stored data.
+        thinnable: True if thinning may remove its arrays, because they can be computed again.
+        ends_iteration: True if its output is the next learner.
+        seed_position: Position of its draws in the run's random streams.
+
+    Raises:
+        GraphError: the function does not declare what it takes and returns.
+    """
+
+    run: Callable[..., Any]
+    per: Per
+    name: str = ""
+    reads: Mapping[str, str] | None = None
+    output: Any = None
+    group: str = ""
+    samples: bool = False
+    thinnable: bool = False
+    ends_iteration: bool = False
+    seed_position: Callable[[RunConfig, int, int], tuple[int, ...]] = by_position
+
+    def __post_init__(self) -> None:
+        name = self.name or self.run.__name__
+        output = self.output
+        if output is None:
+            output = inspect.get_annotations(self.run, eval_str=True).get("return")
+            if not isinstance(output, type):
+                raise GraphError(
+                    f"stage {name}: its function {_path(self.run)} is annotated to return {output}; required the type "
+                    "of its output, as in -> Samples"
+                )
+        reads = dict.fromkeys(self.inputs) if self.reads is None else self.reads
+        if unknown := [*{*reads} ^ {*self.inputs}]:
+            raise GraphError(
+                f"stage {name} reads {', '.join(reads) or 'nothing'}, but its function {_path(self.run)} has the "
+                f"keyword-only parameters {', '.join(self.inputs) or 'none'}; required the same ({unknown[0]} is not)"
+            )
+        group = self.group or (f"{name}_{STEP}" if self.per.stepped else name)
+        defaults = {"name": name, "output": output, "group": group}
+        defaults["reads"] = {of: reads[of] or of for of in self.inputs}
+        for field, value in defaults.items():
+            object.__setattr__(self, field, value)
+
+    @cached_property
+    def _parameters(self) -> Sequence[inspect.Parameter]:
+        found = [*inspect.signature(self.run).parameters.values()]
+        if loose := [p for p in found if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]:
+            raise GraphError(
+                f"stage {self.name or self.run.__name__}: its function {_path(self.run)} has the parameter {loose[0]}; "
+                "required parameters by name: tools, *, inputs"
+            )
+        return found
+
+    @cached_property
+    def tools(self) -> tuple[str, ...]:
+        """Names of the positional parameters of its function."""
+        return tuple(p.name for p in self._parameters if p.kind != p.KEYWORD_ONLY)
+
+    @cached_property
+    def inputs(self) -> Mapping[str, bool]:
+        """Names of its inputs, each with whether it may be missing."""
+        return {p.name: p.default is not p.empty for p in self._parameters if p.kind == p.KEYWORD_ONLY}
+
+    @property
+    def edges(self) -> Mapping[str, str]:
+        """Input -> name of the edge that it is read from."""
+        assert self.reads is not None, "set in construction"
+        return self.reads
+
+    @property
+    def stepped(self) -> bool:
+        """True if an iteration may have several outputs, one for every inner step."""
+        return STEP in self.group
+
+    def at(self, i: int, k: int = 0) -> StageRef:
+        """Return the ref of its output in iteration i and inner step k."""
+        return StageRef(i, self.name, k)
+
+    def as_declared(self, value: Any) -> Any:
+        """Return an output of it as an object of the class that it declares, wherever that was read from."""
+        return value if self.output.__module__ == types.__name__ else as_declared(self.output, value)
+
+    def reading(self, **edges: str) -> Self:
+        """Return the stage with some inputs read from other edges."""
+        return replace(self, reads={**self.edges, **edges})
+
+
+def _path(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}:{getattr(function, '__qualname__', repr(function))}"

@@ -1,0 +1,312 @@
+"""Outputs of custom stages: any frozen dataclass whose fields are arrays and say what they hold.
+
+A run stores the schema and not the class, so that readers need no code of the user's:
+
+    @dataclass(frozen=True)
+    class Noise:
+        scale: Annotated[NDArray[np.float32], Axes("B E T", "scale of the noise of a step", unit="m")]
+"""
+
+import keyword
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass, make_dataclass
+from functools import cache
+from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from metaloom.pipeline.shown import arrays_in, as_html, as_text
+from metaloom.pipeline.types import Array
+
+DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
+"""dtypes of arrays that a run can store."""
+
+LETTERS = {
+    "B": "task",
+    "E": "episode",
+    "T": "t",
+    "T+1": "t_with_final",
+    "O": "observation",
+    "A": "action",
+    "P": "task_field",
+    "S": "state",
+}
+"""Names of the axes that batches share, by the letters of the docs."""
+
+REST = "..."
+"""Stands for any further axes, at the end."""
+
+_AXIS = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_FIELD = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+_TAKEN = ("iteration", "row", "step")
+"""Names of the axes and columns that every output has."""
+_EXAMPLE = 'Annotated[NDArray[np.float32], Axes("B E T", "what an entry is", unit="m")]'
+
+
+class OutputError(TypeError):
+    """A class, or a stored description of one, is no output that a run can store."""
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Describes a field of a custom output, in `Annotated[NDArray[np.float32], Axes(...)]`.
+
+    A field may also be a mapping from names to such arrays: `Annotated[Mapping[str, NDArray[np.float32]], Axes(...)]`.
+
+    Attributes:
+        names: Axes, separated by spaces: the letters B, E, T, T+1, O, A, P and S, or new names in small letters; `...`
+            at the end stands for any further axes.
+        about: Meaning of an entry.
+        unit: Unit of the entries; "1" if they have none.
+    """
+
+    names: str
+    about: str
+    unit: str = "1"
+
+
+@dataclass(frozen=True)
+class OutputField:
+    """A field of a custom output.
+
+    Attributes:
+        name: Field name.
+        axes: Names of the axes; the last may be `...`.
+        dtype: dtype of the entries.
+        unit: Unit of the entries.
+        description: Meaning of an entry.
+        mapping: True if the field is a mapping from names to such arrays.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    dtype: str
+    unit: str
+    description: str
+    mapping: bool = False
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """Names of the axes that every array of the field has."""
+        return self.axes[:-1] if self.axes[-1:] == (REST,) else self.axes
+
+    def problems(self) -> Iterator[str]:
+        """Yield what is wrong with the field, each as the rest of a sentence about it."""
+        if not _FIELD.fullmatch(self.name) or keyword.iskeyword(self.name) or self.name in _TAKEN:
+            yield f"has a name that no array can have; required letters, digits and _, and none of {', '.join(_TAKEN)}"
+        if self.dtype not in DTYPES:
+            yield f"has entries of dtype {self.dtype}; required one of {', '.join(DTYPES)}, as in NDArray[np.float32]"
+        if not self.description.strip():
+            yield f"does not say what its entries are; required a few words, as in {_EXAMPLE}"
+        for axis in self.dims:
+            if not _AXIS.fullmatch(axis):
+                yield (
+                    f"has the axis {axis!r}; required letters of {' '.join(LETTERS)}, or new names in small letters, "
+                    f"with {REST} only at the end"
+                )
+            elif axis in _TAKEN:
+                yield f"has the axis {axis!r}, which every output has besides; required another name"
+        if len({*self.dims}) < len(self.dims):
+            yield f"has an axis twice: {' '.join(self.dims)}; required different names"
+        elif "task" in self.dims[1:]:
+            yield f"has the axes {' '.join(self.dims)}; required task (B) as the first one, as in all batches"
+
+    def problem_of(self, name: str, value: object, sizes: dict[str, int]) -> str | None:
+        """Return what is wrong with an array of the field, None if nothing is. Adds the lengths of its axes to `sizes`.
+
+        Args:
+            name: Name of the array, for the message.
+            value: The array.
+            sizes: Lengths of the axes of arrays before it, by name.
+        """
+        if not isinstance(value, np.ndarray):
+            return f"{name} is {type(value).__name__}; required an array of {self.dtype}"
+        array, dims = cast(Array, value), self.dims
+        if array.dtype != np.dtype(self.dtype):
+            return f"{name} has dtype {array.dtype}; required {self.dtype}"
+        if array.ndim < len(dims) or (array.ndim > len(dims) and dims == self.axes):
+            return f"{name} has shape {list(array.shape)}; required the axes {', '.join(self.axes) or '(none)'}"
+        for axis, size in zip(dims, array.shape, strict=False):
+            if sizes.setdefault(axis, size) != size:
+                return (
+                    f"{name} has {size} entries along {axis}, and an array before it {sizes[axis]}; required one length"
+                )
+        return None
+
+
+@dataclass(frozen=True)
+class OutputSchema:
+    """Description of a custom output.
+
+    Attributes:
+        name: Name of the class.
+        fields: Fields, in their order.
+        description: Docstring of the class, "" if it has none.
+    """
+
+    name: str
+    fields: tuple[OutputField, ...]
+    description: str = ""
+
+    @classmethod
+    def of(cls, declared: object) -> "OutputSchema":
+        """Derive the schema of a frozen dataclass.
+
+        Raises:
+            OutputError: it is none, or a field does not say what it holds.
+        """
+        if not (isinstance(declared, type) and is_dataclass(declared)):
+            raise OutputError(f"{_name_of(declared)} is no dataclass of arrays")
+        if not cast(Any, declared).__dataclass_params__.frozen:
+            raise OutputError(
+                f"{_name_of(declared)} can be changed; required @dataclass(frozen=True), because other stages read it"
+            )
+        try:
+            hints = get_type_hints(declared, include_extras=True)
+        except Exception as problem:
+            raise OutputError(
+                f"the annotations of {_name_of(declared)} raised {type(problem).__name__}: {problem}"
+            ) from problem
+        # Without a docstring, a dataclass gets its signature as one.
+        about = declared.__doc__ or ""
+        about = "" if about.startswith(f"{declared.__name__}(") else " ".join(about.split("\n\n")[0].split())
+        found = [_field_of(declared, f.name, hints[f.name], init=f.init) for f in fields(declared)]
+        return cls(declared.__name__, tuple(found), about).checked()
+
+    @classmethod
+    def parse(cls, name: str, document: Mapping[str, Any]) -> "OutputSchema":
+        """Parse the schema of the output of a name from run.json.
+
+        Raises:
+            OutputError: it is none.
+        """
+        try:
+            found = [
+                OutputField(
+                    str(entry["name"]),
+                    tuple(map(str, entry["axes"])),
+                    str(entry["dtype"]),
+                    str(entry["unit"]),
+                    str(entry["description"]),
+                    bool(entry["mapping"]),
+                )
+                for entry in document["fields"]
+            ]
+            return cls(name, tuple(found), str(document["description"])).checked()
+        except (KeyError, TypeError) as problem:
+            raise OutputError(f"no schema of an output ({type(problem).__name__}: {problem})") from None
+
+    def checked(self) -> "OutputSchema":
+        """Return the schema.
+
+        Raises:
+            OutputError: no run can store such an output.
+        """
+        problems = [f"{self.name}.{f.name} {problem}" for f in self.fields for problem in f.problems()]
+        if not _FIELD.fullmatch(self.name) or keyword.iskeyword(self.name):
+            problems.append(f"{self.name!r} is no name of an output; required letters, digits and _")
+        if not self.fields:
+            problems.append(f"{self.name} has no fields; required at least one array")
+        names = [f.name.casefold() for f in self.fields]
+        if len({*names}) < len(names):
+            problems.append(f"{self.name} has names that differ only in case; required different ones")
+        axes = {axis for f in self.fields for axis in f.dims}
+        problems += [
+            f"{self.name}.{f.name} has the name of an axis; required another one" for f in self.fields if f.name in axes
+        ]
+        if problems:
+            raise OutputError("; ".join(problems))
+        return self
+
+    def document(self) -> dict[str, Any]:
+        """Return the schema as plain data, without its name."""
+        return {
+            "description": self.description,
+            "fields": [{**asdict(f), "axes": [*f.axes]} for f in self.fields],
+        }
+
+    def differences(self, stored: "OutputSchema") -> list[str]:
+        """List how it differs from a stored schema in fields, axes, dtypes and units, half a sentence each."""
+        mine, other = ({f.name: _words(f) for f in schema.fields} for schema in (self, stored))
+        return [
+            f"{self.name}.{name} is {mine.get(name, 'absent')}, stored as {other.get(name, 'absent')}"
+            for name in {**mine, **other}
+            if mine.get(name) != other.get(name)
+        ]
+
+    def problem_of(self, value: object) -> str | None:
+        """Return what is wrong with an output, None if it is as the schema says."""
+        sizes: dict[str, int] = {}
+        for f in self.fields:
+            if not hasattr(value, f.name):
+                return f"{type(value).__name__} has no {f.name}; required the fields of {self.name}"
+            part = getattr(value, f.name)
+            if f.mapping and not isinstance(part, Mapping):
+                return f"{self.name}.{f.name} is {type(part).__name__}; required a mapping from names to arrays"
+            named = cast(Mapping[str, object], part) if f.mapping else {"": cast(object, part)}
+            for name, array in named.items():
+                where = f"{self.name}.{f.name}" + (f"[{name!r}]" if f.mapping else "")
+                if problem := f.problem_of(where, array, sizes):
+                    return problem
+        return None
+
+    def record(self, values: Mapping[str, Any]) -> Any:
+        """Make an output from its fields, of a plain class with the same fields as the user's."""
+        return _record_class(self)(**values)
+
+
+def as_declared(declared: type[Any], value: Any) -> Any:
+    """Return an output as an object of the user's class, with mappings in the order of their names.
+
+    Both are lost on the disk, and no stage may depend on whether its input was read from there.
+    """
+    parts = {f.name: getattr(value, f.name) for f in fields(declared)}
+    sort = {name: dict(sorted(part.items())) for name, part in parts.items() if isinstance(part, Mapping)}
+    return declared(**parts | sort)
+
+
+def _field_of(declared: type[Any], name: str, hint: object, *, init: bool) -> OutputField:
+    where = f"{declared.__name__}.{name}"
+    args = cast(Sequence[Any], get_args(hint) if get_origin(hint) is Annotated else ())
+    axes = [found for found in args[1:] if isinstance(found, Axes)]
+    if len(axes) != 1 or not init:
+        raise OutputError(f"{where} does not say its axes and dtype; required {_EXAMPLE}")
+    inner, (about,) = cast(object, args[0]), axes
+    mapping = isinstance(origin := get_origin(inner), type) and issubclass(origin, Mapping)
+    if mapping:
+        key, inner = cast(Sequence[Any], get_args(inner))
+        if key is not str:
+            raise OutputError(f"{where} is a mapping from {_name_of(key)}; required one from str")
+    if get_origin(inner) is not np.ndarray:
+        raise OutputError(f"{where} is {_name_of(inner)}; required an array with its dtype, as in {_EXAMPLE}")
+    _, kind = cast(tuple[Any, Any], get_args(inner))
+    (entries,) = get_args(kind) or (Any,)
+    dtype = _name_of(entries).removesuffix("_")  # numpy.bool_ is of dtype bool
+    named = tuple(LETTERS.get(axis, axis) for axis in about.names.split())
+    return OutputField(name, named, dtype, about.unit, about.about, mapping)
+
+
+def _name_of(found: object) -> str:
+    return getattr(found, "__qualname__", str(found))
+
+
+def _words(found: OutputField) -> str:
+    kind = "names -> " if found.mapping else ""
+    return f"{kind}{found.dtype}[{', '.join(found.axes)}] in {found.unit}"
+
+
+@cache
+def _record_class(schema: OutputSchema) -> Callable[..., Any]:
+    def represent(value: object) -> str:
+        return as_text(schema.name, [*arrays_in(value)])
+
+    members: dict[str, Any] = {
+        "__doc__": schema.description,
+        "__module__": __name__,
+        "__repr__": represent,
+        "_repr_html_": lambda value: as_html(schema.name, [*arrays_in(value)]),
+        "__reduce__": lambda value: (schema.record, ({f.name: getattr(value, f.name) for f in schema.fields},)),
+    }
+    kinds = [(f.name, Mapping[str, Array] if f.mapping else Array) for f in schema.fields]
+    return make_dataclass(schema.name, kinds, frozen=True, repr=False, eq=False, namespace=members)

@@ -1,0 +1,1 @@
+"""The kinds of runs there are: each a sentence of stages, joined by named edges."""

@@ -1,0 +1,84 @@
+"""Runs that infer their tasks, as PEARL does: rollout batches with a posterior over the task between them.
+
+A task is inferred from what an iteration has collected of it. Learning uses everything that was ever collected.
+"""
+
+import numpy as np
+
+from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.dataflow.edges import (
+    every_step,
+    last_iteration,
+    last_step,
+    since_start,
+    steps_so_far,
+    this_step,
+)
+from metaloom.pipeline.dataflow.graph import Graph
+from metaloom.pipeline.envs.contract import MetaEnv
+from metaloom.pipeline.schema import ConfigError
+from metaloom.pipeline.tasks.samplers import fixed_tasks
+from metaloom.stages.collect_rollouts import COLLECT_ROUND
+from metaloom.stages.evaluate import EVALUATE_INFERENCE
+from metaloom.stages.fill_memory import FILL_MEMORY_OF_ALL_TASKS
+from metaloom.stages.infer_task import IN_CONTEXT, INFER_TASK
+from metaloom.stages.initialize import INITIALIZE
+from metaloom.stages.memory.replay import plan_of, replay_of_all_tasks, training_tasks
+from metaloom.stages.sample_tasks import SAMPLE_TRAINING_TASKS
+from metaloom.stages.sample_transitions import SAMPLE_TRANSITIONS_OF_TASKS
+from metaloom.stages.update import UPDATE
+
+
+def check_tasks(config: RunConfig, env: MetaEnv) -> None:
+    """Refuse fewer training tasks than a batch needs at once.
+
+    Raises:
+        ConfigError: there are fewer, or balanced draws are requested.
+        EnvError: the environment has no fixed set of them, or no sparse rewards where they are asked for.
+    """
+    num_train_tasks, plan = len(fixed_tasks(env)), plan_of(config)
+    if config.task_sampling != "uniform":
+        raise ConfigError(
+            f"task_sampling is {config.task_sampling}, but {config.algorithm.name} learns from tasks of its whole "
+            "training set, of which an iteration collects some; required task_sampling=uniform"
+        )
+    asked = {"num_tasks": config.num_tasks, "algorithm.meta_batch_size": plan.tasks_per_gradient_step}
+    for name, number in asked.items():
+        if number > num_train_tasks:
+            raise ConfigError(
+                f"{name} is {number} but {config.env.name} has {num_train_tasks} training tasks, none of which is "
+                "taken twice at once; use at most that many"
+            )
+    if plan.scores_sparse_rewards:
+        env.sparse_rewards(np.zeros(0, np.float32))
+
+
+TASK_INFERENCE = Graph(
+    "task_inference",
+    (
+        INITIALIZE,
+        FILL_MEMORY_OF_ALL_TASKS,
+        SAMPLE_TRAINING_TASKS,
+        COLLECT_ROUND,
+        INFER_TASK,
+        SAMPLE_TRANSITIONS_OF_TASKS,
+        UPDATE,
+        EVALUATE_INFERENCE,
+    ),
+    edges={
+        "learner": last_iteration(UPDATE, first=INITIALIZE),
+        "initial": this_step(INITIALIZE),
+        "fill": this_step(FILL_MEMORY_OF_ALL_TASKS),
+        "tasks": this_step(SAMPLE_TRAINING_TASKS),
+        "posterior": last_step(INFER_TASK),
+        "context": steps_so_far(COLLECT_ROUND, among=IN_CONTEXT),
+        "all_rollouts": every_step(COLLECT_ROUND),
+        "all_tasks": since_start(SAMPLE_TRAINING_TASKS),
+        "history": since_start(FILL_MEMORY_OF_ALL_TASKS, COLLECT_ROUND),
+        "drawn": this_step(SAMPLE_TRANSITIONS_OF_TASKS),
+        "updated": this_step(UPDATE),
+    },
+    shared={"replay": replay_of_all_tasks, "training_tasks": training_tasks},
+    remembers_by_task=True,
+    check=check_tasks,
+)

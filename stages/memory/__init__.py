@@ -1,0 +1,1 @@
+"""What stages keep in memory between iterations. It changes no result."""

@@ -1,0 +1,26 @@
+"""What learning needs of a rollout batch besides its episodes: returns, values and advantages."""
+
+from typing import Any
+
+from metaloom.pipeline.algorithms.contract import Learner
+from metaloom.pipeline.dataflow.stage import EACH_STEP, At, Stage
+from metaloom.pipeline.seeding import seed_for
+from metaloom.pipeline.types import EpisodeBatch, ParallelMap, Samples, Update
+from metaloom.stages.tools import at_start
+
+
+def process_samples(
+    learner: Learner[Any, Any], at: At, parallel: ParallelMap, *, state: Update, episodes: EpisodeBatch
+) -> Samples:
+    """Return the samples of a rollout batch, [B, E, T] each."""
+    seed = seed_for(at.run_seed, "baseline", at.iteration, at.step)
+    return learner.process(at_start(learner, state, at), episodes, seed=seed, parallel=parallel)
+
+
+PROCESS_SAMPLES = Stage(
+    process_samples,
+    EACH_STEP,
+    reads={"state": "learner", "episodes": "rollouts"},
+    group="samples_{step}",
+    thinnable=True,
+)

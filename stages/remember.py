@@ -1,0 +1,31 @@
+"""Adaptation by memory: what every task remembers of its episodes."""
+
+from typing import Any
+
+from metaloom.pipeline.algorithms.contract import Learner
+from metaloom.pipeline.dataflow.stage import AFTER_TRAINING, At, Stage
+from metaloom.pipeline.types import EpisodeBatch, TaskParams, Update
+from metaloom.stages.counters import require_adapted
+from metaloom.stages.tools import acting_params, at_start
+
+
+def remember(
+    learner: Learner[Any, Any], at: At, *, state: Update, params: Update | TaskParams, episodes: EpisodeBatch
+) -> TaskParams:
+    """Return the parameters of every task with the memory of a rollout batch, whose episodes are one trial per task.
+
+    In training an actor remembers by itself, through the episodes of a trial.
+    """
+    before = acting_params(learner, params, at, len(episodes.lengths))
+    found = learner.adapt(at_start(learner, state, at), before, episodes)
+    return require_adapted(found, len(episodes.lengths), learner)
+
+
+REMEMBER = Stage(
+    remember,
+    AFTER_TRAINING,
+    name="adapt",
+    reads={"state": "learner", "params": "acting", "episodes": "rollouts"},
+    group="adapted_{step}",
+    thinnable=True,
+)

@@ -1,0 +1,69 @@
+"""What stages are given to work with, besides their inputs; `flows` fulfils it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, Self
+
+from metaloom.pipeline.algorithms.contract import Learner
+from metaloom.pipeline.dataflow.stage import At
+from metaloom.pipeline.policies.config import ActorKind
+from metaloom.pipeline.types import EpisodeBatch, LearnerState, TaskBatch, TaskParams, Update
+from metaloom.stages.rollouts.faults import RolloutPosition
+
+Tested = Callable[[int, EpisodeBatch], object]
+"""Is shown the test episodes after each number of adaptation steps."""
+
+WarmStart = Callable[[], LearnerState | None]
+"""Reads the learner that a run starts from; None for a run that starts afresh."""
+
+
+class Rollouts(Protocol):
+    """Collects episodes, wherever the environments run."""
+
+    def collect(self, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
+        """Return complete episodes of every task."""
+        ...
+
+    def sampling(
+        self, episodes_per_task: int, *, deterministic: bool, actor: ActorKind | None = None, one_trial: bool = False
+    ) -> Self:
+        """Return the same for another number of episodes, with the most likely actions if `deterministic`."""
+        ...
+
+    def filling(self, min_steps: int, *, actor: ActorKind) -> Self:
+        """Return the same for at least `min_steps` steps of each task, with another actor."""
+        ...
+
+
+class Adaptation(Protocol):
+    """Adapts a learner to tasks by the stages of its graph, as training does."""
+
+    def adapt(
+        self, state: LearnerState, params: TaskParams, rounds: Sequence[EpisodeBatch], *, run_seed: int
+    ) -> TaskParams:
+        """Return the parameters of every task after the adaptation step on the last rollout batch.
+
+        Args:
+            state: Learner state.
+            params: Parameters that collected the last rollout batch.
+            rounds: All rollout batches so far, the last one collected by `params`; step k follows batch k. Earlier
+                ones may lack behavior, reward terms and facts.
+            run_seed: Seed of the random draws.
+        """
+        ...
+
+
+def at_start(learner: Learner[Any, Any], update: Update, at: At) -> LearnerState:
+    """Return the state with which the iteration after an update acts and learns."""
+    return learner.at_start(update.learner, run_seed=at.run_seed)
+
+
+def acting_params(learner: Learner[Any, Any], acting: Update | TaskParams, at: At, num_tasks: int) -> TaskParams:
+    """Return what every task acts with: its adapted parameters, or the learner's before the first inner step."""
+    if isinstance(acting, TaskParams):
+        return acting
+    return learner.acting_params(at_start(learner, acting, at), num_tasks)
+
+
+def position(at: At) -> RolloutPosition:
+    """Return the position at which the episodes of a stage are drawn."""
+    return RolloutPosition(at.run_seed, at.iteration, at.step)

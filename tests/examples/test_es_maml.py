@@ -1,0 +1,76 @@
+"""ES-MAML, an algorithm with stages of its own, does outside of the package all that one inside does."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import metaloom
+from metaloom import storage
+from metaloom.flows.commands.fork import fork
+from metaloom.flows.commands.replay import replay
+from metaloom.flows.commands.thin import materialise, thin
+from metaloom.flows.commands.train import resume, train
+from metaloom.flows.operations.evaluate import evaluate
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline.config.run import build_config
+from metaloom.storage import Retention
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SERIAL = Backend(workers=0)
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(EXAMPLES)
+        settings = {"num_tasks": 5, "episodes_per_task": 3, "max_episode_steps": 8, "iterations": 3}
+        algorithm = {"name": "es_maml:ESMAML", "inner_steps": 2}
+        env, every = {"name": "point-corner", "options": {"reward": "dense"}}, {"every": 3, "test_episodes": 1}
+        config = build_config({**settings, "algorithm": algorithm, "env": env, "evaluation": every})
+        train(config, tmp_path_factory.mktemp("es") / "run", backend=SERIAL)
+        yield storage.open_run(tmp_path_factory.getbasetemp() / "es0" / "run")
+
+
+def test_it_is_written_in_at_most_90_lines():
+    assert len((EXAMPLES / "es_maml.py").read_text().splitlines()) <= 90
+
+
+def test_opposite_tasks_start_from_opposite_noise_and_the_learner_moves_towards_what_ended_well(run):
+    before, started, after = run[1].learner().params, run[1].perturb().params, run[1].update().learner.params
+    returns = run[1].rollouts(2).episode_returns.mean(axis=1)
+    fitness = (returns - returns.mean()) / returns.std()
+    for name, value in before.items():
+        noise = (started[name] - value) / 0.1
+        np.testing.assert_allclose(noise[1], -noise[0], atol=1e-5)
+        np.testing.assert_allclose(noise[3], -noise[2], atol=1e-5)
+        step = sum(f * n for f, n in zip(fitness, noise, strict=True)) / len(fitness)
+        np.testing.assert_allclose(after[name] - value, 0.05 / 0.1 * step, atol=1e-5)
+
+
+def digests(path):
+    run = storage.open_run(path)
+    return {ref: run.record(ref).digest for ref in run.refs()}
+
+
+def test_it_replays_resumes_forks_and_thins(run, tmp_path):
+    assert all(outcome.identical for outcome in replay(run.path))
+    fork(run.path, 1, tmp_path / "continued")
+    resume(tmp_path / "continued", backend=SERIAL)
+    assert digests(tmp_path / "continued") == digests(run.path)
+    thin(tmp_path / "continued", Retention(keep_last=1))
+    assert materialise(tmp_path / "continued")
+    assert storage.verify_run(tmp_path / "continued") == []
+
+
+def test_it_adapts_after_training_as_in_training_from_the_unperturbed_start(run):
+    assert len(evaluate(run.path, backend=SERIAL).summary()) == 3
+    policy = metaloom.open_run(run.path).policy(1)
+    for name, value in run[1].learner().params.items():
+        assert np.array_equal(policy.params[name][0], value)
+    # Episodes as the policy collects them: the step is that of training's graph.
+    adapted = policy.adapt(run[1].rollouts(0))
+    assert adapted.num_tasks == 5
+    assert not np.array_equal(adapted.params["log_std"], policy.params["log_std"])

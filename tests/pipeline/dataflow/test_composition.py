@@ -1,0 +1,171 @@
+"""Graphs made from others, and what is refused while they are made: each refusal names stage, edge and cure."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from metaloom.pipeline.config.run import build_config
+from metaloom.pipeline.dataflow.edges import every_step, last_step, since_start, steps_so_far, this_step
+from metaloom.pipeline.dataflow.refs import Span, StageRef
+from metaloom.pipeline.dataflow.stage import EACH_STEP, INNER_STEP, ITERATION, GraphError, Stage
+from metaloom.pipeline.types import EpisodeBatch, Samples, TaskParams
+from metaloom.stages.adapt import ADAPT
+from metaloom.stages.graphs.off_policy import OFF_POLICY
+from metaloom.stages.graphs.on_policy import ON_POLICY
+from metaloom.stages.process_samples import PROCESS_SAMPLES
+
+
+def smooth(*, samples: Samples) -> Samples:
+    return samples
+
+
+SMOOTH = Stage(smooth, EACH_STEP)
+CONFIG = build_config({"env": "point-corner", "algorithm": "promp"})
+
+
+def names(graph):
+    return [stage.name for stage in graph.stages]
+
+
+def test_a_stage_is_declared_by_its_function():
+    assert (SMOOTH.name, SMOOTH.output, SMOOTH.group) == ("smooth", Samples, "smooth_{step}")
+    assert (SMOOTH.edges, SMOOTH.tools) == ({"samples": "samples"}, ())
+    assert Stage(smooth, ITERATION).group == "smooth"
+
+
+def test_an_inserted_stage_gives_every_edge_of_the_stage_that_it_stands_for():
+    graph = ON_POLICY.insert(SMOOTH, after=PROCESS_SAMPLES, gives="samples")
+    assert names(graph) == [*names(ON_POLICY)[:4], "smooth", *names(ON_POLICY)[4:]]
+    assert graph.inputs(CONFIG, StageRef(2, "smooth", 1)) == {"samples": StageRef(2, "process_samples", 1)}
+    assert graph.inputs(CONFIG, StageRef(2, "adapt"))["samples"] == StageRef(2, "smooth")
+    assert graph.inputs(CONFIG, StageRef(2, "meta_optimize"))["samples"] == tuple(
+        StageRef(2, "smooth", k) for k in (0, 1)
+    )
+    assert [stage.name for stage in graph.adapting] == ["process_samples", "smooth", "adapt"]
+    twice = graph.insert(replace(SMOOTH, name="again", group="again_{step}"), after="smooth", gives="samples")
+    assert twice.inputs(CONFIG, StageRef(2, "again", 1)) == {"samples": StageRef(2, "smooth", 1)}
+    assert twice.inputs(CONFIG, StageRef(2, "adapt"))["samples"] == StageRef(2, "again")
+
+
+def test_a_stage_without_an_edge_of_its_own_changes_nothing_else():
+    graph = ON_POLICY.insert(SMOOTH, after="process_samples")
+    assert graph.edges == ON_POLICY.edges
+    assert graph.inputs(CONFIG, StageRef(0, "adapt")) == ON_POLICY.inputs(CONFIG, StageRef(0, "adapt"))
+
+
+def test_a_replaced_or_renamed_stage_takes_its_edges_along():
+    def climb(*, params: TaskParams, samples: Samples) -> TaskParams:
+        return params
+
+    own = Stage(climb, INNER_STEP, reads={"params": "acting", "samples": "samples"})
+    graph = ON_POLICY.replace(ADAPT, own)
+    acting = graph.inputs(CONFIG, StageRef(0, "collect_rollouts", 1))["params"]
+    assert acting == StageRef(0, "climb")
+    renamed = graph.rename("climb", "ascend")
+    assert str(renamed.edges["acting"]) == "last_step(ascend, first=learner)"
+    assert renamed["ascend"].group == "climb_{step}"
+    assert renamed.adapted is renamed["ascend"]
+
+
+def test_a_removed_stage_takes_the_edges_that_nobody_reads_along():
+    graph = ON_POLICY.edge(acting=this_step("initialize")).remove(ADAPT)
+    assert "adapt" not in names(graph)
+    assert graph.adapted is None
+    assert "evaluate" not in names(ON_POLICY.remove("evaluate"))
+
+
+@pytest.mark.parametrize(
+    ("edge", "k", "expected"),
+    [
+        (this_step("process_samples"), 1, StageRef(3, "process_samples", 1)),
+        (this_step("sample_tasks"), 1, StageRef(3, "sample_tasks")),
+        (last_step("process_samples"), 1, StageRef(3, "process_samples", 0)),
+        (last_step("process_samples", first="tasks"), 0, StageRef(3, "sample_tasks")),
+        (every_step("adapt"), 0, (StageRef(3, "adapt", 0),)),
+        (steps_so_far("process_samples"), 0, (StageRef(3, "process_samples", 0),)),
+        (since_start("adapt", "sample_tasks"), 0, Span(("adapt", "sample_tasks"), 0, 3)),
+    ],
+)
+def test_every_word_names_outputs_relative_to_the_stage_that_reads(edge, k, expected):
+    def look(*, seen: object) -> Samples: ...
+
+    graph = ON_POLICY.edge(own=edge).insert(Stage(look, EACH_STEP, reads={"seen": "own"}), after="adapt")
+    assert graph.inputs(CONFIG, StageRef(3, "look", k)) == {"seen": expected}
+
+
+def loose(*everything) -> Samples: ...
+def untyped(*, samples): ...
+def many(*, samples: Samples, sample: Samples) -> Samples: ...
+def handed(contxt, *, samples: Samples) -> Samples: ...
+def alone(*, episodes: EpisodeBatch) -> EpisodeBatch: ...
+
+
+ALONE = Stage(alone, EACH_STEP, reads={"episodes": "rollouts"})
+REFUSED = {
+    "no annotation": (
+        lambda: Stage(untyped, EACH_STEP),
+        ":untyped is annotated to return None; required the type of its output, as in -> Samples",
+    ),
+    "parameters": (lambda: Stage(loose, EACH_STEP), "has the parameter *everything; required parameters by name"),
+    "reads": (
+        lambda: Stage(many, EACH_STEP, reads={"samples": "samples"}),
+        "has the keyword-only parameters samples, sample; required the same (sample is not)",
+    ),
+    "tool": (
+        lambda: ON_POLICY.insert(Stage(handed, EACH_STEP), after="adapt"),
+        "stage handed: its function takes contxt, which is no tool; required one of at, config, setup, learner",
+    ),
+    "edge": (
+        lambda: ON_POLICY.insert(SMOOTH.reading(samples="sample"), after="adapt"),
+        "stage smooth reads samples from the edge sample, which there is not; required one of learner, tasks",
+    ),
+    "edge to nothing": (
+        lambda: ON_POLICY.edge(own=this_step("adpat")),
+        "the edge own is this_step(adpat), but there is no stage adpat; required one of initialize, sample_tasks, "
+        "collect_rollouts, process_samples, adapt, meta_optimize, evaluate; did you mean adapt?",
+    ),
+    "first": (
+        lambda: ON_POLICY.edge(acting=last_step("adapt", first="acting")),
+        "the edge acting is last_step(adapt, first=acting); required as first one of learner, tasks",
+    ),
+    "after": (
+        lambda: ON_POLICY.insert(SMOOTH, after="process_sample"),
+        "found no stage process_sample; required one of initialize",
+    ),
+    "gives": (
+        lambda: ON_POLICY.insert(SMOOTH, after="process_samples", gives="sample"),
+        "insert gives='sample'; required one of learner, tasks, acting, rollouts, samples",
+    ),
+    "another type": (
+        lambda: ON_POLICY.insert(
+            Stage(alone, EACH_STEP, reads={"episodes": "rollouts"}), after="adapt", gives="samples"
+        ),
+        "alone gives EpisodeBatch 'k = 0 ... K', but the edge samples comes from process_samples, which gives Samples",
+    ),
+    "fewer steps": (
+        lambda: ON_POLICY.insert(replace(SMOOTH, per=INNER_STEP), after="process_samples", gives="samples"),
+        "smooth gives Samples 'k = 0 ... K-1', but the edge samples comes from process_samples, which gives Samples "
+        "'k = 0 ... K'; required the same",
+    ),
+    "removed": (
+        lambda: ON_POLICY.remove("process_samples"),
+        "adapt reads the edge samples = this_step(process_samples), which comes from process_samples; required another "
+        "source before it is removed: graph.edge(samples=...)",
+    ),
+    "one name": (
+        lambda: ON_POLICY.rename("adapt", "evaluate"),
+        "two stages have the name evaluate; required different names, as by graph.rename",
+    ),
+    "another graph's stage": (
+        lambda: OFF_POLICY.replace(ADAPT, SMOOTH),
+        "graph off_policy: found no stage adapt; required one of initialize, fill_memory",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", REFUSED)
+def test_what_does_not_fit_is_refused_while_the_graph_is_made(mistake):
+    make, sentence = REFUSED[mistake]
+    with pytest.raises(GraphError, match=re.escape(sentence)):
+        make()
