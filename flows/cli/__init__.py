@@ -33,6 +33,7 @@ from metaloom.flows.operations.options import complete_runs
 from metaloom.flows.streams import keep_streams
 from metaloom.flows.views.status import STATUS
 from metaloom.pipeline.shown import error_text, printable
+from metaloom.storage import RunNotFound
 
 GROUPS = list(dict.fromkeys(operation.group for operation in operations().values()))
 """Titles of groups of commands, in the order of `--help`."""
@@ -147,7 +148,6 @@ def run(tokens: Sequence[str]) -> int:
         if code is None:
             raise
         from metaloom.pipeline.schema import suggestion
-        from metaloom.storage import RunNotFound
 
         # The name may resemble an existing run's.
         similar = suggestion(Path(error.where).name, complete_runs(None)) if isinstance(error, RunNotFound) else ""
