@@ -2,12 +2,11 @@
 
 1. Small runs of a recipe on this machine give the seconds of every stage and the bytes of every batch, per task, and
    what the writer takes for an iteration and for a task of it.
-2. A real Dask scheduler hands out shards, cut as a training cuts them, and orders of mathematics, one per worker. The
-   workers, threads of at most ten Dask workers, sleep for as long as it takes and send results of their size back
-   through loopback sockets. Scheduler, workers and trainer share one process, so what a round takes beyond the sleep is
-   more than separate machines would need.
-3. The sum is an iteration with a task per worker, 40 at least, with the mathematics in the trainer, on one core, and on
-   the workers. What takes most of it binds first.
+2. A real Dask scheduler hands out shards, cut as a training cuts them. The workers are threads of at most ten Dask
+   workers. They sleep for as long as it takes and send results of their size back through loopback sockets. Scheduler,
+   workers and trainer share one process, so what a round takes beyond the sleep is more than separate machines need.
+3. The sum is an iteration with a task per worker, 40 at least, with the mathematics in the trainer, on one core. What
+   takes most of it binds first.
 """
 
 import argparse
@@ -30,7 +29,6 @@ from distributed import Client, LocalCluster
 from metaloom import storage
 from metaloom.flows.commands.train import train
 from metaloom.flows.recipes import load_settings
-from metaloom.flows.rollouts.mathematics.slots import most_slots
 from metaloom.flows.rollouts.shards import tasks_per_shard
 from metaloom.flows.rollouts.workers import Backend, usable_cores
 from metaloom.pipeline.config.input import override
@@ -54,7 +52,7 @@ def main() -> None:
         f"{costs.writer:.2f} s of it; {costs.received / 1e6:.2f} MB of episodes back, "
         f"{costs.sent / 1e3:.0f} kB of parameters out"
     )
-    print("workers | tasks | rollouts | their transfer | mathematics here | on workers | of it orders | writer")
+    print("workers | tasks | rollouts | their transfer | mathematics | writer")
     for workers in args.workers:
         tasks = max(40, workers)
         size = tasks_per_shard(tasks, costs.rollouts / rounds)
@@ -62,18 +60,10 @@ def main() -> None:
         turns = -(-shards // workers)
         with _cluster(workers) as client:
             taken = _best(client, shards, shard, size * costs.received // rounds, size * costs.sent // rounds)
-            chunks = -(-tasks // args.tasks_per_chunk)
-            busy = min(workers, most_slots(chunks))
-            # A worker's undivided sums, one for each of its chunks, and the work that it is sent.
-            params = costs.sent // rounds
-            order = _best(client, busy, 0.0, -(-chunks // busy) * params, 2 * params)
-        computing = -(-chunks // busy) * args.tasks_per_chunk * costs.learning
         row = [
             rounds * turns * shard,
             rounds * (taken - turns * shard),
             tasks * costs.learning,
-            computing + args.calls * order,
-            args.calls * order,
             costs.writer + tasks * costs.writer_per_task,
         ]
         print(f"{workers:>7} | {tasks:>5} | " + " | ".join(f"{value:.2f} s" for value in row), flush=True)
@@ -202,8 +192,6 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipe", default="promp-half-cheetah-dir")
     parser.add_argument("--tasks", type=int, default=10, help="of the run that is measured")
-    parser.add_argument("--tasks-per-chunk", type=int, default=2)
-    parser.add_argument("--calls", type=int, default=9, help="orders per worker and iteration")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 10, 40, 100, 400, 1000])
     parser.add_argument("--folder", type=Path, default=None, help="where runs are written")
     return parser.parse_args()

@@ -35,13 +35,27 @@ settings.register_profile(
 settings.load_profile("untimed")
 
 
-# Whole files go to one of two processes. One of these at the end would leave the other process idle for a minute.
-_LONG_FILES = ("tests/flows/test_prefect_server.py", "tests/storage/test_object_storage.py")
+# Whole files go to one of two processes. One of these at the end would leave the other process idle for long.
+_LONG_FILES = (
+    "tests/flows/test_prefect_server.py",
+    "tests/docs/test_code_blocks.py",
+    "tests/storage/test_object_storage.py",
+    "tests/flows/test_view_chromium.py",
+    "tests/flows/test_hostile_envs.py",
+    "tests/reliability/test_power_loss_of_commands.py",
+    "tests/flows/test_report_chromium.py",
+    "tests/reliability/test_processes.py",
+    "tests/flows/test_interrupt.py",
+    "tests/flows/test_references.py",
+    "tests/flows/test_training.py",
+    "tests/flows/test_sweep.py",
+)
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with the files that take longest."""
-    items.sort(key=lambda item: not item.nodeid.startswith(_LONG_FILES))
+    """Begin with the files that take longest, the longest first."""
+    places = {name: place for place, name in enumerate(_LONG_FILES)}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
 
 
 def pytest_collection_finish():

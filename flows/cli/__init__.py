@@ -68,7 +68,7 @@ def _explain(error: CycloptsError) -> Panel:
     )
 
 
-app = App(
+app: App = App(
     error_formatter=_explain,
     console=PipeConsole(),
     error_console=PipeConsole(stderr=True),

@@ -55,17 +55,13 @@ class Context:
             ConfigError: the algorithm or an option is not for such an environment.
         """
         setup, learner, env = build_learner(config)
-        parallel = rollouts.mathematics(config, learner, parallel)
         return cls(graph_of(config), config, setup, learner, env, rollouts, parallel, measures_of(config, env))
 
     def under(self, config: RunConfig) -> Self:
         """Return the context with other settings. The environment must stay the same."""
         setup = setup_of(config, self.env)
         learner, measures = config.algorithm.build(setup), measures_of(config, self.env)
-        parallel = self.rollouts.mathematics(config, learner, self.parallel)
-        return replace(
-            self, config=config, setup=setup, learner=learner, parallel=parallel, measures=measures, _shared={}
-        )
+        return replace(self, config=config, setup=setup, learner=learner, measures=measures, _shared={})
 
     def try_learner(self) -> None:
         """Initialize a learner that is not kept: only with parameters does an optimizer say what it refuses.
@@ -78,9 +74,7 @@ class Context:
 
     def with_new_learner(self) -> Self:
         """Return the context with a learner that has computed nothing yet, as in a fresh process."""
-        learner = self.config.algorithm.build(self.setup)
-        parallel = self.rollouts.mathematics(self.config, learner, self.parallel)
-        return replace(self, learner=learner, parallel=parallel)
+        return replace(self, learner=self.config.algorithm.build(self.setup))
 
     def start(self, update: Update) -> LearnerState:
         """Return the state with which the iteration after an update acts and learns."""

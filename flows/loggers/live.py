@@ -20,7 +20,7 @@ from metaloom.storage import Run, StageMissing, StageRef, location, open_run, ur
 if TYPE_CHECKING:
     from metaloom.flows.opened import FinishedIteration
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 _Open = Callable[[Run, Path], "RunLogger"]
 FILM_SIZE = (320, 240)

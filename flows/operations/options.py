@@ -92,7 +92,7 @@ Log = Annotated[
     ),
 ]
 FilmEvery = Annotated[Positive | None, Parameter(help="With --log, film every so many iterations, besides the last.")]
-PythonOnly = Parameter(parse=False)
+PythonOnly: Parameter = Parameter(parse=False)
 """Marks a parameter that only Python has."""
 
 

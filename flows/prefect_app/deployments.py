@@ -121,7 +121,7 @@ def meta_train_custom(
     scheduler: str = "",
     step_timeout: Seconds = DEFAULT_STEP_TIMEOUT_SECONDS,
     retries: Natural = DEFAULT_RETRIES,
-    mathematics: Mathematics = "auto",
+    mathematics: Mathematics = "here",
     log: Loggers = [],  # noqa: B006
     film_every: Natural = 0,
     trust: bool = False,
@@ -137,8 +137,7 @@ def meta_train_custom(
         scheduler: Address of a running Dask scheduler, tcp://host:port, used instead of starting workers.
         step_timeout: Seconds a worker waits for one call of an environment before it gives up.
         retries: How often work is done again whose worker process died.
-        mathematics: Where samples are processed, tasks adapted and updates computed: here, by the workers, or by those
-            of a scheduler where they have more threads than there are cores here.
+        mathematics: Where samples are processed, tasks adapted and updates computed: here, by the trainer.
         log: Where else to log, for which an extra of Metaloom's is needed: tensorboard, wandb (offline) or mlflow;
             or module:function, called with each iteration.
         film_every: Log a film of every so many iterations; 0 for one at the end.
@@ -171,7 +170,7 @@ def backend_of(
     scheduler: str,
     step_timeout: float = DEFAULT_STEP_TIMEOUT_SECONDS,
     retries: int = DEFAULT_RETRIES,
-    mathematics: Mathematics = "auto",
+    mathematics: Mathematics = "here",
 ) -> Backend:
     """Return where rollouts run: at a scheduler if one is named.
 

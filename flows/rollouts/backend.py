@@ -5,7 +5,8 @@ from typing import Literal
 
 from metaloom.flows.errors import UsageError
 
-Mathematics = Literal["auto", "here", "workers"]
+Mathematics = Literal["here", "auto", "workers"]
+"""`auto` is `here`, and `workers` is refused: both are what earlier versions took."""
 
 DEFAULT_WORKERS = 2
 DEFAULT_STEP_TIMEOUT_SECONDS = 60.0
@@ -29,8 +30,7 @@ class Backend:
         step_timeout_seconds: Seconds that one call of an environment may take before its worker gives up; 60 by
             default.
         retries: How many times to redo work whose worker process died; 3 by default.
-        mathematics: Where samples are processed, tasks adapted and updates computed: `here`, by `workers`, or `auto`:
-            by a scheduler's workers if these have more threads than there are cores here.
+        mathematics: Where samples are processed, tasks adapted and updates computed: `here`, by the trainer.
     """
 
     workers: int | None = None
@@ -38,12 +38,13 @@ class Backend:
     scheduler: str | None = None
     step_timeout_seconds: float | None = None
     retries: int | None = None
-    mathematics: Mathematics = "auto"
+    mathematics: Mathematics = "here"
 
     def __post_init__(self) -> None:
-        if self.mathematics == "workers" and self.workers == 0:
+        if self.mathematics == "workers":
             raise UsageError(
-                "found mathematics=workers without worker processes; required --workers 1 or more, or --scheduler"
+                "found mathematics=workers, which this version does not have: wherever it was measured, the trainer "
+                "computed updates faster than workers; leave it out"
             )
         if self.workers is not None and self.scheduler is not None:
             raise UsageError(

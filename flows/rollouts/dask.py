@@ -9,33 +9,25 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
-from distributed import Client, Future, KilledWorker
+from distributed import Client, KilledWorker
 
-from metaloom.flows.errors import UsageError, WorkersError
-from metaloom.flows.rollouts.backend import Backend, Mathematics
+from metaloom.flows.errors import WorkersError
+from metaloom.flows.rollouts.backend import Backend
 from metaloom.flows.rollouts.connection import Connection, connected
 from metaloom.flows.rollouts.flight_recorder import Recording, recordings_folder, remove_recordings
 from metaloom.flows.rollouts.guard import NOT_YET, tell_who_trains
 from metaloom.flows.rollouts.local_cluster import ending_of
-from metaloom.flows.rollouts.mathematics.cluster_map import ClusterMap
-from metaloom.flows.rollouts.mathematics.orders import arithmetic
-from metaloom.flows.rollouts.mathematics.places import Piece, Places
-from metaloom.flows.rollouts.mathematics.slots import Slots
-from metaloom.flows.rollouts.rounds import Piece as RolloutPiece
-from metaloom.flows.rollouts.rounds import Rounds, ShardDied, pieces_of
+from metaloom.flows.rollouts.rounds import Piece, Rounds, ShardDied, pieces_of
 from metaloom.flows.rollouts.shards import ShardCosts
 from metaloom.flows.rollouts.supervised import Collected, Shard, Supervision, try_environment
 from metaloom.flows.rollouts.traffic import Traffic
-from metaloom.flows.rollouts.versions import computing_fingerprint, fingerprint
+from metaloom.flows.rollouts.versions import fingerprint
 from metaloom.flows.rollouts.waiting import wait_for
 from metaloom.flows.rollouts.workers import RolloutWorkers, SamplerSpec
-from metaloom.pipeline.algorithms.contract import Learner
-from metaloom.pipeline.config.run import RunConfig
-from metaloom.pipeline.config.sources import plugin_paths
 from metaloom.pipeline.envs.contract import EnvError
-from metaloom.pipeline.types import EpisodeBatch, ParallelMap, TaskBatch, TaskParams
+from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition
 from metaloom.stages.rollouts.sampler import tasks_together
 
@@ -53,8 +45,6 @@ class DaskWorkers(RolloutWorkers):
         supervise: Makes the supervision of a piece of work.
         rounds: Rollout batches so far.
         costs: Costs of tasks so far.
-        asked: Requested location of the mathematics.
-        places: Locations of episodes, and of results computed from them, on workers.
     """
 
     connection: Connection
@@ -63,8 +53,6 @@ class DaskWorkers(RolloutWorkers):
     supervise: Callable[[], Supervision]
     rounds: Rounds
     costs: ShardCosts = field(default_factory=ShardCosts)
-    asked: Mathematics = "here"
-    places: Places = field(default_factory=Places)
 
     @classmethod
     @contextmanager
@@ -84,7 +72,7 @@ class DaskWorkers(RolloutWorkers):
                 return Supervision(session, secrets.token_hex(8), timeout, versions)
 
             rounds = Rounds(connection, session, supervise, partial(_recordings, connection, elsewhere))
-            workers = cls(spec, connection, session, elsewhere, supervise, rounds, asked=backend.mathematics)
+            workers = cls(spec, connection, session, elsewhere, supervise, rounds)
             tell_who_trains(recordings_folder(session), session, spec.env.name)
             try:
                 if not spec.env.is_built_in:  # one of ours is not tried before it is used
@@ -101,7 +89,7 @@ class DaskWorkers(RolloutWorkers):
             WorkersError: workers died at different steps, or are gone; or the scheduler has gone for good.
         """
         bounds = self.costs.bounds(self.spec, len(tasks), self.connection.num_threads)
-        pieces: list[RolloutPiece] = []
+        pieces: list[Piece] = []
 
         def collect() -> list[Collected]:
             pieces[:] = pieces_of(Shard(self.spec, tasks, position), params, bounds)
@@ -112,46 +100,7 @@ class DaskWorkers(RolloutWorkers):
         except ShardDied as death:
             raise self._death(death.shard, death.watch) from death.__cause__
         self.costs.tell(self.spec, sum(answer.cost for answer in answers) / len(tasks))
-        episodes = tasks_together([answer.episodes for answer in answers])
-        if position.step == 0:
-            self.places.forget()
-        if self.places.wanted(self.spec):
-            held = [(cast(Future[Collected], p.future), ends) for p, ends in zip(pieces, bounds, strict=True)]
-            self.places.remember(episodes, [Piece(future, ("episodes",), *ends) for future, ends in held])
-        return episodes
-
-    def mathematics(self, config: RunConfig, learner: Learner[Any, Any], here: ParallelMap) -> ParallelMap:
-        """Return a map over chunks of tasks on these workers, where the backend and the algorithm allow it.
-
-        Raises:
-            UsageError: it is asked for, and the algorithm or the device does not allow it.
-        """
-        here = here.here if isinstance(here, ClusterMap) else here
-        if self.asked == "here" or learner.tasks_apart is None or config.device != "cpu":
-            if self.asked == "workers":
-                algorithm = f"{config.algorithm.name} looks at all tasks"
-                why = f"device is {config.device}" if config.device != "cpu" else algorithm
-                raise UsageError(
-                    f"found mathematics=workers, but {why}; required device=cpu and an algorithm whose updates are "
-                    "sums over tasks, as ProMP's and MAML's are; leave --mathematics out"
-                )
-            return here
-        chunks = -(-config.num_tasks // max(1, learner.tasks_apart.adapt))
-        required = self.asked == "workers"
-        slots = Slots(self.connection, required=required, elsewhere=self.elsewhere, num_chunks=chunks)
-        self.places.wanted = lambda spec: spec == self.spec and bool(slots.chosen())
-        return ClusterMap(
-            self.connection,
-            self.session,
-            config.model_dump_json(),
-            learner,
-            here=here,
-            slots=slots,
-            places=self.places,
-            traffic=self.rounds.traffic,
-            versions=computing_fingerprint(plugin_paths(config)),
-            arithmetic=arithmetic() if self.elsewhere else "",
-        )
+        return tasks_together([answer.episodes for answer in answers])
 
     def uninterrupted(self, work: Callable[[], T], where: str) -> T:
         """Do work at the scheduler and return its result; repeat it all if the scheduler dies meanwhile and comes back.

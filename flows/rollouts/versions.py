@@ -3,7 +3,6 @@
 Workers import this module: no torch.
 """
 
-import platform
 import socket
 import sys
 from collections.abc import Iterable, Mapping
@@ -25,11 +24,6 @@ def fingerprint(spec: SamplerSpec) -> dict[str, str]:
     return {**_versions(), **_torch_version(), **_named(sources_of(acting_paths(spec.env, spec.policy)))}
 
 
-def computing_fingerprint(paths: Iterable[str]) -> dict[str, str]:
-    """Return the versions of everything that affects the mathematics in this process, including plug-in sources."""
-    return {**_versions(), **_torch_version(), **_python(), **_named(sources_of(paths))}
-
-
 def check_worker(spec: SamplerSpec) -> tuple[dict[str, str], tuple[str, ...]]:
     """Report versions and machine code of a worker, after it has built the environment once. Runs on the worker."""
     make_env(spec.env).close()
@@ -45,16 +39,6 @@ def require_own_versions(required: Mapping[str, str], spec: SamplerSpec) -> None
         WorkersError: they differ, and so would digests.
     """
     require_versions(required, _fingerprint_here(spec), f"on {socket.gethostname()}")
-
-
-def require_own_to_compute(required: Mapping[str, str], paths: Iterable[str]) -> None:
-    """Refuse to compute for a trainer with other versions, on a worker; see require_own_versions.
-
-    Raises:
-        WorkersError: they differ, and so would digests.
-    """
-    here = {**_versions(), **_torch_version(), **_python(), **_sources_first_seen(paths)}
-    require_versions(required, here, f"on {socket.gethostname()}")
 
 
 def require_versions(required: Mapping[str, str], found: Mapping[str, str], worker: str) -> None:
@@ -85,11 +69,6 @@ def _versions() -> dict[str, str]:
 def _torch_version() -> dict[str, str]:
     # Of a process that computes with it: the plain MLP acts without.
     return {"torch": version("torch")} if "torch" in sys.modules else {}
-
-
-def _python() -> dict[str, str]:
-    # Work is sent as byte code.
-    return {"Python": ".".join(platform.python_version_tuple()[:2])}
 
 
 def _fingerprint_here(spec: SamplerSpec) -> dict[str, str]:

@@ -22,14 +22,13 @@ from threadpoolctl import threadpool_limits
 from metaloom import pipeline, stages
 from metaloom.flows.rollouts.backend import Backend as Backend
 from metaloom.flows.rollouts.traffic import Traffic
-from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.global_random import GlobalRandomWatch
 from metaloom.pipeline.numerics import normal_numerics
 from metaloom.pipeline.plugin_files import acting_paths, own_paths
 from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
 from metaloom.pipeline.schema import Settings
-from metaloom.pipeline.types import EpisodeBatch, ParallelMap, TaskBatch, TaskParams
+from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import UNWATCHED, RolloutPosition, RolloutWatch, Sampler, play_episodes
 from metaloom.stages.faults import StageFault
 from metaloom.stages.rollouts.sampler import Enough
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 class SamplerSpec(Settings):
@@ -122,10 +121,6 @@ class RolloutWorkers(ABC):
     @abstractmethod
     def collect(self, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
         """E complete episodes of every task."""
-
-    def mathematics(self, config: "RunConfig", learner: Learner[Any, Any], here: ParallelMap) -> ParallelMap:
-        """Return the map by which a run's learner computes: local, or over workers where they may."""
-        return here
 
     def uninterrupted(self, work: Callable[[], T], where: str) -> T:
         """Do work with the workers and return its result; `where` names its location in the run for messages."""

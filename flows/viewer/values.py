@@ -45,6 +45,8 @@ def slice_of(
     if chunk is None:
         raise UsageError(f"found the array {array!r}; required one of {', '.join(c.array for c in record.chunks)}")
     spec = run.files.spec(array)
+    if not spec.shape:  # a single number
+        return _read(run, ref, chunk, None).reshape(1, 1).astype("<f8"), (1, 1)
     shown = [axis for axis in (rows, columns) if axis is not None]
     axes = range(len(spec.shape))
     if len(at) != len(axes) or len({*shown}) != len(shown) or any(axis not in axes for axis in shown):

@@ -71,29 +71,13 @@ class Kernel:
     reason: str
 
 
-@dataclass(frozen=True)
-class TasksApart:
-    """Chunk size for task-parallel computation, or 0 if all tasks must be processed together.
-
-    Attributes:
-        process: Chunk size for processing samples.
-        adapt: Chunk size for the adaptation.
-    """
-
-    process: int
-    adapt: int
-
-
 class Learner(ABC, Generic[Evidence, Experience]):
     """Contract between the stages and an algorithm. By default, an algorithm does not adapt.
 
     Attributes:
         kernel: Implementation of the updates.
-        tasks_apart: Chunk sizes for an algorithm whose tasks may be computed on several machines; its update maps over
-            chunks of them by `keep_tasks`. None for others.
     """
 
-    tasks_apart: TasksApart | None = None
     kernel: Kernel = Kernel("torch", "the algorithm has no fused kernel")
 
     @property

@@ -49,7 +49,7 @@ class NormalizingLearner(Learner[Any, Sequence[Step]]):
                 f"divided by {setup.observation_scale:g}; leave it out"
             )
         self.inner, self._discount = inner, setup.processing.discount
-        self.kernel, self.tasks_apart = inner.kernel, inner.tasks_apart
+        self.kernel = inner.kernel
         self._shapes: dict[str, tuple[int, ...]] = {}
         if setup.policy.normalize_observations:
             self._shapes[OBSERVATIONS] = (setup.observation_size,)

@@ -36,11 +36,6 @@ class BaselineSettings(PluginSettings, Settings, ABC):
         """Fit as `fit_predict` does; return the parameters [B, ...] by name, by default none."""
         return {}
 
-    @property
-    def fits_tasks_apart(self) -> bool:
-        """Return True if a task's fit depends only on its own episodes, not even on its index; see TasksApart."""
-        return False
-
     def build(self) -> Baseline:
         """Build the baseline that these settings describe, by default themselves."""
         return self
@@ -84,11 +79,6 @@ class BaselineConfig(BaselineSettings):
     ) -> Params:
         """Fit the baseline of this name; see Baseline."""
         return self.build().fit(observations, targets, mask, seed=seed, parallel=parallel)
-
-    @property
-    def fits_tasks_apart(self) -> bool:
-        """All but the value network, which draws by a task's number; see BaselineSettings."""
-        return self.name != "value_network"
 
     def build(self) -> Baseline:
         """Build the baseline of this name."""

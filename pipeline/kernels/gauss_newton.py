@@ -17,7 +17,6 @@ from metaloom.pipeline.algorithms.maml.meta_gradient import InnerLoss, MetaProbl
 from metaloom.pipeline.algorithms.maml.rows import Chunk, TaskRows
 from metaloom.pipeline.algorithms.maml.trpo import MetaPoint, Product, chunk_dtype
 from metaloom.pipeline.nn.linearization import LinearizedMLP, PulledBack
-from metaloom.pipeline.parallel import keep
 from metaloom.pipeline.policies.build import LOG_STD, CategoricalPolicy, GaussianPolicy
 from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.types import Array, Params
@@ -30,7 +29,6 @@ MAX_KEPT_BYTES = 1 << 30
 
 def fused_gauss_newton_product(at: MetaPoint) -> Product:
     """Return G v; see gauss_newton_product."""
-    # What goes to workers must not hold all chunks.
     problem, params, names = at.problem, at.params, [*at.flat.params]
 
     def curvature(chunk: Chunk) -> ChunkCurvature:
@@ -38,7 +36,7 @@ def fused_gauss_newton_product(at: MetaPoint) -> Product:
 
     sizes = np.cumsum([*at.parallel(partial(ChunkCurvature.num_bytes, problem.policy), at.chunks)])
     num_kept = int(np.searchsorted(sizes, MAX_KEPT_BYTES, side="right"))
-    kept = keep(at.parallel, curvature, at.chunks[:num_kept])
+    kept = at.parallel(curvature, at.chunks[:num_kept])
     work = [*kept, *at.chunks[num_kept:]]
 
     def product(v: Array) -> Array:
@@ -122,7 +120,7 @@ class InnerHessian:
         self._head_gradients = torch.autograd.grad(losses.sum(), self._head, create_graph=True)
         outputs, *others = (gradient.detach().numpy() for gradient in self._head_gradients)
         self._pulled = PulledBack(self._network, outputs)
-        self.gradients = self._pulled.gradients | dict(zip(self._others, others, strict=True))
+        self.gradients: dict[str, Array] = self._pulled.gradients | dict(zip(self._others, others, strict=True))
 
     def product(self, tangents: Params) -> Params:
         """Return the Hessian times the tangents of every task."""

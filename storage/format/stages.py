@@ -59,7 +59,7 @@ class StageTable(StageOrder):
     """
 
     def __init__(self, stages: Iterable[StoredStage]) -> None:
-        self.stages = tuple(stages)
+        self.stages: tuple[StoredStage, ...] = tuple(stages)
         self._by_name = {stage.name: stage for stage in self.stages}
         if wrong := [stage.group for stage in self.stages if not _GROUP.fullmatch(stage.group)]:
             raise ValueError(
@@ -72,7 +72,8 @@ class StageTable(StageOrder):
                 f"the stages are {', '.join(stage.name for stage in self.stages)}, of which {len(starts)} make the "
                 f"first learner and {len(ends)} end an iteration; required different names, and one of each"
             )
-        self.first, self.last = starts[0], ends[0]
+        self.first: str = starts[0]
+        self.last: str = ends[0]
         super().__init__((stage.name, stage.stepped) for stage in self.stages)
 
     def __contains__(self, name: str) -> bool:

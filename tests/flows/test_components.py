@@ -1,6 +1,5 @@
 """Names and units of an environment's numbers: declared, checked before a run, stored, and used where they are read."""
 
-import gymnasium
 import numpy as np
 import pytest
 from env_names import ENV_NAMES
@@ -55,32 +54,8 @@ def test_robots_of_gymnasium_are_named_where_they_show_joints_alone():
     assert component_facts(make_env(EnvConfig(name="CartPole-v1", action_scale=None))) == {}
 
 
-class Tank(gymnasium.Env):
-    """A user's environment, which knows nothing of us."""
-
-    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
-    action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
-    observation_components = (("level", "m"), ("inflow", "m3/s"))
-    action_components = (("valve", "1"),)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action):
-        return np.array([action[0], 0.5], np.float32), float(action[0]), False, False, {}
-
-
-class Short(Tank):
-    observation_components = (("level", "m"),)
-
-
-class Twice(Tank):
-    observation_components = (("level", "m"), ("level", "m"))
-
-
 def test_a_users_declarations_are_stored_and_name_columns_and_coordinates(tmp_path, tiny_config):
-    env = {"name": f"{__name__}:Tank"}
+    env = {"name": "small_envs:Tank"}
     config = tiny_config(env=env, iterations=1)
     train(config, tmp_path / "run", backend=Backend(workers=0))
     run = storage.open_run(tmp_path / "run")
@@ -104,7 +79,7 @@ def test_a_users_declarations_are_stored_and_name_columns_and_coordinates(tmp_pa
 )
 def test_wrong_declarations_are_refused_before_a_run_starts(tmp_path, tiny_config, name, message):
     with pytest.raises(EnvError, match=rf"{name}.observation_components: {message}"):
-        train(tiny_config(env={"name": f"{__name__}:{name}"}), tmp_path / "run", backend=Backend(workers=0))
+        train(tiny_config(env={"name": f"small_envs:{name}"}), tmp_path / "run", backend=Backend(workers=0))
     assert not (tmp_path / "run").exists()
 
 

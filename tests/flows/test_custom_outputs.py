@@ -21,6 +21,8 @@ from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.thin import materialise, thin
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.viewer.outputs import output_page
+from metaloom.flows.viewer.values import slice_of
 from metaloom.pipeline.schema import ConfigError
 from metaloom.stages.faults import StageFault
 from metaloom.storage import IncompatibleFormat, LayoutMismatch, Retention, StageRef
@@ -257,6 +259,16 @@ def test_commands_show_it(run, capsys):
     assert pq.read_table("out/spread.parquet").column_names[:3] == ["iteration", "step", "scale"]
     assert cli.run(["show", "run@1", "--stage", "spreads"]) == 2
     assert "required a stage of the run: initialize, " in capsys.readouterr().err
+
+
+def test_the_page_shows_its_arrays(run):
+    ref = StageRef(1, "spread", 1)
+    page = output_page(run, ref)
+    assert page["output"] == "Spread"
+    assert [array["description"] for array in page["arrays"] if array["name"] == "steps"] == ["environment steps"]
+    rows, _ = slice_of(run, ref, "spread_1/share", [2, 0, 0], 1, 2)
+    assert np.array_equal(rows, run[1].spread(1).share[2])
+    assert slice_of(run, ref, "spread_1/steps", [], None, 0)[0].tolist() == [[120.0]]
 
 
 def test_its_arrays_are_thinned_and_come_back(run):

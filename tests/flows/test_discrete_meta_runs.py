@@ -1,10 +1,8 @@
 """Runs of the meta family on discrete actions: they replay, resume, are optimized, and their policies act elsewhere."""
 
-from typing import ClassVar
-
-import gymnasium
 import numpy as np
 import pytest
+from small_envs import Noting
 from small_runs import GRADIENT_BASED
 
 import metaloom
@@ -14,28 +12,9 @@ from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.recipes import new_config
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.pipeline.envs.contract import EnvError, MetaEnv, TaskField
+from metaloom.pipeline.envs.contract import EnvError
 
 SERIAL = Backend(workers=0)
-
-
-class Bells(MetaEnv):
-    """Ring the one bell of four that pays; all that is seen is the bell that was rung last."""
-
-    task_fields = (TaskField("bell", "1", "the bell that pays"),)
-    task_set = ((0.0,), (1.0,), (2.0,), (3.0,))
-    observation_space = gymnasium.spaces.Box(0, 1, (4,), np.float64)
-    action_space = gymnasium.spaces.Discrete(4)
-
-    def sample_tasks(self, num_tasks, rng):
-        return rng.integers(4, size=(num_tasks, 1)).astype(np.float64)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.zeros(4), {}
-
-    def step(self, action):
-        return np.eye(4)[int(action)], float(action == self.task[0]), False, False, {}
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +23,7 @@ def config(tiny_config):
         algorithm = {"name": name, "inner_lr": 1.0, "outer_lr": 0.05}
         if name in ("maml-trpo", "e-maml"):
             del algorithm["outer_lr"]
-        env = {"name": f"{__name__}:Bells", "action_scale": None}
+        env = {"name": "small_envs:Bells", "action_scale": None}
         baselines = {"processing": {"return_baseline": "zero"}} if name == "vpg-dice" else {}
         return tiny_config(env=env, algorithm=algorithm, **{"iterations": 2, **baselines, **changes})
 
@@ -112,25 +91,17 @@ def test_workers_give_the_same_bits(tmp_path, config, digests):
 
 def test_actions_that_nobody_scales_are_those_of_the_recipe_without_a_scale(tmp_path):
     small = ["iterations=1", "num_tasks=2", "episodes_per_task=2", "max_episode_steps=3", "policy.hidden_sizes=[4]"]
-    train(new_config("promp", [f"env={__name__}:Bells", *small]), tmp_path / "run", backend=SERIAL)
+    train(new_config("promp", ["env=small_envs:Bells", *small]), tmp_path / "run", backend=SERIAL)
     assert metaloom.open_run(tmp_path / "run").config["env"]["action_scale"] is None
     with pytest.raises(EnvError, match=r"found 10, .*Discrete\(4\) are discrete .*--set env.action_scale=null"):
-        train(new_config("promp", [f"env={__name__}:Bells", "env.action_scale=10"]), tmp_path / "no", backend=SERIAL)
+        train(new_config("promp", ["env=small_envs:Bells", "env.action_scale=10"]), tmp_path / "no", backend=SERIAL)
 
 
-@pytest.mark.parametrize("name", ["bernoulli-bandit", "hidden-goal-grid", f"{__name__}:Bells", "CartPole-v1"])
+@pytest.mark.parametrize("name", ["bernoulli-bandit", "hidden-goal-grid", "small_envs:Bells", "CartPole-v1"])
 def test_doctor_takes_discrete_actions(name):
     assert {check.status for check in check_environment(env_config(name))} == {"ok"}
 
 
-class Noting(Bells):
-    taken: ClassVar[set[int]] = set()
-
-    def step(self, action):
-        self.taken.add(int(action))
-        return super().step(action)
-
-
 def test_doctor_takes_every_discrete_action():
-    check_environment(env_config(f"{__name__}:Noting"))
+    check_environment(env_config("small_envs:Noting"))
     assert Noting.taken == {0, 1, 2, 3}

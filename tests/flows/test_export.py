@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from gymnasium.spaces import Box
 
 from metaloom import storage
 from metaloom.flows import cli, exports
@@ -53,6 +54,7 @@ def test_minari_loads_and_iterates_what_was_exported(stored, tmp_path, monkeypat
         assert episode.terminations.tolist() == [False] * (T - 1) + [bool(batch.terminated[b, e])]
         assert episode.truncations.tolist() == [False] * (T - 1) + [bool(batch.truncated[b, e])]
     assert dataset.spec.dataset_id == "my-run-1-v0"
+    assert dataset.observation_space == Box(-np.inf, np.inf, (2,), np.float32)
     assert dataset.action_space == make_env(EnvConfig(name="point-corner", action_scale=None)).action_space
 
 

@@ -134,7 +134,7 @@ def done(runs: Path) -> bool:
         pytest.param(
             "--json >&-", "metaloom: standard output cannot be written: Bad file descriptor\n", marks=pytest.mark.slow
         ),
-        pytest.param(">/dev/full 2>&-", "", marks=pytest.mark.slow),
+        pytest.param(">/dev/full 2>&-", "", marks=pytest.mark.sweep),
     ],
 )
 def test_output_that_cannot_be_written_costs_no_iteration_and_is_reported_once(redirection, told, command, tmp_path):

@@ -338,6 +338,14 @@ def test_the_command_refuses_what_cannot_be_logged(tmp_path, capsys, options, me
     assert not (tmp_path / "run").exists()
 
 
+def test_films_are_refused_without_a_logger_that_keeps_them(tmp_path):
+    with (
+        pytest.raises(UsageError, match="found films asked for without a logger to keep them"),
+        logging_to([], tmp_path / "run", Observer(), film_every=2),
+    ):
+        pass
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

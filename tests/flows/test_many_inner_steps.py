@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from metaloom import storage
 from metaloom.flows.commands.train import train
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.viewer.adaptation import adaptation_page
 from metaloom.flows.viewer.curves import Curves
 from metaloom.flows.viewer.outputs import returns_by_task
 from metaloom.flows.views import charts
@@ -78,6 +79,10 @@ def test_the_learning_curve_of_many_inner_steps_has_room_for_its_lines_and_its_l
         assert box.width >= kept * figure.bbox.width
     for line, k in zip(axes.lines, shown_steps(last), strict=True):
         np.testing.assert_allclose(line.get_ydata(), returns[:, k].mean(axis=1))
+
+
+def test_adapted_policies_are_told_in_the_order_of_their_steps(run):
+    assert adaptation_page(run, 0)["policies"]["steps"] == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_page_and_viewer_show_the_same_inner_steps_and_say_that_there_are_others(run, tmp_path):

@@ -686,7 +686,10 @@ def verified_in_a_process(name, **variables):
 @pytest.mark.skipif("avx2" not in system()["cpu_flags"].split(), reason="this processor has no AVX2")
 @pytest.mark.parametrize(
     "variables",
-    [{}, {"OPENBLAS_CORETYPE": "Nehalem", "ATEN_CPU_CAPABILITY": "default", "NPY_DISABLE_CPU_FEATURES": "X86_V4"}],
+    [
+        pytest.param({}, marks=pytest.mark.sweep),
+        {"OPENBLAS_CORETYPE": "Nehalem", "ATEN_CPU_CAPABILITY": "default", "NPY_DISABLE_CPU_FEATURES": "X86_V4"},
+    ],
     ids=["this processor's code", "other code"],
 )
 def test_the_project_s_references_are_verified_by_the_code_that_computed_them_whatever_is_set(variables):

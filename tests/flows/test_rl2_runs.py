@@ -66,7 +66,9 @@ def test_a_run_learns_and_replays_bit_for_bit(made, name):
     require_replayed(made(name))
 
 
-@pytest.mark.parametrize("name", ["bandit", "robot", "attention", "asinh", "trust region"])
+@pytest.mark.parametrize(
+    "name", ["bandit", "robot", "attention", "asinh", pytest.param("trust region", marks=pytest.mark.sweep)]
+)
 def test_one_and_two_workers_give_the_digests_of_this_process(made, name, tmp_path, digests):
     train(config_of(name, *EVALUATED), tmp_path / "run", backend=Backend(workers=2))
     assert digests(tmp_path / "run") == digests(made(name))

@@ -168,7 +168,9 @@ def test_ctrl_c_stops_runs_in_several_processes_in_order(runs_folder):
 
 @pytest.mark.slow
 @pytest.mark.no_cover
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGHUP, *(pytest.param(n, marks=pytest.mark.sweep) for n in (signal.SIGINT, signal.SIGTERM))]
+)
 def test_signals_to_all_processes_of_a_sweep_lose_no_run_in_its_first_moments(number, runs_folder):
     code = (
         "import signal, sys; from metaloom.flows import cli; signal.signal(signal.SIGHUP, signal.SIG_DFL); "

@@ -13,21 +13,10 @@ from metaloom import storage
 from metaloom.flows.commands.train import train
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views.report import write_report
-from metaloom.pipeline.envs.contract import Component
-from metaloom.pipeline.envs.point_corner import PointCorner
-from metaloom.pipeline.envs.task_classes import nearest
 
 NAME = "<b onclick=alert(1)>bold"
-LINK = '<a href="https://example.org/x">{}</a>'
 
 pytestmark = [pytest.mark.slow, NEEDS_BROWSER]
-
-
-class Linked(PointCorner):
-    """Names everything that charts show as a link to another host."""
-
-    task_classes = nearest(("goal_x", "goal_y"), {LINK.format("left"): (-2, 0), LINK.format("right"): (2, 0)})
-    observation_components = (Component("x", LINK.format("m")), Component("y", "m"))
 
 
 @contextmanager
@@ -112,14 +101,17 @@ EVERY_PAGE = {
 }
 """With the least number of charts on each."""
 
-# In two goes: the second presses what the first has brought, such as the buttons of a dialog.
+# In two goes: the second presses what the first has brought, such as the buttons of a dialog. All charts have the same
+# buttons, of which one of each title is pressed: to draw a chart as a PNG takes seconds.
 PRESS = """(() => {
-  const pressed = new Set(), opened = [];
+  const pressed = new Set(), titles = new Set(), opened = [];
   window.open = (url) => { opened.push(url); return null; };
   for (const go of [1, 2]) {
     for (const button of [...document.querySelectorAll("button, summary, .modebar-btn, .chart a")]) {
-      if (pressed.has(button)) continue;
+      const title = button.dataset.title;
+      if (pressed.has(button) || (title && titles.has(title))) continue;
       pressed.add(button);
+      titles.add(title);
       button.dispatchEvent(new MouseEvent("click", { bubbles: true, cancelable: true }));
     }
   }
@@ -129,7 +121,7 @@ LINKS = "[...document.querySelectorAll('a')].map((a) => new URL(a.href.baseVal ?
 
 
 def test_no_button_or_link_of_any_page_leads_to_another_host(runs, tmp_path, tiny_config):
-    config = tiny_config(env={"name": f"{__name__}:Linked"}, num_tasks=8, task_sampling="balanced")
+    config = tiny_config(env={"name": "small_envs:Linked"}, num_tasks=8, task_sampling="balanced")
     linked = train(config, runs.parent / "linked" / "run", backend=Backend(workers=0)).path
     report = write_report(storage.open_run(linked), tmp_path / "report").html.as_uri()
     with served(linked.parent) as address, open_page(address, tmp_path / "browser", hovers=True) as page:

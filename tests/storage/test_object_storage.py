@@ -481,11 +481,14 @@ def test_a_store_that_does_not_answer_ends_a_writer_with_one_message_and_what_it
     assert len(storage.open_run(url)) == 2
 
 
-def test_a_store_that_falls_silent_stops_the_training_in_time_and_it_resumes(bucket, whole, monkeypatch, caplog):
+def test_a_store_that_falls_silent_stops_the_training_in_time_and_it_resumes(
+    bucket, server, whole, monkeypatch, caplog
+):
     monkeypatch.setenv("METALOOM_STORE_TIMEOUT", "2")
     monkeypatch.setenv("METALOOM_STORE_TRIES", "2")
     s3fs.S3FileSystem.clear_instance_cache()
-    (moto,) = [child for child in psutil.Process().children() if "moto.server" in child.cmdline()]
+    port = server.rpartition(":")[2]
+    (moto,) = [child for child in psutil.Process().children() if child.cmdline()[-1:] == [port]]
     folder, observer = storage.folder_of(f"{URL}/silent"), Observer(iteration_done=lambda *_: moto.suspend())
     try:
         with pytest.raises(storage.StorageFailed, match=r"no (complete )?answer.*, 2 times.*metaloom resume"):

@@ -81,7 +81,7 @@ def test_a_run_of_an_earlier_version_has_the_stages_of_its_kind(table, tmp_path,
     ("stages", "message"),
     [
         ([], "0 make the first learner"),
-        ([{"name": "a"}], "missing 2 required"),
+        ([{"name": "a"}], "missing 1 required"),
         ([{"name": "a", "group": "g", "output": "Update", "code": "x"}], "unexpected keyword"),
         ([{**stage, "output": "Pickle"} for stage in OWN.document()], "give Pickle"),
         ([{**stage, "group": "../x"} for stage in OWN.document()], "group"),

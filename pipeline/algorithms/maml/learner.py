@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, Learner, Setup, TasksApart
+from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, Learner, Setup
 from metaloom.pipeline.algorithms.finite_checks import require_finite
 from metaloom.pipeline.algorithms.maml.meta_gradient import (
     INNER_KL,
@@ -87,10 +87,7 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         if isinstance(settings, MetaAdam):
             self._lr_factor = lr_factor(settings, settings.outer_lr)
         reason = "asked for" if settings.kernel == "torch" else "the whole update is differentiated by torch"
-        self.kernel = Kernel("torch", reason)
-        also = setup.processing.return_baseline
-        apart = setup.baseline.fits_tasks_apart and (also is None or also.fits_tasks_apart)
-        self.tasks_apart = TasksApart(int(apart), settings.tasks_per_chunk)
+        self.kernel: Kernel = Kernel("torch", reason)
 
     @abstractmethod
     def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import count
 
 import numpy as np
 import torch
@@ -13,8 +11,7 @@ from torch import Tensor
 
 from metaloom.pipeline.algorithms.finite_checks import require_finite
 from metaloom.pipeline.nn.distributions import DiagGaussian, Distribution
-from metaloom.pipeline.parallel import keep_tasks
-from metaloom.pipeline.types import Array, EpisodeBatch, ParallelMap, Samples, Step
+from metaloom.pipeline.types import Array, ParallelMap, Samples, Step
 
 CPU = torch.device("cpu")
 
@@ -157,7 +154,7 @@ def build_chunks(
     recorded: Recorded = recorded_gaussian,
     parallel: ParallelMap = map,
 ) -> Sequence[Chunk]:
-    """Return all tasks of the steps in chunks, where `parallel` keeps them.
+    """Return all tasks of the steps in chunks.
 
     Args:
         steps: Rollout batches 0 ... K.
@@ -168,32 +165,13 @@ def build_chunks(
         recorded: Function that rebuilds the distributions that acted.
         parallel: Map over the chunks.
     """
-    work = partial(_chunk, dtype=dtype, device=device, recorded=recorded)
-    return keep_tasks(
-        parallel,
-        work,
-        chunk_bounds(len(steps[0].episodes.lengths), tasks_per_chunk),
-        episodes=[step.episodes for step in steps],
-        samples=[step.samples for step in steps],
-        rows=[] if rows is None else rows,
-    )
 
+    def chunk(tasks: slice) -> Chunk:
+        chosen = [None for _ in steps] if rows is None else [indices[tasks] for indices in rows]
+        pairs = zip(steps, chosen, strict=True)
+        return Chunk(tasks.start, [task_rows(step, tasks, n, dtype, device, recorded) for step, n in pairs])
 
-def _chunk(
-    tasks: slice,
-    first_task: int,
-    *,
-    episodes: Sequence[EpisodeBatch],
-    samples: Sequence[Samples],
-    rows: Sequence[Array],
-    dtype: torch.dtype,
-    device: torch.device,
-    recorded: Recorded,
-) -> Chunk:
-    start, steps = first_task + tasks.start, map(Step, episodes, samples, count())
-    chosen = [indices[tasks] for indices in rows] or [None for _ in episodes]
-    pairs = zip(steps, chosen, strict=True)
-    return Chunk(start, [task_rows(step, tasks, n, dtype, device, recorded, first_task=start) for step, n in pairs])
+    return list(parallel(chunk, chunk_bounds(len(steps[0].episodes.lengths), tasks_per_chunk)))
 
 
 def task_rows(
@@ -203,8 +181,6 @@ def task_rows(
     dtype: torch.dtype = torch.float32,
     device: torch.device = CPU,
     recorded: Recorded = recorded_gaussian,
-    *,
-    first_task: int | None = None,
 ) -> TaskRows:
     """Return the rows of some tasks of a step.
 
@@ -216,7 +192,6 @@ def task_rows(
         dtype: Tensor dtype.
         device: Tensor device.
         recorded: Function that rebuilds the distributions that acted.
-        first_task: Number of the first of these tasks, for messages, where the step does not begin with task 0.
     """
     episodes, samples = step.episodes, step.samples
     E, T = episodes.rewards.shape[1:]
@@ -250,8 +225,8 @@ def task_rows(
     named |= {f"behavior {name}": value for name, value in acted.items()}
     if adjusted:
         named["adjusted rewards"] = adjusted.adjusted_rewards
-    first = tasks.start if first_task is None else first_task
-    require_finite({f"round {step.k}: {name}": value for name, value in named.items()}, first, "Look at its rollouts.")
+    named = {f"round {step.k}: {name}": value for name, value in named.items()}
+    require_finite(named, tasks.start, "Look at its rollouts.")
     return TaskRows(
         observations=observations,
         actions=actions,

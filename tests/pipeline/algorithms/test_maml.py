@@ -249,17 +249,6 @@ def test_inner_steps_decides_the_number_of_rounds(random_steps, algorithm):
         optimize(algorithm(inner_steps=2), random_steps(2))
 
 
-@pytest.mark.parametrize("algorithm", [MAMLVPG, MAMLPPO, MAMLTRPO, EMAML], ids=lambda cls: cls.__name__)
-def test_parameters_are_not_adapted_on_the_last_round(random_steps, algorithm):
-    settings = algorithm(inner_steps=2)
-    learner, steps = build(settings).initialize(run_seed=0), random_steps(3)
-    params = TaskParams.broadcast(learner.params, 3)
-    for step in steps[:2]:
-        params = build(settings).adapt(learner, params, step)
-    with pytest.raises(ValueError, match="adapt: found samples of round 2; inner_steps=2 adapts on rounds below it"):
-        build(settings).adapt(learner, params, steps[2])
-
-
 def test_on_policy_a_ppo_step_is_that_of_the_unclipped_ratio(on_policy_steps):
     algorithm = MAMLPPO()
     learner = build(algorithm).initialize(run_seed=0)
