@@ -157,11 +157,11 @@ class _Loggers:
 
     def _film(self, *, is_last_chance: bool) -> None:
         """Log a film if one is due. It waits for an iteration that is not yet stored for others to see."""
-        from metaloom.flows.films.video import video
-
         report = self._to_film
         if report is None or not self._open:
             return
+        from metaloom.flows.films.video import video
+
         with TemporaryDirectory(prefix="metaloom-film-") as folder:
             file = Path(folder) / f"iteration-{report.iteration:08d}.gif"
             try:

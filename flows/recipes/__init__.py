@@ -123,7 +123,6 @@ def new_config(recipe_or_file: str, assignments: Iterable[str] = ()) -> "RunConf
     settings = override(recipe, assignments)
     # After the recipe is known to exist: its import takes longer than all before it.
     from metaloom.pipeline.config.run import build_config
-    from metaloom.pipeline.schema import ConfigError
 
     try:
         config = build_config(settings)
