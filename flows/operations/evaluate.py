@@ -8,8 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from metaloom.flows.arguments import checked
-from metaloom.flows.operations.options import Iteration, LearnerArgument, Natural, Positive, PythonOnly, Trust, agree
-from metaloom.flows.rollouts.backend import IN_PROCESS, Backend
+from metaloom.flows.operations.options import (
+    InProcess,
+    Iteration,
+    LearnerArgument,
+    Natural,
+    Positive,
+    PythonOnly,
+    Trust,
+    agree,
+)
+from metaloom.flows.rollouts.backend import IN_PROCESS
 from metaloom.flows.runs import RunAt, check_seed, learner_after, updates_at
 
 if TYPE_CHECKING:
@@ -34,7 +43,7 @@ def evaluate(
     remembered: Literal["as-tested", "drawn"] | None = None,
     seed: Natural | None = None,
     trust: Trust = False,
-    backend: Backend = IN_PROCESS,
+    backend: InProcess = IN_PROCESS,
     tested: Annotated[Callable[[int, Any], None] | None, PythonOnly] = None,
 ) -> "EvaluationOutcome":
     """Measure a stored learner on fresh episodes.

@@ -26,8 +26,8 @@ from metaloom.flows.operations.signatures import is_backend, is_python_only, mar
 from metaloom.flows.rollouts.backend import Backend
 
 _WORKERS = (
-    "    workers: Dask worker processes for rollouts here, two if left out, none for a replay or a run of one task; 0 "
-    "samples in the flow's own process."
+    "    workers: Dask worker processes for rollouts here, two if left out, none for a replay, an evaluation or a run "
+    "of one task; 0 samples in the flow's own process."
 )
 
 

@@ -23,8 +23,8 @@ class Backend:
     `distributed.scheduler.allowed-failures` there instead of `retries`.
 
     Attributes:
-        workers: Dask worker processes on this machine; 0 samples in this process. By default none for a replay or a
-            run of one task, otherwise two.
+        workers: Dask worker processes on this machine; 0 samples in this process. By default none for a replay, an
+            evaluation or a run of one task, otherwise two.
         threads: Physics threads when sampling in this process (`--workers 0`).
         scheduler: Address of a running Dask scheduler, `tcp://host:port` or `tls://host:port`.
         step_timeout_seconds: Seconds that one call of an environment may take before its worker gives up; 60 by
