@@ -1,11 +1,14 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.envs.point import Point2DGoal
+from metaloom.pipeline.envs.point_pearl import PearlSparsePointRobot
 from metaloom.pipeline.envs.registry import make_env
-from metaloom.stages.sample_tasks import draw_tasks
+from metaloom.stages.sample_tasks import draw_tasks, sample_training_tasks
 
 
 def draw(name: str, iteration: int = 0, num_tasks: int = 200):
@@ -15,6 +18,17 @@ def draw(name: str, iteration: int = 0, num_tasks: int = 200):
 def test_tasks_follow_from_the_seed_and_the_iteration() -> None:
     assert np.array_equal(draw("half-cheetah-vel").params, draw("half-cheetah-vel").params)
     assert not np.array_equal(draw("half-cheetah-vel").params, draw("half-cheetah-vel", iteration=1).params)
+
+
+def test_every_iteration_of_every_seed_draws_different_training_tasks_anew() -> None:
+    env = PearlSparsePointRobot()
+
+    def drawn(seed: int, iteration: int) -> bytes:
+        config = SimpleNamespace(num_tasks=5)
+        return sample_training_tasks(env, config, SimpleNamespace(run_seed=seed, iteration=iteration)).params.tobytes()
+
+    assert len({drawn(seed, iteration) for seed in (1, 2) for iteration in range(3)}) == 6
+    assert drawn(1, 2) == drawn(1, 2)
 
 
 def test_columns_carry_the_names_and_units_of_the_task_fields() -> None:
