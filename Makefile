@@ -34,7 +34,7 @@ TEMPORARY = $(shell test "$$(df --output=avail $(MEMORY) 2>/dev/null | tail -n 1
 METAWORLD = metaworld==3.1.1
 
 .PHONY: help setup metaworld train test leaks coverage lint types layers serve learning sweep digests mutants fuzz newest bench \
-	field docs dist lock
+	field docs dist reader lock
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' Makefile
@@ -114,6 +114,14 @@ dist: $(READY)  ## source distribution and wheel, in dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
 	rm -rf metaloom.egg-info
 	@ls dist
+
+reader: dist  ## install the wheel with the packages that read runs, in build/reader, and read a run with them
+	$(BIN)/python -m venv --clear build/reader
+	build/reader/bin/python -m pip install --quiet --only-binary :all: --no-deps dist/*.whl
+	build/reader/bin/python -m pip install --quiet --only-binary :all: $$(sed -n 's/^pip install \(cyclopts .*\)/\1/p' docs/installing.md)
+	METALOOM_RUNS=tests/fixtures build/reader/bin/metaloom verify metaloom-1
+	build/reader/bin/python -c "import metaloom; print(metaloom.open_run('tests/fixtures/metaloom-1').steps().to_pandas())"
+	@du -sh build/reader
 
 lock: $(READY)  ## resolve requirements.lock again, with torch held at its version in the file
 	rm -rf build/lock && mkdir -p build

@@ -210,7 +210,7 @@ class PartSampler(Sampler[int]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of another pass."""
-        self.epoch = epoch
+        self.epoch: int = epoch
 
     def __len__(self) -> int:
         return int(self._ends[-1])

@@ -1,5 +1,8 @@
 """Errors that a command tells in one line, with their exit codes. All others are bugs and keep their traceback."""
 
+import re
+from importlib.metadata import PackageNotFoundError, distribution
+
 
 class UsageError(ValueError):
     """A command asks for something that cannot be done; the message says what can."""
@@ -10,6 +13,30 @@ class ExtraMissing(UsageError):
 
     def __init__(self, extra: str, package: str | None = None) -> None:
         super().__init__(f"{package or extra} is not installed; `pip install 'metaloom[{extra}]'` brings it")
+
+
+_VIEW = {"PIL": "pillow", "matplotlib": "matplotlib", "plotly": "plotly"}
+"""Packages of the extra `view` by module."""
+
+
+def explained(error: Exception) -> Exception:
+    """Return the error that says which package brings a missing module; any other error as it is."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return error
+    module = error.name.partition(".")[0]
+    if module in _VIEW:
+        return ExtraMissing("view", _VIEW[module])
+    if all(map(_is_installed, distribution("metaloom").requires or ())):
+        return error
+    return UsageError(f"{module} is not installed, as where runs are only read; `pip install metaloom` brings it")
+
+
+def _is_installed(requirement: str) -> bool:
+    """Return True for a requirement whose package is there, in any version, and for one of an extra."""
+    try:
+        return "extra ==" in requirement or bool(distribution(re.split(r"[^\w.-]", requirement, maxsplit=1)[0]))
+    except PackageNotFoundError:
+        return False
 
 
 class WorkersError(ConnectionError):

@@ -29,7 +29,7 @@ class TrainingMetrics:
     """
 
     def __init__(self, run: str) -> None:
-        self.registry = CollectorRegistry()
+        self.registry: CollectorRegistry = CollectorRegistry()
         self._run = run
         self._done = self._gauge("iterations_done", "Complete iterations.")
         self._planned = self._gauge("iterations_planned", "Iterations that the run will have.")

@@ -15,6 +15,7 @@ from metaloom import storage
 from metaloom.flows import formatting
 from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import plural
+from metaloom.flows.results.class_returns import class_table, classes_of
 from metaloom.flows.runs import RunLike, folder_of, runs_root
 from metaloom.flows.views.plots import Plots
 from metaloom.flows.views.run_info import headline_return
@@ -63,8 +64,6 @@ class Run(storage.Run):
             UsageError: the run recorded no classes of tasks.
             storage.StageMissing: an iteration is not complete.
         """
-        from metaloom.flows.results.class_returns import class_table, classes_of
-
         if (classes := classes_of(self)) is None:
             raise UsageError(
                 f"{self.location}: its environment declared no classes of tasks; required one with task_classes. A run "

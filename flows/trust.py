@@ -27,7 +27,7 @@ from metaloom.pipeline.schema import ConfigError
 from metaloom.storage import Run
 from metaloom.storage.read.sessions import mapping
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 Places = dict[str, str | None]
 """By the top-level name of a module, where it is imported from."""

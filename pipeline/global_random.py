@@ -19,7 +19,7 @@ from metaloom.pipeline.plugins import is_installed
 
 T = TypeVar("T")
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 _LIBRARIES = ("random", "numpy", "torch", "metaloom")
 _RANDOM = cast(Any, random.random).__self__

@@ -65,7 +65,7 @@ def later(default: Any, *, before: Any = None, **about: Any) -> Any:
 class Settings(BaseModel):
     """Immutable settings that refuse unknown keys, NaN and infinities."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     short_for: ClassVar[str] = ""
     """Field that a bare string sets, if any."""
 

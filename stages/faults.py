@@ -20,8 +20,8 @@ class StageFault(RuntimeError):
 
     def __init__(self, message: str, about: Mapping[str, Any] | None = None, arrays: Mapping[str, Array] | None = None):
         super().__init__(message)
-        self.about = dict(about or {})
-        self.arrays = dict(arrays or {})
+        self.about: dict[str, Any] = dict(about or {})
+        self.arrays: dict[str, Array] = dict(arrays or {})
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Workers send it over a wire; an exception's own way would lose all but the message.

@@ -12,11 +12,6 @@ from metaloom.stages.rollouts.faults import RolloutError, RolloutPosition
 Collect = Callable[[TaskParams, TaskBatch, RolloutPosition], EpisodeBatch]
 
 
-def drawn_round(run_seed: int, iteration: int, num_rounds: int) -> int:
-    """Return which rollout batch of an iteration the witness is drawn from."""
-    return int(generator(run_seed, "witness", iteration, 0).integers(num_rounds))
-
-
 def play_again(tasks: TaskBatch, episodes: EpisodeBatch, position: RolloutPosition, collect: Collect) -> str | None:
     """Play an episode, drawn by its position, again with its stored seed and actions.
 

@@ -23,7 +23,7 @@ class StoreError(Exception):
 
     def __init__(self, where: object, *, found: str, required: str, action: str) -> None:
         super().__init__(str(where), found, required, action)
-        self.where = str(where)
+        self.where: str = str(where)
         self.found = found
         self.required = required
         self.action = action

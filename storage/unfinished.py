@@ -12,7 +12,7 @@ from pathlib import Path
 
 from metaloom.storage.format.files import lock
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 SUFFIX = ".unfinished"
 

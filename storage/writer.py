@@ -217,7 +217,6 @@ class RunWriter:
 
         For copies of runs, such as references. The rest can then be recomputed only from these learners, and the run
         resumed only from the newest.
-        gone on with from the newest only.
 
         Raises:
             ValueError: `every` is no positive number.

@@ -1,6 +1,6 @@
 """Picture of what RL2 earns in the episodes of unknown processes, beside known strategies, from stored runs.
 
-    python docs/images/draw_tabular_mdp.py FOLDER RUN ...
+    PYTHONPATH=tests/helpers python docs/images/draw_tabular_mdp.py FOLDER RUN ...
 
 RUN are those of the recipe rl2-tabular-mdp. FOLDER gets rl2_tabular_mdp.png: returns of the episodes of a trial of most
 likely actions, a line for each run, and of strategies that are told the prior, in the processes of the first run.
@@ -11,11 +11,11 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
+from mdp_references import REFERENCES, earned
 
 import metaloom
 from metaloom.flows.views.charts import INK
 from metaloom.flows.views.series import CLASS_COLORS
-from metaloom.pipeline.envs.mdp_references import REFERENCES, earned
 from metaloom.pipeline.envs.tabular_mdp import Tables, draw_tables
 
 EPISODES, HORIZON, NUM_MDPS, STATES, ACTIONS = 10, 10, 2000, 10, 5

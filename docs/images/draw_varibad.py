@@ -1,6 +1,6 @@
 """Pictures of VariBAD on the grid with a hidden goal, from stored runs: how it learns, and what it comes to believe.
 
-    python docs/images/draw_varibad.py FOLDER RUN ...
+    PYTHONPATH=tests/helpers python docs/images/draw_varibad.py FOLDER RUN ...
 
 FOLDER gets two pictures (docs/images has those of the page).
 
@@ -18,6 +18,12 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from grid_references import (
+    GridTrials,
+    bayes_optimal_return,
+    nearest_unvisited,
+    strategy_return,
+)
 
 import metaloom
 from metaloom.flows.trained.blueprint import Blueprint
@@ -25,12 +31,6 @@ from metaloom.flows.views.charts import INK
 from metaloom.flows.views.series import CLASS_COLORS
 from metaloom.pipeline.algorithms.varibad.model import DecodedSteps, Decoders
 from metaloom.pipeline.config.run import build_stored
-from metaloom.pipeline.envs.grid_references import (
-    GridTrials,
-    bayes_optimal_return,
-    nearest_unvisited,
-    strategy_return,
-)
 from metaloom.pipeline.estimation.trials import Trials
 
 DRAWS = 200

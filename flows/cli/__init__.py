@@ -27,12 +27,13 @@ from metaloom.flows.cli.output import (
     console,
     discard_output,
 )
-from metaloom.flows.errors import EXIT_INTERRUPTED, USAGE, StartAgain, exit_code
+from metaloom.flows.errors import EXIT_INTERRUPTED, USAGE, StartAgain, exit_code, explained
 from metaloom.flows.operations import operations
 from metaloom.flows.operations.options import complete_runs
 from metaloom.flows.streams import keep_streams
 from metaloom.flows.views.status import STATUS
 from metaloom.pipeline.shown import error_text, printable
+from metaloom.storage import RunNotFound
 
 GROUPS = list(dict.fromkeys(operation.group for operation in operations().values()))
 """Titles of groups of commands, in the order of `--help`."""
@@ -67,7 +68,7 @@ def _explain(error: CycloptsError) -> Panel:
     )
 
 
-app = App(
+app: App = App(
     error_formatter=_explain,
     console=PipeConsole(),
     error_console=PipeConsole(stderr=True),
@@ -141,12 +142,12 @@ def run(tokens: Sequence[str]) -> int:
     except OutputClosed:
         discard_output()
         return EXIT_OUTPUT_CLOSED
-    except Exception as error:
+    except Exception as raised:
+        error = explained(raised)
         code = exit_code(error)
         if code is None:
             raise
         from metaloom.pipeline.schema import suggestion
-        from metaloom.storage import RunNotFound
 
         # The name may resemble an existing run's.
         similar = suggestion(Path(error.where).name, complete_runs(None)) if isinstance(error, RunNotFound) else ""

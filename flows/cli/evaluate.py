@@ -8,10 +8,12 @@ from cyclopts import Parameter
 from metaloom.flows.cli.generated import Call, show_result
 from metaloom.flows.cli.output import say
 from metaloom.flows.errors import FAILURE
+from metaloom.flows.formatting import plural
 from metaloom.flows.operations import operations
 from metaloom.flows.operations.options import agree
 from metaloom.flows.runs import RunAt
 from metaloom.flows.views.status import STATUS
+from metaloom.storage import open_run
 
 if TYPE_CHECKING:
     from metaloom.flows.commands.evaluation_film import EvaluationFilm
@@ -43,7 +45,6 @@ def evaluate(
         check_plot_file(plot)
     agree(at.path, call["trust"])
     film = None if video is None else _film(video, at.path)
-    from metaloom.flows.formatting import plural
 
     def tested(k: int, episodes: "EpisodeBatch") -> None:
         STATUS.far(f"tested after {plural(k, 'step')}")
@@ -71,6 +72,5 @@ def _film(out: Path, run: Path) -> "EvaluationFilm":
     renderer = choose_renderer("auto")  # before MuJoCo is imported
     from metaloom.flows.commands.evaluation_film import EvaluationFilm
     from metaloom.flows.graph.run_stages import config_of
-    from metaloom.storage import open_run
 
     return EvaluationFilm(out, config_of(open_run(run)).env, renderer)

@@ -8,7 +8,7 @@ from metaloom.flows.cli.generated import Call, make_command
 from metaloom.flows.cli.output import answer
 from metaloom.flows.operations import REFERENCE
 
-reference = App(
+reference: App = App(
     name="reference",
     help="""List, show, verify, extract or add reference runs.
 

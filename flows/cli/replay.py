@@ -8,12 +8,14 @@ from cyclopts import Parameter
 from metaloom.flows.cli.generated import Call
 from metaloom.flows.cli.output import console, print_json
 from metaloom.flows.errors import UsageError
+from metaloom.flows.formatting import plural, stage_label
 from metaloom.flows.operations.options import agree, refuse_with
 from metaloom.flows.operations.replay import materialise
 from metaloom.flows.rollouts.backend import Backend
 from metaloom.flows.runs import RunAt
+from metaloom.flows.views.parts import as_text
 from metaloom.flows.views.status import STATUS
-from metaloom.storage import argument
+from metaloom.storage import argument, open_run
 
 if TYPE_CHECKING:
     from metaloom.flows.results.replay import Replay, StageReplay
@@ -77,8 +79,6 @@ def replay(
 
 def _start_as_recorded(at: RunAt, *, say: bool) -> None:
     from metaloom.flows.as_recorded import arithmetic_of, start_as_recorded
-    from metaloom.flows.views.parts import as_text
-    from metaloom.storage import open_run
 
     run = open_run(at.path)
     iterations = run.select(None) if at.iteration is None else [at.iteration]
@@ -88,8 +88,6 @@ def _start_as_recorded(at: RunAt, *, say: bool) -> None:
 
 
 def _replay(call: "Call[Replay]", *, as_recorded: bool, as_json: bool) -> int:
-    from metaloom.flows.formatting import plural
-    from metaloom.flows.views.parts import as_text
     from metaloom.flows.views.tables import difference_table, replay_line
 
     stages = 0
@@ -139,7 +137,6 @@ def _debug(at: RunAt, stage: str | None, step: int | None, backend: Backend) -> 
 def _restore(at: RunAt, backend: Backend, *, whole: bool, as_json: bool) -> int:
     if not whole:
         raise UsageError("found --materialise with --stage, --step or --until-diff; it is about whole iterations")
-    from metaloom.flows.formatting import stage_label
 
     refs = materialise(at.path, at.iteration, backend=backend)
     if as_json:

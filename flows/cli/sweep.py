@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from metaloom.flows.cli.generated import Call
 from metaloom.flows.cli.output import answer, say, unless_closed
 from metaloom.flows.errors import EXIT_INTERRUPTED
+from metaloom.flows.formatting import plural
 from metaloom.flows.operations.options import refuse_with
 from metaloom.flows.views.status import STATUS
 
@@ -56,7 +57,6 @@ def _show(sweep: "Sweep", *, as_json: bool) -> int:
 
 def _train(as_json: bool, planned: "Sweep", start: "Callable[[SweepObserver], SweepResult]") -> int:
     from metaloom.flows.commands.trial_scores import trials_of
-    from metaloom.flows.formatting import plural
     from metaloom.flows.interrupt import stop_on_interrupt
     from metaloom.flows.results.sweep import best_of
     from metaloom.flows.views.run_info import is_complete

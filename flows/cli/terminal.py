@@ -14,6 +14,7 @@ from cyclopts import Parameter
 from metaloom.flows.cli.generated import Call, show_result
 from metaloom.flows.cli.output import OutputClosed, answer, console, say
 from metaloom.flows.errors import UsageError
+from metaloom.flows.formatting import plural, size
 from metaloom.flows.operations import operations
 from metaloom.flows.operations.options import agree
 from metaloom.flows.runs import RunAt, folders_of, require_one_iteration, run_folder
@@ -100,7 +101,6 @@ def optimize(
 
 def rm(call: "Call[Removed]", *, yes: Annotated[bool, Parameter(help="Do not ask.")] = False) -> int:
     """Ask before runs are removed."""
-    from metaloom.flows.formatting import plural, size
     from metaloom.flows.operations.rm import check_removable, dependents
     from metaloom.flows.results.disk import bytes_freed
 

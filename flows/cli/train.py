@@ -12,11 +12,14 @@ from cyclopts import Parameter
 
 from metaloom.flows.cli.generated import Call
 from metaloom.flows.cli.output import answer, console, say, unless_closed
-from metaloom.flows.errors import EXIT_INTERRUPTED, USAGE
+from metaloom.flows.errors import EXIT_INTERRUPTED, USAGE, ExtraMissing, explained
+from metaloom.flows.formatting import plural, program
 from metaloom.flows.operations.options import refuse_without
 from metaloom.flows.operations.train import check_log, new_folder, new_settings, require_witness
+from metaloom.flows.runs import report_folder, run_folder
 from metaloom.flows.views.status import STATUS
 from metaloom.pipeline.shown import printable
+from metaloom.storage import argument, location, open_run
 
 if TYPE_CHECKING:
     from metaloom.flows.commands.train import Observer, TrainResult
@@ -71,11 +74,9 @@ def _dry_run(config: "RunConfig", folder: Path, backend: "Backend", *, probe: bo
 
 
 def _train(log: Sequence[str], as_json: bool, folder: Path, start: "Callable[[Observer], TrainResult]") -> int:
-    from metaloom.flows.formatting import plural
     from metaloom.flows.interrupt import stop_on_interrupt
     from metaloom.flows.results.verification import what_helps
     from metaloom.flows.views.progress import progress
-    from metaloom.storage import argument, location
 
     go_on = f"go on with: metaloom resume {argument(folder)}"
 
@@ -118,20 +119,20 @@ def _train(log: Sequence[str], as_json: bool, folder: Path, start: "Callable[[Ob
 
 
 def _next_steps(folder: Path) -> str:
-    from metaloom.flows.formatting import program
     from metaloom.flows.operations.report import write
-    from metaloom.flows.runs import report_folder, run_folder
-    from metaloom.storage import argument, location, open_run
 
-    files = write(open_run(folder), report_folder(folder))
+    try:
+        files = write(open_run(folder), report_folder(folder))
+        drawn = [f"learning curve  {files.png}", f"report page     {files.html}"]
+    except (ExtraMissing, ModuleNotFoundError) as missing:
+        drawn = [f"no report       {explained(missing)}"]
     place = location(folder)
     name = folder.name if run_folder(folder.name) == folder else argument(folder)
     question = f"import metaloom; print(metaloom.open_run({place!r}).episodes().to_pandas())"
     return "\n".join(
         [
             f"\nrun             {place}",
-            f"learning curve  {files.png}",
-            f"report page     {files.html}",
+            *drawn,
             "\nlook further:",
             f"  {program('metaloom')} view {name}",
             f"  {program('metaloom')} show {name}",

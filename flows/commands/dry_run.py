@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from metaloom.flows.graph.check import check_graph
 from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.usage import Sample, Sampler, most_memory
-from metaloom.flows.views.report import write_report
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.memory import machine_memory
 from metaloom.storage.unfinished import unfinished_folder
@@ -133,7 +133,7 @@ def dry_run(config: RunConfig, folder: Path, backend: Backend = Backend(), *, pr
 
 
 def _probe(config: RunConfig, backend: Backend) -> Probe:
-    """Train some iterations, and write the report: in the first one, things are imported and built."""
+    """Train some iterations, and write the report where one can be: in the first one, things are imported and built."""
     sampler, began, sample = Sampler(), time.monotonic(), None
     evaluation = config.evaluation.model_copy(update={"every": None})
     short = config.model_copy(update={"iterations": min(_PROBED, config.iterations), "evaluation": evaluation})
@@ -150,7 +150,9 @@ def _probe(config: RunConfig, backend: Backend) -> Probe:
                 sample = sampler.sample(run)
 
         train(short, folder / "run", backend=backend, observer=Observer(iteration_done=note, should_stop=enough))
-        if sampler.iterations:  # charts take memory too
+        if sampler.iterations and find_spec("matplotlib"):  # charts take memory too
+            from metaloom.flows.views.report import write_report
+
             write_report(storage.open_run(folder / "run"), folder / "report")
     return Probe(
         trainer_bytes=most_memory(resource.RUSAGE_SELF),

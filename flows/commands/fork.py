@@ -31,7 +31,7 @@ from metaloom.storage import Fork, Run
 from metaloom.storage.format.codec import flatten
 from metaloom.storage.progress import Progress, unseen
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 _SIZES = ("num_tasks", "episodes_per_task", "max_episode_steps")
 

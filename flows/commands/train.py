@@ -47,7 +47,7 @@ from metaloom.pipeline.policies.build import check_std
 from metaloom.pipeline.types import Array, EpisodeBatch, Evaluation, Metrics, Samples, TaskBatch, Update
 from metaloom.storage import Retention, RunWriter, StageRef
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 
 

@@ -9,7 +9,7 @@ from metaloom.storage import Run, StageRef
 from metaloom.storage.format.provenance import system
 from metaloom.storage.read.sessions import mapping
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 _DECIDES_BITS = ("cpu", "cpu_flags", "libc")
 

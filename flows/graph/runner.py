@@ -41,7 +41,7 @@ from metaloom.stages.tools import Tested
 from metaloom.stages.witness import play_again
 from metaloom.storage.format.codec import Value
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from metaloom.pipeline.policies.config import ActorKind
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import LearnerState, Update
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 _VIEWS = ("@best", "@latest")
 _DECIDE_FUNCTION = (

@@ -7,7 +7,6 @@ observe: what one raises ends the logger, never the training.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -44,8 +43,10 @@ def check_loggers(names: Sequence[str], film_every: int | None) -> None:
     for name in names:
         if name not in MODULES:
             function_named(name)
-        elif find_spec(name) is None:
-            raise ExtraMissing(name)
+            continue
+        for package, module in ((name, name), ("pillow", "PIL")):  # which draws films
+            if find_spec(module) is None:
+                raise ExtraMissing(name, package)
     if film_every is not None and not names:
         raise UsageError("found films asked for without a logger to keep them; name one")
 
@@ -60,13 +61,14 @@ def function_named(name: str) -> "Callable[[FinishedIteration], Any]":
         UsageError: it names no function.
         ConfigError: its module cannot be imported.
     """
+    from metaloom.pipeline.installed import installed
     from metaloom.pipeline.plugins import load
     from metaloom.pipeline.schema import suggestion
 
-    installed = {point.name: point.value for point in entry_points(group="metaloom.loggers")}
-    path = installed.get(name, name)
+    added = {point.name: point.value for point in installed("metaloom.loggers")}
+    path = added.get(name, name)
     if ":" not in path:
-        known = [*MODULES, *installed]
+        known = [*MODULES, *added]
         raise UsageError(
             f"found the logger {name}; required one of {', '.join(known)}, or module:function{suggestion(name, known)}"
         )

@@ -20,7 +20,7 @@ from metaloom.storage import Run, StageMissing, StageRef, location, open_run, ur
 if TYPE_CHECKING:
     from metaloom.flows.opened import FinishedIteration
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 _Open = Callable[[Run, Path], "RunLogger"]
 FILM_SIZE = (320, 240)
@@ -157,11 +157,11 @@ class _Loggers:
 
     def _film(self, *, is_last_chance: bool) -> None:
         """Log a film if one is due. It waits for an iteration that is not yet stored for others to see."""
-        from metaloom.flows.films.video import video
-
         report = self._to_film
         if report is None or not self._open:
             return
+        from metaloom.flows.films.video import video
+
         with TemporaryDirectory(prefix="metaloom-film-") as folder:
             file = Path(folder) / f"iteration-{report.iteration:08d}.gif"
             try:

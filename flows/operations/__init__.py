@@ -19,7 +19,7 @@ from typing import Any
 from metaloom.pipeline.installed import installed
 
 HERE = __name__
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 def resolve(place: str) -> Any:

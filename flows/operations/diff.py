@@ -4,11 +4,13 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from metaloom import storage
 from metaloom.flows.arguments import checked
+from metaloom.flows.formatting import dotted
 from metaloom.flows.operations.options import RunArgument
 from metaloom.flows.results.diff import Difference, RunDiff
 from metaloom.flows.results.replay import ArrayDifference
 from metaloom.flows.runs import folder_of
 from metaloom.storage import Run
+from metaloom.storage.format.codec import flatten
 
 
 @checked
@@ -27,7 +29,6 @@ def diff(run_a: RunArgument, run_b: RunArgument) -> RunDiff:
     """
     from metaloom.flows.commands.replay import compare, compare_digests
     from metaloom.flows.run_groups import settings_of
-    from metaloom.storage.format.codec import flatten
 
     path_a, path_b = folder_of(run_a), folder_of(run_b)
     a, b = storage.open_run(path_a), storage.open_run(path_b)
@@ -56,7 +57,6 @@ def diff(run_a: RunArgument, run_b: RunArgument) -> RunDiff:
 
 
 def _environment(run: Run) -> dict[str, str]:
-    from metaloom.flows.formatting import dotted
 
     parts = {name: run.info[name] for name in ("environment", "versions", "system")}
     facts = dict(dotted(parts))

@@ -12,6 +12,7 @@ from metaloom.flows.runs import folders_of, runs_root
 from metaloom.flows.views.status import STATUS
 from metaloom.storage import Run
 from metaloom.storage.progress import Progress, unseen
+from metaloom.storage.read.committed import file_stats
 
 if TYPE_CHECKING:
     from metaloom.flows.results.disk import DiskUsage, DiskUse
@@ -44,7 +45,6 @@ def disk_use(path: Path, on_progress: Progress = unseen) -> "DiskUse":
     """Add up what a run takes; of one that cannot be read, only its files."""
     from metaloom.flows.results.disk import DiskUse
     from metaloom.flows.views.run_info import bytes_by_group
-    from metaloom.storage.read.committed import file_stats
 
     stats = dict(file_stats(path))
     shared = {file for file, status in stats.items() if status.st_nlink > 1}

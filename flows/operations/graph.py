@@ -7,6 +7,8 @@ from cyclopts import Parameter
 from metaloom.flows.arguments import checked
 from metaloom.flows.errors import UsageError
 from metaloom.flows.operations.options import Overrides, Trust, agree, changes
+from metaloom.flows.runs import run_folder
+from metaloom.storage import open_run, run_exists
 
 Form = Literal["text", "mermaid", "svg"]
 
@@ -30,9 +32,7 @@ def graph(
         trust: Import the modules that the run's settings name, now and later.
     """
     from metaloom.flows.recipes import RECIPES, is_settings_file, load_settings
-    from metaloom.flows.runs import run_folder
     from metaloom.pipeline.schema import suggestion
-    from metaloom.storage import open_run, run_exists
 
     stored = recipe not in [*RECIPES] and not is_settings_file(recipe)
     if stored and not run_exists(run_folder(recipe)):

@@ -9,7 +9,8 @@ from cyclopts.validators import Number
 
 from metaloom.flows.errors import UsageError
 from metaloom.flows.rollouts.backend import Backend
-from metaloom.flows.runs import RunLike
+from metaloom.flows.runs import RunLike, runs_root
+from metaloom.storage import find_runs, url_of
 
 Natural = Annotated[int, Parameter(validator=Number(gte=0))]
 Positive = Annotated[int, Parameter(validator=Number(gte=1))]
@@ -18,10 +19,6 @@ Port = Annotated[int, Parameter(validator=Number(gte=0, lte=65535))]
 
 def complete_runs(context: object) -> list[str]:
     """Names for the shell to complete: those of the runs in the runs folder; of runs under a URL, none."""
-    # Not above, because a refused recipe need not wait for NumPy, which the store imports.
-    from metaloom.flows.runs import runs_root
-    from metaloom.storage import find_runs, url_of
-
     root = runs_root()
     if url_of(root) is not None:  # to list them takes requests
         return []
@@ -95,7 +92,7 @@ Log = Annotated[
     ),
 ]
 FilmEvery = Annotated[Positive | None, Parameter(help="With --log, film every so many iterations, besides the last.")]
-PythonOnly = Parameter(parse=False)
+PythonOnly: Parameter = Parameter(parse=False)
 """Marks a parameter that only Python has."""
 
 

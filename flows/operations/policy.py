@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from metaloom.flows.arguments import checked
 from metaloom.flows.operations.options import Iteration, LearnerArgument, Trust, agree
 from metaloom.flows.runs import RunAt
+from metaloom.storage import open_run
 
 if TYPE_CHECKING:
     from metaloom.flows.trained.policy import TrainedPolicy
@@ -32,7 +33,6 @@ def policy(
     at = RunAt.of(run, iteration, learner=True)
     agree(at.path, trust)
     from metaloom.flows.trained.of_run import policy_of
-    from metaloom.storage import open_run
 
     found = policy_of(open_run(at.path), -1 if at.iteration is None else at.iteration)
     found.save(Path(out))

@@ -13,8 +13,9 @@ from metaloom.flows.errors import UsageError
 from metaloom.flows.operations.options import InProcess, Positive, RunArgument
 from metaloom.flows.results.run_rows import Facts
 from metaloom.flows.rollouts.backend import IN_PROCESS
-from metaloom.flows.runs import folder_of
+from metaloom.flows.runs import folder_of, require_iteration, run_folder
 from metaloom.flows.views.status import STATUS
+from metaloom.storage import open_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,10 +71,8 @@ def found(name: str, folder: Path | str | None) -> "Iterator[tuple[Callable[[], 
     """Yield functions that give a reference, or an iteration of one, as data and drawn."""
     place, about, iteration = _named(name, folder)
     from metaloom.flows.references.archive import opened
-    from metaloom.flows.runs import require_iteration
     from metaloom.flows.views.run_info import iteration_info, run_info
     from metaloom.flows.views.tables import iteration_view, run_view
-    from metaloom.storage import open_run
 
     with opened(place, about) as path:
         run = open_run(path)
@@ -103,7 +102,6 @@ def verify(name: NameAt, /, *, folder: From = None, backend: InProcess = IN_PROC
     place, found, iteration = _named(name, folder)
     from metaloom.flows.as_recorded import start_as_recorded
     from metaloom.flows.references.archive import opened
-    from metaloom.storage import open_run
 
     with opened(place, found) as path:
         start_as_recorded(open_run(path), range(found.iterations) if iteration is None else [iteration])
@@ -133,7 +131,6 @@ def extract(name: Name, /, *, run: str | Path | None = None, folder: From = None
         raise UsageError(f"{name}: found an iteration; required a reference, all of which is extracted")
     from metaloom.flows.references.archive import extract as extract_reference
     from metaloom.flows.references.tables import Extracted
-    from metaloom.flows.runs import run_folder
 
     path = run_folder(found.name if run is None else run)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ from metaloom import storage
 from metaloom.flows.arguments import checked
 from metaloom.flows.errors import UsageError
 from metaloom.flows.operations.options import RemovedArguments
-from metaloom.flows.results.disk import Removed
+from metaloom.flows.results.disk import Removed, bytes_freed
 from metaloom.flows.runs import folders_of, run_folder, runs_root
 from metaloom.flows.views.status import STATUS
 from metaloom.storage import StoreError
@@ -27,8 +27,6 @@ def rm(runs: RemovedArguments = ()) -> Removed:
     Args:
         runs: The runs. Python removes them without asking.
     """
-    from metaloom.flows.results.disk import bytes_freed
-
     paths = list(dict.fromkeys(map(check_removable, folders_of(runs))))
     freed = bytes_freed(paths)
     for n, path in enumerate(paths, 1):

@@ -10,6 +10,7 @@ from metaloom.flows.arguments import checked
 from metaloom.flows.errors import UsageError
 from metaloom.flows.operations.options import Port, PythonOnly, complete_runs
 from metaloom.flows.runs import run_folder, runs_root
+from metaloom.storage import url_of
 
 RunsArgument = Annotated[
     str | Path | None,
@@ -43,8 +44,6 @@ def view(
         port: Port on 127.0.0.1; 0 for any that is free.
         opened: Called with the address of the page.
     """
-    from metaloom.storage import url_of
-
     place = runs_root() if runs is None else run_folder(runs)
     if runs is not None and url_of(place) is None and not place.exists() and Path(runs).is_dir():
         place = Path(runs)  # a folder of runs beside the runs folder, or that folder itself, by its name

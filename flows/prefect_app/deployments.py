@@ -27,6 +27,7 @@ from metaloom.flows.commands.train import Observer, config_of, resume, train
 from metaloom.flows.formatting import plural
 from metaloom.flows.graph.tables import stage_names
 from metaloom.flows.graph.warm_start import as_pinned
+from metaloom.flows.loggers import MODULES
 from metaloom.flows.loggers.live import logging_to
 from metaloom.flows.operations import operations
 from metaloom.flows.prefect_app.artifacts import TrainingPage, publish_evaluation, publish_replay
@@ -58,7 +59,7 @@ RecipeName = Annotated[str, Field(json_schema_extra={"enum": [*sorted(RECIPES)]}
 StageName = Annotated[str, Field(json_schema_extra={"enum": [*stage_names()]})]
 Positive = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
-Loggers = list[str]
+Loggers = list[Annotated[str, Field(pattern=f"^({'|'.join(MODULES)})$|:")]]
 Seconds = Annotated[float, Field(gt=0)]
 
 

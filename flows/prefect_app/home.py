@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from metaloom.flows.errors import UsageError
 from metaloom.flows.prefect_app.parts import ServeError
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 API, AUTH = "PREFECT_API_URL", "PREFECT_API_AUTH_STRING"
 ENVIRONMENT = Path(".prefect") / "environment"

@@ -1,5 +1,6 @@
 """`serve`: the flows under Prefect."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -7,6 +8,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from metaloom.flows.arguments import checked
+from metaloom.flows.errors import ExtraMissing
 
 
 @checked
@@ -31,6 +33,8 @@ def serve(
         database: PostgreSQL database for Prefect, `postgresql://USER@HOST/DATABASE`; a SQLite file in .prefect if none.
         trust: Use this folder although others can write it, and the database in .prefect whoever made it.
     """
+    if find_spec("matplotlib") is None:  # the page shows learning curves
+        raise ExtraMissing("view", "matplotlib")
     # Prefect is imported by what this starts, not here.
     from metaloom.flows.prefect_app.serve import serve as serve_flows
 

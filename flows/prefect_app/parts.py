@@ -168,7 +168,7 @@ class Stop(Event):
     def heard(self, number: int, frame: FrameType | None) -> None:
         """Take a signal; the first one says how."""
         if not self.is_set():
-            self.for_good = number != signal.SIGTERM
+            self.for_good: bool = number != signal.SIGTERM
         self.set()
 
 

@@ -77,7 +77,7 @@ def _merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
 class Recipes(Mapping[str, "Callable[[], RunConfig]"]):
     """Recipes by name; what a recipe needs is imported when it is looked up."""
 
-    plugins = Plugins("recipe", "metaloom.recipes", {})
+    plugins: Plugins = Plugins("recipe", "metaloom.recipes", {})
 
     def __getitem__(self, name: str) -> "Callable[[], RunConfig]":
         """Read or import the recipe of this name.
@@ -123,7 +123,6 @@ def new_config(recipe_or_file: str, assignments: Iterable[str] = ()) -> "RunConf
     settings = override(recipe, assignments)
     # After the recipe is known to exist: its import takes longer than all before it.
     from metaloom.pipeline.config.run import build_config
-    from metaloom.pipeline.schema import ConfigError
 
     try:
         config = build_config(settings)

@@ -21,7 +21,7 @@ from metaloom.flows.rollouts.waiting import LONGER, NoWorkerError, PausedWorkers
 from metaloom.flows.rollouts.workers import Backend, SamplerSpec, usable_cores
 from metaloom.pipeline.arithmetic import acting_facts
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -82,7 +82,7 @@ class Connection:
                 self._reopen(where, error)
 
     def _open(self) -> None:
-        self.client = self._opened.enter_context(self._connect())
+        self.client: Client = self._opened.enter_context(self._connect())
 
     def _reopen(self, where: str, lost: Exception) -> None:
         most, began = max(_BACK_SECONDS, no_worker_seconds()), time.monotonic()

@@ -19,7 +19,7 @@ from metaloom.flows.rollouts.traffic import Traffic
 from metaloom.flows.rollouts.waiting import NoWorkerError, Patience, no_worker_for
 from metaloom.pipeline.types import TaskParams
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 _STRAGGLES_AFTER_SECONDS = 5.0
 _STRAGGLES_AFTER_TIMES = 4.0

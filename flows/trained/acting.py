@@ -44,7 +44,7 @@ class Acting:
     def __init__(self, blueprint: Blueprint, params: TaskParams, seed: int) -> None:
         config = blueprint.config
         check_actor_params(config.algorithm.actor, config.policy, params.params, blueprint.spaces)
-        self.num_tasks = len(next(iter(params.params.values())))
+        self.num_tasks: int = len(next(iter(params.params.values())))
         self.seed = check_seed(seed)
         self._blueprint, self._params = blueprint, params
         self._episode = 0
@@ -66,7 +66,7 @@ class Acting:
         seed = None if seed is None else check_seed(seed)
         with self._turn:
             self._episode = self._episode + 1 if seed is None else 0
-            self.seed = self.seed if seed is None else seed
+            self.seed: int = self.seed if seed is None else seed
             self._actors.clear()
             self._last, self._awaits = None, False
 

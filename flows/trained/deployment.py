@@ -39,7 +39,7 @@ class DeployedPolicy(nn.Module):
                 f"found {blueprint.config.algorithm.name}, whose policy keeps a memory from step to step, which such a "
                 "module has not; required .safetensors, which `metaloom.load_policy` reads"
             )
-        self.observation_shape = blueprint.spaces.observation_shape
+        self.observation_shape: tuple[int, ...] = blueprint.spaces.observation_shape
         self._normalizes = MEAN in params
         if self._normalizes:
             self.register_buffer("mean", torch.tensor(params[MEAN]))

@@ -23,7 +23,7 @@ from metaloom.flows.viewer.values import episode, episode_length, names_along, s
 from metaloom.pipeline.shown import printable
 from metaloom.storage import StageRef
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 FRESH = {"Cache-Control": "no-store"}

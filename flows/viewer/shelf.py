@@ -46,7 +46,7 @@ class Shelf:
 
     def __init__(self, place: Path) -> None:
         self.place = place
-        self.only = place.resolve().name if storage.run_exists(place) else None
+        self.only: str | None = place.resolve().name if storage.run_exists(place) else None
         self._open: dict[str, tuple[object, OpenRun]] = {}
         self._looked: dict[str, float] = {}
         self._folders: dict[str, Path] = {}

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from metaloom.flows.errors import UsageError
+from metaloom.flows.errors import ExtraMissing
 from metaloom.flows.views.series import Chart, numbers, series_data
 
 _TRACES = Path(__file__).parents[1] / "viewer" / "static" / "traces.js"
@@ -75,13 +75,11 @@ def plotly_file() -> Path:
     """Find plotly.js, without importing the package that brings it.
 
     Raises:
-        UsageError: the installed package does not have it.
+        ExtraMissing: the package is not installed, or does not have it.
     """
     found = importlib.util.find_spec("plotly")
     if found is not None and found.origin is not None:
         file = Path(found.origin).parent / "package_data" / "plotly.min.js"
         if file.exists():
             return file
-    raise UsageError(
-        "found no plotly.min.js in the package plotly; required for charts. `pip install plotly` brings it"
-    )
+    raise ExtraMissing("view", "plotly with its plotly.min.js")

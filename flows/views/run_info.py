@@ -11,7 +11,9 @@ from metaloom import storage
 from metaloom.flows.formatting import adaptation_returns, by_inner_step, dotted, finite
 from metaloom.flows.results.class_returns import Headline, class_rows, classes_of, headline_returns, returns_by_class
 from metaloom.flows.runs import require_settings
+from metaloom.pipeline.envs import ENVS
 from metaloom.pipeline.envs.config import REPRODUCED
+from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.shown import error_text
 from metaloom.storage import Run, StageRef
 from metaloom.storage.format.settings import changed
@@ -72,8 +74,6 @@ def changed_settings(config: Mapping[str, Any]) -> list[tuple[str, str]]:
     """List the settings that differ from the defaults of the run's algorithm; all, where that is not built in."""
     from metaloom.pipeline.algorithms import ALGORITHMS
     from metaloom.pipeline.config.run import build_config
-    from metaloom.pipeline.envs import ENVS
-    from metaloom.pipeline.schema import ConfigError
 
     settings, algorithm, env = list(dotted(config)), config["algorithm"]["name"], config["env"]["name"]
     if algorithm not in ALGORITHMS.builtin:  # to know the defaults would run a user's code

@@ -69,12 +69,6 @@ def student_interval(estimate: float, error: float, degrees: float) -> IntervalE
     return IntervalEnds(estimate - reach, estimate + reach)
 
 
-def percentile_interval(resampled: Array) -> IntervalEnds:
-    """Return the percentiles of the values [resamples] in resamples, the interval of arXiv:2108.13264."""
-    low, high = np.quantile(resampled, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return IntervalEnds(float(low), float(high))
-
-
 def welch_degrees(errors: tuple[float, float], degrees: tuple[int, int]) -> float:
     """Return the degrees of freedom of a difference of two estimates (Welch 1947, Biometrika 34, equation 28)."""
     if min(degrees) < 1:

@@ -55,9 +55,9 @@ class Ant(MujocoRobot, MetaEnv):
     frame_skip = 5
     derived = ("xpos", "cfrc_ext")
     derived_before = ("xpos",)
-    reset_noise = 0.1
-    control_cost = 0.5
-    contact_cost = 5e-4
+    reset_noise: float = 0.1
+    control_cost: float = 0.5
+    contact_cost: float = 5e-4
     shows_place = False
     """True where observations start with the x and y of the torso; in v5 that is an option."""
     shows_contacts_to_pearl = False
@@ -105,7 +105,7 @@ class AntWalk:
     Terminates when the torso leaves a band of heights, or when a joint's position or velocity is not finite.
     """
 
-    heights = (0.0, 1.0)
+    heights: tuple[float, float] = (0.0, 1.0)
 
     def task_terms(self, place: Array, velocity: Array, tasks: Array) -> dict[str, Array]:
         return {"run": self.run_reward(velocity, tasks), "survive": np.ones(len(place))}
@@ -157,7 +157,7 @@ class ToGoal:
     """
 
     task_fields = GOAL
-    control_cost = 0.1
+    control_cost: float = 0.1
     shows_place = True
     shows_contacts_to_pearl = True
 
@@ -192,7 +192,7 @@ class PearlAntDir(FixedTasks, AnyDirection, AntWalk, Ant):
     MuJoCo of its time.
     """
 
-    heights = (0.2, 1.0)
+    heights: tuple[float, float] = (0.2, 1.0)
 
     def __init__(
         self,

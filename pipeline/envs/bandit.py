@@ -34,11 +34,13 @@ class BernoulliBandit(MetaEnv):
     of an episode pays if its number t from U(0, 1) is below the arm's probability.
     """
 
-    action_components = ()
+    action_components: tuple[()] = ()
 
     def __init__(self, arms: int = 5) -> None:
         require_count(self, "arms", arms, least=2)
-        self.task_fields = tuple(TaskField(f"p_{n}", "1", f"probability that arm {n} pays") for n in range(arms))
+        self.task_fields: tuple[TaskField, ...] = tuple(
+            TaskField(f"p_{n}", "1", f"probability that arm {n} pays") for n in range(arms)
+        )
         self.observation_space = Box(0, 1, (1,), np.float64)
         self.action_space: gymnasium.Space[Any] = Discrete(arms)
         self.observation_components = (("nothing", "1"),)

@@ -46,7 +46,9 @@ class FlatObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
         # Of one part alone, they are numbered anyway.
         if is_open and isinstance(space, Dict | Tuple) and len(flat_space.low) <= _MOST_NAMES:
             names = [re.sub(r"[^\w.-]", "_", name, flags=re.ASCII) for name in _names(space, "")]
-            self.observation_components = [(name, "1") for name in names] if len({*names}) == len(names) else None
+            self.observation_components: list[tuple[str, str]] | None = (
+                [(name, "1") for name in names] if len({*names}) == len(names) else None
+            )
 
     def observation(self, observation: Any) -> Array:
         return flat(self._space, observation)

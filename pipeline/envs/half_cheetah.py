@@ -47,9 +47,9 @@ class HalfCheetah(MujocoRobot, MetaEnv):
     """
 
     frame_skip = 5
-    reset_noise = 0.1
-    control_cost = 0.05
-    total_mass = 14.0
+    reset_noise: float = 0.1
+    control_cost: float = 0.05
+    total_mass: float = 14.0
 
     def __init__(self, obs_style: ObsStyle = "promp", render_mode: str | None = None) -> None:
         self.obs_style = check_obs_style(self, obs_style, ("promp", "pearl", "v5"))
@@ -99,8 +99,8 @@ class RunInDirection:
     | control     | -0.05 * ‖action‖², of the action in [-1, 1]      | 1     |
     """
 
-    task_fields = (TaskField("direction", "1", "+1 to run forward, -1 to run backward"),)
-    task_set = ((-1.0,), (1.0,))
+    task_fields: tuple[TaskField] = (TaskField("direction", "1", "+1 to run forward, -1 to run backward"),)
+    task_set: tuple[tuple[float], tuple[float]] = ((-1.0,), (1.0,))
     task_classes = ONE_WAY_OR_THE_OTHER
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
@@ -132,7 +132,7 @@ class RunAtSpeed:
     Other projects draw the velocity from U(0, 2): returns do not compare.
     """
 
-    task_fields = (TaskField("velocity", "m/s", "forward velocity to hold"),)
+    task_fields: tuple[TaskField] = (TaskField("velocity", "m/s", "forward velocity to hold"),)
     task_classes = bins("velocity", (1, 2))
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:

@@ -58,22 +58,26 @@ class HiddenGoalGrid(MetaEnv):
     horizon, 15 in VariBAD's experiments, whose trials have 4 episodes.
     """
 
-    task_fields = (
+    task_fields: tuple[TaskField, TaskField] = (
         TaskField("goal_x", "1", "column of the goal"),
         TaskField("goal_y", "1", "row of the goal"),
     )
-    action_components = ()
-    facts = (Fact("success", "flag"),)
+    action_components: tuple[()] = ()
+    facts: tuple[Fact] = (Fact("success", "flag"),)
 
     def __init__(self, size: int = 5, excluded: Excluded = "block") -> None:
         require_count(self, "size", size, least=3)
         if excluded not in get_args(Excluded):
             raise EnvError(f"{type(self).__name__}: excluded is {excluded}; required one of block, start")
         self.size = size
-        self.task_set = tuple((float(x), float(y)) for x, y in goals_of(size, excluded))
+        self.task_set: tuple[tuple[float, float], ...] = tuple(
+            (float(x), float(y)) for x, y in goals_of(size, excluded)
+        )
         self.observation_space = Box(0, 1, (size * size,), np.float64)
         self.action_space: gymnasium.Space[Any] = Discrete(len(MOVES))
-        self.observation_components = tuple((f"cell_{n // size}_{n % size}", "1") for n in range(size * size))
+        self.observation_components: tuple[tuple[str, Literal["1"]], ...] = tuple(
+            (f"cell_{n // size}_{n % size}", "1") for n in range(size * size)
+        )
         self._grid = GridBatch(1, size)
 
     def set_task(self, task: Array) -> None:
@@ -113,7 +117,7 @@ class GridBatch(BatchEnv):
         self.goals = np.zeros((num_rows, 2))
 
     def reset(self, tasks: Array, seeds: Array) -> Array:
-        self.goals = tasks.copy()
+        self.goals: Array = tasks.copy()
         self._cells[:] = 0
         return self._seen(self._cells)
 

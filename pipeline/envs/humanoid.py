@@ -64,13 +64,13 @@ class Humanoid(MujocoRobot, MetaEnv):
     frame_skip = 5
     derived = ("xipos", "cinert", "cvel", "qfrc_actuator", "cfrc_ext")
     derived_before = ("xipos",)
-    reset_noise = 0.01
-    run_weight = 1.25
-    control_cost = 0.1
-    contact_cost = 5e-7
-    max_contact_cost = 10.0
-    survive = 5.0
-    heights = (1.0, 2.0)
+    reset_noise: float = 0.01
+    run_weight: float = 1.25
+    control_cost: float = 0.1
+    contact_cost: float = 5e-7
+    max_contact_cost: float = 10.0
+    survive: float = 5.0
+    heights: tuple[float, float] = (1.0, 2.0)
 
     def __init__(self, obs_style: ObsStyle = "promp", render_mode: str | None = None) -> None:
         self.obs_style = check_obs_style(self, obs_style, ("promp", "pearl", "v5"))

@@ -60,8 +60,8 @@ class LoopBatch:
         self.num_rows = num_rows
         self._shape = space.shape
         self._spaces = _spaces(first)
-        self.observation_size = int(np.prod(space.shape))
-        self.action_size = int(np.prod(first.action_space.shape or ()))
+        self.observation_size: int = int(np.prod(space.shape))
+        self.action_size: int = int(np.prod(first.action_space.shape or ()))
         self._terms: tuple[str, ...] | None = None
         self._facts = declared_facts(first)
         self._asking = _Asked(self._name)

@@ -83,9 +83,9 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise EnvError(f"{type(self).__name__}: render_mode is {render_mode!r}; required None or 'rgb_array'")
         self.model = model
-        self.data = mujoco.MjData(model)
+        self.data: Any = mujoco.MjData(model)
         self.render_mode = render_mode
-        self.dt = model.opt.timestep * self.frame_skip
+        self.dt: Any = model.opt.timestep * self.frame_skip
         # As in gymnasium's robots: a film of every step shows them at the speed that they have.
         self.metadata = {**type(self).metadata, "render_fps": round(1 / self.dt)}
         self.observation_space = Box(-np.inf, np.inf, self._observation().shape, np.float64)
@@ -195,7 +195,7 @@ class MujocoBatch:
         self._tasks = np.zeros((num_rows, len(robot.task_fields)))
         self.num_rows = num_rows
         self.observation_size = robot.observation_space.shape[0]  # pyright: ignore[reportOptionalSubscript]
-        self.action_size = robot.model.nu
+        self.action_size: Any = robot.model.nu
 
     def reset(self, tasks: Array, seeds: Array) -> Array:
         stop_profiling_timer()

@@ -17,10 +17,10 @@ class PlanarWalker:
     for the step that ends an episode as well; `control` = -0.001 ‖action‖².
     """
 
-    reset_noise = 0.005
-    control_cost = 1e-3
-    alive_bonus = 1.0
-    max_observed_velocity = 10.0
+    reset_noise: float = 0.005
+    control_cost: float = 1e-3
+    alive_bonus: float = 1.0
+    max_observed_velocity: float = 10.0
 
     def observe(self, qpos: Array, qvel: Array) -> Array:
         limit = self.max_observed_velocity

@@ -94,13 +94,13 @@ class PointRobot(gymnasium.Env[Array, Array]):
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 10}
-    render_mode = "rgb_array"
+    render_mode: str = "rgb_array"
     reach: ClassVar[float] = 2.5
     """Half the side of an image, in m."""
     max_action: ClassVar[float]
     state_size: ClassVar[int] = 2
     observation_components: Sequence[tuple[str, str]] | None = (Component("x", "m"), Component("y", "m"))
-    action_components = (Component("dx", "m"), Component("dy", "m"))
+    action_components: tuple[Component, Component] = (Component("dx", "m"), Component("dy", "m"))
 
     def __init__(self) -> None:
         self.observation_space = Box(-np.inf, np.inf, (self.state_size,), np.float64)
@@ -175,7 +175,7 @@ class PointBatch(BatchEnv):
         assert isinstance(robot, MetaEnv), "a point has tasks"
         self._robot = robot
         self.num_rows = num_rows
-        self.observation_size = robot.state_size
+        self.observation_size: int = robot.state_size
         self._states = np.zeros((num_rows, robot.state_size))
         self._tasks = np.zeros((num_rows, len(robot.task_fields)))
 
@@ -210,9 +210,9 @@ class Point2D(PointRobot, MetaEnv):
     are both below 0.01 m.
     """
 
-    task_set = ((),)
-    max_action = 0.1
-    near = 0.01
+    task_set: tuple[tuple[()]] = ((),)
+    max_action: float = 0.1
+    near: float = 0.01
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
         return np.zeros((num_tasks, 0))
@@ -230,9 +230,9 @@ class Point2D(PointRobot, MetaEnv):
 class _GoalPoint(PointRobot, MetaEnv):
     """Starts at the origin and goes to a goal drawn from a square; ends there."""
 
-    task_fields = GOAL
-    max_action = 0.1
-    near = 0.01
+    task_fields: tuple[TaskField, TaskField] = GOAL
+    max_action: float = 0.1
+    near: float = 0.01
     goal_range: ClassVar[float]
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
@@ -263,7 +263,7 @@ class Point2DGoal(_GoalPoint):
     on both axes. Differs from the original, which tests for nearness to the origin, where every episode starts.
     """
 
-    goal_range = 2.0
+    goal_range: float = 2.0
 
 
 class Navigation2D(_GoalPoint):
@@ -281,8 +281,8 @@ class Navigation2D(_GoalPoint):
     on both axes.
     """
 
-    goal_range = 0.5
-    reach = 0.8
+    goal_range: float = 0.5
+    reach: float = 0.8
 
 
 def norm(vectors: Array) -> Array:

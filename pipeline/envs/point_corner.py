@@ -42,12 +42,12 @@ class PointCorner(PointRobot, MetaEnv):
     Start: U(-0.2, 0.2) per axis. Never terminates.
     """
 
-    task_fields = GOAL
-    task_set = CORNERS
+    task_fields: tuple[TaskField, TaskField] = GOAL
+    task_set: tuple[tuple[float, float], tuple[float, float], tuple[float, float], tuple[float, float]] = CORNERS
     task_classes = nearest(("goal_x", "goal_y"), CORNER_NAMES)
-    max_action = 0.2
+    max_action: float = 0.2
     rewards: ClassVar[tuple[RewardName, ...]] = ("dense", "dense_squared", "sparse")
-    sparse_radius = 0.5
+    sparse_radius: float = 0.5
 
     def __init__(self, reward: RewardName = "sparse", success_radius: float | None = None) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class PointCorner(PointRobot, MetaEnv):
         self.reward: RewardName = reward
         self.success_radius = success_radius
         if success_radius is not None:
-            self.facts = (Fact("success", "flag"), Fact("goal_distance", unit="m"))
+            self.facts: tuple[Fact, Fact] = (Fact("success", "flag"), Fact("goal_distance", unit="m"))
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
         return np.array(CORNERS)[rng.integers(len(CORNERS), size=num_tasks)]
@@ -116,17 +116,17 @@ class PointWalls(PointCorner):
     Facts: see PointCorner.
     """
 
-    task_fields = (
+    task_fields: tuple[TaskField, TaskField, TaskField, TaskField, TaskField, TaskField] = (
         *GOAL,
         TaskField("gap_1_x", "m", "opening of the inner wall, first coordinate"),
         TaskField("gap_1_y", "m", "opening of the inner wall, second coordinate"),
         TaskField("gap_2_x", "m", "opening of the outer wall, first coordinate"),
         TaskField("gap_2_y", "m", "opening of the outer wall, second coordinate"),
     )
-    task_set = None
-    rewards = ("dense", "sparse")
-    sparse_radius = 2.0
-    gap_reach = 1.0
+    task_set: None = None
+    rewards: tuple[Literal["dense"], Literal["sparse"]] = ("dense", "sparse")
+    sparse_radius: float = 2.0
+    gap_reach: float = 1.0
 
     def __init__(self, reward: RewardName = "dense", success_radius: float | None = None) -> None:
         super().__init__(reward, success_radius)
@@ -178,13 +178,13 @@ class PointMomentum(PointCorner):
     velocity U(-0.1, 0.1) per axis. Never terminates. Facts: see PointCorner.
     """
 
-    max_action = 0.1
+    max_action: float = 0.1
     state_size = 4
-    observation_components = tuple(
+    observation_components: tuple[Component, ...] = tuple(
         Component(name, unit) for name, unit in (("x", "m"), ("y", "m"), ("vx", "m/step"), ("vy", "m/step"))
     )
-    action_components = (Component("dvx", "m/step"), Component("dvy", "m/step"))
-    sparse_radius = 2.0
+    action_components: tuple[Component, Component] = (Component("dvx", "m/step"), Component("dvy", "m/step"))
+    sparse_radius: float = 2.0
 
     def start(self, rng: np.random.Generator) -> Array:
         return np.concatenate([rng.uniform(-0.2, 0.2, 2), rng.uniform(-0.1, 0.1, 2)])

@@ -30,8 +30,8 @@ class PearlPointRobot(FixedTasks, PointRobot, MetaEnv):
     """
 
     task_fields = GOAL
-    reach = 1.5
-    max_action = 0.1
+    reach: float = 1.5
+    max_action: float = 0.1
 
     def __init__(self, *, num_train_tasks: int = NUM_TRAIN_TASKS, num_test_tasks: int = NUM_TEST_TASKS) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class PearlSparsePointRobot(PearlPointRobot):
     terminates; PEARL takes episodes of 20 steps.
     """
 
-    goal_radius = 0.2
+    goal_radius: float = 0.2
 
     def __init__(
         self,

@@ -91,7 +91,7 @@ class RandomDynamics(MujocoRobot, MetaEnv):
             what = f"multiplier of a number in the model's {array.name}"
             fields += [TaskField(names[i], "1", f"{what}: {names[i].replace('_', ' ')}") for i in places]
             varied.append(_Varied(array, values, places, columns))
-        self.task_fields = tuple(fields)
+        self.task_fields: tuple[TaskField, ...] = tuple(fields)
         self._varied = tuple(varied)
         self._scratch = mujoco.MjData(self.model)
         # Now, and not when the task is first asked for: the first episode may begin before.

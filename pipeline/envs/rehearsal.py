@@ -71,12 +71,12 @@ class Rehearsal:
         self.config, self.steps, self.timeout_seconds = config, min(max_steps, STEPS), timeout_seconds
         env = make_env(config)
         self.space, self.facts = env.action_space, declared_facts(env)
-        self.tasks = np.asarray(env.sample_tasks(ROUNDS * ROWS, generator(0, "tasks", 0)), np.float64)
+        self.tasks: Array = np.asarray(env.sample_tasks(ROUNDS * ROWS, generator(0, "tasks", 0)), np.float64)
         seeds = [seed_for(0, "resets", 0, 0, n, 0) % 2**config.seed_bits for n in range(ROUNDS * ROWS)]
-        self.seeds = np.array(seeds, np.uint64)
+        self.seeds: Array = np.array(seeds, np.uint64)
         env.close()
         self.hurries = False
-        self.pid = os.getpid()
+        self.pid: int = os.getpid()
         self.making, self.playing = list[float](), list[float]()
 
     def alone(self, n: int, *, task: int | None = None, seed: int | None = None) -> list[Answer]:
@@ -119,7 +119,7 @@ class Rehearsal:
             if t == 0:
                 began = _seconds()  # what is made in the first step or before is made once
             elif self.hurries and _seconds() - began > SECONDS / LEAST_ROUNDS / 2:
-                self.steps = t + 1
+                self.steps: int = t + 1
                 break
         faulthandler.cancel_dump_traceback_later()
         return answers
@@ -134,7 +134,7 @@ class Rehearsal:
 
         Where steps are slow, episodes are cut.
         """
-        self.hurries = True
+        self.hurries: bool = True
         used = make_batch_env(self.config, ROWS)
         alone: list[list[Answer]] = []
         past, began = "", _seconds()

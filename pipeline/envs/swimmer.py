@@ -50,9 +50,9 @@ class SwimmerVel(MujocoRobot, MetaEnv):
     """
 
     frame_skip = 4
-    reset_noise = 0.1
-    control_cost = 1e-4
-    task_fields = (TaskField("velocity", "m/s", "forward velocity to hold"),)
+    reset_noise: float = 0.1
+    control_cost: float = 1e-4
+    task_fields: tuple[TaskField] = (TaskField("velocity", "m/s", "forward velocity to hold"),)
     task_classes = bins("velocity", (0.15,))
 
     def __init__(self, obs_style: ObsStyle = "promp", render_mode: str | None = None) -> None:

@@ -63,13 +63,13 @@ class TabularMDP(MetaEnv):
     RL2's experiments. What chance decides in an episode follows from the seed of its reset alone.
     """
 
-    action_components = ()
-    task_fields = (TaskField("mdp", "1", "number from which rewards and transitions are drawn"),)
+    action_components: tuple[()] = ()
+    task_fields: tuple[TaskField] = (TaskField("mdp", "1", "number from which rewards and transitions are drawn"),)
 
     def __init__(self, states: int = 10, actions: int = 5) -> None:
         for name, number in (("states", states), ("actions", actions)):
             require_count(self, name, number, least=2)
-        self.sizes = (states, actions)
+        self.sizes: tuple[int, int] = (states, actions)
         self.observation_space = Box(0, 1, (states,), np.float64)
         self.action_space: gymnasium.Space[Any] = Discrete(actions)
         self.observation_components = tuple((f"state_{n}", "1") for n in range(states))

@@ -64,8 +64,8 @@ class FixedTasks:
 class AlongX:
     """Tasks of a robot that walks one way or the other along x. Goes before the robot's class."""
 
-    task_fields = (TaskField("direction", "1", "+1 to walk along x, -1 to walk against it"),)
-    task_set = ((-1.0,), (1.0,))
+    task_fields: tuple[TaskField] = (TaskField("direction", "1", "+1 to walk along x, -1 to walk against it"),)
+    task_set: tuple[tuple[float], tuple[float]] = ((-1.0,), (1.0,))
     task_classes = ONE_WAY_OR_THE_OTHER
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
@@ -80,7 +80,7 @@ class AlongX:
 class AnyDirection:
     """Tasks of a robot that walks in some direction. Goes before the robot's class."""
 
-    task_fields = (
+    task_fields: tuple[TaskField, TaskField] = (
         TaskField("direction_x", "1", "unit vector of the way to go, first coordinate"),
         TaskField("direction_y", "1", "unit vector of the way to go, second coordinate"),
     )

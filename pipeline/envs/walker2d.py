@@ -77,8 +77,8 @@ class Walker2dDir(Walker2d):
     | control     | -0.001 * ‖action‖², of the action in [-1, 1] | 1    |
     """
 
-    task_fields = (TaskField("direction", "1", "+1 to walk forward, -1 to walk backward"),)
-    task_set = ((-1.0,), (1.0,))
+    task_fields: tuple[TaskField] = (TaskField("direction", "1", "+1 to walk forward, -1 to walk backward"),)
+    task_set: tuple[tuple[float], tuple[float]] = ((-1.0,), (1.0,))
     task_classes = ONE_WAY_OR_THE_OTHER
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
@@ -104,9 +104,9 @@ class Walker2dVel(Walker2d):
     | control     | -0.001 * ‖action‖², of the action in [-1, 1]     | 1    |
     """
 
-    task_fields = (TaskField("velocity", "m/s", "forward velocity to hold"),)
+    task_fields: tuple[TaskField] = (TaskField("velocity", "m/s", "forward velocity to hold"),)
     task_classes = bins("velocity", (2.5, 5, 7.5))
-    alive_bonus = 15.0
+    alive_bonus: float = 15.0
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
         return rng.uniform(0, 10, (num_tasks, 1))

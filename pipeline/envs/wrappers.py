@@ -16,7 +16,7 @@ from metaloom.pipeline.envs.contract import BatchEnv, BatchStep, EnvError, Fact,
 from metaloom.pipeline.envs.flattening import FlatObservations
 from metaloom.pipeline.types import Array, EpisodeBatch
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 class ActionMap:
@@ -27,8 +27,8 @@ class ActionMap:
     """
 
     def __init__(self, box: Box, scale: float | None) -> None:
-        self.low = box.low.astype(np.float64)
-        self.high = box.high.astype(np.float64)
+        self.low: Array = box.low.astype(np.float64)
+        self.high: Array = box.high.astype(np.float64)
         self.scale = scale
         if scale is not None and not is_bounded(box):
             raise EnvError(
@@ -68,7 +68,7 @@ class JointActionMap:
     def __init__(self, space: MultiDiscrete | MultiBinary, scale: float | None) -> None:
         _require_no_scale(space, scale)
         self._shape = space.shape
-        self.sizes = sizes_of(space)
+        self.sizes: tuple[int, ...] = sizes_of(space)
         self._start = space.start if isinstance(space, MultiDiscrete) else np.int64(0)
 
     def __call__(self, actions: Array) -> Array:
@@ -120,9 +120,11 @@ class Wrapped(gymnasium.Env[Array, Any]):
         self.env: Any = env
         self.observation_space, self.action_space = env.observation_space, env.action_space
         self.metadata, self.render_mode, self.spec = env.metadata, env.render_mode, env.spec
-        self.observation_components = declared_components(env, "observation_components")
-        self.action_components = declared_components(env, "action_components")
-        self.facts = declared_facts(env)
+        self.observation_components: Sequence[tuple[str, str]] | None = declared_components(
+            env, "observation_components"
+        )
+        self.action_components: Sequence[tuple[str, str]] | None = declared_components(env, "action_components")
+        self.facts: tuple[Fact, ...] = declared_facts(env)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         super().reset(seed=seed)
@@ -154,8 +156,8 @@ class WithTasks(Wrapped, MetaEnv):
         super().__init__(env)
         self._tasks = tasks
         self.task_fields = tasks.task_fields
-        self.task_set = tasks.task_set
-        self.test_task_set = tasks.test_task_set
+        self.task_set: tuple[tuple[float, ...], ...] | None = tasks.task_set
+        self.test_task_set: tuple[tuple[float, ...], ...] | None = tasks.test_task_set
         self.task_classes = tasks.task_classes
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
@@ -192,14 +194,14 @@ class PolicyActions(WithTasks):
         super().__init__(env if isinstance(env.observation_space, Box) else WithTasks(FlatObservations(env), env), env)
         self.unflattened = env.observation_space
         space = _action_space(env)
-        self.action_map = action_map(space, scale)
+        self.action_map: AnyActionMap = action_map(space, scale)
         self.action_space: gymnasium.Space[Any]
         if isinstance(space, Box):
             self.action_space = space if scale is None else Box(-scale, scale, space.shape, np.float32)
         else:
             self.action_space = Discrete(int(space.n) if isinstance(space, Discrete) else math.prod(sizes_of(space)))
             if not isinstance(space, Discrete):
-                self.action_components = None  # each action is a combination of them
+                self.action_components: None = None  # each action is a combination of them
 
     def step(self, action: Array) -> tuple[Array, Any, bool, bool, dict[str, Any]]:
         return self.env.step(self.action_map(np.asarray(action)).astype(self.env.action_space.dtype))
@@ -228,9 +230,9 @@ class PolicyActionsBatch:
     def __init__(self, batch: BatchEnv, action_map: AnyActionMap) -> None:
         self._batch = batch
         self._action_map = action_map
-        self.num_rows = batch.num_rows
-        self.observation_size = batch.observation_size
-        self.action_size = batch.action_size
+        self.num_rows: int = batch.num_rows
+        self.observation_size: int = batch.observation_size
+        self.action_size: int = batch.action_size
 
     def reset(self, tasks: Array, seeds: Array) -> Array:
         return self._batch.reset(tasks, seeds)
@@ -254,14 +256,14 @@ class SingleTask(Wrapped, MetaEnv):
         facts: name -> location of the fact in `info`; without them, the environment's own declaration counts.
     """
 
-    task_set = ((),)
+    task_set: tuple[tuple[()]] = ((),)
 
     def __init__(self, env: gymnasium.Env[Any, Any], facts: Mapping[str, InfoFact] | None = None) -> None:
         super().__init__(env)
         self._told = dict(facts or {})
         self._clashes = False
         if self._told:
-            self.facts = tuple(Fact(name, fact.kind, fact.per) for name, fact in self._told.items())
+            self.facts: tuple[Fact, ...] = tuple(Fact(name, fact.kind, fact.per) for name, fact in self._told.items())
         robot = env.unwrapped
         if hasattr(robot, "observation_structure") and self.observation_space.shape == robot.observation_space.shape:
             # Here, because other environments do without MuJoCo.

@@ -17,7 +17,7 @@ from metaloom.pipeline.plugins import Plugins, load
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Array, EpisodeBatch, Metrics, Samples, Step
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 METRICS = Plugins("metric", "metaloom.metrics", {})
 """Functions of an EpisodeBatch or a Step that return metrics by name; the parameter's annotation decides which."""

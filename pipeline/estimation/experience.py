@@ -71,8 +71,8 @@ class Experience:
     def __init__(self, episodes: EpisodeBatch, tasks: slice) -> None:
         self._rewards = episodes.rewards[tasks]
         self.mask = episodes.mask[tasks] != 0
-        self.observations = episodes.observations[tasks, :, :-1][self.mask]
-        self.actions = episodes.actions[tasks][self.mask]
+        self.observations: Array = episodes.observations[tasks, :, :-1][self.mask]
+        self.actions: Array = episodes.actions[tasks][self.mask]
         self._cut = np.nonzero(episodes.truncated[tasks])
         ends = episodes.lengths[tasks][self._cut]
         self._last_steps = (*self._cut, ends - 1)

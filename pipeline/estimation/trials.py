@@ -35,20 +35,20 @@ class Trials:
         if not mask.all():
             # Real steps first, in order.
             self._order = np.argsort(~mask, axis=1, kind="stable")[:, : int(mask.sum(1).max())]
-        self.mask = self.along(episodes.mask != 0)
-        self.actions = self.along(episodes.actions)
-        self.rewards = self.along(episodes.rewards) * self.mask
+        self.mask: Array = self.along(episodes.mask != 0)
+        self.actions: Array = self.along(episodes.actions)
+        self.rewards: Array = self.along(episodes.rewards) * self.mask
         observations = self.along(episodes.observations[:, :, :-1])
         self._episodes = episodes
-        self.taken = np.eye(num_actions, dtype=np.float32)[self.actions] if num_actions else self.actions
+        self.taken: Array = np.eye(num_actions, dtype=np.float32)[self.actions] if num_actions else self.actions
         ends = self.along((np.arange(self._shape[2]) + 1 == episodes.lengths[..., None]).astype(np.float32))
         seen = np.concatenate([self.taken, self.rewards[..., None], ends[..., None]], axis=-1)
         before = np.zeros_like(seen)
         before[:, 1:] = seen[:, :-1]
-        self.inputs = np.concatenate([observations, before], axis=-1, dtype=np.float32)
+        self.inputs: Array = np.concatenate([observations, before], axis=-1, dtype=np.float32)
         num_trials, length = self.mask.shape
         of_tasks = np.arange(num_trials) // (num_trials // self._shape[0])
-        self.behavior = {
+        self.behavior: dict[str, Array] = {
             name: self.along(value)
             if value.shape[1:3] == self._shape[1:] and value.ndim > 3
             else np.repeat(value[of_tasks][:, None], length, axis=1)

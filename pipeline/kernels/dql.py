@@ -27,7 +27,7 @@ class DQLKernel(GradientSteps[None]):
     ) -> None:
         self._settings, self._discount, self._learning_rate = settings, discount, learning_rate
         self._counters = Counters.of(state)
-        self.q = FlatParams(state.params)
+        self.q: FlatParams = FlatParams(state.params)
         self._network = FlatNetwork.of(network.prefix, network.spec, self.q)
         self._target = FlatParams(prefixed(unprefixed(state.extra, TARGET), TARGET))
         self._target_network = FlatNetwork.of(TARGET, network.spec, self._target)

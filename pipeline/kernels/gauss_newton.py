@@ -120,7 +120,7 @@ class InnerHessian:
         self._head_gradients = torch.autograd.grad(losses.sum(), self._head, create_graph=True)
         outputs, *others = (gradient.detach().numpy() for gradient in self._head_gradients)
         self._pulled = PulledBack(self._network, outputs)
-        self.gradients = self._pulled.gradients | dict(zip(self._others, others, strict=True))
+        self.gradients: dict[str, Array] = self._pulled.gradients | dict(zip(self._others, others, strict=True))
 
     def product(self, tangents: Params) -> Params:
         """Return the Hessian times the tangents of every task."""

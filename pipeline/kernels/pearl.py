@@ -46,7 +46,7 @@ class PEARLKernel(GradientSteps[Noise]):
         self._learning_rates, arrays = learning_rates, PEARLArrays.of(state)
         self._num_updates = arrays.num_updates
         self._layers = {name: layers_of(params) for name, params in arrays.params.items()}
-        self.params = {name: in_layer_order(params) for name, params in arrays.params.items()}
+        self.params: dict[str, FlatParams] = {name: in_layer_order(params) for name, params in arrays.params.items()}
         self._descent = {
             name: FlatDescent(settings.optimizer.name, self.params[name], kept, epsilon=ADAM_EPSILON)
             for name, kept in arrays.optimizers.items()

@@ -121,7 +121,7 @@ class Part:
         K, self._num_rows = minibatch.transitions.rewards.shape
         self._total_rows = K * self._num_rows
         self._inference = inference(settings.use_information_bottleneck)
-        self.params = {name: params[name].with_own_gradient() for name in TRAINED}
+        self.params: dict[str, FlatParams] = {name: params[name].with_own_gradient() for name in TRAINED}
         networks = {name: FlatNetwork(self.params[name], layers[name], "relu", fold_bias=True) for name in TRAINED}
         self._encoder, self._policy, self._v = networks["encoder"], networks["policy"], networks["v"]
         self._qs = {name: networks[name] for name in ("q1", "q2")}

@@ -31,7 +31,7 @@ class TwinQKernel:
 
     def __init__(self, params: Mapping[str, Array], spec: NetworkSpec, *, parallel: ParallelMap = map) -> None:
         """Copy parameters q1.* and q2.*; `parallel` maps over the two networks."""
-        self.flat = FlatParams(params)
+        self.flat: FlatParams = FlatParams(params)
         self._networks = [FlatNetwork.of(name, spec, self.flat) for name in TWINS]
         self._parallel = parallel
 
@@ -94,9 +94,9 @@ class SACKernel(GradientSteps[Array]):
         self._settings, self._discount, self._learning_rate = settings, discount, learning_rate
         self._counters = Counters.of(state)
         arrays = SACArrays.of(state)
-        self.policy = FlatParams(arrays.policy)
+        self.policy: FlatParams = FlatParams(arrays.policy)
         self._network = FlatNetwork.of(policy.prefix, policy.spec, self.policy)
-        self.q = TwinQKernel(arrays.q, q.spec, parallel=parallel)
+        self.q: TwinQKernel = TwinQKernel(arrays.q, q.spec, parallel=parallel)
         self._targets = TwinQKernel(arrays.targets, q.spec, parallel=parallel)
         self._log_alpha = FlatParams({"log_alpha": arrays.log_alpha})
         trained = {"policy": self.policy, "q": self.q.flat, "alpha": self._log_alpha}

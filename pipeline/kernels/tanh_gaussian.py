@@ -38,11 +38,11 @@ class TanhGaussianActions:
         """
         A, noise = noise.shape[1], noise.astype(outputs.dtype, copy=False)
         self.mean, raw = outputs[:, :A], outputs[:, A:]
-        self.log_std = np.clip(raw, MIN_LOG_STD, MAX_LOG_STD)
+        self.log_std: Array = np.clip(raw, MIN_LOG_STD, MAX_LOG_STD)
         self.inside = self.log_std == raw
-        self.deviation = np.exp(self.log_std) * noise
+        self.deviation: Array = np.exp(self.log_std) * noise
         self.u = u = self.mean + self.deviation
-        self.actions = np.tanh(u)
+        self.actions: Array = np.tanh(u)
         # Differs from the paper's code: log(1 - tanh² u) exactly, where log(1 - a² + 1e-6) is off for |u| > 6.
         log_slope = 2 * (_LOG_2 - u - np.logaddexp(np.float32(0), -2 * u))
         terms = -0.5 * np.square(noise) - self.log_std - log_slope

@@ -41,10 +41,10 @@ class FlatParams:
         self._shapes = {name: value.shape for name, value in params.items()}
         stops = np.cumsum([value.size for value in params.values()]).tolist()
         self._places = dict(zip(params, map(slice, [0, *stops[:-1]], stops), strict=True))
-        self.vector = np.concatenate([np.ravel(value) for value in params.values()])
+        self.vector: Array = np.concatenate([np.ravel(value) for value in params.values()])
         self.gradient = np.zeros_like(self.vector)
-        self.params = self.views(self.vector)
-        self.gradients = self.views(self.gradient)
+        self.params: Params = self.views(self.vector)
+        self.gradients: Params = self.views(self.gradient)
 
     def with_own_gradient(self) -> FlatParams:
         """Return the same parameters, not copies, with a separate gradient."""
@@ -144,7 +144,7 @@ class FlatNetwork:
         self._activate, self._times_slope = _ACTIVATIONS[activation]
         widths = [layer.kernel.shape[1] for layer in self._layers[:-1]]
         dtype, self._ones = flat.vector.dtype, int(fold_bias)
-        self.input_size = len(self._layers[0].kernel) - self._ones
+        self.input_size: int = len(self._layers[0].kernel) - self._ones
         self._inputs = _Buffer(self.input_size + self._ones, dtype, filled_with=1)
         self._outputs = [_Buffer(width + self._ones, dtype, filled_with=1) for width in widths]
         # Errors have the column too, of zeros there: elementwise work is fastest on whole arrays.

@@ -32,7 +32,7 @@ class FlatTensors:
         flat = np.concatenate([np.ravel(value) for value in params.values()])
         self.vector: Tensor = torch.from_numpy(flat).to(device)
         self.gradient: Tensor = torch.zeros_like(self.vector)
-        self.learned = np.zeros(len(self.vector), bool)
+        self.learned: Array = np.zeros(len(self.vector), bool)
         self.params: dict[str, Tensor] = {}
         offset = 0
         for name, value in params.items():

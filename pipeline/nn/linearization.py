@@ -32,16 +32,16 @@ class LinearizedMLP:
 
     def __init__(self, prefix: str, num_hidden: int, params: Tangents, inputs: Array, activation: str = "tanh") -> None:
         self.activation = activation
-        self.names = [f"{prefix}.{layer}" for layer in layer_names(num_hidden)]
-        self.kernels = [params[f"{name}.kernel"] for name in self.names]
-        self.inputs = [inputs]
+        self.names: list[str] = [f"{prefix}.{layer}" for layer in layer_names(num_hidden)]
+        self.kernels: list[Array] = [params[f"{name}.kernel"] for name in self.names]
+        self.inputs: list[Array] = [inputs]
         for name, kernel in zip(self.names, self.kernels, strict=True):
             sums = self.inputs[-1] @ kernel
             sums += params[f"{name}.bias"][:, None]
             if name != self.names[-1]:
                 sums = np.tanh(sums, out=sums) if activation == "tanh" else np.maximum(sums, 0, out=sums)
             self.inputs.append(sums)
-        self.outputs = self.inputs.pop()
+        self.outputs: Array = self.inputs.pop()
         self.slopes = [1 - np.square(x) if activation == "tanh" else (x > 0).astype(x.dtype) for x in self.inputs[1:]]
 
     def push(self, tangents: Tangents) -> list[Array]:

@@ -53,9 +53,9 @@ class PlainInference:
         biases = [params.params[f"{prefix}.{layer}.bias"] for layer in layers]
         self._biases = [np.ascontiguousarray(bias[:, None, :]) for bias in biases]
         B, input_size, _ = self._kernels[0].shape
-        self.inputs = np.zeros((B, num_rows, input_size), np.float32)
+        self.inputs: Array = np.zeros((B, num_rows, input_size), np.float32)
         self._outputs = [np.empty((B, num_rows, kernel.shape[2]), np.float32) for kernel in self._kernels]
-        self.output_size = self._outputs[-1].shape[2]
+        self.output_size: int = self._outputs[-1].shape[2]
 
     def outputs(self) -> Array:
         x = self.inputs

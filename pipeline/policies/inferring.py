@@ -61,9 +61,9 @@ class InferringPolicy:
     """
 
     def __init__(self, spaces: Spaces, config: PolicyConfig, sizes: EncoderSizes) -> None:
-        self.encoder = Encoder(sizes, encoder_input_size(config, spaces))
+        self.encoder: Encoder = Encoder(sizes, encoder_input_size(config, spaces))
         kind = CategoricalPolicy if spaces.num_actions else GaussianPolicy
-        self.policy = kind(spaces, config, 2 * sizes.latent)
+        self.policy: CategoricalPolicy | GaussianPolicy = kind(spaces, config, 2 * sizes.latent)
 
     def recorded(self, behavior: Mapping[str, Tensor]) -> Distribution:
         """Rebuild the distributions that acted from their recorded arrays, [...] each."""

@@ -83,7 +83,7 @@ class PosteriorNetwork:
 
     def step(self, inputs: Array, state: Array) -> tuple[Array, Array]:
         features, after = self._cell.step(np.maximum(self._embedding(inputs), 0), state)
-        self.posterior = self._layer(features)
+        self.posterior: Array = self._layer(features)
         self._observed[:] = inputs[..., : self._observed.shape[-1]]
         self._inferred[:] = self.posterior
         return self._policy.outputs(), after

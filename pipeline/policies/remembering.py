@@ -58,7 +58,7 @@ class CellAndHead:
         head, own = head_name(spaces), params.params
         self._cell = cell_inference(config.cell_spec(spaces), own)
         self._kernel, self._bias = own[f"{head}.kernel"], np.ascontiguousarray(own[f"{head}.bias"][:, None])
-        self.state_size = self._cell.state_size
+        self.state_size: int = self._cell.state_size
 
     def step(self, inputs: Array, state: Array) -> tuple[Array, Array]:
         features, after = self._cell.step(inputs, state)
@@ -86,7 +86,7 @@ class Remembering:
         memory: Memory | None = None,
         network: MakeNetwork = CellAndHead,
     ) -> None:
-        self.network = network(config, spaces, params, num_rows)
+        self.network: MemoryNetwork = network(config, spaces, params, num_rows)
         self._discrete, self.output_size = spaces.num_actions > 0, spaces.num_actions or spaces.action_size
         B, O = len(next(iter(params.params.values()))), spaces.observation_size
         self._inputs = np.zeros((B, num_rows, O + self.output_size + 2), np.float32)

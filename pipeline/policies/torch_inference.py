@@ -39,7 +39,7 @@ class PaddedRows:
         padded_rows = -(-num_rows // ROWS_MULTIPLE) * ROWS_MULTIPLE
         padded = np.zeros((len(self._params), padded_rows, input_size), np.float32)
         self._padded = list(torch.as_tensor(padded))
-        self.inputs = padded[:, :num_rows]
+        self.inputs: Array = padded[:, :num_rows]
 
     def __iter__(self) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
         return zip(self._params, self._padded, strict=True)
@@ -52,8 +52,8 @@ class TorchInference:
         self._network = build_network(prefix, spec)
         own = {name: params.params[name] for name in self._network.shapes}
         self._rows = PaddedRows(own, num_rows, spec.input_size)
-        self.inputs = self._rows.inputs
-        self.output_size = spec.output_size
+        self.inputs: Array = self._rows.inputs
+        self.output_size: int = spec.output_size
         self._outputs: Array = np.empty((len(self.inputs), num_rows, spec.output_size), np.float32)
 
     def outputs(self) -> Array:

@@ -129,7 +129,7 @@ class ReplayBuffer:
         Raises:
             ReplayError: the cache is too small for two rows.
         """
-        self.rows = RowIndex()
+        self.rows: RowIndex = RowIndex()
         self._columns = columns
         fitting = cache_bytes // columns.row_bytes
         if fitting < 2:

@@ -59,7 +59,7 @@ class StageTable(StageOrder):
     """
 
     def __init__(self, stages: Iterable[StoredStage]) -> None:
-        self.stages = tuple(stages)
+        self.stages: tuple[StoredStage, ...] = tuple(stages)
         self._by_name = {stage.name: stage for stage in self.stages}
         if wrong := [stage.group for stage in self.stages if not _GROUP.fullmatch(stage.group)]:
             raise ValueError(
@@ -72,7 +72,8 @@ class StageTable(StageOrder):
                 f"the stages are {', '.join(stage.name for stage in self.stages)}, of which {len(starts)} make the "
                 f"first learner and {len(ends)} end an iteration; required different names, and one of each"
             )
-        self.first, self.last = starts[0], ends[0]
+        self.first: str = starts[0]
+        self.last: str = ends[0]
         super().__init__((stage.name, stage.stepped) for stage in self.stages)
 
     def __contains__(self, name: str) -> bool:
@@ -153,8 +154,8 @@ class StageTable(StageOrder):
         return EARLIER[info.get("last_stage", ON_POLICY.last)]
 
 
-def _stored_stage(output: str, schema: Mapping[str, Any] | None = None, **stage: Any) -> StoredStage:
-    return StoredStage(output=output, schema=OutputSchema.parse(output, schema) if schema else None, **stage)
+def _stored_stage(schema: Mapping[str, Any] | None = None, **stage: Any) -> StoredStage:
+    return StoredStage(**stage, schema=OutputSchema.parse(stage["output"], schema) if schema else None)
 
 
 def _learner(name: str, *, ends_iteration: bool) -> StoredStage:

@@ -57,9 +57,9 @@ class CommittedFiles:
     def __init__(self, root: Path, stages: StageTable, remote: RemoteLog | None = None) -> None:
         self.root = root
         self.stages = stages
-        self.data = root / "data.zarr"
+        self.data: Path = root / "data.zarr"
         self.remote = remote
-        self.segments = Segments(root, self._bring)
+        self.segments: Segments = Segments(root, self._bring)
         self._specs: dict[str, ArraySpec] = {}
         self._markers: dict[Path, tuple[tuple[int, int, int], Mapping[int, dict[StageRef, str]]]] = {}
 

@@ -93,7 +93,7 @@ class StoredOutputs:
     def __init__(self, path: Path, info: Mapping[str, Any], remote: RemoteLog | None = None) -> None:
         self.path = path
         self.info = info
-        self.files = CommittedFiles(path, StageTable.of(info), remote)
+        self.files: CommittedFiles = CommittedFiles(path, StageTable.of(info), remote)
 
     @property
     def location(self) -> str:

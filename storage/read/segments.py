@@ -59,7 +59,7 @@ class Segment:
         self._bring = bring
         self._group: tuple[int, list[str]] = (-1, [])
         try:
-            self.seal = seal or read_seal(folder)
+            self.seal: Seal = seal or read_seal(folder)
         except FileNotFoundError as error:
             raise self.gone(error, folder / SEAL) from None
 

@@ -42,7 +42,7 @@ class RemoteLog:
 
     def __init__(self, root: Path, url: str, beside: Path) -> None:
         self.root = root
-        self.objects = ObjectFolder(url)
+        self.objects: ObjectFolder = ObjectFolder(url)
         self._beside = beside
         self._forget()
 
@@ -314,7 +314,9 @@ class RemoteLog:
 
     def _take(self, entry: Entry) -> None:
         self._newest_offset = self._offset
-        self.next, self.last_hash, self._last_session = entry.sequence + 1, entry.sha256, entry.session
+        self.next: int = entry.sequence + 1
+        self.last_hash: str = entry.sha256
+        self._last_session = entry.session
         self.owner = {"begin": entry, "commit": self.owner, "end": None}[entry.kind]
         for name in entry.removed:
             self.files.pop(name, None)

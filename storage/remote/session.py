@@ -83,7 +83,6 @@ class RemoteSession:
         Args:
             changed: Files, each with the previous name of its content if it was only moved. The folder need not
                 hold a copy of a moved file.
-                folder need not have a copy.
 
         Raises:
             FencedOut: a later session has begun.

@@ -26,7 +26,7 @@ class ArrayStore:
         """Allocate more iterations, and finish an interrupted growth or creation."""
         if capacity > self.capacity:
             self._write_metadata({"": group_document({"capacity": capacity})})
-            self.capacity = capacity
+            self.capacity: int = capacity
         paths = [str(file.parent.relative_to(self._files.data)) for file in self._files.data.glob("*/*/zarr.json")]
         # After a power cut an array may be there whose group, written in the same step, is not.
         groups = {path.partition("/")[0] for path in paths}

@@ -77,7 +77,7 @@ def page(tmp_path, prepared, tmp_path_factory, monkeypatch):
     shutil.copytree(ROOT / "examples", "examples", ignore=shutil.ignore_patterns("runs", "__pycache__", "notebooks"))
     Path("benchmarks").symlink_to(ROOT / "benchmarks")
     before, variables = {*sys.modules}, dict(os.environ)
-    yield Page(Commands(tmp_path_factory.mktemp("bin"), "metaloom", command), prepared)
+    yield Page(Commands(tmp_path_factory.mktemp("bin"), command), prepared)
     for name in {*sys.modules} - before:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
             del sys.modules[name]

@@ -225,6 +225,11 @@ def test_no_proxy_is_asked_for_the_server(tmp_path, monkeypatch, name):
     assert {host: bool(proxy_bypass(host)) for host in hosts} == hosts
 
 
+def test_a_prefect_home_where_nobody_can_write_is_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("PREFECT_HOME", "/dev/null/prefect")
+    assert settings(tmp_path, Address(4300), "lab:secret")["PREFECT_HOME"] == str(tmp_path)
+
+
 def test_python_finds_modules_where_the_user_said_although_the_parts_work_elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["plugins", "/opt/more", ""]))

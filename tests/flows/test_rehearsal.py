@@ -3,7 +3,8 @@
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box
+from small_envs import Legacy
 
 from metaloom import storage
 from metaloom.flows.cli import run as run_command
@@ -152,21 +153,8 @@ def test_runs_of_earlier_versions_keep_their_copies_and_their_seeds_and_have_no_
     assert (ours.copies, ours.seed_bits, ours.witness) == ("kept", 64, False)
 
 
-class Legacy(gymnasium.Env):
-    """Seeds itself as older simulators do."""
-
-    observation_space, action_space = Box(-1, 1, (1,)), Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        self.random = np.random.RandomState(seed)
-        return self.random.uniform(-1, 1, 1).astype(np.float32), {}
-
-    def step(self, action):
-        return self.random.uniform(-1, 1, 1).astype(np.float32), 0.0, False, False, {}
-
-
 def test_an_environment_that_takes_seeds_of_32_bits_trains_and_can_be_reproduced(tiny_config, tmp_path):
-    train(tiny_config(env=f"{__name__}:Legacy"), tmp_path / "run", backend=HERE)
+    train(tiny_config(env="small_envs:Legacy"), tmp_path / "run", backend=HERE)
     assert all(outcome.identical for outcome in replay(tmp_path / "run"))
     assert config_of(storage.open_run(tmp_path / "run")).env.seed_bits == 32
 
@@ -191,12 +179,8 @@ def test_a_box_that_a_new_policy_misses_is_named(low, high, words):
     assert bool(found) == bool(words)
 
 
-class Unlimited(Legacy):
-    action_space = Box(0, 512, (1,), np.float32)
-
-
 def test_what_nobody_set_is_named_where_most_episodes_end_by_it(tiny_config, tmp_path, caplog):
-    settings = tiny_config(env={"name": f"{__name__}:Unlimited", "action_scale": None}).model_dump(
+    settings = tiny_config(env={"name": "small_envs:Unlimited", "action_scale": None}).model_dump(
         exclude={"max_episode_steps"}
     )
     settings["env"]["copies"] = "auto"
@@ -286,7 +270,8 @@ import os
 import time
 
 import gymnasium
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box
+from small_envs import Legacy
 
 
 class Coin(gymnasium.Env):

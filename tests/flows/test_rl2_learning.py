@@ -1,12 +1,12 @@
 """RL2 finds the best arm about as well as can be."""
 
+import mdp_references
 import numpy as np
 import pytest
+from bandit_references import REFERENCES, earned
 
 import metaloom
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.pipeline.envs import mdp_references
-from metaloom.pipeline.envs.bandit_references import REFERENCES, earned
 from metaloom.pipeline.envs.tabular_mdp import Tables, draw_tables
 
 

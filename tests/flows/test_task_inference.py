@@ -3,10 +3,11 @@
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
+from metaloom.flows.graph.task_inference import _sample_tasks
 
 import metaloom.flows.rollouts.workers
 from metaloom import storage
@@ -266,3 +267,14 @@ def test_training_infers_from_this_iterations_context_alone(tmp_path, contexts):
                 for place, reward in zip(shown.next_observations[0], shown.rewards[0], strict=True):
                     (at,) = np.nonzero((steps == place).all(axis=1))
                     np.testing.assert_allclose(reward, sparse(-dense[at[:1]])[0], atol=1e-6)
+
+
+def test_every_iteration_of_every_seed_draws_its_tasks_anew():
+    env = PearlSparsePointRobot()
+
+    def drawn(seed, iteration):
+        context = SimpleNamespace(env=env, config=SimpleNamespace(seed=seed, num_tasks=5))
+        return _sample_tasks(context, iteration, 0).params.tobytes()
+
+    assert len({drawn(seed, iteration) for seed in (1, 2) for iteration in range(3)}) == 6
+    assert drawn(1, 2) == drawn(1, 2)

@@ -1,10 +1,10 @@
 """VariBAD searches a grid for its goal, and goes back to it, about as well as can be."""
 
 import pytest
+from grid_references import GridTrials, bayes_optimal_return
 
 import metaloom
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.pipeline.envs.grid_references import GridTrials, bayes_optimal_return
 
 
 @pytest.mark.learning

@@ -16,7 +16,7 @@ from forging import forge
 from viewing import TOKEN, Viewer
 
 from metaloom.flows import cli
-from metaloom.flows.errors import UsageError
+from metaloom.flows.errors import ExtraMissing
 from metaloom.flows.prefect_app.server import guarded
 from metaloom.flows.viewer import server
 from metaloom.flows.viewer.gate import HEADERS
@@ -180,7 +180,7 @@ def test_a_folder_whose_name_is_no_text_has_one_in_the_list(tmp_path, copy_tiny_
 
 def test_without_plotly_the_command_says_what_brings_it(monkeypatch):
     monkeypatch.setattr(interactive.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match="pip install plotly"):
+    with pytest.raises(ExtraMissing, match=r"metaloom\[view\]"):
         interactive.plotly_file()
 
 

@@ -11,17 +11,20 @@ shown. HTML comments, which no reader sees, say what else it takes:
     <!-- raises: CLASS -->              the exception with which the next block of Python ends
     <!-- not run: REASON -->            the next block is not run
 
-Commands called `metaloom` run in this process: `shell` puts a script of that name on the path that asks for it.
+`metaloom` and `python FILE` run in this process, which has imported what they need: scripts of those names on the path
+ask for it.
 """
 
 import json
 import os
 import re
+import runpy
 import select
 import shutil
 import subprocess
 import sys
 import tomllib
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
@@ -38,11 +41,13 @@ _PART = re.compile(
     r"|^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$",
     flags=re.DOTALL | re.MULTILINE,
 )
-_SHIM = """#!/bin/bash
+_SHIM = f"""#!/bin/bash
+name=${{0##*/}}
+[[ $name != python || $1 == *.py ]] || exec {sys.executable} "$@"
 exec 3>&1
-printf '%s\\0' $$ "$PWD" "${METALOOM_RUNS-}" "$@" > "${0%/*}/question"
-echo > "${0%/*}/asked"
-read -r code < "${0%/*}/answered"
+printf '%s\\0' $$ "$PWD" "${{METALOOM_RUNS-}}" "$name" "$@" > "${{0%/*}}/question"
+echo > "${{0%/*}}/asked"
+read -r code < "${{0%/*}}/answered"
 exit "$code"
 """
 
@@ -72,12 +77,13 @@ def blocks_of(text: str) -> Iterator[Block]:
 
 
 class Commands:
-    """A shell in the working folder, whose commands of one name are answered by a function of this process."""
+    """A shell in the working folder, where `metaloom` is answered by a function of this process."""
 
-    def __init__(self, folder: Path, name: str, answer: Callable[[list[str]], int]) -> None:
-        self._folder, self._answer = folder, answer
-        (folder / name).write_text(_SHIM)
-        (folder / name).chmod(0o755)
+    def __init__(self, folder: Path, metaloom: Callable[[list[str]], int]) -> None:
+        self._folder, self._answers = folder, {"metaloom": metaloom, "python": _run_program}
+        for name in self._answers:
+            (folder / name).write_text(_SHIM)
+            (folder / name).chmod(0o755)
         os.mkfifo(folder / "asked")
         os.mkfifo(folder / "answered")
 
@@ -105,13 +111,28 @@ class Commands:
                 os.write(answered, f"{code}\n".encode())
             return shell.wait(), output.read_text(encoding="utf-8")
 
-    def _serve(self, pid: str, cwd: str, runs: str, *tokens: str) -> int:
+    def _serve(self, pid: str, cwd: str, runs: str, name: str, *tokens: str) -> int:
         with pytest.MonkeyPatch.context() as patch, open(f"/proc/{pid}/fd/3", "a") as out:
             patch.chdir(cwd)
             patch.setenv("METALOOM_RUNS", runs) if runs else patch.delenv("METALOOM_RUNS", raising=False)
             patch.setattr(sys, "path", [*sys.path, cwd])
             with open(f"/proc/{pid}/fd/2", "a") as errors, redirect_stdout(out), redirect_stderr(errors):
-                return self._answer([*tokens])
+                return self._answers[name]([*tokens])
+
+
+def _run_program(tokens: list[str]) -> int:
+    """Run a file as the interpreter does, whose folder is first on its path; return its exit code."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", tokens)
+        patch.syspath_prepend(Path(tokens[0]).parent)
+        try:
+            runpy.run_path(tokens[0], run_name="__main__")
+        except SystemExit as end:
+            return end.code if isinstance(end.code, int) else int(end.code is not None)
+        except Exception:
+            traceback.print_exc()
+            return 1
+    return 0
 
 
 class Page:

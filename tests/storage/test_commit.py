@@ -187,8 +187,20 @@ def test_records_name_inputs_with_their_digests_and_form_one_chain(make_run):
     assert {"python", "numpy"} <= set(rollouts.versions)
 
 
-def test_a_record_can_be_had_right_after_the_put(writer, put, batches):
-    tasks = batches.tasks()
+def test_a_record_can_be_had_right_after_the_put(writer, put, batches, monkeypatch):
+    tasks, asked = batches.tasks(), threading.Event()
+    publish, flush = Publisher.publish, storage.RunWriter.flush
+
+    def publish_late(publisher, output):
+        asked.wait(10)  # until somebody waits for it
+        return publish(publisher, output)
+
+    def ask(writer):
+        asked.set()
+        flush(writer)
+
+    monkeypatch.setattr(Publisher, "publish", publish_late)
+    monkeypatch.setattr(storage.RunWriter, "flush", ask)
     put(writer, [(TASKS, tasks, [])])
     assert writer.record(TASKS).digest == storage.output_digest(storage.digest(tasks))
 

@@ -58,10 +58,12 @@ def base(tmp_path_factory, make_batches, creation, put):
     with storage.create_run(path, capacity=4, **creation) as writer:
         put(writer, [*iterations[0], *iterations[1]])
     with storage.open_writer(path) as writer:
+        writer.describe({"session": 1})
         put(writer, iterations[2])
         writer.thin([0, 2])
         assert writer.pack() == [range(2)]
     with storage.open_writer(path) as writer:
+        writer.describe({"session": 2})
         put(writer, iterations[3])
     for ref in (StageRef(1, "adapt"), StageRef(0, "meta_optimize")):
         storage.put_in_quarantine(path, ref, message="NaN", about={}, arrays={"x": np.ones(3)})
@@ -74,6 +76,7 @@ def read(folder):
     faults = [fault.ref for fault in storage.read_quarantine(run.path)]
     found = run.refs(), run.iterations, run.thinned_iterations(), tables, faults, storage.verify_run(run.path)
     assert faults == [StageRef(0, "meta_optimize"), StageRef(1, "adapt")]
+    assert [session.number for session in run.sessions()] == [0, 1, 2]
     assert newest_session(run.path, 0).head == newest_session(run.path, 2).head
     return found
 

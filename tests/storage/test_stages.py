@@ -1,8 +1,10 @@
 """The stages of a run as data in its run.json: any table can be stored, and runs without one are of two known kinds."""
 
+import numpy as np
 import pytest
 
 from metaloom import storage
+from metaloom.pipeline.outputs import OutputSchema
 from metaloom.storage import StageRef, StageTable, StoredStage
 from metaloom.storage.format.canonical import read_sealed, render, sealed
 from metaloom.storage.format.stages import OFF_POLICY, ON_POLICY
@@ -16,6 +18,9 @@ OWN = StageTable(
         StoredStage("imitate", "learner", "Update", ends_iteration=True),
     ]
 )
+FIELD = {"name": "scale", "axes": ["task"], "dtype": "float32", "unit": "m", "description": "size", "mapping": False}
+SCHEMA = {"description": "", "fields": [FIELD]}
+OBJECTS = {**FIELD, "dtype": "object"}
 
 
 @pytest.fixture
@@ -68,6 +73,24 @@ def test_what_no_stage_of_a_run_gives_is_told(path):
         storage.open_run(path)[0].rollouts(0)
 
 
+def test_an_output_that_is_not_as_its_schema_says_is_not_stored(tmp_path, batches, put, creation):
+    schema = OutputSchema.parse("Scale", SCHEMA)
+    measure = StoredStage("measure", "scales", "Scale", schema=schema)
+    begin, *others = OWN.stages
+    with storage.create_run(
+        tmp_path / "own", capacity=1, stages=StageTable([begin, measure, *others]), **creation
+    ) as writer:
+        put(writer, [(StageRef(0, "begin"), type(batches.update())(batches.learner(), {}), [])])
+        with pytest.raises(
+            storage.LayoutMismatch, match=r"Scale.scale has dtype float64; required: float32\. Change what"
+        ):
+            put(writer, [(StageRef(0, "measure"), schema.record({"scale": np.ones(3)}), [])])
+        put(writer, [(StageRef(0, "measure"), schema.record({"scale": np.ones(3, np.float32)}), [])])
+    run = storage.open_run(tmp_path / "own")
+    assert run[0].scales().scale.tolist() == [1, 1, 1]
+    assert run.files.spec("scales/scale").attributes == {"unit": "m", "description": "size"}
+
+
 @pytest.mark.parametrize("table", [ON_POLICY, OFF_POLICY])
 def test_a_run_of_an_earlier_version_has_the_stages_of_its_kind(table, tmp_path, creation):
     storage.create_run(tmp_path / "run", capacity=1, stages=table, **creation).close()
@@ -85,6 +108,12 @@ def test_a_run_of_an_earlier_version_has_the_stages_of_its_kind(table, tmp_path,
         ([{"name": "a", "group": "g", "output": "Update", "code": "x"}], "unexpected keyword"),
         ([{**stage, "output": "Pickle"} for stage in OWN.document()], "give Pickle"),
         ([{**stage, "group": "../x"} for stage in OWN.document()], "group"),
+        ([{**stage, "schema": SCHEMA} for stage in OWN.document()], "give EpisodeBatch, Samples, Update; required"),
+        ([{**stage, "output": "Scale", "schema": 3} for stage in OWN.document()], "no schema of an output"),
+        (
+            [{**stage, "output": "Scale", "schema": {**SCHEMA, "fields": [OBJECTS]}} for stage in OWN.document()],
+            r"Scale.scale has entries of dtype object; required one of bool",
+        ),
     ],
 )
 def test_a_run_json_whose_stages_are_no_table_is_refused(path, stages, message):

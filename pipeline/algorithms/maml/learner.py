@@ -87,7 +87,7 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         if isinstance(settings, MetaAdam):
             self._lr_factor = lr_factor(settings, settings.outer_lr)
         reason = "asked for" if settings.kernel == "torch" else "the whole update is differentiated by torch"
-        self.kernel = Kernel("torch", reason)
+        self.kernel: Kernel = Kernel("torch", reason)
 
     @abstractmethod
     def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:

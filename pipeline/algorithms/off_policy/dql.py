@@ -77,7 +77,7 @@ class DQLDefinition:
     ) -> None:
         self._settings, self._discount, self._network = settings, discount, network
         self._counters, self._learning_rate = Counters.of(state), learning_rate
-        self.q = FlatTensors(state.params, device)
+        self.q: FlatTensors = FlatTensors(state.params, device)
         self._target = FlatTensors(prefixed(unprefixed(state.extra, TARGET), network.prefix), device)
         self._descent = Descent(settings.optimizer, self.q, unprefixed(state.optimizer, Q))
 
@@ -116,7 +116,7 @@ class DQLLearner(OffPolicyLearner[object, None]):
         super().__init__(settings.name, setup, discrete=True)
         self.settings, self._lr_factor = settings, lr_factor(settings, settings.learning_rate)
         spec = setup.policy.network_spec(setup, setup.num_actions, activation="relu")
-        self.network = build_network(Q_NETWORK, spec)
+        self.network: Network = build_network(Q_NETWORK, spec)
         self.kernel = self.choose_kernel(settings.kernel, settings.optimizer, self.network)
 
     def initialize(self, *, run_seed: int) -> LearnerState:

@@ -135,7 +135,7 @@ class SACDefinition:
     ) -> None:
         self._settings, self._discount, self._learning_rate, self._network = settings, discount, learning_rate, policy
         self._counters, arrays = Counters.of(state), SACArrays.of(state)
-        self.policy = FlatTensors(arrays.policy, device)
+        self.policy: FlatTensors = FlatTensors(arrays.policy, device)
         self.q, self._targets = TwinQ(q, arrays.q, device), TwinQ(q, arrays.targets, device)
         self._log_alpha = FlatTensors({"log_alpha": arrays.log_alpha}, device)
         trained = {"policy": self.policy, "q": self.q, "alpha": self._log_alpha}

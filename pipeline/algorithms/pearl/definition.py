@@ -147,7 +147,7 @@ class PEARLDefinition:
         twins = [prefixed(arrays.params[name], name) for name in TWINS]
         self._q = TwinQ(networks.q, twins[0] | twins[1], device)
         vectors = self._by_network("vector")
-        self.gradients = self._by_network("gradient")
+        self.gradients: dict[str, Tensor] = self._by_network("gradient")
         self._optimizers = {
             name: vector_optimizer(settings.optimizer, vectors[name], arrays.optimizers[name], epsilon=ADAM_EPSILON)
             for name in TRAINED

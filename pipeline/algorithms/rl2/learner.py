@@ -44,7 +44,7 @@ class MemoryPolicy(RecurrentPolicy):
     def __init__(self, settings: MemorySettings, setup: Setup) -> None:
         super().__init__(setup, setup.policy)
         F, P = self.cell.feature_size, settings.position_size
-        self.critic_size = 2 * F + P if P else F
+        self.critic_size: int = 2 * F + P if P else F
         self._position_size, self._input_size = P, setup.policy.cell_spec(setup).input_size
 
     def features(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
@@ -92,9 +92,9 @@ class WithMemoryLearner(Learner[EpisodeBatch, Sequence[Step]]):
 
     def __init__(self, settings: MemorySettings, setup: Setup) -> None:
         self._output_scale, self.setup = settings.initial_output_scale, setup
-        self.policy = MemoryPolicy(settings, setup)
-        self.estimates = TrialEstimates(settings, setup, self.policy, use_device(setup.device))
-        self.kernel = Kernel("torch", "recurrent networks have no fused kernel")
+        self.policy: MemoryPolicy = MemoryPolicy(settings, setup)
+        self.estimates: TrialEstimates = TrialEstimates(settings, setup, self.policy, use_device(setup.device))
+        self.kernel: Kernel = Kernel("torch", "recurrent networks have no fused kernel")
 
     def initial_optimizer(self, learned: Mapping[str, Array]) -> Params:
         """Return the initial state of the optimizer, by default none."""

@@ -61,7 +61,7 @@ class SequenceRegion:
 
     def __init__(self, policy: MemoryPolicy, params: Params, chunks: Sequence[TrialChunk]) -> None:
         self._policy, self._params, self._chunks = policy, params, chunks
-        self.flat = FlatParams({name: params[name] for name in policy.learned(params)})
+        self.flat: FlatParams = FlatParams({name: params[name] for name in policy.learned(params)})
         self._num_steps = sum(len(chunk.of.advantages) for chunk in chunks)
 
     def gradient(self) -> Array:

@@ -133,7 +133,7 @@ class Batch:
         # Not the stored advantages, which are shifted and scaled.
         targets = values + trials.advantages(values, processing.discount, processing.gae_lambda, behind)
         real_targets = targets[trials.mask]
-        self.scale = np.array([real_targets.mean(), max(real_targets.std(), _SMALLEST_STD)], np.float32)
+        self.scale: Array = np.array([real_targets.mean(), max(real_targets.std(), _SMALLEST_STD)], np.float32)
         self._inputs, self._actions = self._tensor(inputs), self._tensor(trials.actions)
         advantages = trials.along(samples.advantages)
         self._advantages = self._tensor(advantages)

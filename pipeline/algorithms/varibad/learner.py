@@ -78,7 +78,7 @@ class VariBADLearner(Learner[EpisodeBatch, TrialExperience]):
         self._estimates = TrialEstimates(settings, setup, self._policy, device)
         self._ppo = TrialUpdate(settings, self._policy, self._estimates)
         self._model = Model(settings, setup, self._policy.encoder, device)
-        self.kernel = Kernel("torch", "models of trials have no fused kernel")
+        self.kernel: Kernel = Kernel("torch", "models of trials have no fused kernel")
 
     def initialize(self, *, run_seed: int) -> LearnerState:
         """Return networks that have learned nothing; see Learner."""

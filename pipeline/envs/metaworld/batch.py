@@ -111,7 +111,7 @@ class MetaWorldBatch:
         self._until_success = np.zeros(num_rows)
         self._succeeded = np.zeros(num_rows, np.bool_)
         self.num_rows = num_rows
-        self.observation_size = OBSERVATION_SIZE + len(one_hot)
+        self.observation_size: int = OBSERVATION_SIZE + len(one_hot)
         self.action_size = ACTION_SIZE
 
     def official(self, number: int) -> OfficialClass:

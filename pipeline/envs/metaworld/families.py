@@ -79,7 +79,7 @@ class MetaWorld(FixedTasks, MetaEnv):
     test_seed_offset: ClassVar[int] = 0
     """Offset that the package adds to the seed where test goals are drawn."""
 
-    task_fields = (
+    task_fields: tuple[TaskField, *tuple[TaskField, ...]] = (
         TaskField("class", "1", "number of the class of tasks, in the package's order"),
         *(TaskField(f"goal_{i}", "1", "what the class draws anew for each goal") for i in range(1, GOAL_SIZE + 1)),
     )
@@ -105,7 +105,9 @@ class MetaWorld(FixedTasks, MetaEnv):
         check_computation(where, computation, reward_version, names)
         self.reward_version, self.render_mode = reward_version, render_mode
         self.computation: Computation = computation
-        self.recorded = {"computed_by": {name: computed_by(name, computation, reward_version) for name in names}}
+        self.recorded: dict[str, Any] = {
+            "computed_by": {name: computed_by(name, computation, reward_version) for name in names}
+        }
         self.task_set: Tasks = benchmark_tasks(split.train, benchmark_seed)
         self.test_task_set: Tasks | None = None
         if split.test:
@@ -117,8 +119,13 @@ class MetaWorld(FixedTasks, MetaEnv):
         size = OBSERVATION_SIZE + len(self._one_hot)
         self.observation_space = Box(-np.inf, np.inf, (size,), np.float64)
         self.action_space = Box(-1, 1, (ACTION_SIZE,), np.float32)
-        self.observation_components = _components(self._one_hot)
-        self.action_components = (("hand_x", "0.01 m"), ("hand_y", "0.01 m"), ("hand_z", "0.01 m"), ("gripper", "1"))
+        self.observation_components: tuple[tuple[str, str], ...] = _components(self._one_hot)
+        self.action_components: tuple[
+            tuple[Literal["hand_x"], Literal["0.01 m"]],
+            tuple[Literal["hand_y"], Literal["0.01 m"]],
+            tuple[Literal["hand_z"], Literal["0.01 m"]],
+            tuple[Literal["gripper"], Literal["1"]],
+        ] = (("hand_x", "0.01 m"), ("hand_y", "0.01 m"), ("hand_z", "0.01 m"), ("gripper", "1"))
         self._row = self.batch(1, 1)
         self._episode: tuple[Array, list[Array]] | None = None
         self._renderer: mujoco.Renderer | None = None
@@ -207,28 +214,28 @@ class ML1(MetaWorld):
 class ML10(MetaWorld):
     """Ten classes to train on, five others to test with, 50 goals of each. Goals are hidden; see MetaWorld."""
 
-    split = BENCHMARKS["ml10"]
+    split: Split = BENCHMARKS["ml10"]
     goal_visible = False
 
 
 class ML45(MetaWorld):
     """45 classes to train on, five others to test with, 50 goals of each. Goals are hidden; see MetaWorld."""
 
-    split = BENCHMARKS["ml45"]
+    split: Split = BENCHMARKS["ml45"]
     goal_visible = False
 
 
 class MT10(MetaWorld):
     """Ten classes, 50 goals of each. Observations show the goal and which class it is; see MetaWorld."""
 
-    split = BENCHMARKS["mt10"]
+    split: Split = BENCHMARKS["mt10"]
     goal_visible = True
 
 
 class MT50(MetaWorld):
     """All 50 classes, 50 goals of each. Observations show the goal and which class it is; see MetaWorld."""
 
-    split = BENCHMARKS["mt50"]
+    split: Split = BENCHMARKS["mt50"]
     goal_visible = True
 
 

@@ -145,12 +145,12 @@ class OfficialClass:
 
     def __init__(self, name: str, *, goal_visible: bool, reward_version: str) -> None:
         self.name, self.reward_version = name, reward_version
-        self.env = official_classes()[name](reward_function_version=reward_version)
+        self.env: Any = official_classes()[name](reward_function_version=reward_version)
         self.env._set_task_called = True
         self.env._partially_observable = not goal_visible
         # Cached when the goal was still hidden, and read for the bounds of observations.
         self.env.__dict__.pop("sawyer_observation_space", None)
-        self.space = self.env._random_reset_space
+        self.space: Any = self.env._random_reset_space
         self.model: mujoco.MjModel = self.env.model
         self.data: mujoco.MjData = self.env.data
         self._starts: dict[bytes, Start] = {}
@@ -217,9 +217,9 @@ class OracleRows:
     def __init__(self, official: OfficialClass, goals: Array, num_threads: int) -> None:
         starts = [official.start(goal) for goal in goals]
         self._official = official
-        self.physics = RowPhysics(official.env, starts, num_threads)
+        self.physics: RowPhysics = RowPhysics(official.env, starts, num_threads)
         self._rows = [self._row(row, start) for row, start in enumerate(starts)]
-        self.observations = np.stack([start.observation for start in starts])
+        self.observations: Array = np.stack([start.observation for start in starts])
 
     def step(self, actions: Array, rows: Array) -> RowsStep:
         """Step n of the rows (sorted, unique) with actions [n, 4] float32."""

@@ -83,7 +83,7 @@ class RecurrentActor(Actor):
         )
         kind = CategoricalActor if setup.spaces.num_actions else GaussianActor
         self._actor: Actor = kind(setup, self._remembering)
-        self.actions = self._actor.actions
+        self.actions: Array = self._actor.actions
         self.behavior_by_step, self.behavior_by_task = self._actor.behavior_by_step, self._actor.behavior_by_task
 
     def act(self, t: int, observations: Array, rows: Array) -> Array:
@@ -136,7 +136,7 @@ class NormalizingActor(Actor):
 
     def __init__(self, actor: Actor, normalization: Normalization, num_rows: int) -> None:
         self.actor, self._normalization, self._num_rows = actor, normalization, num_rows
-        self.actions = actor.actions
+        self.actions: Array = actor.actions
         self.behavior_by_step, self.behavior_by_task = actor.behavior_by_step, actor.behavior_by_task
 
     def act(self, t: int, observations: Array, rows: Array) -> Array:

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from bandit_references import REFERENCES, earned, gittins_indices, reference_return
 
 from metaloom.pipeline.envs.bandit import BernoulliBandit
-from metaloom.pipeline.envs.bandit_references import REFERENCES, earned, gittins_indices, reference_return
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.envs.registry import make_batch_env, make_env

@@ -5,18 +5,18 @@ from functools import cache
 
 import numpy as np
 import pytest
-
-from metaloom.pipeline.envs.config import EnvConfig
-from metaloom.pipeline.envs.contract import EnvError
-from metaloom.pipeline.envs.grid_references import (
+from grid_references import (
     GridTrials,
     bayes_optimal_return,
     nearest_unvisited,
     strategy_return,
     sweep,
 )
+from mdp_references import REFERENCES, Evidence, Tables, earned, plan, random_tables
+
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.envs.hidden_goal_grid import MOVES
-from metaloom.pipeline.envs.mdp_references import REFERENCES, Evidence, Tables, earned, plan, random_tables
 from metaloom.pipeline.envs.registry import make_batch_env, make_env
 from metaloom.pipeline.envs.tabular_mdp import draw_tables
 

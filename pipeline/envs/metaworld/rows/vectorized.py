@@ -54,7 +54,7 @@ class VectorizedRows:
     def __init__(self, official: OfficialClass, goals: Array, num_threads: int) -> None:
         starts = [official.start(goal) for goal in goals]
         self._task = ROW_TASKS[official.name]
-        self.physics = RowPhysics(official.env, starts, num_threads)
+        self.physics: RowPhysics = RowPhysics(official.env, starts, num_threads)
         self._scene = Scene(self._task, official.model, self.physics.batch)
         self._touch = Touch(official, self.physics) if self._task.touched else None
         self._start = {
@@ -62,7 +62,7 @@ class VectorizedRows:
             for name, attribute in self._task.start.items()
         }
         self._steps = np.zeros(len(starts), np.int64)
-        self.observations = np.stack([start.observation for start in starts])
+        self.observations: Array = np.stack([start.observation for start in starts])
         # The first observation is not clipped to the observation space; what later ones repeat of it is.
         self._frames = self.observations[:, :FRAME_SIZE].copy()
         clip_hand(self._frames)
