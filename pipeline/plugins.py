@@ -156,6 +156,11 @@ def is_installed(file: str) -> bool:
 
 
 def _not_found(path: str, problem: BaseException) -> str:
+    if "metaloom.flows.graph" in str(problem):
+        return (
+            f"found {path!r}, written for the graphs of an earlier version ({problem}); required stages and named "
+            "edges, from metaloom.pipeline.dataflow, metaloom.stages and metaloom.stages.graphs: see docs/dataflows.md"
+        )
     return (
         f"found {path!r}: {type(problem).__name__}: {problem}; required module:Class (of a metric or recipe "
         f"module:function), with the module in {os.getcwd()} or installed"

@@ -129,6 +129,9 @@ class Stage:
     seed_position: Callable[[RunConfig, int, int], tuple[int, ...]] = by_position
 
     def __post_init__(self) -> None:
+        # As in earlier versions, whose first argument was the name.
+        if not callable(self.run):  # pyright: ignore[reportUnnecessaryComparison]
+            raise GraphError(f"found the stage {self.run!r} without a function; required Stage(function, per, ...)")
         name = self.name or self.run.__name__
         output = self.output
         if output is None:

@@ -233,6 +233,13 @@ def test_a_malformed_graph_is_refused_before_a_folder_exists(refused, name, sent
     assert sentence in found
 
 
+def test_a_graph_that_was_written_for_an_earlier_version_is_refused(flow, tiny_config, monkeypatch):
+    Path("earlier_flow.py").write_text("from metaloom.flows.graph.on_policy import ON_POLICY\n")
+    monkeypatch.syspath_prepend(".")
+    with pytest.raises(ConfigError, match=r"written for the graphs of an earlier version \(No module .*docs/dataflows"):
+        tiny_config(algorithm="earlier_flow:Smoothed")
+
+
 def test_a_stage_of_several_steps_needs_a_group_for_each(refused):
     settings = {"name": "own_flow:OneGroup", "inner_steps": 2}
     assert "required a group that ends in _{step}" in refused("OneGroup", algorithm=settings)

@@ -114,6 +114,7 @@ REFUSED = {
         lambda: Stage(untyped, EACH_STEP),
         ":untyped is annotated to return None; required the type of its output, as in -> Samples",
     ),
+    "no function": (lambda: Stage("smooth", EACH_STEP), "found the stage 'smooth' without a function; required Stage("),
     "parameters": (lambda: Stage(loose, EACH_STEP), "has the parameter *everything; required parameters by name"),
     "reads": (
         lambda: Stage(many, EACH_STEP, reads={"samples": "samples"}),
