@@ -119,7 +119,7 @@ def test_a_run_is_named_as_commands_name_it(benchmark, run, monkeypatch, capsys)
     [
         (["cv"], "cv: no such folder"),
         (["run", "--at", 9], "found 9 updates asked for, but the run has 2"),
-        (["run", "--tasks", 0], "evaluation.num_tasks"),
+        (["run", "--tasks", 0], "num_tasks=0"),
         (["run", "--out", "paths.gif"], "required a .png, .svg or .pdf file"),
     ],
 )

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import metaloom.flows.commands.dry_run
 import metaloom.flows.estimate
+import metaloom.flows.views.report
 from metaloom.flows.cli import run as main
 from metaloom.flows.commands.fork import fork
 from metaloom.flows.commands.train import resume, train
@@ -158,7 +158,7 @@ def test_a_dry_run_prints_what_it_counts_and_measures_and_creates_nothing(
         reported.append(len(run.iterations))
         write_report(run, out)
 
-    monkeypatch.setattr(metaloom.flows.commands.dry_run, "write_report", write)
+    monkeypatch.setattr(metaloom.flows.views.report, "write_report", write)
     assert main([*arguments, "--workers", "0", "--probe", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["steps"] == 2 * 20 * 100 * 2

@@ -270,7 +270,7 @@ import os
 import time
 
 import gymnasium
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Discrete
 from small_envs import Legacy
 
 
