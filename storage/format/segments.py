@@ -6,9 +6,9 @@ and how their records continue the chain, so a reader can continue the chain wit
 
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -123,10 +123,11 @@ class Seal:
         """Return True if the segment has an output."""
         return any(ref.iteration in part for part in self.outputs.get((ref.stage, ref.step), ()))
 
-    def refs(self) -> Iterator[StageRef]:
-        """Go through the outputs that it has."""
+    def refs(self, iterations: Collection[int] | None = None) -> Iterator[StageRef]:
+        """Go through the outputs that it has, or those of some iterations."""
         for (stage, step), parts in self.outputs.items():
-            yield from (StageRef(iteration, stage, step) for part in parts for iteration in part)
+            found = chain(*parts) if iterations is None else (i for i in iterations if any(i in part for part in parts))
+            yield from (StageRef(i, stage, step) for i in found)
 
     def content(self) -> bytes:
         """Return the bytes of the seal's file."""

@@ -129,12 +129,15 @@ class CommittedFiles:
             refs.update(segment.seal.refs())
         return refs
 
-    def live_refs(self) -> set[StageRef]:
-        """Return every stored output whose record is a separate file; raises as `refs`."""
+    def live_refs(self, iterations: Collection[int] | None = None) -> set[StageRef]:
+        """Return every stored output, or some iterations', whose record is a separate file; raises as `refs`."""
         try:
             names = os.listdir(self.root / "_commits")
         except (FileNotFoundError, NotADirectoryError):
             raise damaged(self.root / "_commits", "is missing") from None
+        if iterations is not None:  # without parsing the names of thousands of others
+            wanted = {f"{i:08d}" for i in iterations}
+            names = [name for name in names if name.partition(".")[0] in wanted]
         refs = (StageRef.from_file_name(name) for name in names)
         return {ref for ref in refs if ref is not None and ref.stage in self.stages}
 
@@ -152,11 +155,10 @@ class CommittedFiles:
     def refs_of(self, iterations: Collection[int]) -> set[StageRef]:
         """Return every stored output of some iterations; raises as `refs`."""
         wanted = {*iterations}
-        refs = self.live_refs()
+        refs = self.live_refs(wanted)
         for segment in self.segments.all(refresh=True):
-            if not wanted.isdisjoint(segment.iterations):
-                refs.update(segment.seal.refs())
-        return {ref for ref in refs if ref.iteration in wanted}
+            refs.update(segment.seal.refs([i for i in wanted if i in segment.iterations]))
+        return refs
 
     def contains(self, ref: StageRef) -> bool:
         """Return True if an output is stored."""
