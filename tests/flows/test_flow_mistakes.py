@@ -41,7 +41,8 @@ from metaloom.pipeline.algorithms.maml.settings import ProMP
 from metaloom.pipeline.baselines.config import BaselineSettings
 from metaloom.pipeline.dataflow.edges import every_step, last_iteration, since_start, this_step
 from metaloom.pipeline.dataflow.stage import EACH_STEP, INNER_STEP, ITERATION, Stage
-from metaloom.pipeline.types import EpisodeBatch, Samples, TaskBatch
+from metaloom.pipeline.types import EpisodeBatch, Samples, TaskBatch, TaskParams, Update
+from metaloom.stages.collect_rollouts import COLLECT_ROLLOUTS
 from metaloom.stages.graphs.on_policy import ON_POLICY
 
 
@@ -59,6 +60,15 @@ def all_halved(*, samples: tuple[Samples, ...]) -> Samples:
 
 def of_tasks(*, samples: Samples, tasks: TaskBatch) -> Samples:
     return halve(samples=samples)
+
+
+def rewarded(*, episodes: EpisodeBatch) -> EpisodeBatch:
+    time = np.arange(episodes.rewards.shape[2])
+    return replace(episodes, rewards=((episodes.rewards + np.sin(time)) * episodes.mask).astype(np.float32))
+
+
+def kept(learner, *, params: Update | TaskParams) -> TaskParams:
+    return params if isinstance(params, TaskParams) else learner.acting_params(params.learner, 4)
 
 
 def graph(stage, edge=None):
@@ -90,6 +100,13 @@ GRAPHS = {
     "InTrainingOnly": ON_POLICY.named("own").insert(
         Stage(of_tasks, EACH_STEP), after="process_samples", gives="samples"
     ),
+    "Rewarded": ON_POLICY.named("own").insert(
+        Stage(rewarded, EACH_STEP, reads={"episodes": "rollouts"}), after="collect_rollouts", gives="rollouts"
+    ),
+    "SameStep": ON_POLICY.named("own")
+    .insert(Stage(kept, EACH_STEP, reads={"params": "acting"}), after="sample_tasks")
+    .edge(kept=this_step("kept"))
+    .replace("collect_rollouts", COLLECT_ROLLOUTS.reading(params="kept")),
     "NoEvaluation": ON_POLICY.named("own").remove("evaluate"),
     "Evaluating": ON_POLICY.named("own").edge(updated=last_iteration("evaluate")),
 }
@@ -258,10 +275,24 @@ def test_the_inputs_of_the_first_evaluation_are_checked(refused, every):
     )
 
 
-def test_an_evaluation_by_stages_that_read_what_is_there_in_training_only_is_refused(flow, tiny_config, refused):
-    sentence = "of_tasks reads tasks from tasks = this_step(sample_tasks), which is there in training only, but eval"
-    assert sentence in refused("InTrainingOnly", evaluation={"every": 1})
-    train(tiny_config(iterations=1, algorithm="own_flow:InTrainingOnly"), Path("run"), backend=SERIAL)
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        (
+            "InTrainingOnly",
+            "of_tasks reads tasks from tasks = this_step(sample_tasks), which is there in training only, but eval",
+        ),
+        (
+            "SameStep",
+            "collect_rollouts acts with what kept gives in the same inner step, which evaluations",
+        ),
+    ],
+)
+def test_an_evaluation_by_stages_that_read_what_is_there_in_training_only_is_refused(
+    flow, tiny_config, refused, name, sentence
+):
+    assert sentence in refused(name, evaluation={"every": 1})
+    train(tiny_config(iterations=1, algorithm=f"own_flow:{name}"), Path("run"), backend=SERIAL)
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         evaluate(Path("run"), backend=SERIAL)
     stored = metaloom.open_run("run")
@@ -270,9 +301,9 @@ def test_an_evaluation_by_stages_that_read_what_is_there_in_training_only_is_ref
     assert len(evaluate(Path("run"), adaptation_steps=0, backend=SERIAL).summary()) == 1
 
 
-def test_a_stage_between_samples_and_adaptation_takes_part_in_evaluations_and_trained_policies(flow, tiny_config):
+def test_a_stage_between_episodes_and_adaptation_takes_part_in_evaluations_and_trained_policies(flow, tiny_config):
     returns = {}
-    for name in ("own_flow:Halved", "own_flow:Beside"):
+    for name in ("own_flow:Halved", "own_flow:Rewarded", "own_flow:Beside"):
         path = Path(name.partition(":")[2])
         train(tiny_config(iterations=1, algorithm=name, evaluation={"every": 1}), path, backend=SERIAL)
         assert all(outcome.identical for outcome in replay(path))
@@ -280,8 +311,9 @@ def test_a_stage_between_samples_and_adaptation_takes_part_in_evaluations_and_tr
         adapted, expected = stored.policy(0).adapt(stored[0].rollouts(0)).params, stored[0].adapted(0).params
         assert all(np.array_equal(adapted[array], expected[array]) for array in {*adapted, *expected})
         returns[name] = stored[0].evaluation().test_returns
-    halved, plain = returns.values()
+    halved, rewarded, plain = returns.values()
     assert not np.array_equal(halved, plain)
+    assert not np.array_equal(rewarded, plain)
 
 
 def test_a_graph_whose_own_stage_takes_no_part_in_the_adaptation_is_evaluated(flow, tiny_config):
