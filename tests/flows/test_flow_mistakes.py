@@ -71,6 +71,24 @@ def kept(learner, *, params: Update | TaskParams) -> TaskParams:
     return params if isinstance(params, TaskParams) else learner.acting_params(params.learner, 4)
 
 
+def none_of_a_task(*, samples: Samples) -> Samples:
+    return None
+
+
+def twice_a_task(*, params: TaskParams) -> TaskParams:
+    return TaskParams({name: np.concatenate((value, value)) for name, value in params.params.items()})
+
+
+def more_of_a_task(at, *, params: TaskParams) -> TaskParams:
+    return TaskParams({**params.params, **({"more": np.zeros((1, 2), np.float32)} if at.task else {})})
+
+
+def after_adapting(function):
+    """ON_POLICY with a stage that nobody reads, of what tasks have adapted to."""
+    stage = Stage(function, INNER_STEP, reads={"params": "adapted"}, over="tasks")
+    return ON_POLICY.named("own").edge(adapted=this_step("adapt")).insert(stage, after="adapt")
+
+
 def graph(stage, edge=None):
     """ON_POLICY with one more stage before `adapt`, which reads an edge of its own if there is one."""
     edges, reads = ({}, {}) if edge is None else ({"own": edge}, {"samples": "own"})
@@ -107,6 +125,9 @@ GRAPHS = {
     .insert(Stage(kept, EACH_STEP, reads={"params": "acting"}), after="sample_tasks")
     .edge(kept=this_step("kept"))
     .replace("collect_rollouts", COLLECT_ROLLOUTS.reading(params="kept")),
+    "NoneOfATask": graph(Stage(none_of_a_task, INNER_STEP, over="tasks")),
+    "TwiceATask": after_adapting(twice_a_task),
+    "MoreOfATask": after_adapting(more_of_a_task),
     "NoEvaluation": ON_POLICY.named("own").remove("evaluate"),
     "Evaluating": ON_POLICY.named("own").edge(updated=last_iteration("evaluate")),
 }
@@ -299,6 +320,19 @@ def test_an_evaluation_by_stages_that_read_what_is_there_in_training_only_is_ref
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         stored.policy().adapt(stored[0].rollouts(0))
     assert len(evaluate(Path("run"), adaptation_steps=0, backend=SERIAL).summary()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("NoneOfATask", "none_of_a_task is over tasks, and of task 0 gave NoneType; required Samples, as it declares"),
+        ("TwiceATask", "twice_a_task is over tasks, and of task 0 gave arrays of 2 tasks; required those of this one"),
+        ("MoreOfATask", "more_of_a_task is over tasks, and of task 1 gave params['more'], or left it out, other than"),
+    ],
+)
+def test_what_a_stage_over_tasks_gives_of_a_task_is_of_that_task(flow, tiny_config, name, sentence):
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        train(tiny_config(iterations=1, algorithm=f"own_flow:{name}"), Path("run"), backend=SERIAL)
 
 
 def test_a_stage_between_episodes_and_adaptation_takes_part_in_evaluations_and_trained_policies(flow, tiny_config):
