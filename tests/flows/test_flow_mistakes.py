@@ -83,6 +83,11 @@ def more_of_a_task(at, *, params: TaskParams) -> TaskParams:
     return TaskParams({**params.params, **({"more": np.zeros((1, 2), np.float32)} if at.task else {})})
 
 
+def remembering(memo, at, *, samples: Samples) -> Samples:
+    memo[at.iteration, at.step] = 2
+    return replace(samples, advantages=samples.advantages * np.float32(memo.get((at.iteration - 1, at.step), 1)))
+
+
 def after_adapting(function):
     """ON_POLICY with a stage that nobody reads, of what tasks have adapted to."""
     stage = Stage(function, INNER_STEP, reads={"params": "adapted"}, over="tasks")
@@ -125,6 +130,9 @@ GRAPHS = {
     .insert(Stage(kept, EACH_STEP, reads={"params": "acting"}), after="sample_tasks")
     .edge(kept=this_step("kept"))
     .replace("collect_rollouts", COLLECT_ROLLOUTS.reading(params="kept")),
+    "Remembering": replace(ON_POLICY.named("own"), shared={"memo": lambda: {}}).insert(
+        Stage(remembering, EACH_STEP), after="process_samples", gives="samples"
+    ),
     "NoneOfATask": graph(Stage(none_of_a_task, INNER_STEP, over="tasks")),
     "TwiceATask": after_adapting(twice_a_task),
     "MoreOfATask": after_adapting(more_of_a_task),
@@ -320,6 +328,11 @@ def test_an_evaluation_by_stages_that_read_what_is_there_in_training_only_is_ref
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         stored.policy().adapt(stored[0].rollouts(0))
     assert len(evaluate(Path("run"), adaptation_steps=0, backend=SERIAL).summary()) == 1
+
+
+def test_state_between_iterations_in_what_a_graph_shares_is_refused(flow, tiny_config):
+    with pytest.raises(StageFault, match=r"iteration 1, remembering k=0: two computations of the same inputs differ"):
+        train(tiny_config(iterations=2, algorithm="own_flow:Remembering"), Path("run"), backend=SERIAL)
 
 
 @pytest.mark.parametrize(
