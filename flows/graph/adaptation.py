@@ -34,14 +34,12 @@ class GraphAdaptation:
         Raises:
             GraphError: a stage reads or takes what is there in training only.
         """
-        if self.graph.adapted is None:
+        if self.graph.adapted is None or self.graph.collecting is None:
             return params
         k = len(rounds) - 1
         at = At(run_seed, 0, k, training=False)
         outputs: dict[StageRef, Any] = {self.graph.learner_ref(0): Update(state, {})}
-        for stage in self.graph.stages:
-            if stage.output is EpisodeBatch:
-                outputs |= {stage.at(0, n): episodes for n, episodes in enumerate(rounds)}
+        outputs |= {self.graph.collecting.at(0, n): episodes for n, episodes in enumerate(rounds)}
         for stage in self.graph.adapting:
             inputs = self.graph.inputs_of_adaptation(self.config, stage, k)
             given: dict[str, Any] = {}

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Self
 
 from metaloom.flows.graph.adaptation import GraphAdaptation
-from metaloom.flows.graph.tables import graph_of
+from metaloom.flows.graph.tables import GRAPHS, graph_of
 from metaloom.flows.graph.warm_start import read_learner
 from metaloom.flows.rollouts.workers import RolloutWorkers
 from metaloom.pipeline.algorithms.contract import Learner, Setup
@@ -73,8 +73,13 @@ class Context:
             self.learner.initialize(run_seed=self.config.seed)
 
     def with_new_learner(self) -> Self:
-        """Return the context with a learner that has computed nothing yet, as in a fresh process."""
-        return replace(self, learner=self.config.algorithm.build(self.setup))
+        """Return the context with a learner that has computed nothing yet, as in a fresh process.
+
+        What a user's graph shares is made anew too; what ours share holds stored outputs, which would be read again.
+        """
+        ours = {make for graph in GRAPHS.values() for make in graph.shared.values()}
+        shared = {name: value for name, value in self._shared.items() if self.graph.shared[name] in ours}
+        return replace(self, learner=self.config.algorithm.build(self.setup), _shared=shared)
 
     def start(self, update: Update) -> LearnerState:
         """Return the state with which the iteration after an update acts and learns."""

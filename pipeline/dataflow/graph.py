@@ -126,13 +126,34 @@ class Graph:
     # Adaptation after training
 
     @cached_property
-    def adapted(self) -> Stage | None:
-        """The stage whose output tasks act with in the next inner step; None in a graph that does not adapt."""
+    def _of_adaptation(self) -> tuple[Stage, Stage] | None:
+        """The stage that collects episodes to adapt to, and the one whose output tasks act with in the next step."""
         for stage in self.stages:
-            for edge in map(self.edges.__getitem__, stage.edges.values() if stage.output is EpisodeBatch else ()):
+            for edge in map(self.edges.__getitem__, stage.edges.values() if self._collects(stage) else ()):
                 if edge.word == "last_step" and self[edge.stages[0]].output is TaskParams:
-                    return self[edge.stages[0]]
+                    return stage, self[edge.stages[0]]
+                for name, found in self.sources(edge):
+                    if found.word == "this_step" and self[name].output is TaskParams and self[name].stepped:
+                        raise GraphError(
+                            f"graph {self.name}: {stage.name} acts with what {name} gives in the same inner step, "
+                            "which evaluations and trained policies cannot compute; required an edge last_step(...) "
+                            f"from the stage that ends an inner step, so {name} has to come after adaptation"
+                        )
         return None
+
+    @property
+    def adapted(self) -> Stage | None:
+        """The stage whose output tasks act with in the next inner step; None in a graph that does not adapt.
+
+        Raises:
+            GraphError: tasks act with what is computed before the episodes of the same step.
+        """
+        return None if self._of_adaptation is None else self._of_adaptation[1]
+
+    @property
+    def collecting(self) -> Stage | None:
+        """The stage that collects the episodes that tasks adapt to; None, and raises, as `adapted`."""
+        return None if self._of_adaptation is None else self._of_adaptation[0]
 
     @cached_property
     def adapting(self) -> tuple[Stage, ...]:
@@ -144,8 +165,13 @@ class Graph:
             needed.add(stage.name)
             for edge in stage.edges.values():
                 given = [self[name] for name, found in self.sources(self.edges[edge]) if found.word == "this_step"]
-                waiting += [s for s in given if s.stepped and s.output is not EpisodeBatch and s.name not in needed]
+                waiting += [s for s in given if s.stepped and not self._collects(s) and s.name not in needed]
         return tuple(stage for stage in self.stages if stage.name in needed)
+
+    @staticmethod
+    def _collects(stage: Stage) -> bool:
+        """Whether a stage samples episodes; others may change what was sampled."""
+        return stage.samples and stage.output is EpisodeBatch
 
     def inputs_of_adaptation(
         self, config: RunConfig, stage: Stage, k: int
@@ -158,7 +184,7 @@ class Graph:
             GraphError: the stage reads what is there in training only.
         """
         there = {self.learner_ref(0), *(one.at(0, k) for one in self.adapting)}
-        there |= {one.at(0, n) for one in self.stages if one.output is EpisodeBatch for n in range(k + 1)}
+        there |= {self.collecting.at(0, n) for n in range(k + 1)} if self.collecting else set()
         found = dict[str, StageRef | tuple[StageRef, ...] | None]()
         for name, edge in stage.edges.items():
             if self.edges[edge].word == "last_step" and self[self.edges[edge].stages[0]] is self.adapted:

@@ -14,7 +14,8 @@ def call(stage: Stage, tools: Mapping[str, Any], inputs: Mapping[str, Any], para
     """Call a stage's function with its tools and inputs; task by task, in any order, if it is over tasks.
 
     Raises:
-        GraphError: it is over tasks, and its inputs are of none or of different numbers of them.
+        GraphError: it is over tasks, and its inputs are of none or of different numbers of them, or what it gives of a
+            task is of none or several, or has other arrays than what it gives of another one.
     """
 
     def run(at: At, given: Mapping[str, Any]) -> Any:
@@ -33,7 +34,7 @@ def call(stage: Stage, tools: Mapping[str, Any], inputs: Mapping[str, Any], para
     def one(b: int) -> Any:
         return run(replace(at, task=b), {name: _cut(value, b) for name, value in inputs.items()})
 
-    return _joined(stage.output, [*parallel(one, range(*sizes))])
+    return _joined(stage, [*parallel(one, range(*sizes))])
 
 
 def _sizes(value: Any) -> Iterator[int]:
@@ -57,9 +58,11 @@ def _each(part: Any, b: int) -> Any:
     return None if part is None else part[b : b + 1]
 
 
-def _joined(output: type[Any], values: Sequence[Any]) -> Any:
+def _joined(stage: Stage, values: Sequence[Any]) -> Any:
+    for b, value in enumerate(values):
+        _require_one_task(stage, b, value, values[0])
     first, parts = values[0], dict[str, Any]()
-    for name in (f.name for f in fields(output)):
+    for name in (f.name for f in fields(stage.output)):
         given: list[Any] = [getattr(value, name) for value in values]
         if isinstance(given[0], Mapping):
             arrays: Mapping[str, Array] = given[0]
@@ -67,3 +70,22 @@ def _joined(output: type[Any], values: Sequence[Any]) -> Any:
         else:
             parts[name] = None if given[0] is None else np.concatenate(given)
     return replace(first, **parts)
+
+
+def _require_one_task(stage: Stage, b: int, value: Any, first: Any) -> None:
+    where = f"stage {stage.name} is over tasks, and of task {b} gave"
+    if not isinstance(value, stage.output):
+        raise GraphError(f"{where} {type(value).__name__}; required {stage.output.__name__}, as it declares")
+    if sizes := {size for size in _sizes(value) if size != 1}:
+        raise GraphError(f"{where} arrays of {max(sizes)} tasks; required those of this one: a first axis of length 1")
+    if (found := _names(value)) != (known := _names(first)):
+        raise GraphError(
+            f"{where} {', '.join(sorted(found ^ known))}, or left it out, other than of task 0; required the same "
+            "arrays of every task"
+        )
+
+
+def _names(value: Any) -> set[str]:
+    parts = {name: getattr(value, name) for name in fields_of_tasks(type(value))}
+    named = {f"{name}[{key!r}]" for name, part in parts.items() if isinstance(part, Mapping) for key in part}
+    return named | {name for name, part in parts.items() if part is not None and not isinstance(part, Mapping)}

@@ -41,7 +41,8 @@ from metaloom.pipeline.algorithms.maml.settings import ProMP
 from metaloom.pipeline.baselines.config import BaselineSettings
 from metaloom.pipeline.dataflow.edges import every_step, last_iteration, since_start, this_step
 from metaloom.pipeline.dataflow.stage import EACH_STEP, INNER_STEP, ITERATION, Stage
-from metaloom.pipeline.types import EpisodeBatch, Samples, TaskBatch
+from metaloom.pipeline.types import EpisodeBatch, Samples, TaskBatch, TaskParams, Update
+from metaloom.stages.collect_rollouts import COLLECT_ROLLOUTS
 from metaloom.stages.graphs.on_policy import ON_POLICY
 
 
@@ -59,6 +60,38 @@ def all_halved(*, samples: tuple[Samples, ...]) -> Samples:
 
 def of_tasks(*, samples: Samples, tasks: TaskBatch) -> Samples:
     return halve(samples=samples)
+
+
+def rewarded(*, episodes: EpisodeBatch) -> EpisodeBatch:
+    time = np.arange(episodes.rewards.shape[2])
+    return replace(episodes, rewards=((episodes.rewards + np.sin(time)) * episodes.mask).astype(np.float32))
+
+
+def kept(learner, *, params: Update | TaskParams) -> TaskParams:
+    return params if isinstance(params, TaskParams) else learner.acting_params(params.learner, 4)
+
+
+def none_of_a_task(*, samples: Samples) -> Samples:
+    return None
+
+
+def twice_a_task(*, params: TaskParams) -> TaskParams:
+    return TaskParams({name: np.concatenate((value, value)) for name, value in params.params.items()})
+
+
+def more_of_a_task(at, *, params: TaskParams) -> TaskParams:
+    return TaskParams({**params.params, **({"more": np.zeros((1, 2), np.float32)} if at.task else {})})
+
+
+def remembering(memo, at, *, samples: Samples) -> Samples:
+    memo[at.iteration, at.step] = 2
+    return replace(samples, advantages=samples.advantages * np.float32(memo.get((at.iteration - 1, at.step), 1)))
+
+
+def after_adapting(function):
+    """ON_POLICY with a stage that nobody reads, of what tasks have adapted to."""
+    stage = Stage(function, INNER_STEP, reads={"params": "adapted"}, over="tasks")
+    return ON_POLICY.named("own").edge(adapted=this_step("adapt")).insert(stage, after="adapt")
 
 
 def graph(stage, edge=None):
@@ -90,6 +123,19 @@ GRAPHS = {
     "InTrainingOnly": ON_POLICY.named("own").insert(
         Stage(of_tasks, EACH_STEP), after="process_samples", gives="samples"
     ),
+    "Rewarded": ON_POLICY.named("own").insert(
+        Stage(rewarded, EACH_STEP, reads={"episodes": "rollouts"}), after="collect_rollouts", gives="rollouts"
+    ),
+    "SameStep": ON_POLICY.named("own")
+    .insert(Stage(kept, EACH_STEP, reads={"params": "acting"}), after="sample_tasks")
+    .edge(kept=this_step("kept"))
+    .replace("collect_rollouts", COLLECT_ROLLOUTS.reading(params="kept")),
+    "Remembering": replace(ON_POLICY.named("own"), shared={"memo": lambda: {}}).insert(
+        Stage(remembering, EACH_STEP), after="process_samples", gives="samples"
+    ),
+    "NoneOfATask": graph(Stage(none_of_a_task, INNER_STEP, over="tasks")),
+    "TwiceATask": after_adapting(twice_a_task),
+    "MoreOfATask": after_adapting(more_of_a_task),
     "NoEvaluation": ON_POLICY.named("own").remove("evaluate"),
     "Evaluating": ON_POLICY.named("own").edge(updated=last_iteration("evaluate")),
 }
@@ -258,10 +304,24 @@ def test_the_inputs_of_the_first_evaluation_are_checked(refused, every):
     )
 
 
-def test_an_evaluation_by_stages_that_read_what_is_there_in_training_only_is_refused(flow, tiny_config, refused):
-    sentence = "of_tasks reads tasks from tasks = this_step(sample_tasks), which is there in training only, but eval"
-    assert sentence in refused("InTrainingOnly", evaluation={"every": 1})
-    train(tiny_config(iterations=1, algorithm="own_flow:InTrainingOnly"), Path("run"), backend=SERIAL)
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        (
+            "InTrainingOnly",
+            "of_tasks reads tasks from tasks = this_step(sample_tasks), which is there in training only, but eval",
+        ),
+        (
+            "SameStep",
+            "collect_rollouts acts with what kept gives in the same inner step, which evaluations",
+        ),
+    ],
+)
+def test_an_evaluation_by_stages_that_read_what_is_there_in_training_only_is_refused(
+    flow, tiny_config, refused, name, sentence
+):
+    assert sentence in refused(name, evaluation={"every": 1})
+    train(tiny_config(iterations=1, algorithm=f"own_flow:{name}"), Path("run"), backend=SERIAL)
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         evaluate(Path("run"), backend=SERIAL)
     stored = metaloom.open_run("run")
@@ -270,9 +330,27 @@ def test_an_evaluation_by_stages_that_read_what_is_there_in_training_only_is_ref
     assert len(evaluate(Path("run"), adaptation_steps=0, backend=SERIAL).summary()) == 1
 
 
-def test_a_stage_between_samples_and_adaptation_takes_part_in_evaluations_and_trained_policies(flow, tiny_config):
+def test_state_between_iterations_in_what_a_graph_shares_is_refused(flow, tiny_config):
+    with pytest.raises(StageFault, match=r"iteration 1, remembering k=0: two computations of the same inputs differ"):
+        train(tiny_config(iterations=2, algorithm="own_flow:Remembering"), Path("run"), backend=SERIAL)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("NoneOfATask", "none_of_a_task is over tasks, and of task 0 gave NoneType; required Samples, as it declares"),
+        ("TwiceATask", "twice_a_task is over tasks, and of task 0 gave arrays of 2 tasks; required those of this one"),
+        ("MoreOfATask", "more_of_a_task is over tasks, and of task 1 gave params['more'], or left it out, other than"),
+    ],
+)
+def test_what_a_stage_over_tasks_gives_of_a_task_is_of_that_task(flow, tiny_config, name, sentence):
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        train(tiny_config(iterations=1, algorithm=f"own_flow:{name}"), Path("run"), backend=SERIAL)
+
+
+def test_a_stage_between_episodes_and_adaptation_takes_part_in_evaluations_and_trained_policies(flow, tiny_config):
     returns = {}
-    for name in ("own_flow:Halved", "own_flow:Beside"):
+    for name in ("own_flow:Halved", "own_flow:Rewarded", "own_flow:Beside"):
         path = Path(name.partition(":")[2])
         train(tiny_config(iterations=1, algorithm=name, evaluation={"every": 1}), path, backend=SERIAL)
         assert all(outcome.identical for outcome in replay(path))
@@ -280,8 +358,9 @@ def test_a_stage_between_samples_and_adaptation_takes_part_in_evaluations_and_tr
         adapted, expected = stored.policy(0).adapt(stored[0].rollouts(0)).params, stored[0].adapted(0).params
         assert all(np.array_equal(adapted[array], expected[array]) for array in {*adapted, *expected})
         returns[name] = stored[0].evaluation().test_returns
-    halved, plain = returns.values()
+    halved, rewarded, plain = returns.values()
     assert not np.array_equal(halved, plain)
+    assert not np.array_equal(rewarded, plain)
 
 
 def test_a_graph_whose_own_stage_takes_no_part_in_the_adaptation_is_evaluated(flow, tiny_config):
