@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from metaloom import storage
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.graph.tables import table_of
@@ -19,7 +21,7 @@ from metaloom.pipeline.global_random import SEEDED
 from metaloom.pipeline.plugin_files import own_paths
 from metaloom.stages.faults import StageFault, require_finite
 from metaloom.storage import StageRef
-from metaloom.storage.format.codec import Value, array_digests
+from metaloom.storage.format.codec import Value, array_digests, flatten
 
 FAULTS = (StageFault, NumericalError, BaselineError)
 """Errors of stages caused by data and environments, as opposed to bugs in the program."""
@@ -42,13 +44,19 @@ def run_checked(stages: Runner, ref: StageRef, inputs: dict[str, Any]) -> Value:
         # Of a plug-in; let through, it would end the program as if the run were done.
         place = f"iteration {ref.iteration}, {ref.stage} k={ref.step}"
         raise StageFault(f"{place}: the stage asked Python to exit ({ended}); required a result or an error") from ended
-    if not isinstance(value, required := stages.graph[ref.stage].output):
+    if type(value) is not (required := stages.graph[ref.stage].output):
         raise StageFault(
             f"iteration {ref.iteration}, {ref.stage} k={ref.step}: the stage gave {type(value).__name__}; required "
             f"{required.__name__}, as it declares"
         )
     if (schema := table_of(stages.graph)[ref.stage].schema) and (problem := schema.problem_of(value)):
         raise StageFault(f"iteration {ref.iteration}, {ref.stage} k={ref.step}: {problem}")
+    for name, array in flatten(value).items():
+        if type(array) is not np.ndarray:  # what else it knows, such as a mask, would be lost in the store
+            raise StageFault(
+                f"iteration {ref.iteration}, {ref.stage} k={ref.step}: {name} is {type(array).__name__}; required a "
+                "plain NumPy array"
+            )
     require_finite(value, stage=ref.stage, iteration=ref.iteration, step=ref.step)
     return value
 

@@ -88,6 +88,18 @@ def remembering(memo, at, *, samples: Samples) -> Samples:
     return replace(samples, advantages=samples.advantages * np.float32(memo.get((at.iteration - 1, at.step), 1)))
 
 
+def masked(*, samples: Samples) -> Samples:
+    return replace(samples, advantages=np.ma.masked_array(samples.advantages, mask=samples.advantages > 0))
+
+
+class MoreSamples(Samples):
+    more = 2
+
+
+def with_more(*, samples: Samples) -> Samples:
+    return MoreSamples(**vars(samples))
+
+
 def after_adapting(function):
     """ON_POLICY with a stage that nobody reads, of what tasks have adapted to."""
     stage = Stage(function, INNER_STEP, reads={"params": "adapted"}, over="tasks")
@@ -133,6 +145,8 @@ GRAPHS = {
     "Remembering": replace(ON_POLICY.named("own"), shared={"memo": lambda: {}}).insert(
         Stage(remembering, EACH_STEP), after="process_samples", gives="samples"
     ),
+    "Masked": graph(Stage(masked, INNER_STEP)),
+    "WithMore": graph(Stage(with_more, INNER_STEP)),
     "NoneOfATask": graph(Stage(none_of_a_task, INNER_STEP, over="tasks")),
     "TwiceATask": after_adapting(twice_a_task),
     "MoreOfATask": after_adapting(more_of_a_task),
@@ -328,6 +342,18 @@ def test_an_evaluation_by_stages_that_read_what_is_there_in_training_only_is_ref
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         stored.policy().adapt(stored[0].rollouts(0))
     assert len(evaluate(Path("run"), adaptation_steps=0, backend=SERIAL).summary()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("Masked", "iteration 0, masked k=0: advantages is MaskedArray; required a plain NumPy array"),
+        ("WithMore", "iteration 0, with_more k=0: the stage gave MoreSamples; required Samples, as it declares"),
+    ],
+)
+def test_what_the_store_would_not_keep_of_an_output_is_refused(flow, tiny_config, name, sentence):
+    with pytest.raises(StageFault, match=re.escape(sentence)):
+        train(tiny_config(iterations=1, algorithm=f"own_flow:{name}"), Path("run"), backend=SERIAL)
 
 
 def test_state_between_iterations_in_what_a_graph_shares_is_refused(flow, tiny_config):
