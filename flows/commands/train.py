@@ -348,9 +348,10 @@ def _train(
                 return TrainResult(path, iteration, stopped=True, computed=computed)
             computed += 1
             # Now, while it is in memory: once the iteration is complete, it may be thinned at any time.
-            if stages.graph[ref.stage].output is EpisodeBatch:
+            stage = stages.graph[ref.stage]
+            if stage.samples and stage.output is EpisodeBatch:
                 steps += cast(EpisodeBatch, writer.load(ref)).num_steps
-            elif stages.graph[ref.stage].output is Evaluation:
+            elif stage.output is Evaluation:
                 evaluations.append(ref)
         if iteration == 0:
             _check_limit(config, (writer.load(ref) for ref in order(0)))

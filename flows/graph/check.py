@@ -1,10 +1,15 @@
 """Checks of a kind of run before anything is created: what its table of stages alone shows to be wrong."""
 
 from collections.abc import Iterator
+from dataclasses import is_dataclass
+from inspect import formatannotation
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
 
 from metaloom.flows.graph.tables import GRAPHS, graph_of, stored_stage, table_of
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.dataflow.graph import Graph
+from metaloom.pipeline.dataflow.outputs import SpanOutputs
 from metaloom.pipeline.dataflow.refs import Span, StageRef
 from metaloom.pipeline.dataflow.stage import GraphError, Input
 from metaloom.pipeline.outputs import OutputError
@@ -81,8 +86,30 @@ def _problems_of(graph: Graph, config: RunConfig, ref: StageRef, done: set[Stage
         yield str(problem).removeprefix(f"graph {graph.name}: ")
         return
     for name, wanted in inputs.items():
-        if problem := _problem_of(graph, config, ref, wanted, done):
+        if problem := _problem_of(graph, config, ref, wanted, done) or _problem_of_type(graph, ref, name, wanted):
             yield f"{ref} reads {name} from {problem}"
+
+
+def _problem_of_type(graph: Graph, ref: StageRef, name: str, wanted: Input) -> str | None:
+    """Return what differs between an input and the annotation of the parameter that takes it; None where it fits.
+
+    Annotations other than classes of outputs, tuples of them, and SpanOutputs are not judged.
+    """
+    hint: Any = graph[ref.stage].annotations.get(name)
+    allowed = get_args(hint) if isinstance(hint, UnionType) or get_origin(hint) is Union else (hint,)
+    items: list[Any] = [get_args(t)[0] for t in allowed if get_origin(t) is tuple]
+    single: list[Any] = [t for t in allowed if get_origin(t) is not tuple and t is not NoneType]
+    if not all(t is SpanOutputs or (isinstance(t, type) and is_dataclass(t)) for t in (*items, *single)):
+        return None
+    if isinstance(wanted, Span):
+        given, fits = f"{wanted}, a span of outputs", SpanOutputs in single
+    else:
+        refs = wanted if isinstance(wanted, tuple) else (wanted,)
+        given = ", ".join(f"{one}, which gives {graph[one.stage].output.__name__}" for one in refs)
+        given = f"a tuple of {given}" if isinstance(wanted, tuple) else given
+        types = items if isinstance(wanted, tuple) else single
+        fits = any(all(issubclass(graph[one.stage].output, t) for one in refs) for t in types)
+    return None if fits else f"{given}; required {formatannotation(hint)}, by which its function annotates it"
 
 
 def _problems_of_adaptation(graph: Graph, config: RunConfig) -> Iterator[str]:

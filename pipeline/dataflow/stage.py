@@ -178,6 +178,14 @@ class Stage:
         """Names of its inputs, each with whether it may be missing."""
         return {p.name: p.default is not p.empty for p in self._parameters if p.kind == p.KEYWORD_ONLY}
 
+    @cached_property
+    def annotations(self) -> Mapping[str, Any]:
+        """Types of its function's parameters, as far as they can be evaluated."""
+        try:
+            return inspect.get_annotations(self.run, eval_str=True)
+        except Exception:  # names for type checkers alone
+            return {}
+
     @property
     def edges(self) -> Mapping[str, str]:
         """Input -> name of the edge that it is read from."""

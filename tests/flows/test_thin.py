@@ -212,9 +212,9 @@ def test_a_lost_record_of_a_thinned_iteration_ends_resuming_with_the_command_tha
 def test_how_often_records_are_listed_does_not_grow_with_the_run(trained, tmp_path, monkeypatch):
     listings, live_refs = [], CommittedFiles.live_refs
 
-    def counted(files):
+    def counted(files, iterations=None):
         listings.append(files.root)
-        return live_refs(files)
+        return live_refs(files, iterations)
 
     monkeypatch.setattr(CommittedFiles, "live_refs", counted)
 
