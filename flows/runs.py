@@ -120,7 +120,7 @@ def updates_at(run: storage.Run, iteration: int | None) -> int:
 
 
 def learner_after(run: storage.Run, updates: int) -> LearnerState:
-    """Read the learner that has had so many updates.
+    """Read a stored learner by its number of updates.
 
     Raises:
         UsageError: the run has had fewer.

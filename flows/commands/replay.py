@@ -17,7 +17,7 @@ from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import require_iteration
 from metaloom.pipeline.device import EQUALITY
 from metaloom.storage import Run, StageRef
-from metaloom.storage.format.codec import Value, array_digests, flatten
+from metaloom.storage.format.codec import Value, array_digests, differing, flatten
 from metaloom.storage.format.records import ArrayDigest
 from metaloom.storage.keep.thinner import changed_versions
 
@@ -136,10 +136,9 @@ def compare_digests(
     ref: StageRef, stored: Mapping[str, ArrayDigest], replayed: Mapping[str, ArrayDigest]
 ) -> Iterator[ArrayDifference]:
     """The arrays that differ, where only their digests are known."""
-    for name in sorted({*stored, *replayed}):
-        before, after = stored.get(name), replayed.get(name)
-        if before != after:
-            yield ArrayDifference(ref, name, (), _form(before), _form(after), float("nan"), None, -1)
+    for name in differing(stored, replayed):
+        before, after = _form(stored.get(name)), _form(replayed.get(name))
+        yield ArrayDifference(ref, name, (), before, after, float("nan"), None, -1)
 
 
 def compare(ref: StageRef, stored: Mapping[str, Any], replayed: Mapping[str, Any]) -> Iterator[ArrayDifference]:

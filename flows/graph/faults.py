@@ -1,6 +1,6 @@
 """Failing stages: detect faults at stage boundaries, quarantine their data, and report how to reproduce them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +14,14 @@ from metaloom.flows.graph.tables import table_of
 from metaloom.pipeline.algorithms.finite_checks import NumericalError
 from metaloom.pipeline.baselines import BaselineError
 from metaloom.pipeline.config.sources import plugin_paths
-from metaloom.pipeline.dataflow.graph import WITNESS
 from metaloom.pipeline.dataflow.outputs import Outputs
 from metaloom.pipeline.envs.config import REPRODUCED
 from metaloom.pipeline.global_random import SEEDED
 from metaloom.pipeline.plugin_files import own_paths
 from metaloom.stages.faults import StageFault, require_finite
 from metaloom.storage import StageRef
-from metaloom.storage.format.codec import Value, array_digests, flatten
+from metaloom.storage.format.codec import Value, array_digests, differing, flatten
+from metaloom.storage.format.records import ArrayDigest
 
 FAULTS = (StageFault, NumericalError, BaselineError)
 """Errors of stages caused by data and environments, as opposed to bugs in the program."""
@@ -73,16 +73,18 @@ def require_repeatable(stages: Runner, ref: StageRef, outputs: Outputs, value: V
     if not own or stages.graph[ref.stage].samples:
         return
     again = replace(stages, context=stages.context.with_new_learner())
-    inputs = {name: given for name, given in again.load_inputs(ref, outputs).items() if name not in WITNESS}
-    first, second = array_digests(value), array_digests(again.run(ref, inputs))
-    first.pop(f"metrics.{REPRODUCED}", None)
-    for name in sorted({*first, *second}):
-        if first.get(name) != second.get(name):
-            raise StageFault(
-                f"iteration {ref.iteration}, {ref.stage} k={ref.step}: two computations of the same inputs differ, "
-                f"first in {name}; required the same bits of {', '.join(own)}. Draw from {SEEDED}, not from a "
-                "generator without a seed, and keep state in LearnerState.extra, not in a class or a module"
-            )
+    second = again.run(ref, again.load_inputs(ref, outputs, witness=False))
+    if name := first_differing(array_digests(value), array_digests(second)):
+        raise StageFault(
+            f"iteration {ref.iteration}, {ref.stage} k={ref.step}: two computations of the same inputs differ, "
+            f"first in {name}; required the same bits of {', '.join(own)}. Draw from {SEEDED}, not from a "
+            "generator without a seed, and keep state in LearnerState.extra, not in a class or a module"
+        )
+
+
+def first_differing(stored: Mapping[str, ArrayDigest], again: Mapping[str, ArrayDigest]) -> str | None:
+    """Return the first array that differs from one that was computed again without a witness; None if none does."""
+    return next((name for name in differing(stored, again) if name != f"metrics.{REPRODUCED}"), None)
 
 
 @contextmanager

@@ -4,11 +4,9 @@ from typing import Any
 
 from metaloom import storage
 from metaloom.flows.graph.changes import machine_changes
-from metaloom.flows.graph.faults import run_checked
+from metaloom.flows.graph.faults import first_differing, run_checked
 from metaloom.flows.graph.run_stages import RunStages
 from metaloom.pipeline.config.sources import plugin_paths
-from metaloom.pipeline.dataflow.graph import WITNESS
-from metaloom.pipeline.envs.config import REPRODUCED
 from metaloom.pipeline.plugin_files import own_paths
 from metaloom.pipeline.types import Array, EpisodeBatch
 from metaloom.stages.faults import StageFault
@@ -100,19 +98,17 @@ def require_resumable(run: Run, stages: RunStages) -> None:
         if runner.graph[ref.stage].samples:
             continue
         try:
-            # Without a witness, which runs the environment again and says itself where that does not do the same twice.
-            inputs = {name: given for name, given in runner.load_inputs(ref, run).items() if name not in WITNESS}
+            # A witness runs the environment again, and says itself where that does not do the same twice.
+            inputs = runner.load_inputs(ref, run, witness=False)
         except storage.StoreError:
             continue
-        found = array_digests(run_checked(runner, ref, inputs))
-        for name in sorted({*found, *record.arrays} - {f"metrics.{REPRODUCED}"}):
-            if found.get(name) != record.arrays.get(name):
-                where = f"{run.location}: iteration {ref.iteration}, {ref.stage} k={ref.step}"
-                raise StageFault(
-                    f"{where}, computed again before the run is resumed, differs from what is stored, first in {name}, "
-                    f"and no source has changed; required the same bits of {', '.join(own)}. A new process has nothing "
-                    "that a learner, a class or a module kept: keep state in LearnerState.extra"
-                )
+        if name := first_differing(record.arrays, array_digests(run_checked(runner, ref, inputs))):
+            where = f"{run.location}: iteration {ref.iteration}, {ref.stage} k={ref.step}"
+            raise StageFault(
+                f"{where}, computed again before the run is resumed, differs from what is stored, first in {name}, "
+                f"and no source has changed; required the same bits of {', '.join(own)}. A new process has nothing "
+                "that a learner, a class or a module kept: keep state in LearnerState.extra"
+            )
     stages.renew_learners()
 
 

@@ -125,11 +125,11 @@ class Runner:
         """Return the position in the run's random streams at which a stage draws."""
         return self.graph[ref.stage].seed_position(self.config, ref.iteration, ref.step)
 
-    def load_inputs(self, ref: StageRef, outputs: Outputs) -> dict[str, Any]:
-        """Return a stage's inputs by argument name."""
+    def load_inputs(self, ref: StageRef, outputs: Outputs, *, witness: bool = True) -> dict[str, Any]:
+        """Return a stage's inputs by argument name, with what a witness is played from or without."""
         loaded: dict[StageRef, Any] = {}
         inputs = self.graph.inputs(self.config, ref).items()
-        return {name: self._bring(wanted, outputs, loaded) for name, wanted in inputs}
+        return {name: self._bring(wanted, outputs, loaded) for name, wanted in inputs if witness or name not in WITNESS}
 
     def compute(self, ref: StageRef, outputs: Outputs) -> Value:
         """Compute a stage's output from stored ones."""

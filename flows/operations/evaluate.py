@@ -80,7 +80,7 @@ def evaluate(
     at = RunAt.of(run, iteration, learner=True)
     agree(at.path, trust)
     import metaloom.storage as storage
-    from metaloom.flows.commands.evaluate import load_tasks
+    from metaloom.flows.commands.task_file import load_tasks
     from metaloom.flows.estimate import check_sizes
     from metaloom.flows.graph.run_stages import config_of, require_stored_sizes, stages_of
     from metaloom.flows.results.evaluation import EvaluationOutcome

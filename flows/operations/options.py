@@ -91,7 +91,7 @@ Log = Annotated[
         "module:function with each finished iteration. Repeatable."
     ),
 ]
-FilmEvery = Annotated[Positive | None, Parameter(help="With --log, film every so many iterations, besides the last.")]
+FilmEvery = Annotated[Positive | None, Parameter(help="With --log, film every N-th iteration and the last.")]
 PythonOnly: Parameter = Parameter(parse=False)
 """Marks a parameter that only Python has."""
 

@@ -138,10 +138,10 @@ def meta_train_custom(
         scheduler: Address of a running Dask scheduler, tcp://host:port, used instead of starting workers.
         step_timeout: Seconds a worker waits for one call of an environment before it gives up.
         retries: How often work is done again whose worker process died.
-        mathematics: Where samples are processed, tasks adapted and updates computed: here, by the trainer.
+        mathematics: Without effect: the trainer computes all updates. `here` and `auto` are accepted, as before.
         log: Where else to log, for which an extra of Metaloom's is needed: tensorboard, wandb (offline) or mlflow;
             or module:function, called with each iteration.
-        film_every: Log a film of every so many iterations; 0 for one at the end.
+        film_every: Log a film of every N-th iteration; 0 for one at the end.
         trust: Import the modules that the settings of a run that exists name, now and later.
     """
     backend = backend_of(workers, scheduler, step_timeout, retries, mathematics)

@@ -30,7 +30,7 @@ class Backend:
         step_timeout_seconds: Seconds that one call of an environment may take before its worker gives up; 60 by
             default.
         retries: How many times to redo work whose worker process died; 3 by default.
-        mathematics: Where samples are processed, tasks adapted and updates computed: `here`, by the trainer.
+        mathematics: Without effect: the trainer computes all updates. `here` and `auto` are accepted, as before.
     """
 
     workers: int | None = None

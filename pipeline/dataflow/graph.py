@@ -170,7 +170,7 @@ class Graph:
 
     @staticmethod
     def _collects(stage: Stage) -> bool:
-        """Whether a stage samples episodes; others may change what was sampled."""
+        """Return True for a stage that samples episodes; other stages may change them."""
         return stage.samples and stage.output is EpisodeBatch
 
     def inputs_of_adaptation(

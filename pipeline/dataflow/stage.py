@@ -31,7 +31,7 @@ TOOLS: Mapping[str, str] = {
     "tested": "receives the test episodes of an evaluation",
     "warm_start": "reads the learner that the run starts from",
 }
-"""What a stage's function may take as positional parameters, besides what its graph shares."""
+"""Positional parameters that a stage's function may take, besides the objects that its graph shares."""
 
 
 class GraphError(ConfigError):

@@ -6,8 +6,7 @@ from metaloom.pipeline.dataflow.outputs import SpanOutputs
 from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.pipeline.estimation.trials import Trials
 from metaloom.pipeline.replay.trials import TrialBuffer
-
-MIB = 2**20
+from metaloom.stages.memory.replay import MIB
 
 
 class StoredTrials:

@@ -262,6 +262,11 @@ def output_digest(digests: Mapping[str, str]) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
+def differing(stored: Mapping[str, ArrayDigest], found: Mapping[str, ArrayDigest]) -> list[str]:
+    """Return the names of the arrays whose digests differ, or that only one side has, in order."""
+    return sorted(name for name in {*stored, *found} if stored.get(name) != found.get(name))
+
+
 def array_digests(value: Value | LearnerState) -> dict[str, ArrayDigest]:
     """Digest, dtype and shape of every array of a value, in the order of the names."""
     digests: dict[str, ArrayDigest] = {}

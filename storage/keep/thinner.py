@@ -5,7 +5,7 @@ from itertools import groupby
 
 from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.storage.errors import DigestMismatch, StageExists
-from metaloom.storage.format.codec import Value, array_digests, encode, output_digest
+from metaloom.storage.format.codec import Value, array_digests, differing, encode, output_digest
 from metaloom.storage.format.files import make_folder
 from metaloom.storage.format.provenance import versions
 from metaloom.storage.format.records import StageRecord
@@ -105,7 +105,7 @@ def require_same(record: StageRecord, value: Value, *, changed: Callable[[], Seq
     """
     found = array_digests(value)
     if output_digest({name: entry.sha256 for name, entry in found.items()}) != record.digest:
-        wrong = sorted(name for name in {*found, *record.arrays} if found.get(name) != record.arrays.get(name))
+        wrong = differing(record.arrays, found)
         differs, others = changed(), changed_versions(record)
         if differs:
             action = f"Changed since: {'; '.join([*differs, *others])}. Compute it with what it was computed with"

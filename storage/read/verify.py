@@ -22,7 +22,7 @@ from metaloom.storage.errors import (
 )
 from metaloom.storage.format.arrays import read_metadata
 from metaloom.storage.format.canonical import read_sealed
-from metaloom.storage.format.codec import array_digests, output_digest
+from metaloom.storage.format.codec import array_digests, differing, output_digest
 from metaloom.storage.format.places import folder_of
 from metaloom.storage.format.records import SpanInput, StageRecord
 from metaloom.storage.format.segments import FOLDER as SEGMENTS
@@ -407,10 +407,8 @@ class _Verification:
             return
         if isinstance(value, EpisodeBatch):
             self.steps[record.ref] = value.num_steps
-        found = array_digests(value)
-        for name in sorted({*found, *record.arrays}):
-            if found.get(name) != record.arrays.get(name):
-                yield self._damage(file, "the stored array does not have the recorded digest", record.ref, name)
+        for name in differing(record.arrays, array_digests(value)):
+            yield self._damage(file, "the stored array does not have the recorded digest", record.ref, name)
         if output_digest({name: entry.sha256 for name, entry in record.arrays.items()}) != record.digest:
             yield self._damage(file, "its digest is not that of its arrays", record.ref)
 
