@@ -7,7 +7,7 @@ from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.dataflow.stage import At, Per, Stage
 from metaloom.pipeline.replay.buffer import ContextRounds
 from metaloom.pipeline.types import EpisodeBatch, ParallelMap, TaskParams, Update
-from metaloom.stages.counters import require_adapted
+from metaloom.stages.counters import require_params
 from metaloom.stages.memory.replay import plan_of
 from metaloom.stages.tools import at_start
 
@@ -27,7 +27,7 @@ def infer_task(
     position = (at.run_seed, at.iteration, at.step) if at.training else None
     evidence = ContextRounds(episodes, position)
     found = learner.adapt(at_start(learner, state, at), TaskParams({}), evidence, parallel=parallel)
-    return require_adapted(found, len(episodes[0].lengths), learner)
+    return require_params(found, len(episodes[0].lengths), learner, "adaptation by")
 
 
 def _before_posterior(config: RunConfig, i: int) -> list[int]:
