@@ -200,12 +200,13 @@ def iterate(
         refuse_with("an opened run", **new)
         from metaloom.flows.commands.train import resuming
 
-        folder, start = recipe.path, partial(resuming, recipe.path, iterations=iterations, backend=backend)
+        folder = recipe.path.absolute()  # the loop may change the folder that it is in
+        start = partial(resuming, folder, iterations=iterations, backend=backend)
     else:
         config = new_settings(recipe, changes(overrides, settings), iterations=iterations, seed=seed, device=device)
         from metaloom.flows.commands.train import training
 
-        folder = new_folder(recipe, run, config)
+        folder = new_folder(recipe, run, config).absolute()
         check_new_run(folder)
         start = partial(training, config, folder, backend=backend)
     return _iterations(folder, start, log)
