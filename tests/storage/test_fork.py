@@ -55,6 +55,13 @@ def test_a_fork_has_the_parents_iterations_before_it_and_goes_on_with_its_own(ma
     assert run_digests(parent) == before
 
 
+def test_a_fork_leaves_no_file_open(make_run, fork):
+    parent = make_run(2)
+    before = [*Path("/proc/self/fd").iterdir()]
+    fork(parent, 1)
+    assert len([*Path("/proc/self/fd").iterdir()]) == len(before)
+
+
 def test_a_fork_copies_no_arrays_and_says_so(make_run, fork):
     parent = make_run(2)
     made = fork(parent, 2)

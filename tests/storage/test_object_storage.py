@@ -533,6 +533,13 @@ def test_a_run_that_cannot_be_read_is_listed_with_the_reason(make_remote, bucket
     assert "_log/00000001.json" in rows["first"]["problem"]
 
 
+def test_runs_under_a_url_are_found_from_the_newest_to_the_oldest(monkeypatch):
+    created = {"b": "2026-11-02", "a": None, "d": "2026-11-01", "c": "2026-11-03"}
+    monkeypatch.setattr(ObjectFolder, "folders", lambda self: [*created])
+    monkeypatch.setattr("metaloom.storage.run._created", lambda folder: created[folder.name])
+    assert [folder.name for folder in storage.find_runs(storage.folder_of(URL))] == ["c", "b", "d"]
+
+
 def test_a_limit_of_bytes_counts_what_the_store_holds(make_remote, batches, put, other_machine):
     url = make_remote("first")
     other_machine("second")
