@@ -26,6 +26,7 @@ from metaloom.flows.viewer import shelf
 from metaloom.flows.views.run_info import list_run_rows
 from metaloom.pipeline.config.run import build_config
 from metaloom.storage import StageRef
+from metaloom.storage.format.sessions import newest_session
 from metaloom.storage.format.stages import OFF_POLICY
 from metaloom.storage.remote.log import RemoteLog
 from metaloom.storage.remote.objects import ObjectFolder
@@ -186,6 +187,10 @@ def test_what_a_session_computed_with_is_known_on_another_machine(make_remote, b
     other_machine("second")
     run = storage.open_run(url)
     assert [run.environment_of(StageRef(i, "meta_optimize"))["code"] for i in (0, 1)] == ["none", "changed"]
+    session = newest_session(run.path, 0)
+    assert session is not None
+    assert session.head is not None
+    assert session.head.ref == StageRef(1, "meta_optimize")  # without which nobody there would miss the newest record
     assert storage.verify_run(url) == []
 
 
