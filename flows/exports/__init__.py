@@ -69,11 +69,7 @@ def format_names() -> list[str]:
 
 
 def format_of(name: str) -> ExportFormat:
-    """Return the format of a name.
-
-    Raises:
-        UsageError: there is no such format.
-    """
+    """Return the format of a name."""
     names = format_names()
     if name not in names:
         close = difflib.get_close_matches(name, names, n=1)

@@ -283,9 +283,6 @@ def settings_for(folder: Path, stored: RunConfig | None, asked: Asked) -> RunCon
         folder: the run's folder, for messages.
         stored: the settings of the run that is already there, if one is.
         asked: what the flow run asks for.
-
-    Raises:
-        ConfigError: a stored run has other settings than those asked for.
     """
     config = asked.config
     if config is None:

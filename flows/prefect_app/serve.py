@@ -212,11 +212,7 @@ def _go_on(server: Part, home: Path) -> None:
 
 
 def _keep_running(stop: Event, server: Part, worker: Part, caretaker: Caretaker, home: Path) -> None:
-    """Start again what ends, and have flow runs go on that lose their process, until Ctrl-C.
-
-    Raises:
-        ServeError: the server's database was removed, from which it answers nothing any more.
-    """
+    """Start again what ends, and have flow runs go on that lose their process, until Ctrl-C."""
     from httpx import HTTPError
     from prefect.exceptions import PrefectException
     from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
@@ -286,11 +282,7 @@ def _require_password(address: Address) -> None:
 
 
 def _listening(address: Address) -> socket.socket:
-    """Return a socket that listens: one that were only tried would be free for others again.
-
-    Raises:
-        ServeError: the port is taken.
-    """
+    """Return a socket that listens: one that were only tried would be free for others again."""
     port, listening = address.port, socket.socket()
     try:
         # What is left of connections to an earlier server does not count.

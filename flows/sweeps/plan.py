@@ -155,11 +155,7 @@ def trial_runs(sweep: Sweep, point: Mapping[str, str]) -> tuple[PlannedRun, ...]
 
 
 def check_unchanged(stored: Sweep, planned: Sweep, *, extend: bool) -> None:
-    """Refuse a plan that differs from the stored sweep of its name, or with `extend` does not contain all of it.
-
-    Raises:
-        UsageError: names the change and the options.
-    """
+    """Refuse a plan that differs from the stored sweep of its name, or with `extend` does not contain all of it."""
     if (stored.search is None) != (planned.search is None):
         was, now = ("a grid", "a search") if stored.search is None else ("a search", "a grid")
         raise UsageError(f"the sweep {stored.name} is stored as {was}; found {now}. --name begins another sweep")
