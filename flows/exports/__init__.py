@@ -92,15 +92,6 @@ def export(
 ) -> Export:
     """Write a run in another format.
 
-    Args:
-        run: The run.
-        out: A new or empty folder, or one that the format appends to.
-        to: The format.
-        iterations: Complete iterations to export; None for all.
-        steps: Inner steps to export; empty for all.
-        by: Owner of a history: task or position.
-        on_progress: As `Export.progress`.
-
     Raises:
         UsageError: there is no such format, it does not take an option that was given, it needs a package that is not
             installed, or nothing would be in it.
