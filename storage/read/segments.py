@@ -87,11 +87,7 @@ class Segment:
             yield self._record_at(row, ref)
 
     def check_links(self, links: Iterable[Link]) -> None:
-        """Compare the links in the seal with the links of all records.
-
-        Raises:
-            DamagedRun: they differ.
-        """
+        """Compare the links in the seal with the links of all records."""
         if join(links) != self.seal.links:
             raise damaged(self.folder / SEAL, "does not name the parts of the chain that its records are")
 
