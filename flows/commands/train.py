@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol, cast
+from typing import Any, Final, ParamSpec, Protocol, cast
 
 import numpy as np
 
@@ -200,7 +200,8 @@ def _to_the_end(begin: Callable[P, Training]) -> Callable[P, TrainResult]:
     return train
 
 
-train, resume = _to_the_end(training), _to_the_end(resuming)
+train: Final = _to_the_end(training)
+resume: Final = _to_the_end(resuming)
 
 
 @contextmanager

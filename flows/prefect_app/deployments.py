@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 from uuid import UUID
 
-from prefect import Task, flow, get_client, task
+from prefect import Flow, Task, flow, get_client, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
@@ -226,7 +226,7 @@ def _replayed(run: str, outcomes: Replay) -> State:
     return Completed(message=f"{plural(len(outcomes), 'stage')} replayed: all {outcomes[-1].proved}")
 
 
-replay = make_flow(operations()["replay"], _replayed, stage=StageName | None)
+replay: Flow[..., Any] = make_flow(operations()["replay"], _replayed, stage=StageName | None)
 
 
 def _evaluated(run: str, outcome: EvaluationOutcome) -> State:
@@ -234,7 +234,7 @@ def _evaluated(run: str, outcome: EvaluationOutcome) -> State:
     return Completed(message=f"{plural(len(outcome.tasks), 'task')}, learner after {plural(outcome.updates, 'update')}")
 
 
-evaluate = make_flow(operations()["evaluate"], _evaluated)
+evaluate: Flow[..., Any] = make_flow(operations()["evaluate"], _evaluated)
 
 
 class StageTasks:

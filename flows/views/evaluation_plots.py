@@ -1,5 +1,6 @@
 """Pictures of evaluations, over adaptation; and the files of single pictures."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,11 @@ from metaloom.flows.views.series import AFTER, BEFORE, Chart, Lines, Series, cha
 from metaloom.pipeline.types import Evaluation
 from metaloom.storage.errors import system_errors
 
-WRITERS = {".png": charts.png_bytes, ".svg": charts.svg_bytes, ".pdf": charts.pdf_bytes}
+WRITERS: dict[str, Callable[[Figure], bytes]] = {
+    ".png": charts.png_bytes,
+    ".svg": charts.svg_bytes,
+    ".pdf": charts.pdf_bytes,
+}
 
 
 def check_plot_file(path: Path) -> None:
