@@ -18,9 +18,8 @@ from metaloom.flows.observer import IterationReport
 from metaloom.flows.results.sweep import Outcome, SweepObserver, SweepResult
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.sweeps.plan import check_unchanged, probe_configs, trial_runs
-from metaloom.flows.sweeps.space import Search
+from metaloom.flows.sweeps.space import Search, require_optuna
 from metaloom.flows.sweeps.stored import PlannedRun, Sweep, find_sweep, held
-from metaloom.flows.sweeps.suggestions import require_optuna, suggest
 from metaloom.flows.views.run_info import is_complete
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.schema import ConfigError
@@ -101,6 +100,8 @@ def _train_trials(sweep: Sweep, search: Search, train: TrainRuns, observer: Swee
         ExtraMissing: Optuna is not installed.
     """
     require_optuna()
+    from metaloom.flows.sweeps.suggestions import suggest  # which needs it
+
     told: list[tuple[dict[str, str], float | None]] = []
     outcomes: list[Outcome] = []
     if sweep.runs:

@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from metaloom.flows.errors import UsageError
+from metaloom.flows.errors import UsageError, explained
 from metaloom.storage import Run, argument
 from metaloom.storage.export import Export, export_folder
 from metaloom.storage.progress import Progress, unseen
@@ -77,7 +77,10 @@ def format_of(name: str) -> ExportFormat:
         if name in _OF_POLICIES:
             hint = f". `metaloom policy RUN --out policy.{name}` writes the policy that was trained"
         raise UsageError(f"found --to {name}; required one of {', '.join(names)}{hint}")
-    return import_module(f"{__name__}.{name}").FORMAT
+    try:
+        return import_module(f"{__name__}.{name}").FORMAT
+    except ModuleNotFoundError as missing:
+        raise explained(missing) from None
 
 
 def export(

@@ -4,21 +4,24 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium
+import minari
 import numpy as np
+from minari.dataset.minari_storage import MinariStorage
 
-from metaloom.flows.errors import ExtraMissing
 from metaloom.flows.exports import ExportFormat
+from metaloom.flows.graph.run_stages import config_of
+from metaloom.flows.hdf5 import GroupWriter
 from metaloom.flows.runs import require_settings
+from metaloom.pipeline.envs.facts import space_from, taken_space
+from metaloom.pipeline.envs.registry import make_env
+from metaloom.pipeline.envs.wrappers import ActionSpace, action_map
 from metaloom.pipeline.types import Array, EpisodeBatch, TaskBatch
 from metaloom.storage import Run
 from metaloom.storage.export import Export
 from metaloom.storage.run import Iterations
-
-if TYPE_CHECKING:
-    from metaloom.pipeline.envs.wrappers import ActionSpace
 
 Episode = tuple[dict[str, Array], dict[str, float]]
 """Arrays of an episode, and where in the run it is from."""
@@ -35,11 +38,6 @@ def export_minari(
     Actions are as the environment received them: the policy's, mapped by `env.action_scale` and clipped to its bounds.
     An episode's `options` hold its iteration, inner step, task and episode index, task id, parameters and facts.
     """
-    try:
-        import minari
-        from minari.dataset.minari_storage import MinariStorage
-    except ImportError:
-        raise ExtraMissing("minari") from None
     require_settings(run)
     # Minari joins the folder of a relative path to itself.
     data = folder.resolve() / dataset_id(run) / "data"
@@ -66,20 +64,14 @@ def dataset_id(run: Run) -> str:
     return re.sub(r"[^\w-]", "-", run.name, flags=re.ASCII) + "-v0"
 
 
-def _spaces(run: Run) -> tuple[gymnasium.Space[Any], "ActionSpace"]:
+def _spaces(run: Run) -> tuple[gymnasium.Space[Any], ActionSpace]:
     # Of the arrays as a whole: those of an iteration may have been thinned.
     found = run.files.spec("rollouts_0/observations")
-    # Here, because runs can be opened without what else these need.
-    from metaloom.pipeline.envs.facts import space_from, taken_space
-
     # As the run says, not its environment, which may be one that nobody should import to export a run.
     about = run.info["environment"].get("env", {})
     if "actions_taken" in about:
         actions = space_from(about["actions_taken"])
     else:  # an earlier version did not write it down
-        from metaloom.flows.graph.run_stages import config_of
-        from metaloom.pipeline.envs.registry import make_env
-
         with closing(make_env(config_of(run).env)) as env:
             actions = taken_space(env)
     kept = np.dtype(found.dtype)
@@ -92,8 +84,6 @@ def _write(path: Path, episodes: Iterator[Episode]) -> int:
 
     Minari makes every array resizable, which takes several times as long and half as much space again.
     """
-    from metaloom.flows.hdf5 import GroupWriter
-
     num_steps = 0
     with GroupWriter(path) as file:
         for number, (arrays, options) in enumerate(episodes):
@@ -109,10 +99,8 @@ def _episodes(
     done: Export,
     iterations: Iterations,
     steps: Sequence[int] | None,
-    actions: "ActionSpace",
+    actions: ActionSpace,
 ) -> Iterator[Episode]:
-    from metaloom.pipeline.envs.wrappers import action_map
-
     for i, inner_steps in done.available(run, iterations, steps):
         tasks = run[i].tasks()
         # In a fork, the scale may be another one than its parent's.

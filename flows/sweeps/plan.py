@@ -11,9 +11,8 @@ from metaloom import storage
 from metaloom.flows import recipes
 from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import check_seed, runs_root
-from metaloom.flows.sweeps.space import Search
+from metaloom.flows.sweeps.space import Search, require_optuna
 from metaloom.flows.sweeps.stored import PlannedRun, Sweep, config_of, digest_of, find_sweep
-from metaloom.flows.sweeps.suggestions import require_optuna
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.schema import ConfigError
 from metaloom.storage import check_run_name, url_of
