@@ -35,13 +35,7 @@ def train_sweep(
     observer: SweepObserver = SweepObserver(),
     logs: LogPlan = LogPlan(),
 ) -> SweepResult:
-    """Train what is missing of a sweep. Whatever interrupts it, the same call goes on.
-
-    Raises:
-        UsageError: a logger cannot be used, the stored sweep has something else, another process works on it, or a run
-            of a name that is needed is none of this sweep.
-        ConfigError, EnvError: settings of a run cannot be used.
-    """
+    """Train what is missing of a sweep. Whatever interrupts it, the same call goes on."""
     if sweep.search is not None and parallel > len(sweep.seeds):
         raise UsageError(
             f"found --parallel {parallel} of a search whose trials are {plural(len(sweep.seeds), 'run')} each; "
@@ -94,10 +88,6 @@ def _train_trials(sweep: Sweep, search: Search, train: TrainRuns, observer: Swee
 
     Every trial is written into the sweep's file before it is trained, and the study is made anew of the stored scores
     for every suggestion, so a search that was killed goes on with the trials that it would have had.
-
-    Raises:
-        UsageError: the runs have no such metric, or a run of a name that is needed is none of this sweep.
-        ExtraMissing: Optuna is not installed.
     """
     require_optuna()
     from metaloom.flows.sweeps.suggestions import suggest  # which needs it

@@ -99,11 +99,7 @@ def training(
     call: StageCall = direct,
     observer: Observer = Observer(),
 ) -> Training:
-    """Train a new run that is kept at `path`, iteration by iteration.
-
-    Raises:
-        storage.RunExists: something is already stored there.
-    """
+    """Train a new run that is kept at `path`, iteration by iteration."""
     # Folder, environment and workers first: what is wrong with them is known before anything is created on disk.
     storage.check_new_run(path)
     config = pinned(config, step_timeout_seconds=backend.step_timeout_seconds)

@@ -27,10 +27,6 @@ def export_delta(run: Run, folder: Path, done: Export) -> None:
 
     Tables are partitioned by `run_id`, the run's identity, whatever it is called and wherever it lies. The transaction
     says up to which iteration the table has the run. So only what is new is appended, and nothing the second time.
-
-    Raises:
-        ExportExists: something else than such tables is in the folder.
-        UsageError: the run names no identity, or has a column of another type than the tables.
     """
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     foreign = [name for name in names if name not in TABLES]

@@ -82,9 +82,6 @@ def logging_to(
         folder: Folder of the run, which need not exist yet.
         observer: Next observer.
         film_every: Film every N-th iteration, besides the last.
-
-    Raises:
-        UsageError: a logger does not exist, or its package is not installed; before anything is logged.
     """
     check_loggers(names, film_every)
     if not names:

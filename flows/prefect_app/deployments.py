@@ -267,9 +267,6 @@ def stored_config(run: storage.Run, parameters: Mapping[str, Any], *, trust: boo
         parameters: the flow run's own settings. What they name its user trusts: a flow run that is retried on another
             machine is to go on with the run that it began.
         trust: the user trusts what the run's settings name.
-
-    Raises:
-        UntrustedRun: they name modules that neither the parameters name nor the user trusts.
     """
     if trust or {*names_of_run(run)} <= {*names_in(parameters)}:
         trust_run(run)

@@ -104,10 +104,6 @@ def serve(folder: Path, port: int, *, host: str = HOST, database: str | None = N
 
     Ctrl-C cancels flow runs in progress. After SIGTERM, which systemd, Docker and Kubernetes send, the next one goes on
     with them.
-
-    Raises:
-        UsageError: the server would be open to other machines without a password, or the database cannot be used.
-        ServeError: the port is taken, the folder cannot be used, or a part did not start.
     """
     address = Address(port, host)
     _require_password(address)
@@ -188,11 +184,7 @@ def _serve(
 
 
 def _go_on(server: Part, home: Path) -> None:
-    """Have flow runs go on that were left over.
-
-    Raises:
-        ServeError: the server does not take it.
-    """
+    """Have flow runs go on that were left over."""
     try:
         with _client() as client:
             go_on_with_left_over(client, home, _tell)
@@ -235,12 +227,7 @@ def _identity(database: Path) -> tuple[int, int] | None:
 
 
 def _wait(stop: Event, server: Part, step: Part | None = None, seconds: float = START_SECONDS) -> None:
-    """Return when a step is done that is a process, or else when the server answers.
-
-    Raises:
-        ServeError: it ended before, or the time is up.
-        Interrupted: Ctrl-C was pressed.
-    """
+    """Return when a step is done that is a process, or else when the server answers."""
     deadline = time.monotonic() + seconds
     while True:
         # Before anything is asked of it, and told the password.

@@ -94,11 +94,7 @@ class Search:
 
     @cached_property
     def dimensions(self) -> dict[str, Dimension]:
-        """Dimensions to try, by setting.
-
-        Raises:
-            UsageError: it cannot be tried.
-        """
+        """Dimensions to try, by setting."""
         return {key: _dimension(key, text) for key, text in self.space.items()}
 
     @property

@@ -86,12 +86,7 @@ class History:
 
 
 def load_history(run: Run, iterations: Sequence[int] | None = None, *, on_progress: Progress = unseen) -> History:
-    """Read the learning history of a run from its tables, for some complete iterations or all.
-
-    Raises:
-        UsageError: the run has no complete iteration yet.
-        StoreError: a table is damaged.
-    """
+    """Read the learning history of a run from its tables, for some complete iterations or all."""
     # Asked once: a run that is still training grows while it is read.
     chosen = run.iterations if iterations is None else iterations
     if not chosen:
