@@ -26,7 +26,7 @@ from metaloom.storage.format.chunks import (
     read_parts,
 )
 from metaloom.storage.format.codec import Stored, Value, decode
-from metaloom.storage.format.files import open_file, read_file
+from metaloom.storage.format.files import folder_entries, open_file, read_file
 from metaloom.storage.format.layout import plan_of
 from metaloom.storage.format.records import StageRecord, StoredFile, read_record
 from metaloom.storage.format.segments import RECORDS
@@ -132,7 +132,7 @@ class CommittedFiles:
     def live_refs(self, iterations: Collection[int] | None = None) -> set[StageRef]:
         """Return every stored output, or some iterations', whose record is a separate file; raises as `refs`."""
         try:
-            names = os.listdir(self.root / "_commits")
+            names = [entry.name for entry in folder_entries(self.root / "_commits")]
         except (FileNotFoundError, NotADirectoryError):
             raise damaged(self.root / "_commits", "is missing") from None
         if iterations is not None:  # without parsing the names of thousands of others
@@ -234,7 +234,7 @@ class CommittedFiles:
     def live_markers(self) -> list[int]:
         """List the iterations that have a separate marker."""
         try:
-            names = os.listdir(self.root / FOLDER)
+            names = [entry.name for entry in folder_entries(self.root / FOLDER)]
         except FileNotFoundError:
             return []
         return sorted(i for name in names if (i := marked_iteration(name)) is not None)
