@@ -25,7 +25,7 @@ def thin(
     anyway: bool = False,
     on_progress: Progress = unseen,
 ) -> Thinned:
-    """Remove the arrays (`storage.THINNABLE`) of the complete iterations that are not kept; they can be computed again."""
+    """Remove the arrays (`storage.THINNABLE`) of complete iterations that are not kept; they can be computed again."""
     if not retention.thins:
         raise UsageError("required --keep-every N, --keep-last N or both: which iterations stay whole")
     run = storage.open_run(path)
