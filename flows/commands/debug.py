@@ -80,12 +80,7 @@ def debug_stage(
 
 
 def reproduce_kept(
-    path: Path,
-    iteration: int,
-    stage: str | None = None,
-    step: int | None = None,
-    *,
-    debugger: pdb.Pdb | None = None,
+    path: Path, iteration: int, stage: str | None = None, step: int | None = None, *, debugger: pdb.Pdb | None = None
 ) -> Quarantined:
     """Run the episode again that the quarantine keeps of a fault of the environment, in this process.
 

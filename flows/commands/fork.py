@@ -37,12 +37,7 @@ _SIZES = ("num_tasks", "episodes_per_task", "max_episode_steps")
 
 
 def fork(
-    path: Path,
-    iteration: int | None,
-    new_path: Path,
-    overrides: Sequence[str] = (),
-    *,
-    on_progress: Progress = unseen,
+    path: Path, iteration: int | None, new_path: Path, overrides: Sequence[str] = (), *, on_progress: Progress = unseen
 ) -> Fork:
     """Create a run that begins with the iterations before `iteration` of another one; `resume` goes on with it."""
     run = storage.open_run(path)

@@ -32,12 +32,7 @@ CHANGEABLE = ("algorithm", "baseline", "processing", "seed")
 
 
 def optimize(
-    path: Path,
-    iteration: int,
-    settings: Iterable[str] = (),
-    *,
-    stage: str | None = None,
-    step: int = 0,
+    path: Path, iteration: int, settings: Iterable[str] = (), *, stage: str | None = None, step: int = 0
 ) -> Counterfactual:
     """Compute a stage of a stored iteration again under changed settings, without sampling."""
     return next(sweep(path, iteration, {}, settings, stage=stage, step=step))

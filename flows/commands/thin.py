@@ -18,12 +18,7 @@ from metaloom.storage.progress import Progress, unseen
 
 
 def thin(
-    path: Path,
-    retention: Retention,
-    *,
-    dry_run: bool = False,
-    anyway: bool = False,
-    on_progress: Progress = unseen,
+    path: Path, retention: Retention, *, dry_run: bool = False, anyway: bool = False, on_progress: Progress = unseen
 ) -> Thinned:
     """Remove the arrays (`storage.THINNABLE`) of complete iterations that are not kept; they can be computed again."""
     if not retention.thins:

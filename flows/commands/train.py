@@ -160,10 +160,7 @@ def resuming(
         # The lock first: a run that somebody else is writing is refused before workers start.
         with (
             storage.open_writer(
-                path,
-                capacity=config.iterations,
-                take_over=take_over,
-                retention=_retention_for(run, config),
+                path, capacity=config.iterations, take_over=take_over, retention=_retention_for(run, config)
             ) as writer,
             kept.of(writer, backend.for_tasks(config.num_tasks)),
             stages_of_run(run, backend, config, partial(check_sizes, config)) as stages,

@@ -51,11 +51,7 @@ def export_delta(run: Run, folder: Path, done: Export) -> None:
 
 
 def _append(
-    run: Run,
-    folder: Path,
-    read: Callable[[Sequence[int]], pa.Table],
-    iterations: Sequence[int],
-    done: Export,
+    run: Run, folder: Path, read: Callable[[Sequence[int]], pa.Table], iterations: Sequence[int], done: Export
 ) -> list[int]:
     """Append to one table the iterations that it lacks; returns which."""
     who = _identity(run)

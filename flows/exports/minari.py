@@ -99,11 +99,7 @@ def _write(path: Path, episodes: Iterator[Episode]) -> int:
 
 
 def _episodes(
-    run: Run,
-    done: Export,
-    iterations: Iterations,
-    steps: Sequence[int] | None,
-    actions: ActionSpace,
+    run: Run, done: Export, iterations: Iterations, steps: Sequence[int] | None, actions: ActionSpace
 ) -> Iterator[Episode]:
     for i, inner_steps in done.available(run, iterations, steps):
         tasks = run[i].tasks()

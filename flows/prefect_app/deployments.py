@@ -188,13 +188,7 @@ def backend_of(
 
 
 def _train(
-    asked: Asked,
-    run: str,
-    backend: Backend,
-    loggers: Sequence[str],
-    *,
-    film_every: int | None = None,
-    trust: bool,
+    asked: Asked, run: str, backend: Backend, loggers: Sequence[str], *, film_every: int | None = None, trust: bool
 ) -> State:
     folder = run_folder(run or run_name())
     stored = None if is_new(folder) else stored_config(storage.open_run(folder), asked.named, trust=trust)

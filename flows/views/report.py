@@ -43,12 +43,7 @@ class ReportFiles:
 
 
 def write_report(
-    run: Run,
-    out: Path,
-    *,
-    static: bool = False,
-    film: Picture | None = None,
-    on_progress: Progress = unseen,
+    run: Run, out: Path, *, static: bool = False, film: Picture | None = None, on_progress: Progress = unseen
 ) -> ReportFiles:
     """Write learning_curve.png and report.html into a folder, which is made if need be."""
     require_settings(run)

@@ -238,11 +238,7 @@ def _quarantined(run: Run, entry: storage.Quarantined) -> dict[str, Any]:
 
 def list_run_row(folder: Path) -> dict[str, Any]:
     """Return the row of one run; see `list_run_rows`."""
-    row: dict[str, Any] = {
-        "name": folder.name,
-        "path": storage.location(folder),
-        "bytes": bytes_in(folder),
-    }
+    row: dict[str, Any] = {"name": folder.name, "path": storage.location(folder), "bytes": bytes_in(folder)}
     try:
         run = storage.open_run(folder)
         require_settings(run)
