@@ -188,13 +188,7 @@ def backend_of(
 
 
 def _train(
-    asked: Asked,
-    run: str,
-    backend: Backend,
-    loggers: Sequence[str],
-    *,
-    film_every: int | None = None,
-    trust: bool,
+    asked: Asked, run: str, backend: Backend, loggers: Sequence[str], *, film_every: int | None = None, trust: bool
 ) -> State:
     folder = run_folder(run or run_name())
     stored = None if is_new(folder) else stored_config(storage.open_run(folder), asked.named, trust=trust)
@@ -267,9 +261,6 @@ def stored_config(run: storage.Run, parameters: Mapping[str, Any], *, trust: boo
         parameters: the flow run's own settings. What they name its user trusts: a flow run that is retried on another
             machine is to go on with the run that it began.
         trust: the user trusts what the run's settings name.
-
-    Raises:
-        UntrustedRun: they name modules that neither the parameters name nor the user trusts.
     """
     if trust or {*names_of_run(run)} <= {*names_in(parameters)}:
         trust_run(run)
