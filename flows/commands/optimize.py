@@ -168,13 +168,7 @@ class _Again:
 
 
 class _Altered:
-    """Finds stored outputs; what does not decide the episodes is computed again, and the learner is fitted.
-
-    Args:
-        run: the run.
-        stages: of the run, under other settings.
-        iteration: of which outputs are computed again.
-    """
+    """Finds stored outputs; what does not decide the episodes is computed again, and the learner is fitted."""
 
     def __init__(self, run: Run, stages: Runner, iteration: int) -> None:
         self._run = run

@@ -209,11 +209,7 @@ def _selected(
 
 
 def require_known(order: list[StageRef], stage: str | None, step: int | None) -> None:
-    """Refuse a stage or inner step that an iteration does not have, with those that it has.
-
-    Raises:
-        UsageError: it has no such stage or step.
-    """
+    """Refuse a stage or inner step that an iteration does not have, with those that it has."""
     names = list(dict.fromkeys(ref.stage for ref in order))
     if stage not in (None, *names):
         raise UsageError(

@@ -273,11 +273,7 @@ def _retention_for(run: storage.Run, config: RunConfig) -> Retention:
 
 
 def with_retention(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
-    """A stored run's configuration with another retention, which is all of it that may change.
-
-    Raises:
-        ConfigError: an assignment is about something else, or wrong.
-    """
+    """A stored run's configuration with another retention, which is all of it that may change."""
     for assignment in assignments:
         if assignment.partition(".")[0] != "retention":
             raise ConfigError(

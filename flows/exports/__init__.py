@@ -69,11 +69,7 @@ def format_names() -> list[str]:
 
 
 def format_of(name: str) -> ExportFormat:
-    """Return the format of a name.
-
-    Raises:
-        UsageError: there is no such format.
-    """
+    """Return the format of a name."""
     names = format_names()
     if name not in names:
         close = difflib.get_close_matches(name, names, n=1)
@@ -95,15 +91,6 @@ def export(
     on_progress: Progress = unseen,
 ) -> Export:
     """Write a run in another format.
-
-    Args:
-        run: The run.
-        out: A new or empty folder, or one that the format appends to.
-        to: The format.
-        iterations: Complete iterations to export; None for all.
-        steps: Inner steps to export; empty for all.
-        by: Owner of a history: task or position.
-        on_progress: As `Export.progress`.
 
     Raises:
         UsageError: there is no such format, it does not take an option that was given, it needs a package that is not

@@ -34,9 +34,6 @@ def export_minari(
 
     Actions are as the environment received them: the policy's, mapped by `env.action_scale` and clipped to its bounds.
     An episode's `options` hold its iteration, inner step, task and episode index, task id, parameters and facts.
-
-    Raises:
-        ExtraMissing: Minari is not installed.
     """
     try:
         import minari

@@ -63,11 +63,6 @@ def drawable(config: EnvConfig) -> MetaEnv:
 def painter_of(env: MetaEnv, size: tuple[int, int], renderer: RendererName = "auto") -> Painter:
     """Choose the renderer of an environment.
 
-    Args:
-        env: Environment from `drawable`.
-        size: Width and height in pixels; environments that draw themselves ignore it.
-        renderer: Renderer of MuJoCo's robots.
-
     Raises:
         UsageError: the requested renderer does not work here, with the reason.
     """

@@ -15,10 +15,6 @@ from metaloom.storage.format.settings import dotted
 class EventFile:
     """Writes a run's TensorBoard data to a new file of a folder.
 
-    Args:
-        run: The run.
-        folder: Folder of its events.
-
     Raises:
         ExtraMissing: TensorBoard is not installed.
     """

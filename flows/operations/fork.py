@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from metaloom import storage
 from metaloom.flows.arguments import checked
+from metaloom.flows.operations import late
 from metaloom.flows.operations.options import (
     Iteration,
     Overrides,
@@ -54,11 +55,8 @@ def fork(
     """
     at = RunAt.of(parent, iteration, learner=True)
     agree(at.path, trust)
-    from metaloom.flows.commands.fork import fork as fork_run
-    from metaloom.flows.opened import Run
-
     far = STATUS.counted("outputs")
-    made = fork_run(at.path, at.iteration, run_folder(new_run), changes(overrides, settings), on_progress=far)
+    made = late.fork_run(at.path, at.iteration, run_folder(new_run), changes(overrides, settings), on_progress=far)
     if account is not None:
         account(made)
-    return Run.open(made.path)
+    return late.Run.open(made.path)

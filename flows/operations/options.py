@@ -8,6 +8,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from metaloom.flows.errors import UsageError
+from metaloom.flows.operations import late
 from metaloom.flows.rollouts.backend import Backend
 from metaloom.flows.runs import RunLike, runs_root
 from metaloom.storage import find_runs, url_of
@@ -27,9 +28,7 @@ def complete_runs(context: object) -> list[str]:
 
 def complete_recipes(context: object) -> list[str]:
     """Names for the shell to complete: those of all recipes."""
-    from metaloom.flows.recipes import RECIPES
-
-    return [*RECIPES]
+    return [*late.RECIPES]
 
 
 RUN_HELP = "A name under the runs folder, a path, or a URL such as s3://bucket/runs/first."
@@ -99,16 +98,12 @@ PythonOnly: Parameter = Parameter(parse=False)
 def agree(run: Path, trust: bool) -> None:
     """Remember, if the user says so, that what a run's settings name may be imported."""
     if trust:
-        from metaloom.flows.trust import trust_run
-
-        trust_run(run)
+        late.trust_run(run)
 
 
 def changes(overrides: Sequence[str], settings: Mapping[str, Any] | None = None) -> list[str]:
     """Return changes of settings, given as KEY=VALUE or as keywords, as KEY=VALUE."""
-    from metaloom.flows.settings import assignments
-
-    return [*overrides, *assignments(settings or {})]
+    return [*overrides, *late.assignments(settings or {})]
 
 
 def refuse_without(option: str, **others: object) -> None:

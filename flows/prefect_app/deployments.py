@@ -277,16 +277,7 @@ def stored_config(run: storage.Run, parameters: Mapping[str, Any], *, trust: boo
 
 
 def settings_for(folder: Path, stored: RunConfig | None, asked: Asked) -> RunConfig:
-    """The settings to train with.
-
-    Args:
-        folder: the run's folder, for messages.
-        stored: the settings of the run that is already there, if one is.
-        asked: what the flow run asks for.
-
-    Raises:
-        ConfigError: a stored run has other settings than those asked for.
-    """
+    """The settings to train with."""
     config = asked.config
     if config is None:
         named = asked.recipe is not None or stored is None

@@ -141,11 +141,7 @@ def is_same_api(one: str | None, other: str | None) -> bool:
 
 
 def folder_settings(folder: Path) -> dict[str, Any]:
-    """Return Prefect's settings in a folder, of which those in prefect.toml win.
-
-    Raises:
-        ServeError: they cannot be read.
-    """
+    """Return Prefect's settings in a folder, of which those in prefect.toml win."""
     found: dict[str, Any] = {}
     for name, path in (("pyproject.toml", ("tool", "prefect")), (TEMPLATE.name, ())):
         file = folder / name

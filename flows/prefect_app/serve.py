@@ -104,13 +104,6 @@ def serve(folder: Path, port: int, *, host: str = HOST, database: str | None = N
     Ctrl-C cancels flow runs in progress. After SIGTERM, which systemd, Docker and Kubernetes send, the next one goes on
     with them.
 
-    Args:
-        folder: the folder.
-        port: of the server and its page; that of reports is the next one.
-        host: address that the server listens on.
-        database: URL of a PostgreSQL database for Prefect; a SQLite file in the folder when None.
-        trust: use the folder and its database, whoever has made them.
-
     Raises:
         UsageError: the server would be open to other machines without a password, or the database cannot be used.
         ServeError: the port is taken, the folder cannot be used, or a part did not start.
@@ -212,11 +205,7 @@ def _go_on(server: Part, home: Path) -> None:
 
 
 def _keep_running(stop: Event, server: Part, worker: Part, caretaker: Caretaker, home: Path) -> None:
-    """Start again what ends, and have flow runs go on that lose their process, until Ctrl-C.
-
-    Raises:
-        ServeError: the server's database was removed, from which it answers nothing any more.
-    """
+    """Start again what ends, and have flow runs go on that lose their process, until Ctrl-C."""
     from httpx import HTTPError
     from prefect.exceptions import PrefectException
     from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
@@ -286,11 +275,7 @@ def _require_password(address: Address) -> None:
 
 
 def _listening(address: Address) -> socket.socket:
-    """Return a socket that listens: one that were only tried would be free for others again.
-
-    Raises:
-        ServeError: the port is taken.
-    """
+    """Return a socket that listens: one that were only tried would be free for others again."""
     port, listening = address.port, socket.socket()
     try:
         # What is left of connections to an earlier server does not count.
@@ -358,14 +343,7 @@ def _end_runs(stop: Stop, server: Part, worker: Part, home: Path) -> None:
 
 
 def _prepare(folder: Path, address: Address, found: Mapping[str, Any], password: str | None) -> str:
-    """Write by what `prefect` commands find the server; returns what is said when it is ready.
-
-    Args:
-        folder: where flows run.
-        address: of the server.
-        found: Prefect's settings in the folder.
-        password: what the server asks for; None where the user has chosen it.
-    """
+    """Write by what `prefect` commands find the server; returns what is said when it is ready."""
     # Variables win over files, and another shell is likely to have them as well.
     variables = folder_variables(folder)
     exported = {**variables, **os.environ}.get(API, address.api)

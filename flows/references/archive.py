@@ -32,12 +32,6 @@ def add(path: Path, folder: Path, name: str | None = None, *, learners: int = 20
     The reference is a copy of the run: without its batches, with the learner of every N-th iteration and the
     newest, packed, in one archive.
 
-    Args:
-        path: Folder of the run.
-        folder: Folder of the references; created if missing.
-        name: Name of the reference; the run's by default.
-        learners: Iterations between stored learners, and so the most that must be computed to check one.
-
     Raises:
         UsageError: the run is not complete, lacks learners, has links, starts from another run, names modules or paths
             of its user or is under a URL, or there is a reference or a file of this name.

@@ -120,11 +120,7 @@ def write_index(folder: Path, references: Sequence[Reference]) -> None:
 
 
 def find(folder: Path, name: str) -> Reference:
-    """Return the reference of a name.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """Return the reference of a name."""
     known = {reference.name: reference for reference in read_index(folder)}
     if name not in known:
         raise UsageError(

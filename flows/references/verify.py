@@ -112,12 +112,6 @@ def verify(
 ) -> Verified:
     """Compute an iteration of a reference again, from the nearest stored learner, and compare all outputs on the way.
 
-    Args:
-        path: The reference as a run; any other run works too.
-        iteration: Iteration to compute; None for all from the first one on.
-        backend: Where rollouts run.
-        on_progress: Called with the iteration that is being computed, and the last one.
-
     Raises:
         storage.StageMissing: nothing of the iteration is stored.
         storage.DamagedRun: a file that is read is damaged; any file, when all iterations are asked for.

@@ -34,14 +34,6 @@ def plan(
 ) -> tuple[Sweep, list[RunConfig]]:
     """Plan a sweep over a grid, with the settings of each of its runs. Nothing is stored.
 
-    Args:
-        recipe: Recipe, or file of settings.
-        name: Name of the sweep; default: the recipe's name and "-sweep".
-        seeds: Number of seeds, counted from the recipe's, or the seeds themselves.
-        grid: Values to try as text, by setting.
-        settings: Settings of all runs, as KEY=VALUE.
-        many: Allow more than a thousand runs.
-
     Raises:
         UsageError, ConfigError, EnvError: what is wrong, before any run is begun.
     """
@@ -75,14 +67,6 @@ def plan_search(
     many: bool = False,
 ) -> Sweep:
     """Plan a sweep whose settings are searched. It lists the runs stored so far and stores nothing.
-
-    Args:
-        recipe: Recipe, or file of settings.
-        name: Name of the sweep; default: the recipe's name and "-sweep".
-        search: Search to run.
-        seeds: Seeds of the runs of every trial: their number, counted from the recipe's, or the seeds themselves.
-        settings: Settings of all runs, as KEY=VALUE.
-        many: Allow more than a thousand runs.
 
     Raises:
         UsageError, ConfigError, EnvError: what is wrong, before any run is begun.
@@ -155,11 +139,7 @@ def trial_runs(sweep: Sweep, point: Mapping[str, str]) -> tuple[PlannedRun, ...]
 
 
 def check_unchanged(stored: Sweep, planned: Sweep, *, extend: bool) -> None:
-    """Refuse a plan that differs from the stored sweep of its name, or with `extend` does not contain all of it.
-
-    Raises:
-        UsageError: names the change and the options.
-    """
+    """Refuse a plan that differs from the stored sweep of its name, or with `extend` does not contain all of it."""
     if (stored.search is None) != (planned.search is None):
         was, now = ("a grid", "a search") if stored.search is None else ("a search", "a grid")
         raise UsageError(f"the sweep {stored.name} is stored as {was}; found {now}. --name begins another sweep")

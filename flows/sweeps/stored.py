@@ -166,11 +166,7 @@ class Sweep:
 
 
 def find_sweep(name: str) -> Sweep | None:
-    """Read the sweep of this name in the runs folder; None if there is none.
-
-    Raises:
-        UsageError: its file is none that this version has written.
-    """
+    """Read the sweep of this name in the runs folder; None if there is none."""
     root = runs_root()
     if url_of(root) is not None:
         return None
@@ -188,11 +184,7 @@ def find_sweep(name: str) -> Sweep | None:
 
 
 def require_sweep(name: str) -> Sweep:
-    """Read the sweep of this name.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """Read the sweep of this name."""
     found = find_sweep(name)
     if found is None:
         names = ", ".join(sorted(file.stem for file in (runs_root() / "sweeps").glob("*.json"))) or "none"
@@ -202,11 +194,7 @@ def require_sweep(name: str) -> Sweep:
 
 @contextmanager
 def held(sweep: Sweep) -> Iterator[None]:
-    """Hold a sweep, so that no other process on this machine works on it; the hold goes with the process.
-
-    Raises:
-        UsageError: another one does.
-    """
+    """Hold a sweep, so that no other process on this machine works on it; the hold goes with the process."""
     sweep.file.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(sweep.file.with_name(f".{sweep.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
@@ -272,11 +260,7 @@ def _meant(assignment: str) -> tuple[str, object]:
 
 
 def config_of(recipe: str, settings: Sequence[str], point: Mapping[str, str], seed: int, option: str) -> RunConfig:
-    """Return the settings of a recipe's run at a point of a sweep.
-
-    Raises:
-        ConfigError: they cannot be.
-    """
+    """Return the settings of a recipe's run at a point of a sweep."""
     words = [*settings, *(f"{key}={text}" for key, text in point.items()), f"seed={seed}"]
     try:
         return recipes.new_config(recipe, words)

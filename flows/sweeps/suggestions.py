@@ -18,11 +18,7 @@ Scored = tuple[Mapping[str, str], float | None]
 
 
 def require_optuna() -> None:
-    """Check that Optuna is installed.
-
-    Raises:
-        ExtraMissing: it is not.
-    """
+    """Check that Optuna is installed."""
     try:
         import optuna  # noqa: F401 # pyright: ignore[reportUnusedImport]
     except ImportError:

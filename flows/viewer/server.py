@@ -35,11 +35,6 @@ def viewer_app(shelf: Shelf, token: str) -> ASGIApp:
 def serve(place: Path, port: int, tell: Callable[[str], None]) -> None:
     """Serve the page until Ctrl-C.
 
-    Args:
-        place: Folder of runs, or of one run.
-        port: Port on 127.0.0.1; 0 for any that is free.
-        tell: Receives the address to open.
-
     Raises:
         UsageError: the port is taken, or the package plotly has no plotly.js.
         StoreError: the object store of a URL cannot be read.

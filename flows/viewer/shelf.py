@@ -36,9 +36,6 @@ class OpenRun:
 class Shelf:
     """The runs in a folder or under a URL, or a single one.
 
-    Args:
-        place: Folder of runs, or of one run.
-
     Attributes:
         place: Folder of runs, or of one run.
         only: Name of the run if it is a single one.

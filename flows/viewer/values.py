@@ -69,12 +69,6 @@ def slice_of(
 def episode(run: Run, ref: StageRef, task: int, index: int) -> dict[str, Any]:
     """Read an episode step by step: everything stored of its steps, with what processing added.
 
-    Args:
-        run: The run.
-        ref: Stage that collected it.
-        task: Index of its task in the batch.
-        index: Index of the episode within its task.
-
     Raises:
         UsageError: there is no such episode.
         StoreError: it is not stored, was thinned, or is damaged.

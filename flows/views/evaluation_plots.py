@@ -17,11 +17,7 @@ WRITERS = {".png": charts.png_bytes, ".svg": charts.svg_bytes, ".pdf": charts.pd
 
 
 def check_plot_file(path: Path) -> None:
-    """Refuse a picture that could not be written, before any work is done.
-
-    Raises:
-        UsageError: the name has another suffix, there is no such folder, or it is one itself.
-    """
+    """Refuse a picture that could not be written, before any work is done."""
     if path.suffix not in WRITERS or not path.absolute().parent.is_dir() or path.is_dir():
         raise UsageError(f"found plot file {str(path)!r}; required a .png, .svg or .pdf file in a folder that exists")
 

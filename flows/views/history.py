@@ -88,11 +88,6 @@ class History:
 def load_history(run: Run, iterations: Sequence[int] | None = None, *, on_progress: Progress = unseen) -> History:
     """Read the learning history of a run from its tables, for some complete iterations or all.
 
-    Args:
-        run: Run to read.
-        iterations: Complete iterations to read; all by default.
-        on_progress: Called with the number of iterations read so far, and of all.
-
     Raises:
         UsageError: the run has no complete iteration yet.
         StoreError: a table is damaged.

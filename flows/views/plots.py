@@ -27,11 +27,7 @@ class Plots:
         return [*self._charts()]
 
     def draw(self, name: str) -> "Drawing":
-        """Draw a chart by its name.
-
-        Raises:
-            UsageError: the run has no such chart, or no complete iteration yet.
-        """
+        """Draw a chart by its name."""
         from metaloom.flows.views.charts import draw
 
         charts = self._charts()

@@ -52,13 +52,6 @@ def write_report(
 ) -> ReportFiles:
     """Write learning_curve.png and report.html into a folder, which is made if need be.
 
-    Args:
-        run: The run.
-        out: Output folder.
-        static: Use images instead of charts that scripts draw.
-        film: Image shown at the end.
-        on_progress: Called with the number of tables and records read so far, and of all, while the run is read.
-
     Raises:
         UsageError: the run has no complete iteration yet.
         IncompatibleFormat: the run is not a training run.
