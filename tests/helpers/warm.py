@@ -182,8 +182,9 @@ def serve() -> None:
     """Import, and fork when asked to; return in the forks, when they have run what they stand for."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     asks = socket.socket(fileno=int(sys.argv[1]))
-    del sys.path[0]
-    ours = [entry for entry in sys.path if entry not in ("", *os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    named = os.environ["PYTHONPATH"].split(os.pathsep) if "PYTHONPATH" in os.environ else []
+    ours = [entry for entry in sys.path[1:] if entry not in ("", *named)]
+    sys.path[:] = [*named, *ours]
     for module in sys.argv[2:]:
         importlib.import_module(module)
     gc.collect()
