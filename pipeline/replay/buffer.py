@@ -106,9 +106,6 @@ class ReplayBuffer:
 
     A rollout batch is read when one of its rows is first drawn. So a resumed run, or a replayed iteration, reads what
     it learns from and nothing else.
-
-    Attributes:
-        rows: Location of every row.
     """
 
     def __init__(

@@ -41,12 +41,7 @@ from metaloom.pipeline.types import (
 
 
 class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
-    """Inference of tasks, and soft actor-critic given the inferred posterior; see Learner.
-
-    Attributes:
-        settings: Settings of the algorithm.
-        networks: Networks of the run.
-    """
+    """Inference of tasks, and soft actor-critic given the inferred posterior; see Learner."""
 
     metrics = METRICS
     lower = "algorithm.reward_scale or the learning rates of algorithm"

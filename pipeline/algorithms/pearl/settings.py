@@ -156,7 +156,6 @@ class PEARL(ScheduledSteps, OffPolicySettings, AlgorithmSettings):
         )
 
     def problems(self, run: RunSettings) -> Iterator[str]:
-        """Yield the problems of an algorithm that collects by steps; see AlgorithmSettings."""
         yield from super().problems(run)
         for name in ("num_steps_posterior", "num_extra_rl_steps_posterior"):
             rounds = _episodes(getattr(self, name), run.max_episode_steps) // self.update_post_train

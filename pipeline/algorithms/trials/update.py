@@ -36,11 +36,7 @@ UNSCALED = np.array([0, 1], np.float32)
 
 
 class TrialEstimates:
-    """Trials of an iteration with their estimates; holds no parameters.
-
-    Attributes:
-        device: Torch device.
-    """
+    """Trials of an iteration with their estimates; holds no parameters."""
 
     def __init__(self, settings: TrialSettings, setup: Setup, policy: TrialPolicy, device: torch.device) -> None:
         self._settings, self._setup, self._policy, self.device = settings, setup, policy, device
@@ -58,13 +54,7 @@ class TrialEstimates:
         return np.concatenate([inputs, position], axis=-1)
 
     def process(self, params: Mapping[str, Array], values_scale: Array, episodes: EpisodeBatch) -> Samples:
-        """Estimate along the trials, by the values as they are before they learn from them.
-
-        Args:
-            params: Parameters of the policy and of the values.
-            values_scale: Scale of the values; see CRITIC_SCALE.
-            episodes: Whole trials.
-        """
+        """Estimate along the trials, by the values as they are before they learn from them."""
         trials, processing = self.trials(episodes), self._setup.processing
         values, behind = self._values(params, values_scale, trials)
         raw = trials.advantages(values, processing.discount, processing.gae_lambda, behind)
