@@ -17,16 +17,15 @@ def stability(groups: Groups) -> Iterator[str]:
     long = {name: runs for name, runs in groups.items() if min(len(run.iterations) for run in runs) >= LATE.stop}
     if not long:
         return
-    yield "Mean return after adaptation in two spans of iterations, by seed:"
+    early, late = (f"{span.start} to {span.stop - 1}" for span in (EARLY, LATE))
+    yield "Mean return after adaptation in two spans of iterations, over seeds:"
     yield ""
-    yield f"| group | seed | {EARLY.start} to {EARLY.stop - 1} | {LATE.start} to {LATE.stop - 1} |"
-    yield "| --- | --- | --- | --- |"
+    yield f"| group | seeds | {early} | {late} | rises by |"
+    yield "| --- | --- | --- | --- | --- |"
     for name, runs in long.items():
         spans = np.array([[returns_after(run)[span].mean() for span in (EARLY, LATE)] for run in runs])
-        for run, row in zip(runs, spans, strict=True):
-            yield f"| `{name}` | {run.config['seed']} | {number(row[0])} | {number(row[1])} |"
         early, late = (number(mean) for mean in spans.mean(axis=0))
-        yield f"| | all: rises by {with_error(spans[:, 1] - spans[:, 0])} | {early} | {late} |"
+        yield f"| `{name}` | {len(runs)} | {early} | {late} | {with_error(spans[:, 1] - spans[:, 0])} |"
     yield ""
 
 

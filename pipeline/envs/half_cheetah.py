@@ -4,6 +4,7 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import mujoco
 import numpy as np
@@ -14,11 +15,12 @@ from metaloom.pipeline.envs.mujoco_robot import (
     Motion,
     MujocoRobot,
     ObsStyle,
+    PearlRobot,
     check_obs_style,
     squared_norm,
 )
-from metaloom.pipeline.envs.task_classes import bins
-from metaloom.pipeline.envs.task_sets import AtSpeed, OneWayOrTheOther, PearlRobot
+from metaloom.pipeline.envs.task_classes import Classes, bins
+from metaloom.pipeline.envs.task_sets import AtSpeed, OneWayOrTheOther
 from metaloom.pipeline.types import Array, EpisodeBatch
 
 
@@ -54,7 +56,7 @@ class HalfCheetah(MujocoRobot, MetaEnv):
     def __init__(self, obs_style: ObsStyle = "promp", render_mode: str | None = None) -> None:
         self.obs_style = check_obs_style(self, obs_style, ("promp", "pearl", "v5"))
         if obs_style == "pearl":
-            self.derived = ("xpos",)
+            self.derived: tuple[str, ...] = ("xpos",)
         # MuJoCo 4 warns of `settotalmass` on every load; setting the mass afterwards gives the same model.
         xml = (GYMNASIUM_MODELS / "half_cheetah.xml").read_text(encoding="utf-8")
         model = mujoco.MjModel.from_xml_string(xml.replace('settotalmass="14"', ""))
@@ -124,8 +126,8 @@ class RunAtSpeed(AtSpeed):
     Other projects draw the velocity from U(0, 2): returns do not compare.
     """
 
-    speeds = (0, 3)
-    task_classes = bins("velocity", (1, 2))
+    speeds: ClassVar[tuple[float, float]] = (0, 3)
+    task_classes: Classes | None = bins("velocity", (1, 2))
 
 
 class HalfCheetahVel(RunAtSpeed, HalfCheetah):

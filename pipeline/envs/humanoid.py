@@ -14,10 +14,11 @@ from metaloom.pipeline.envs.mujoco_robot import (
     Motion,
     MujocoRobot,
     ObsStyle,
+    PearlRobot,
     check_obs_style,
     squared_norm,
 )
-from metaloom.pipeline.envs.task_sets import AlongX, AnyDirection, PearlRobot
+from metaloom.pipeline.envs.task_sets import AlongX, AnyDirection
 from metaloom.pipeline.types import Array
 
 
@@ -62,8 +63,8 @@ class Humanoid(MujocoRobot, MetaEnv):
     """
 
     frame_skip = 5
-    derived = ("xipos", "cinert", "cvel", "qfrc_actuator", "cfrc_ext")
-    derived_before = ("xipos",)
+    derived: tuple[str, ...] = ("xipos", "cinert", "cvel", "qfrc_actuator", "cfrc_ext")
+    derived_before: tuple[str, ...] = ("xipos",)
     reset_noise: float = 0.01
     run_weight: float = 1.25
     control_cost: float = 0.1

@@ -2,6 +2,8 @@
 # pyright: reportAttributeAccessIssue=false
 # MuJoCo's compiled modules have no type stubs.
 
+from typing import ClassVar
+
 import mujoco
 import numpy as np
 
@@ -14,7 +16,7 @@ from metaloom.pipeline.envs.mujoco_robot import (
     check_obs_style,
     squared_norm,
 )
-from metaloom.pipeline.envs.task_classes import bins
+from metaloom.pipeline.envs.task_classes import Classes, bins
 from metaloom.pipeline.envs.task_sets import AtSpeed
 from metaloom.pipeline.types import Array
 
@@ -53,8 +55,8 @@ class SwimmerVel(AtSpeed, MujocoRobot, MetaEnv):
     frame_skip = 4
     reset_noise: float = 0.1
     control_cost: float = 1e-4
-    speeds = (0.1, 0.2)
-    task_classes = bins("velocity", (0.15,))
+    speeds: ClassVar[tuple[float, float]] = (0.1, 0.2)
+    task_classes: Classes | None = bins("velocity", (0.15,))
 
     def __init__(self, obs_style: ObsStyle = "promp", render_mode: str | None = None) -> None:
         self.obs_style = check_obs_style(self, obs_style, ("promp", "v5"))

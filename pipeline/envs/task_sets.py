@@ -6,7 +6,6 @@ from typing import ClassVar
 import numpy as np
 
 from metaloom.pipeline.envs.contract import EnvError, TaskField
-from metaloom.pipeline.envs.mujoco_robot import ObsStyle
 from metaloom.pipeline.envs.task_classes import ONE_WAY_OR_THE_OTHER, QUADRANTS
 from metaloom.pipeline.types import Array
 
@@ -62,21 +61,6 @@ class FixedTasks:
         """Draw B tasks of `task_set`, each equally likely, with replacement, [B, P] float64."""
         assert self.task_set is not None
         return np.array(self.task_set)[rng.integers(len(self.task_set), size=num_tasks)]
-
-
-class PearlRobot(FixedTasks):
-    """A robot with PEARL's observations and a fixed set of tasks. Goes before the class of its rules."""
-
-    def __init__(
-        self,
-        obs_style: ObsStyle = "pearl",
-        render_mode: str | None = None,
-        *,
-        num_train_tasks: int = 100,
-        num_test_tasks: int = 30,
-    ) -> None:
-        super().__init__(obs_style, render_mode)  # pyright: ignore[reportCallIssue]
-        self.fix_tasks(num_train_tasks, num_test_tasks)
 
 
 class OneWayOrTheOther:

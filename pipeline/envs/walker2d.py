@@ -2,7 +2,7 @@
 # pyright: reportAttributeAccessIssue=false
 # MuJoCo's compiled modules have no type stubs.
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import mujoco
 import numpy as np
@@ -11,7 +11,7 @@ from metaloom.pipeline.envs.contract import EnvError, MetaEnv, TaskField
 from metaloom.pipeline.envs.mujoco_robot import GYMNASIUM_MODELS, MujocoRobot
 from metaloom.pipeline.envs.planar_walker import PlanarWalker
 from metaloom.pipeline.envs.random_dynamics import RandomDynamics
-from metaloom.pipeline.envs.task_classes import bins
+from metaloom.pipeline.envs.task_classes import Classes, bins
 from metaloom.pipeline.envs.task_sets import AtSpeed, FixedTasks, OneWayOrTheOther
 from metaloom.pipeline.types import Array
 
@@ -48,7 +48,9 @@ class Walker2d(PlanarWalker, MujocoRobot, MetaEnv):
     """
 
     frame_skip = 8
-    min_height, max_height, max_angle = 0.8, 2.0, 1.0
+    min_height: float = 0.8
+    max_height: float = 2.0
+    max_angle: float = 1.0
 
     def __init__(self, model: ModelName = "original", render_mode: str | None = None) -> None:
         if model not in tuple(MODEL_FILES):
@@ -95,8 +97,8 @@ class Walker2dVel(AtSpeed, Walker2d):
     | control     | -0.001 * ‖action‖², of the action in [-1, 1]     | 1    |
     """
 
-    speeds = (0, 10)
-    task_classes = bins("velocity", (2.5, 5, 7.5))
+    speeds: ClassVar[tuple[float, float]] = (0, 10)
+    task_classes: Classes | None = bins("velocity", (2.5, 5, 7.5))
     alive_bonus: float = 15.0
 
 

@@ -55,7 +55,7 @@ class AttentionOptions(Settings):
     """Options of linear-attention: sizes of its memory, and its reading."""
 
     key_size: int = Field(default=16, ge=1)
-    """Places of the memory, K."""
+    """Rows of the memory table, K."""
     value_size: int = Field(default=16, ge=1)
     """Size of each memory slot's value, V."""
     reading: Literal["linear", "asinh"] = "linear"

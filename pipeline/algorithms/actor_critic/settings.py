@@ -64,7 +64,7 @@ class ActorCritic(LearningRate):
     critic_network_options: dict[str, JsonValue] = later({})
     """With critic_network: as policy.network_options."""
     critic_activation: str | None = later(None)
-    """Behind the critic's hidden layers, by the names of policy.activation; null for the policy's."""
+    """Activation after the critic's hidden layers, by the names of policy.activation; null for the policy's."""
 
     @model_validator(mode="after")
     def _options_have_a_network(self) -> ActorCritic:

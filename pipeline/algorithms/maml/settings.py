@@ -120,7 +120,7 @@ class Exploration(GradientBased):
     e_maml_scale: Literal["mean", "sum"] = "mean"
     """Scale of the credit: a mean over steps, or that times the episodes per task."""
     exploration_rounds: Literal["all", "first"] = "all"
-    """Rounds that get the credit: all before the last, or the first only, as in the ProMP code."""
+    """Rollout batches that get the credit: all before the last, or only the first, as in the ProMP code."""
 
     @field_validator("inner_loss", mode="before")
     @classmethod

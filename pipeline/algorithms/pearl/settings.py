@@ -84,9 +84,9 @@ class PEARL(ScheduledSteps, OffPolicySettings, AlgorithmSettings):
     meta_batch_size: int = Field(default=16, ge=1)
     """Tasks per gradient step."""
     batch_size: int = Field(default=256, ge=1)
-    """Transitions of each of them that actor and critics learn from."""
+    """Transitions per task and gradient step that actor and critics learn from."""
     embedding_batch_size: int = Field(default=100, ge=1)
-    """Transitions of each of them that it is inferred from."""
+    """Transitions per task and gradient step that the task is inferred from."""
     memory_size: int = Field(default=1_000_000, ge=1)
     """Transitions per task that are remembered; older ones are forgotten."""
 
