@@ -281,12 +281,7 @@ class _Rollout:
 
 
 def _actor(
-    sampler: Sampler,
-    params: TaskParams,
-    taken: Array,
-    num_tasks: int,
-    position: RolloutPosition,
-    memory: Memory | None,
+    sampler: Sampler, params: TaskParams, taken: Array, num_tasks: int, position: RolloutPosition, memory: Memory | None
 ) -> Actor:
     rngs = None
     if not sampler.deterministic:

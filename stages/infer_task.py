@@ -11,12 +11,7 @@ from metaloom.stages.memory.replay import plan_of
 
 
 def infer_task(
-    learner: Learner[Any, Any],
-    at: At,
-    parallel: ParallelMap,
-    *,
-    state: Update,
-    episodes: tuple[EpisodeBatch, ...],
+    learner: Learner[Any, Any], at: At, parallel: ParallelMap, *, state: Update, episodes: tuple[EpisodeBatch, ...]
 ) -> TaskParams:
     """Return the posterior over every task, the only part of a task's acting that adaptation changes.
 

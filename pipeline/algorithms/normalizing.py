@@ -23,16 +23,7 @@ from metaloom.pipeline.estimation.normalization import (
     without_normalization,
 )
 from metaloom.pipeline.schema import ConfigError
-from metaloom.pipeline.types import (
-    EpisodeBatch,
-    LearnerState,
-    Metrics,
-    ParallelMap,
-    Params,
-    Samples,
-    Step,
-    TaskParams,
-)
+from metaloom.pipeline.types import EpisodeBatch, LearnerState, Metrics, ParallelMap, Params, Samples, Step, TaskParams
 
 
 class NormalizingLearner(Learner[Any, Sequence[Step]]):

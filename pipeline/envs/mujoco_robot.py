@@ -17,13 +17,7 @@ import numpy as np
 from gymnasium.spaces import Box
 from mujoco.batch import Batch
 
-from metaloom.pipeline.envs.contact_batch import (
-    CONTACT_FORCES,
-    ModelBatch,
-    PhysicsBatch,
-    contact_batch,
-    mujoco_library,
-)
+from metaloom.pipeline.envs.contact_batch import CONTACT_FORCES, ModelBatch, PhysicsBatch, contact_batch, mujoco_library
 from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv, keeps_rules
 from metaloom.pipeline.envs.mujoco_components import action_components, observed_components
 from metaloom.pipeline.envs.task_sets import FixedTasks

@@ -67,7 +67,4 @@ class SwimmerVel(AtSpeed, MujocoRobot, MetaEnv):
 
     def reward_terms(self, motion: Motion, tasks: Array) -> dict[str, Array]:
         velocity = (motion.qpos[:, 0] - motion.qpos_before[:, 0]) / motion.dt
-        return {
-            "run": self.run_reward(velocity, tasks),
-            "control": -self.control_cost * squared_norm(motion.actions),
-        }
+        return {"run": self.run_reward(velocity, tasks), "control": -self.control_cost * squared_norm(motion.actions)}

@@ -38,10 +38,7 @@ class FixedTasks:
     test_task_set: tuple[tuple[float, ...], ...] | None
 
     def fix_tasks(
-        self,
-        num_train_tasks: int,
-        num_test_tasks: int,
-        draw: Callable[[int, np.random.Generator], Array] | None = None,
+        self, num_train_tasks: int, num_test_tasks: int, draw: Callable[[int, np.random.Generator], Array] | None = None
     ) -> tuple[tuple[float, ...], ...]:
         """Draw tasks to train on and others to test with as the rules do, or by `draw`; the same in every process.
 

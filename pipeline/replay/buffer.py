@@ -108,13 +108,7 @@ class ReplayBuffer:
     it learns from and nothing else.
     """
 
-    def __init__(
-        self,
-        columns: TransitionColumns,
-        *,
-        cache_bytes: int,
-        max_rows: int,
-    ) -> None:
+    def __init__(self, columns: TransitionColumns, *, cache_bytes: int, max_rows: int) -> None:
         """Make a buffer without transitions.
 
         Args:

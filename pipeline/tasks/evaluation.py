@@ -9,12 +9,7 @@ import numpy as np
 
 from metaloom.pipeline.envs.contract import EnvError, MetaEnv
 from metaloom.pipeline.seeding import generator, seed_for
-from metaloom.pipeline.tasks.samplers import (
-    TaskDistribution,
-    TaskPool,
-    balanced_draw,
-    require_classes,
-)
+from metaloom.pipeline.tasks.samplers import TaskDistribution, TaskPool, balanced_draw, require_classes
 from metaloom.pipeline.types import Array, TaskBatch
 
 if TYPE_CHECKING:

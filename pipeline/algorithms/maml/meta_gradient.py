@@ -212,11 +212,7 @@ def noise_metrics(mean: Mapping[str, Array], even: Mapping[str, Array], squared_
 
 
 def meta_objective(
-    problem: MetaProblem,
-    meta_params: Mapping[str, Array],
-    chunks: Sequence[Chunk],
-    *,
-    parallel: ParallelMap = map,
+    problem: MetaProblem, meta_params: Mapping[str, Array], chunks: Sequence[Chunk], *, parallel: ParallelMap = map
 ) -> TaskValues:
     """Return the objective's values without a meta-gradient."""
 

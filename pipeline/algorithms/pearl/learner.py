@@ -30,15 +30,7 @@ from metaloom.pipeline.nn.torch_optimizers import initial_state
 from metaloom.pipeline.policies.actors.off_policy import BELIEF_MEAN, BELIEF_VARIANCE
 from metaloom.pipeline.replay.buffer import ContextRounds
 from metaloom.pipeline.seeding import generator
-from metaloom.pipeline.types import (
-    Array,
-    LearnerState,
-    Minibatch,
-    ParallelMap,
-    Params,
-    TaskParams,
-    Transitions,
-)
+from metaloom.pipeline.types import Array, LearnerState, Minibatch, ParallelMap, Params, TaskParams, Transitions
 
 
 class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):

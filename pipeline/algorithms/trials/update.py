@@ -12,13 +12,7 @@ from torch import Tensor
 from metaloom.pipeline.algorithms.actor_critic.gradient_steps import clip_fraction, policy_loss
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.finite_checks import require_finite_params
-from metaloom.pipeline.algorithms.trials.losses import (
-    Batch,
-    Sequences,
-    TrialPolicy,
-    Weights,
-    sequence_loss,
-)
+from metaloom.pipeline.algorithms.trials.losses import Batch, Sequences, TrialPolicy, Weights, sequence_loss
 from metaloom.pipeline.algorithms.trials.settings import TrialSettings, TrialSteps
 from metaloom.pipeline.estimation.processing import scale
 from metaloom.pipeline.estimation.returns import discounted_returns

@@ -23,16 +23,7 @@ from metaloom.pipeline.policies.posterior import POSTERIOR_LOG_STD, POSTERIOR_ME
 from metaloom.pipeline.policies.remembering import Remembering, remembered
 from metaloom.pipeline.replay.trials import TrialExperience
 from metaloom.pipeline.seeding import generator
-from metaloom.pipeline.types import (
-    Array,
-    EpisodeBatch,
-    LearnerState,
-    Metrics,
-    ParallelMap,
-    Params,
-    Samples,
-    TaskParams,
-)
+from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Params, Samples, TaskParams
 
 CRITIC, DECODER = "critic", "decoder"
 """Prefixes in LearnerState.extra."""
