@@ -15,7 +15,7 @@ from metaloom import storage
 from metaloom.flows.estimate import check_sizes
 from metaloom.flows.formatting import plural
 from metaloom.flows.graph.changes import tell_changed_sources
-from metaloom.flows.graph.faults import compute_checked, kept_in_quarantine, require_repeatable
+from metaloom.flows.graph.faults import compute_checked, explained, require_repeatable
 from metaloom.flows.graph.recomputed import require_resumable
 from metaloom.flows.graph.run_stages import changed_since, config_of, stages_of, stages_of_run
 from metaloom.flows.graph.runner import Runner
@@ -408,7 +408,7 @@ def run_once(stages: Runner, writer: RunWriter, ref: StageRef, seconds: dict[str
     """Compute and store a stage unless it is stored already; numbers that are not finite are refused, and kept."""
     if not writer.contains(ref):
         started, began = time.time(), time.perf_counter()
-        with kept_in_quarantine(writer.run.path, ref, stages.seed_position(ref)), abandonable():
+        with explained(writer.run.path, ref, stages.seed_position(ref)), abandonable():
             value = compute_checked(stages, ref, writer)
             took, start = time.perf_counter() - began, writer.run.learner_ref(ref.iteration)
             # The first iterations under these settings, in a fork too: in the second one, a learner has a past.

@@ -185,12 +185,10 @@ class ModuleCell:
         return {f"{CELL}.{name}": tuple(value.shape) for name, value in learned_parameters(self._module).items()}
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Return the parameters that the module's own constructor draws, seeded by the generator; see Cell."""
         module = self._construct(int(rng.integers(2**63)))
         return {f"{CELL}.{name}": value.detach().numpy().copy() for name, value in learned_parameters(module).items()}
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Call the module input by input; see Cell."""
         module, parameters = self._copies.like(inputs)
         own = {name: params[f"{CELL}.{name}"] for name in parameters}
         features: list[Tensor] = []

@@ -118,7 +118,6 @@ class ActorCritic(LearningRate):
         return type(policy).model_validate(policy.model_dump(mode="json") | own)
 
     def problems(self, run: RunSettings) -> Iterator[str]:
-        """Yield the problems of an algorithm with a critic, or of one that is built on it; see AlgorithmSettings."""
         name = run.algorithm.name
         if run.baseline.name != "zero":
             yield f"baseline is {run.baseline.name} but {name} has a critic instead; leave baseline out"
@@ -286,7 +285,6 @@ class SVPG(AlgorithmSettings):
         return self.num_particles
 
     def problems(self, run: RunSettings) -> Iterator[str]:
-        """Yield the problems of particles with critics; see AlgorithmSettings."""
         yield from self.particle.problems(run)
         if run.num_tasks != self.num_particles:
             yield (

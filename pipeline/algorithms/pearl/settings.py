@@ -8,12 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
-from metaloom.pipeline.algorithms.off_policy.settings import (
-    CollectionRound,
-    Filling,
-    OffPolicyPlan,
-    OffPolicySettings,
-)
+from metaloom.pipeline.algorithms.off_policy.settings import CollectionRound, Filling, OffPolicyPlan, OffPolicySettings
 from metaloom.pipeline.nn.optimization import OptimizerConfig, ScheduledSteps
 from metaloom.pipeline.policies.config import ActorKind, LayerSize
 from metaloom.pipeline.schema import later
@@ -29,13 +24,7 @@ class PEARL(ScheduledSteps, OffPolicySettings, AlgorithmSettings):
     graph: ClassVar[str] = "task_inference"
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.pearl.learner:PEARLLearner"
     actor: ClassVar[ActorKind] = "tanh_gaussian"
-    sizes: ClassVar[tuple[str, ...]] = (
-        *ROUNDS,
-        "num_updates",
-        "meta_batch_size",
-        "batch_size",
-        "embedding_batch_size",
-    )
+    sizes: ClassVar[tuple[str, ...]] = (*ROUNDS, "num_updates", "meta_batch_size", "batch_size", "embedding_batch_size")
     decides_episodes: ClassVar[tuple[str, ...]] = (*ROUNDS, "num_initial_steps", "num_exp_traj_eval")
 
     name: Literal["pearl"] = "pearl"
@@ -156,7 +145,6 @@ class PEARL(ScheduledSteps, OffPolicySettings, AlgorithmSettings):
         )
 
     def problems(self, run: RunSettings) -> Iterator[str]:
-        """Yield the problems of an algorithm that collects by steps; see AlgorithmSettings."""
         yield from super().problems(run)
         for name in ("num_steps_posterior", "num_extra_rl_steps_posterior"):
             rounds = _episodes(getattr(self, name), run.max_episode_steps) // self.update_post_train
