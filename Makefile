@@ -61,8 +61,11 @@ lint: $(READY)  ## the checks that need no run: ruff, pyright, import-linter
 	$(BIN)/ruff format --check .
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync types layers
 
-types: $(READY)  ## pyright
+types: $(READY)  ## pyright; then that it knows the type of every public name, as a user's type checker sees them
 	$(BIN)/pyright
+	@mkdir -p build
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pyright --verifytypes metaloom --ignoreexternal > build/types.txt \
+		|| { cat build/types.txt; exit 1; }
 
 layers: $(READY)  ## import-linter
 	$(BIN)/lint-imports

@@ -25,7 +25,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **context: Any) -> str:
-    """Lead links to what lies beside docs/ into the site, list commands, settings and names, draw diagrams."""
+    """Lead links to what lies beside docs/ into the site, list commands, settings, environments, names; draw."""
     if "<!-- commands -->" in markdown:
         from metaloom.flows.cli import app
 
@@ -35,6 +35,8 @@ def on_page_markdown(markdown: str, **context: Any) -> str:
         return markdown.replace("<!-- commands -->", commands)
     if "<!-- settings -->" in markdown:
         return markdown.replace("<!-- settings -->", "\n\n".join(_settings()))
+    if "<!-- environments -->" in markdown:
+        return markdown.replace("<!-- environments -->", "\n\n".join(_environments()))
     if "<!-- names -->" in markdown:
         import metaloom
 
@@ -86,6 +88,43 @@ def _settings() -> Iterator[str]:
             cells = (f"`{path}{key}`", _type(field), f"`{text}`", " ".join(about.split()))
             rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         yield "\n".join(rows)
+
+
+def _environments() -> Iterator[str]:
+    """Yield a table of the built-in environments, then what each class says of itself."""
+    from inspect import getdoc, signature
+
+    from gymnasium.spaces import Discrete
+
+    from metaloom.pipeline.envs import ENVS
+    from metaloom.pipeline.envs.config import EnvConfig
+    from metaloom.pipeline.envs.contract import MetaEnv
+    from metaloom.pipeline.envs.registry import make_env
+    from metaloom.pipeline.plugins import load
+
+    rows = ["| name | tasks | observation, action |", "| --- | --- | --- |"]
+    classes: dict[type, str] = {}
+    for name, path in ENVS.items():
+        if name.startswith("metaworld-ml1-") and name != "metaworld-ml1-reach":
+            continue  # its fifty classes differ in their name
+        cls, sizes = load(path), "see its page"
+        if not name.startswith("metaworld-"):  # which take long to make
+            env = make_env(EnvConfig(name=name))
+            spaces = (env.observation_space, env.action_space)
+            sizes = ", ".join(
+                f"{space.n} discrete" if isinstance(space, Discrete) else str(*space.shape or ()) for space in spaces
+            )
+        rows.append(f"| [`{name}`](#{name}) | {str(getdoc(cls)).splitlines()[0]} | {sizes} |")
+        for base in reversed(cls.__mro__[: cls.__mro__.index(MetaEnv)]):
+            if "| ---" in (base.__doc__ or "") or (issubclass(base, MetaEnv) and not base.__name__.startswith("_")):
+                classes.setdefault(base, base.__name__)
+        classes[cls] = name
+    yield "\n".join(rows)
+    for cls, title in classes.items():
+        options = [f"`{option}`" for option in signature(cls).parameters.values() if option.name != "render_mode"]
+        yield f"## {title}\n\n" + re.sub(r"\n(Args|Raises):\n.*", "", str(getdoc(cls)), flags=re.DOTALL)
+        if title != cls.__name__:
+            yield f"Class `{cls.__name__}`. Options (`env.options`): {', '.join(options) or 'none'}."
 
 
 def _sections(field: Any) -> list[str]:

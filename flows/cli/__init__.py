@@ -88,9 +88,7 @@ for _rank, (_name, _operation) in enumerate(operations().items()):
 
 
 app.command(
-    f"{__name__}.completion:install",
-    name="--install-completion",
-    help="Install completion for bash, zsh or fish.",
+    f"{__name__}.completion:install", name="--install-completion", help="Install completion for bash, zsh or fish."
 )
 
 

@@ -26,8 +26,7 @@ def evaluate(
     call: "Call[EvaluationOutcome]",
     *,
     plot: Annotated[
-        Path | None,
-        Parameter(help="Plot return against adaptation episodes into this .png, .svg or .pdf file."),
+        Path | None, Parameter(help="Plot return against adaptation episodes into this .png, .svg or .pdf file.")
     ] = None,
     video: Annotated[
         Path | None,

@@ -24,8 +24,7 @@ def recipes(
     overrides: Overrides = (),
     schema: Annotated[bool, Parameter(help="Print the JSON schema of every setting instead.")] = False,
     envs: Annotated[
-        bool,
-        Parameter(help="List the environments instead; recipes take any of them with `--set env=NAME`."),
+        bool, Parameter(help="List the environments instead; recipes take any of them with `--set env=NAME`.")
     ] = False,
     as_json: bool = False,
 ) -> int:

@@ -30,12 +30,10 @@ def replay(
         Parameter(help="Run one stage, stored or not, in this process, and enter Python's debugger where it fails."),
     ] = False,
     materialise: Annotated[
-        bool,
-        Parameter(help="Recompute what was thinned and store it again, provided that it has its old digest."),
+        bool, Parameter(help="Recompute what was thinned and store it again, provided that it has its old digest.")
     ] = False,
     quarantine: Annotated[
-        bool,
-        Parameter(help="Rerun, in this process, the episode that was kept because an environment failed in it."),
+        bool, Parameter(help="Rerun, in this process, the episode that was kept because an environment failed in it.")
     ] = False,
     as_recorded: Annotated[
         bool,

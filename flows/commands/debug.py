@@ -55,11 +55,6 @@ def debug_stage(
 
     The debugger starts in the innermost frame; `up` leads to the stage and its arguments, and `stage_inputs` holds the
     stored inputs by the names under which the stage declares them, such as episodes. The run is not changed.
-
-    Raises:
-        UsageError: the run has no such stage.
-        storage.StageMissing: an input of the stage is not stored.
-        storage.DigestMismatch: an input was thinned and comes out with other bits today.
     """
     run = storage.open_run(path)
     with stages_of_run(run, backend) as all_stages:
@@ -85,22 +80,12 @@ def debug_stage(
 
 
 def reproduce_kept(
-    path: Path,
-    iteration: int,
-    stage: str | None = None,
-    step: int | None = None,
-    *,
-    debugger: pdb.Pdb | None = None,
+    path: Path, iteration: int, stage: str | None = None, step: int | None = None, *, debugger: pdb.Pdb | None = None
 ) -> Quarantined:
     """Run the episode again that the quarantine keeps of a fault of the environment, in this process.
 
     Returns:
         What is kept, when the episode goes well this time.
-
-    Raises:
-        metaloom.stages.rollouts.faults.RolloutError: it fails.
-        UsageError: nothing, more than one thing, or nothing of an environment is kept there.
-        storage.DamagedRun: what is kept cannot be read.
     """
     run = storage.open_run(path)
     entries = [entry for entry in storage.read_quarantine(path) if entry.ref.iteration == iteration]

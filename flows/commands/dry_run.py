@@ -104,12 +104,7 @@ class DryRun:
 
 
 def dry_run(config: RunConfig, folder: Path, backend: Backend = Backend(), *, probe: bool = False) -> DryRun:
-    """Count what a run takes, be it too much, and create nothing.
-
-    Raises:
-        ConfigError, EnvError: a setting is wrong.
-        storage.RunExists: there is such a run already.
-    """
+    """Count what a run takes, be it too much, and create nothing."""
     storage.check_new_run(folder)
     check_graph(config)
     config = pinned(config)

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol, cast
+from typing import Any, Final, ParamSpec, Protocol, cast
 
 import numpy as np
 
@@ -99,11 +99,7 @@ def training(
     call: StageCall = direct,
     observer: Observer = Observer(),
 ) -> Training:
-    """Train a new run that is kept at `path`, iteration by iteration.
-
-    Raises:
-        storage.RunExists: something is already stored there.
-    """
+    """Train a new run that is kept at `path`, iteration by iteration."""
     # Folder, environment and workers first: what is wrong with them is known before anything is created on disk.
     storage.check_new_run(path)
     config = pinned(config, step_timeout_seconds=backend.step_timeout_seconds)
@@ -164,10 +160,7 @@ def resuming(
         # The lock first: a run that somebody else is writing is refused before workers start.
         with (
             storage.open_writer(
-                path,
-                capacity=config.iterations,
-                take_over=take_over,
-                retention=_retention_for(run, config),
+                path, capacity=config.iterations, take_over=take_over, retention=_retention_for(run, config)
             ) as writer,
             kept.of(writer, backend.for_tasks(config.num_tasks)),
             stages_of_run(run, backend, config, partial(check_sizes, config)) as stages,
@@ -200,7 +193,8 @@ def _to_the_end(begin: Callable[P, Training]) -> Callable[P, TrainResult]:
     return train
 
 
-train, resume = _to_the_end(training), _to_the_end(resuming)
+train: Final = _to_the_end(training)
+resume: Final = _to_the_end(resuming)
 
 
 @contextmanager

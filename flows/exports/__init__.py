@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from metaloom.flows.errors import UsageError
+from metaloom.flows.errors import UsageError, explained
 from metaloom.storage import Run, argument
 from metaloom.storage.export import Export, export_folder
 from metaloom.storage.progress import Progress, unseen
@@ -48,12 +48,7 @@ class ExportFormat:
         return option in inspect.signature(self.write).parameters
 
     def export(self, run: Run, out: Path, on_progress: Progress = unseen, **options: Any) -> Export:
-        """Write a run to a new or empty folder, which appears whole or not at all, or to one that grows.
-
-        Raises:
-            metaloom.storage.export.ExportExists: there is something at `out`.
-            storage.StageMissing: an iteration that was asked for is not complete.
-        """
+        """Write a run to a new or empty folder, which appears whole or not at all, or to one that grows."""
         done = Export(out, progress=on_progress)
         if self.grows:
             self.write(run, out, done, **options)
@@ -77,7 +72,10 @@ def format_of(name: str) -> ExportFormat:
         if name in _OF_POLICIES:
             hint = f". `metaloom policy RUN --out policy.{name}` writes the policy that was trained"
         raise UsageError(f"found --to {name}; required one of {', '.join(names)}{hint}")
-    return import_module(f"{__name__}.{name}").FORMAT
+    try:
+        return import_module(f"{__name__}.{name}").FORMAT
+    except ModuleNotFoundError as missing:
+        raise explained(missing) from None
 
 
 def export(
@@ -90,13 +88,7 @@ def export(
     by: By | None = None,
     on_progress: Progress = unseen,
 ) -> Export:
-    """Write a run in another format.
-
-    Raises:
-        UsageError: there is no such format, it does not take an option that was given, it needs a package that is not
-            installed, or nothing would be in it.
-        metaloom.storage.export.ExportExists: there is something at `out`.
-    """
+    """Write a run in another format."""
     form = format_of(to)
     options = (("iterations", iterations), ("steps", steps or None), ("by", by))
     given = {name: value for name, value in options if value is not None}

@@ -132,13 +132,7 @@ def video(
     every: int = 1,
     renderer: RendererName = "auto",
 ) -> Film:
-    """Film an episode of a stored iteration, simulated again from its seed and its stored actions.
-
-    Raises:
-        UsageError: there is no such episode, or it cannot be drawn or written so.
-        storage.StageMissing: the iteration's episodes are not stored.
-        storage.DigestMismatch: they were thinned, and come out with other bits today.
-    """
+    """Film an episode of a stored iteration, simulated again from its seed and its stored actions."""
     check_film_file(out)
     run = storage.open_run(path)
     if iteration < 0:

@@ -104,10 +104,7 @@ _BUILT_IN = (
         "Train",
         f"{HERE}.sweep:sweep",
         terminal=f"{_CLI}.sweep:sweep",
-        of_terminal={
-            "status": '`open_runs("NAME-*")` opens the runs there are',
-            "dry_run": "prints the planned runs",
-        },
+        of_terminal={"status": '`open_runs("NAME-*")` opens the runs there are', "dry_run": "prints the planned runs"},
     ),
     Operation("watch", "Train", f"{HERE}.watch:watch", terminal=f"{_CLI}.terminal:watch"),
     Operation("cancel", "Train", f"{HERE}.cancel:cancel", terminal=f"{_CLI}.terminal:cancel", has_json=False),
@@ -126,11 +123,7 @@ _BUILT_IN = (
     ),
     Operation("ls", "Look", f"{HERE}.ls:ls", view=f"{_VIEWS}.tables:runs_view"),
     Operation(
-        "show",
-        "Look",
-        f"{HERE}.show:show",
-        terminal=f"{_CLI}.terminal:show",
-        of_terminal={"all": "`show` returns all"},
+        "show", "Look", f"{HERE}.show:show", terminal=f"{_CLI}.terminal:show", of_terminal={"all": "`show` returns all"}
     ),
     Operation("view", "Look", f"{HERE}.view:view", terminal=f"{_CLI}.terminal:view", has_json=False),
     Operation("report", "Look", f"{HERE}.report:report", has_json=False),

@@ -9,15 +9,7 @@ from cyclopts import Parameter
 from metaloom import storage
 from metaloom.flows.arguments import checked
 from metaloom.flows.operations import late
-from metaloom.flows.operations.options import (
-    Iteration,
-    Overrides,
-    ParentArgument,
-    PythonOnly,
-    Trust,
-    agree,
-    changes,
-)
+from metaloom.flows.operations.options import Iteration, Overrides, ParentArgument, PythonOnly, Trust, agree, changes
 from metaloom.flows.runs import RunAt, run_folder
 from metaloom.flows.views.status import STATUS
 

@@ -52,8 +52,7 @@ ParentArgument = Annotated[
     ),
 ]
 RunArguments = Annotated[
-    RunLike | Sequence[RunLike],
-    Parameter(help=f"{RUN_HELP} Repeatable; all by default.", completer=complete_runs),
+    RunLike | Sequence[RunLike], Parameter(help=f"{RUN_HELP} Repeatable; all by default.", completer=complete_runs)
 ]
 RemovedArguments = Annotated[
     RunLike | Sequence[RunLike], Parameter(help=f"{RUN_HELP} Repeatable.", completer=complete_runs)
@@ -68,15 +67,14 @@ RunsArgument = Annotated[
 Iteration = Annotated[int | None, Parameter(parse=False)]
 """Iteration, which a command line has in RUN@ITERATION."""
 Overrides = Annotated[
-    Sequence[str],
-    Parameter(name="--set", help="Change a setting: `--set algorithm.inner_lr=0.05`. Repeatable."),
+    Sequence[str], Parameter(name="--set", help="Change a setting: `--set algorithm.inner_lr=0.05`. Repeatable.")
 ]
 InProcess = Annotated[Backend, "in this process unless workers or a scheduler are named"]
 Trust = Annotated[
     bool,
     Parameter(
         help="Import the modules that the run's settings name, now and later: say it of runs that others made, after "
-        "you have looked at them.",
+        "you have looked at them."
     ),
 ]
 MetricsPort = Annotated[

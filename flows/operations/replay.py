@@ -6,15 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from metaloom.flows.arguments import checked
 from metaloom.flows.formatting import plural
 from metaloom.flows.operations import late
-from metaloom.flows.operations.options import (
-    InProcess,
-    Iteration,
-    Natural,
-    PythonOnly,
-    RunAtArgument,
-    Trust,
-    agree,
-)
+from metaloom.flows.operations.options import InProcess, Iteration, Natural, PythonOnly, RunAtArgument, Trust, agree
 from metaloom.flows.results.replay import Replay
 from metaloom.flows.rollouts.backend import IN_PROCESS
 from metaloom.flows.runs import RunAt

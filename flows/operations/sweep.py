@@ -46,7 +46,7 @@ def sweep(
         Sequence[str] | Annotated[Mapping[str, str | Sequence[Any]], PythonOnly],
         Parameter(
             help="Search a range or a list of values, with `--optuna`: `--search algorithm.inner_lr=0.01:0.3:log`, "
-            "`algorithm.num_epochs=1:10` for whole numbers, `policy.activation=tanh,relu`. Repeatable.",
+            "`algorithm.num_epochs=1:10` for whole numbers, `policy.activation=tanh,relu`. Repeatable."
         ),
     ] = (),
     metric: str | None = None,

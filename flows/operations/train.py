@@ -108,8 +108,7 @@ def resume(
     repair: bool = False,
     strict: bool = False,
     overrides: Annotated[
-        Sequence[str],
-        Parameter(name="--set", help="Change what is kept: `--set retention.keep_last=10`. Repeatable."),
+        Sequence[str], Parameter(name="--set", help="Change what is kept: `--set retention.keep_last=10`. Repeatable.")
     ] = (),
     trust: Trust = False,
     backend: Backend = IN_PROCESS,

@@ -25,11 +25,7 @@ RunsArgument = Annotated[
 
 @checked
 def view(
-    runs: RunsArgument = None,
-    /,
-    *,
-    port: Port = 0,
-    opened: Annotated[Callable[[str], None], PythonOnly] = print,
+    runs: RunsArgument = None, /, *, port: Port = 0, opened: Annotated[Callable[[str], None], PythonOnly] = print
 ) -> None:
     """Open a page: curves, stages, batches, films.
 

@@ -35,11 +35,6 @@ def make_home(folder: Path, *, trust: bool) -> tuple[Path, str]:
     Args:
         folder: where it is made.
         trust: use what is there, whoever has made it, but no `.prefect` that others own or can write.
-
-    Raises:
-        ServeError: it cannot be written.
-        UsageError: others can put files or another folder there, or it has a database that this user's `metaloom serve`
-            has not made.
     """
     home = folder / ENVIRONMENT.parent
     try:

@@ -58,11 +58,7 @@ class Reference:
 
     @classmethod
     def parse(cls, entry: Mapping[str, Any]) -> "Reference":
-        """Read an entry of the index.
-
-        Raises:
-            ValueError, KeyError, TypeError: it is none.
-        """
+        """Read an entry of the index."""
         reference = cls(**{name: made(entry[name]) for name, made in _FIELDS.items()})
         check_run_name(reference.name)
         if reference.archive != f"{reference.name}.zip" or reference.learners < 1:
@@ -86,12 +82,7 @@ def shipped() -> Path:
 
 
 def read_index(folder: Path) -> list[Reference]:
-    """Return all references of a folder, in order of their names.
-
-    Raises:
-        UsageError: there are none.
-        storage.DamagedRun: the index is not what was written.
-    """
+    """Return all references of a folder, in order of their names."""
     try:
         document = read_sealed(folder / INDEX, indented=True)
     except (FileNotFoundError, NotADirectoryError):

@@ -11,9 +11,8 @@ from metaloom import storage
 from metaloom.flows import recipes
 from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import check_seed, runs_root
-from metaloom.flows.sweeps.space import Search
+from metaloom.flows.sweeps.space import Search, require_optuna
 from metaloom.flows.sweeps.stored import PlannedRun, Sweep, config_of, digest_of, find_sweep
-from metaloom.flows.sweeps.suggestions import require_optuna
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.schema import ConfigError
 from metaloom.storage import check_run_name, url_of
@@ -32,11 +31,7 @@ def plan(
     settings: Sequence[str] = (),
     many: bool = False,
 ) -> tuple[Sweep, list[RunConfig]]:
-    """Plan a sweep over a grid, with the settings of each of its runs. Nothing is stored.
-
-    Raises:
-        UsageError, ConfigError, EnvError: what is wrong, before any run is begun.
-    """
+    """Plan a sweep over a grid, with the settings of each of its runs. Nothing is stored."""
     (root, name), grid = _place(recipe, name), dict(grid or {})
     _check_keys("--grid", grid, settings)
     for key, values in grid.items():
@@ -66,11 +61,7 @@ def plan_search(
     settings: Sequence[str] = (),
     many: bool = False,
 ) -> Sweep:
-    """Plan a sweep whose settings are searched. It lists the runs stored so far and stores nothing.
-
-    Raises:
-        UsageError, ConfigError, EnvError: what is wrong, before any run is begun.
-    """
+    """Plan a sweep whose settings are searched. It lists the runs stored so far and stores nothing."""
     require_optuna()
     root, name = _place(recipe, name)
     if not search.space:
@@ -95,11 +86,7 @@ def plan_search(
 
 
 def probe_configs(sweep: Sweep, search: Search) -> list[RunConfig]:
-    """Settings at the points of a search that show whether it can be tried.
-
-    Raises:
-        ConfigError, EnvError: it cannot.
-    """
+    """Settings at the points of a search that show whether it can be tried."""
     seed = sweep.seeds[0]
     return [config_of(sweep.recipe, sweep.settings, point, seed, "--search") for point in search.probes()]
 
@@ -122,11 +109,7 @@ def plan_wanted(
 
 
 def trial_runs(sweep: Sweep, point: Mapping[str, str]) -> tuple[PlannedRun, ...]:
-    """Plan the runs of the next trial of a search, at a point of it.
-
-    Raises:
-        UsageError, EnvError: the recipe cannot be read any more.
-    """
+    """Plan the runs of the next trial of a search, at a point of it."""
     number = len(sweep.runs) // len(sweep.seeds)
     runs: list[PlannedRun] = []
     for seed in sweep.seeds:

@@ -4,10 +4,11 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from math import inf, isfinite, prod
 from typing import TypeAlias
 
-from metaloom.flows.errors import UsageError
+from metaloom.flows.errors import ExtraMissing, UsageError
 
 _WHOLE = r"[+-]?\d+"
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
@@ -93,11 +94,7 @@ class Search:
 
     @cached_property
     def dimensions(self) -> dict[str, Dimension]:
-        """Dimensions to try, by setting.
-
-        Raises:
-            UsageError: it cannot be tried.
-        """
+        """Dimensions to try, by setting."""
         return {key: _dimension(key, text) for key, text in self.space.items()}
 
     @property
@@ -196,3 +193,9 @@ def split_values(text: str) -> list[str]:
         else:
             values[-1] += char
     return values
+
+
+def require_optuna() -> None:
+    """Check that Optuna is installed, without importing it."""
+    if find_spec("optuna") is None:
+        raise ExtraMissing("optuna")

@@ -92,12 +92,7 @@ class Sweep:
         return self.root / run.name
 
     def config(self, run: PlannedRun) -> RunConfig:
-        """Return the settings of one of its runs.
-
-        Raises:
-            ConfigError: they cannot be.
-            UsageError: the recipe says something else by now.
-        """
+        """Return the settings of one of its runs."""
         option = "--grid" if self.search is None else "--search"
         config = config_of(self.recipe, self.settings, run.settings, run.seed, option)
         if (found := digest_of(config)) != run.digest:
@@ -109,21 +104,12 @@ class Sweep:
         return config
 
     def configs(self) -> list[RunConfig]:
-        """Return the settings of all runs, from the file alone.
-
-        Raises:
-            UntrustedRun: they name modules, and the file was not written by this user's own command.
-            UsageError: the recipe says something else by now.
-        """
+        """Return the settings of all runs, from the file alone."""
         self.require_trust()
         return [self.config(run) for run in self.runs]
 
     def require_trust(self) -> None:
-        """Refuse a file that names modules and was not written by this user's own command.
-
-        Raises:
-            UntrustedRun: saying which modules.
-        """
+        """Refuse a file that names modules and was not written by this user's own command."""
         self._named().require_trust()
 
     def document(self) -> dict[str, Any]:

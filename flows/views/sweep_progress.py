@@ -22,12 +22,7 @@ from metaloom.pipeline.shown import printable
 
 @contextmanager
 def sweep_progress(
-    num_runs: int,
-    num_done: int,
-    mode: ProgressMode = "auto",
-    *,
-    stop: Stop | None = None,
-    out: TextIO | None = None,
+    num_runs: int, num_done: int, mode: ProgressMode = "auto", *, stop: Stop | None = None, out: TextIO | None = None
 ) -> Generator[SweepObserver, None, None]:
     """Yield a SweepObserver that reports to `out`, standard output when None, while the context lasts."""
     stream, stop = sys.stdout if out is None else out, stop or Stop()

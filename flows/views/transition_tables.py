@@ -13,12 +13,7 @@ _MOST_COMPONENTS = 4
 
 
 def minibatch_info(run: Run, iteration: int, update: int, rows: slice, *, context: bool) -> dict[str, Any]:
-    """Describe some transitions of a gradient step as plain data, each with its origin.
-
-    Raises:
-        storage.StageMissing: the iteration has drawn none, or has no such gradient step.
-        storage.StageThinned: its row numbers were thinned.
-    """
+    """Describe some transitions of a gradient step as plain data, each with its origin."""
     table = run[iteration].transitions(update, context=context, rows=rows)
     batches = run[iteration].minibatches()
     numbers = batches.context_rows if context else batches.rows

@@ -57,12 +57,12 @@ class Watch:
     """
 
     def __init__(self, path: Path) -> None:
-        self.run = storage.open_run(path)
+        self.run: storage.Run = storage.open_run(path)
         self.writer: storage.Writer | None = None
         self.stage: tuple[StageRef, float] | None = None
-        self.workers = ""
+        self.workers: str = ""
         self.warnings: deque[LogLine] = deque(maxlen=WARNINGS)
-        self.num_bytes = 0
+        self.num_bytes: int = 0
         self._error = ""
         self._log = LogReader(path)
         self._next = max(0, len(self.run.iterations) - SPARKLINE_WIDTH)

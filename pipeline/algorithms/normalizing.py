@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.contract import Learner, Setup
+from metaloom.pipeline.algorithms.contract import Kernel, Learner, Setup
 from metaloom.pipeline.estimation.normalization import (
     MEAN,
     OBSERVATIONS,
@@ -48,8 +48,9 @@ class NormalizingLearner(Learner[Any, Sequence[Step]]):
                 f"policy.normalize_observations is on, but the observations of {setup.env_name} are bytes, which are "
                 f"divided by {setup.observation_scale:g}; leave it out"
             )
-        self.inner, self._discount = inner, setup.processing.discount
-        self.kernel = inner.kernel
+        self.inner: Learner[Any, Sequence[Step]] = inner
+        self._discount = setup.processing.discount
+        self.kernel: Kernel = inner.kernel
         self._shapes: dict[str, tuple[int, ...]] = {}
         if setup.policy.normalize_observations:
             self._shapes[OBSERVATIONS] = (setup.observation_size,)

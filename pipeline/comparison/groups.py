@@ -205,7 +205,8 @@ class Resampled:
     """Groups with their resamples, drawn by position: a group's resamples do not depend on the other groups."""
 
     def __init__(self, groups: Mapping[str, Scores], seed: int, resamples: int) -> None:
-        self.groups, self.seed = groups, seed
+        self.groups: Mapping[str, Scores] = groups
+        self.seed: int = seed
         self._weights = {
             name: resampled_weights(scores, np.random.default_rng([seed, 0, *name.encode()]), resamples)
             for name, scores in groups.items()

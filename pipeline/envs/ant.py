@@ -19,7 +19,7 @@ from metaloom.pipeline.envs.mujoco_robot import (
     squared_norm,
 )
 from metaloom.pipeline.envs.point import GOAL
-from metaloom.pipeline.envs.task_classes import nearest
+from metaloom.pipeline.envs.task_classes import Classes, nearest
 from metaloom.pipeline.envs.task_sets import AlongX, AnyDirection, FixedTasks, draw_directions, draw_on_disk
 from metaloom.pipeline.types import Array
 
@@ -53,8 +53,8 @@ class Ant(MujocoRobot, MetaEnv):
     """
 
     frame_skip = 5
-    derived = ("xpos", "cfrc_ext")
-    derived_before = ("xpos",)
+    derived: tuple[str, ...] = ("xpos", "cfrc_ext")
+    derived_before: tuple[str, ...] = ("xpos",)
     reset_noise: float = 0.1
     control_cost: float = 0.5
     contact_cost: float = 5e-4
@@ -213,8 +213,11 @@ class PearlAntDir(FixedTasks, AnyDirection, AntWalk, Ant):
                     f"{type(self).__name__}: num_train_tasks or num_test_tasks is set but forward_backward is on, with "
                     "which there are two tasks; leave one of them out"
                 )
-            self.task_set, self.test_task_set = ((-1.0, 0.0), (1.0, 0.0)), None
-            self.task_classes = nearest(("direction_x", "direction_y"), {"forward": (1, 0), "backward": (-1, 0)})
+            self.task_set: tuple[tuple[float, ...], ...] | None = ((-1.0, 0.0), (1.0, 0.0))
+            self.test_task_set: tuple[tuple[float, ...], ...] | None = None
+            self.task_classes: Classes | None = nearest(
+                ("direction_x", "direction_y"), {"forward": (1, 0), "backward": (-1, 0)}
+            )
 
 
 class PearlAntGoal(FixedTasks, ToGoal, Ant):

@@ -17,7 +17,7 @@ from metaloom.pipeline.envs.mujoco_robot import (
     check_obs_style,
     squared_norm,
 )
-from metaloom.pipeline.envs.task_classes import ONE_WAY_OR_THE_OTHER, bins
+from metaloom.pipeline.envs.task_classes import ONE_WAY_OR_THE_OTHER, Classes, bins
 from metaloom.pipeline.envs.task_sets import FixedTasks, draw_signs
 from metaloom.pipeline.types import Array, EpisodeBatch
 
@@ -54,7 +54,7 @@ class HalfCheetah(MujocoRobot, MetaEnv):
     def __init__(self, obs_style: ObsStyle = "promp", render_mode: str | None = None) -> None:
         self.obs_style = check_obs_style(self, obs_style, ("promp", "pearl", "v5"))
         if obs_style == "pearl":
-            self.derived = ("xpos",)
+            self.derived: tuple[str, ...] = ("xpos",)
         # MuJoCo 4 warns of `settotalmass` on every load; setting the mass afterwards gives the same model.
         xml = (GYMNASIUM_MODELS / "half_cheetah.xml").read_text(encoding="utf-8")
         model = mujoco.MjModel.from_xml_string(xml.replace('settotalmass="14"', ""))
@@ -101,7 +101,7 @@ class RunInDirection:
 
     task_fields: tuple[TaskField] = (TaskField("direction", "1", "+1 to run forward, -1 to run backward"),)
     task_set: tuple[tuple[float], tuple[float]] = ((-1.0,), (1.0,))
-    task_classes = ONE_WAY_OR_THE_OTHER
+    task_classes: Classes | None = ONE_WAY_OR_THE_OTHER
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
         return draw_signs(num_tasks, rng)
@@ -133,7 +133,7 @@ class RunAtSpeed:
     """
 
     task_fields: tuple[TaskField] = (TaskField("velocity", "m/s", "forward velocity to hold"),)
-    task_classes = bins("velocity", (1, 2))
+    task_classes: Classes | None = bins("velocity", (1, 2))
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
         return rng.uniform(0, 3, (num_tasks, 1))

@@ -36,7 +36,9 @@ class Hopper(PlanarWalker, MujocoRobot, MetaEnv):
     """
 
     frame_skip = 4
-    min_height, max_angle, max_state = 0.7, 0.2, 100.0
+    min_height: float = 0.7
+    max_angle: float = 0.2
+    max_state: float = 100.0
 
     def __init__(self, render_mode: str | None = None) -> None:
         super().__init__(mujoco.MjModel.from_xml_path(str(GYMNASIUM_MODELS / "hopper.xml")), render_mode)

@@ -62,8 +62,8 @@ class Humanoid(MujocoRobot, MetaEnv):
     """
 
     frame_skip = 5
-    derived = ("xipos", "cinert", "cvel", "qfrc_actuator", "cfrc_ext")
-    derived_before = ("xipos",)
+    derived: tuple[str, ...] = ("xipos", "cinert", "cvel", "qfrc_actuator", "cfrc_ext")
+    derived_before: tuple[str, ...] = ("xipos",)
     reset_noise: float = 0.01
     run_weight: float = 1.25
     control_cost: float = 0.1

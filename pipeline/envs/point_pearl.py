@@ -4,7 +4,7 @@ from typing import Literal
 
 import numpy as np
 
-from metaloom.pipeline.envs.contract import EnvError, MetaEnv
+from metaloom.pipeline.envs.contract import EnvError, MetaEnv, TaskField
 from metaloom.pipeline.envs.point import GOAL, PointRobot, norm
 from metaloom.pipeline.envs.task_sets import FixedTasks
 from metaloom.pipeline.types import Array
@@ -29,7 +29,7 @@ class PearlPointRobot(FixedTasks, PointRobot, MetaEnv):
     process.
     """
 
-    task_fields = GOAL
+    task_fields: tuple[TaskField, ...] = GOAL
     reach: float = 1.5
     max_action: float = 0.1
 

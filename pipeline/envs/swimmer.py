@@ -14,7 +14,7 @@ from metaloom.pipeline.envs.mujoco_robot import (
     check_obs_style,
     squared_norm,
 )
-from metaloom.pipeline.envs.task_classes import bins
+from metaloom.pipeline.envs.task_classes import Classes, bins
 from metaloom.pipeline.types import Array
 
 
@@ -53,7 +53,7 @@ class SwimmerVel(MujocoRobot, MetaEnv):
     reset_noise: float = 0.1
     control_cost: float = 1e-4
     task_fields: tuple[TaskField] = (TaskField("velocity", "m/s", "forward velocity to hold"),)
-    task_classes = bins("velocity", (0.15,))
+    task_classes: Classes | None = bins("velocity", (0.15,))
 
     def __init__(self, obs_style: ObsStyle = "promp", render_mode: str | None = None) -> None:
         self.obs_style = check_obs_style(self, obs_style, ("promp", "v5"))

@@ -12,7 +12,7 @@ from metaloom.pipeline.envs.contract import EnvError, MetaEnv, TaskField
 from metaloom.pipeline.envs.mujoco_robot import GYMNASIUM_MODELS, MujocoRobot
 from metaloom.pipeline.envs.planar_walker import PlanarWalker
 from metaloom.pipeline.envs.random_dynamics import RandomDynamics
-from metaloom.pipeline.envs.task_classes import ONE_WAY_OR_THE_OTHER, bins
+from metaloom.pipeline.envs.task_classes import ONE_WAY_OR_THE_OTHER, Classes, bins
 from metaloom.pipeline.envs.task_sets import FixedTasks, draw_signs
 from metaloom.pipeline.types import Array
 
@@ -49,7 +49,9 @@ class Walker2d(PlanarWalker, MujocoRobot, MetaEnv):
     """
 
     frame_skip = 8
-    min_height, max_height, max_angle = 0.8, 2.0, 1.0
+    min_height: float = 0.8
+    max_height: float = 2.0
+    max_angle: float = 1.0
 
     def __init__(self, model: ModelName = "original", render_mode: str | None = None) -> None:
         if model not in tuple(MODEL_FILES):
@@ -79,7 +81,7 @@ class Walker2dDir(Walker2d):
 
     task_fields: tuple[TaskField] = (TaskField("direction", "1", "+1 to walk forward, -1 to walk backward"),)
     task_set: tuple[tuple[float], tuple[float]] = ((-1.0,), (1.0,))
-    task_classes = ONE_WAY_OR_THE_OTHER
+    task_classes: Classes | None = ONE_WAY_OR_THE_OTHER
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
         return draw_signs(num_tasks, rng)
@@ -105,7 +107,7 @@ class Walker2dVel(Walker2d):
     """
 
     task_fields: tuple[TaskField] = (TaskField("velocity", "m/s", "forward velocity to hold"),)
-    task_classes = bins("velocity", (2.5, 5, 7.5))
+    task_classes: Classes | None = bins("velocity", (2.5, 5, 7.5))
     alive_bonus: float = 15.0
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:

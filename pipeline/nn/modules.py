@@ -149,7 +149,8 @@ class ModuleNetwork:
     """
 
     def __init__(self, prefix: str, spec: NetworkSpec) -> None:
-        self.prefix, self.spec = prefix, spec
+        self.prefix: str = prefix
+        self.spec: NetworkSpec = spec
         self._shape = spec.input_shape if not spec.extra_size else (spec.input_size,)
         if spec.extra_size and len(spec.input_shape) != 1:
             raise ConfigError(

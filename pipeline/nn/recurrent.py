@@ -172,7 +172,8 @@ class ModuleCell:
         require_room_for(lambda: self._construct(0))
         self._module = self._construct(0)
         self._copies = ModuleCopies(self._module)
-        self.state_size, self.feature_size = (self._size(name) for name in ("state_size", "feature_size"))
+        self.state_size: int = self._size("state_size")
+        self.feature_size: int = self._size("feature_size")
         # Reject a module that is not a function of its parameters, inputs and states, row by row.
         require_learnable(self._module, spec.name)
         with seeded(0):

@@ -87,10 +87,12 @@ class Remembering:
         network: MakeNetwork = CellAndHead,
     ) -> None:
         self.network: MemoryNetwork = network(config, spaces, params, num_rows)
-        self._discrete, self.output_size = spaces.num_actions > 0, spaces.num_actions or spaces.action_size
+        self.output_size: int = spaces.num_actions or spaces.action_size
+        self._discrete = spaces.num_actions > 0
         B, O = len(next(iter(params.params.values()))), spaces.observation_size
         self._inputs = np.zeros((B, num_rows, O + self.output_size + 2), np.float32)
-        self.inputs, self._last = self._inputs[..., :O], self._inputs[..., O:]
+        self.inputs: Array = self._inputs[..., :O]
+        self._last = self._inputs[..., O:]
         self._state = np.zeros((B, num_rows, self.network.state_size), np.float32)
         self._next = self._state
         # Views of the same, row by row.

@@ -146,6 +146,20 @@ def test_a_slice_of_an_array_is_the_stored_one(runs, viewer):
     }
 
 
+@pytest.mark.parametrize(("most", "every"), [(30, (1, 1)), (29, (1, 2)), (15, (1, 2)), (14, (1, 4))])
+def test_of_a_slice_of_more_numbers_than_a_page_shows_it_has_some_at_equal_distances(
+    viewer, runs, monkeypatch, most, every
+):
+    monkeypatch.setattr("metaloom.flows.viewer.values.MOST_NUMBERS", most)
+    rewards = storage.open_run(runs / "tiny")[2].rollouts(1).rewards[1].astype(np.float64)
+    assert rewards.shape == (3, 10)
+    query = {"array": "rollouts_1/rewards", "at": "1,0,0"}
+    for axes, expected, apart in (((1, 2), rewards, every), ((2, 1), rewards.T, every[::-1])):
+        answer = viewer.api("run", "tiny", "values", 2, *ROLLOUTS, **query, rows=axes[0], columns=axes[1])
+        assert answer.headers["x-every"] == ",".join(map(str, apart))
+        np.testing.assert_array_equal(numbers(answer), expected[:: apart[0], :: apart[1]])
+
+
 @pytest.mark.parametrize(
     ("query", "told"),
     [

@@ -31,6 +31,7 @@ from metaloom.pipeline.nn.optimizers import Adam
 from metaloom.pipeline.nn.schedules import lr_factor
 from metaloom.pipeline.nn.torch_optimizers import TorchOptimizerSteps
 from metaloom.pipeline.policies.build import build_policy
+from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import (
@@ -81,8 +82,9 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
     """
 
     def __init__(self, settings: MetaSettings, setup: Setup, inner_loss: InnerLoss) -> None:
-        self.policy = build_policy(setup.policy, setup)
-        self.settings, self._setup, self._inner_loss = settings, setup, inner_loss
+        self.policy: Policy = build_policy(setup.policy, setup)
+        self.settings: MetaSettings = settings
+        self._setup, self._inner_loss = setup, inner_loss
         self._device = use_device(setup.device)
         if isinstance(settings, MetaAdam):
             self._lr_factor = lr_factor(settings, settings.outer_lr)

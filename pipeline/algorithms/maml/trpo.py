@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metaloom.pipeline.algorithms.contract import Setup
+from metaloom.pipeline.algorithms.contract import Kernel, Setup
 from metaloom.pipeline.algorithms.finite_checks import NumericalError
 from metaloom.pipeline.algorithms.kernel_choice import choose_kernel, fused, network_blockers
 from metaloom.pipeline.algorithms.maml.learner import Draws, MetaLearner, MetaUpdate, mean_over_tasks, step_size_logs
@@ -192,7 +192,7 @@ class TrustRegionLearner(MetaLearner):
         if settings.hvp != "gauss_newton":
             blockers.append(f"hvp is {settings.hvp}")
         of_network = f"plain {network.activation} network on the CPU"
-        self.kernel = choose_kernel(settings.kernel, blockers=blockers, fused=of_network)
+        self.kernel: Kernel = choose_kernel(settings.kernel, blockers=blockers, fused=of_network)
         is_fused = self.kernel.name == "fused"
         self._gauss_newton_product = fused(gauss_newton_product) if is_fused else gauss_newton_product
 

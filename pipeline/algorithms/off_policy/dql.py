@@ -5,12 +5,14 @@ Mnih et al. 2015, doi:10.1038/nature14236, algorithm 1.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import huber_loss
 
-from metaloom.pipeline.algorithms.contract import Setup
+from metaloom.pipeline.algorithms.contract import Kernel, Setup
 from metaloom.pipeline.algorithms.kernel_choice import fused
 from metaloom.pipeline.algorithms.off_policy.learner import Counters, GradientSteps, OffPolicyLearner, merged
 from metaloom.pipeline.algorithms.off_policy.parts import transitions_like
@@ -110,14 +112,15 @@ class DQLLearner(OffPolicyLearner[object, None]):
         network: Network from observations to the values of all actions.
     """
 
-    metrics = METRICS
+    metrics: ClassVar[tuple[str, ...]] = METRICS
 
     def __init__(self, settings: DQL, setup: Setup) -> None:
         super().__init__(settings.name, setup, discrete=True)
-        self.settings, self._lr_factor = settings, lr_factor(settings, settings.learning_rate)
+        self.settings: DQL = settings
+        self._lr_factor = lr_factor(settings, settings.learning_rate)
         spec = setup.policy.network_spec(setup, setup.num_actions, activation="relu")
         self.network: Network = build_network(Q_NETWORK, spec)
-        self.kernel = self.choose_kernel(settings.kernel, settings.optimizer, self.network)
+        self.kernel: Kernel = self.choose_kernel(settings.kernel, settings.optimizer, self.network)
 
     def initialize(self, *, run_seed: int) -> LearnerState:
         """Return a Q-function, and a target network that equals it; see Learner."""

@@ -91,7 +91,8 @@ class WithMemoryLearner(Learner[EpisodeBatch, Sequence[Step]]):
     """
 
     def __init__(self, settings: MemorySettings, setup: Setup) -> None:
-        self._output_scale, self.setup = settings.initial_output_scale, setup
+        self.setup: Setup = setup
+        self._output_scale = settings.initial_output_scale
         self.policy: MemoryPolicy = MemoryPolicy(settings, setup)
         self.estimates: TrialEstimates = TrialEstimates(settings, setup, self.policy, use_device(setup.device))
         self.kernel: Kernel = Kernel("torch", "recurrent networks have no fused kernel")

@@ -24,7 +24,7 @@ from metaloom.pipeline.estimation.processing import scale
 from metaloom.pipeline.estimation.returns import discounted_returns
 from metaloom.pipeline.estimation.trials import Trials
 from metaloom.pipeline.nn.flat_tensors import Descent, FlatTensors
-from metaloom.pipeline.nn.schedules import lr_factor
+from metaloom.pipeline.nn.schedules import LrFactor, lr_factor
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, EpisodeBatch, Metrics, Params, Samples, Step
 
@@ -43,7 +43,8 @@ class TrialEstimates:
     """
 
     def __init__(self, settings: TrialSettings, setup: Setup, policy: TrialPolicy, device: torch.device) -> None:
-        self._settings, self._setup, self._policy, self.device = settings, setup, policy, device
+        self.device: torch.device = device
+        self._settings, self._setup, self._policy = settings, setup, policy
 
     def trials(self, episodes: EpisodeBatch) -> Trials:
         """Return the trials that some episodes are."""
@@ -142,7 +143,7 @@ class TrialUpdate:
 
     def __init__(self, settings: TrialSteps, policy: TrialPolicy, estimates: TrialEstimates) -> None:
         self._settings, self._policy, self._estimates = settings, policy, estimates
-        self.lr_factor = lr_factor(settings, settings.learning_rate)
+        self.lr_factor: LrFactor = lr_factor(settings, settings.learning_rate)
         self._weights = Weights(settings.policy_clip, settings.value_coeff, settings.entropy_coeff)
 
     def improve(

@@ -16,7 +16,7 @@ from metaloom.pipeline.estimation.trials import Trials
 from metaloom.pipeline.nn.device import use_device
 from metaloom.pipeline.nn.distributions import Distribution
 from metaloom.pipeline.nn.flat_networks import prefixed, unprefixed
-from metaloom.pipeline.nn.networks import build_network
+from metaloom.pipeline.nn.networks import Network, build_network
 from metaloom.pipeline.nn.torch_optimizers import initial_state
 from metaloom.pipeline.policies.inferring import InferringPolicy
 from metaloom.pipeline.policies.posterior import POSTERIOR_LOG_STD, POSTERIOR_MEAN, EncoderSizes, PosteriorNetwork
@@ -47,7 +47,7 @@ class VariBADPolicy(InferringPolicy):
         sizes = EncoderSizes(settings.embedding_size, settings.encoder_size, settings.latent_size)
         super().__init__(setup, setup.policy, sizes)
         critic = setup.policy.critic(settings.critic_hidden_sizes)
-        self.critic = build_network(
+        self.critic: Network = build_network(
             CRITIC, critic.network_spec(setup, 1, extra_size=2 * sizes.latent + settings.position_size)
         )
         self._observation_size = setup.observation_size

@@ -84,7 +84,8 @@ class RecurrentActor(Actor):
         kind = CategoricalActor if setup.spaces.num_actions else GaussianActor
         self._actor: Actor = kind(setup, self._remembering)
         self.actions: Array = self._actor.actions
-        self.behavior_by_step, self.behavior_by_task = self._actor.behavior_by_step, self._actor.behavior_by_task
+        self.behavior_by_step: dict[str, Array] = self._actor.behavior_by_step
+        self.behavior_by_task: dict[str, Array] = self._actor.behavior_by_task
 
     def act(self, t: int, observations: Array, rows: Array) -> Array:
         """Return the actions [n, ...]; see Actor."""
@@ -109,7 +110,7 @@ class PosteriorActor(RecurrentActor):
     Zintgraf et al. 2020, arXiv:1910.08348.
     """
 
-    make_network = PosteriorNetwork
+    make_network: ClassVar[type[CellAndHead | PosteriorNetwork]] = PosteriorNetwork
 
     def __init__(self, setup: ActorSetup) -> None:
         super().__init__(setup)
@@ -135,9 +136,11 @@ class NormalizingActor(Actor):
     """
 
     def __init__(self, actor: Actor, normalization: Normalization, num_rows: int) -> None:
-        self.actor, self._normalization, self._num_rows = actor, normalization, num_rows
+        self.actor: Actor = actor
+        self._normalization, self._num_rows = normalization, num_rows
         self.actions: Array = actor.actions
-        self.behavior_by_step, self.behavior_by_task = actor.behavior_by_step, actor.behavior_by_task
+        self.behavior_by_step: dict[str, Array] = actor.behavior_by_step
+        self.behavior_by_task: dict[str, Array] = actor.behavior_by_task
 
     def act(self, t: int, observations: Array, rows: Array) -> Array:
         """Return the actions [n, ...]; see Actor."""

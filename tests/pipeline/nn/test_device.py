@@ -1,8 +1,11 @@
+import os
+
 import pytest
 import torch
 
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.device import EQUAL_IN_WORDS, EQUALITY
+from metaloom.pipeline.nn import device
 from metaloom.pipeline.nn.device import device_facts, use_device
 
 
@@ -32,3 +35,27 @@ def test_a_gpu_is_told_to_be_deterministic_and_recorded():
         assert device_facts("cuda").keys() == {"model", "capability", "cuda", "cudnn"}
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize(("name", "workspace"), [("cuda", ":4096:8"), ("mps", None)])
+def test_a_device_is_prepared_for_deterministic_algorithms_and_full_precision(name, workspace, monkeypatch):
+    monkeypatch.setitem(device._IS_AVAILABLE, name, lambda: True)  # nothing is computed on it
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    flags = [
+        (torch.backends.cuda.matmul, "allow_tf32"),
+        (torch.backends.cudnn, "allow_tf32"),
+        (torch.backends.cudnn, "benchmark"),
+    ]
+    before = [getattr(*flag) for flag in flags]
+    try:
+        for flag in flags:
+            setattr(*flag, True)
+        assert use_device(name) == torch.device(name)
+        assert torch.are_deterministic_algorithms_enabled()
+        assert [getattr(*flag) for flag in flags] == [False, False, False]
+        assert os.environ.get("CUBLAS_WORKSPACE_CONFIG") == workspace
+    finally:
+        torch.use_deterministic_algorithms(False)
+        os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+        for flag, value in zip(flags, before, strict=True):
+            setattr(*flag, value)
