@@ -42,8 +42,9 @@ class PolicyConfig(Settings):
     options: dict[str, JsonValue] = later({})
     """Options of a custom policy."""
 
-    hidden_sizes: tuple[LayerSize, ...] = Field(default=(64, 64), min_length=1)
-    """Units in each hidden layer of the policy's network; in a cnn, of the layers after its convolutions."""
+    hidden_sizes: tuple[LayerSize, ...] = (64, 64)
+    """Units in each hidden layer of the policy's network, none ([]) for a linear one; in a cnn, of the layers after its
+    convolutions."""
     init_std: float = Field(default=1.0, gt=0)
     """Standard deviation of every action before training."""
     min_std: float = Field(default=1e-6, gt=0)
@@ -58,10 +59,10 @@ class PolicyConfig(Settings):
     """Options of cnn: channels, kernel_sizes, strides, channels_first. linear-attention: key_size, value_size, reading
     (linear or asinh). module:Class: keyword arguments of the class."""
     activation: str | None = later(None)
-    """Behind hidden layers: tanh, relu, identity, or a class of torch.nn such as SiLU; null for tanh, or relu under an
-    off-policy algorithm."""
+    """Activation after hidden layers: tanh, relu, identity, or a class of torch.nn such as SiLU; null for tanh, or relu
+    under an off-policy algorithm."""
     output_activation: str = later("identity")
-    """Behind the last layer of the policy's network, likewise; critics have none."""
+    """Activation after the last layer of the policy's network; critics have none."""
     normalize_observations: bool = later(False)
     """Subtract the running mean of all observations so far, divide by their standard deviation and clip to ±10; the
     critic sees the same. Statistics are part of the learner and constant within an iteration."""

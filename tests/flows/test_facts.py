@@ -18,6 +18,8 @@ from metaloom.pipeline.envs.registry import make_batch_env, make_env
 from metaloom.pipeline.schema import ConfigError
 from metaloom.stages.rollouts.faults import RolloutError
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 HERE = metaloom.Backend(workers=0)
 RADIUS = 0.6
 

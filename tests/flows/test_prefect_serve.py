@@ -34,13 +34,13 @@ from metaloom.flows.prefect_app import serve as serve_module
 from metaloom.flows.prefect_app.database import require_answer, server_url, without_password
 from metaloom.flows.prefect_app.deploy import FILE
 from metaloom.flows.prefect_app.flow_runs import Caretaker
+from metaloom.flows.prefect_app.front import guarded
 from metaloom.flows.prefect_app.home import API, AUTH, folder_settings, make_home, read_environment, write_environment
 from metaloom.flows.prefect_app.parts import Part, ServeError, Stop, alone, running
 from metaloom.flows.prefect_app.quiet import write_settings
 from metaloom.flows.prefect_app.reports import address_of, served_reports
 from metaloom.flows.prefect_app.serve import Address, _go_on, _listening, _prepare, _wait, settings
 from metaloom.flows.prefect_app.serve import serve as serve_flows
-from metaloom.flows.prefect_app.server import compare_bytes, guarded
 
 
 def serve(folder: Path, port: int, *options: str) -> "subprocess.CompletedProcess[str]":
@@ -145,6 +145,8 @@ def test_a_password_that_the_page_cannot_send_is_refused(monkeypatch, tmp_path):
 
 
 def test_without_the_password_prefect_s_server_shows_no_docs_and_knows_no_other_one():
+    from metaloom.flows.prefect_app.server import compare_bytes  # which imports all of Prefect's server
+
     async def statuses(app: ASGIApp) -> dict[str, int]:
         transport, found = httpx.ASGITransport(app), {}
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:4300") as client:

@@ -487,11 +487,10 @@ def test_a_store_that_does_not_answer_ends_a_writer_with_one_message_and_what_it
 
 
 def test_a_store_that_falls_silent_stops_the_training_in_time_and_it_resumes(
-    bucket, server, whole, monkeypatch, caplog
+    bucket, server, whole, new_clients, monkeypatch, caplog
 ):
     monkeypatch.setenv("METALOOM_STORE_TIMEOUT", "2")
     monkeypatch.setenv("METALOOM_STORE_TRIES", "2")
-    s3fs.S3FileSystem.clear_instance_cache()
     port = server.rpartition(":")[2]
     (moto,) = [child for child in psutil.Process().children() if child.cmdline()[-1:] == [port]]
     folder, observer = storage.folder_of(f"{URL}/silent"), Observer(iteration_done=lambda *_: moto.suspend())
@@ -507,10 +506,10 @@ def test_a_store_that_falls_silent_stops_the_training_in_time_and_it_resumes(
     assert digests(storage.open_run(folder)) == whole
 
 
+@pytest.mark.usefixtures("new_clients")
 def test_a_store_that_cannot_be_reached_is_named(monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("METALOOM_STORE_TRIES", "1")
-    s3fs.S3FileSystem.clear_instance_cache()
     with pytest.raises(storage.StorageFailed, match=r"first: EndpointConnectionError.*Check bucket, network"):
         storage.open_run(f"{URL}/first")
 
