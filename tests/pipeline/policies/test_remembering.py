@@ -20,7 +20,7 @@ CONTINUOUS, DISCRETE = Spaces((O,), 1.0, 2, 0), Spaces((O,), 1.0, 0, 5)
 ROWS = np.arange(B * E)
 of_both = pytest.mark.parametrize("spaces", [CONTINUOUS, DISCRETE], ids=["gaussian", "categorical"])
 of_networks = pytest.mark.parametrize(
-    "network", ["gru", "lstm", "linear-attention", "linear-attention asinh", "own_cells:Elman"]
+    "network", ["gru", "lstm", "linear-attention", "linear-attention asinh", "own_cells:Elman", "own_cells:Sums"]
 )
 
 OWN = """
@@ -69,6 +69,30 @@ class Partly(Elman):
 class Statistics(Elman):
     def forward(self, inputs, state):
         return super().forward(inputs - inputs.mean(0), state)
+
+class Sums(nn.Module):
+    def __init__(self, input_size, size=5, wrong=None):
+        super().__init__()
+        self.state_size, self.feature_size, self.wrong = size, size, wrong
+        self.layer, self.scale = nn.Linear(input_size, size), nn.Parameter(torch.ones(size))
+
+    def forward(self, inputs, state):
+        # Nothing is kept of the episode before.
+        state = state * (1 - inputs[:, -1:]) + self.layer(inputs)
+        return torch.tanh(self.scale * state), state
+
+    def sequence(self, inputs, state):
+        if self.wrong == "raises":
+            raise ValueError("of a sequence")
+        added, ends = self.layer(inputs), inputs[..., -1].cumsum(0)
+        if self.wrong == "resets":
+            ends = torch.zeros_like(ends)
+        if self.wrong == "gradient":
+            added = added.detach()
+        counts = torch.tril((ends.T[:, :, None] == ends.T[:, None]).to(inputs.dtype))
+        states = torch.einsum("nts,snf->tnf", counts, added) + state * (ends == 0)[..., None]
+        features = torch.tanh(self.scale * states)
+        return features if self.wrong == "shape" else (features, states[0 if self.wrong == "last" else -1])
 
 class Silent(nn.Module):
     def __init__(self, input_size):
@@ -249,6 +273,41 @@ def test_parameters_that_do_not_fit_are_refused():
 def test_a_cell_that_does_not_keep_to_the_contract_is_refused(name, reason):
     with pytest.raises(ConfigError, match=reason):
         RecurrentPolicy(CONTINUOUS, config_of(f"own_cells:{name}"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        (
+            "resets",
+            r"Sums.sequence gives features -?\d.* at \(1, .*\), but step by step -?\d.*; required the same to 1e-06",
+        ),
+        ("last", r"Sums.sequence gives states -?\d.* at .*, but step by step -?\d"),
+        ("gradient", r"by own_cells:Sums.sequence the gradient of layer.weight 0 at .*, but step by step -?\d"),
+        ("shape", r"Sums.sequence gives \['Tensor'|sequence gives \[\(2, 4, 5\)\]; required \[\(2, 4, 5\), \(4, 5\)\]"),
+        ("raises", r"Sums.sequence raised ValueError on inputs of shape \(2, 4, 7\) .* float64: of a sequence"),
+    ],
+)
+def test_a_sequence_that_is_not_the_steps_of_its_cell_is_refused_with_both_values(wrong, reason):
+    config = PolicyConfig(network="own_cells:Sums", network_options={"wrong": wrong})
+    with pytest.raises(ConfigError, match=reason):
+        RecurrentPolicy(CONTINUOUS, config)
+
+
+def test_learning_calls_the_sequence_that_a_cell_offers_and_acting_its_steps(monkeypatch):
+    config, policy, params, of_tasks = made("own_cells:Sums", CONTINUOUS)
+    cell_class, called = policy.cell._class, []
+    plain = cell_class.sequence
+    monkeypatch.setattr(cell_class, "sequence", lambda *given: called.append(len(given[1])) or plain(*given))
+    inputs = torch.rand(6, 2, policy.cell.spec.input_size).round()
+    tensors = {name: torch.tensor(value) for name, value in params.items()}
+    features = policy.features(tensors, inputs)
+    assert called == [6]
+    remembering = Remembering(config, CONTINUOUS, of_tasks, num_rows=E)
+    remembering.outputs()
+    assert called == [6]
+    monkeypatch.delattr(cell_class, "sequence")
+    torch.testing.assert_close(features, policy.features(tensors, inputs))
 
 
 def test_what_a_cell_freezes_is_what_its_constructor_makes_and_no_parameter():
