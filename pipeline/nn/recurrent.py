@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Protocol, cast
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from metaloom.pipeline.memory import require_room
-from metaloom.pipeline.nn.cells import ATTENTION_STEPS, CELL, LINEAR_ATTENTION, BuiltInCell, CellSpec
+from metaloom.pipeline.nn.cells import ATTENTION_STEPS, CELL, ENCODER, LINEAR_ATTENTION, BuiltInCell, CellSpec
 from metaloom.pipeline.nn.cells import GRU as GRU_NAME
 from metaloom.pipeline.nn.cells import LSTM as LSTM_NAME
 from metaloom.pipeline.nn.modules import (
@@ -25,7 +26,8 @@ from metaloom.pipeline.nn.modules import (
     require_room_for,
     seeded,
 )
-from metaloom.pipeline.nn.spec import NETWORKS
+from metaloom.pipeline.nn.networks import build_network
+from metaloom.pipeline.nn.spec import NETWORKS, NetworkSpec, of_encoder
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Params, Shapes
 
@@ -310,6 +312,32 @@ def _require_same(what: str, names: Sequence[str], found: Sequence[Tensor], expe
             )
 
 
+class EncodedCell:
+    """A cell behind a network that encodes observations, which come first in an input. See Cell."""
+
+    def __init__(self, spec: CellSpec, encoder: NetworkSpec) -> None:
+        self.spec: CellSpec = spec
+        self._cell = build_cell(replace(spec, encoder=None))
+        with of_encoder():
+            self._encoder = build_network(ENCODER, encoder)
+        self.state_size: int = self._cell.state_size
+        self.feature_size: int = self._cell.feature_size
+
+    @property
+    def shapes(self) -> Shapes:
+        return {**self._encoder.shapes, **self._cell.shapes}
+
+    def initialize(self, rng: np.random.Generator) -> Params:
+        """Draw the encoder's parameters, then the cell's; see Cell."""
+        return self._encoder.initialize(rng) | self._cell.initialize(rng)
+
+    def __call__(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Encode all observations together; see Cell."""
+        observations, rest = inputs.tensor_split([self._encoder.spec.input_size], -1)
+        encoded = self._encoder(params, observations.flatten(0, 1)).unflatten(0, inputs.shape[:2])
+        return self._cell(params, torch.cat([encoded, rest], -1), state)
+
+
 @contextmanager
 def differentiable_twice() -> Generator[None]:
     """Compute cells in the block by operations that have second derivatives, which cuDNN's lack."""
@@ -323,6 +351,8 @@ def build_cell(spec: CellSpec) -> Cell:
     Raises:
         ConfigError: there is no such network, or it violates the contract of Cell.
     """
+    if spec.encoder is not None:
+        return EncodedCell(spec, spec.encoder)
     built_in: dict[str, Callable[[CellSpec], Cell]] = {
         GRU_NAME: GRU,
         LSTM_NAME: LSTM,
