@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from metaloom.flows.errors import UsageError
+from metaloom.flows.errors import UsageError, explained
 from metaloom.pipeline.installed import installed
 from metaloom.pipeline.plugins import load, path_of
+from metaloom.pipeline.schema import ConfigError
 from metaloom.storage import Run, argument
 from metaloom.storage.export import Export, export_folder
 from metaloom.storage.progress import Progress, unseen
@@ -64,12 +65,7 @@ class ExportFormat:
         return option in inspect.signature(self.write).parameters
 
     def export(self, run: Run, out: Path, on_progress: Progress = unseen, **options: Any) -> Export:
-        """Write a run to a new or empty folder, which appears whole or not at all, or to one that grows.
-
-        Raises:
-            metaloom.storage.export.ExportExists: there is something at `out`.
-            storage.StageMissing: an iteration that was asked for is not complete.
-        """
+        """Write a run to a new or empty folder, which appears whole or not at all, or to one that grows."""
         done = Export(out, progress=on_progress)
         if self.grows:
             self.write(run, out, done, **options)
@@ -91,12 +87,7 @@ def _paths() -> dict[str, str]:
 
 
 def format_of(name: str) -> ExportFormat:
-    """Return the format of a name, or of module:FORMAT.
-
-    Raises:
-        UsageError: there is no such format.
-        ConfigError: its module cannot be imported.
-    """
+    """Return the format of a name, or of module:FORMAT."""
     path = _paths().get(name, name)
     if ":" not in path:
         names = format_names()
@@ -105,7 +96,13 @@ def format_of(name: str) -> ExportFormat:
         if name in _OF_POLICIES:
             hint = f". `metaloom policy RUN --out policy.{name}` writes the policy that was trained"
         raise UsageError(f"found --to {name}; required one of {', '.join(names)}, or module:FORMAT{hint}")
-    if not isinstance(found := load(path), ExportFormat):
+    try:
+        found = load(path)
+    except ConfigError as error:
+        if path.startswith(f"{__name__}.") and isinstance(missing := error.__cause__, ModuleNotFoundError):
+            raise explained(missing) from None
+        raise
+    if not isinstance(found, ExportFormat):
         raise UsageError(
             f"found --to {name}, an object of {path_of(type(found))}; required module:FORMAT with an ExportFormat"
         )
@@ -122,22 +119,7 @@ def export(
     by: By | None = None,
     on_progress: Progress = unseen,
 ) -> Export:
-    """Write a run in another format.
-
-    Args:
-        run: The run.
-        out: A new or empty folder, or one that the format appends to.
-        to: The format: a name, or module:FORMAT.
-        iterations: Complete iterations to export; None for all.
-        steps: Inner steps to export; empty for all.
-        by: Owner of a history: task or position.
-        on_progress: As `Export.progress`.
-
-    Raises:
-        UsageError: there is no such format, it does not take an option that was given, it needs a package that is not
-            installed, or nothing would be in it.
-        metaloom.storage.export.ExportExists: there is something at `out`.
-    """
+    """Write a run in another format."""
     form = format_of(to)
     options = (("iterations", iterations), ("steps", steps or None), ("by", by))
     given = {name: value for name, value in options if value is not None}

@@ -23,24 +23,11 @@ from metaloom.pipeline.estimation.normalization import (
     without_normalization,
 )
 from metaloom.pipeline.schema import ConfigError
-from metaloom.pipeline.types import (
-    EpisodeBatch,
-    LearnerState,
-    Metrics,
-    ParallelMap,
-    Params,
-    Samples,
-    Step,
-    TaskParams,
-)
+from metaloom.pipeline.types import EpisodeBatch, LearnerState, Metrics, ParallelMap, Params, Samples, Step, TaskParams
 
 
 class NormalizingLearner(Learner[Any, Sequence[Step]]):
-    """Keeps running statistics beside the state of a learner, which sees normalized episodes only. See Learner.
-
-    Attributes:
-        inner: The algorithm.
-    """
+    """Keeps running statistics beside the state of a learner, which sees normalized episodes only. See Learner."""
 
     def __init__(self, inner: Learner[Any, Sequence[Step]], setup: Setup) -> None:
         if setup.policy.normalize_observations and setup.observation_scale != 1:

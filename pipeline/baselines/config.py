@@ -71,13 +71,11 @@ class BaselineConfig(BaselineSettings):
     def fit_predict(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Array:
-        """Fit and predict by the baseline of this name; see Baseline."""
         return self.build().fit_predict(observations, targets, mask, seed=seed, parallel=parallel)
 
     def fit(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Params:
-        """Fit the baseline of this name; see Baseline."""
         return self.build().fit(observations, targets, mask, seed=seed, parallel=parallel)
 
     def build(self) -> Baseline:

@@ -17,12 +17,7 @@ from metaloom.pipeline.comparison.intervals import (
     student_interval,
     welch_degrees,
 )
-from metaloom.pipeline.comparison.scores import (
-    Scores,
-    interquartile_mean,
-    mean_score,
-    performance_profile,
-)
+from metaloom.pipeline.comparison.scores import Scores, interquartile_mean, mean_score, performance_profile
 from metaloom.pipeline.types import Array
 
 SIGNIFICANCE = 0.05

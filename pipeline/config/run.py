@@ -53,6 +53,7 @@ class RunConfig(Settings):
     metrics: tuple[str, ...] = later(())
     """Custom functions whose results are kept as metrics: module:function, of an EpisodeBatch or a Step."""
     seed: int = Field(default=1, ge=0, lt=2**63)
+    """Seed of every random draw of the run."""
     device: DeviceName = later("cpu")
     """Device on which torch computes updates, by deterministic algorithms: cpu, cuda or mps. Environments
     and acting stay on the CPU."""

@@ -4,7 +4,6 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import mujoco
 import numpy as np
@@ -15,12 +14,13 @@ from metaloom.pipeline.envs.mujoco_robot import (
     Motion,
     MujocoRobot,
     ObsStyle,
+    PearlRobot,
     check_obs_style,
     squared_norm,
 )
 from metaloom.pipeline.envs.point import GOAL
 from metaloom.pipeline.envs.task_classes import Classes, nearest
-from metaloom.pipeline.envs.task_sets import AlongX, AnyDirection, FixedTasks, draw_directions, draw_on_disk
+from metaloom.pipeline.envs.task_sets import AlongX, AnyDirection, draw_on_disk
 from metaloom.pipeline.types import Array
 
 TORSO = 1
@@ -176,7 +176,7 @@ class AntGoal(ToGoal, Ant):
     """
 
 
-class PearlAntDir(FixedTasks, AnyDirection, AntWalk, Ant):
+class PearlAntDir(PearlRobot, AnyDirection, AntWalk, Ant):
     """Walk in one of 100 directions, as PEARL's ant-dir: AntDir2D without contact forces in the observation (27).
 
     Terminates unless the torso is 0.2 to 1 m high.
@@ -203,8 +203,7 @@ class PearlAntDir(FixedTasks, AnyDirection, AntWalk, Ant):
         num_train_tasks: int = 100,
         num_test_tasks: int = 30,
     ) -> None:
-        super().__init__(obs_style, render_mode)
-        self.fix_tasks(draw_directions, num_train_tasks, num_test_tasks)
+        super().__init__(obs_style, render_mode, num_train_tasks=num_train_tasks, num_test_tasks=num_test_tasks)
         if not isinstance(forward_backward, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise EnvError(f"{type(self).__name__}: forward_backward is {forward_backward!r}; required true or false")
         if forward_backward:
@@ -220,7 +219,7 @@ class PearlAntDir(FixedTasks, AnyDirection, AntWalk, Ant):
             )
 
 
-class PearlAntGoal(FixedTasks, ToGoal, Ant):
+class PearlAntGoal(PearlRobot, ToGoal, Ant):
     """Go to one of 150 goals, as PEARL's ant-goal: AntGoal with fixed goals.
 
     | task field     | unit | distribution                                                                        |
@@ -238,5 +237,4 @@ class PearlAntGoal(FixedTasks, ToGoal, Ant):
         num_train_tasks: int = 150,
         num_test_tasks: int = 30,
     ) -> None:
-        super().__init__(obs_style, render_mode)
-        self.fix_tasks(partial(draw_on_disk, radius=3), num_train_tasks, num_test_tasks)
+        super().__init__(obs_style, render_mode, num_train_tasks=num_train_tasks, num_test_tasks=num_test_tasks)

@@ -17,15 +17,10 @@ import numpy as np
 from gymnasium.spaces import Box
 from mujoco.batch import Batch
 
-from metaloom.pipeline.envs.contact_batch import (
-    CONTACT_FORCES,
-    ModelBatch,
-    PhysicsBatch,
-    contact_batch,
-    mujoco_library,
-)
+from metaloom.pipeline.envs.contact_batch import CONTACT_FORCES, ModelBatch, PhysicsBatch, contact_batch, mujoco_library
 from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv, keeps_rules
 from metaloom.pipeline.envs.mujoco_components import action_components, observed_components
+from metaloom.pipeline.envs.task_sets import FixedTasks
 from metaloom.pipeline.types import Array
 
 ObsStyle = Literal["promp", "pearl", "v5"]
@@ -178,6 +173,21 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
         if self._renderer is not None:
             self._renderer.close()
             self._renderer = None
+
+
+class PearlRobot(FixedTasks):
+    """A robot with PEARL's observations and a fixed set of tasks. Goes before the class of its rules."""
+
+    def __init__(
+        self,
+        obs_style: ObsStyle = "pearl",
+        render_mode: str | None = None,
+        *,
+        num_train_tasks: int = 100,
+        num_test_tasks: int = 30,
+    ) -> None:
+        super().__init__(obs_style, render_mode)  # pyright: ignore[reportCallIssue]
+        self.fix_tasks(num_train_tasks, num_test_tasks)
 
 
 class MujocoBatch:

@@ -35,7 +35,7 @@ class PearlPointRobot(FixedTasks, PointRobot, MetaEnv):
 
     def __init__(self, *, num_train_tasks: int = NUM_TRAIN_TASKS, num_test_tasks: int = NUM_TEST_TASKS) -> None:
         super().__init__()
-        self.fix_tasks(self.draw_goals, num_train_tasks, num_test_tasks)
+        self.fix_tasks(num_train_tasks, num_test_tasks, self.draw_goals)
 
     @staticmethod
     def draw_goals(num_tasks: int, rng: np.random.Generator) -> Array:

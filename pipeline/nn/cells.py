@@ -48,11 +48,6 @@ class CellSpec:
         return self.input_size + (self.encoder.input_size - self.encoder.output_size if self.encoder else 0)
 
     @property
-    def num_gates(self) -> int:
-        """Layers that a gru or lstm computes of one input."""
-        return {GRU: 3, LSTM: 4}[self.name]
-
-    @property
     def attention(self) -> AttentionOptions:
         """Options of linear-attention."""
         return AttentionOptions.model_validate(dict(self.options))
@@ -72,7 +67,7 @@ class AttentionOptions(Settings):
     """Options of linear-attention: sizes of its memory, and its reading."""
 
     key_size: int = Field(default=16, ge=1)
-    """Places of the memory, K."""
+    """Rows of the memory table, K."""
     value_size: int = Field(default=16, ge=1)
     """Size of each memory slot's value, V."""
     reading: Literal["linear", "asinh"] = "linear"
@@ -101,7 +96,7 @@ class BuiltInCell:
 def cell_shapes(spec: CellSpec) -> Shapes:
     """Return the shapes of a built-in cell's parameters in order; a kernel is (in, out), gates side by side."""
     if spec.name != LINEAR_ATTENTION:
-        gates = spec.num_gates * spec.hidden_size
+        gates = {GRU: 3, LSTM: 4}[spec.name] * spec.hidden_size
         return {
             f"{CELL}.input_kernel": (spec.input_size, gates),
             f"{CELL}.hidden_kernel": (spec.hidden_size, gates),

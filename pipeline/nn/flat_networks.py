@@ -86,11 +86,7 @@ class FlatParams:
 
 
 class FlatDescent:
-    """Adam or RMSprop on some parameters, resumed from a state.
-
-    Attributes:
-        flat: The parameters.
-    """
+    """Adam or RMSprop on some parameters, resumed from a state."""
 
     def __init__(
         self, optimizer: str, flat: FlatParams, state: Mapping[str, Array], *, epsilon: float | None = None

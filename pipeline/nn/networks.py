@@ -145,7 +145,6 @@ class MLP:
         return initialize_shapes(self.shapes, rng)
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Return the outputs; see Network."""
         return self._dense(params, scaled(self.spec, inputs))
 
     def _dense(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
@@ -173,7 +172,6 @@ class CNN(MLP):
     """Convolutions of an image, and a multilayer perceptron on their outputs. See Network."""
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Return the outputs; see Network."""
         spec, found = self.spec, convolutions(self.spec)
         shape = found.height, found.width, found.channels
         if found.channels_first:

@@ -192,12 +192,10 @@ class ModuleCell:
         return {f"{CELL}.{name}": tuple(value.shape) for name, value in learned_parameters(self._module).items()}
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Return the parameters that the module's own constructor draws, seeded by the generator; see Cell."""
         module = self._construct(int(rng.integers(2**63)))
         return {f"{CELL}.{name}": value.detach().numpy().copy() for name, value in learned_parameters(module).items()}
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Call the module, at once where it can; see Cell."""
         module, parameters = self._copies.like(inputs)
         return functional_call(module, {name: params[name] for name in parameters}, (inputs, state))
 

@@ -68,7 +68,6 @@ class CategoricalPolicy(Policy):
         self.network: Network = build_network(LOGITS_NETWORK, spec)
 
     def distribution(self, params: Mapping[str, Tensor], observations: Tensor) -> Categorical:
-        """Return the distribution of actions [..., N]; see Policy."""
         return self.head(self.network(params, observations))
 
     def head(self, logits: Tensor) -> Categorical:
@@ -127,11 +126,7 @@ def build_own_policy(config: PolicyConfig, spaces: Spaces) -> OwnPolicy:
 
 
 class RecurrentPolicy:
-    """Functions of explicit parameters; holds neither them nor a memory.
-
-    Attributes:
-        cell: The network with the memory.
-    """
+    """Functions of explicit parameters; holds neither them nor a memory."""
 
     def __init__(self, spaces: Spaces, config: PolicyConfig) -> None:
         self.cell: Cell = build_cell(config.cell_spec(spaces))

@@ -96,10 +96,10 @@ class PolicyConfig(Settings):
     encoder: EncoderConfig | None = later(None)
     """Network in front of a memory, which then sees its outputs in place of observations; required for images."""
     activation: str | None = later(None)
-    """Behind hidden layers: tanh, relu, identity, or a class of torch.nn such as SiLU; null for tanh, or relu under an
-    off-policy algorithm."""
+    """Activation after hidden layers: tanh, relu, identity, or a class of torch.nn such as SiLU; null for tanh, or relu
+    under an off-policy algorithm."""
     output_activation: str = later("identity")
-    """Behind the last layer of the policy's network, likewise; critics have none."""
+    """Activation after the last layer of the policy's network; critics have none."""
     normalize_observations: bool = later(False)
     """Subtract the running mean of all observations so far, divide by their standard deviation and clip to ±10; the
     critic sees the same. Statistics are part of the learner and constant within an iteration."""

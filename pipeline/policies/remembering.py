@@ -116,7 +116,6 @@ class Remembering:
         self._last[:] = memory.last
 
     def outputs(self) -> Array:
-        """Return outputs [B, E, A] for the current observations, given the memory; see Inference."""
         outputs, self._next = self.network.step(self._inputs, self._state)
         return outputs
 
@@ -191,13 +190,7 @@ def recollect(remembering: Remembering, observations: Array, actions: Array, rew
 
 
 def remembered(remembering: Remembering, params: TaskParams, episodes: EpisodeBatch) -> TaskParams:
-    """Return the parameters of tasks with the memory of their episodes [B, E, T], one after the other.
-
-    Args:
-        remembering: Memory of the same parameters, with one row.
-        params: Parameters that acted.
-        episodes: One trial of every task, or the next ones of it.
-    """
+    """Return the parameters of tasks with the memory of their episodes [B, E, T], one after the other."""
     for e in range(episodes.rewards.shape[1]):
         one = slice(e, e + 1)
         parts = (episodes.observations, episodes.actions, episodes.rewards, episodes.lengths)

@@ -26,13 +26,7 @@ from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, 
 
 
 class ActorCriticLearner(Learner[Step, Sequence[Step]]):
-    """A policy and its critic; see Learner.
-
-    Attributes:
-        settings: Settings of the algorithm.
-        policy: Policy network.
-        critic: Value network.
-    """
+    """A policy and its critic; see Learner."""
 
     def __init__(self, settings: ActorCriticSettings, setup: Setup) -> None:
         self.settings: ActorCriticSettings = settings
@@ -48,7 +42,6 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         self.kernel: Kernel = choose_kernel(settings.kernel, blockers=blockers, fused="plain networks on the CPU")
 
     def initialize(self, *, run_seed: int) -> LearnerState:
-        """Return a policy and a critic that have learned nothing; see Learner."""
         state = self.fresh(generator(run_seed, "initialize"))
         moments = Moments() if self.settings.advantage_scaling == "running" else None
         return self._counted(state, 0, moments)
@@ -79,7 +72,6 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         iteration: int,
         parallel: ParallelMap = map,
     ) -> tuple[LearnerState, Metrics]:
-        """Run the critic's separate epochs, if it has any, and the policy's; see Learner."""
         (step,) = experience
         num_updates = int(state.extra[NUM_UPDATES])
         steps = [self.steps(part) for part in self.split(state)]

@@ -64,7 +64,7 @@ class ActorCritic(LearningRate):
     critic_network_options: dict[str, JsonValue] = later({})
     """With critic_network: as policy.network_options."""
     critic_activation: str | None = later(None)
-    """Behind the critic's hidden layers, by the names of policy.activation; null for the policy's."""
+    """Activation after the critic's hidden layers, by the names of policy.activation; null for the policy's."""
 
     @model_validator(mode="after")
     def _options_have_a_network(self) -> ActorCritic:
@@ -118,7 +118,6 @@ class ActorCritic(LearningRate):
         return type(policy).model_validate(policy.model_dump(mode="json") | own)
 
     def problems(self, run: RunSettings) -> Iterator[str]:
-        """Yield the problems of an algorithm with a critic, or of one that is built on it; see AlgorithmSettings."""
         name = run.algorithm.name
         if run.baseline.name != "zero":
             yield f"baseline is {run.baseline.name} but {name} has a critic instead; leave baseline out"
@@ -286,7 +285,6 @@ class SVPG(AlgorithmSettings):
         return self.num_particles
 
     def problems(self, run: RunSettings) -> Iterator[str]:
-        """Yield the problems of particles with critics; see AlgorithmSettings."""
         yield from self.particle.problems(run)
         if run.num_tasks != self.num_particles:
             yield (

@@ -61,11 +61,7 @@ def q_loss(values: Tensor, actions: Tensor, targets: Tensor) -> tuple[Tensor, Te
 
 
 class DQLDefinition:
-    """Q-function and target network while an iteration changes them.
-
-    Attributes:
-        q: The Q-function's parameters.
-    """
+    """Q-function and target network while an iteration changes them."""
 
     def __init__(
         self,
@@ -105,12 +101,7 @@ class DQLDefinition:
 
 
 class DQLLearner(OffPolicyLearner[object, None]):
-    """DQL for one run; see Learner.
-
-    Attributes:
-        settings: Settings of the algorithm.
-        network: Network from observations to the values of all actions.
-    """
+    """DQL for one run; see Learner."""
 
     metrics: ClassVar[tuple[str, ...]] = METRICS
 
@@ -130,7 +121,6 @@ class DQLLearner(OffPolicyLearner[object, None]):
         return LearnerState(params, optimizer, prefixed(targets, TARGET) | Counters(0, 0).arrays())
 
     def acting_params(self, state: LearnerState, num_tasks: int) -> TaskParams:
-        """Return the Q-function, and `epsilon` [B] of the coming iteration; see Learner."""
         return _acting_with(self._epsilon(state), state, num_tasks)
 
     def filling_params(self, state: LearnerState, num_tasks: int) -> TaskParams:

@@ -116,12 +116,7 @@ def policy_loss(alpha: Tensor, log_prob: Tensor, values: Tensor) -> Tensor:
 
 
 class SACDefinition:
-    """Policy, Q-functions, targets and temperature while an iteration changes them.
-
-    Attributes:
-        policy: The policy's parameters.
-        q: Both Q-functions.
-    """
+    """Policy, Q-functions, targets and temperature while an iteration changes them."""
 
     def __init__(
         self,
@@ -196,13 +191,7 @@ class SACDefinition:
 
 
 class SACLearner(OffPolicyLearner[object, Array]):
-    """SAC for one run; see Learner.
-
-    Attributes:
-        settings: Settings of the algorithm.
-        policy: Policy network, from observations to means and log standard deviations.
-        q: Network of the first Q-function, which the second copies.
-    """
+    """SAC for one run; see Learner."""
 
     metrics: ClassVar[tuple[str, ...]] = METRICS
 

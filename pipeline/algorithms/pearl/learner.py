@@ -30,24 +30,11 @@ from metaloom.pipeline.nn.torch_optimizers import initial_state
 from metaloom.pipeline.policies.actors.off_policy import BELIEF_MEAN, BELIEF_VARIANCE
 from metaloom.pipeline.replay.buffer import ContextRounds
 from metaloom.pipeline.seeding import generator
-from metaloom.pipeline.types import (
-    Array,
-    LearnerState,
-    Minibatch,
-    ParallelMap,
-    Params,
-    TaskParams,
-    Transitions,
-)
+from metaloom.pipeline.types import Array, LearnerState, Minibatch, ParallelMap, Params, TaskParams, Transitions
 
 
 class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
-    """Inference of tasks, and soft actor-critic given the inferred posterior; see Learner.
-
-    Attributes:
-        settings: Settings of the algorithm.
-        networks: Networks of the run.
-    """
+    """Inference of tasks, and soft actor-critic given the inferred posterior; see Learner."""
 
     metrics: ClassVar[tuple[str, ...]] = METRICS
     lower = "algorithm.reward_scale or the learning rates of algorithm"

@@ -12,13 +12,7 @@ from torch import Tensor
 from metaloom.pipeline.algorithms.actor_critic.gradient_steps import clip_fraction, policy_loss
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.finite_checks import require_finite_params
-from metaloom.pipeline.algorithms.trials.losses import (
-    Batch,
-    Sequences,
-    TrialPolicy,
-    Weights,
-    sequence_loss,
-)
+from metaloom.pipeline.algorithms.trials.losses import Batch, Sequences, TrialPolicy, Weights, sequence_loss
 from metaloom.pipeline.algorithms.trials.settings import TrialSettings, TrialSteps
 from metaloom.pipeline.estimation.processing import scale
 from metaloom.pipeline.estimation.returns import discounted_returns
@@ -36,11 +30,7 @@ UNSCALED = np.array([0, 1], np.float32)
 
 
 class TrialEstimates:
-    """Trials of an iteration with their estimates; holds no parameters.
-
-    Attributes:
-        device: Torch device.
-    """
+    """Trials of an iteration with their estimates; holds no parameters."""
 
     def __init__(self, settings: TrialSettings, setup: Setup, policy: TrialPolicy, device: torch.device) -> None:
         self.device: torch.device = device
@@ -59,13 +49,7 @@ class TrialEstimates:
         return np.concatenate([inputs, position], axis=-1)
 
     def process(self, params: Mapping[str, Array], values_scale: Array, episodes: EpisodeBatch) -> Samples:
-        """Estimate along the trials, by the values as they are before they learn from them.
-
-        Args:
-            params: Parameters of the policy and of the values.
-            values_scale: Scale of the values; see CRITIC_SCALE.
-            episodes: Whole trials.
-        """
+        """Estimate along the trials, by the values as they are before they learn from them."""
         trials, processing = self.trials(episodes), self._setup.processing
         values, behind = self._values(params, values_scale, trials)
         raw = trials.advantages(values, processing.discount, processing.gae_lambda, behind)

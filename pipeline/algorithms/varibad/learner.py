@@ -23,16 +23,7 @@ from metaloom.pipeline.policies.posterior import POSTERIOR_LOG_STD, POSTERIOR_ME
 from metaloom.pipeline.policies.remembering import Remembering, remembered
 from metaloom.pipeline.replay.trials import TrialExperience
 from metaloom.pipeline.seeding import generator
-from metaloom.pipeline.types import (
-    Array,
-    EpisodeBatch,
-    LearnerState,
-    Metrics,
-    ParallelMap,
-    Params,
-    Samples,
-    TaskParams,
-)
+from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Params, Samples, TaskParams
 
 CRITIC, DECODER = "critic", "decoder"
 """Prefixes in LearnerState.extra."""
@@ -81,7 +72,6 @@ class VariBADLearner(Learner[EpisodeBatch, TrialExperience]):
         self.kernel: Kernel = Kernel("torch", "models of trials have no fused kernel")
 
     def initialize(self, *, run_seed: int) -> LearnerState:
-        """Return networks that have learned nothing; see Learner."""
         rng, settings = generator(run_seed, "initialize"), self._settings
         encoder = self._policy.encoder.initialize(rng)
         policy, critic = self._policy.policy.initialize(rng), self._policy.critic.initialize(rng)
@@ -102,7 +92,6 @@ class VariBADLearner(Learner[EpisodeBatch, TrialExperience]):
     def adapt(
         self, state: LearnerState, params: TaskParams, evidence: EpisodeBatch, *, parallel: ParallelMap = map
     ) -> TaskParams:
-        """Add the memory of a rollout batch, whose episodes are one trial per task; see Learner."""
         remembering = Remembering(self._setup.policy, self._setup, params, num_rows=1, network=PosteriorNetwork)
         return remembered(remembering, params, evidence)
 

@@ -210,11 +210,6 @@ class OracleRows:
 
     The rows share one MjModel and one MjData. Whatever the package keeps of an episode belongs to the row, so that
     neither the order of the rows nor earlier episodes make a difference.
-
-    Args:
-        official: The class; other rows may use it too, but not at the same time.
-        goals: [N, R].
-        num_threads: Threads of the batch.
     """
 
     def __init__(self, official: OfficialClass, goals: Array, num_threads: int) -> None:
