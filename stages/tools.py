@@ -53,15 +53,6 @@ class Adaptation(Protocol):
         ...
 
 
-def at_start(learner: Learner[Any, Any], update: Update, at: At) -> LearnerState:
-    """Return the state with which the iteration after an update acts and learns.
-
-    Raises:
-        StageFault: the learner gives something else.
-    """
-    return require_state(learner.at_start(update.learner, run_seed=at.run_seed), learner, "at_start of")
-
-
 def acting_params(learner: Learner[Any, Any], acting: Update | TaskParams, at: At, num_tasks: int) -> TaskParams:
     """Return what every task acts with: its adapted parameters, or the learner's before the first inner step.
 
@@ -70,8 +61,8 @@ def acting_params(learner: Learner[Any, Any], acting: Update | TaskParams, at: A
     """
     if isinstance(acting, TaskParams):
         return acting
-    found = learner.acting_params(at_start(learner, acting, at), num_tasks)
-    return require_params(found, num_tasks, learner, "acting_params of")
+    state = require_state(learner.at_start(acting.learner, run_seed=at.run_seed), learner, "at_start of")
+    return require_params(learner.acting_params(state, num_tasks), num_tasks, learner, "acting_params of")
 
 
 def position(at: At) -> RolloutPosition:

@@ -7,7 +7,8 @@ from cyclopts import App
 from metaloom.flows.cli.generated import Call, make_command
 from metaloom.flows.cli.output import answer
 from metaloom.flows.errors import FAILURE
-from metaloom.flows.operations import REFERENCE
+from metaloom.flows.operations import REFERENCE, late
+from metaloom.flows.operations.reference import found
 from metaloom.flows.views.parts import as_text
 
 reference: App = App(
@@ -23,8 +24,6 @@ reference: App = App(
 
 def show(call: Call[Any], *, as_json: bool = False) -> int:
     """Print a reference as data or drawn, while its archive is open."""
-    from metaloom.flows.operations.reference import found
-
     with found(call["name"], call["folder"]) as views:
         answer(as_json, *views)
     return 0
@@ -32,9 +31,7 @@ def show(call: Call[Any], *, as_json: bool = False) -> int:
 
 def verify(call: Call[Any], *, as_json: bool = False) -> int:
     """Print how a reference computes again, in a process with the machine code that it records."""
-    from metaloom.flows.as_recorded import start_as_recorded
-
-    result = call(prepared=start_as_recorded)
+    result = call(prepared=late.start_as_recorded)
     answer(as_json, result.as_dict, lambda: as_text(result))
     return 0 if result.identical else FAILURE
 
