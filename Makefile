@@ -69,8 +69,11 @@ style: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(READY)  ## pyright
+types: $(READY)  ## pyright; then that it knows the type of every public name, as a user's type checker sees them
 	$(BIN)/pyright
+	@mkdir -p build
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pyright --verifytypes metaloom --ignoreexternal > build/types.txt \
+		|| { cat build/types.txt; exit 1; }
 
 layers: $(READY)  ## import-linter
 	$(BIN)/lint-imports

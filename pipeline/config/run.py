@@ -53,6 +53,7 @@ class RunConfig(Settings):
     metrics: tuple[str, ...] = later(())
     """Custom functions whose results are kept as metrics: module:function, of an EpisodeBatch or a Step."""
     seed: int = Field(default=1, ge=0, lt=2**63)
+    """Seed of every random draw of the run."""
     device: DeviceName = later("cpu")
     """Device on which torch computes updates, by deterministic algorithms: cpu, cuda or mps. Environments
     and acting stay on the CPU."""
@@ -110,6 +111,11 @@ class RunConfig(Settings):
             yield (
                 f"policy.network is {self.policy.network}, which has a memory, but {self.algorithm.name} keeps none; "
                 f"required {WITHOUT_MEMORY}"
+            )
+        if self.policy.encoder is not None and self.algorithm.actor != "recurrent":
+            yield (
+                f"policy.encoder is {self.policy.encoder.name}, but the policy of {self.algorithm.name} has no memory "
+                "behind it; leave it out"
             )
         yield from self._idle_sizes()
         asked = {"policy.normalize_observations": self.policy, "processing.scale_rewards": self.processing}

@@ -57,7 +57,7 @@ class RetentionConfig(Settings):
     keep_every: int | None = Field(default=None, ge=1)
     """Keep the batches of every Nth iteration, from iteration 0 on."""
     max_bytes: int | None = Field(default=None, ge=1)
-    """Stop before the run's files hold more than this; warn at 90 %."""
+    """Stop before the run's files hold more than this many bytes; warn at 90 %."""
 
 
 class ReplayConfig(Settings):

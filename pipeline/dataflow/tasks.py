@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from metaloom.pipeline.dataflow.stage import At, GraphError, Stage, fields_of_tasks
+from metaloom.pipeline.dataflow.stage import GraphError, Stage, fields_of_tasks
 from metaloom.pipeline.types import Array, ParallelMap
 
 
@@ -17,13 +17,9 @@ def call(stage: Stage, tools: Mapping[str, Any], inputs: Mapping[str, Any], para
         GraphError: it is over tasks, and its inputs are of none or of different numbers of them, or what it gives of a
             task is of none or several, or has other arrays than what it gives of another one.
     """
-
-    def run(at: At, given: Mapping[str, Any]) -> Any:
-        return stage.run(*(at if name == "at" else tools[name] for name in stage.tools), **given)
-
-    at: At = tools["at"]
+    positional = [tools[name] for name in stage.tools]
     if stage.over is None:
-        return run(at, inputs)
+        return stage.run(*positional, **inputs)
     sizes = {size for value in inputs.values() for size in _sizes(value)}
     if len(sizes) != 1:
         raise GraphError(
@@ -32,7 +28,9 @@ def call(stage: Stage, tools: Mapping[str, Any], inputs: Mapping[str, Any], para
         )
 
     def one(b: int) -> Any:
-        return run(replace(at, task=b), {name: _cut(value, b) for name, value in inputs.items()})
+        at = replace(tools["at"], task=b)
+        given = [at if name == "at" else tool for name, tool in zip(stage.tools, positional, strict=True)]
+        return stage.run(*given, **{name: _cut(value, b) for name, value in inputs.items()})
 
     return _joined(stage, [*parallel(one, range(*sizes))])
 
@@ -48,14 +46,14 @@ def _sizes(value: Any) -> Iterator[int]:
 def _cut(value: Any, b: int) -> Any:
     if isinstance(value, tuple):
         return tuple(_cut(one, b) for one in value)
-    names = fields_of_tasks(type(value))
-    return replace(value, **{name: _each(getattr(value, name), b) for name in names}) if names else value
-
-
-def _each(part: Any, b: int) -> Any:
-    if isinstance(part, Mapping):
-        return {name: array[b : b + 1] for name, array in part.items()}
-    return None if part is None else part[b : b + 1]
+    found = dict[str, Any]()
+    for name in fields_of_tasks(type(value)):
+        part = getattr(value, name)
+        if isinstance(part, Mapping):
+            found[name] = {key: array[b : b + 1] for key, array in part.items()}
+        else:
+            found[name] = None if part is None else part[b : b + 1]
+    return replace(value, **found) if found else value
 
 
 def _joined(stage: Stage, values: Sequence[Any]) -> Any:

@@ -18,7 +18,9 @@ class ProcessingConfig(Settings):
     name: Literal["advantages", "dice"] = "advantages"
     """dice adds adjusted rewards, which the DiCE losses are made of. A run's algorithm decides; leave it out."""
     discount: float = Field(default=0.99, ge=0, le=1)
+    """Discount γ per environment step."""
     gae_lambda: float = Field(default=1.0, ge=0, le=1)
+    """λ of generalized advantage estimation; 1: returns minus values."""
     normalize_advantages: bool = True
     """Zero mean and unit standard deviation per task, over real steps; of the adjusted rewards as well."""
     positive_advantages: bool = False

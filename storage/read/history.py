@@ -148,11 +148,7 @@ def sealed_links(segments: Iterable[Segment], records: Iterable[StageRecord]) ->
 
 
 def missing_positions(root: Path, links: Iterable[Link], end: int) -> list[int]:
-    """Return the sorted positions below `end` that are in none of the links of the run at `root`.
-
-    Raises:
-        DamagedRun: more are missing than anybody can have written.
-    """
+    """Return the sorted positions below `end` that are in none of the links of the run at `root`."""
     gaps: list[range] = []
     position = 0
     for link in links:
@@ -269,7 +265,9 @@ class SpanSums:
             known = self._sums[key] = _Sum(span.first)
         for iteration in range(known.end, span.last + 1):
             digests = self._digests.get(iteration, {})
-            for ref in sorted(span.of(digests), key=lambda ref: (ref.step, span.stages.index(ref.stage))):
+            for ref in sorted(
+                (ref for ref in digests if ref in span), key=lambda ref: (ref.step, span.stages.index(ref.stage))
+            ):
                 known.add(ref, digests[ref], self._num_steps(ref))
             known.end = iteration + 1
         if known.first is None or known.last is None:

@@ -244,6 +244,7 @@ def test_facts_of_a_batch_are_checked_row_by_row():
         ((Fact("a"), Fact("a")), "every name once"),
         ((Fact("a b"),), "letters, digits"),
         ((Fact("a", "bool"),), 'kind "flag" or "number"'),
+        ((Fact("a", per="batch"),), 'per "step" or "episode"'),
         ((Fact("return"),), "average_return every run has"),
         ((Fact("a", "flag", optional=True),), "optional flag"),
         (3, "required a sequence of Fact"),

@@ -66,23 +66,18 @@ class Counters:
 
     def arrays(self) -> Params:
         """Return them as a state holds them."""
-        counts = {NUM_UPDATES: self.updates, NUM_GRADIENT_STEPS: self.gradient_steps}
-        return {name: np.array(count, np.int64) for name, count in counts.items()}
+        updates, steps = np.array([self.updates, self.gradient_steps], np.int64)
+        return {NUM_UPDATES: np.array(updates), NUM_GRADIENT_STEPS: np.array(steps)}
 
 
 def merged(minibatch: Minibatch) -> Transitions:
     """Return the transitions [K, N] of all tasks as one batch [K * N]."""
-    transitions = minibatch.transitions
-    columns = (getattr(transitions, name) for name in transitions.__dataclass_fields__)
-    return Transitions(*(values.reshape(-1, *values.shape[2:]) for values in columns))
+    columns = vars(minibatch.transitions).items()
+    return Transitions(**{name: values.reshape(-1, *values.shape[2:]) for name, values in columns})
 
 
 class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence, DrawnNoise]):
-    """Makes one gradient step per minibatch; see Learner.
-
-    Attributes:
-        metrics: Names of a gradient step's metrics.
-    """
+    """Makes one gradient step per minibatch; see Learner."""
 
     metrics: ClassVar[tuple[str, ...]]
     lower: ClassVar[str] = "algorithm.learning_rate or algorithm.max_grad_norm"
@@ -117,12 +112,7 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
 
     @abstractmethod
     def gradient_steps(self, state: LearnerState, *, parallel: ParallelMap = map) -> GradientSteps[DrawnNoise]:
-        """Return working copies of a state, by the kernel that was chosen or in torch.
-
-        Args:
-            state: State before the steps; it is left unchanged.
-            parallel: Map over parts of a gradient step; the result does not depend on it.
-        """
+        """Return working copies of a state, by the kernel that was chosen or in torch."""
 
     def shown(self, minibatch: Minibatch) -> Minibatch:
         """Return a minibatch as gradient steps receive it; unchanged by default."""

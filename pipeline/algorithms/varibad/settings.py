@@ -38,7 +38,7 @@ class VariBAD(TrialClipping, TrialSteps, AlgorithmSettings):
     """Units of the encoder's GRU."""
     decoder_layers: tuple[LayerSize, ...] = Field(default=(64, 64), min_length=1)
     """Units in each hidden layer of every decoder."""
-    critic_hidden_sizes: tuple[LayerSize, ...] = Field(default=(64, 64), min_length=1)
+    critic_hidden_sizes: tuple[LayerSize, ...] = (64, 64)
     """Units in each hidden layer of the values, which have the policy's inputs."""
 
     # Likelihood of trials.
@@ -70,7 +70,7 @@ class VariBAD(TrialClipping, TrialSteps, AlgorithmSettings):
     elbo_steps: int | None = Field(default=None, ge=1, le=MOST_REPEATS)
     """Number of posteriors of a trial that a gradient step learns from, drawn again in each; null for all steps."""
     decoded_steps: int | None = Field(default=None, ge=1)
-    """Steps of a trial that are decoded from each of them, drawn likewise; null for all."""
+    """Steps of a trial to decode from each posterior, drawn again in each gradient step; null for all."""
 
     @property
     def run_defaults(self) -> Mapping[str, Any]:

@@ -1,4 +1,5 @@
 import re
+import runpy
 import sys
 from pathlib import Path
 
@@ -9,32 +10,37 @@ from gymnasium.spaces import Discrete
 from gymnasium.utils.env_checker import check_env
 
 from metaloom.pipeline.envs.config import EnvConfig
-from metaloom.pipeline.envs.registry import make_env
+from metaloom.pipeline.envs.registry import find_env, make_env
 
-DOCS = Path(__file__).parents[3] / "docs" / "environments"
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+@pytest.fixture(scope="module")
+def reference() -> dict[str, str]:
+    """The sections of the reference of environments, which the documentation's site makes from the classes."""
+    page = (DOCS / "environments" / "reference.md").read_text(encoding="utf-8")
+    filled = runpy.run_path(str(DOCS / "site_hooks.py"))["on_page_markdown"](page)
+    return {title: text for title, _, text in (part.partition("\n") for part in filled.split("\n## "))}
 
 
 @pytest.mark.parametrize("name", ENV_NAMES)
-def test_every_environment_has_its_line_and_its_fields_on_the_page_it_names(name: str) -> None:
-    line = re.search(rf"^\| `{name}` \|.*$", (DOCS / "README.md").read_text(), re.MULTILINE)
-    assert line is not None
+def test_every_environment_has_its_fields_and_terms_in_the_reference(reference: dict[str, str], name: str) -> None:
     env = make_env(EnvConfig(name=name))
-    discrete = isinstance(env.action_space, Discrete)
-    shapes = [space.shape or (0,) for space in (env.observation_space, env.action_space)]
-    actions = f"{env.action_space.n} discrete" if discrete else shapes[1][0]
-    assert f"| {shapes[0][0]}, {actions} |" in line.group()
-    page = re.search(r"\((\w+\.md)\)", line.group())
-    assert page is not None
-    text = (DOCS / page.group(1)).read_text()
+    titles = {name, *(base.__name__ for base in find_env(name).__mro__)}
+    text = "\n".join(about for title, about in reference.items() if title in titles)
+    all_text = "\n".join(reference.values())
     env.reset(seed=0)
-    terms = env.step(0 if discrete else np.zeros(shapes[1]))[4]["reward_terms"]
-    for word in [name, *(field.name for field in env.task_fields), *terms]:
-        assert f"`{word}`" in text, word
+    action = 0 if isinstance(env.action_space, Discrete) else np.zeros(env.action_space.shape or ())
+    for word in [*(field.name for field in env.task_fields), *env.step(action)[4]["reward_terms"]]:
+        # Multipliers of a body are named by its parts and quantities, numbered fields by the first.
+        body = re.fullmatch(r"(\w+?)_(mass|inertia|friction|damping)(_\w+)?", word)
+        for part in filter(None, body.groups()) if body else [word]:
+            assert re.search(re.sub(r"\d+$", r"\\d", part) + r"\b", all_text if body else text), word
 
 
 @pytest.mark.filterwarnings("ignore:.*:UserWarning")
 def test_the_example_of_an_env_of_ones_own_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (DOCS / "README.md").read_text()
+    page = (DOCS / "environments/README.md").read_text()
     (code,) = re.findall(r"<!-- save as: my_envs.py -->\n```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / "my_envs.py").write_text(code)
     monkeypatch.chdir(tmp_path)

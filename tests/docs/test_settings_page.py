@@ -1,0 +1,62 @@
+"""The settings page, which the documentation's site fills from the schemas."""
+
+import json
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+from pydantic_core import to_jsonable_python
+
+from metaloom.pipeline.algorithms import ALGORITHMS
+from metaloom.pipeline.plugins import load
+from metaloom.pipeline.schema import Settings
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def page():
+    hooks = runpy.run_path(str(DOCS / "site_hooks.py"))
+    return hooks["on_page_markdown"]((DOCS / "settings.md").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def sections(page):
+    """One dictionary per section: default and description by field."""
+    row = re.compile(r"^\| `(?:[\w.]+\.)?(\w+)` \| .+? \| `(.*?)` \| (.*) \|$", re.MULTILINE)
+    return [{name: (default, about) for name, default, about in row.findall(part)} for part in page.split("\n## ")]
+
+
+def schemas(cls=Settings):
+    """Yield the classes of settings that are no part of others."""
+    for below in cls.__subclasses__():
+        yield from schemas(below)
+        if below.__module__.startswith("metaloom.pipeline") and not below.__subclasses__():
+            yield below
+
+
+def default_of(field):
+    """A field's default as the page shows it."""
+    if field.is_required():
+        return "required"
+    default = field.get_default(call_default_factory=True)
+    if isinstance(default, Settings):
+        return getattr(default, "name", None) or "see its section"
+    return default if isinstance(default, str) else json.dumps(to_jsonable_python(default))
+
+
+def test_every_field_of_every_schema_is_listed_with_its_default(sections):
+    assert {load(path) for path in ALGORITHMS.builtin.values()} <= {*schemas()}
+    for cls in schemas():
+        defaults = {name: default_of(field) for name, field in cls.model_fields.items()}
+        assert defaults in [{name: default for name, (default, _) in section.items()} for section in sections], cls
+
+
+def test_every_setting_is_described(sections):
+    assert [name for section in sections for name, (_, about) in section.items() if not about] == []
+
+
+def test_what_an_algorithm_changes_in_other_sections_is_listed(page):
+    for name, path in ALGORITHMS.builtin.items():
+        assert bool(load(path)().run_defaults) == (f"under {name}: `" in page)
