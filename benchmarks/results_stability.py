@@ -8,6 +8,7 @@ from metaloom.flows.formatting import by_inner_step, number
 from metaloom.storage import Run
 
 EARLY, LATE = slice(50, 100), slice(150, 200)
+FALL = 0.1
 
 Groups = Mapping[str, Sequence[Run]]
 
@@ -30,15 +31,25 @@ def stability(groups: Groups) -> Iterator[str]:
 
 
 def falls(groups: Groups, last: int) -> Iterator[str]:
-    """How far every seed ends below the best that it had."""
-    yield f"Highest and last mean of {last} successive iterations, by seed:"
+    """Yield the highest and last means of every seed, for groups in which a seed ends far below its highest."""
+    means = {
+        name: {run.config["seed"]: running_mean(returns_after(run), last) for run in runs}
+        for name, runs in groups.items()
+    }
+    fallen = {
+        name: seeds
+        for name, seeds in means.items()
+        if any(values.max() - values[-1] > FALL * abs(values.max()) for values in seeds.values())
+    }
+    if not fallen:
+        return
+    yield f"Groups with a seed that ends {100 * FALL:.0f} % below its highest mean of {last} successive iterations:"
     yield ""
     yield "| group | highest | last |"
     yield "| --- | --- | --- |"
-    for name, runs in groups.items():
-        means = {run.config["seed"]: running_mean(returns_after(run), last) for run in runs}
-        highest = ", ".join(f"{seed}: {_whole(values.max())}" for seed, values in means.items())
-        ends = ", ".join(f"{seed}: {_whole(values[-1])}" for seed, values in means.items())
+    for name, seeds in fallen.items():
+        highest = ", ".join(f"{seed}: {_whole(values.max())}" for seed, values in seeds.items())
+        ends = ", ".join(f"{seed}: {_whole(values[-1])}" for seed, values in seeds.items())
         yield f"| `{name}` | {highest} | {ends} |"
     yield ""
 

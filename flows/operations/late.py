@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from metaloom.flows.run_log import LogLine, LogLines, LogReader
     from metaloom.flows.run_names import runs_named
     from metaloom.flows.settings import assignments, plain
-    from metaloom.flows.sweeps.plan import plan_wanted
+    from metaloom.flows.sweeps.plan import plan, plan_search
     from metaloom.flows.sweeps.space import parse_grid, parse_space, wanted_search
     from metaloom.flows.sweeps.stored import find_sweep, require_sweep
     from metaloom.flows.trained.of_run import policy_of

@@ -151,7 +151,11 @@ def planned_sweep(
         space = late.parse_space(search)
     wanted = late.wanted_search(optuna, space, metric, grid)
     numbers = _seeds(seeds) if isinstance(seeds, str) else seeds
-    return late.plan_wanted(recipe, name, search=wanted, grid=values, seeds=numbers, settings=settings, many=many)
+    if wanted is None:
+        numbers = 5 if numbers is None else numbers
+        return late.plan(recipe, name, seeds=numbers, grid=values, settings=settings, many=many)
+    numbers = 1 if numbers is None else numbers
+    return late.plan_search(recipe, name, search=wanted, seeds=numbers, settings=settings, many=many), []
 
 
 def _stored(name: str) -> "tuple[Sweep, list[RunConfig]] | None":

@@ -55,7 +55,7 @@ from metaloom.storage.format.settings import changed
 # What an untouched form does is small, and shows adaptation. A default also means "as stored" for a run that exists.
 DEFAULT_RECIPE, DEFAULT_SEED = "first-steps", 1
 
-RecipeName = Annotated[str, Field(json_schema_extra={"enum": [*sorted(RECIPES)]})]
+RecipeName = Annotated[str, Field(json_schema_extra={"enum": [*RECIPES]})]
 StageName = Annotated[str, Field(json_schema_extra={"enum": [*stage_names()]})]
 Positive = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]

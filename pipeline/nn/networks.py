@@ -161,10 +161,10 @@ class ResidualMLP(MLP):
 
     def _dense(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
         activate = activation(self.spec.activation)
-        first, *others, last = (f"{self.prefix}.{name}" for name in layer_names(len(self.spec.hidden_sizes)))
-        x = activate(affine(first, params, x))
-        for name in others:
-            x = x + activate(affine(name, params, x))
+        *hidden, last = (f"{self.prefix}.{name}" for name in layer_names(len(self.spec.hidden_sizes)))
+        for name in hidden:
+            added = activate(affine(name, params, x))
+            x = added if name == hidden[0] else x + added
         return activation(self.spec.output_activation)(affine(last, params, x))
 
 

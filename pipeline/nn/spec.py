@@ -1,7 +1,8 @@
 """Descriptions of networks, as plain data: workers read them without importing torch."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
@@ -197,6 +198,16 @@ def check_fits(spec: NetworkSpec) -> None:
             f"for unrelated numbers; required policy.network=cnn{others}, module:Class of a torch.nn.Module, or "
             "--set 'env.wrappers=[FlattenObservation]' to flatten them all the same"
         )
+
+
+@contextmanager
+def of_encoder() -> Generator[None]:
+    """Raise errors of networks in the block as errors of the network in front of a memory."""
+    try:
+        yield
+    except ConfigError as problem:
+        named = str(problem).replace("policy.network_options", "policy.encoder.options")
+        raise ConfigError(named.replace("policy.network", "policy.encoder")) from problem
 
 
 @dataclass(frozen=True)

@@ -133,12 +133,15 @@ def test_a_level_is_reached_when_five_iterations_on_average_reach_it(results, mo
 
 
 def test_a_run_that_falls_is_told_from_one_that_stays(stability, monkeypatch):
-    returns = {1: [0, 10, 10, -4, -4], 2: [1, 2, 3, 4, 5], 3: [7]}
+    returns = {1: [0, 10, 10, -4, -4], 2: [1, 2, 3, 4, 5], 3: [7], 4: [-5, -10, -10, -10]}
 
     class Run:
         def __init__(self, seed):
             self.config = {"seed": seed}
 
     monkeypatch.setattr(stability, "returns_after", lambda run: np.array(returns[run.config["seed"]]))
-    *_, row, _ = stability.falls({"mine": [Run(1), Run(2), Run(3)]}, 2)
+    *_, head, line, row, _ = stability.falls({"mine": [Run(1), Run(2), Run(3)], "stays": [Run(2)]}, 2)
+    assert (head, line) == ("| group | highest | last |", "| --- | --- | --- |")
+    assert [*stability.falls({"stays": [Run(2), Run(3)]}, 2)] == []
+    assert len([*stability.falls({"below zero": [Run(4)]}, 2)]) == 6
     assert row == "| `mine` | 1: 10, 2: 4, 3: 7 | 1: \N{MINUS SIGN}4, 2: 4, 3: 7 |"  # 4.5 is rounded to even

@@ -113,6 +113,7 @@ def test_every_command_has_a_help_text_with_an_example(name, capsys):
         (["train", "promp-point-corner", "--iteratons", "3"], "did you mean --iterations?"),
         (["train", "promp-point-corner", "--seed", "0", "--set", "seed=2"], "found --seed with --set seed"),
         (["ls", "--sotr", "name"], "did you mean --sort?"),
+        (["du", "--sotr"], "found --sotr, which metaloom du does not take"),
         (["resume", "nothing-here"], "nothing-here"),
         (["show", "nothing-here"], "nothing-here"),
         (["verify", "nothing-here"], "nothing-here"),
@@ -130,6 +131,15 @@ def test_wrong_usage_exits_with_2_says_why_and_creates_nothing(tokens, found, ru
     assert "Traceback" not in streams.err
     assert not runs.exists() or not list(runs.iterdir())
     assert list(tmp_path.iterdir()) in ([], [runs])
+
+
+def test_a_run_without_a_log_says_so_and_one_without_such_lines_says_nothing(first, capsys):
+    for words, said in ((["--level", "error"], ""), (["--json", "--level", "error"], "")):
+        assert (run(["logs", "first", *words]), capsys.readouterr().out) == (0, said)
+    (first / "_operator" / "log.jsonl").unlink()
+    assert (run(["logs", "first", "--json"]), capsys.readouterr().out) == (0, "")
+    assert run(["logs", "first"]) == 0
+    assert " ".join(capsys.readouterr().out.split()).startswith(f"no log of {first} here: it was trained by an earlier")
 
 
 def test_a_run_that_is_not_there_suggests_one_that_is(first, capsys):

@@ -113,7 +113,7 @@ def test_an_export_that_was_killed_between_two_tables_is_finished_by_the_next(ru
 def test_of_two_exports_of_a_run_at_once_one_is_refused_and_nothing_is_there_twice(runs, tmp_path, monkeypatch):
     run = storage.open_run(runs / "first")
     export(storage.open_run(runs / "second"), tmp_path / "lake", "delta")
-    write, others = deltalake.write_deltalake, []
+    write, others = delta.write_deltalake, []
 
     def write_second(*arguments, **options):
         if not others:
@@ -121,7 +121,7 @@ def test_of_two_exports_of_a_run_at_once_one_is_refused_and_nothing_is_there_twi
             export(run, tmp_path / "lake", "delta")
         write(*arguments, **options)
 
-    monkeypatch.setattr(deltalake, "write_deltalake", write_second)
+    monkeypatch.setattr(delta, "write_deltalake", write_second)
     with pytest.raises(UsageError, match="another export of the same run at the same time"):
         export(run, tmp_path / "lake", "delta")
     export(run, tmp_path / "lake", "delta")
@@ -141,9 +141,10 @@ def test_folders_of_other_things_are_refused(runs, tmp_path):
     assert [*tmp_path.joinpath("mine").iterdir()] == [tmp_path / "mine" / "thesis.tex"]
 
 
-def test_a_column_of_another_type_is_named(runs, tmp_path):
+@pytest.mark.parametrize("names", [("run_id", "run", "return"), ("return", "run", "run_id")])
+def test_a_column_of_another_type_is_named(runs, tmp_path, names):
     run = storage.open_run(runs / "first")
-    table = pa.table({"run_id": ["x"], "run": ["x"], "return": ["high"]})
+    table = pa.table({name: ["x"] for name in names})
     deltalake.write_deltalake(tmp_path / "lake" / "episodes", table, partition_by=["run_id"])
     with pytest.raises(UsageError, match=r"found the column 'return' of type \w+, of which the run has \w+"):
         export(run, tmp_path / "lake", "delta")

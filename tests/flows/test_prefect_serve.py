@@ -10,6 +10,7 @@ import socket
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -76,6 +77,16 @@ def test_a_server_that_has_ended_is_not_asked_whoever_answers_in_its_place():
         part._process.wait()
         with pytest.raises(ServeError, match="it ended with code 1"):
             _wait(Stop(), part)
+
+
+def test_a_server_or_a_step_that_is_not_ready_in_time_is_told():
+    stop = Stop()
+    stop.set()  # which is looked at only after the time
+    with running(Part("it", ["timeit", "while True: pass"], answers=lambda: False)) as part:
+        with pytest.raises(ServeError, match="it is not ready after 0 s"):
+            _wait(stop, part, seconds=0)
+        with pytest.raises(ServeError, match="a step is not ready after 0 s"):
+            _wait(stop, part, replace(part, name="a step"), seconds=0)
 
 
 @pytest.mark.parametrize("does", ["refuses", "answers nonsense"])

@@ -285,6 +285,17 @@ def test_adaptation_is_told_from_the_learner_and_ways_from_observations(runs, vi
     np.testing.assert_allclose(found["ways"]["goals"], run[2].tasks().params)
 
 
+def test_adapted_policies_are_shown_step_after_step(tmp_path, tiny_config):
+    settings = {"algorithm": {"name": "promp", "num_epochs": 1, "inner_steps": 5}, "iterations": 1}
+    train(tiny_config(**settings), tmp_path / "runs" / "deep", backend=SERIAL)
+    found = Viewer(tmp_path / "runs").get("run", "deep", "adaptation", 0)["policies"]
+    run = storage.open_run(tmp_path / "runs" / "deep")
+    start, adapted = run[0].learner().params, [run[0].adapted(k).params for k in range(5)]
+    assert found["steps"] == [1, 2, 3, 4, 5]
+    moved = [[np.sqrt(sum(((of[n][b] - start[n]) ** 2).sum() for n in start)) for b in range(4)] for of in adapted]
+    np.testing.assert_allclose(found["distances"], moved, rtol=1e-4)
+
+
 def test_a_thinned_run_says_what_is_gone_and_shows_what_is_left(runs):
     whole = Viewer(runs).get("run", "tiny", "curves")
     assert cli.run(["thin", str(runs / "tiny"), "--keep-last", "1"]) == 0

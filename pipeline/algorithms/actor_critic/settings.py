@@ -53,7 +53,7 @@ class ActorCritic(LearningRate):
     """Multiplies the policy's output layer at the start: near 0, no observation sways the first actions."""
     advantage_scaling: Literal["batch", "running"] = "batch"
     """With processing.normalize_advantages: statistics of this iteration's steps, or of all steps so far."""
-    critic_hidden_sizes: tuple[LayerSize, ...] = Field(default=(64, 64), min_length=1)
+    critic_hidden_sizes: tuple[LayerSize, ...] = (64, 64)
     """Units in each hidden layer of the critic."""
     value_target: Literal["td_lambda", "empirical"] = "td_lambda"
     """Targets of the critic: its own values plus advantages, or the discounted returns that were observed."""

@@ -247,7 +247,7 @@ class SAC(ReplaySettings, AlgorithmSettings):
     """Step size of policy, Q-functions and temperature."""
     max_grad_norm: float | None = Field(default=5.0, gt=0)
     """Maximum Euclidean norm of a gradient: of the policy's, and of both Q-functions' gradients together."""
-    critic_hidden_sizes: tuple[LayerSize, ...] = Field(default=(256, 256), min_length=1)
+    critic_hidden_sizes: tuple[LayerSize, ...] = (256, 256)
     """Units in each hidden layer of the Q-functions."""
     tau: float = Field(default=0.995, ge=0, lt=1)
     """Weight of the old target in a change of the target networks."""

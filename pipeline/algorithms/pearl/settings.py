@@ -32,9 +32,9 @@ class PEARL(ScheduledSteps, OffPolicySettings, AlgorithmSettings):
     # Networks.
     latent_size: int = Field(default=5, ge=1)
     """Dimensions of the latent variable z of a task."""
-    encoder_hidden_sizes: tuple[LayerSize, ...] = Field(default=(200, 200, 200), min_length=1)
+    encoder_hidden_sizes: tuple[LayerSize, ...] = (200, 200, 200)
     """Units in each hidden layer of the encoder, which sees one transition at a time."""
-    critic_hidden_sizes: tuple[LayerSize, ...] = Field(default=(300, 300, 300), min_length=1)
+    critic_hidden_sizes: tuple[LayerSize, ...] = (300, 300, 300)
     """Units in each hidden layer of both Q-functions and of V."""
     use_information_bottleneck: bool = True
     """Infer a Gaussian over z, kept near N(0, I); otherwise one z, the mean of the encoder's outputs."""

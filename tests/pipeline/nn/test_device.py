@@ -1,8 +1,10 @@
 import os
 
+import numpy as np
 import pytest
 import torch
 
+from metaloom.pipeline.arithmetic import numpy_facts
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.device import EQUAL_IN_WORDS, EQUALITY
 from metaloom.pipeline.nn import device
@@ -19,6 +21,20 @@ def test_the_cpu_is_always_there_and_repeats_bits_everywhere():
 def test_no_device_but_the_cpu_claims_equal_bits_elsewhere(name):
     assert EQUALITY[name] != "bits"
     assert "identical" not in EQUAL_IN_WORDS[EQUALITY[name]]
+
+
+@pytest.mark.parametrize(
+    ("extensions", "facts"),
+    [
+        ({"baseline": ["SSE", "SSE2"], "found": ["AVX2", "FMA3"]}, "AVX2 FMA3"),
+        ({"baseline": ["SSE", "SSE2"], "found": []}, "SSE SSE2"),
+        ({"baseline": ["ASIMD"]}, "ASIMD"),
+        ({}, "scalar"),
+    ],
+)
+def test_numpys_instructions_are_those_found_or_else_those_it_was_built_for(extensions, facts, monkeypatch):
+    monkeypatch.setattr(np, "show_config", lambda mode: {"SIMD Extensions": extensions} if extensions else {})
+    assert numpy_facts.__wrapped__() == facts
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
