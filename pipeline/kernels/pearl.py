@@ -324,7 +324,7 @@ def infer(settings: PEARL, encoder: Params, context: Transitions) -> PosteriorAr
     return PosteriorArrays(*(np.concatenate([getattr(p, name) for p in posteriors]) for name in ("mean", "variance")))
 
 
-def layers_of(params: Mapping[str, Array]) -> list[str]:
+def layers_of(params: Mapping[str, Array]) -> Sequence[str]:
     """Return the names of the layers of a multilayer perceptron with these parameters."""
     return layer_names(len(params) // 2 - 1)
 

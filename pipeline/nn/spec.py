@@ -4,6 +4,7 @@ import math
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 from typing import Annotated
 
@@ -277,9 +278,10 @@ def _fitting_options(shape: tuple[int, ...]) -> str:
     return f"{{channels: [32], kernel_sizes: [{min(3, *shape[:2])}], strides: [1]}}"
 
 
-def layer_names(num_hidden: int) -> list[str]:
+@cache
+def layer_names(num_hidden: int) -> tuple[str, ...]:
     """Name the dense layers in order: hidden_0, ..., output."""
-    return [*(f"hidden_{i}" for i in range(num_hidden)), "output"]
+    return (*(f"hidden_{i}" for i in range(num_hidden)), "output")
 
 
 def parameter_shapes(prefix: str, spec: NetworkSpec) -> Shapes:
