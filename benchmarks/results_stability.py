@@ -8,6 +8,7 @@ from metaloom.flows.formatting import by_inner_step, number
 from metaloom.storage import Run
 
 EARLY, LATE = slice(50, 100), slice(150, 200)
+FALL = 0.1
 
 Groups = Mapping[str, Sequence[Run]]
 
@@ -17,29 +18,38 @@ def stability(groups: Groups) -> Iterator[str]:
     long = {name: runs for name, runs in groups.items() if min(len(run.iterations) for run in runs) >= LATE.stop}
     if not long:
         return
-    yield "Mean return after adaptation in two spans of iterations, by seed:"
+    early, late = (f"{span.start} to {span.stop - 1}" for span in (EARLY, LATE))
+    yield "Mean return after adaptation in two spans of iterations, over seeds:"
     yield ""
-    yield f"| group | seed | {EARLY.start} to {EARLY.stop - 1} | {LATE.start} to {LATE.stop - 1} |"
-    yield "| --- | --- | --- | --- |"
+    yield f"| group | seeds | {early} | {late} | rises by |"
+    yield "| --- | --- | --- | --- | --- |"
     for name, runs in long.items():
         spans = np.array([[returns_after(run)[span].mean() for span in (EARLY, LATE)] for run in runs])
-        for run, row in zip(runs, spans, strict=True):
-            yield f"| `{name}` | {run.config['seed']} | {number(row[0])} | {number(row[1])} |"
         early, late = (number(mean) for mean in spans.mean(axis=0))
-        yield f"| | all: rises by {with_error(spans[:, 1] - spans[:, 0])} | {early} | {late} |"
+        yield f"| `{name}` | {len(runs)} | {early} | {late} | {with_error(spans[:, 1] - spans[:, 0])} |"
     yield ""
 
 
 def falls(groups: Groups, last: int) -> Iterator[str]:
-    """How far every seed ends below the best that it had."""
-    yield f"Highest and last mean of {last} successive iterations, by seed:"
+    """Yield the highest and last means of every seed, for groups in which a seed ends far below its highest."""
+    means = {
+        name: {run.config["seed"]: running_mean(returns_after(run), last) for run in runs}
+        for name, runs in groups.items()
+    }
+    fallen = {
+        name: seeds
+        for name, seeds in means.items()
+        if any(values.max() - values[-1] > FALL * abs(values.max()) for values in seeds.values())
+    }
+    if not fallen:
+        return
+    yield f"Groups with a seed that ends {100 * FALL:.0f} % below its highest mean of {last} successive iterations:"
     yield ""
     yield "| group | highest | last |"
     yield "| --- | --- | --- |"
-    for name, runs in groups.items():
-        means = {run.config["seed"]: running_mean(returns_after(run), last) for run in runs}
-        highest = ", ".join(f"{seed}: {_whole(values.max())}" for seed, values in means.items())
-        ends = ", ".join(f"{seed}: {_whole(values[-1])}" for seed, values in means.items())
+    for name, seeds in fallen.items():
+        highest = ", ".join(f"{seed}: {_whole(values.max())}" for seed, values in seeds.items())
+        ends = ", ".join(f"{seed}: {_whole(values[-1])}" for seed, values in seeds.items())
         yield f"| `{name}` | {highest} | {ends} |"
     yield ""
 

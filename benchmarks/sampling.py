@@ -27,7 +27,7 @@ import numpy as np
 from mujoco.batch import Batch
 
 from metaloom.pipeline.envs.config import EnvConfig
-from metaloom.pipeline.envs.contact_batch import CONTACT_FORCES, ContactBatch, ContactLoop
+from metaloom.pipeline.envs.contact_batch import CONTACT_FORCES, PhysicsBatch
 from metaloom.pipeline.envs.mujoco_robot import MujocoRobot, physics_batch, stop_profiling_timer
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.envs.wrappers import PolicyActions
@@ -152,7 +152,7 @@ def _physics(
     return rollout
 
 
-def _advance(batch: Batch | ContactBatch | ContactLoop, frame_skip: int, rows: Array | None, controls: Array) -> None:
+def _advance(batch: PhysicsBatch, frame_skip: int, rows: Array | None, controls: Array) -> None:
     if isinstance(batch, Batch):
         batch.rollout(controls.shape[1], controls, int(mujoco.mjtState.mjSTATE_CTRL), record=(), ids=rows)
         return

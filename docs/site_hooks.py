@@ -37,6 +37,8 @@ def on_page_markdown(markdown: str, **context: Any) -> str:
         return markdown.replace("<!-- settings -->", "\n\n".join(_settings()))
     if "<!-- environments -->" in markdown:
         return markdown.replace("<!-- environments -->", "\n\n".join(_environments()))
+    if "<!-- arrays -->" in markdown:
+        markdown = markdown.replace("<!-- arrays -->", "\n".join(_arrays()))
     if "<!-- names -->" in markdown:
         import metaloom
 
@@ -146,6 +148,25 @@ def _type(field: dict[str, Any]) -> str:
         return f"{'list' if field['type'] == 'array' else 'mapping'} of {_type(items) if items else 'values'}"
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
     return " ".join([kind, *(f"{sign} {field[name]}" for name, sign in signs.items() if name in field)])
+
+
+def _arrays() -> Iterator[str]:
+    """Yield a table of the arrays of a run: axes, unit, meaning and the stages that write them."""
+    from metaloom.storage.format.layout import ARRAYS, METRICS
+    from metaloom.storage.format.stages import EARLIER, METRICS_GROUP, STEP
+
+    stages = [stage for table in EARLIER.values() for stage in table.stages]
+    writers: dict[str, dict[str, None]] = {}
+    for stage in stages:
+        writers.setdefault(stage.group, {})[stage.name] = None
+    writers[METRICS_GROUP] = {stage.name: None for stage in stages if stage.ends_iteration}
+    plans = {stage.group: ARRAYS[stage.output] for stage in stages} | {METRICS_GROUP: (METRICS,)}
+    yield "| array | axes | unit | content | written by |"
+    yield "| --- | --- | --- | --- | --- |"
+    for group, names in writers.items():
+        for plan in plans[group]:
+            path = f"{group.replace(STEP, '{k}')}/{plan.pattern}"
+            yield f"| `{path}` | {', '.join(plan.dims)} | {plan.unit} | {plan.description} | {', '.join(names)} |"
 
 
 def _of_terminal() -> str:

@@ -25,11 +25,7 @@ _found.maxstring = _found.maxother = 60
 
 
 def checked(function: F) -> F:
-    """Make a function refuse arguments that its annotations do not allow.
-
-    Raises:
-        UsageError: An argument has a wrong type or value; the message names it, and what is required.
-    """
+    """Make a function refuse arguments that its annotations do not allow."""
     described = signature(function)
 
     @cache

@@ -51,11 +51,7 @@ class Arithmetic:
 
 
 def start_as_recorded(run: Run, iterations: Collection[int]) -> None:
-    """Require that this process computes by the recorded machine code, as far as the processor can.
-
-    Raises:
-        StartAgain: It does not, and would in the environment that the error has.
-    """
+    """Require that this process computes by the recorded machine code, as far as the processor can."""
     wanted, _, _ = _recorded(run, iterations)
     flags = _flags(system())
     able = {library: code for library, code in wanted.items() if not lacking(library, code, flags)}

@@ -192,13 +192,7 @@ def _transitions(found: dict[str, Array], e: Array, t: Array) -> dict[str, Array
 
 
 class PartSampler(Sampler[int]):
-    """Indices of a dataset in an order drawn from a seed and the epoch; each process reads every part once.
-
-    Args:
-        ends: first index of every part, and the number of all.
-        seed: decides the order.
-        pool: how many parts are mixed at a time.
-    """
+    """Indices of a dataset in an order drawn from a seed and the epoch; each process reads every part once."""
 
     def __init__(self, ends: Array, seed: int, pool: int) -> None:
         if not 1 <= pool <= _CACHED_PARTS:

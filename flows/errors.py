@@ -15,8 +15,8 @@ class ExtraMissing(UsageError):
         super().__init__(f"{package or extra} is not installed; `pip install 'metaloom[{extra}]'` brings it")
 
 
-_VIEW = {"PIL": "pillow", "matplotlib": "matplotlib", "plotly": "plotly"}
-"""Packages of the extra `view` by module."""
+_EXTRAS = {"PIL": "view", "matplotlib": "view", "plotly": "view", "minari": "minari", "deltalake": "delta"}
+"""Extras by the modules that they bring."""
 
 
 def explained(error: Exception) -> Exception:
@@ -24,8 +24,8 @@ def explained(error: Exception) -> Exception:
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return error
     module = error.name.partition(".")[0]
-    if module in _VIEW:
-        return ExtraMissing("view", _VIEW[module])
+    if module in _EXTRAS:
+        return ExtraMissing(_EXTRAS[module], "pillow" if module == "PIL" else module)
     if all(map(_is_installed, distribution("metaloom").requires or ())):
         return error
     return UsageError(f"{module} is not installed, as where runs are only read; `pip install metaloom` brings it")

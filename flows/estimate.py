@@ -25,11 +25,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def check_sizes(config: RunConfig, *, evaluation_alone: bool = False) -> None:
-    """Refuse a run, or one evaluation, that this machine's memory cannot hold; warn of what takes half of it.
-
-    Raises:
-        ConfigError: naming the setting that is too large, and what fits.
-    """
+    """Refuse a run, or one evaluation, that this machine's memory cannot hold; warn of what takes half of it."""
     if refusal := refusal_of(config, evaluation_alone=evaluation_alone):
         raise ConfigError(refusal)
 

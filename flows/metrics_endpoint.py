@@ -22,11 +22,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class TrainingMetrics:
-    """Prometheus metrics of one training, in a registry of their own.
-
-    Args:
-        run: its name, a label of each of them.
-    """
+    """Prometheus metrics of one training, in a registry of their own."""
 
     def __init__(self, run: str) -> None:
         self.registry: CollectorRegistry = CollectorRegistry()

@@ -17,7 +17,6 @@ from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import plural
 from metaloom.flows.results.class_returns import class_table, classes_of
 from metaloom.flows.runs import RunLike, folder_of, runs_root
-from metaloom.flows.views.plots import Plots
 from metaloom.flows.views.run_info import headline_return
 from metaloom.pipeline.shown import as_html
 from metaloom.storage.read.outputs import Steps
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from metaloom.flows.datasets import RunDataset, Unit
     from metaloom.flows.observer import IterationReport
     from metaloom.flows.trained.policy import TrainedPolicy
+    from metaloom.flows.views.plots import Plots
     from metaloom.pipeline.types import Metrics
 
 
@@ -52,6 +52,8 @@ class Run(storage.Run):
     @property
     def plot(self) -> Plots:
         """The charts of the run; `run.plot.learning_curve()` draws one."""
+        from metaloom.flows.views.plots import Plots  # matplotlib takes a second to import
+
         return Plots(self)
 
     def class_returns(self, iterations: Iterations = None) -> pa.Table:

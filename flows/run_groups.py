@@ -66,11 +66,7 @@ def environment_of(run: Run) -> str:
 
 
 def check_comparable(runs: Sequence[Run], *, mixed: bool) -> None:
-    """Refuse runs whose scores mean different things, or of which one is there twice.
-
-    Raises:
-        UsageError: with what they differ in, and what can be done.
-    """
+    """Refuse runs whose scores mean different things, or of which one is there twice."""
     if not runs:
         raise UsageError("found no runs to compare; required one or more, by name, path, pattern or sweep")
     paths = [str(run.path.resolve()) for run in runs]

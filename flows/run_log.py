@@ -245,11 +245,7 @@ class LogLines(Shown, list[LogLine]):
 
 
 class LogReader:
-    """Reads a run's log, from its oldest line on, and again what has come since.
-
-    Args:
-        run: the run's folder.
-    """
+    """Reads a run's log, from its oldest line on, and again what has come since."""
 
     def __init__(self, run: Path) -> None:
         self._path = run / FOLDER / NAME

@@ -43,11 +43,7 @@ def report_path(run: Path) -> Path:
 
 
 def report_folder(run: Path) -> Path:
-    """Return the folder to write a run's report to.
-
-    Raises:
-        UsageError: it is a symbolic link, or holds one.
-    """
+    """Return the folder to write a run's report to."""
     folder = report_path(run)
     for path in (folder.parent, folder, *(folder.iterdir() if folder.is_dir() else ())):
         if path.is_symlink():  # what is there would be written over
@@ -66,11 +62,7 @@ def new_run_name(recipe: str) -> str:
 
 
 def require_iteration(run: storage.Run, iteration: int) -> None:
-    """Refuse an iteration of which nothing is stored, with the command that computes it.
-
-    Raises:
-        storage.StageMissing: nothing of it is stored.
-    """
+    """Refuse an iteration of which nothing is stored, with the command that computes it."""
     if all(ref.iteration != iteration for ref in run.refs()):
         done, more = len(run.iterations), f" --iterations {iteration + 1}" if iteration >= run.capacity else ""
         raise storage.StageMissing(
@@ -82,11 +74,7 @@ def require_iteration(run: storage.Run, iteration: int) -> None:
 
 
 def require_settings(run: storage.Run) -> None:
-    """Refuse a run whose settings name no environment or no algorithm, as every one's do that this program made.
-
-    Raises:
-        storage.IncompatibleFormat: they do not.
-    """
+    """Refuse a run whose settings name no environment or no algorithm, as every one's do that this program made."""
     for section in ("env", "algorithm"):
         settings = run.config.get(section)
         if not isinstance(settings, dict) or not isinstance(settings.get("name"), str):
@@ -106,11 +94,7 @@ def require_settings(run: storage.Run) -> None:
 
 
 def updates_at(run: storage.Run, iteration: int | None) -> int:
-    """Return how many updates the learner has had that an iteration starts from; the newest one for None and -1.
-
-    Raises:
-        UsageError: a negative number reaches before the first.
-    """
+    """Return how many updates the learner has had that an iteration starts from; the newest one for None and -1."""
     newest = len(run.iterations)
     iteration = None if iteration is None else index(iteration)
     updates = newest if iteration is None else iteration if iteration >= 0 else newest + 1 + iteration
@@ -120,11 +104,7 @@ def updates_at(run: storage.Run, iteration: int | None) -> int:
 
 
 def learner_after(run: storage.Run, updates: int) -> LearnerState:
-    """Read a stored learner by its number of updates.
-
-    Raises:
-        UsageError: the run has had fewer.
-    """
+    """Read a stored learner by its number of updates."""
     ref = run.learner_ref(updates)
     if not run.contains(ref):
         raise UsageError(
@@ -137,11 +117,7 @@ def learner_after(run: storage.Run, updates: int) -> LearnerState:
 
 
 def check_seed(seed: int) -> int:
-    """Return a seed itself, if it can be one; of NumPy's integers, as Python's.
-
-    Raises:
-        UsageError: it cannot.
-    """
+    """Return a seed itself, if it can be one; of NumPy's integers, as Python's."""
     try:
         number = index(seed)
     except TypeError:
@@ -152,11 +128,7 @@ def check_seed(seed: int) -> int:
 
 
 def parse_span(option: str, text: str) -> slice | int:
-    """Parse an option that is `7` or `A:B`, as Python slices count.
-
-    Raises:
-        UsageError: it is neither.
-    """
+    """Parse an option that is `7` or `A:B`, as Python slices count."""
     if re.fullmatch(r"-?\d{1,8}", text):
         return int(text)
     if not re.fullmatch(r"(-?\d{1,8})?:(-?\d{1,8})?", text):
@@ -241,11 +213,7 @@ class RunAt:
 
 
 def require_one_iteration(run: RunLike, iteration: int | None) -> tuple[Path, int]:
-    """Return a run and the one iteration that is named of it.
-
-    Raises:
-        UsageError: none is named.
-    """
+    """Return a run and the one iteration that is named of it."""
     at = RunAt.of(run, iteration)
     if at.iteration is None:
         raise UsageError(f"{at.path}: found no iteration; required RUN@ITERATION, such as {at.path.name}@0")

@@ -87,11 +87,7 @@ class Settings:
             log.warning("%s: cannot remember that its modules are trusted: %s; say --trust again", self.where, error)
 
     def require_trust(self) -> None:
-        """Refuse settings that name modules or runs elsewhere, unless the user trusts them.
-
-        Raises:
-            UntrustedRun: saying which modules, and where they are.
-        """
+        """Refuse settings that name modules or runs elsewhere, unless the user trusts them."""
         if not (self.names or self.starts):
             return
         places, trusted = _places(self.names), _trusted_here.get(self.sha256)

@@ -66,13 +66,15 @@ __version__ = "0.1.0"
 
 
 def _names() -> "dict[str, Callable[[], object]]":
-    from metaloom.flows.operations import BESIDE_OPERATIONS, operations, resolve
+    from metaloom.flows.operations import INSTALLED, operations, resolve
+    from metaloom.pipeline.lazy import lazy_names
 
     found: dict[str, Callable[[], object]] = {
-        name: partial(resolve, f"{__name__}.{module}:{name}") for name, module in BESIDE_OPERATIONS.items()
+        name: partial(resolve, ":".join(place)) for name, place in lazy_names(__name__).items()
     }
     for name, operation in operations().items():
-        found[name.replace("-", "_")] = partial(getattr, operation, "function")
+        if operation.group == INSTALLED:
+            found[name.replace("-", "_")] = partial(getattr, operation, "function")
     return found | {"reference": partial(import_module, f"{__name__}.flows.operations.reference")}
 
 

@@ -61,9 +61,6 @@ class GlobalRandomWatch:
 
     The states before and after are compared. Only where they differ is the work done again, step by step, to find the
     line: other threads may have drawn as well, and what they draw decides no bit of the work.
-
-    Args:
-        on: False for work that runs no user code.
     """
 
     def __init__(self, *, on: bool = True) -> None:

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,7 +43,7 @@ def normal_numerics(device: DeviceName = "cpu") -> Generator[None]:
             # Modes of this thread that are left by entering another one.
             if torch.is_inference_mode_enabled():
                 left.enter_context(torch.inference_mode(False))
-            if _autocasts(torch):
+            if torch.is_autocast_enabled("cpu"):
                 left.enter_context(torch.autocast("cpu", enabled=False))
             if torch.get_default_device().type != "cpu":
                 left.enter_context(torch.device("cpu"))
@@ -58,7 +58,8 @@ def unusual_numerics(device: DeviceName = "cpu") -> dict[str, str]:
     values = {s: s.get() for s in (*_of_thread(torch), *_of_process(torch, device)) if "threads" not in s.name}
     unusual = {setting.name: str(value) for setting, value in values.items() if value not in setting.normal}
     if torch is not None:
-        modes = {"torch inference mode": torch.is_inference_mode_enabled(), "torch autocast": _autocasts(torch)}
+        modes = {"torch inference mode": torch.is_inference_mode_enabled()}
+        modes["torch autocast"] = torch.is_autocast_enabled("cpu")
         unusual |= {name: "on" for name, is_on in modes.items() if is_on}
         if (found := torch.get_default_device()).type != "cpu":
             unusual["torch default device"] = str(found)
@@ -108,10 +109,6 @@ def _restore(settings: list[_Setting], before: list[Any]) -> None:
             setting.set(value)
 
 
-def _autocasts(torch: Any) -> bool:
-    return bool(torch.is_autocast_enabled("cpu"))
-
-
 def _of_thread(torch: Any) -> list[_Setting]:
     settings = [_Setting("flush to zero", _flushes_to_zero, _flush_to_zero, (False,))]
     if torch is not None:
@@ -134,7 +131,6 @@ def _of_blas() -> list[_Setting]:
 
 @cache
 def _of_torch(torch: Any, device: DeviceName) -> list[_Setting]:
-    mkldnn = torch.backends.mkldnn
     return [
         _Setting("torch default dtype", torch.get_default_dtype, torch.set_default_dtype, (torch.float32,)),
         _Setting(
@@ -143,27 +139,27 @@ def _of_torch(torch: Any, device: DeviceName) -> list[_Setting]:
             torch.use_deterministic_algorithms,
             (device != "cpu",),
         ),
-        _Setting("mkldnn", lambda: mkldnn.enabled, lambda on: setattr(mkldnn, "enabled", on), (True,)),
-        _Setting("torch float32 precision", *_matmul_precision(torch), ("highest",)),
+        _Setting("mkldnn", *_attribute(torch.backends.mkldnn, "enabled"), (True,)),
+        _Setting(
+            "torch float32 precision", partial(_matmul_precision, torch), partial(_set_precision, torch), _HIGHEST
+        ),
         *_precisions(torch.backends, device),
     ]
 
 
-_MIXED = "set by product"
+_MIXED, _HIGHEST = "set by product", ("highest",)
 
 
-def _matmul_precision(torch: Any) -> tuple[Callable[[], str], Callable[[str], None]]:
-    def get() -> str:
-        try:
-            return torch.get_float32_matmul_precision()
-        except RuntimeError:  # it has been set for some products, as `_precisions` find
-            return _MIXED
+def _matmul_precision(torch: Any) -> str:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # it has been set for some products, as `_precisions` find
+        return _MIXED
 
-    def set_to(value: str) -> None:
-        if value != _MIXED:
-            torch.set_float32_matmul_precision(value)
 
-    return get, set_to
+def _set_precision(torch: Any, value: str) -> None:
+    if value != _MIXED:
+        torch.set_float32_matmul_precision(value)
 
 
 def _precisions(backends: Any, device: DeviceName) -> Iterator[_Setting]:
@@ -171,24 +167,15 @@ def _precisions(backends: Any, device: DeviceName) -> Iterator[_Setting]:
     parts = {f"mkldnn {name}": getattr(backends.mkldnn, name, None) for name in ("matmul", "conv", "rnn")}
     if device == "cuda":
         parts |= {f"cudnn {name}": getattr(backends.cudnn, name, None) for name in ("conv", "rnn")}
-        yield _Setting(
-            "cudnn benchmark",
-            lambda: backends.cudnn.benchmark,
-            lambda on: setattr(backends.cudnn, "benchmark", on),
-            (False,),
-        )
+        yield _Setting("cudnn benchmark", *_attribute(backends.cudnn, "benchmark"), (False,))
     for name, part in parts.items():
         if hasattr(part, "fp32_precision"):
-            yield _precision_of(name, part)
+            yield _Setting(f"{name} precision", *_attribute(part, "fp32_precision"), ("ieee", "none"))
 
 
-def _precision_of(name: str, part: Any) -> _Setting:
-    return _Setting(
-        f"{name} precision",
-        lambda: part.fp32_precision,
-        lambda value: setattr(part, "fp32_precision", value),
-        ("ieee", "none"),
-    )
+def _attribute(of: object, name: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
+    """Return the functions that read and change an attribute."""
+    return partial(getattr, of, name), partial(setattr, of, name)
 
 
 def _flushes_to_zero() -> bool:

@@ -221,10 +221,7 @@ class OutputSchema:
 
     def document(self) -> dict[str, Any]:
         """Return the schema as plain data, without its name."""
-        return {
-            "description": self.description,
-            "fields": [{**asdict(f), "axes": [*f.axes]} for f in self.fields],
-        }
+        return {"description": self.description, "fields": [{**asdict(f), "axes": [*f.axes]} for f in self.fields]}
 
     def differences(self, stored: "OutputSchema") -> list[str]:
         """List how it differs from a stored schema in fields, axes, dtypes and units, half a sentence each."""

@@ -146,7 +146,7 @@ class PluginSettings(BaseModel, use_attribute_docstrings=True):
             return
         inherited = next(base for base in cls.__mro__[1:] if issubclass(base, PluginSettings))
         if len(get_args(inherited.model_fields["name"].annotation)) == 1:
-            cls.__annotations__ = {**own, "name": str}
+            cls.__annotations__["name"] = str
             cls.name = ""  # pydantic reads a field's default from here
 
 

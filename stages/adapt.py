@@ -6,7 +6,7 @@ from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.dataflow.stage import INNER_STEP, At, Stage
 from metaloom.pipeline.types import EpisodeBatch, ParallelMap, Samples, Step, TaskParams, Update
 from metaloom.stages.counters import require_adapted
-from metaloom.stages.tools import acting_params, at_start
+from metaloom.stages.tools import acting_params
 
 
 def adapt(
@@ -23,7 +23,7 @@ def adapt(
     num_tasks = len(episodes.lengths)
     before = acting_params(learner, params, at, num_tasks)
     evidence = Step(episodes, samples, at.step)
-    found = learner.adapt(at_start(learner, state, at), before, evidence, parallel=parallel)
+    found = learner.adapt(learner.at_start(state.learner, run_seed=at.run_seed), before, evidence, parallel=parallel)
     return require_adapted(found, num_tasks, learner)
 
 

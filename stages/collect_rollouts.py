@@ -108,13 +108,13 @@ def play_episodes(
     """
     if sampler.enough is None:
         return _collect_trials(sampler, params, tasks, position, watch)
+
+    def block(b: int, first_episode: int) -> EpisodeBatch:
+        at = replace(position, first_task=position.first_task + b, first_episode=first_episode)
+        return _collect_together(sampler, params.slice(b, b + 1), tasks.slice(b, b + 1), at, watch)[0]
+
     # Task by task, since the number of blocks differs between tasks.
-    return tasks_together(
-        [
-            collect_until(sampler.enough, partial(_collect_block, sampler, params, tasks, position, watch, b))
-            for b in range(len(tasks))
-        ]
-    )
+    return tasks_together([collect_until(sampler.enough, partial(block, b)) for b in range(len(tasks))])
 
 
 def _collect_trials(
@@ -131,21 +131,6 @@ def _collect_trials(
         block, memory = _collect_together(sampler, params, tasks, at, watch, memory)
         blocks.append(block)
     return blocks[0] if len(blocks) == 1 else episodes_together(blocks)
-
-
-def _collect_block(
-    sampler: Sampler,
-    params: TaskParams,
-    tasks: TaskBatch,
-    position: RolloutPosition,
-    watch: RolloutWatch,
-    b: int,
-    first_episode: int,
-) -> EpisodeBatch:
-    """Collect a block of episodes of task b from index `first_episode` on."""
-    at = replace(position, first_task=position.first_task + b, first_episode=first_episode)
-    block, _ = _collect_together(sampler, params.slice(b, b + 1), tasks.slice(b, b + 1), at, watch)
-    return block
 
 
 def _collect_together(
@@ -296,12 +281,7 @@ class _Rollout:
 
 
 def _actor(
-    sampler: Sampler,
-    params: TaskParams,
-    taken: Array,
-    num_tasks: int,
-    position: RolloutPosition,
-    memory: Memory | None,
+    sampler: Sampler, params: TaskParams, taken: Array, num_tasks: int, position: RolloutPosition, memory: Memory | None
 ) -> Actor:
     rngs = None
     if not sampler.deterministic:

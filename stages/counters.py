@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from metaloom.pipeline.algorithms.contract import Learner
+from metaloom.pipeline.dataflow.stage import At
 from metaloom.pipeline.plugins import path_of
 from metaloom.pipeline.types import EpisodeBatch, LearnerState, Metrics, ParallelMap, Params, TaskParams, Update
 from metaloom.stages.faults import StageFault
@@ -39,28 +40,52 @@ def require_adapted(found: object, num_tasks: int, learner: Learner[Any, Any]) -
 
 def updated(
     learner: Learner[Any, Any],
-    state: LearnerState,
-    experience: object,
-    *,
-    run_seed: int,
-    iteration: int,
+    at: At,
     parallel: ParallelMap,
-) -> tuple[LearnerState, Metrics]:
-    """Update a learner; see Learner.update.
+    *,
+    state: Update,
+    experience: object,
+    rounds: Sequence[EpisodeBatch],
+    metrics: Metrics,
+) -> Update:
+    """Update a learner that has counted the episodes of some rollout batches; the counters are metrics too.
 
     Raises:
-        StageFault: the result is not a learner state with numeric metrics.
+        StageFault: the result is not a learner state with numeric metrics, has parameters of another form, with which
+            no iteration could begin, or metrics under names that the run always has.
     """
-    found: object = learner.update(state, experience, run_seed=run_seed, iteration=iteration, parallel=parallel)
+    before = learner.at_start(state.learner, run_seed=at.run_seed)
+    found: object = learner.update(before, experience, run_seed=at.run_seed, iteration=at.iteration, parallel=parallel)
     match found:
-        case (LearnerState() as after, Mapping() as metrics):
-            return after, {name: _number(name, value) for name, value in metrics.items()}
+        case (LearnerState() as after, Mapping() as described):
+            of_update = {name: _number(name, value) for name, value in described.items()}
         case _:
             kinds = f"({', '.join(type(part).__name__ for part in found)})" if isinstance(found, tuple) else ""
             raise StageFault(
                 f"the update of {_name(learner)} gave {kinds or type(found).__name__}; required (LearnerState, "
                 "metrics), with the metrics a mapping from names to numbers"
             )
+    forms, required = (
+        {name: f"{value.dtype}{list(value.shape)}" for name, value in one.params.items()} for one in (after, before)
+    )
+    if other := sorted(name for name in required | forms if required.get(name) != forms.get(name)):
+        raise StageFault(
+            f"the update gave params[{other[0]!r}] as {forms.get(other[0], 'absent')}; required "
+            f"{required.get(other[0], 'absent')}, as it was before"
+        )
+    made = sum(episodes.num_steps for episodes in rounds)
+    nominal = sum(int(episodes.real.sum()) * episodes.rewards.shape[2] for episodes in rounds)
+    counters: Params = {
+        ENV_STEPS: np.array(int(before.extra[ENV_STEPS]) + made, np.int64),
+        ENV_STEPS_NOMINAL: np.array(int(before.extra[ENV_STEPS_NOMINAL]) + nominal, np.int64),
+    }
+    numbers = {name: float(count) for name, count in counters.items()}
+    if taken := sorted((metrics | numbers).keys() & of_update.keys()):
+        raise StageFault(
+            f"the update gave the metrics {', '.join(taken)}, which every run has; return them under other names"
+        )
+    learned = LearnerState(after.params, after.optimizer, after.extra | counters)
+    return Update(learned, {**metrics, **of_update, **numbers})
 
 
 def _name(learner: Learner[Any, Any]) -> str:
@@ -72,39 +97,3 @@ def _number(name: object, value: Any) -> float:
     if isinstance(value, int | float | np.number | np.bool) or getattr(value, "shape", None) == ():
         return float(value)
     raise StageFault(f"the update gave the metric {name!r} as {value!r}; required one number, as in float(loss)")
-
-
-def finished(
-    state: LearnerState, updated: LearnerState, rounds: Sequence[EpisodeBatch], metrics: Metrics, of_update: Metrics
-) -> Update:
-    """Return an update whose learner has counted the episodes of some rollout batches. The counters are metrics too.
-
-    Raises:
-        StageFault: the learner gave parameters of another form, with which no iteration could begin, or metrics under
-            names that the run always has.
-    """
-    before, after = (
-        {name: f"{value.dtype}{list(value.shape)}" for name, value in learner.params.items()}
-        for learner in (state, updated)
-    )
-    if other := sorted(name for name in before | after if before.get(name) != after.get(name)):
-        found, required = (form.get(other[0], "absent") for form in (after, before))
-        raise StageFault(f"the update gave params[{other[0]!r}] as {found}; required {required}, as it was before")
-    counters = counted(state, rounds)
-    numbers = {name: float(count) for name, count in counters.items()}
-    if taken := sorted((metrics | numbers).keys() & of_update.keys()):
-        raise StageFault(
-            f"the update gave the metrics {', '.join(taken)}, which every run has; return them under other names"
-        )
-    learner = LearnerState(updated.params, updated.optimizer, updated.extra | counters)
-    return Update(learner, {**metrics, **of_update, **numbers})
-
-
-def counted(learner: LearnerState, rounds: Sequence[EpisodeBatch]) -> Params:
-    """Return the counters after the episodes of some rollout batches."""
-    made = sum(episodes.num_steps for episodes in rounds)
-    nominal = sum(int(episodes.real.sum()) * episodes.rewards.shape[2] for episodes in rounds)
-    return {
-        ENV_STEPS: np.array(int(learner.extra[ENV_STEPS]) + made, np.int64),
-        ENV_STEPS_NOMINAL: np.array(int(learner.extra[ENV_STEPS_NOMINAL]) + nominal, np.int64),
-    }

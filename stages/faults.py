@@ -40,12 +40,6 @@ class NotFinite(StageFault):
 def require_finite(value: object, *, stage: str, iteration: int, step: int) -> None:
     """Raise unless every number in a stage's output is finite. Metrics describe and decide nothing, so they may be NaN.
 
-    Args:
-        value: The output, a dataclass of arrays and of mappings to arrays.
-        stage: Stage name, for the message.
-        iteration: Iteration number.
-        step: Inner step k.
-
     Raises:
         NotFinite: naming the first array and, as far as it has these axes, the task, episode and step.
     """

@@ -44,12 +44,7 @@ def fill_memory_of_all_tasks(
 
 FILL_MEMORY = Stage(fill_memory, ONCE, reads={"state": "initial"}, group="memory_fill", samples=True)
 FILL_MEMORY_OF_ALL_TASKS = Stage(
-    fill_memory_of_all_tasks,
-    ONCE,
-    name="fill_memory",
-    reads={"state": "initial"},
-    group="memory_fill",
-    samples=True,
+    fill_memory_of_all_tasks, ONCE, name="fill_memory", reads={"state": "initial"}, group="memory_fill", samples=True
 )
 
 

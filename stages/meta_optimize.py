@@ -1,6 +1,5 @@
 """The update of the meta-parameters that ends an iteration."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from metaloom.pipeline.algorithms.contract import Learner
@@ -9,9 +8,8 @@ from metaloom.pipeline.dataflow.stage import ITERATION, At, Stage
 from metaloom.pipeline.estimation.diagnostics import Measures, step_metrics, with_own
 from metaloom.pipeline.replay.trials import TrialExperience
 from metaloom.pipeline.types import EpisodeBatch, Metrics, ParallelMap, Samples, Step, Update
-from metaloom.stages.counters import finished, updated
+from metaloom.stages.counters import updated
 from metaloom.stages.memory.trials import StoredTrials
-from metaloom.stages.tools import at_start
 
 
 def meta_optimize(
@@ -30,7 +28,10 @@ def meta_optimize(
     and after the last.
     """
     steps = [Step(e, s, k) for k, (e, s) in enumerate(zip(episodes, samples, strict=True))]
-    return _learned(learner, at, parallel, measures, state, steps, steps)
+    metrics: Metrics = {}
+    for step in steps:
+        metrics |= with_own(step_metrics(step), measures.of_step(step))
+    return updated(learner, at, parallel, state=state, experience=steps, rounds=episodes, metrics=metrics)
 
 
 def meta_optimize_with_trials(
@@ -47,7 +48,9 @@ def meta_optimize_with_trials(
 ) -> Update:
     """Compute the next learner from this iteration's trials, and its model from those of the last iterations."""
     step = Step(episodes, samples, at.step)
-    return _learned(learner, at, parallel, measures, state, [step], TrialExperience(step, trials.buffer(rounds)))
+    experience = TrialExperience(step, trials.buffer(rounds))
+    metrics = with_own(step_metrics(step), measures.of_step(step))
+    return updated(learner, at, parallel, state=state, experience=experience, rounds=[episodes], metrics=metrics)
 
 
 META_OPTIMIZE = Stage(
@@ -65,21 +68,3 @@ META_OPTIMIZE_WITH_TRIALS = Stage(
     group="learner",
     ends_iteration=True,
 )
-
-
-def _learned(
-    learner: Learner[Any, Any],
-    at: At,
-    parallel: ParallelMap,
-    measures: Measures,
-    state: Update,
-    steps: Sequence[Step],
-    experience: object,
-) -> Update:
-    before, metrics = at_start(learner, state, at), Metrics()
-    after, of_update = updated(
-        learner, before, experience, run_seed=at.run_seed, iteration=at.iteration, parallel=parallel
-    )
-    for step in steps:
-        metrics |= with_own(step_metrics(step), measures.of_step(step))
-    return finished(before, after, [step.episodes for step in steps], metrics, of_update)

@@ -6,7 +6,6 @@ from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.dataflow.stage import EACH_STEP, At, Stage
 from metaloom.pipeline.seeding import seed_for
 from metaloom.pipeline.types import EpisodeBatch, ParallelMap, Samples, Update
-from metaloom.stages.tools import at_start
 
 
 def process_samples(
@@ -14,7 +13,9 @@ def process_samples(
 ) -> Samples:
     """Return the samples of a rollout batch, [B, E, T] each."""
     seed = seed_for(at.run_seed, "baseline", at.iteration, at.step)
-    return learner.process(at_start(learner, state, at), episodes, seed=seed, parallel=parallel)
+    return learner.process(
+        learner.at_start(state.learner, run_seed=at.run_seed), episodes, seed=seed, parallel=parallel
+    )
 
 
 PROCESS_SAMPLES = Stage(

@@ -6,7 +6,7 @@ from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.dataflow.stage import AFTER_TRAINING, At, Stage
 from metaloom.pipeline.types import EpisodeBatch, TaskParams, Update
 from metaloom.stages.counters import require_adapted
-from metaloom.stages.tools import acting_params, at_start
+from metaloom.stages.tools import acting_params
 
 
 def remember(
@@ -17,7 +17,7 @@ def remember(
     In training an actor remembers by itself, through the episodes of a trial.
     """
     before = acting_params(learner, params, at, len(episodes.lengths))
-    found = learner.adapt(at_start(learner, state, at), before, episodes)
+    found = learner.adapt(learner.at_start(state.learner, run_seed=at.run_seed), before, episodes)
     return require_adapted(found, len(episodes.lengths), learner)
 
 

@@ -52,16 +52,11 @@ class Adaptation(Protocol):
         ...
 
 
-def at_start(learner: Learner[Any, Any], update: Update, at: At) -> LearnerState:
-    """Return the state with which the iteration after an update acts and learns."""
-    return learner.at_start(update.learner, run_seed=at.run_seed)
-
-
 def acting_params(learner: Learner[Any, Any], acting: Update | TaskParams, at: At, num_tasks: int) -> TaskParams:
     """Return what every task acts with: its adapted parameters, or the learner's before the first inner step."""
     if isinstance(acting, TaskParams):
         return acting
-    return learner.acting_params(at_start(learner, acting, at), num_tasks)
+    return learner.acting_params(learner.at_start(acting.learner, run_seed=at.run_seed), num_tasks)
 
 
 def position(at: At) -> RolloutPosition:

@@ -11,9 +11,8 @@ from metaloom.pipeline.dataflow.outputs import SpanOutputs
 from metaloom.pipeline.dataflow.stage import ITERATION, At, Stage
 from metaloom.pipeline.estimation.diagnostics import Measures, episode_metrics, with_own
 from metaloom.pipeline.types import EpisodeBatch, Metrics, Minibatch, Minibatches, ParallelMap, Update
-from metaloom.stages.counters import finished, updated
+from metaloom.stages.counters import updated
 from metaloom.stages.memory.replay import StoredReplay, plan_of
-from metaloom.stages.tools import at_start
 
 
 def update(
@@ -38,33 +37,20 @@ def update(
     by_posterior: dict[int, list[EpisodeBatch]] = {}
     for batch, part in zip(episodes, plan_of(config).rounds, strict=True):
         by_posterior.setdefault(int(part.from_posterior), []).append(batch)
-    before, metrics = at_start(learner, state, at), Metrics()
+    collected, metrics = ([] if fill is None else [fill]), Metrics()
+    for k, batches in by_posterior.items():
+        collected += batches
+        metrics |= with_own(episode_metrics(batches, k), measures.of_round(batches, k))
     # Non-finite parameters are detected at the end, with a better message than a warning.
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        after, of_update = updated(
-            learner,
-            before,
-            replay.minibatches(rounds, drawn),
-            run_seed=at.run_seed,
-            iteration=at.iteration,
-            parallel=parallel,
-        )
-    for k, batches in by_posterior.items():
-        metrics |= with_own(episode_metrics(batches, k), measures.of_round(batches, k))
-    collected = [*([] if fill is None else [fill]), *(batch for k in by_posterior for batch in by_posterior[k])]
-    return finished(before, after, collected, metrics, of_update)
+        experience = replay.minibatches(rounds, drawn)
+        return updated(learner, at, parallel, state=state, experience=experience, rounds=collected, metrics=metrics)
 
 
 UPDATE = Stage(
     update,
     ITERATION,
-    reads={
-        "state": "learner",
-        "rounds": "history",
-        "drawn": "drawn",
-        "episodes": "all_rollouts",
-        "fill": "fill",
-    },
+    reads={"state": "learner", "rounds": "history", "drawn": "drawn", "episodes": "all_rollouts", "fill": "fill"},
     group="learner",
     ends_iteration=True,
 )

@@ -15,12 +15,6 @@ Collect = Callable[[TaskParams, TaskBatch, RolloutPosition], EpisodeBatch]
 def play_again(tasks: TaskBatch, episodes: EpisodeBatch, position: RolloutPosition, collect: Collect) -> str | None:
     """Play an episode, drawn by its position, again with its stored seed and actions.
 
-    Args:
-        tasks: Tasks of the iteration.
-        episodes: Rollout batch.
-        position: Position of the batch.
-        collect: Plays one episode on a new copy of the environment.
-
     Returns:
         The first difference, with the episode, the step and the array; None if there is none.
     """

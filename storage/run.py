@@ -33,6 +33,7 @@ from metaloom.storage.format.places import argument, folder_of, url_of
 from metaloom.storage.format.records import read_record
 from metaloom.storage.format.segments import Link
 from metaloom.storage.format.sessions import newest_session
+from metaloom.storage.read import late
 from metaloom.storage.read.history import chain_problems
 from metaloom.storage.read.info import (
     boundaries,
@@ -143,9 +144,7 @@ class Iteration(Shown):
             context: Read the transitions that tasks were inferred from instead.
             rows: Selection of the K x N transitions; only their batches are read.
         """
-        from metaloom.storage.read.transitions import minibatch_table
-
-        return minibatch_table(self.run, self.minibatches(), update, context=context, chosen=rows)
+        return late.minibatch_table(self.run, self.minibatches(), update, context=context, chosen=rows)
 
     def learner(self) -> LearnerState:
         """Read the learner that the iteration started from."""
@@ -163,10 +162,8 @@ class Iteration(Shown):
         """Load the metrics of the iteration."""
         if not self.run.is_thinned(self.run.last_ref(self.index)):
             return self.update().metrics
-        from metaloom.storage.read.frames import read_metrics
-
         # Of a reference, whose learner went with them: the table has them too.
-        (row,) = read_metrics(self.run.files, [self.index]).drop_columns(["iteration"]).to_pylist()
+        (row,) = late.read_metrics(self.run.files, [self.index]).drop_columns(["iteration"]).to_pylist()
         return {name: value for name, value in row.items() if value is not None}
 
     def xarray(self, k: int = 0, *, stage: str | None = None, task: Places = None) -> "xr.Dataset":
@@ -177,13 +174,11 @@ class Iteration(Shown):
             stage: Read the arrays of this stage instead of episodes and samples.
             task: As for `rollouts`.
         """
-        from metaloom.storage.read.datasets import to_xarray
-
         ref = self.ref(stage or "rollouts", k)
         chosen, samples = self.run.chosen_tasks(self.run.record(ref), task), self._in("samples", k)
         refs = [ref] if stage or samples is None else [ref, samples]
         components = {axis: self.run.components(axis) for axis in ("observation", "action")}
-        return to_xarray(self.run.files, refs, self._in("tasks"), chosen, components, self.run.facts)
+        return late.to_xarray(self.run.files, refs, self._in("tasks"), chosen, components, self.run.facts)
 
     def ref(self, stage: str, k: int = 0) -> StageRef:
         """Return the output of a stage, stored or not, by its name or that of its group."""
@@ -389,11 +384,9 @@ class Run(StoredOutputs):
         episode: Places = None,
     ) -> "pa.RecordBatchReader":
         """Yield what `steps` gives, one inner step of an iteration at a time, so that memory stays bounded."""
-        from metaloom.storage.read.frames import StepFilter, scan_steps
-
-        chosen = StepFilter(self.select(iterations), steps, stage, task, episode)
+        chosen = late.StepFilter(self.select(iterations), steps, stage, task, episode)
         components = {axis: self.components(axis) for axis in ("observation", "action")}
-        return scan_steps(self.files, chosen, columns, components, self.facts)
+        return late.scan_steps(self.files, chosen, columns, components, self.facts)
 
     def episodes(
         self, iterations: Iterations = None, steps: Steps = None, *, task: Places = None, episode: Places = None
@@ -403,9 +396,7 @@ class Run(StoredOutputs):
         Facts of the environment become `fact_*`: for a flag, True if any step has it; for other facts, the value at the
         last step. The selection works as in `steps`.
         """
-        from metaloom.storage.read.frames import StepFilter, read_episodes
-
-        return read_episodes(self.files, StepFilter(self.select(iterations), steps, None, task, episode))
+        return late.read_episodes(self.files, late.StepFilter(self.select(iterations), steps, None, task, episode))
 
     def tasks(self, iterations: Iterations = None) -> "pa.Table":
         """Read one row per task with its parameters as `task_*`."""
@@ -413,9 +404,7 @@ class Run(StoredOutputs):
 
     def metrics(self, iterations: Iterations = None) -> "pa.Table":
         """Read one row per iteration with its metrics."""
-        from metaloom.storage.read.frames import read_metrics
-
-        return read_metrics(self.files, self.select(iterations))
+        return late.read_metrics(self.files, self.select(iterations))
 
     def evaluations(self, iterations: Iterations = None) -> "pa.Table":
         """Read one row per episode of the evaluations during training, with its task's parameters as `task_*`."""
@@ -439,15 +428,13 @@ class Run(StoredOutputs):
             ValueError: there is no such column or inner step.
             StageMissing: there is no such stage, or no output of it.
         """
-        from metaloom.storage.read.entries import read_entries
-
         chosen, wanted = self.select(iterations), chosen_steps(steps)
         first = Iteration(self, chosen[0] if chosen else 0).ref(stage, wanted[0] if wanted else 0)
         refs = [ref for ref in self.refs_of(chosen) if ref.stage == first.stage]
         refs = [ref for ref in refs if wanted is None or ref.step in wanted]
         if not refs:
             self.record(first)  # raises StageMissing with what is there
-        return read_entries(self.files, refs, columns)
+        return late.read_entries(self.files, refs, columns)
 
     def transitions(self, rows: "Sequence[int] | Array") -> "pa.Table":
         """Read transitions by row number, as minibatches name them: one row each, with its origin.
@@ -460,20 +447,14 @@ class Run(StoredOutputs):
             StageMissing: a row is not stored.
             ValueError: a row number is negative.
         """
-        from metaloom.storage.read.transitions import read_transitions
-
-        return read_transitions(self, np.asarray(rows, np.int64))
+        return late.read_transitions(self, np.asarray(rows, np.int64))
 
     def lineage(self) -> "pa.Table":
         """Read one row per stored output, in order of creation: its inputs, time, session and versions."""
-        from metaloom.storage.read.frames import lineage
-
-        return lineage(self.record(ref) for ref in self.refs())
+        return late.lineage(self.record(ref) for ref in self.refs())
 
     def _table(self, name: str, iterations: Iterations) -> "pa.Table":
-        from metaloom.storage.read.frames import read_tables
-
-        return read_tables(self.files, name, self.select(iterations))
+        return late.read_tables(self.files, name, self.select(iterations))
 
 
 def open_run(path: str | Path) -> Run:

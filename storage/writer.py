@@ -217,9 +217,6 @@ class RunWriter:
 
         For copies of runs, such as references. The rest can then be recomputed only from these learners, and the run
         resumed only from the newest.
-
-        Raises:
-            ValueError: `every` is no positive number.
         """
         if every < 1:
             raise ValueError(f"found every={every}; required 1 or more")
@@ -442,11 +439,7 @@ class Budget:
         self._warned = False
 
     def reserve(self, ref: StageRef, value: Value) -> None:
-        """Set aside what an output can take at most.
-
-        Raises:
-            BudgetReached: there is not so much left.
-        """
+        """Set aside what an output can take at most."""
         arrays = flatten(value).values()
         need = sum(array.nbytes for array in arrays) + _BESIDES_ARRAYS
         if self._used + sum(self._reserved.values()) + need > self._limit:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from archives import unpack
 from browsing import NO_BROWSER
 from hypothesis import HealthCheck, settings
 from leaks import left_over, listening, present
+from warm import forked_processes
 
 # pytest-xdist sets it, and so may a shell: commands are to find the same width with and without.
 os.environ.pop("COLUMNS", None)
@@ -95,6 +97,13 @@ def _module_leaves_nothing(request):
         return  # pytest tears down while it ends, where a failure would be taken for one of its own
     if left := left_over(before) + left_over(ports, listening):
         pytest.fail(f"the module leaves {'; '.join(left)}", pytrace=False)
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[None]:
+    """Processes that the module starts begin with their imports done: none of its tests is about starting one."""
+    with forked_processes():
+        yield
 
 
 @pytest.fixture(scope="session")

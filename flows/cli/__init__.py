@@ -1,7 +1,7 @@
 """The command line. Exit codes: 0 done, 1 found a difference or a failure, 2 wrong usage, 130 stopped by Ctrl-C.
 
 Commands are made of the table of operations (`flows/operations`); modules of this package have what a terminal needs
-besides. They import numerics inside functions, because help, lists and refusals should not wait seconds for torch;
+besides. They use numerics through `operations/late.py`, because help, lists and refusals should not wait for torch;
 tests/flows/test_startup.py holds them to it.
 """
 
@@ -28,7 +28,7 @@ from metaloom.flows.cli.output import (
     discard_output,
 )
 from metaloom.flows.errors import EXIT_INTERRUPTED, USAGE, StartAgain, exit_code, explained
-from metaloom.flows.operations import operations
+from metaloom.flows.operations import late, operations
 from metaloom.flows.operations.options import complete_runs
 from metaloom.flows.streams import keep_streams
 from metaloom.flows.views.status import STATUS
@@ -49,12 +49,10 @@ COMMANDS = [*operations()]
 def _explain(error: CycloptsError) -> Panel:
     """Explain in a frame what is wrong with a command line."""
     if isinstance(error, UnknownOptionError):
-        from metaloom.pipeline.schema import suggestion  # imports pydantic, which takes longer than all above
-
         found = error.token.keyword or error.token.value
         options = [name for argument in error.argument_collection for name in argument.names if name.startswith("--")]
         # Without the dashes, which make any two options resemble each other.
-        hint = suggestion(found.lstrip("-"), [name.lstrip("-") for name in options])
+        hint = late.suggestion(found.lstrip("-"), [name.lstrip("-") for name in options])
         hint = hint.replace("; did you mean ", "\ndid you mean --")
         if "--set" in options:
             hint += "\n`--set NAME=VALUE` changes a setting"
@@ -90,9 +88,7 @@ for _rank, (_name, _operation) in enumerate(operations().items()):
 
 
 app.command(
-    f"{__name__}.completion:install",
-    name="--install-completion",
-    help="Install completion for bash, zsh or fish.",
+    f"{__name__}.completion:install", name="--install-completion", help="Install completion for bash, zsh or fish."
 )
 
 
@@ -147,9 +143,7 @@ def run(tokens: Sequence[str]) -> int:
         code = exit_code(error)
         if code is None:
             raise
-        from metaloom.pipeline.schema import suggestion
-
         # The name may resemble an existing run's.
-        similar = suggestion(Path(error.where).name, complete_runs(None)) if isinstance(error, RunNotFound) else ""
+        similar = late.suggestion(Path(error.where).name, complete_runs(None)) if isinstance(error, RunNotFound) else ""
         print(f"metaloom: {error_text(error)}{similar}", file=sys.stderr)
         return code

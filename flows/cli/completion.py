@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from metaloom.flows.cli import app
 from metaloom.flows.cli.output import console
 from metaloom.flows.errors import UsageError
 
@@ -27,8 +28,6 @@ def install(*, shell: Shell | None = None, output: Output = None) -> int:
         output: Write the script there, rather than where the shell looks for it.
     """
     from cyclopts.completion.detect import ShellDetectionError, detect_shell
-
-    from metaloom.flows.cli import app
 
     chosen = shell
     if chosen is None:

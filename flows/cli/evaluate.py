@@ -8,8 +8,9 @@ from cyclopts import Parameter
 from metaloom.flows.cli.generated import Call, show_result
 from metaloom.flows.cli.output import say
 from metaloom.flows.errors import FAILURE
+from metaloom.flows.films.opengl import choose_renderer
 from metaloom.flows.formatting import plural
-from metaloom.flows.operations import operations
+from metaloom.flows.operations import late, operations
 from metaloom.flows.operations.options import agree
 from metaloom.flows.runs import RunAt
 from metaloom.flows.views.status import STATUS
@@ -25,8 +26,7 @@ def evaluate(
     call: "Call[EvaluationOutcome]",
     *,
     plot: Annotated[
-        Path | None,
-        Parameter(help="Plot return against adaptation episodes into this .png, .svg or .pdf file."),
+        Path | None, Parameter(help="Plot return against adaptation episodes into this .png, .svg or .pdf file.")
     ] = None,
     video: Annotated[
         Path | None,
@@ -40,9 +40,7 @@ def evaluate(
     """Print returns, and write the pictures that are wanted."""
     at = RunAt.of(call["run"], learner=True)
     if plot is not None:
-        from metaloom.flows.views.evaluation_plots import check_plot_file
-
-        check_plot_file(plot)
+        late.check_plot_file(plot)
     agree(at.path, call["trust"])
     film = None if video is None else _film(video, at.path)
 
@@ -55,9 +53,7 @@ def evaluate(
     # First, since a full disk may keep pictures from being written.
     show_result(operations()["evaluate"], outcome, as_json)
     if plot is not None:
-        from metaloom.flows.views.evaluation_plots import write_plot
-
-        write_plot(plot, outcome.plot())
+        late.write_plot(plot, outcome.plot())
     if film is None:
         return 0
     done = film.write(outcome, at.path.name)
@@ -67,10 +63,5 @@ def evaluate(
 
 
 def _film(out: Path, run: Path) -> "EvaluationFilm":
-    from metaloom.flows.films.opengl import choose_renderer
-
     renderer = choose_renderer("auto")  # before MuJoCo is imported
-    from metaloom.flows.commands.evaluation_film import EvaluationFilm
-    from metaloom.flows.graph.run_stages import config_of
-
-    return EvaluationFilm(out, config_of(open_run(run)).env, renderer)
+    return late.EvaluationFilm(out, late.config_of(open_run(run)).env, renderer)

@@ -6,6 +6,7 @@ from cyclopts import Parameter
 
 from metaloom.flows.cli.generated import Call
 from metaloom.flows.cli.output import answer, print_json
+from metaloom.flows.operations import late
 from metaloom.flows.operations.options import Overrides, complete_recipes, refuse_with, refuse_without
 from metaloom.flows.views.status import STATUS
 
@@ -23,34 +24,25 @@ def recipes(
     overrides: Overrides = (),
     schema: Annotated[bool, Parameter(help="Print the JSON schema of every setting instead.")] = False,
     envs: Annotated[
-        bool,
-        Parameter(help="List the environments instead; recipes take any of them with `--set env=NAME`."),
+        bool, Parameter(help="List the environments instead; recipes take any of them with `--set env=NAME`.")
     ] = False,
     as_json: bool = False,
 ) -> int:
     """Print recipes, the settings of one, environments or the schema."""
     if recipe is not None:
         refuse_with("a recipe", schema=schema, envs=envs, json=as_json)
-        from metaloom.flows.recipes import new_config
-        from metaloom.flows.views.settings_files import settings_file
-
-        text = settings_file(new_config(recipe, overrides), form or "yaml")
+        text = late.settings_file(late.new_config(recipe, overrides), form or "yaml")
         STATUS.end()
         print(text, end="")
         return 0
     refuse_without("a recipe", format=form, set=overrides or None)
     if envs:
         refuse_with("--envs", schema=schema)
-        from metaloom.pipeline.envs import PLUGINS
-
-        names = PLUGINS.names()
+        names = late.PLUGINS.names()
         answer(as_json, lambda: names, lambda: "\n".join(names))
         return 0
-    from metaloom.flows.views.tables import recipe_rows, recipes_table
-    from metaloom.pipeline.config.run import RunConfig
-
     if schema:
-        print_json(RunConfig.model_json_schema())
+        print_json(late.RunConfig.model_json_schema())
     else:
-        answer(as_json, recipe_rows, lambda: recipes_table(recipe_rows()))
+        answer(as_json, late.recipe_rows, lambda: late.recipes_table(late.recipe_rows()))
     return 0

@@ -7,6 +7,7 @@ from cyclopts import App
 from metaloom.flows.cli.generated import Call, make_command
 from metaloom.flows.cli.output import answer
 from metaloom.flows.operations import REFERENCE
+from metaloom.flows.operations.reference import found
 
 reference: App = App(
     name="reference",
@@ -21,8 +22,6 @@ reference: App = App(
 
 def show(call: Call[Any], *, as_json: bool = False) -> int:
     """Print a reference as data or drawn, while its archive is open."""
-    from metaloom.flows.operations.reference import found
-
     with found(call["name"], call["folder"]) as views:
         answer(as_json, *views)
     return 0

@@ -9,6 +9,7 @@ from metaloom.flows.cli.generated import Call
 from metaloom.flows.cli.output import console, print_json
 from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import plural, stage_label
+from metaloom.flows.operations import late
 from metaloom.flows.operations.options import agree, refuse_with
 from metaloom.flows.operations.replay import materialise
 from metaloom.flows.rollouts.backend import Backend
@@ -29,12 +30,10 @@ def replay(
         Parameter(help="Run one stage, stored or not, in this process, and enter Python's debugger where it fails."),
     ] = False,
     materialise: Annotated[
-        bool,
-        Parameter(help="Recompute what was thinned and store it again, provided that it has its old digest."),
+        bool, Parameter(help="Recompute what was thinned and store it again, provided that it has its old digest.")
     ] = False,
     quarantine: Annotated[
-        bool,
-        Parameter(help="Rerun, in this process, the episode that was kept because an environment failed in it."),
+        bool, Parameter(help="Rerun, in this process, the episode that was kept because an environment failed in it.")
     ] = False,
     as_recorded: Annotated[
         bool,
@@ -64,9 +63,7 @@ def replay(
             raise UsageError(f"{at.path}: --quarantine is about one iteration, such as {at.path}@0")
         from pdb import Pdb
 
-        from metaloom.flows.commands.debug import reproduce_kept
-
-        entry = reproduce_kept(at.path, at.iteration, stage, step, debugger=Pdb() if pdb else None)
+        entry = late.reproduce_kept(at.path, at.iteration, stage, step, debugger=Pdb() if pdb else None)
         told = f"the episode of {entry.path} went well this time. It failed with:\n{entry.message}"
         console().print(told, markup=False)
         return 0
@@ -78,18 +75,14 @@ def replay(
 
 
 def _start_as_recorded(at: RunAt, *, say: bool) -> None:
-    from metaloom.flows.as_recorded import arithmetic_of, start_as_recorded
-
     run = open_run(at.path)
     iterations = run.select(None) if at.iteration is None else [at.iteration]
-    start_as_recorded(run, iterations)
+    late.start_as_recorded(run, iterations)
     if say:
-        console().print(as_text(arithmetic_of(run, iterations)))
+        console().print(as_text(late.arithmetic_of(run, iterations)))
 
 
 def _replay(call: "Call[Replay]", *, as_recorded: bool, as_json: bool) -> int:
-    from metaloom.flows.views.tables import difference_table, replay_line
-
     stages = 0
 
     def replayed(outcome: "StageReplay") -> None:
@@ -97,14 +90,16 @@ def _replay(call: "Call[Replay]", *, as_recorded: bool, as_json: bool) -> int:
         stages += 1
         STATUS.far(plural(stages, "stage"))
         if not as_json:
-            console().print(replay_line(outcome))
+            console().print(late.replay_line(outcome))
 
     outcomes = call(replayed=replayed)
     different = [outcome for outcome in outcomes if not outcome.identical]
     if as_json:
         print_json([outcome.as_dict() for outcome in outcomes])
     elif different:
-        console().print(difference_table([difference for outcome in different for difference in outcome.differences]))
+        console().print(
+            late.difference_table([difference for outcome in different for difference in outcome.differences])
+        )
         changed = dict.fromkeys(change for outcome in different for change in outcome.changed)
         told = "; ".join(changed) or "nothing that is recorded"
         console().print(as_text(f"Other than when it was computed: {told}"))
@@ -125,9 +120,7 @@ def _debug(at: RunAt, stage: str | None, step: int | None, backend: Backend) -> 
             f"{at.path}: --pdb is for one stage; name it as in: "
             f"metaloom replay {argument(at.path)}@0 --stage adapt --pdb"
         )
-    from metaloom.flows.commands.debug import debug_stage
-
-    outcome = debug_stage(
+    outcome = late.debug_stage(
         at.path, at.iteration, stage, step or 0, backend=backend, say=lambda words: console().out(words)
     )
     console().print(str(outcome))

@@ -12,6 +12,7 @@ from metaloom.flows.cli.generated import Call
 from metaloom.flows.cli.output import answer, say, unless_closed
 from metaloom.flows.errors import EXIT_INTERRUPTED
 from metaloom.flows.formatting import plural
+from metaloom.flows.operations import late
 from metaloom.flows.operations.options import refuse_with
 from metaloom.flows.views.status import STATUS
 
@@ -32,44 +33,35 @@ def sweep(
 ) -> int:
     """Train a sweep, or show it."""
     if status:
-        from metaloom.flows.sweeps.stored import require_sweep
-
         chosen = {name: call[name] or None for name in ("grid", "optuna", "search", "metric")}
         given = {"seeds": call["seeds"], **chosen, "set": call["overrides"] or None, "name": call["name"]}
         refuse_with("--status", **given, extend=call["extend"])
-        return _show(require_sweep(call["recipe"]), as_json=as_json)
+        return _show(late.require_sweep(call["recipe"]), as_json=as_json)
     shown = (lambda planned, start: _show(planned, as_json=as_json)) if dry_run else partial(_train, as_json)
     return cast(int, call(progress=shown))
 
 
 def _show(sweep: "Sweep", *, as_json: bool) -> int:
-    from metaloom.flows.commands.trial_scores import trials_of
-    from metaloom.flows.views.sweep_tables import best_lines, search_info, sweep_rows, sweep_table
-
-    trials = trials_of(sweep)
-    rows = sweep_rows(sweep, trials)
+    trials = late.trials_of(sweep)
+    rows = late.sweep_rows(sweep, trials)
     about = {"sweep": sweep.name, "recipe": sweep.recipe, "runs": rows}
-    answer(as_json, lambda: about | search_info(sweep, trials), lambda: sweep_table(sweep, rows))
-    if not as_json and rows and (lines := best_lines(sweep, trials)):
+    answer(as_json, lambda: about | late.search_info(sweep, trials), lambda: late.sweep_table(sweep, rows))
+    if not as_json and rows and (lines := late.best_lines(sweep, trials)):
         say(as_json, "\n".join(lines))
     return 0
 
 
 def _train(as_json: bool, planned: "Sweep", start: "Callable[[SweepObserver], SweepResult]") -> int:
-    from metaloom.flows.commands.trial_scores import trials_of
-    from metaloom.flows.interrupt import stop_on_interrupt
-    from metaloom.flows.results.sweep import best_of
-    from metaloom.flows.views.run_info import is_complete
-    from metaloom.flows.views.sweep_progress import sweep_progress
-
-    done = sum(is_complete(planned.folder(run)) for run in planned.runs)
+    done = sum(late.is_complete(planned.folder(run)) for run in planned.runs)
     tell = unless_closed(say)
     tell(as_json, f"sweep {planned.name}: {plural(planned.num_runs, 'run')}, {done} complete")
     go_on = f"go on with the same command, or: metaloom sweep {planned.name}"
     STATUS.end()
     with (
-        stop_on_interrupt(lambda: go_on) as stop,
-        sweep_progress(planned.num_runs, done, "json" if as_json else "auto", stop=stop, out=sys.stdout) as observer,
+        late.stop_on_interrupt(lambda: go_on) as stop,
+        late.sweep_progress(
+            planned.num_runs, done, "json" if as_json else "auto", stop=stop, out=sys.stdout
+        ) as observer,
     ):
         begun, ended = unless_closed(observer.begun), unless_closed(observer.ended)
         result = start(replace(observer, begun=begun, ended=ended))
@@ -84,6 +76,6 @@ def _train(as_json: bool, planned: "Sweep", start: "Callable[[SweepObserver], Sw
     if not as_json:
         _show(result.sweep, as_json=False)
     if planned.search is not None:
-        return 0 if best_of(trials_of(result.sweep)) is not None else 1
+        return 0 if late.best_of(late.trials_of(result.sweep)) is not None else 1
     tell(as_json, f"compare them: metaloom compare {planned.name}")
     return 0

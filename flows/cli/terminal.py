@@ -15,8 +15,11 @@ from metaloom.flows.cli.generated import Call, show_result
 from metaloom.flows.cli.output import OutputClosed, answer, console, say
 from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import plural, size
-from metaloom.flows.operations import operations
+from metaloom.flows.operations import late, operations
 from metaloom.flows.operations.options import agree
+from metaloom.flows.operations.rm import check_removable, dependents
+from metaloom.flows.operations.show import found
+from metaloom.flows.results.disk import bytes_freed
 from metaloom.flows.runs import RunAt, folders_of, require_one_iteration, run_folder
 from metaloom.flows.views.status import STATUS
 from metaloom.pipeline.shown import printable
@@ -35,10 +38,8 @@ if TYPE_CHECKING:
 
 def fork(call: "Call[Run]") -> int:
     """Print what the new run shares with its parent."""
-    from metaloom.flows.views.tables import fork_view
-
     parent = RunAt.of(call["parent"], learner=True).path
-    call(account=lambda made: console().print(fork_view(made, parent)))
+    call(account=lambda made: console().print(late.fork_view(made, parent)))
     return 0
 
 
@@ -61,16 +62,12 @@ def compare(
 ) -> int:
     """Print the comparison, and draw it where that is wanted."""
     if plot is not None:
-        from metaloom.flows.views.evaluation_plots import check_plot_file
-
-        check_plot_file(plot)
+        late.check_plot_file(plot)
     found = call()
     # First, since a full disk may keep a picture from being written.
     show_result(operations()["compare"], found, as_json)
     if plot is not None:
-        from metaloom.flows.views.evaluation_plots import write_plot
-
-        write_plot(plot, found.plot())
+        late.write_plot(plot, found.plot())
     return 0
 
 
@@ -85,25 +82,20 @@ def optimize(
     """Compare the outcomes under all values of a grid."""
     path, iteration = require_one_iteration(call["run"], None)
     agree(path, call["trust"])
-    from metaloom.flows.commands.optimize import sweep
-    from metaloom.flows.sweeps.space import parse_grid
-    from metaloom.flows.views.comparison_tables import counterfactual_table, grid_table
-
-    values = parse_grid(grid)
+    values = late.parse_grid(grid)
     results: list[Counterfactual] = []
-    for result in sweep(path, iteration, values, call["overrides"], stage=call["stage"], step=call["step"]):
+    for result in late.optimize_grid(
+        path, iteration, values, call["overrides"], stage=call["stage"], step=call["step"]
+    ):
         results.append(result)
         STATUS.far(f"{len(results)} of {prod(map(len, values.values()))} settings")
-    table = (lambda: grid_table(results)) if values else (lambda: counterfactual_table(results[0]))
+    table = (lambda: late.grid_table(results)) if values else (lambda: late.counterfactual_table(results[0]))
     answer(as_json, lambda: [result.as_dict() for result in results], table)
     return 0
 
 
 def rm(call: "Call[Removed]", *, yes: Annotated[bool, Parameter(help="Do not ask.")] = False) -> int:
     """Ask before runs are removed."""
-    from metaloom.flows.operations.rm import check_removable, dependents
-    from metaloom.flows.results.disk import bytes_freed
-
     paths = list(dict.fromkeys(map(check_removable, folders_of(call["runs"]))))
     for path in paths:
         console().out(f"to remove: {path}")
@@ -168,12 +160,10 @@ def logs(
     as_json: bool = False,
 ) -> int:
     """Print the lines of a log, and those that are added."""
-    from metaloom.flows.run_log import LogLine, LogReader
-
     opened = open_run(run_folder(call["run"]))
-    reader, any_line = LogReader(opened.path), False
+    reader, any_line = late.LogReader(opened.path), False
 
-    def text(line: LogLine) -> str:
+    def text(line: late.LogLine) -> str:
         if as_json:
             return json.dumps(line.fields)
         where = f" {line.ref.iteration} {line.ref.stage} k={line.ref.step}" if line.ref else ""
@@ -221,8 +211,6 @@ def show(
     as_json: bool = False,
 ) -> int:
     """Print what is found as data or drawn."""
-    from metaloom.flows.operations.show import found
-
     given = {**call.given}
     answer(as_json, *found(RunAt.parse(given.pop("run")), **given, everything=everything))
     return 0

@@ -14,8 +14,11 @@ from metaloom.flows.cli.generated import Call
 from metaloom.flows.cli.output import answer, console, say, unless_closed
 from metaloom.flows.errors import EXIT_INTERRUPTED, USAGE, ExtraMissing, explained
 from metaloom.flows.formatting import plural, program
+from metaloom.flows.operations import late
 from metaloom.flows.operations.options import refuse_without
+from metaloom.flows.operations.report import write
 from metaloom.flows.operations.train import check_log, new_folder, new_settings, require_witness
+from metaloom.flows.results.verification import what_helps
 from metaloom.flows.runs import report_folder, run_folder
 from metaloom.flows.views.status import STATUS
 from metaloom.pipeline.shown import printable
@@ -63,9 +66,7 @@ def shown(call: "Call[Run]", *, as_json: bool = False) -> int:
 
 
 def _dry_run(config: "RunConfig", folder: Path, backend: "Backend", *, probe: bool, as_json: bool) -> int:
-    from metaloom.flows.commands.dry_run import dry_run
-
-    found = dry_run(config, folder, backend, probe=probe)
+    found = late.dry_run(config, folder, backend, probe=probe)
     answer(as_json, found.document, found.table)
     if found.refusal is None:
         return 0
@@ -74,10 +75,6 @@ def _dry_run(config: "RunConfig", folder: Path, backend: "Backend", *, probe: bo
 
 
 def _train(log: Sequence[str], as_json: bool, folder: Path, start: "Callable[[Observer], TrainResult]") -> int:
-    from metaloom.flows.interrupt import stop_on_interrupt
-    from metaloom.flows.results.verification import what_helps
-    from metaloom.flows.views.progress import progress
-
     go_on = f"go on with: metaloom resume {argument(folder)}"
 
     def again() -> str:
@@ -85,8 +82,8 @@ def _train(log: Sequence[str], as_json: bool, folder: Path, start: "Callable[[Ob
 
     STATUS.end()
     with (
-        stop_on_interrupt(again) as stop,
-        progress(mode="json" if as_json else "auto", stop=stop, out=sys.stdout) as observer,
+        late.stop_on_interrupt(again) as stop,
+        late.shown_progress(mode="json" if as_json else "auto", stop=stop, out=sys.stdout) as observer,
     ):
         result = start(replace(observer, iteration_done=unless_closed(observer.iteration_done)))
     tell = unless_closed(say)
@@ -112,15 +109,11 @@ def _train(log: Sequence[str], as_json: bool, folder: Path, start: "Callable[[Ob
         steps = _next_steps(result.path)
     tell(as_json, steps)
     if "tensorboard" in log:
-        from metaloom.flows.loggers.live import log_folder
-
-        tell(as_json, f"  tensorboard --logdir {location(log_folder(result.path) / 'tensorboard')}")
+        tell(as_json, f"  tensorboard --logdir {location(late.log_folder(result.path) / 'tensorboard')}")
     return 0
 
 
 def _next_steps(folder: Path) -> str:
-    from metaloom.flows.operations.report import write
-
     try:
         files = write(open_run(folder), report_folder(folder))
         drawn = [f"learning curve  {files.png}", f"report page     {files.html}"]

@@ -18,11 +18,7 @@ _ADVICE = "see docs/hostile_environments.md"
 
 
 def env_config(name: str, assignments: Sequence[str] = ()) -> EnvConfig:
-    """An environment by name with `env.options.x=value` assignments.
-
-    Raises:
-        UsageError: they assign something else, or what an environment does not have.
-    """
+    """An environment by name with `env.options.x=value` assignments."""
     settings = override({"env": {"name": name}}, assignments)
     try:
         if settings.keys() != {"env"}:

@@ -45,10 +45,7 @@ def compare(
     histories = {history.path: history for history in chosen.histories}
     common = min(history.steps[-1] for history in histories.values())
     if max(history.steps[-1] for history in histories.values()) > common:
-        notes = (
-            *notes,
-            f"compared after {count(float(common))} environment steps, the most that all runs have",
-        )
+        notes = (*notes, f"compared after {count(float(common))} environment steps, the most that all runs have")
     members = grouped(runs, group, mixed=mixed)
     notes = (*notes, *kin_notes(members))
     notes = notes if group else (*notes, *difference_notes(members.values()))

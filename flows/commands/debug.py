@@ -55,20 +55,6 @@ def debug_stage(
 
     The debugger starts in the innermost frame; `up` leads to the stage and its arguments, and `stage_inputs` holds the
     stored inputs by the names under which the stage declares them, such as episodes. The run is not changed.
-
-    Args:
-        path: the run's folder.
-        iteration: the stage's iteration.
-        stage: its name.
-        step: its inner step.
-        backend: where rollouts run; only faults of this process can be debugged.
-        debugger: the one to enter; one on the terminal when None.
-        say: is told what failed, before the debugger starts.
-
-    Raises:
-        UsageError: the run has no such stage.
-        storage.StageMissing: an input of the stage is not stored.
-        storage.DigestMismatch: an input was thinned and comes out with other bits today.
     """
     run = storage.open_run(path)
     with stages_of_run(run, backend) as all_stages:
@@ -94,29 +80,12 @@ def debug_stage(
 
 
 def reproduce_kept(
-    path: Path,
-    iteration: int,
-    stage: str | None = None,
-    step: int | None = None,
-    *,
-    debugger: pdb.Pdb | None = None,
+    path: Path, iteration: int, stage: str | None = None, step: int | None = None, *, debugger: pdb.Pdb | None = None
 ) -> Quarantined:
     """Run the episode again that the quarantine keeps of a fault of the environment, in this process.
 
-    Args:
-        path: the run's folder.
-        iteration: of the stage that failed.
-        stage: its name, where several of the iteration did.
-        step: its inner step, likewise.
-        debugger: entered where the episode fails, if given.
-
     Returns:
         What is kept, when the episode goes well this time.
-
-    Raises:
-        metaloom.stages.rollouts.faults.RolloutError: it fails.
-        UsageError: nothing, more than one thing, or nothing of an environment is kept there.
-        storage.DamagedRun: what is kept cannot be read.
     """
     run = storage.open_run(path)
     entries = [entry for entry in storage.read_quarantine(path) if entry.ref.iteration == iteration]

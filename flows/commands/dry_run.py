@@ -104,18 +104,7 @@ class DryRun:
 
 
 def dry_run(config: RunConfig, folder: Path, backend: Backend = Backend(), *, probe: bool = False) -> DryRun:
-    """Count what a run takes, be it too much, and create nothing.
-
-    Args:
-        config: of the run.
-        folder: where it would be kept.
-        backend: where rollouts would run.
-        probe: measure memory, disk and time of the first iterations in a temporary folder, if the run may fit.
-
-    Raises:
-        ConfigError, EnvError: a setting is wrong.
-        storage.RunExists: there is such a run already.
-    """
+    """Count what a run takes, be it too much, and create nothing."""
     storage.check_new_run(folder)
     check_graph(config)
     config = pinned(config)

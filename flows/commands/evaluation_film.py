@@ -25,10 +25,6 @@ class EvaluationFilm:
         out: .gif, .webp, .mp4, or .png for the last picture alone.
         env: the environment that will be filmed.
         renderer: of MuJoCo's robots.
-
-    Raises:
-        UsageError: no film can be written to the file, or the environment has no pictures.
-        EnvError: it cannot be made.
     """
 
     def __init__(self, out: Path, env: EnvConfig, renderer: RendererName = "auto") -> None:

@@ -37,20 +37,9 @@ _SIZES = ("num_tasks", "episodes_per_task", "max_episode_steps")
 
 
 def fork(
-    path: Path,
-    iteration: int | None,
-    new_path: Path,
-    overrides: Sequence[str] = (),
-    *,
-    on_progress: Progress = unseen,
+    path: Path, iteration: int | None, new_path: Path, overrides: Sequence[str] = (), *, on_progress: Progress = unseen
 ) -> Fork:
-    """Create a run that begins with the iterations before `iteration` of another one; `resume` goes on with it.
-
-    Raises:
-        ConfigError: the settings are wrong, or their numbers do not fit into one run with the parent's.
-        storage.StageMissing: the parent has had fewer updates.
-        storage.RunExists: something is already stored at the new path.
-    """
+    """Create a run that begins with the iterations before `iteration` of another one; `resume` goes on with it."""
     run = storage.open_run(path)
     iteration = updates_at(run, iteration)
     if iteration:

@@ -32,20 +32,9 @@ CHANGEABLE = ("algorithm", "baseline", "processing", "seed")
 
 
 def optimize(
-    path: Path,
-    iteration: int,
-    settings: Iterable[str] = (),
-    *,
-    stage: str | None = None,
-    step: int = 0,
+    path: Path, iteration: int, settings: Iterable[str] = (), *, stage: str | None = None, step: int = 0
 ) -> Counterfactual:
-    """Compute a stage of a stored iteration again under changed settings, without sampling.
-
-    Raises:
-        UsageError: a setting decides which batches there are, or the stored learner is not one of the algorithm.
-        metaloom.pipeline.config.run.ConfigError: a setting is wrong.
-        storage.StageMissing: a batch that the stage reads is not stored.
-    """
+    """Compute a stage of a stored iteration again under changed settings, without sampling."""
     return next(sweep(path, iteration, {}, settings, stage=stage, step=step))
 
 
@@ -89,12 +78,7 @@ def sweep(
 
 
 def changed_config(config: RunConfig, settings: Sequence[str]) -> RunConfig:
-    """A run's configuration with changes that leave its stored batches as they are.
-
-    Raises:
-        UsageError: a setting decides which batches there are.
-        ConfigError: a setting is wrong.
-    """
+    """A run's configuration with changes that leave its stored batches as they are."""
     before = config.model_dump(mode="json")
     # The algorithm decides processing.name, so it is not kept when the algorithm changes.
     kept = {**before, "processing": {name: v for name, v in before["processing"].items() if name != "name"}}
@@ -168,13 +152,7 @@ class _Again:
 
 
 class _Altered:
-    """Finds stored outputs; what does not decide the episodes is computed again, and the learner is fitted.
-
-    Args:
-        run: the run.
-        stages: of the run, under other settings.
-        iteration: of which outputs are computed again.
-    """
+    """Finds stored outputs; what does not decide the episodes is computed again, and the learner is fitted."""
 
     def __init__(self, run: Run, stages: Runner, iteration: int) -> None:
         self._run = run

@@ -36,12 +36,6 @@ def replay(
     Each iteration is computed by a new learner. A plug-in may still keep state in a class or a module, so its last and
     first iterations are computed once more at the end: a stage that then differs is given a second time. Inputs that
     were thinned are computed again too.
-
-    Raises:
-        UsageError: no run like this one has such a stage or step, or no iteration is complete and none is named.
-        storage.StageMissing: nothing stored matches.
-        storage.DigestMismatch: an input was thinned and comes out with other bits today.
-        storage.DamagedRun: what is stored of a stage, or of its inputs, is damaged.
     """
     run = storage.open_run(path)
     with stages_of_run(run, backend) as stages:
@@ -95,10 +89,6 @@ def replay_from_learner(
         iteration: the last one to compute.
         first: where to begin, an iteration whose learner is stored; the nearest one when None.
         backend: where rollouts run.
-
-    Raises:
-        storage.StageMissing: nothing of the iteration is stored.
-        storage.DamagedRun: what is stored of a stage, or of its inputs, is damaged.
     """
     run = storage.open_run(path)
     require_iteration(run, iteration)
@@ -209,11 +199,7 @@ def _selected(
 
 
 def require_known(order: list[StageRef], stage: str | None, step: int | None) -> None:
-    """Refuse a stage or inner step that an iteration does not have, with those that it has.
-
-    Raises:
-        UsageError: it has no such stage or step.
-    """
+    """Refuse a stage or inner step that an iteration does not have, with those that it has."""
     names = list(dict.fromkeys(ref.stage for ref in order))
     if stage not in (None, *names):
         raise UsageError(

@@ -38,12 +38,7 @@ class Histories:
 
 
 def read_histories(runs: Sequence[Run], metric: str | None, *, mixed: bool) -> tuple[Histories, tuple[str, ...]]:
-    """Read the scores of runs by a metric, with notes on its choice.
-
-    Raises:
-        UsageError: a run has no such scores, or they mean different things.
-        NoFiniteScore: one is no finite number.
-    """
+    """Read the scores of runs by a metric, with notes on its choice."""
     evaluated = [run for run in runs if _evaluations(run) is not None] if metric in (None, EVALUATION) else []
     notes: tuple[str, ...] = ()
     if metric is None:

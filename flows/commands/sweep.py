@@ -18,9 +18,8 @@ from metaloom.flows.observer import IterationReport
 from metaloom.flows.results.sweep import Outcome, SweepObserver, SweepResult
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.sweeps.plan import check_unchanged, probe_configs, trial_runs
-from metaloom.flows.sweeps.space import Search
+from metaloom.flows.sweeps.space import Search, require_optuna
 from metaloom.flows.sweeps.stored import PlannedRun, Sweep, find_sweep, held
-from metaloom.flows.sweeps.suggestions import require_optuna, suggest
 from metaloom.flows.views.run_info import is_complete
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.schema import ConfigError
@@ -36,13 +35,7 @@ def train_sweep(
     observer: SweepObserver = SweepObserver(),
     logs: LogPlan = LogPlan(),
 ) -> SweepResult:
-    """Train what is missing of a sweep. Whatever interrupts it, the same call goes on.
-
-    Raises:
-        UsageError: a logger cannot be used, the stored sweep has something else, another process works on it, or a run
-            of a name that is needed is none of this sweep.
-        ConfigError, EnvError: settings of a run cannot be used.
-    """
+    """Train what is missing of a sweep. Whatever interrupts it, the same call goes on."""
     if sweep.search is not None and parallel > len(sweep.seeds):
         raise UsageError(
             f"found --parallel {parallel} of a search whose trials are {plural(len(sweep.seeds), 'run')} each; "
@@ -95,12 +88,10 @@ def _train_trials(sweep: Sweep, search: Search, train: TrainRuns, observer: Swee
 
     Every trial is written into the sweep's file before it is trained, and the study is made anew of the stored scores
     for every suggestion, so a search that was killed goes on with the trials that it would have had.
-
-    Raises:
-        UsageError: the runs have no such metric, or a run of a name that is needed is none of this sweep.
-        ExtraMissing: Optuna is not installed.
     """
     require_optuna()
+    from metaloom.flows.sweeps.suggestions import suggest  # which needs it
+
     told: list[tuple[dict[str, str], float | None]] = []
     outcomes: list[Outcome] = []
     if sweep.runs:

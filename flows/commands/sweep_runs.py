@@ -169,11 +169,7 @@ def was_stopped(jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> bool:
 
 
 def require_own(sweep: Sweep, run: PlannedRun, config: RunConfig) -> None:
-    """Refuse a run that has the name of one of the sweep and other settings.
-
-    Raises:
-        UsageError: there is one.
-    """
+    """Refuse a run that has the name of one of the sweep and other settings."""
     folder = sweep.folder(run)
     if not storage.run_exists(folder):
         return

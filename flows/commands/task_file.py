@@ -19,9 +19,6 @@ def load_tasks(path: Path, fields: Sequence[TaskField]) -> list[list[float]]:
     Args:
         path: a .json, .yaml, .yml or .parquet file. Columns of Parquet may be called as in a run's tables, `task_*`.
         fields: of the environment's tasks.
-
-    Raises:
-        UsageError: there is no such file, or a row of it is no task of the environment.
     """
     if path.suffix not in (".json", ".yaml", ".yml", ".parquet"):
         hint = f"; did you mean --num-tasks {path}?" if str(path).isdigit() else ""

@@ -18,20 +18,9 @@ from metaloom.storage.progress import Progress, unseen
 
 
 def thin(
-    path: Path,
-    retention: Retention,
-    *,
-    dry_run: bool = False,
-    anyway: bool = False,
-    on_progress: Progress = unseen,
+    path: Path, retention: Retention, *, dry_run: bool = False, anyway: bool = False, on_progress: Progress = unseen
 ) -> Thinned:
-    """Remove the arrays that can be computed again (`storage.THINNABLE`) of the complete iterations that are not kept.
-
-    Raises:
-        UsageError: it names no iterations to keep, or what would go could not be computed again.
-        UntrustedRun: the settings name modules that the user has not agreed to import.
-        storage.RunLocked: another process writes the run.
-    """
+    """Remove the arrays (`storage.THINNABLE`) of complete iterations that are not kept; they can be computed again."""
     if not retention.thins:
         raise UsageError("required --keep-every N, --keep-last N or both: which iterations stay whole")
     run = storage.open_run(path)
@@ -63,12 +52,7 @@ def thin(
 def materialise(
     path: Path, iteration: int | None = None, *, backend: Backend = Backend(workers=0)
 ) -> Iterator[StageRef]:
-    """Compute thinned outputs of an iteration (of all when None) again and store them if they are what they were.
-
-    Raises:
-        storage.DigestMismatch: one came out with other bits; nothing of its iteration was stored.
-        storage.RunLocked: another process writes the run.
-    """
+    """Compute thinned outputs of an iteration (of all when None) again and store them if they are what they were."""
     run = storage.open_run(path)
     if iteration is not None:
         require_iteration(run, iteration)

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol, cast
+from typing import Any, Final, ParamSpec, Protocol, cast
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from metaloom import storage
 from metaloom.flows.estimate import check_sizes
 from metaloom.flows.formatting import plural
 from metaloom.flows.graph.changes import tell_changed_sources
-from metaloom.flows.graph.faults import compute_checked, kept_in_quarantine, require_repeatable
+from metaloom.flows.graph.faults import compute_checked, explained, require_repeatable
 from metaloom.flows.graph.recomputed import require_resumable
 from metaloom.flows.graph.run_stages import changed_since, config_of, stages_of, stages_of_run
 from metaloom.flows.graph.runner import Runner
@@ -99,11 +99,7 @@ def training(
     call: StageCall = direct,
     observer: Observer = Observer(),
 ) -> Training:
-    """Train a new run that is kept at `path`, iteration by iteration.
-
-    Raises:
-        storage.RunExists: something is already stored there.
-    """
+    """Train a new run that is kept at `path`, iteration by iteration."""
     # Folder, environment and workers first: what is wrong with them is known before anything is created on disk.
     storage.check_new_run(path)
     config = pinned(config, step_timeout_seconds=backend.step_timeout_seconds)
@@ -164,10 +160,7 @@ def resuming(
         # The lock first: a run that somebody else is writing is refused before workers start.
         with (
             storage.open_writer(
-                path,
-                capacity=config.iterations,
-                take_over=take_over,
-                retention=_retention_for(run, config),
+                path, capacity=config.iterations, take_over=take_over, retention=_retention_for(run, config)
             ) as writer,
             kept.of(writer, backend.for_tasks(config.num_tasks)),
             stages_of_run(run, backend, config, partial(check_sizes, config)) as stages,
@@ -200,7 +193,8 @@ def _to_the_end(begin: Callable[P, Training]) -> Callable[P, TrainResult]:
     return train
 
 
-train, resume = _to_the_end(training), _to_the_end(resuming)
+train: Final = _to_the_end(training)
+resume: Final = _to_the_end(resuming)
 
 
 @contextmanager
@@ -273,11 +267,7 @@ def _retention_for(run: storage.Run, config: RunConfig) -> Retention:
 
 
 def with_retention(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
-    """A stored run's configuration with another retention, which is all of it that may change.
-
-    Raises:
-        ConfigError: an assignment is about something else, or wrong.
-    """
+    """A stored run's configuration with another retention, which is all of it that may change."""
     for assignment in assignments:
         if assignment.partition(".")[0] != "retention":
             raise ConfigError(
@@ -418,7 +408,7 @@ def run_once(stages: Runner, writer: RunWriter, ref: StageRef, seconds: dict[str
     """Compute and store a stage unless it is stored already; numbers that are not finite are refused, and kept."""
     if not writer.contains(ref):
         started, began = time.time(), time.perf_counter()
-        with kept_in_quarantine(writer.run.path, ref, stages.seed_position(ref)), abandonable():
+        with explained(writer.run.path, ref, stages.seed_position(ref)), abandonable():
             value = compute_checked(stages, ref, writer)
             took, start = time.perf_counter() - began, writer.run.learner_ref(ref.iteration)
             # The first iterations under these settings, in a fork too: in the second one, a learner has a past.

@@ -4,8 +4,8 @@ Each module of this package is a format by the module's name, which it describes
 
     FORMAT = ExportFormat(export_csv)
 
-Nothing else names formats. The options of the command that a format takes are the parameters of its function; any other
-option is refused.
+A user's format is module:FORMAT, or an entry point of the group `metaloom.exports`. The options of the command that a
+format takes are the parameters of its function; any other option is refused.
 """
 
 import difflib
@@ -13,11 +13,13 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from metaloom.flows.errors import UsageError
+from metaloom.flows.errors import UsageError, explained
+from metaloom.pipeline.installed import installed
+from metaloom.pipeline.plugins import load, path_of
+from metaloom.pipeline.schema import ConfigError
 from metaloom.storage import Run, argument
 from metaloom.storage.export import Export, export_folder
 from metaloom.storage.progress import Progress, unseen
@@ -43,17 +45,27 @@ class ExportFormat:
     holds_episodes: bool = False
     grows: bool = False
 
+    def __post_init__(self) -> None:
+        """Refuse a function that cannot be called so.
+
+        Raises:
+            TypeError: saying what it takes.
+        """
+        signature, options = inspect.signature(self.write), ("iterations", "steps", "by")
+        try:
+            signature.bind(None, None, None, **{name: None for name in options if self.takes(name)})
+        except TypeError as problem:
+            raise TypeError(
+                f"found {path_of(self.write)}{signature}: {problem}; required (run, folder, done), and of the "
+                f"keywords {', '.join(options)} those that the format takes"
+            ) from None
+
     def takes(self, option: str) -> bool:
         """Return True if the format has an option."""
         return option in inspect.signature(self.write).parameters
 
     def export(self, run: Run, out: Path, on_progress: Progress = unseen, **options: Any) -> Export:
-        """Write a run to a new or empty folder, which appears whole or not at all, or to one that grows.
-
-        Raises:
-            metaloom.storage.export.ExportExists: there is something at `out`.
-            storage.StageMissing: an iteration that was asked for is not complete.
-        """
+        """Write a run to a new or empty folder, which appears whole or not at all, or to one that grows."""
         done = Export(out, progress=on_progress)
         if self.grows:
             self.write(run, out, done, **options)
@@ -64,24 +76,37 @@ class ExportFormat:
 
 
 def format_names() -> list[str]:
-    """Return the names of all formats, without importing them."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+    """Return the names of our own formats and of those of installed packages, without importing them."""
+    return sorted(_paths())
+
+
+def _paths() -> dict[str, str]:
+    """Return module:FORMAT by name."""
+    added = {point.name: point.value for point in installed("metaloom.exports")}
+    return added | {module.name: f"{__name__}.{module.name}:FORMAT" for module in pkgutil.iter_modules(__path__)}
 
 
 def format_of(name: str) -> ExportFormat:
-    """Return the format of a name.
-
-    Raises:
-        UsageError: there is no such format.
-    """
-    names = format_names()
-    if name not in names:
+    """Return the format of a name, or of module:FORMAT."""
+    path = _paths().get(name, name)
+    if ":" not in path:
+        names = format_names()
         close = difflib.get_close_matches(name, names, n=1)
         hint = f". Did you mean {close[0]}?" if close else ""
         if name in _OF_POLICIES:
             hint = f". `metaloom policy RUN --out policy.{name}` writes the policy that was trained"
-        raise UsageError(f"found --to {name}; required one of {', '.join(names)}{hint}")
-    return import_module(f"{__name__}.{name}").FORMAT
+        raise UsageError(f"found --to {name}; required one of {', '.join(names)}, or module:FORMAT{hint}")
+    try:
+        found = load(path)
+    except ConfigError as error:
+        if path.startswith(f"{__name__}.") and isinstance(missing := error.__cause__, ModuleNotFoundError):
+            raise explained(missing) from None
+        raise
+    if not isinstance(found, ExportFormat):
+        raise UsageError(
+            f"found --to {name}, an object of {path_of(type(found))}; required module:FORMAT with an ExportFormat"
+        )
+    return found
 
 
 def export(
@@ -94,22 +119,7 @@ def export(
     by: By | None = None,
     on_progress: Progress = unseen,
 ) -> Export:
-    """Write a run in another format.
-
-    Args:
-        run: The run.
-        out: A new or empty folder, or one that the format appends to.
-        to: The format.
-        iterations: Complete iterations to export; None for all.
-        steps: Inner steps to export; empty for all.
-        by: Owner of a history: task or position.
-        on_progress: As `Export.progress`.
-
-    Raises:
-        UsageError: there is no such format, it does not take an option that was given, it needs a package that is not
-            installed, or nothing would be in it.
-        metaloom.storage.export.ExportExists: there is something at `out`.
-    """
+    """Write a run in another format."""
     form = format_of(to)
     options = (("iterations", iterations), ("steps", steps or None), ("by", by))
     given = {name: value for name, value in options if value is not None}

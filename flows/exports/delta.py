@@ -2,12 +2,13 @@
 
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake.exceptions import CommitFailedError
 
-from metaloom.flows.errors import ExtraMissing, UsageError
+from metaloom.flows.errors import UsageError
 from metaloom.flows.exports import ExportFormat
 from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.storage.errors import system_errors
@@ -26,14 +27,7 @@ def export_delta(run: Run, folder: Path, done: Export) -> None:
 
     Tables are partitioned by `run_id`, the run's identity, whatever it is called and wherever it lies. The transaction
     says up to which iteration the table has the run. So only what is new is appended, and nothing the second time.
-
-    Raises:
-        ExtraMissing: deltalake is not installed.
-        ExportExists: something else than such tables is in the folder.
-        UsageError: the run names no identity, or has a column of another type than the tables.
     """
-    if find_spec("deltalake") is None:
-        raise ExtraMissing("delta", "deltalake")
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     foreign = [name for name in names if name not in TABLES]
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()) or foreign:
@@ -57,16 +51,9 @@ def export_delta(run: Run, folder: Path, done: Export) -> None:
 
 
 def _append(
-    run: Run,
-    folder: Path,
-    read: Callable[[Sequence[int]], pa.Table],
-    iterations: Sequence[int],
-    done: Export,
+    run: Run, folder: Path, read: Callable[[Sequence[int]], pa.Table], iterations: Sequence[int], done: Export
 ) -> list[int]:
     """Append to one table the iterations that it lacks; returns which."""
-    from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-    from deltalake.exceptions import CommitFailedError
-
     who = _identity(run)
     known = DeltaTable(folder) if DeltaTable.is_deltatable(str(folder)) else None
     have = (known.transaction_version(who) or 0) if known is not None else 0

@@ -1,24 +1,31 @@
 """A Minari dataset (https://minari.farama.org) of a run's episodes, in HDF5. Needs the extra `minari`."""
+# h5py's low-level modules are compiled and have no types.
+# pyright: reportAttributeAccessIssue=false
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import gymnasium
+import h5py
+import minari
 import numpy as np
+from h5py import h5a, h5d, h5g, h5p, h5s, h5t
+from minari.dataset.minari_storage import MinariStorage
 
-from metaloom.flows.errors import ExtraMissing
 from metaloom.flows.exports import ExportFormat
+from metaloom.flows.graph.run_stages import config_of
 from metaloom.flows.runs import require_settings
+from metaloom.pipeline.envs.facts import space_from, taken_space
+from metaloom.pipeline.envs.registry import make_env
+from metaloom.pipeline.envs.wrappers import ActionSpace, action_map
 from metaloom.pipeline.types import Array, EpisodeBatch, TaskBatch
 from metaloom.storage import Run
 from metaloom.storage.export import Export
 from metaloom.storage.run import Iterations
-
-if TYPE_CHECKING:
-    from metaloom.pipeline.envs.wrappers import ActionSpace
 
 Episode = tuple[dict[str, Array], dict[str, float]]
 """Arrays of an episode, and where in the run it is from."""
@@ -34,15 +41,7 @@ def export_minari(
 
     Actions are as the environment received them: the policy's, mapped by `env.action_scale` and clipped to its bounds.
     An episode's `options` hold its iteration, inner step, task and episode index, task id, parameters and facts.
-
-    Raises:
-        ExtraMissing: Minari is not installed.
     """
-    try:
-        import minari
-        from minari.dataset.minari_storage import MinariStorage
-    except ImportError:
-        raise ExtraMissing("minari") from None
     require_settings(run)
     # Minari joins the folder of a relative path to itself.
     data = folder.resolve() / dataset_id(run) / "data"
@@ -69,20 +68,14 @@ def dataset_id(run: Run) -> str:
     return re.sub(r"[^\w-]", "-", run.name, flags=re.ASCII) + "-v0"
 
 
-def _spaces(run: Run) -> tuple[gymnasium.Space[Any], "ActionSpace"]:
+def _spaces(run: Run) -> tuple[gymnasium.Space[Any], ActionSpace]:
     # Of the arrays as a whole: those of an iteration may have been thinned.
     found = run.files.spec("rollouts_0/observations")
-    # Here, because runs can be opened without what else these need.
-    from metaloom.pipeline.envs.facts import space_from, taken_space
-
     # As the run says, not its environment, which may be one that nobody should import to export a run.
     about = run.info["environment"].get("env", {})
     if "actions_taken" in about:
         actions = space_from(about["actions_taken"])
     else:  # an earlier version did not write it down
-        from metaloom.flows.graph.run_stages import config_of
-        from metaloom.pipeline.envs.registry import make_env
-
         with closing(make_env(config_of(run).env)) as env:
             actions = taken_space(env)
     kept = np.dtype(found.dtype)
@@ -95,8 +88,6 @@ def _write(path: Path, episodes: Iterator[Episode]) -> int:
 
     Minari makes every array resizable, which takes several times as long and half as much space again.
     """
-    from metaloom.flows.hdf5 import GroupWriter
-
     num_steps = 0
     with GroupWriter(path) as file:
         for number, (arrays, options) in enumerate(episodes):
@@ -108,14 +99,8 @@ def _write(path: Path, episodes: Iterator[Episode]) -> int:
 
 
 def _episodes(
-    run: Run,
-    done: Export,
-    iterations: Iterations,
-    steps: Sequence[int] | None,
-    actions: "ActionSpace",
+    run: Run, done: Export, iterations: Iterations, steps: Sequence[int] | None, actions: ActionSpace
 ) -> Iterator[Episode]:
-    from metaloom.pipeline.envs.wrappers import action_map
-
     for i, inner_steps in done.available(run, iterations, steps):
         tasks = run[i].tasks()
         # In a fork, the scale may be another one than its parent's.
@@ -145,6 +130,64 @@ def _of_round(iteration: int, k: int, tasks: TaskBatch, episodes: EpisodeBatch, 
         others = {name: values[b, e].item() for name, values in episodes.each_episode.items() if name not in _IN_STEPS}
         facts = {f"fact_{name}": values[b, e].item() for name, values in episodes.episode_facts.items()}
         yield arrays, {**place, **fields, **others, **facts}
+
+
+_LARGEST_COMPACT = 60_000
+"""Bytes of an array that fit into the header of its dataset, which HDF5 limits to 64 kB."""
+
+_MOST_ATTRIBUTES = 1000
+
+
+class GroupWriter:
+    """Writes groups of arrays and numbers, a context manager; by h5py's low-level calls, since it is all that costs.
+
+    Args:
+        path: of the new file; HDF5 1.10 and newer reads it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = h5py.File(path, "w", libver=("v108", "v110"))
+        self._group = h5p.create(h5p.GROUP_CREATE)
+        # Beyond eight attributes HDF5 would make an index of them, which is larger than they are.
+        self._group.set_attr_phase_change(_MOST_ATTRIBUTES, 0)
+        self._group.set_obj_track_times(False)
+
+    def write(self, name: str, arrays: Mapping[str, Array], attributes: Mapping[str, float]) -> None:
+        """Write a group."""
+        group = h5g.create(self._file.id, name.encode(), None, self._group)
+        for key, value in attributes.items():
+            number = np.asarray(value)
+            kind = _type_of(number.dtype)
+            h5a.create(group, key.encode(), kind, _space_of(())).write(number, kind)
+        for key, array in arrays.items():
+            values = np.ascontiguousarray(array)
+            kind = _type_of(values.dtype)
+            layout = _layout(values.nbytes <= _LARGEST_COMPACT)
+            h5d.create(group, key.encode(), kind, _space_of(values.shape), layout).write(h5s.ALL, h5s.ALL, values, kind)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+
+@cache
+def _layout(compact: bool) -> Any:
+    layout = h5p.create(h5p.DATASET_CREATE)
+    layout.set_layout(h5d.COMPACT if compact else h5d.CONTIGUOUS)
+    layout.set_obj_track_times(False)  # the same run gives the same file
+    return layout
+
+
+@cache
+def _type_of(dtype: np.dtype[Any]) -> Any:
+    return h5t.py_create(dtype, logical=True)
+
+
+@cache
+def _space_of(shape: tuple[int, ...]) -> Any:
+    return h5s.create_simple(shape) if shape else h5s.create(h5s.SCALAR)
 
 
 FORMAT = ExportFormat(export_minari, holds_episodes=True)

@@ -53,10 +53,7 @@ def export_parquet(
 
 
 def _write_table(
-    file: Path,
-    table_of: Callable[[Sequence[int]], pa.Table],
-    iterations: Sequence[int],
-    steps: Sequence[int] | None,
+    file: Path, table_of: Callable[[Sequence[int]], pa.Table], iterations: Sequence[int], steps: Sequence[int] | None
 ) -> None:
     """Write a derived table, a block of iterations at a time."""
     if not iterations:

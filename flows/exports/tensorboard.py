@@ -11,11 +11,7 @@ from metaloom.storage.run import Iterations
 
 
 def export_tensorboard(run: Run, folder: Path, done: Export, *, iterations: Iterations = None) -> None:
-    """Write scalars and histograms of every iteration, with the wall time at which it ended.
-
-    Raises:
-        ExtraMissing: TensorBoard is not installed.
-    """
+    """Write scalars and histograms of every iteration, with the wall time at which it ended."""
     events, reports = EventFile(run, folder), StoredReports(run)
     chosen = run.select(iterations)
     refs: dict[int, list[StageRef]] = {i: [] for i in chosen}

@@ -35,13 +35,7 @@ class Panel:
 
 
 def check_film_file(out: Path, option: str = "--out") -> None:
-    """Refuse a file that no film can be written to, before anything is drawn.
-
-    Raises:
-        UsageError: its ending is not one of `FORMATS`, its folder is missing, it is a folder itself, or it is an .mp4
-            and there is no ffmpeg.
-        ExtraMissing: it is an .mp4, and the package that writes those is not installed.
-    """
+    """Refuse a file that no film can be written to, before anything is drawn."""
     if out.suffix.lower() not in FORMATS:
         raise UsageError(f"{option} {out}: found {out.suffix or 'no ending'}; required one of {', '.join(FORMATS)}")
     if not out.absolute().parent.is_dir():
@@ -53,11 +47,7 @@ def check_film_file(out: Path, option: str = "--out") -> None:
 
 
 def write_film(frames: Iterable[Sequence[Panel]], out: Path, fps: float, caption: str) -> None:
-    """Write frames, each of the same number of panels, to a file that appears whole or not at all.
-
-    Raises:
-        StorageFailed: the system does not let us write it, or run ffmpeg.
-    """
+    """Write frames, each of the same number of panels, to a file that appears whole or not at all."""
     suffix = out.suffix.lower()
     with (
         system_errors(out, required="room and permission to write a film", action="Free space, or choose another file"),

@@ -19,11 +19,7 @@ mujoco.Renderer(mujoco.MjModel.from_xml_string("<mujoco/>"), 8, 8).render()
 
 
 def choose_renderer(asked: RendererName) -> RendererName:
-    """Find a renderer that works here and have MuJoCo use it, if MuJoCo is not imported yet.
-
-    Raises:
-        UsageError: the one that was asked for does not work, or comes too late.
-    """
+    """Find a renderer that works here and have MuJoCo use it, if MuJoCo is not imported yet."""
     named = os.environ.get("MUJOCO_GL", "").lower()
     is_late = "mujoco" in sys.modules
     wanted = named if asked == "auto" and named else asked

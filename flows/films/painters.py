@@ -41,12 +41,7 @@ class Painter(Protocol):
 
 
 def drawable(config: EnvConfig) -> MetaEnv:
-    """Make an environment that can be drawn.
-
-    Raises:
-        UsageError: it has no pictures of itself, and is no MuJoCo model.
-        EnvError: it cannot be made.
-    """
+    """Make an environment that can be drawn."""
     env = make_env(config)
     if _is_robot(env) or _scene(env) or env.render_mode == "rgb_array":
         return env
@@ -61,16 +56,7 @@ def drawable(config: EnvConfig) -> MetaEnv:
 
 
 def painter_of(env: MetaEnv, size: tuple[int, int], renderer: RendererName = "auto") -> Painter:
-    """Choose the renderer of an environment.
-
-    Args:
-        env: Environment from `drawable`.
-        size: Width and height in pixels; environments that draw themselves ignore it.
-        renderer: Renderer of MuJoCo's robots.
-
-    Raises:
-        UsageError: the requested renderer does not work here, with the reason.
-    """
+    """Choose the renderer of an environment."""
     if scene := _scene(env):
         return _Scene(scene, size, choose_renderer(renderer))
     if not _is_robot(env):

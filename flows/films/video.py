@@ -132,24 +132,7 @@ def video(
     every: int = 1,
     renderer: RendererName = "auto",
 ) -> Film:
-    """Film an episode of a stored iteration, simulated again from its seed and its stored actions.
-
-    Args:
-        path: Folder of the run.
-        iteration: The iteration; -1 is the newest complete one.
-        out: Path ending in .gif, .webp, .mp4, or .png for the last picture alone.
-        task: Index of the task in the iteration, or the one with the best or worst mean return after adaptation.
-        episode: Index of the episode within its task; None for the median return of every inner step.
-        steps: Inner steps whose episodes are shown side by side; default: the first and the last one.
-        size: Width and height of each picture in pixels; environments that draw themselves ignore it.
-        every: Show every N-th step only.
-        renderer: Renderer of MuJoCo's robots.
-
-    Raises:
-        UsageError: there is no such episode, or it cannot be drawn or written so.
-        storage.StageMissing: the iteration's episodes are not stored.
-        storage.DigestMismatch: they were thinned, and come out with other bits today.
-    """
+    """Film an episode of a stored iteration, simulated again from its seed and its stored actions."""
     check_film_file(out)
     run = storage.open_run(path)
     if iteration < 0:

@@ -14,13 +14,7 @@ from metaloom.pipeline.types import EpisodeBatch, LearnerState, TaskParams, Upda
 
 @dataclass(frozen=True)
 class GraphAdaptation:
-    """Adapts a learner as its runs do; see `metaloom.stages.tools.Adaptation`.
-
-    Attributes:
-        graph: Graph of the runs.
-        config: Settings of the run.
-        tools: What functions of stages take, by name.
-    """
+    """Adapts a learner as its runs do; see `metaloom.stages.tools.Adaptation`."""
 
     graph: Graph
     config: RunConfig

@@ -15,30 +15,14 @@ _DECIDES_BITS = ("cpu", "cpu_flags", "libc")
 
 
 def changes_of(run: Run, ref: StageRef, now: Mapping[str, str]) -> list[str]:
-    """List, half a sentence each, the sources that have changed since a stored output was computed.
-
-    Args:
-        run: The run.
-        ref: The output.
-        now: Digests of the sources that would compute it today.
-    """
+    """List, half a sentence each, the sources that have changed since a stored output was computed."""
     return changed_sources(now, mapping(run.environment_of(ref).get("plugins")))
 
 
 def tell_changed_sources(
     run: Run, ref: StageRef, now: Mapping[str, str], told: Collection[str] = frozenset()
 ) -> set[str]:
-    """Warn, once, of plug-ins whose sources changed since a stored output was computed.
-
-    Args:
-        run: The run.
-        ref: The output.
-        now: Digests of the sources that would compute it today.
-        told: Warnings to skip.
-
-    Returns:
-        The warnings given.
-    """
+    """Warn, once, of plug-ins whose sources changed since a stored output was computed."""
     if not now:  # as of most runs, for which nothing need be read
         return set()
     session = run.record(ref).session
@@ -49,12 +33,7 @@ def tell_changed_sources(
 
 
 def machine_changes(run: Run, ref: StageRef) -> Iterator[str]:
-    """List, a few words each, the facts of this process that affect bits and have changed since an output was computed.
-
-    Args:
-        run: The run.
-        ref: The output.
-    """
+    """List, a few words each, facts of this process that affect bits and changed since an output was computed."""
     then, now = run.info.get("system", {}), system()
     for name in _DECIDES_BITS:
         before, today = str(then.get(name, "absent")), now[name]

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import is_dataclass
 from inspect import formatannotation
+from itertools import product
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -73,7 +74,11 @@ def _problems_of_inputs(graph: Graph, config: RunConfig) -> Iterator[str]:
                 )
             problems += _problems_of(graph, config, ref, {*order[:n]})
         if config.evaluation.every is not None:
-            problems += _problems_of_adaptation(graph, config)
+            try:
+                for k, stage in product((0, 1), graph.adapting):
+                    graph.inputs_of_adaptation(config, stage, k)
+            except GraphError as problem:
+                problems.append(str(problem).removeprefix(f"graph {graph.name}: "))
         if problems:  # most of them come again in every iteration
             yield from dict.fromkeys(problems)
             return
@@ -86,7 +91,14 @@ def _problems_of(graph: Graph, config: RunConfig, ref: StageRef, done: set[Stage
         yield str(problem).removeprefix(f"graph {graph.name}: ")
         return
     for name, wanted in inputs.items():
-        if problem := _problem_of(graph, config, ref, wanted, done) or _problem_of_type(graph, ref, name, wanted):
+        refs = graph.within(config, wanted, ref.iteration) if isinstance(wanted, Span) else wanted
+        given = refs if isinstance(refs, tuple | list) else (refs,)
+        if late := [one for one in given if one.iteration == ref.iteration and one not in done]:
+            yield (
+                f"{ref} reads {name} from {late[0]}, which is computed after it; required an output of an earlier "
+                "iteration, or of a stage that stands before it in the graph"
+            )
+        elif problem := _problem_of_type(graph, ref, name, wanted):
             yield f"{ref} reads {name} from {problem}"
 
 
@@ -110,24 +122,3 @@ def _problem_of_type(graph: Graph, ref: StageRef, name: str, wanted: Input) -> s
         types = items if isinstance(wanted, tuple) else single
         fits = any(all(issubclass(graph[one.stage].output, t) for one in refs) for t in types)
     return None if fits else f"{given}; required {formatannotation(hint)}, by which its function annotates it"
-
-
-def _problems_of_adaptation(graph: Graph, config: RunConfig) -> Iterator[str]:
-    try:
-        for k in (0, 1):
-            for stage in graph.adapting:
-                graph.inputs_of_adaptation(config, stage, k)
-    except GraphError as problem:
-        yield str(problem).removeprefix(f"graph {graph.name}: ")
-
-
-def _problem_of(graph: Graph, config: RunConfig, ref: StageRef, wanted: Input, done: set[StageRef]) -> str | None:
-    if isinstance(wanted, Span):
-        wanted = tuple(graph.within(config, wanted, ref.iteration))
-    for one in wanted if isinstance(wanted, tuple) else (wanted,):
-        if one.iteration == ref.iteration and one not in done:
-            return (
-                f"{one}, which is computed after it; required an output of an earlier iteration, or of a stage that "
-                "stands before it in the graph"
-            )
-    return None

@@ -39,24 +39,21 @@ def compute_checked(stages: Runner, ref: StageRef, outputs: Outputs) -> Value:
 def run_checked(stages: Runner, ref: StageRef, inputs: dict[str, Any]) -> Value:
     """Compute as compute_checked, from inputs given by name."""
     try:
-        value = stages.run(ref, inputs)
+        value = stages.witnessed(ref, stages.run(ref, inputs), inputs)
     except SystemExit as ended:
         # Of a plug-in; let through, it would end the program as if the run were done.
-        place = f"iteration {ref.iteration}, {ref.stage} k={ref.step}"
-        raise StageFault(f"{place}: the stage asked Python to exit ({ended}); required a result or an error") from ended
+        raise StageFault(
+            f"{ref.where}: the stage asked Python to exit ({ended}); required a result or an error"
+        ) from ended
     if type(value) is not (required := stages.graph[ref.stage].output):
         raise StageFault(
-            f"iteration {ref.iteration}, {ref.stage} k={ref.step}: the stage gave {type(value).__name__}; required "
-            f"{required.__name__}, as it declares"
+            f"{ref.where}: the stage gave {type(value).__name__}; required {required.__name__}, as it declares"
         )
     if (schema := table_of(stages.graph)[ref.stage].schema) and (problem := schema.problem_of(value)):
-        raise StageFault(f"iteration {ref.iteration}, {ref.stage} k={ref.step}: {problem}")
+        raise StageFault(f"{ref.where}: {problem}")
     for name, array in flatten(value).items():
         if type(array) is not np.ndarray:  # what else it knows, such as a mask, would be lost in the store
-            raise StageFault(
-                f"iteration {ref.iteration}, {ref.stage} k={ref.step}: {name} is {type(array).__name__}; required a "
-                "plain NumPy array"
-            )
+            raise StageFault(f"{ref.where}: {name} is {type(array).__name__}; required a plain NumPy array")
     require_finite(value, stage=ref.stage, iteration=ref.iteration, step=ref.step)
     return value
 
@@ -76,9 +73,9 @@ def require_repeatable(stages: Runner, ref: StageRef, outputs: Outputs, value: V
     second = again.run(ref, again.load_inputs(ref, outputs, witness=False))
     if name := first_differing(array_digests(value), array_digests(second)):
         raise StageFault(
-            f"iteration {ref.iteration}, {ref.stage} k={ref.step}: two computations of the same inputs differ, "
-            f"first in {name}; required the same bits of {', '.join(own)}. Draw from {SEEDED}, not from a "
-            "generator without a seed, and keep state in LearnerState.extra, not in a class or a module"
+            f"{ref.where}: two computations of the same inputs differ, first in {name}; required the same bits of "
+            f"{', '.join(own)}. Draw from {SEEDED}, not from a generator without a seed, and keep state in "
+            "LearnerState.extra, not in a class or a module"
         )
 
 
@@ -88,34 +85,25 @@ def first_differing(stored: Mapping[str, ArrayDigest], again: Mapping[str, Array
 
 
 @contextmanager
-def kept_in_quarantine(run: Path, ref: StageRef, seed_position: Sequence[int]) -> Iterator[None]:
-    """Quarantine the data of a failing stage in the block, and add location and debugging commands to the error.
+def explained(run: Path, ref: StageRef, seed_position: Sequence[int] | None = None) -> Iterator[None]:
+    """Add to the error of a stage in the block where it failed and how to get there.
+
+    With the position of its draws, the data of a failing stage are quarantined.
 
     Raises:
         StageFault, NumericalError, BaselineError: what the block raised, of the same type.
     """
+    debug = f"To look at it in a debugger: {debug_command(run, ref)}"
     try:
         yield
     except FAULTS as error:
-        raise _explained(error, run, ref, f" {_keep(error, run, ref, seed_position)}.") from error
-    except Exception as error:
-        _add_place(error, run, ref)
-        raise
-
-
-@contextmanager
-def explained(run: Path, ref: StageRef) -> Iterator[None]:
-    """Add to the error of a stage in the block which run it is of and how to get to it.
-
-    Raises:
-        StageFault, NumericalError, BaselineError: what the block raised, of the same type.
-    """
-    try:
-        yield
-    except FAULTS as error:
-        raise _explained(error, run, ref) from error
-    except Exception as error:
-        _add_place(error, run, ref)
+        kept = "" if seed_position is None else f" {_keep(error, run, ref, seed_position)}."
+        message = f"{run}: {str(error).removesuffix('.')}.{kept} {debug}"
+        # Keep the type, because callers and exit codes distinguish faults by it.
+        about = (error.about, error.arrays) if isinstance(error, StageFault) else ()
+        raise type(error)(message, *about) from error
+    except Exception as error:  # a bug, such as one in a plug-in
+        error.add_note(f"{run}: in {ref.where}. {debug}")
         raise
 
 
@@ -124,33 +112,14 @@ def debug_command(run: Path, ref: StageRef) -> str:
     return f"metaloom replay {storage.argument(run)}@{ref.iteration} --stage {ref.stage} --step {ref.step} --pdb"
 
 
-def reproduce_command(run: Path, ref: StageRef) -> str:
-    """Return the command that runs a quarantined episode of a stage again."""
-    return f"metaloom replay {storage.argument(run)}@{ref.iteration} --stage {ref.stage} --step {ref.step} --quarantine"
-
-
 def _keep(error: Exception, run: Path, ref: StageRef, seed_position: Sequence[int]) -> str:
-    place = {"run": run.name, "iteration": ref.iteration, "stage": ref.stage, "step": ref.step}
-    about = {**getattr(error, "about", {}), **place, "seed_position": list(seed_position)}
+    about = {**getattr(error, "about", {}), "run": run.name, **ref.document(), "seed_position": list(seed_position)}
     try:
         folder = storage.put_in_quarantine(
             run, ref, message=str(error), about=about, arrays=getattr(error, "arrays", {})
         )
     except storage.StoreError as problem:
         return f"What it failed with could not be kept ({problem})"
-    again = f". To run that episode again: {reproduce_command(run, ref)}" if "env" in about else ""
+    command = debug_command(run, ref).removesuffix("--pdb") + "--quarantine"
+    again = f". To run that episode again: {command}" if "env" in about else ""
     return f"What it failed with is kept in {folder}{again}"
-
-
-def _add_place(error: Exception, run: Path, ref: StageRef) -> None:
-    """Add the stage and the debugging command to the traceback of a bug, such as one in a plug-in."""
-    place = f"iteration {ref.iteration}, {ref.stage} k={ref.step}"
-    error.add_note(f"{run}: in {place}. To look at it in a debugger: {debug_command(run, ref)}")
-
-
-def _explained(error: Exception, run: Path, ref: StageRef, kept: str = "") -> Exception:
-    message = f"{run}: {str(error).removesuffix('.')}.{kept} To look at it in a debugger: {debug_command(run, ref)}"
-    # Keep the type, because callers and exit codes distinguish faults by it.
-    if isinstance(error, StageFault):
-        return type(error)(message, error.about, error.arrays)
-    return type(error)(message)

@@ -16,12 +16,7 @@ from metaloom.storage.keep.thinner import changed_versions, require_same
 
 
 class Recomputed:
-    """Finds a run's outputs; thinned ones are computed again, checked against their digest, and not stored.
-
-    Args:
-        run: The run.
-        stages: Stages of the run.
-    """
+    """Finds a run's outputs; thinned ones are computed again, checked against their digest, and not stored."""
 
     def __init__(self, run: Run, stages: RunStages) -> None:
         self._run = run
@@ -103,7 +98,7 @@ def require_resumable(run: Run, stages: RunStages) -> None:
         except storage.StoreError:
             continue
         if name := first_differing(record.arrays, array_digests(run_checked(runner, ref, inputs))):
-            where = f"{run.location}: iteration {ref.iteration}, {ref.stage} k={ref.step}"
+            where = f"{run.location}: {ref.where}"
             raise StageFault(
                 f"{where}, computed again before the run is resumed, differs from what is stored, first in {name}, "
                 f"and no source has changed; required the same bits of {', '.join(own)}. A new process has nothing "

@@ -68,13 +68,6 @@ class RunStages:
 
     In a fork, outputs shared with the parent are computed, replayed and repaired with the parent's settings. Workers
     start when their stages are first used.
-
-    Args:
-        run: The run.
-        backend: Where rollouts run.
-        stack: Ends the workers.
-        config: Settings of the run, if they differ slightly from the stored ones.
-        check: Check these settings; see `stages_of`.
     """
 
     def __init__(
@@ -228,10 +221,6 @@ def changed_since(run: Run, refs: Iterable[StageRef]) -> dict[str, set[int]]:
     """Find iterations whose outputs were computed from sources that have changed, by change, half a sentence each.
 
     Nothing is imported for a run that needed no plug-ins.
-
-    Args:
-        run: The run.
-        refs: Stored outputs.
 
     Raises:
         UntrustedRun: the settings name modules that the user has not agreed to import.

@@ -5,9 +5,10 @@ where inputs come from and what is done with the output.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self, TypeVar
+from functools import partial
+from typing import Any, Self
 
 from metaloom.flows.graph.context import Context
 from metaloom.flows.rollouts.workers import RolloutWorkers
@@ -25,15 +26,7 @@ from metaloom.pipeline.plugin_files import own_paths
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.tasks.evaluation import evaluation_tasks
 from metaloom.pipeline.tasks.samplers import require_classes
-from metaloom.pipeline.types import (
-    EpisodeBatch,
-    Evaluation,
-    LearnerState,
-    ParallelMap,
-    Samples,
-    TaskBatch,
-    Update,
-)
+from metaloom.pipeline.types import Evaluation, LearnerState, ParallelMap, Samples, Update
 from metaloom.stages.evaluate import EVALUATE, unseen
 from metaloom.stages.faults import StageFault
 from metaloom.stages.rollouts.faults import RolloutPosition
@@ -43,17 +36,10 @@ from metaloom.storage.format.codec import Value
 
 log: logging.Logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True)
 class Runner:
-    """The stages of one run, which can be computed in any order in which their inputs are available.
-
-    Attributes:
-        context: The tools of the stages.
-        watches: Detect draws from global generators in stages that run environments, and in others.
-    """
+    """The stages of one run, which can be computed in any order in which their inputs are available."""
 
     context: Context
     watches: Mapping[bool, GlobalRandomWatch]
@@ -133,33 +119,25 @@ class Runner:
 
     def compute(self, ref: StageRef, outputs: Outputs) -> Value:
         """Compute a stage's output from stored ones."""
-        return self.run(ref, self.load_inputs(ref, outputs))
+        inputs = self.load_inputs(ref, outputs)
+        return self.witnessed(ref, self.run(ref, inputs), inputs)
 
-    def run(self, ref: StageRef, inputs: dict[str, Any]) -> Value:
-        """Compute a stage's output from its inputs by name."""
-        stage, where = self.graph[ref.stage], f"iteration {ref.iteration}, {ref.stage} k={ref.step}"
+    def run(self, ref: StageRef, inputs: Mapping[str, Any]) -> Value:
+        """Compute a stage's output from its inputs by name; what a witness is played from is not among them."""
         declared = {name: value for name, value in inputs.items() if name not in WITNESS}
-        value = self._compute(
-            lambda context: _call(context, stage, At(self.config.seed, ref.iteration, ref.step), declared),
-            where,
-            stage.name,
-            samples=stage.samples,
-        )
-        return self._witnessed(ref, value, **inputs) if len(declared) < len(inputs) else value
+        at = At(self.config.seed, ref.iteration, ref.step)
+        return self._compute(self.graph[ref.stage], at, declared, ref.where)
 
-    def _witnessed(
-        self, ref: StageRef, value: Value, witness_tasks: TaskBatch, witness_episodes: EpisodeBatch, **others: Any
-    ) -> Value:
-        """Add to an update whether an episode of its iteration came out again."""
-        del others
-        assert isinstance(value, Update)
+    def witnessed(self, ref: StageRef, value: Value, inputs: Mapping[str, Any]) -> Value:
+        """Add to an update whether an episode of its iteration came out again; return other outputs as they are."""
+        if WITNESS[0] not in inputs:
+            return value
         batch = self.graph.inputs(self.config, ref)[WITNESS[1]]
         assert isinstance(batch, StageRef)
-        position, collect = (
-            RolloutPosition(self.config.seed, ref.iteration, batch.step),
-            self.context.rollouts.repeating(),
-        )
-        difference = play_again(witness_tasks, witness_episodes, position, collect.collect)
+        assert isinstance(value, Update)
+        position = RolloutPosition(self.config.seed, ref.iteration, batch.step)
+        collect = self.context.rollouts.repeating().collect
+        difference = play_again(inputs[WITNESS[0]], inputs[WITNESS[1]], position, collect)
         if difference is not None and self._differed in ([], [ref]):
             self._differed[:] = [ref]
             log.warning(
@@ -174,25 +152,16 @@ class Runner:
         """Evaluate a learner after `updates` updates, as the configuration's evaluation section says."""
         stage = next((stage for stage in self.graph.stages if stage.output is Evaluation), EVALUATE)
         at, state = At(self.config.seed, updates - 1), {"state": Update(learner, {})}
-        return self._compute(
-            lambda context: _call(context, stage, at, state, tested=tested),
-            f"evaluation after {updates} updates",
-            "evaluation",
-            samples=True,
-        )
+        return self._compute(stage, at, state, f"evaluation after {updates} updates", tested=tested)
 
-    def _compute(self, work: Callable[[Context], T], where: str, stage: str, *, samples: bool) -> T:
-        """Return the result of `work`, computed with the settings of runs and without global random numbers.
-
-        Raises:
-            StageFault: a plug-in draws from a global generator.
-        """
-        watch, alone = self.watches[samples], replace(self.context, parallel=map)
+    def _compute(self, stage: Stage, at: At, inputs: Mapping[str, Any], where: str, **tools: Any) -> Any:
+        """Call a stage's function with the settings of runs and without global random numbers."""
+        watch, work = self.watches[stage.samples], partial(_call, stage, at, inputs, tools)
         with normal_numerics(self.config.device):
             found, draw = watch.draw_of(
-                lambda: self.context.rollouts.uninterrupted(lambda: work(self.context), where),
-                stage,
-                lambda: work(alone),
+                partial(self.context.rollouts.uninterrupted, partial(work, self.context), where),
+                stage.name,
+                partial(work, replace(self.context, parallel=map)),
             )
         if draw is not None and draw.in_env:  # which collects episodes watches itself, and allows it to some
             watch.stop()
@@ -210,6 +179,7 @@ class Runner:
         return tuple(loaded[ref] for ref in refs) if isinstance(wanted, tuple) else loaded[wanted]
 
 
-def _call(context: Context, stage: Stage, at: At, inputs: Mapping[str, Any], **tools: Any) -> Any:
-    tools |= {"at": at} | {name: context.tool(name) for name in stage.tools if name not in ("at", *tools)}
-    return call(stage, tools, inputs, context.parallel)
+def _call(stage: Stage, at: At, inputs: Mapping[str, Any], tools: Mapping[str, Any], context: Context) -> Any:
+    given = {"at": at, **tools}
+    given |= {name: context.tool(name) for name in stage.tools if name not in given}
+    return call(stage, given, inputs, context.parallel)

@@ -35,10 +35,6 @@ _DECIDE_FUNCTION = (
 def pinned(config: RunConfig, *, step_timeout_seconds: float | None = None) -> RunConfig:
     """Return a new run's configuration with everything decided: its environment, and the learner it starts from.
 
-    Args:
-        config: Requested configuration.
-        step_timeout_seconds: Time limit for the rehearsal of the environment, default 60.
-
     Raises:
         EnvError: the environment does not do the same twice.
         UsageError: the run that it starts from has had fewer updates.

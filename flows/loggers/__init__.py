@@ -33,13 +33,7 @@ class LogPlan:
 
 
 def check_loggers(names: Sequence[str], film_every: int | None) -> None:
-    """Refuse what could only fail once a run has begun.
-
-    Raises:
-        UsageError: there is no such logger, the package that it needs is not installed, or films are asked for without
-            a logger to keep them.
-        ConfigError: the module of a function cannot be imported.
-    """
+    """Refuse what could only fail once a run has begun."""
     for name in names:
         if name not in MODULES:
             function_named(name)
@@ -56,10 +50,6 @@ def function_named(name: str) -> "Callable[[FinishedIteration], Any]":
 
     Args:
         name: module:function, or an entry point of the group `metaloom.loggers`.
-
-    Raises:
-        UsageError: it names no function.
-        ConfigError: its module cannot be imported.
     """
     from metaloom.pipeline.installed import installed
     from metaloom.pipeline.plugins import load

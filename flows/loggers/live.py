@@ -10,15 +10,14 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from metaloom.flows.films.opengl import RendererName, choose_renderer
 from metaloom.flows.loggers import MODULES, check_loggers, function_named
 from metaloom.flows.observer import IterationReport, Observer
+from metaloom.flows.opened import FinishedIteration
+from metaloom.flows.opened import Run as OpenedRun
 from metaloom.storage import Run, StageMissing, StageRef, location, open_run, url_of
-
-if TYPE_CHECKING:
-    from metaloom.flows.opened import FinishedIteration
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -54,14 +53,10 @@ def opener(name: str) -> _Open:
 class _Function:
     """Calls a function with each finished iteration."""
 
-    def __init__(self, function: "Callable[[FinishedIteration], object]", run: Run, folder: Path) -> None:
-        from metaloom.flows.opened import Run
-
-        self._function, self._run = function, Run.open(run.path)
+    def __init__(self, function: Callable[[FinishedIteration], object], run: Run, folder: Path) -> None:
+        self._function, self._run = function, OpenedRun.open(run.path)
 
     def iteration(self, report: IterationReport, ended: float) -> None:
-        from metaloom.flows.opened import FinishedIteration
-
         self._function(FinishedIteration(self._run, report.iteration, report))
 
     def film(self, file: Path, report: IterationReport) -> None:
@@ -87,9 +82,6 @@ def logging_to(
         folder: Folder of the run, which need not exist yet.
         observer: Next observer.
         film_every: Film every N-th iteration, besides the last.
-
-    Raises:
-        UsageError: a logger does not exist, or its package is not installed; before anything is logged.
     """
     check_loggers(names, film_every)
     if not names:

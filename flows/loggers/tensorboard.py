@@ -13,15 +13,7 @@ from metaloom.storage.format.settings import dotted
 
 
 class EventFile:
-    """Writes a run's TensorBoard data to a new file of a folder.
-
-    Args:
-        run: The run.
-        folder: Folder of its events.
-
-    Raises:
-        ExtraMissing: TensorBoard is not installed.
-    """
+    """Writes a run's TensorBoard data to a new file of a folder."""
 
     def __init__(self, run: Run, folder: Path) -> None:
         try:

@@ -3,7 +3,7 @@
 The function is the declaration. From its signature and docstring come the command with its options and help, the
 function `metaloom.NAME`, the Prefect flow with its form, and the page of all commands. The table holds names instead
 of functions, because help, lists and refusals should not wait seconds for torch; for the same reason modules of
-operations import numerics inside functions. tests/flows/test_startup.py holds them to it.
+operations use numerics through `late.py`. tests/flows/test_startup.py holds them to it.
 
 An installed package adds operations through the entry point group `metaloom.operations`.
 """
@@ -17,6 +17,7 @@ from keyword import iskeyword
 from typing import Any
 
 from metaloom.pipeline.installed import installed
+from metaloom.pipeline.lazy import lazy_names
 
 HERE = __name__
 log: logging.Logger = logging.getLogger(__name__)
@@ -103,10 +104,7 @@ _BUILT_IN = (
         "Train",
         f"{HERE}.sweep:sweep",
         terminal=f"{_CLI}.sweep:sweep",
-        of_terminal={
-            "status": '`open_runs("NAME-*")` opens the runs there are',
-            "dry_run": "prints the planned runs",
-        },
+        of_terminal={"status": '`open_runs("NAME-*")` opens the runs there are', "dry_run": "prints the planned runs"},
     ),
     Operation("watch", "Train", f"{HERE}.watch:watch", terminal=f"{_CLI}.terminal:watch"),
     Operation("cancel", "Train", f"{HERE}.cancel:cancel", terminal=f"{_CLI}.terminal:cancel", has_json=False),
@@ -125,11 +123,7 @@ _BUILT_IN = (
     ),
     Operation("ls", "Look", f"{HERE}.ls:ls", view=f"{_VIEWS}.tables:runs_view"),
     Operation(
-        "show",
-        "Look",
-        f"{HERE}.show:show",
-        terminal=f"{_CLI}.terminal:show",
-        of_terminal={"all": "`show` returns all"},
+        "show", "Look", f"{HERE}.show:show", terminal=f"{_CLI}.terminal:show", of_terminal={"all": "`show` returns all"}
     ),
     Operation("view", "Look", f"{HERE}.view:view", terminal=f"{_CLI}.terminal:view", has_json=False),
     Operation("report", "Look", f"{HERE}.report:report", has_json=False),
@@ -208,24 +202,6 @@ REFERENCE = (
 """Operations on references: `metaloom reference ls`, `metaloom.reference.ls`."""
 
 
-BESIDE_OPERATIONS = {
-    "Backend": "flows.rollouts.backend",
-    "FinishedIteration": "flows.opened",
-    "Run": "flows.opened",
-    "RunConfig": "pipeline.config.run",
-    "Runs": "flows.opened",
-    "TrainedPolicy": "flows.trained.policy",
-    "build_config": "pipeline.config.run",
-    "fitted_baselines": "flows.commands.baselines",
-    "iterate": "flows.operations.train",
-    "load_policy": "flows.trained.policy",
-    "load_settings": "flows.recipes",
-    "materialise": "flows.operations.replay",
-    "open_run": "flows.opened",
-    "open_runs": "flows.opened",
-    "trust_run": "flows.trust",
-}
-"""Public names of `metaloom` that are no operations: name -> module."""
 _PACKAGES = ("flows", "pipeline", "stages", "storage")
 
 
@@ -237,7 +213,7 @@ def operations() -> Mapping[str, Operation]:
     whatever is installed.
     """
     found = {operation.name: operation for operation in _BUILT_IN}
-    ours = {*found, *BESIDE_OPERATIONS, *_PACKAGES, "reference"}
+    ours = {*found, *lazy_names("metaloom"), *_PACKAGES}
     for point in installed("metaloom.operations"):
         name, in_python = point.name.replace("_", "-"), point.name.replace("-", "_")
         if (

@@ -12,6 +12,7 @@ from typing import Annotated
 from metaloom import storage
 from metaloom.flows.arguments import checked
 from metaloom.flows.errors import UsageError
+from metaloom.flows.operations import late
 from metaloom.flows.operations.options import PythonOnly, RunArgument
 from metaloom.flows.results.cancel import Cancelled
 from metaloom.flows.runs import folder_of
@@ -40,8 +41,6 @@ def cancel(run: RunArgument, *, asked: Annotated[Callable[[Writer], None] | None
         run: The run.
         asked: Called with the writer once it is asked to stop.
     """
-    from metaloom.flows.views.watching import Watch
-
     folder = folder_of(run)
     writer = ask_to_stop(folder)
     if writer is not None:
@@ -49,7 +48,7 @@ def cancel(run: RunArgument, *, asked: Annotated[Callable[[Writer], None] | None
             asked(writer)
         wait_for_end(folder, writer, wait=time.sleep)
         storage.withdraw(folder, writer.token)
-    watch = Watch(folder)
+    watch = late.Watch(folder)
     watch.look()
     if watch.writer is not None:
         return Cancelled(True, f"it stopped, and {watch.writer} has gone on with the run since")

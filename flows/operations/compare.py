@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from metaloom.flows.arguments import checked
+from metaloom.flows.operations import late
 from metaloom.flows.operations.options import Positive, RunsArgument
 from metaloom.flows.runs import RunLike
 
@@ -43,8 +44,5 @@ def compare(
         UsageError: The runs cannot be compared.
         storage.StoreError: One of them cannot be read.
     """
-    from metaloom.flows.commands.compare import compare as compare_runs
-    from metaloom.flows.run_names import runs_named
-
     named = [runs] if isinstance(runs, RunLike) else [*runs]
-    return compare_runs(runs_named(named), metric=metric, group=group, last=last, mixed=mixed, seed=seed)
+    return late.compare_runs(late.runs_named(named), metric=metric, group=group, last=last, mixed=mixed, seed=seed)

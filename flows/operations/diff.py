@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from metaloom import storage
 from metaloom.flows.arguments import checked
 from metaloom.flows.formatting import dotted
+from metaloom.flows.operations import late
 from metaloom.flows.operations.options import RunArgument
 from metaloom.flows.results.diff import Difference, RunDiff
 from metaloom.flows.results.replay import ArrayDifference
@@ -27,9 +28,6 @@ def diff(run_a: RunArgument, run_b: RunArgument) -> RunDiff:
         run_a: A run.
         run_b: Another run.
     """
-    from metaloom.flows.commands.replay import compare, compare_digests
-    from metaloom.flows.run_groups import settings_of
-
     path_a, path_b = folder_of(run_a), folder_of(run_b)
     a, b = storage.open_run(path_a), storage.open_run(path_b)
     refs_a, refs_b = set(a.refs()), set(b.refs())
@@ -39,13 +37,13 @@ def diff(run_a: RunArgument, run_b: RunArgument) -> RunDiff:
     arrays: Iterable[ArrayDifference] = ()
     if first:
         try:
-            arrays = compare(first, flatten(a.load(first)), flatten(b.load(first)))
+            arrays = late.compare_arrays(first, flatten(a.load(first)), flatten(b.load(first)))
         except storage.StageThinned:  # the records still tell which arrays differ
-            arrays = compare_digests(first, a.record(first).arrays, b.record(first).arrays)
+            arrays = late.compare_digests(first, a.record(first).arrays, b.record(first).arrays)
     return RunDiff(
         a=path_a,
         b=path_b,
-        settings=tuple(_differences(settings_of(a), settings_of(b))),
+        settings=tuple(_differences(late.settings_of(a), late.settings_of(b))),
         environment=tuple(_differences(_environment(a), _environment(b))),
         first=first,
         arrays=tuple(arrays),

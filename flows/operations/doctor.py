@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from metaloom.flows.arguments import checked
 from metaloom.flows.errors import UsageError
+from metaloom.flows.operations import late
 from metaloom.flows.operations.options import Overrides, changes
 from metaloom.flows.runs import runs_root
 
@@ -27,12 +28,7 @@ def doctor(*, env: str | None = None, overrides: Overrides = ()) -> "Checks":
     """
     if env is None and overrides:
         raise UsageError("found --set without --env; required both: the machine has no settings")
-    from metaloom.flows.commands.doctor import check_all
-    from metaloom.flows.results.doctor import Checks
-
     if env is None:
-        return Checks(check_all(runs_root()))
+        return late.Checks(late.check_all(runs_root()))
     # Imported only here: a broken package must become a line of the other table.
-    from metaloom.flows.commands.check_env import check_environment, env_config
-
-    return Checks(check_environment(env_config(env, changes(overrides))))
+    return late.Checks(late.check_environment(late.env_config(env, changes(overrides))))

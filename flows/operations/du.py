@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 
 from metaloom import storage
 from metaloom.flows.arguments import checked
+from metaloom.flows.formatting import stage_name
+from metaloom.flows.operations import late
 from metaloom.flows.operations.options import RunArguments
+from metaloom.flows.results.disk import DiskUsage, DiskUse
 from metaloom.flows.runs import folders_of, runs_root
 from metaloom.flows.views.status import STATUS
 from metaloom.storage import Run
@@ -32,8 +35,6 @@ def du(runs: RunArguments = ()) -> "DiskUsage":
     Args:
         runs: The runs; all by default.
     """
-    from metaloom.flows.results.disk import DiskUsage
-
     root = runs_root()
     named = folders_of(runs)
     paths = named or storage.find_runs(root)
@@ -43,9 +44,6 @@ def du(runs: RunArguments = ()) -> "DiskUsage":
 
 def disk_use(path: Path, on_progress: Progress = unseen) -> "DiskUse":
     """Add up what a run takes; of one that cannot be read, only its files."""
-    from metaloom.flows.results.disk import DiskUse
-    from metaloom.flows.views.run_info import bytes_by_group
-
     stats = dict(file_stats(path))
     shared = {file for file, status in stats.items() if status.st_nlink > 1}
     local, name = sum(status.st_size for status in stats.values()), path.name
@@ -65,7 +63,7 @@ def disk_use(path: Path, on_progress: Progress = unseen) -> "DiskUse":
         only_remote=sum(size for file, size in sizes.items() if file not in stats),
         shared=shared_bytes,
         thinning=sum(sizes[file] for file in thinnable if file in sizes and file not in shared),
-        groups=dict(bytes_by_group(run)),
+        groups=dict(late.bytes_by_group(run)),
         stages=dict(stages),
         ranges=in_ranges(iterations),
     )
@@ -84,8 +82,6 @@ def in_ranges(iterations: Mapping[int, int]) -> dict[tuple[int, int], int]:
 
 def _committed(run: Run, on_progress: Progress) -> tuple[Counter[str], Counter[int], list[str]]:
     """Bytes of what is stored in full by stage and by iteration, and the files that thinning would remove."""
-    from metaloom.flows.formatting import stage_name
-
     stages, iterations = Counter[str](), Counter[int]()
     removable = {*run.thinnable(run.iterations)}
     thinnable: list[str] = []

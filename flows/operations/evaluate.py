@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from metaloom.flows.arguments import checked
+from metaloom.flows.formatting import plural
+from metaloom.flows.operations import late
 from metaloom.flows.operations.options import (
     InProcess,
     Iteration,
@@ -80,14 +82,6 @@ def evaluate(
     at = RunAt.of(run, iteration, learner=True)
     agree(at.path, trust)
     import metaloom.storage as storage
-    from metaloom.flows.commands.task_file import load_tasks
-    from metaloom.flows.estimate import check_sizes
-    from metaloom.flows.graph.run_stages import config_of, require_stored_sizes, stages_of
-    from metaloom.flows.results.evaluation import EvaluationOutcome
-    from metaloom.pipeline.config.run import build_config
-    from metaloom.pipeline.envs.registry import make_env
-    from metaloom.pipeline.tasks.evaluation import tasks_are_new, tasks_drawn_from
-    from metaloom.stages.evaluate import unseen
 
     seed = None if seed is None else check_seed(seed)
     stored = storage.open_run(at.path)
@@ -105,29 +99,26 @@ def evaluate(
         "remembered": remembered,
         "seed": seed,
     }
-    trained = config_of(stored, stored.learner_ref(updates))
+    trained = late.config_of(stored, stored.learner_ref(updates))
     if isinstance(tasks, str) and tasks not in ("held-out", "train"):
-        with closing(make_env(trained.env)) as env:
-            asked["tasks"] = load_tasks(Path(tasks), env.task_fields)
+        with closing(late.make_env(trained.env)) as env:
+            asked["tasks"] = late.load_tasks(Path(tasks), env.task_fields)
     elif tasks is not None and not isinstance(tasks, str):
         asked["tasks"] = [list(map(float, task)) for task in tasks]
     given = {name: value for name, value in asked.items() if value is not None}
     section = {**trained.evaluation.model_dump(mode="json"), **given, "every": None}
-    config = build_config({**trained.model_dump(mode="json"), "evaluation": section})
-    with stages_of(config, backend, partial(check_sizes, config, evaluation_alone=True)) as stages:
-        require_stored_sizes(stored, stages.context.learner)
-        outcome = stages.evaluate(learner, updates, tested or unseen)
+    config = late.build_config({**trained.model_dump(mode="json"), "evaluation": section})
+    with late.stages_of(config, backend, partial(late.check_sizes, config, evaluation_alone=True)) as stages:
+        late.require_stored_sizes(stored, stages.context.learner)
+        outcome = stages.evaluate(learner, updates, tested or late.untested)
         env = stages.context.env
-        new, drawn_from = tasks_are_new(config, env), tasks_drawn_from(config, env, updates)
+        new, drawn_from = late.tasks_are_new(config, env), late.tasks_drawn_from(config, env, updates)
         if new and stored.info.get("ancestors"):
             # What a fork shares with its parent was drawn under the parent's settings.
             drawn = (stored[i].tasks().params.tolist() for i in range(updates))
             new = {*map(tuple, outcome.task_params.tolist())}.isdisjoint(map(tuple, chain.from_iterable(drawn)))
-        return EvaluationOutcome(stored.name, updates, config, outcome, new, drawn_from, env.task_classes, _draw)
+        return late.EvaluationOutcome(stored.name, updates, config, outcome, new, drawn_from, env.task_classes, _draw)
 
 
 def _draw(found: "EvaluationOutcome") -> "Figure":
-    from metaloom.flows.formatting import plural
-    from metaloom.flows.views.evaluation_plots import per_shot_curve
-
-    return per_shot_curve(f"{found.run} after {plural(found.updates, 'update')}", found.evaluation)
+    return late.per_shot_curve(f"{found.run} after {plural(found.updates, 'update')}", found.evaluation)

@@ -15,12 +15,14 @@ from metaloom.flows.views.status import STATUS
 from metaloom.storage import open_run
 from metaloom.storage.export import Export
 
+_FORMATS = f"The format: {', '.join(format_names())}, or module:FORMAT. Some need an extra of that name."
+
 
 @checked
 def export(
     run: RunArgument,
     *,
-    to: Annotated[str, Parameter(help=f"The format: {', '.join(format_names())}. Some need an extra of that name.")],
+    to: Annotated[str, Parameter(help=_FORMATS)],
     out: Path | str,
     iterations: str | None = None,
     step: Sequence[int] = (),
@@ -32,7 +34,7 @@ def export(
 
     Args:
         run: The run.
-        to: The format.
+        to: The format, by its name or as module:FORMAT.
         out: A new or empty folder; with --to delta also one with the tables of other runs.
         iterations: N or FROM:TO, counted like Python slices; all complete ones by default.
         step: Only the episodes of this inner step; repeatable.

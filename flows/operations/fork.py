@@ -8,15 +8,8 @@ from cyclopts import Parameter
 
 from metaloom import storage
 from metaloom.flows.arguments import checked
-from metaloom.flows.operations.options import (
-    Iteration,
-    Overrides,
-    ParentArgument,
-    PythonOnly,
-    Trust,
-    agree,
-    changes,
-)
+from metaloom.flows.operations import late
+from metaloom.flows.operations.options import Iteration, Overrides, ParentArgument, PythonOnly, Trust, agree, changes
 from metaloom.flows.runs import RunAt, run_folder
 from metaloom.flows.views.status import STATUS
 
@@ -54,11 +47,8 @@ def fork(
     """
     at = RunAt.of(parent, iteration, learner=True)
     agree(at.path, trust)
-    from metaloom.flows.commands.fork import fork as fork_run
-    from metaloom.flows.opened import Run
-
     far = STATUS.counted("outputs")
-    made = fork_run(at.path, at.iteration, run_folder(new_run), changes(overrides, settings), on_progress=far)
+    made = late.fork_run(at.path, at.iteration, run_folder(new_run), changes(overrides, settings), on_progress=far)
     if account is not None:
         account(made)
-    return Run.open(made.path)
+    return late.Run.open(made.path)

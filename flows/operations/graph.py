@@ -6,6 +6,7 @@ from cyclopts import Parameter
 
 from metaloom.flows.arguments import checked
 from metaloom.flows.errors import UsageError
+from metaloom.flows.operations import late
 from metaloom.flows.operations.options import Overrides, Trust, agree, changes
 from metaloom.flows.runs import run_folder
 from metaloom.storage import open_run, run_exists
@@ -31,23 +32,15 @@ def graph(
         overrides: Settings that change, as KEY=VALUE.
         trust: Import the modules that the run's settings name, now and later.
     """
-    from metaloom.flows.recipes import RECIPES, is_settings_file, load_settings
-    from metaloom.pipeline.schema import suggestion
-
-    stored = recipe not in [*RECIPES] and not is_settings_file(recipe)
+    stored = recipe not in [*late.RECIPES] and not late.is_settings_file(recipe)
     if stored and not run_exists(run_folder(recipe)):
         raise UsageError(
             f"no recipe and no stored run {recipe!r}: `metaloom recipes` and `metaloom ls` list them"
-            f"{suggestion(recipe, RECIPES)}"
+            f"{late.suggestion(recipe, late.RECIPES)}"
         )
-    from metaloom.flows.graph.run_stages import config_of
-    from metaloom.flows.views.diagrams import FORMATS, diagram_of
-    from metaloom.pipeline.config.input import override
-    from metaloom.pipeline.config.run import build_config
-
     if stored:
         agree(run_folder(recipe), trust)
-        settings = config_of(open_run(run_folder(recipe))).model_dump(mode="json")
+        settings = late.config_of(open_run(run_folder(recipe))).model_dump(mode="json")
     else:
-        settings = load_settings(recipe)
-    return FORMATS[form](diagram_of(build_config(override(settings, changes(overrides)))))
+        settings = late.load_settings(recipe)
+    return late.FORMATS[form](late.diagram_of(late.build_config(late.override(settings, changes(overrides)))))

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Literal
 
 from metaloom.flows.arguments import checked
+from metaloom.flows.operations import late
 from metaloom.flows.operations.options import RunArgument
 from metaloom.flows.runs import folder_of
 from metaloom.storage import open_run
@@ -26,6 +27,6 @@ def logs(run: RunArgument, *, level: Level = "info") -> "LogLines":
         run: The run.
         level: Leave out what matters less; debug has every stage.
     """
-    from metaloom.flows.run_log import LogLines, LogReader
-
-    return LogLines(line for line in LogReader(open_run(folder_of(run)).path).new_lines() if line.is_at_least(level))
+    return late.LogLines(
+        line for line in late.LogReader(open_run(folder_of(run)).path).new_lines() if line.is_at_least(level)
+    )

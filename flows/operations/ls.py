@@ -9,6 +9,7 @@ from typing import Any, Literal
 from metaloom.flows.arguments import checked
 from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import seconds_of
+from metaloom.flows.operations import late
 from metaloom.flows.operations.options import Positive
 from metaloom.flows.results.run_rows import Row, Rows
 from metaloom.flows.runs import runs_root
@@ -59,10 +60,8 @@ def ls(
         reverse: The other way round.
         limit: Maximum number of runs.
     """
-    from metaloom.flows.views.run_info import list_run_rows
-
     earliest = -math.inf if since is None else _moment(since).timestamp()
-    found = list_run_rows(runs_root())
+    found = late.list_run_rows(runs_root())
     wanted = {"algorithm": algorithm, "env": env, "state": status}
     rows = Rows(
         row

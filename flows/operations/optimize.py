@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from metaloom.flows.arguments import checked
+from metaloom.flows.operations import late
 from metaloom.flows.operations.options import Iteration, Natural, Overrides, RunAtArgument, Trust, agree, changes
 from metaloom.flows.runs import require_one_iteration
 
@@ -38,6 +39,4 @@ def optimize(
     """
     path, chosen = require_one_iteration(run, iteration)
     agree(path, trust)
-    from metaloom.flows.commands.optimize import optimize as optimize_run
-
-    return optimize_run(path, chosen, changes(overrides, settings), stage=stage, step=step)
+    return late.optimize_run(path, chosen, changes(overrides, settings), stage=stage, step=step)

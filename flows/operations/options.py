@@ -8,6 +8,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from metaloom.flows.errors import UsageError
+from metaloom.flows.operations import late
 from metaloom.flows.rollouts.backend import Backend
 from metaloom.flows.runs import RunLike, runs_root
 from metaloom.storage import find_runs, url_of
@@ -27,9 +28,7 @@ def complete_runs(context: object) -> list[str]:
 
 def complete_recipes(context: object) -> list[str]:
     """Names for the shell to complete: those of all recipes."""
-    from metaloom.flows.recipes import RECIPES
-
-    return [*RECIPES]
+    return [*late.RECIPES]
 
 
 RUN_HELP = "A name under the runs folder, a path, or a URL such as s3://bucket/runs/first."
@@ -53,8 +52,7 @@ ParentArgument = Annotated[
     ),
 ]
 RunArguments = Annotated[
-    RunLike | Sequence[RunLike],
-    Parameter(help=f"{RUN_HELP} Repeatable; all by default.", completer=complete_runs),
+    RunLike | Sequence[RunLike], Parameter(help=f"{RUN_HELP} Repeatable; all by default.", completer=complete_runs)
 ]
 RemovedArguments = Annotated[
     RunLike | Sequence[RunLike], Parameter(help=f"{RUN_HELP} Repeatable.", completer=complete_runs)
@@ -69,15 +67,14 @@ RunsArgument = Annotated[
 Iteration = Annotated[int | None, Parameter(parse=False)]
 """Iteration, which a command line has in RUN@ITERATION."""
 Overrides = Annotated[
-    Sequence[str],
-    Parameter(name="--set", help="Change a setting: `--set algorithm.inner_lr=0.05`. Repeatable."),
+    Sequence[str], Parameter(name="--set", help="Change a setting: `--set algorithm.inner_lr=0.05`. Repeatable.")
 ]
 InProcess = Annotated[Backend, "in this process unless workers or a scheduler are named"]
 Trust = Annotated[
     bool,
     Parameter(
         help="Import the modules that the run's settings name, now and later: say it of runs that others made, after "
-        "you have looked at them.",
+        "you have looked at them."
     ),
 ]
 MetricsPort = Annotated[
@@ -99,16 +96,12 @@ PythonOnly: Parameter = Parameter(parse=False)
 def agree(run: Path, trust: bool) -> None:
     """Remember, if the user says so, that what a run's settings name may be imported."""
     if trust:
-        from metaloom.flows.trust import trust_run
-
-        trust_run(run)
+        late.trust_run(run)
 
 
 def changes(overrides: Sequence[str], settings: Mapping[str, Any] | None = None) -> list[str]:
     """Return changes of settings, given as KEY=VALUE or as keywords, as KEY=VALUE."""
-    from metaloom.flows.settings import assignments
-
-    return [*overrides, *assignments(settings or {})]
+    return [*overrides, *late.assignments(settings or {})]
 
 
 def refuse_without(option: str, **others: object) -> None:

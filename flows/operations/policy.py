@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from metaloom.flows.arguments import checked
+from metaloom.flows.operations import late
 from metaloom.flows.operations.options import Iteration, LearnerArgument, Trust, agree
 from metaloom.flows.runs import RunAt
 from metaloom.storage import open_run
@@ -32,8 +33,6 @@ def policy(
     """
     at = RunAt.of(run, iteration, learner=True)
     agree(at.path, trust)
-    from metaloom.flows.trained.of_run import policy_of
-
-    found = policy_of(open_run(at.path), -1 if at.iteration is None else at.iteration)
+    found = late.policy_of(open_run(at.path), -1 if at.iteration is None else at.iteration)
     found.save(Path(out))
     return found

@@ -1,6 +1,7 @@
 """`recipes`: names of recipes, and settings to train with."""
 
 from metaloom.flows.arguments import checked
+from metaloom.flows.operations import late
 
 
 @checked
@@ -14,6 +15,4 @@ def recipes() -> list[str]:
     Returns:
         Names of all recipes, also of those that installed packages add.
     """
-    from metaloom.flows.recipes import RECIPES
-
-    return [*RECIPES]
+    return [*late.RECIPES]

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from metaloom.flows.arguments import checked
 from metaloom.flows.errors import UsageError
+from metaloom.flows.operations import late
 from metaloom.flows.operations.options import InProcess, Positive, RunArgument
 from metaloom.flows.results.run_rows import Facts
 from metaloom.flows.rollouts.backend import IN_PROCESS
@@ -43,10 +44,7 @@ def ls(*, folder: From = None) -> "References":
     Args:
         folder: Folder of the references; that of the checkout by default.
     """
-    from metaloom.flows.references.index import read_index
-    from metaloom.flows.references.tables import References, reference_rows
-
-    return References(reference_rows(read_index(_folder(folder))), folder)
+    return late.References(late.reference_rows(late.read_index(_folder(folder))), folder)
 
 
 @checked
@@ -70,18 +68,14 @@ def show(name: NameAt, /, *, folder: From = None) -> Facts:
 def found(name: str, folder: Path | str | None) -> "Iterator[tuple[Callable[[], Any], Callable[[], RenderableType]]]":
     """Yield functions that give a reference, or an iteration of one, as data and drawn."""
     place, about, iteration = _named(name, folder)
-    from metaloom.flows.references.archive import opened
-    from metaloom.flows.views.run_info import iteration_info, run_info
-    from metaloom.flows.views.tables import iteration_view, run_view
-
-    with opened(place, about) as path:
+    with late.opened_reference(place, about) as path:
         run = open_run(path)
         if iteration is None:
             lies = str(place / about.archive)
-            yield lambda: run_info(run) | {"path": lies}, lambda: run_view(run, path=lies, everything=True)
+            yield lambda: late.run_info(run) | {"path": lies}, lambda: late.run_view(run, path=lies, everything=True)
         else:
             require_iteration(run, iteration)
-            yield lambda: iteration_info(run, iteration), lambda: iteration_view(run, iteration)
+            yield lambda: late.iteration_info(run, iteration), lambda: late.iteration_view(run, iteration)
 
 
 @checked
@@ -100,14 +94,9 @@ def verify(name: NameAt, /, *, folder: From = None, backend: InProcess = IN_PROC
         backend: Where rollouts run.
     """
     place, found, iteration = _named(name, folder)
-    from metaloom.flows.as_recorded import start_as_recorded
-    from metaloom.flows.references.archive import opened
-
-    with opened(place, found) as path:
-        start_as_recorded(open_run(path), range(found.iterations) if iteration is None else [iteration])
-        from metaloom.flows.references.verify import verify as verify_reference
-
-        return verify_reference(
+    with late.opened_reference(place, found) as path:
+        late.start_as_recorded(open_run(path), range(found.iterations) if iteration is None else [iteration])
+        return late.verify_reference(
             path,
             iteration,
             backend=backend,
@@ -129,13 +118,10 @@ def extract(name: Name, /, *, run: str | Path | None = None, folder: From = None
     place, found, iteration = _named(name, folder)
     if iteration is not None:
         raise UsageError(f"{name}: found an iteration; required a reference, all of which is extracted")
-    from metaloom.flows.references.archive import extract as extract_reference
-    from metaloom.flows.references.tables import Extracted
-
     path = run_folder(found.name if run is None else run)
     path.parent.mkdir(parents=True, exist_ok=True)
-    extract_reference(place, found, path)
-    return Extracted(path, found.name)
+    late.extract_reference(place, found, path)
+    return late.Extracted(path, found.name)
 
 
 @checked
@@ -153,32 +139,24 @@ def add(
         learners: Iterations from one stored learner to the next: fewer learners make a smaller archive, and `verify`
             computes up to so many iterations.
     """
-    from metaloom.flows.references.archive import add as add_reference
-    from metaloom.flows.references.index import INDEX, shipped
-    from metaloom.flows.references.tables import Added
-
-    if to is None and not (shipped() / INDEX).exists():
+    if to is None and not (late.shipped() / late.INDEX).exists():
         raise UsageError("found no checkout, whose references it would be among; required a folder: --to FOLDER")
     place = _folder(to)
-    made = add_reference(folder_of(run), place, name, learners=learners)
-    return Added(made, place)
+    made = late.add_reference(folder_of(run), place, name, learners=learners)
+    return late.Added(made, place)
 
 
 def _folder(given: Path | str | None) -> Path:
-    from metaloom.flows.references.index import shipped
-
-    return shipped() if given is None else Path(given)
+    return late.shipped() if given is None else Path(given)
 
 
 def _named(text: str, given: Path | str | None) -> "tuple[Path, Reference, int | None]":
     """The folder of references, the one that is named, and an iteration of it."""
-    from metaloom.flows.references.index import find
-
     folder = _folder(given)
     name, at, iteration = text.partition("@")
     if at and not re.fullmatch("[0-9]{1,8}", iteration):
         raise UsageError(f"{text}: found {iteration!r} after the @; required an iteration such as {name}@12")
-    found = find(folder, name)
+    found = late.find_reference(folder, name)
     if at and int(iteration) >= found.iterations:
         raise UsageError(f"{text}: found no such iteration; required one of {name}@0 to {name}@{found.iterations - 1}")
     return folder, found, int(iteration) if at else None

@@ -5,15 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from metaloom.flows.arguments import checked
 from metaloom.flows.formatting import plural
-from metaloom.flows.operations.options import (
-    InProcess,
-    Iteration,
-    Natural,
-    PythonOnly,
-    RunAtArgument,
-    Trust,
-    agree,
-)
+from metaloom.flows.operations import late
+from metaloom.flows.operations.options import InProcess, Iteration, Natural, PythonOnly, RunAtArgument, Trust, agree
+from metaloom.flows.results.replay import Replay
 from metaloom.flows.rollouts.backend import IN_PROCESS
 from metaloom.flows.runs import RunAt
 from metaloom.flows.views.status import STATUS
@@ -55,11 +49,10 @@ def replay(
     """
     at = RunAt.of(run, iteration)
     agree(at.path, trust)
-    from metaloom.flows.commands.replay import replay as replay_run
-    from metaloom.flows.results.replay import Replay
-
     outcomes = Replay()
-    for outcome in replay_run(at.path, at.iteration, stage=stage, step=step, until_diff=until_diff, backend=backend):
+    for outcome in late.replay_run(
+        at.path, at.iteration, stage=stage, step=step, until_diff=until_diff, backend=backend
+    ):
         outcomes.append(outcome)
         if replayed is not None:
             replayed(outcome)
@@ -87,10 +80,8 @@ def materialise(
     """
     at = RunAt.of(run, iteration)
     agree(at.path, trust)
-    from metaloom.flows.commands.thin import materialise as materialise_run
-
     refs: list[StageRef] = []
-    for ref in materialise_run(at.path, at.iteration, backend=backend):
+    for ref in late.materialise_run(at.path, at.iteration, backend=backend):
         refs.append(ref)
         STATUS.far(f"{plural(len(refs), 'output')} stored again")
     return refs

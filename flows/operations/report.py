@@ -7,6 +7,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
 
 from metaloom.flows.arguments import checked
+from metaloom.flows.films.opengl import choose_renderer
+from metaloom.flows.operations import late
 from metaloom.flows.operations.options import RunArgument, Trust, agree, refuse_without
 from metaloom.flows.runs import folder_of, report_folder
 from metaloom.flows.views.status import STATUS
@@ -57,24 +59,17 @@ def report(
     files = write(opened, folder, static=static, film=film)
     if figures is None:
         return files
-    from metaloom.flows.views.report import write_figures
-
     place, action = Path(figures), "Free space, or choose another folder"
     with system_errors(place, required="a folder to write figures to", action=action):
-        return replace(files, figures=tuple(write_figures(opened, place, format or "svg")))
+        return replace(files, figures=tuple(late.write_figures(opened, place, format or "svg")))
 
 
 def _film(run: Run) -> "Picture":
     """Film the best task of the last iteration, as a picture that moves and that a page can hold."""
-    from metaloom.flows.films.opengl import choose_renderer
-
     renderer = choose_renderer("auto")  # before MuJoCo is imported
-    from metaloom.flows.films.video import video
-    from metaloom.flows.views.page import Picture
-
     with TemporaryDirectory() as folder:
         file = Path(folder) / "film.webp"
-        film = video(run.path, -1, file, task="best", renderer=renderer)
+        film = late.film_run(run.path, -1, file, task="best", renderer=renderer)
         source = "data:image/webp;base64," + base64.b64encode(file.read_bytes()).decode()
     caption = "An episode of median return of the best task, simulated again from its seed and its stored actions."
     if not film.agrees:
@@ -82,7 +77,7 @@ def _film(run: Run) -> "Picture":
             f" It does not show what happened: observations differ by up to {film.largest_difference:.3g} from the "
             "stored ones."
         )
-    return Picture(source, "Film of an episode before and after adaptation", caption, enlarged=False)
+    return late.Picture(source, "Film of an episode before and after adaptation", caption, enlarged=False)
 
 
 def write(run: Run, folder: Path, *, static: bool = False, film: "Picture | None" = None) -> "ReportFiles":
@@ -91,11 +86,11 @@ def write(run: Run, folder: Path, *, static: bool = False, film: "Picture | None
     Raises:
         StorageFailed: the system does not let us write there.
     """
-    from metaloom.flows.views.report import write_report
-
     with system_errors(
         folder,
         required="a folder to write the report to",
         action=f"Free space, or choose another: `metaloom report {argument(run.path)} --out FOLDER`",
     ):
-        return write_report(run, folder, static=static, film=film, on_progress=STATUS.counted("tables and records"))
+        return late.write_report(
+            run, folder, static=static, film=film, on_progress=STATUS.counted("tables and records")
+        )

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from metaloom.flows.arguments import checked
 from metaloom.flows.errors import UsageError
+from metaloom.flows.operations import late
 from metaloom.flows.operations.options import (
     Iteration,
     Natural,
@@ -88,34 +89,26 @@ def found(
         refuse_without("--stage sample_transitions", update=update, rows=rows, context=context)
     if stage is not None and at.iteration is None:
         raise UsageError(f"--stage is about one iteration, such as {opened.path.name}@0")
-    from metaloom.flows.views.run_info import iteration_info, output_info, run_info
-    from metaloom.flows.views.tables import iteration_view, output_view, run_view
-
     if stage is not None and at.iteration is not None:
         if stage == "process_samples":
             return _baselines(opened, at.iteration, step or 0)
         if stage == "sample_transitions":
             return _minibatch(opened, at.iteration, update or 0, rows or "0:20", context=context)
-        info = output_info(opened, StageRef(at.iteration, stage, step or 0))
-        return lambda: info, lambda: output_view(info)
+        info = late.output_info(opened, StageRef(at.iteration, stage, step or 0))
+        return lambda: info, lambda: late.output_view(info)
     if (i := at.iteration) is None:
-        return lambda: run_info(opened), lambda: run_view(opened, everything=everything)
-    return lambda: iteration_info(opened, i), lambda: iteration_view(opened, i)
+        return lambda: late.run_info(opened), lambda: late.run_view(opened, everything=everything)
+    return lambda: late.iteration_info(opened, i), lambda: late.iteration_view(opened, i)
 
 
 def _baselines(run: Run, iteration: int, step: int) -> "Found":
-    from metaloom.flows.commands.baselines import fitted_baselines
-    from metaloom.flows.views.tables import parameters_table
-
-    fitted = fitted_baselines(run, iteration, step)
+    fitted = late.fitted_baselines(run, iteration, step)
     lists = {name: {part: value.tolist() for part, value in params.items()} for name, params in fitted.items()}
-    return lambda: lists, lambda: parameters_table(fitted)
+    return lambda: lists, lambda: late.parameters_table(fitted)
 
 
 def _minibatch(run: Run, iteration: int, update: int, rows: str, *, context: bool) -> "Found":
     span = parse_span("--rows", rows)
-    from metaloom.flows.views.transition_tables import minibatch_info, minibatch_view
-
     chosen = span if isinstance(span, slice) else slice(span, span + 1 or None)
-    info = minibatch_info(run, iteration, update, chosen, context=context)
-    return lambda: info, lambda: minibatch_view(info)
+    info = late.minibatch_info(run, iteration, update, chosen, context=context)
+    return lambda: info, lambda: late.minibatch_view(info)

@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from metaloom.flows.arguments import checked
 from metaloom.flows.errors import UsageError
 from metaloom.flows.loggers import LogPlan
+from metaloom.flows.operations import late
 from metaloom.flows.operations.options import FilmEvery, Log, Overrides, Positive, PythonOnly, changes, complete_recipes
 from metaloom.flows.operations.train import Shown, check_log
 from metaloom.flows.rollouts.backend import IN_PROCESS, Backend
@@ -45,7 +46,7 @@ def sweep(
         Sequence[str] | Annotated[Mapping[str, str | Sequence[Any]], PythonOnly],
         Parameter(
             help="Search a range or a list of values, with `--optuna`: `--search algorithm.inner_lr=0.01:0.3:log`, "
-            "`algorithm.num_epochs=1:10` for whole numbers, `policy.activation=tanh,relu`. Repeatable.",
+            "`algorithm.num_epochs=1:10` for whole numbers, `policy.activation=tanh,relu`. Repeatable."
         ),
     ] = (),
     metric: str | None = None,
@@ -104,26 +105,19 @@ def sweep(
     )
 
     def start(observer: "SweepObserver") -> "SweepResult":
-        from metaloom.flows.commands.sweep import train_sweep
-
         how: dict[str, Any] = {"extend": extend, "parallel": parallel, "backend": backend}
-        return train_sweep(planned, configs, **how, observer=observer, logs=LogPlan(tuple(log), film_every))
+        return late.train_sweep(planned, configs, **how, observer=observer, logs=LogPlan(tuple(log), film_every))
 
     if callable(progress):
         return progress(planned, start)
-    from metaloom.flows.opened import Run, Runs
-    from metaloom.flows.results.sweep import SweepObserver
-    from metaloom.flows.views.run_info import is_complete
-    from metaloom.flows.views.sweep_progress import sweep_progress
-
-    done = sum(is_complete(planned.folder(run)) for run in planned.runs)
-    with sweep_progress(planned.num_runs, done) if progress else nullcontext(SweepObserver()) as observer:
+    done = sum(late.is_complete(planned.folder(run)) for run in planned.runs)
+    with late.sweep_progress(planned.num_runs, done) if progress else nullcontext(late.SweepObserver()) as observer:
         result = start(observer)
-    complete = [run for run in result.sweep.runs if is_complete(planned.folder(run))]
+    complete = [run for run in result.sweep.runs if late.is_complete(planned.folder(run))]
     if result.failed and (planned.search is None or not complete):
         told = "; ".join(f"{outcome.run.name}: {outcome.message}" for outcome in result.failed)
         raise UsageError(f"sweep {planned.name}: {len(result.failed)} runs failed. {told}. The same call tries again")
-    return Runs([Run.open(planned.folder(run)) for run in complete])
+    return late.Runs([late.Run.open(planned.folder(run)) for run in complete])
 
 
 def planned_sweep(
@@ -147,28 +141,26 @@ def planned_sweep(
         found = _stored(recipe)
         if found is not None:
             return found
-    from metaloom.flows.sweeps.plan import plan_wanted
-    from metaloom.flows.sweeps.space import parse_grid, parse_space, wanted_search
-
     if isinstance(grid, Mapping):
         values = {key: [_text(value) for value in tried] for key, tried in grid.items()}
     else:
-        values = parse_grid(grid)
+        values = late.parse_grid(grid)
     if isinstance(search, Mapping):
         space = {key: where if isinstance(where, str) else ",".join(map(_text, where)) for key, where in search.items()}
     else:
-        space = parse_space(search)
-    wanted = wanted_search(optuna, space, metric, grid)
+        space = late.parse_space(search)
+    wanted = late.wanted_search(optuna, space, metric, grid)
     numbers = _seeds(seeds) if isinstance(seeds, str) else seeds
-    return plan_wanted(recipe, name, search=wanted, grid=values, seeds=numbers, settings=settings, many=many)
+    if wanted is None:
+        numbers = 5 if numbers is None else numbers
+        return late.plan(recipe, name, seeds=numbers, grid=values, settings=settings, many=many)
+    numbers = 1 if numbers is None else numbers
+    return late.plan_search(recipe, name, search=wanted, seeds=numbers, settings=settings, many=many), []
 
 
 def _stored(name: str) -> "tuple[Sweep, list[RunConfig]] | None":
     """Return the stored sweep of this name, unless it is the name of a recipe or file."""
-    from metaloom.flows.recipes import RECIPES, is_settings_file
-    from metaloom.flows.sweeps.stored import find_sweep
-
-    found = None if name in RECIPES or is_settings_file(name) or "/" in name else find_sweep(name)
+    found = None if name in late.RECIPES or late.is_settings_file(name) or "/" in name else late.find_sweep(name)
     if found is None:
         return None
     if found.search is not None:
@@ -186,6 +178,4 @@ def _seeds(text: str) -> int | list[int]:
 
 
 def _text(value: Any) -> str:
-    from metaloom.flows.settings import plain
-
-    return value if isinstance(value, str) else json.dumps(value, default=plain)
+    return value if isinstance(value, str) else json.dumps(value, default=late.plain)

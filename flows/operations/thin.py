@@ -3,7 +3,9 @@
 from typing import TYPE_CHECKING
 
 from metaloom.flows.arguments import checked
+from metaloom.flows.operations import late
 from metaloom.flows.operations.options import Natural, Positive, RunArgument, Trust, agree
+from metaloom.flows.results.disk import ThinnedRun
 from metaloom.flows.runs import folder_of
 from metaloom.flows.views.status import STATUS
 from metaloom.storage import Retention
@@ -42,9 +44,6 @@ def thin(
     """
     folder = folder_of(run)
     agree(folder, trust)
-    from metaloom.flows.commands.thin import thin as thin_run
-    from metaloom.flows.results.disk import ThinnedRun
-
     kept, far = Retention(keep_last=keep_last, keep_every=keep_every), STATUS.counted("iterations")
-    thinned = thin_run(folder, kept, dry_run=dry_run, anyway=anyway, on_progress=far)
+    thinned = late.thin_run(folder, kept, dry_run=dry_run, anyway=anyway, on_progress=far)
     return ThinnedRun(**vars(thinned), dry_run=dry_run)

@@ -12,6 +12,7 @@ from metaloom import storage
 from metaloom.flows.arguments import checked
 from metaloom.flows.errors import UsageError
 from metaloom.flows.loggers import check_loggers
+from metaloom.flows.operations import late
 from metaloom.flows.operations.options import (
     FilmEvery,
     Log,
@@ -93,10 +94,8 @@ def train(
     check_log(log, film_every)
     config = new_settings(recipe, changes(overrides, settings), iterations=iterations, seed=seed, device=device)
     require_witness(strict, config.env.witness)
-    from metaloom.flows.commands.train import train as train_run
-
     folder = new_folder(recipe, run, config)
-    start = partial(train_run, config, folder, backend=backend)
+    start = partial(late.train_run, config, folder, backend=backend)
     return _watched(folder, start, progress, log, film_every, metrics_port, strict)
 
 
@@ -109,8 +108,7 @@ def resume(
     repair: bool = False,
     strict: bool = False,
     overrides: Annotated[
-        Sequence[str],
-        Parameter(name="--set", help="Change what is kept: `--set retention.keep_last=10`. Repeatable."),
+        Sequence[str], Parameter(name="--set", help="Change what is kept: `--set retention.keep_last=10`. Repeatable.")
     ] = (),
     trust: Trust = False,
     backend: Backend = IN_PROCESS,
@@ -144,10 +142,8 @@ def resume(
     check_log(log, film_every)
     agree(folder, trust)
     require_witness(strict, not strict or open_run(folder).config["env"].get("witness", False))
-    from metaloom.flows.commands.train import resume as resume_run
-
     start = partial(
-        resume_run,
+        late.resume_run,
         folder,
         iterations=iterations,
         take_over=take_over,
@@ -198,32 +194,24 @@ def iterate(
     if isinstance(recipe, storage.Run):
         new = {"run": run, "seed": seed, "device": device, "overrides": overrides or None, **settings}
         refuse_with("an opened run", **new)
-        from metaloom.flows.commands.train import resuming
-
-        folder, start = recipe.path, partial(resuming, recipe.path, iterations=iterations, backend=backend)
+        folder, start = recipe.path, partial(late.resuming, recipe.path, iterations=iterations, backend=backend)
     else:
         config = new_settings(recipe, changes(overrides, settings), iterations=iterations, seed=seed, device=device)
-        from metaloom.flows.commands.train import training
-
         folder = new_folder(recipe, run, config)
         check_new_run(folder)
-        start = partial(training, config, folder, backend=backend)
+        start = partial(late.training, config, folder, backend=backend)
     return _iterations(folder, start, log)
 
 
 def _iterations(folder: Path, start: "Callable[..., Training]", log: Sequence[str]) -> "Generator[FinishedIteration]":
     """Yield the iterations of a training; closed, the generator ends it in order."""
-    from metaloom.flows.loggers.live import logging_to
-    from metaloom.flows.observer import Observer
-    from metaloom.flows.opened import FinishedIteration, Run
-
     run, left = None, False
-    with logging_to(log, folder, Observer(should_stop=lambda: left, reads=True)) as observer:
+    with late.logging_to(log, folder, late.Observer(should_stop=lambda: left, reads=True)) as observer:
         training = start(observer=observer)
         try:
             for report in training:
-                run = Run.open(folder) if run is None else run
-                yield FinishedIteration(run, report.iteration, report)
+                run = late.Run.open(folder) if run is None else run
+                yield late.FinishedIteration(run, report.iteration, report)
         except GeneratorExit:
             left = True
             next(training, None)  # which stops before its next stage
@@ -240,19 +228,15 @@ def new_settings(recipe: "str | RunConfig", overrides: Sequence[str], **short: A
     Raises:
         ConfigError: A setting is wrong.
     """
-    from metaloom.flows.recipes import new_config
-    from metaloom.flows.settings import assignments
-
     # Settings are refused before numerics are imported, which takes seconds.
     for name in {assignment.partition("=")[0] for assignment in overrides}:
         refuse_with(f"--set {name}", **{name: short.get(name)})
-    given = [*overrides, *assignments({name: value for name, value in short.items() if value is not None})]
+    given = [*overrides, *late.assignments({name: value for name, value in short.items() if value is not None})]
     if isinstance(recipe, str):
-        return new_config(recipe, given)
-    from metaloom.pipeline.config.input import override
-    from metaloom.pipeline.config.run import build_config
-
-    return build_config(override(recipe.model_dump(mode="json", exclude={"env": recipe.env.left_open}), given))
+        return late.new_config(recipe, given)
+    return late.build_config(
+        late.override(recipe.model_dump(mode="json", exclude={"env": recipe.env.left_open}), given)
+    )
 
 
 def new_folder(recipe: "str | RunConfig", run: str | Path | None, config: "RunConfig") -> Path:
@@ -295,21 +279,14 @@ def _watched(
     strict: bool,
 ) -> "Run":
     """Train a run by an observer that also logs, serves metrics, and is strict."""
-    from metaloom.flows.loggers.live import logging_to
-    from metaloom.flows.metrics_endpoint import metrics_at
-    from metaloom.flows.observer import Observer
-    from metaloom.flows.observer import strict as strictly
 
-    def watched(observer: Observer) -> "TrainResult":
-        served = nullcontext(observer) if metrics_port is None else metrics_at(metrics_port, folder.name, observer)
-        with served as measured, logging_to(log, folder, measured, film_every=film_every) as watching:
-            return start(observer=strictly(watching) if strict else watching)
+    def watched(observer: late.Observer) -> "TrainResult":
+        served = nullcontext(observer) if metrics_port is None else late.metrics_at(metrics_port, folder.name, observer)
+        with served as measured, late.logging_to(log, folder, measured, film_every=film_every) as watching:
+            return start(observer=late.strictly(watching) if strict else watching)
 
     if callable(progress):
         return progress(folder, watched)
-    from metaloom.flows.opened import Run
-    from metaloom.flows.views.progress import progress as shown_progress
-
-    with shown_progress() if progress else nullcontext(Observer()) as observer:
+    with late.shown_progress() if progress else nullcontext(late.Observer()) as observer:
         watched(observer)
-    return Run.open(folder)
+    return late.Run.open(folder)

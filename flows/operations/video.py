@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from metaloom.flows.arguments import checked
 from metaloom.flows.errors import UsageError
 from metaloom.flows.films.opengl import RendererName, choose_renderer
+from metaloom.flows.operations import late
 from metaloom.flows.operations.options import Iteration, Positive, PythonOnly, RunAtArgument, Trust, agree
 from metaloom.flows.runs import RunAt
 
@@ -64,10 +65,8 @@ def video(
         raise UsageError("found several of --task, --best and --worst; leave all but one out")
     agree(at.path, trust)
     drawn_by = choose_renderer(renderer)  # before MuJoCo is imported
-    from metaloom.flows.films.video import video as film
-
     which = "best" if best else "worst" if worst else task or 0
-    return film(
+    return late.film_run(
         at.path,
         -1 if at.iteration is None else at.iteration,
         Path(out),

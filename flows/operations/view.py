@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from metaloom.flows.arguments import checked
 from metaloom.flows.errors import UsageError
+from metaloom.flows.operations import late
 from metaloom.flows.operations.options import Port, PythonOnly, complete_runs
 from metaloom.flows.runs import run_folder, runs_root
 from metaloom.storage import url_of
@@ -24,11 +25,7 @@ RunsArgument = Annotated[
 
 @checked
 def view(
-    runs: RunsArgument = None,
-    /,
-    *,
-    port: Port = 0,
-    opened: Annotated[Callable[[str], None], PythonOnly] = print,
+    runs: RunsArgument = None, /, *, port: Port = 0, opened: Annotated[Callable[[str], None], PythonOnly] = print
 ) -> None:
     """Open a page: curves, stages, batches, films.
 
@@ -49,6 +46,4 @@ def view(
         place = Path(runs)  # a folder of runs beside the runs folder, or that folder itself, by its name
     if url_of(place) is None and not place.is_dir():
         raise UsageError(f"{place}: found no such folder; required one of runs, or a run. `metaloom ls` lists runs")
-    from metaloom.flows.viewer.server import serve
-
-    serve(place, port, opened)
+    late.serve_viewer(place, port, opened)

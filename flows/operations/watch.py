@@ -4,6 +4,7 @@ import time
 from typing import TYPE_CHECKING, Annotated
 
 from metaloom.flows.arguments import checked
+from metaloom.flows.operations import late
 from metaloom.flows.operations.options import PythonOnly, RunArgument
 from metaloom.flows.runs import folder_of
 
@@ -26,6 +27,4 @@ def watch(run: RunArgument, *, lines: Annotated[bool, PythonOnly] = False) -> "E
         run: The run.
         lines: Print a JSON object for each iteration.
     """
-    from metaloom.flows.views.watching import watch_run
-
-    return watch_run(folder_of(run), mode="json" if lines else "auto", wait=time.sleep)
+    return late.watch_run(folder_of(run), mode="json" if lines else "auto", wait=time.sleep)

@@ -11,11 +11,7 @@ _SCHEMES = ("postgres", "postgresql", "postgresql+asyncpg")
 
 
 def server_url(named: str) -> str:
-    """Return the URL of a database as Prefect takes it, with the driver that Prefect brings.
-
-    Raises:
-        UsageError: it is no URL of a PostgreSQL database.
-    """
+    """Return the URL of a database as Prefect takes it, with the driver that Prefect brings."""
     scheme, _, rest = named.partition("://")
     if scheme not in _SCHEMES or not re.search(r"^[^/]*/[^/?]+", rest):
         raise UsageError(
@@ -35,11 +31,7 @@ def without_password(url: str) -> str:
 
 
 def require_answer(url: str) -> None:
-    """Refuse a database that nobody can connect to, before anything is started.
-
-    Raises:
-        UsageError: the database does not exist, does not answer or refuses the user.
-    """
+    """Refuse a database that nobody can connect to, before anything is started."""
     try:
         asyncio.run(_connect(url.replace("+asyncpg", "", 1)))
     except ValueError:  # whose words may be part of the password

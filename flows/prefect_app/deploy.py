@@ -9,26 +9,28 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import yaml
+from prefect import Flow, get_client
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate
+from prefect.exceptions import ObjectNotFound
+from prefect.utilities.callables import parameter_schema
+from prefect.utilities.importtools import import_object
+from prefect.workers.process import ProcessWorker
 
 from metaloom.flows.operations import INSTALLED, operations
 from metaloom.flows.prefect_app.flow_process import MODULE
 from metaloom.flows.prefect_app.flow_runs import POOL, QUEUE, TRAININGS
-
-if TYPE_CHECKING:
-    from prefect import Flow
-    from prefect.client.orchestration import SyncPrefectClient
 
 FILE = Path(__file__).parent / "prefect.yaml"
 # What earlier versions deployed with, which had Prefect import Python modules of the folder before installed ones.
 _EARLIER_STEP = "prefect.deployments.steps.set_working_directory"
 
 
-def deploy(client: "SyncPrefectClient") -> Iterator[str]:
+def deploy(client: SyncPrefectClient) -> Iterator[str]:
     """Bring everything up to date; yields what was changed."""
-    import yaml
-    from prefect.utilities.importtools import import_object
-
     yield from _make_pool(client)
     for wanted in yaml.safe_load(FILE.read_text("utf-8"))["deployments"]:
         yield from _deploy(client, wanted, import_object(wanted["entrypoint"]))
@@ -45,11 +47,7 @@ def deploy(client: "SyncPrefectClient") -> Iterator[str]:
             yield from _deploy(client, wanted, flow)
 
 
-def _make_pool(client: "SyncPrefectClient") -> Iterator[str]:
-    from prefect.client.schemas.actions import WorkPoolCreate
-    from prefect.exceptions import ObjectNotFound
-    from prefect.workers.process import ProcessWorker
-
+def _make_pool(client: SyncPrefectClient) -> Iterator[str]:
     try:
         pool = client.read_work_pool(POOL)
     except ObjectNotFound:
@@ -67,11 +65,7 @@ def _make_pool(client: "SyncPrefectClient") -> Iterator[str]:
         yield f"the work queue {QUEUE} is paused: nothing trains until `prefect work-queue resume {QUEUE} -p {POOL}`"
 
 
-def _deploy(client: "SyncPrefectClient", wanted: dict[str, Any], flow: "Flow[..., Any]") -> Iterator[str]:
-    from prefect.client.schemas.actions import DeploymentUpdate
-    from prefect.exceptions import ObjectNotFound
-    from prefect.utilities.callables import parameter_schema
-
+def _deploy(client: SyncPrefectClient, wanted: dict[str, Any], flow: Flow[..., Any]) -> Iterator[str]:
     name = f"{flow.name}/{wanted['name']}"
     command = shlex.join([sys.executable, "-P", "-m", MODULE])
     ours: dict[str, Any] = {
@@ -115,8 +109,6 @@ def _is_ours(command: str | None) -> bool:
 
 def main() -> None:
     """Bring what the server has up to date that the settings name."""
-    from prefect import get_client
-
     with get_client(sync_client=True) as client:
         for words in deploy(client):
             sys.stdout.write(f"{words}\n")

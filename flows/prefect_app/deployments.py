@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 from uuid import UUID
 
-from prefect import Task, flow, get_client, task
+from prefect import Flow, Task, flow, get_client, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
@@ -55,7 +55,7 @@ from metaloom.storage.format.settings import changed
 # What an untouched form does is small, and shows adaptation. A default also means "as stored" for a run that exists.
 DEFAULT_RECIPE, DEFAULT_SEED = "first-steps", 1
 
-RecipeName = Annotated[str, Field(json_schema_extra={"enum": [*sorted(RECIPES)]})]
+RecipeName = Annotated[str, Field(json_schema_extra={"enum": [*RECIPES]})]
 StageName = Annotated[str, Field(json_schema_extra={"enum": [*stage_names()]})]
 Positive = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
@@ -188,13 +188,7 @@ def backend_of(
 
 
 def _train(
-    asked: Asked,
-    run: str,
-    backend: Backend,
-    loggers: Sequence[str],
-    *,
-    film_every: int | None = None,
-    trust: bool,
+    asked: Asked, run: str, backend: Backend, loggers: Sequence[str], *, film_every: int | None = None, trust: bool
 ) -> State:
     folder = run_folder(run or run_name())
     stored = None if is_new(folder) else stored_config(storage.open_run(folder), asked.named, trust=trust)
@@ -226,7 +220,7 @@ def _replayed(run: str, outcomes: Replay) -> State:
     return Completed(message=f"{plural(len(outcomes), 'stage')} replayed: all {outcomes[-1].proved}")
 
 
-replay = make_flow(operations()["replay"], _replayed, stage=StageName | None)
+replay: Flow[..., Any] = make_flow(operations()["replay"], _replayed, stage=StageName | None)
 
 
 def _evaluated(run: str, outcome: EvaluationOutcome) -> State:
@@ -234,7 +228,7 @@ def _evaluated(run: str, outcome: EvaluationOutcome) -> State:
     return Completed(message=f"{plural(len(outcome.tasks), 'task')}, learner after {plural(outcome.updates, 'update')}")
 
 
-evaluate = make_flow(operations()["evaluate"], _evaluated)
+evaluate: Flow[..., Any] = make_flow(operations()["evaluate"], _evaluated)
 
 
 class StageTasks:
@@ -267,9 +261,6 @@ def stored_config(run: storage.Run, parameters: Mapping[str, Any], *, trust: boo
         parameters: the flow run's own settings. What they name its user trusts: a flow run that is retried on another
             machine is to go on with the run that it began.
         trust: the user trusts what the run's settings name.
-
-    Raises:
-        UntrustedRun: they name modules that neither the parameters name nor the user trusts.
     """
     if trust or {*names_of_run(run)} <= {*names_in(parameters)}:
         trust_run(run)
@@ -277,16 +268,7 @@ def stored_config(run: storage.Run, parameters: Mapping[str, Any], *, trust: boo
 
 
 def settings_for(folder: Path, stored: RunConfig | None, asked: Asked) -> RunConfig:
-    """The settings to train with.
-
-    Args:
-        folder: the run's folder, for messages.
-        stored: the settings of the run that is already there, if one is.
-        asked: what the flow run asks for.
-
-    Raises:
-        ConfigError: a stored run has other settings than those asked for.
-    """
+    """The settings to train with."""
     config = asked.config
     if config is None:
         named = asked.recipe is not None or stored is None

@@ -16,6 +16,7 @@ from uuid import UUID
 
 import psutil
 
+from metaloom.flows.prefect_app import late
 from metaloom.flows.prefect_app.flow_process import MODULE
 from metaloom.storage.write.holder import LOCK_NAME
 
@@ -82,8 +83,6 @@ class Caretaker:
         self._missed = missed
 
     def _look_at_living(self, client: "SyncPrefectClient", run: "FlowRun", process: psutil.Process) -> None:
-        from prefect.states import Running
-
         state = state_of(run)
         # One that is set to Cancelled by force never was Cancelling, and its process hears of neither.
         is_to_end = state.is_cancelling() or state.is_cancelled()
@@ -92,11 +91,9 @@ class Caretaker:
             ask_to_end(process)
         elif state.is_crashed() and _age(state) > ENDED_SECONDS:
             # A late report about the process before, which Prefect's worker makes after it has loaded the flow.
-            client.set_flow_run_state(run.id, Running(message="its process runs"), force=True)
+            client.set_flow_run_state(run.id, late.Running(message="its process runs"), force=True)
 
     def _restart(self, client: "SyncPrefectClient", run: "FlowRun") -> None:
-        from prefect.states import AwaitingRetry, Crashed
-
         now = self._clock()
         recent = [at for at in self._restarts[run.id] if now - at < CRASH_SECONDS]
         if run.id in self._given_up:
@@ -108,19 +105,17 @@ class Caretaker:
                 f"is left as it is; `prefect flow-run retry {run.id}` goes on with it"
             )
             if not state_of(run).is_crashed():
-                client.set_flow_run_state(run.id, Crashed(message="its process is gone"), force=True)
+                client.set_flow_run_state(run.id, late.Crashed(message="its process is gone"), force=True)
             return
         self._asked.discard(run.id)
         self._restarts[run.id] = [*recent, now]
         self._say(f"flow run {run.name} has lost its process; it goes on from what is stored")
         message = "Its process was gone; it goes on from what is stored."
-        client.set_flow_run_state(run.id, AwaitingRetry(message=message), force=True)
+        client.set_flow_run_state(run.id, late.AwaitingRetry(message=message), force=True)
 
 
 def go_on_with_left_over(client: "SyncPrefectClient", home: Path, say: Callable[[str], None]) -> None:
     """Have flow runs go on that an earlier server and worker left when they died: nothing else would ever do so."""
-    from prefect.states import AwaitingRetry
-
     end_processes(flow_processes(home).values(), STAGE_SECONDS + 2)
     for run in flow_runs(client, *UNFINISHED):
         if state_of(run).is_cancelling():
@@ -128,17 +123,15 @@ def go_on_with_left_over(client: "SyncPrefectClient", home: Path, say: Callable[
         else:
             say(f"flow run {run.name} was left without a worker; it goes on from what is stored")
             message = "Its worker was gone; it goes on from what is stored."
-            client.set_flow_run_state(run.id, AwaitingRetry(message=message), force=True)
+            client.set_flow_run_state(run.id, late.AwaitingRetry(message=message), force=True)
 
 
 def cancel_all(client: "SyncPrefectClient", seconds: float) -> None:
     """Cancel the flow runs that the worker executes, and wait until they have ended."""
-    from prefect.states import Cancelled, Cancelling
-
     deadline = time.monotonic() + seconds
     message = "metaloom serve was stopped"
     for run in flow_runs(client, *UNFINISHED):
-        state = Cancelling if state_of(run).is_running() else Cancelled
+        state = late.Cancelling if state_of(run).is_running() else late.Cancelled
         client.set_flow_run_state(run.id, state(message=message), force=True)
     while flow_runs(client, *UNFINISHED) and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -146,8 +139,6 @@ def cancel_all(client: "SyncPrefectClient", seconds: float) -> None:
 
 def leave_all(client: "SyncPrefectClient", home: Path, stop_worker: Callable[[], None]) -> None:
     """End flow runs behind their stage, and have the next worker go on with them."""
-    from prefect.states import AwaitingRetry
-
     began = datetime.now(UTC)
     end_processes(flow_processes(home).values(), STAGE_SECONDS + 2)
     stop_worker()
@@ -156,17 +147,15 @@ def leave_all(client: "SyncPrefectClient", home: Path, stop_worker: Callable[[],
     for run in [*flow_runs(client, *UNFINISHED), *flow_runs(client, "CRASHED", since=began)]:
         if not state_of(run).is_cancelling():
             message = "metaloom serve was stopped; it goes on from what is stored when that is started again."
-            client.set_flow_run_state(run.id, AwaitingRetry(message=message), force=True)
+            client.set_flow_run_state(run.id, late.AwaitingRetry(message=message), force=True)
 
 
 def flow_runs(client: "SyncPrefectClient", *states: str, since: datetime | None = None) -> "list[FlowRun]":
     """Return the flow runs of the pool that are in one of the states, and have ended since `since` if it is given."""
-    from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
-
     ended = {"end_time": {"after_": since}} if since else {}
     return client.read_flow_runs(
-        flow_run_filter=FlowRunFilter.model_validate({"state": {"type": {"any_": [*states]}}, **ended}),
-        work_pool_filter=WorkPoolFilter.model_validate({"name": {"any_": [POOL]}}),
+        flow_run_filter=late.FlowRunFilter.model_validate({"state": {"type": {"any_": [*states]}}, **ended}),
+        work_pool_filter=late.WorkPoolFilter.model_validate({"name": {"any_": [POOL]}}),
     )
 
 
@@ -218,9 +207,7 @@ def end_processes(processes: Iterable[psutil.Process], seconds: float) -> None:
 
 
 def _set_cancelled(client: "SyncPrefectClient", run: "FlowRun") -> None:
-    from prefect.states import Cancelled
-
-    client.set_flow_run_state(run.id, Cancelled(message="cancelled; what it has stored stays"), force=True)
+    client.set_flow_run_state(run.id, late.Cancelled(message="cancelled; what it has stored stays"), force=True)
 
 
 def _age(state: "State") -> float:

@@ -35,11 +35,6 @@ def make_home(folder: Path, *, trust: bool) -> tuple[Path, str]:
     Args:
         folder: where it is made.
         trust: use what is there, whoever has made it, but no `.prefect` that others own or can write.
-
-    Raises:
-        ServeError: it cannot be written.
-        UsageError: others can put files or another folder there, or it has a database that this user's `metaloom serve`
-            has not made.
     """
     home = folder / ENVIRONMENT.parent
     try:
@@ -141,11 +136,7 @@ def is_same_api(one: str | None, other: str | None) -> bool:
 
 
 def folder_settings(folder: Path) -> dict[str, Any]:
-    """Return Prefect's settings in a folder, of which those in prefect.toml win.
-
-    Raises:
-        ServeError: they cannot be read.
-    """
+    """Return Prefect's settings in a folder, of which those in prefect.toml win."""
     found: dict[str, Any] = {}
     for name, path in (("pyproject.toml", ("tool", "prefect")), (TEMPLATE.name, ())):
         file = folder / name

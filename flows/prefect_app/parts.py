@@ -183,11 +183,7 @@ def running(part: Part) -> Iterator[Part]:
 
 @contextmanager
 def alone(folder: Path, home: Path) -> Iterator[None]:
-    """Hold the folder: another `metaloom serve` would take what is being trained for left over, and train it as well.
-
-    Raises:
-        ServeError: another one does, or something else is in the place of the file that says so.
-    """
+    """Hold the folder: another `metaloom serve` would take what is being trained for left over, and train it too."""
     deadline = time.monotonic() + _LOOKED_AT_SECONDS
     with _opened(home / LOCK) as file:
         while not _locked(file, fcntl.LOCK_EX):
@@ -212,11 +208,7 @@ def is_served(home: Path) -> bool:
 
 
 def _opened(file: Path) -> BinaryIO:
-    """Open a file to add to it. A link in its place is not followed, and nobody is waited for at a pipe.
-
-    Raises:
-        ServeError: it is no file, or cannot be written.
-    """
+    """Open a file to add to it. A link in its place is not followed, and nobody is waited for at a pipe."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         opened = os.fdopen(os.open(file, flags, 0o600), "ab")

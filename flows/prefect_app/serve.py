@@ -2,7 +2,7 @@
 
 Each part is a process, started here in the right order, told the same address and password, started again if it ends,
 and stopped together. Whoever gets into a Prefect server can run what it deploys, so it has a password and a gate
-against other pages in the user's browser (server.py), and listens beyond this machine only with a chosen password.
+against other pages in the user's browser (front.py), and listens beyond this machine only with a chosen password.
 """
 
 import base64
@@ -26,6 +26,7 @@ from urllib.request import ProxyHandler, build_opener
 
 from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import program
+from metaloom.flows.prefect_app import late
 from metaloom.flows.prefect_app.database import require_answer, server_url
 from metaloom.flows.prefect_app.flow_runs import (
     POOL,
@@ -38,6 +39,7 @@ from metaloom.flows.prefect_app.flow_runs import (
     leave_all,
     runs_of,
 )
+from metaloom.flows.prefect_app.front import OPEN
 from metaloom.flows.prefect_app.home import (
     API,
     AUTH,
@@ -55,7 +57,6 @@ from metaloom.flows.prefect_app.home import (
 from metaloom.flows.prefect_app.parts import START_SECONDS, Part, ServeError, Stop, alone, running
 from metaloom.flows.prefect_app.quiet import write_settings
 from metaloom.flows.prefect_app.reports import VARIABLE, served_reports
-from metaloom.flows.prefect_app.server import OPEN
 from metaloom.storage import argument
 
 if TYPE_CHECKING:
@@ -103,17 +104,6 @@ def serve(folder: Path, port: int, *, host: str = HOST, database: str | None = N
 
     Ctrl-C cancels flow runs in progress. After SIGTERM, which systemd, Docker and Kubernetes send, the next one goes on
     with them.
-
-    Args:
-        folder: the folder.
-        port: of the server and its page; that of reports is the next one.
-        host: address that the server listens on.
-        database: URL of a PostgreSQL database for Prefect; a SQLite file in the folder when None.
-        trust: use the folder and its database, whoever has made them.
-
-    Raises:
-        UsageError: the server would be open to other machines without a password, or the database cannot be used.
-        ServeError: the port is taken, the folder cannot be used, or a part did not start.
     """
     address = Address(port, host)
     _require_password(address)
@@ -194,35 +184,20 @@ def _serve(
 
 
 def _go_on(server: Part, home: Path) -> None:
-    """Have flow runs go on that were left over.
-
-    Raises:
-        ServeError: the server does not take it.
-    """
-    from httpx import HTTPError
-    from prefect.exceptions import PrefectException
-
+    """Have flow runs go on that were left over."""
     try:
         with _client() as client:
             go_on_with_left_over(client, home, _tell)
     # Prefect's client raises RuntimeError for a server that it cannot reach, ValueError for an answer it cannot read.
-    except (HTTPError, PrefectException, RuntimeError, ValueError) as error:
+    except (late.HTTPError, late.PrefectException, RuntimeError, ValueError) as error:
         told = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise server.explain(f"does not say which flow runs were left over ({told})") from None
 
 
 def _keep_running(stop: Event, server: Part, worker: Part, caretaker: Caretaker, home: Path) -> None:
-    """Start again what ends, and have flow runs go on that lose their process, until Ctrl-C.
-
-    Raises:
-        ServeError: the server's database was removed, from which it answers nothing any more.
-    """
-    from httpx import HTTPError
-    from prefect.exceptions import PrefectException
-    from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
-
+    """Start again what ends, and have flow runs go on that lose their process, until Ctrl-C."""
     # Prefect's client asks for a minute, in which nobody would start a server again that has died meanwhile.
-    at_once: dict[Any, Any] = {PREFECT_CLIENT_MAX_RETRIES: 0}
+    at_once: dict[Any, Any] = {late.PREFECT_CLIENT_MAX_RETRIES: 0}
     database = home / "prefect.db"
     opened = _identity(database)
     while not stop.wait(LOOK_SECONDS):
@@ -238,7 +213,7 @@ def _keep_running(stop: Event, server: Part, worker: Part, caretaker: Caretaker,
         if not works:
             continue
         # A server that went away in between, or was too busy, is asked again in a moment.
-        with suppress(HTTPError, PrefectException), temporary_settings(at_once), _client() as client:
+        with suppress(late.HTTPError, late.PrefectException), late.temporary_settings(at_once), _client() as client:
             caretaker.look(client)
 
 
@@ -252,12 +227,7 @@ def _identity(database: Path) -> tuple[int, int] | None:
 
 
 def _wait(stop: Event, server: Part, step: Part | None = None, seconds: float = START_SECONDS) -> None:
-    """Return when a step is done that is a process, or else when the server answers.
-
-    Raises:
-        ServeError: it ended before, or the time is up.
-        Interrupted: Ctrl-C was pressed.
-    """
+    """Return when a step is done that is a process, or else when the server answers."""
     deadline = time.monotonic() + seconds
     while True:
         # Before anything is asked of it, and told the password.
@@ -286,11 +256,7 @@ def _require_password(address: Address) -> None:
 
 
 def _listening(address: Address) -> socket.socket:
-    """Return a socket that listens: one that were only tried would be free for others again.
-
-    Raises:
-        ServeError: the port is taken.
-    """
+    """Return a socket that listens: one that were only tried would be free for others again."""
     port, listening = address.port, socket.socket()
     try:
         # What is left of connections to an earlier server does not count.
@@ -339,16 +305,12 @@ def _answers(address: Address) -> bool:
 
 
 def _client() -> "SyncPrefectClient":
-    from prefect import get_client
-
-    return get_client(sync_client=True)
+    return late.get_client(sync_client=True)
 
 
 def _end_runs(stop: Stop, server: Part, worker: Part, home: Path) -> None:
-    from httpx import HTTPError
-
     if server.lives:
-        with suppress(HTTPError), _client() as client:
+        with suppress(late.HTTPError), _client() as client:
             if stop.for_good:
                 cancel_all(client, CANCEL_SECONDS)
             else:
@@ -358,14 +320,7 @@ def _end_runs(stop: Stop, server: Part, worker: Part, home: Path) -> None:
 
 
 def _prepare(folder: Path, address: Address, found: Mapping[str, Any], password: str | None) -> str:
-    """Write by what `prefect` commands find the server; returns what is said when it is ready.
-
-    Args:
-        folder: where flows run.
-        address: of the server.
-        found: Prefect's settings in the folder.
-        password: what the server asks for; None where the user has chosen it.
-    """
+    """Write by what `prefect` commands find the server; returns what is said when it is ready."""
     # Variables win over files, and another shell is likely to have them as well.
     variables = folder_variables(folder)
     exported = {**variables, **os.environ}.get(API, address.api)

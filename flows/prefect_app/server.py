@@ -1,11 +1,5 @@
 """Prefect's server behind a gate, as `metaloom serve` starts it: `python -P -m metaloom.flows.prefect_app.server`.
 
-Prefect answers every page in the user's browser (`access-control-allow-origin: *`) and looks at no `Host`. The gate
-refuses what other pages ask for. Prefect refuses other users and programs, since it always has a password here.
-
-Its pages over its API at `/docs` are closed: they ask for no password, and load scripts of others on the origin that
-keeps the user's.
-
 Faults of Prefect's server are mended, two of them under SQLite:
 
 - Transactions take their lock when they begin, and wait for it. Prefect 3.8 takes it at the first write, which fails at
@@ -25,75 +19,34 @@ import sys
 import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from starlette.responses import HTMLResponse, PlainTextResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+import sqlalchemy
+import uvicorn
+from prefect.server.api import middleware, server
+from prefect.server.api.server import create_app
+from prefect.server.database import provide_database_interface
+from prefect.server.database.configurations import SQLITE_BEGIN_MODE, AioSqliteConfiguration
+from prefect.server.events.schemas.events import ReceivedEvent
+from prefect.server.events.storage import database
+from prefect.server.utilities import subscriptions
+from prefect.settings import get_current_settings
+from sqlalchemy.exc import SADeprecationWarning
+from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
 
+from metaloom.flows.prefect_app.front import guarded
 from metaloom.flows.this_machine import HOSTS
-from metaloom.flows.viewer.gate import Gate, refusal_of_other_pages
-
-if TYPE_CHECKING:
-    from prefect.server.events.schemas.events import ReceivedEvent
-    from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
-
-OPEN = "/open"
-"""Path of the page that takes the password, which is what follows `#` in its address and so is never sent or logged."""
-_OPENING = HTMLResponse(
-    """<!doctype html>
-<meta charset="utf-8">
-<title>Metaloom</title>
-<p>Opening Prefect's page ...</p>
-<script>
-  const password = location.hash.slice(1);
-  history.replaceState(null, "", location.pathname);
-  fetch("/api/admin/version", { headers: { Authorization: `Basic ${password}` } }).then((answer) => {
-    if (!answer.ok) throw new Error(answer.status);
-    localStorage.setItem("prefect-password", password);
-    location.replace("/");
-  }).catch(() => {
-    document.querySelector("p").textContent =
-      "This is not the address of the server that runs now: open the one that `metaloom serve` has printed.";
-  });
-</script>
-""",
-    headers={
-        "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-        "Cache-Control": "no-store",
-    },
-)
-_DOCS = ("/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json")
-_CLOSED = PlainTextResponse("not served: it would load scripts of other hosts\n", 404)
-
-
-def guarded(prefect: ASGIApp, *, any_host: bool) -> ASGIApp:
-    """Return Prefect's application behind the gate, with the page that opens it logged in."""
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        path, app = scope.get("path", ""), prefect
-        if scope["type"] == "http" and path == OPEN:
-            app = _OPENING
-        # Those of the API itself are behind the password.
-        elif scope["type"] == "http" and path.endswith(_DOCS) and not path.startswith("/api/"):
-            app = _CLOSED
-        await app(scope, receive, send)
-
-    return Gate(answer, partial(refusal_of_other_pages, any_host=any_host))
 
 
 def lock_at_once() -> None:
     """Have every transaction of SQLite that may write take its lock when it begins."""
-    from prefect.server.database.configurations import SQLITE_BEGIN_MODE, AioSqliteConfiguration
-
     begin = AioSqliteConfiguration.begin_transaction
 
     @asynccontextmanager
     async def begin_immediately(
-        self: AioSqliteConfiguration, session: "AsyncSession", with_for_update: bool = False
-    ) -> "AsyncIterator[AsyncSessionTransaction]":
+        self: AioSqliteConfiguration, session: AsyncSession, with_for_update: bool = False
+    ) -> AsyncIterator[AsyncSessionTransaction]:
         del with_for_update
         async with begin(self, session, with_for_update=True) as transaction:
             await session.connection()  # begins
@@ -109,15 +62,10 @@ def lock_at_once() -> None:
 
 def skip_stored_events() -> None:
     """Have SQLite take batches of events that are stored already."""
-    import sqlalchemy
-    from prefect.server.database import provide_database_interface
-    from prefect.server.events.storage import database
-    from sqlalchemy.exc import SADeprecationWarning
-
     module: Any = database
     write = module._write_sqlite_events
 
-    async def write_new(session: "AsyncSession", events: "list[ReceivedEvent]") -> None:
+    async def write_new(session: AsyncSession, events: list[ReceivedEvent]) -> None:
         event = provide_database_interface().Event
         with warnings.catch_warnings():  # of the kind of column that Prefect made for SQLAlchemy
             warnings.simplefilter("ignore", SADeprecationWarning)
@@ -131,8 +79,6 @@ def skip_stored_events() -> None:
 
 def compare_bytes() -> None:
     """Have passwords and tokens compared that are not ASCII."""
-    from prefect.server.api import middleware, server
-    from prefect.server.utilities import subscriptions
 
     def is_same(one: object, other: object) -> bool:
         return hmac.compare_digest(str(one).encode(errors="surrogatepass"), str(other).encode(errors="surrogatepass"))
@@ -150,10 +96,6 @@ def main(host: str, listening: str) -> None:
         listening: descriptor of the socket, which `metaloom serve` holds all the time: a port that is free for a moment
             is one that somebody else can take, and be told the password.
     """
-    import uvicorn
-    from prefect.server.api.server import create_app
-    from prefect.settings import get_current_settings
-
     lock_at_once()
     skip_stored_events()
     compare_bytes()
@@ -165,9 +107,9 @@ def main(host: str, listening: str) -> None:
         ws_ping_timeout=settings.api.websocket_ping_timeout,
         log_level=settings.logging_level.lower(),
     )
-    server = uvicorn.Server(config)
-    server.run(sockets=[socket.socket(fileno=int(listening))])
-    if not server.started:
+    serving = uvicorn.Server(config)
+    serving.run(sockets=[socket.socket(fileno=int(listening))])
+    if not serving.started:
         sys.exit("the server did not start")
 
 

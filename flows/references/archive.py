@@ -31,18 +31,6 @@ def add(path: Path, folder: Path, name: str | None = None, *, learners: int = 20
 
     The reference is a copy of the run: without its batches, with the learner of every N-th iteration and the
     newest, packed, in one archive.
-
-    Args:
-        path: Folder of the run.
-        folder: Folder of the references; created if missing.
-        name: Name of the reference; the run's by default.
-        learners: Iterations between stored learners, and so the most that must be computed to check one.
-
-    Raises:
-        UsageError: the run is not complete, lacks learners, has links, starts from another run, names modules or paths
-            of its user or is under a URL, or there is a reference or a file of this name.
-        storage.DamagedRun: what is kept of the run is damaged, or there is something beside it.
-        storage.StorageFailed: the system does not let it be written.
     """
     _require_folder(path)
     run = storage.open_run(path)
@@ -87,15 +75,7 @@ def opened(folder: Path, reference: Reference) -> Iterator[Path]:
 
 
 def extract(folder: Path, reference: Reference, path: Path) -> Path:
-    """Unpack a reference as a run to a free path, and return the path.
-
-    Raises:
-        UsageError: the path is under a URL.
-        storage.RunExists: there is something.
-        storage.DamagedRun: the archive is missing or does not match the index, or holds no run that
-            the index describes.
-        storage.StorageFailed: the system does not let it be written.
-    """
+    """Unpack a reference as a run to a free path, and return the path."""
     _require_folder(path)
     _require_free(path)
     archive = folder / reference.archive

@@ -29,9 +29,6 @@ def false_facts(run: Run) -> Iterator[str]:
     """Yield the names of recorded facts of the environment that it declares otherwise today.
 
     Facts recorded by versions that know fewer are skipped.
-
-    Raises:
-        UntrustedRun: the settings name modules that the user has not agreed to import.
     """
     config, classes = config_of(run), classes_of(run)
     env = make_env(config.env)
@@ -109,10 +106,6 @@ class TableCheck:
             ref: The output.
             value: Computed output.
             identical: False if the record says something else. Its tables then need only the same columns and units.
-
-        Raises:
-            StageMissing: there is no such table.
-            DamagedRun: a table is damaged.
         """
         if isinstance(value, TaskBatch):
             self._tasks = value

@@ -58,11 +58,7 @@ class Reference:
 
     @classmethod
     def parse(cls, entry: Mapping[str, Any]) -> "Reference":
-        """Read an entry of the index.
-
-        Raises:
-            ValueError, KeyError, TypeError: it is none.
-        """
+        """Read an entry of the index."""
         reference = cls(**{name: made(entry[name]) for name, made in _FIELDS.items()})
         check_run_name(reference.name)
         if reference.archive != f"{reference.name}.zip" or reference.learners < 1:
@@ -86,12 +82,7 @@ def shipped() -> Path:
 
 
 def read_index(folder: Path) -> list[Reference]:
-    """Return all references of a folder, in order of their names.
-
-    Raises:
-        UsageError: there are none.
-        storage.DamagedRun: the index is not what was written.
-    """
+    """Return all references of a folder, in order of their names."""
     try:
         document = read_sealed(folder / INDEX, indented=True)
     except (FileNotFoundError, NotADirectoryError):
@@ -120,11 +111,7 @@ def write_index(folder: Path, references: Sequence[Reference]) -> None:
 
 
 def find(folder: Path, name: str) -> Reference:
-    """Return the reference of a name.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """Return the reference of a name."""
     known = {reference.name: reference for reference in read_index(folder)}
     if name not in known:
         raise UsageError(

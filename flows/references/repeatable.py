@@ -18,11 +18,7 @@ _PATH = re.compile(r"/|~|\.\.?/")
 
 
 def require_repeatable(run: Run) -> None:
-    """Refuse a run that others could not compute again.
-
-    Raises:
-        UsageError: it is not complete, starts from another run, or names modules or paths.
-    """
+    """Refuse a run that others could not compute again."""
     done = len(run.iterations)
     if not done or state_of(run, None) != "complete":
         raise UsageError(

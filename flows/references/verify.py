@@ -110,19 +110,7 @@ class Verified:
 def verify(
     path: Path, iteration: int | None, *, backend: Backend = Backend(workers=0), on_progress: Progress = unseen
 ) -> Verified:
-    """Compute an iteration of a reference again, from the nearest stored learner, and compare all outputs on the way.
-
-    Args:
-        path: The reference as a run; any other run works too.
-        iteration: Iteration to compute; None for all from the first one on.
-        backend: Where rollouts run.
-        on_progress: Called with the iteration that is being computed, and the last one.
-
-    Raises:
-        storage.StageMissing: nothing of the iteration is stored.
-        storage.DamagedRun: a file that is read is damaged; any file, when all iterations are asked for.
-        UsageError: the iteration is not complete.
-    """
+    """Compute an iteration of a reference, or all, from the nearest stored learner; compare all outputs on the way."""
     run = storage.open_run(path)
     if iteration is None:
         # Files that computing it again does not read count too.

@@ -31,12 +31,7 @@ def pack(folder: Path, archive: Path) -> Path:
 
 
 def unpack(raw: bytes, archive: Path, folder: Path) -> None:
-    """Unpack what was read of an archive, which somebody may have replaced since.
-
-    Raises:
-        DamagedRun: it is no archive that `pack` could have written.
-        OSError: the disk does not take it.
-    """
+    """Unpack what was read of an archive, which somebody may have replaced since."""
     if raw.count(_ENTRY) > _MOST_FILES:
         raise broken(archive, f"holds more than {_MOST_FILES} files, more than any reference does")
     try:

@@ -65,11 +65,7 @@ def count_alike(iterations: Sequence[ByStep]) -> bool:
 
 
 def classes_of(run: Run) -> "Classes | None":
-    """Return the task classes that a run's environment declared in the newest session; None if it had none.
-
-    Raises:
-        IncompatibleFormat: the record is not a declaration of classes.
-    """
+    """Return the task classes that a run's environment declared in the newest session; None if it had none."""
     for session in reversed(run.sessions()):
         if facts := mapping(session.environment.get("task_classes")):
             # Here, because most runs are shown without it, and it brings pydantic.

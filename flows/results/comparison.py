@@ -220,12 +220,7 @@ def _json(table: pa.Table) -> list[dict[str, Any]]:
 
 
 def verdicts(pairs: Sequence[Pair], num_runs: Mapping[str, int]) -> tuple[str, ...]:
-    """Return a sentence for every pair, or why nothing can be concluded.
-
-    Args:
-        pairs: Pairs of groups, tested together.
-        num_runs: Number of runs by group, for all groups.
-    """
+    """Return a sentence for every pair, or why nothing can be concluded."""
     if not pairs:
         return ("one group: nothing to order",)
     if len(pairs) > 1 and not any(pair.attainable for pair in pairs):

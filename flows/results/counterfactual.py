@@ -39,11 +39,7 @@ class Outcome:
 
     @property
     def learner(self) -> LearnerState:
-        """The learner that the update led to.
-
-        Raises:
-            UsageError: the stage is no update.
-        """
+        """The learner that the update led to."""
         if not isinstance(self.value, Update):
             raise UsageError(
                 f"found a {type(self.value).__name__}; required the stage that ends an iteration, which gives a learner"

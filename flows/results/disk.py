@@ -73,10 +73,7 @@ class DiskUsage(Shown):
         return {
             "runs": rows,
             "bytes": bytes_together(self.paths),
-            "unfinished_removals": {
-                "paths": [*map(str, self.leftovers)],
-                "bytes": bytes_together(self.leftovers),
-            },
+            "unfinished_removals": {"paths": [*map(str, self.leftovers)], "bytes": bytes_together(self.leftovers)},
         }
 
 

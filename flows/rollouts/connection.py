@@ -59,11 +59,7 @@ class Connection:
         return 0
 
     def repeat_where_lost(self, work: Callable[[], T], where: str) -> T:
-        """Do work at the scheduler, and all of it again if the scheduler is gone meanwhile and comes back.
-
-        Raises:
-            WorkersError: the scheduler does not come back, or it is lost over and over.
-        """
+        """Do work at the scheduler, and all of it again if the scheduler is gone meanwhile and comes back."""
         losses = 0
         while True:
             try:

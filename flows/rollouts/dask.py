@@ -120,11 +120,7 @@ class DaskWorkers(RolloutWorkers):
         return self.connection.client
 
     def try_environment(self) -> None:
-        """Have a worker make the environment once.
-
-        Raises:
-            EnvError: it cannot be made, hangs, or kills its process.
-        """
+        """Have a worker make the environment once."""
         watch = self.supervise()
         future = self.client.submit(try_environment, self.spec, watch, key=f"try_environment-{watch.key}", pure=False)
         name = self.spec.env.name

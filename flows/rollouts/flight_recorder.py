@@ -89,12 +89,7 @@ class FlightRecorder(RolloutWatch):
     """
 
     def __init__(self, folder: Path, timeout_seconds: float) -> None:
-        """Create a recorder at rest.
-
-        Args:
-            folder: Folder of recordings; created if missing.
-            timeout_seconds: Time limit for one call of an environment, after which the process is ended.
-        """
+        """Create a recorder at rest."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _report_crashes(folder)
         self._folder = folder

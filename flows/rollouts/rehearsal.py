@@ -40,9 +40,6 @@ def settled(config: EnvConfig, max_episode_steps: int, timeout_seconds: float = 
         max_episode_steps: Maximum number of steps of the run's episodes.
         timeout_seconds: Time limit for an episode of the rehearsal.
         always: Play it even if nothing is left open.
-
-    Raises:
-        EnvError: new copies of the environment do not do the same, only this process knows it, or a wrapper fails.
     """
     asks_scale = "action_scale" not in config.model_fields_set and config.action_scale is not None
     asks_scale = asks_scale and not config.is_built_in

@@ -54,7 +54,8 @@ class ShardDied(Exception):
 
     def __init__(self, shard: Shard, watch: Supervision) -> None:
         super().__init__(shard.position)
-        self.shard, self.watch = shard, watch
+        self.shard: Shard = shard
+        self.watch: Supervision = watch
 
 
 @dataclass(frozen=True)

@@ -163,9 +163,6 @@ def try_environment(spec: SamplerSpec, supervision: Supervision) -> EnvError | N
 
     Returns:
         Why it cannot be used, if so: Dask would log an error that is raised, with its traceback.
-
-    Raises:
-        TimeoutError: an earlier attempt took too long.
     """
     if any(recording.timed_out for recording in supervision.recordings()):
         raise TimeoutError(supervision.recordings()[-1].traceback)

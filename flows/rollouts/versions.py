@@ -45,9 +45,6 @@ def require_versions(required: Mapping[str, str], found: Mapping[str, str], work
     """Refuse versions of a worker that are not the trainer's.
 
     A worker may do without torch, and may have a plug-in without its source.
-
-    Raises:
-        WorkersError: they differ, and so would digests.
     """
     differing = [
         f"{name} {found.get(name)} there, {here} here"

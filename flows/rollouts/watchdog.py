@@ -75,7 +75,8 @@ class EndOfCopy(Watchdog):
             os.write(2, _FORKED)
         os._exit(0)
 
-    rest = left = alive
+    rest = alive
+    left = alive
 
 
 _FORKED = (

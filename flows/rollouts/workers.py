@@ -161,11 +161,7 @@ class LocalWorkers(RolloutWorkers):
 
 
 def collect_shard(
-    spec: SamplerSpec,
-    params: TaskParams,
-    tasks: TaskBatch,
-    position: RolloutPosition,
-    watch: RolloutWatch = UNWATCHED,
+    spec: SamplerSpec, params: TaskParams, tasks: TaskBatch, position: RolloutPosition, watch: RolloutWatch = UNWATCHED
 ) -> EpisodeBatch:
     """Collect episodes of some of the tasks, with the sampler that this thread keeps warm."""
     with normal_numerics():

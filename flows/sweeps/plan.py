@@ -11,9 +11,8 @@ from metaloom import storage
 from metaloom.flows import recipes
 from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import check_seed, runs_root
-from metaloom.flows.sweeps.space import Search
+from metaloom.flows.sweeps.space import Search, require_optuna
 from metaloom.flows.sweeps.stored import PlannedRun, Sweep, config_of, digest_of, find_sweep
-from metaloom.flows.sweeps.suggestions import require_optuna
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.schema import ConfigError
 from metaloom.storage import check_run_name, url_of
@@ -32,19 +31,7 @@ def plan(
     settings: Sequence[str] = (),
     many: bool = False,
 ) -> tuple[Sweep, list[RunConfig]]:
-    """Plan a sweep over a grid, with the settings of each of its runs. Nothing is stored.
-
-    Args:
-        recipe: Recipe, or file of settings.
-        name: Name of the sweep; default: the recipe's name and "-sweep".
-        seeds: Number of seeds, counted from the recipe's, or the seeds themselves.
-        grid: Values to try as text, by setting.
-        settings: Settings of all runs, as KEY=VALUE.
-        many: Allow more than a thousand runs.
-
-    Raises:
-        UsageError, ConfigError, EnvError: what is wrong, before any run is begun.
-    """
+    """Plan a sweep over a grid, with the settings of each of its runs. Nothing is stored."""
     (root, name), grid = _place(recipe, name), dict(grid or {})
     _check_keys("--grid", grid, settings)
     for key, values in grid.items():
@@ -53,16 +40,14 @@ def plan(
     chosen = _seeds(seeds, recipes.new_config(recipe, settings).seed)
     _check_count(prod(map(len, grid.values())) * len(chosen), many=many)
     points = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
-    rows = [(point, seed, config_of(recipe, settings, point, seed, "--grid")) for point in points for seed in chosen]
-    digests = [digest_of(config) for _, _, config in rows]
-    _refuse_equal("--grid", [(point, digest) for (point, _, _), digest in zip(rows, digests, strict=True)])
-    names = _run_names(name, [(point, seed, digest) for (point, seed, _), digest in zip(rows, digests, strict=True)])
-    runs = [
-        PlannedRun(run, point, seed, digest) for run, (point, seed, _), digest in zip(names, rows, digests, strict=True)
-    ]
+    rows = [(point, seed) for point in points for seed in chosen]
+    configs = [config_of(recipe, settings, point, seed, "--grid") for point, seed in rows]
+    digests = [*map(digest_of, configs)]
+    _refuse_equal("--grid", [(point, digest) for (point, _), digest in zip(rows, digests, strict=True)])
+    names = _run_names(name, rows, digests)
+    runs = [PlannedRun(run, *row, digest) for run, row, digest in zip(names, rows, digests, strict=True)]
     values = {key: tuple(texts) for key, texts in grid.items()}
-    sweep = Sweep(name, root, recipe, tuple(settings), values, chosen, tuple(runs))
-    return sweep, [config for _, _, config in rows]
+    return Sweep(name, root, recipe, tuple(settings), values, chosen, tuple(runs)), configs
 
 
 def plan_search(
@@ -74,19 +59,7 @@ def plan_search(
     settings: Sequence[str] = (),
     many: bool = False,
 ) -> Sweep:
-    """Plan a sweep whose settings are searched. It lists the runs stored so far and stores nothing.
-
-    Args:
-        recipe: Recipe, or file of settings.
-        name: Name of the sweep; default: the recipe's name and "-sweep".
-        search: Search to run.
-        seeds: Seeds of the runs of every trial: their number, counted from the recipe's, or the seeds themselves.
-        settings: Settings of all runs, as KEY=VALUE.
-        many: Allow more than a thousand runs.
-
-    Raises:
-        UsageError, ConfigError, EnvError: what is wrong, before any run is begun.
-    """
+    """Plan a sweep whose settings are searched. It lists the runs stored so far and stores nothing."""
     require_optuna()
     root, name = _place(recipe, name)
     if not search.space:
@@ -111,38 +84,13 @@ def plan_search(
 
 
 def probe_configs(sweep: Sweep, search: Search) -> list[RunConfig]:
-    """Settings at the points of a search that show whether it can be tried.
-
-    Raises:
-        ConfigError, EnvError: it cannot.
-    """
+    """Settings at the points of a search that show whether it can be tried."""
     seed = sweep.seeds[0]
     return [config_of(sweep.recipe, sweep.settings, point, seed, "--search") for point in search.probes()]
 
 
-def plan_wanted(
-    recipe: str,
-    name: str | None,
-    *,
-    search: Search | None,
-    grid: Mapping[str, Sequence[str]],
-    seeds: int | Sequence[int] | None,
-    settings: Sequence[str],
-    many: bool,
-) -> tuple[Sweep, list[RunConfig]]:
-    """Plan a search if one is wanted, with 1 seed when None, else a grid, with 5; see `plan_search` and `plan`."""
-    if search is None:
-        return plan(recipe, name, seeds=5 if seeds is None else seeds, grid=grid, settings=settings, many=many)
-    seeds = 1 if seeds is None else seeds
-    return plan_search(recipe, name, search=search, seeds=seeds, settings=settings, many=many), []
-
-
 def trial_runs(sweep: Sweep, point: Mapping[str, str]) -> tuple[PlannedRun, ...]:
-    """Plan the runs of the next trial of a search, at a point of it.
-
-    Raises:
-        UsageError, EnvError: the recipe cannot be read any more.
-    """
+    """Plan the runs of the next trial of a search, at a point of it."""
     number = len(sweep.runs) // len(sweep.seeds)
     runs: list[PlannedRun] = []
     for seed in sweep.seeds:
@@ -155,11 +103,7 @@ def trial_runs(sweep: Sweep, point: Mapping[str, str]) -> tuple[PlannedRun, ...]
 
 
 def check_unchanged(stored: Sweep, planned: Sweep, *, extend: bool) -> None:
-    """Refuse a plan that differs from the stored sweep of its name, or with `extend` does not contain all of it.
-
-    Raises:
-        UsageError: names the change and the options.
-    """
+    """Refuse a plan that differs from the stored sweep of its name, or with `extend` does not contain all of it."""
     if (stored.search is None) != (planned.search is None):
         was, now = ("a grid", "a search") if stored.search is None else ("a search", "a grid")
         raise UsageError(f"the sweep {stored.name} is stored as {was}; found {now}. --name begins another sweep")
@@ -251,18 +195,18 @@ def _refuse_equal(option: str, points: Iterable[tuple[Mapping[str, str], str]]) 
         seen[digest] = point
 
 
-def _run_names(sweep: str, runs: Sequence[tuple[Mapping[str, str], int, str]]) -> list[str]:
+def _run_names(sweep: str, rows: Sequence[tuple[Mapping[str, str], int]], digests: Sequence[str]) -> list[str]:
     """Names made of settings; of their digest where that gives no name, or one twice."""
-    keys = [*runs[0][0]] if runs else []
+    keys = [*rows[0][0]]
     last = [key.rpartition(".")[2] for key in keys]
     short = dict(zip(keys, last if len({*last}) == len(last) else keys, strict=True))
     names = [
         "-".join([sweep, *(f"{short[key]}-{_plain(text)}" for key, text in point.items()), f"seed-{seed}"])
-        for point, seed, _ in runs
+        for point, seed in rows
     ]
     if len({name.lower() for name in names}) == len(names) and all(len(name) <= 100 for name in names):
         return names
-    return [f"{sweep}-{digest[:12]}-seed-{seed}" for _, seed, digest in runs]
+    return [f"{sweep}-{digest[:12]}-seed-{seed}" for (_, seed), digest in zip(rows, digests, strict=True)]
 
 
 def _plain(text: str) -> str:

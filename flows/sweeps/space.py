@@ -4,10 +4,11 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from math import inf, isfinite, prod
 from typing import TypeAlias
 
-from metaloom.flows.errors import UsageError
+from metaloom.flows.errors import ExtraMissing, UsageError
 
 _WHOLE = r"[+-]?\d+"
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
@@ -36,11 +37,7 @@ class Range:
         return str(int(value)) if self.whole else repr(float(value))
 
     def value(self, text: str) -> float:
-        """Parse the result of `text`.
-
-        Raises:
-            ValueError: it is none of them.
-        """
+        """Parse the result of `text`."""
         value = int(text) if self.whole else float(text)
         if not self.low <= value <= self.high:
             raise ValueError(f"{text} is not from {self.low} to {self.high}")
@@ -67,11 +64,7 @@ class Choice:
         return str(value)
 
     def value(self, text: str) -> str:
-        """Return the text if it is one of the choices.
-
-        Raises:
-            ValueError: it is not.
-        """
+        """Return the text if it is one of the choices."""
         if text not in self.texts:
             raise ValueError(f"{text} is none of {', '.join(self.texts)}")
         return text
@@ -101,11 +94,7 @@ class Search:
 
     @cached_property
     def dimensions(self) -> dict[str, Dimension]:
-        """Dimensions to try, by setting.
-
-        Raises:
-            UsageError: it cannot be tried.
-        """
+        """Dimensions to try, by setting."""
         return {key: _dimension(key, text) for key, text in self.space.items()}
 
     @property
@@ -114,11 +103,7 @@ class Search:
         return prod(dimension.size for dimension in self.dimensions.values())
 
     def values(self, settings: Mapping[str, str]) -> dict[str, float | str]:
-        """Return the values of a trial, by setting.
-
-        Raises:
-            ValueError: they are none of this search.
-        """
+        """Return the values of a trial, by setting."""
         if settings.keys() != self.space.keys():
             raise ValueError(f"found settings {[*settings]}; required {[*self.space]}")
         return {key: dimension.value(settings[key]) for key, dimension in self.dimensions.items()}
@@ -131,11 +116,7 @@ class Search:
 
 
 def wanted_search(trials: int | None, space: Mapping[str, str], metric: str | None, grid: object) -> Search | None:
-    """Return the requested search; None without a number of trials.
-
-    Raises:
-        UsageError: options do not belong together.
-    """
+    """Return the requested search; None without a number of trials."""
     if trials is None:
         for option in ["--search"] * bool(space) + ["--metric"] * bool(metric):
             raise UsageError(f"found {option} without --optuna; required how many trials, such as --optuna 20")
@@ -146,11 +127,7 @@ def wanted_search(trials: int | None, space: Mapping[str, str], metric: str | No
 
 
 def parse_space(assignments: Iterable[str]) -> dict[str, str]:
-    """Parse the values to try by setting, from `KEY=LOW:HIGH[:log]` or `KEY=V1,V2,...`.
-
-    Raises:
-        UsageError: an assignment has no key or no value, or a key comes twice.
-    """
+    """Parse the values to try by setting, from `KEY=LOW:HIGH[:log]` or `KEY=V1,V2,...`."""
     space: dict[str, str] = {}
     for assignment in assignments:
         key, _, text = assignment.partition("=")
@@ -190,11 +167,7 @@ def _dimension(key: str, text: str) -> Dimension:
 
 
 def parse_grid(assignments: Iterable[str]) -> dict[str, list[str]]:
-    """Parse the values by setting, from `KEY=V1,V2,...`. A comma inside brackets or quotes belongs to its value.
-
-    Raises:
-        UsageError: an assignment has no key or no value, or a key comes twice.
-    """
+    """Parse the values by setting, from `KEY=V1,V2,...`. A comma inside brackets or quotes belongs to its value."""
     grid: dict[str, list[str]] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
@@ -220,3 +193,9 @@ def split_values(text: str) -> list[str]:
         else:
             values[-1] += char
     return values
+
+
+def require_optuna() -> None:
+    """Check that Optuna is installed, without importing it."""
+    if find_spec("optuna") is None:
+        raise ExtraMissing("optuna")

@@ -92,12 +92,7 @@ class Sweep:
         return self.root / run.name
 
     def config(self, run: PlannedRun) -> RunConfig:
-        """Return the settings of one of its runs.
-
-        Raises:
-            ConfigError: they cannot be.
-            UsageError: the recipe says something else by now.
-        """
+        """Return the settings of one of its runs."""
         option = "--grid" if self.search is None else "--search"
         config = config_of(self.recipe, self.settings, run.settings, run.seed, option)
         if (found := digest_of(config)) != run.digest:
@@ -109,21 +104,12 @@ class Sweep:
         return config
 
     def configs(self) -> list[RunConfig]:
-        """Return the settings of all runs, from the file alone.
-
-        Raises:
-            UntrustedRun: they name modules, and the file was not written by this user's own command.
-            UsageError: the recipe says something else by now.
-        """
+        """Return the settings of all runs, from the file alone."""
         self.require_trust()
         return [self.config(run) for run in self.runs]
 
     def require_trust(self) -> None:
-        """Refuse a file that names modules and was not written by this user's own command.
-
-        Raises:
-            UntrustedRun: saying which modules.
-        """
+        """Refuse a file that names modules and was not written by this user's own command."""
         self._named().require_trust()
 
     def document(self) -> dict[str, Any]:
@@ -166,11 +152,7 @@ class Sweep:
 
 
 def find_sweep(name: str) -> Sweep | None:
-    """Read the sweep of this name in the runs folder; None if there is none.
-
-    Raises:
-        UsageError: its file is none that this version has written.
-    """
+    """Read the sweep of this name in the runs folder; None if there is none."""
     root = runs_root()
     if url_of(root) is not None:
         return None
@@ -188,11 +170,7 @@ def find_sweep(name: str) -> Sweep | None:
 
 
 def require_sweep(name: str) -> Sweep:
-    """Read the sweep of this name.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """Read the sweep of this name."""
     found = find_sweep(name)
     if found is None:
         names = ", ".join(sorted(file.stem for file in (runs_root() / "sweeps").glob("*.json"))) or "none"
@@ -202,11 +180,7 @@ def require_sweep(name: str) -> Sweep:
 
 @contextmanager
 def held(sweep: Sweep) -> Iterator[None]:
-    """Hold a sweep, so that no other process on this machine works on it; the hold goes with the process.
-
-    Raises:
-        UsageError: another one does.
-    """
+    """Hold a sweep, so that no other process on this machine works on it; the hold goes with the process."""
     sweep.file.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(sweep.file.with_name(f".{sweep.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
@@ -272,11 +246,7 @@ def _meant(assignment: str) -> tuple[str, object]:
 
 
 def config_of(recipe: str, settings: Sequence[str], point: Mapping[str, str], seed: int, option: str) -> RunConfig:
-    """Return the settings of a recipe's run at a point of a sweep.
-
-    Raises:
-        ConfigError: they cannot be.
-    """
+    """Return the settings of a recipe's run at a point of a sweep."""
     words = [*settings, *(f"{key}={text}" for key, text in point.items()), f"seed={seed}"]
     try:
         return recipes.new_config(recipe, words)

@@ -2,31 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import TYPE_CHECKING
 
-from metaloom.flows.errors import ExtraMissing
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
 from metaloom.flows.sweeps.space import Dimension, Range, Search
 from metaloom.pipeline.seeding import seed_for
 
-if TYPE_CHECKING:
-    from optuna.distributions import BaseDistribution
-    from optuna.samplers import BaseSampler
-    from optuna.trial import FrozenTrial
-
 Scored = tuple[Mapping[str, str], float | None]
 """The settings of a trial and its score, None where it failed."""
-
-
-def require_optuna() -> None:
-    """Check that Optuna is installed.
-
-    Raises:
-        ExtraMissing: it is not.
-    """
-    try:
-        import optuna  # noqa: F401 # pyright: ignore[reportUnusedImport]
-    except ImportError:
-        raise ExtraMissing("optuna") from None
 
 
 def suggest(search: Search, earlier: Sequence[Scored], run_seed: int) -> dict[str, str]:
@@ -43,8 +29,6 @@ def suggest(search: Search, earlier: Sequence[Scored], run_seed: int) -> dict[st
     Returns:
         The values as text, by setting.
     """
-    from optuna.samplers import RandomSampler, TPESampler
-
     distributions = {key: _distribution(dimension) for key, dimension in search.dimensions.items()}
     tried = [dict(settings) for settings, _ in earlier]
     for attempt in count():
@@ -59,10 +43,8 @@ def suggest(search: Search, earlier: Sequence[Scored], run_seed: int) -> dict[st
 
 
 def _asked(
-    search: Search, earlier: Sequence[Scored], distributions: "dict[str, BaseDistribution]", sampler: "BaseSampler"
+    search: Search, earlier: Sequence[Scored], distributions: dict[str, BaseDistribution], sampler: BaseSampler
 ) -> dict[str, float | str]:
-    import optuna
-
     # Optuna must not log studies or trials, and its log level is restored afterwards.
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -74,18 +56,14 @@ def _asked(
         optuna.logging.set_verbosity(before)
 
 
-def _told(search: Search, scored: Scored, distributions: "dict[str, BaseDistribution]") -> "FrozenTrial":
-    from optuna.trial import TrialState, create_trial
-
+def _told(search: Search, scored: Scored, distributions: dict[str, BaseDistribution]) -> FrozenTrial:
     settings, score = scored
     # A pruned trial without values ranks below all complete ones; a failed one would be ignored.
     state = TrialState.PRUNED if score is None else TrialState.COMPLETE
     return create_trial(state=state, value=score, params=search.values(settings), distributions=distributions)
 
 
-def _distribution(dimension: Dimension) -> "BaseDistribution":
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
+def _distribution(dimension: Dimension) -> BaseDistribution:
     if not isinstance(dimension, Range):
         return CategoricalDistribution(dimension.texts)
     if dimension.whole:

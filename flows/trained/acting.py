@@ -184,11 +184,7 @@ class Acting:
             return None if found is None else found[:, 0].copy()
 
     def rows(self, observations: Any) -> tuple[Array, tuple[int, ...]]:
-        """Return the observations as [B, N, O] float32, and their leading axes.
-
-        Raises:
-            ValueError: they have another shape, or are not finite.
-        """
+        """Return the observations as [B, N, O] float32, and their leading axes."""
         spaces = self._blueprint.spaces
         tasks = () if self.num_tasks == 1 else (self.num_tasks,)
         required = ", ".join(map(str, (*tasks, "...", *spaces.observation_shape)))

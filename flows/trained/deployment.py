@@ -132,13 +132,7 @@ def save_program(policy: DeployedPolicy, path: Path) -> None:
 
 
 def save_onnx(policy: DeployedPolicy, path: Path, about: Mapping[str, str]) -> None:
-    """Write an ONNX model, `observations` [N, ...] float32 to `actions`; see TrainedPolicy.save.
-
-    Args:
-        policy: The policy.
-        path: Path of the file.
-        about: Metadata of the model, stored with the prefix `metaloom.`.
-    """
+    """Write an ONNX model, `observations` [N, ...] float32 to `actions`; see TrainedPolicy.save."""
     if importlib.util.find_spec("onnxscript") is None:
         raise ExtraMissing("onnx", "onnxscript")
     with _quiet():

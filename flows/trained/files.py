@@ -63,10 +63,6 @@ class PolicyFile:
     def read(cls, path: str | Path, *, trust: bool = False) -> PolicyFile:
         """Read a file.
 
-        Args:
-            path: Path of the file.
-            trust: Agree to import the modules that it names, now and later.
-
         Raises:
             UntrustedRun: it names modules that the user has not agreed to import.
             UsageError: there is no such file, or it holds no policy.

@@ -53,11 +53,7 @@ class FilmStudio:
         self._lock = Lock()
 
     def sheet(self, run: Run, iteration: int, step: int, task: int, episode: int, length: int) -> Sheet:
-        """Film an episode, unless that was done.
-
-        Raises:
-            UsageError: it cannot be filmed; the message comes from `metaloom video`.
-        """
+        """Film an episode, unless that was done."""
         key = (run.info["sha256"], run.location, iteration, step, task, episode)
         with self._lock:
             if key not in self._sheets:

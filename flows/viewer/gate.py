@@ -71,12 +71,7 @@ class Gate:
 
 
 def token_gate(app: ASGIApp, token: str) -> Gate:
-    """Return the gate of a page that changes nothing and is opened by an address with a token.
-
-    Args:
-        app: Guarded application.
-        token: First part of every path.
-    """
+    """Return the gate of a page that changes nothing and is opened by an address with a token."""
     return Gate(app, partial(_refusal_of_token, token), HEADERS)
 
 

@@ -67,9 +67,6 @@ def iteration_page(run: Run, iteration: int) -> dict[str, Any]:
     """Describe an iteration: its stages with their arrays, its graph, its tasks with returns, and its metrics.
 
     An unreadable part is replaced by the reason.
-
-    Raises:
-        StageMissing: nothing of it is stored.
     """
     require_iteration(run, iteration)
     records, problems = _records(run, iteration)
@@ -170,11 +167,7 @@ def _episodes_under_way(run: Run, iteration: int) -> pa.Table:
 
 
 def output_page(run: Run, ref: StageRef) -> dict[str, Any]:
-    """Describe a stage's output: its record, inputs, readers, and the command to replay it.
-
-    Raises:
-        StageMissing: it is not stored.
-    """
+    """Describe a stage's output: its record, inputs, readers, and the command to replay it."""
     record = run.record(ref)
     # Readers belong to its own iteration, and to the next one, which reads the learner.
     near = (other for i in (ref.iteration, ref.iteration + 1) for other in _records(run, i)[0])

@@ -31,12 +31,7 @@ Answer = Callable[[Request], Response]
 
 
 class Pages:
-    """Answers of the page about the runs on a shelf.
-
-    Args:
-        shelf: The runs.
-        plotly: The file plotly.min.js.
-    """
+    """Answers of the page about the runs on a shelf."""
 
     def __init__(self, shelf: Shelf, plotly: Path) -> None:
         self._shelf = shelf

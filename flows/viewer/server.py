@@ -22,28 +22,14 @@ _TOKEN_BYTES = 24
 
 
 def viewer_app(shelf: Shelf, token: str) -> ASGIApp:
-    """Make the application that answers what the page asks for.
-
-    Raises:
-        UsageError: the package plotly has no plotly.js.
-    """
+    """Make the application that answers what the page asks for."""
     pages = Pages(shelf, plotly_file())
     app = Starlette(routes=[Mount(f"/{token}", routes=pages.routes())], exception_handlers={404: no_page})
     return token_gate(app, token)
 
 
 def serve(place: Path, port: int, tell: Callable[[str], None]) -> None:
-    """Serve the page until Ctrl-C.
-
-    Args:
-        place: Folder of runs, or of one run.
-        port: Port on 127.0.0.1; 0 for any that is free.
-        tell: Receives the address to open.
-
-    Raises:
-        UsageError: the port is taken, or the package plotly has no plotly.js.
-        StoreError: the object store of a URL cannot be read.
-    """
+    """Serve the page until Ctrl-C."""
     shelf, token = Shelf(place), secrets.token_urlsafe(_TOKEN_BYTES)
     app = viewer_app(shelf, token)
     with socket.socket() as listening:

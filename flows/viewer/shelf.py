@@ -36,9 +36,6 @@ class OpenRun:
 class Shelf:
     """The runs in a folder or under a URL, or a single one.
 
-    Args:
-        place: Folder of runs, or of one run.
-
     Attributes:
         place: Folder of runs, or of one run.
         only: Name of the run if it is a single one.
@@ -53,11 +50,7 @@ class Shelf:
         self._lock = RLock()
 
     def folders(self) -> dict[str, Path]:
-        """Return the folders of the runs by name, the newest first.
-
-        Raises:
-            StorageFailed: the object store cannot be read.
-        """
+        """Return the folders of the runs by name, the newest first."""
         if self.only is not None:
             return {self.only: self.place}
         with self._lock:
@@ -66,11 +59,7 @@ class Shelf:
             return self._folders
 
     def open(self, name: str) -> OpenRun:
-        """Open a run by its name, which is looked up and is no path.
-
-        Raises:
-            StoreError: there is no such run, or it cannot be read.
-        """
+        """Open a run by its name, which is looked up and is no path."""
         folder = self.folders().get(name)
         if folder is None:
             raise storage.RunNotFound(

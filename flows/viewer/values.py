@@ -35,10 +35,6 @@ def slice_of(
     Returns:
         [rows, columns] float64 with NaN where there is padding; and how many entries stand for one that is shown, along
         rows and along columns.
-
-    Raises:
-        UsageError: there is no such array, axis or index.
-        StoreError: the output is not stored, was thinned, or is damaged.
     """
     record = run.record(ref)
     chunk = next((chunk for chunk in record.chunks if chunk.array == array), None)
@@ -67,18 +63,7 @@ def slice_of(
 
 
 def episode(run: Run, ref: StageRef, task: int, index: int) -> dict[str, Any]:
-    """Read an episode step by step: everything stored of its steps, with what processing added.
-
-    Args:
-        run: The run.
-        ref: Stage that collected it.
-        task: Index of its task in the batch.
-        index: Index of the episode within its task.
-
-    Raises:
-        UsageError: there is no such episode.
-        StoreError: it is not stored, was thinned, or is damaged.
-    """
+    """Read an episode step by step: everything stored of its steps, with what processing added."""
     lengths = run.lengths(ref)
     B, E = lengths.shape
     if not (0 <= task < B and 0 <= index < E and lengths[task, index]):
@@ -108,12 +93,7 @@ def episode(run: Run, ref: StageRef, task: int, index: int) -> dict[str, Any]:
 
 
 def episode_length(run: Run, ref: StageRef, task: int, index: int) -> int:
-    """Return the steps of an episode, thinned or not.
-
-    Raises:
-        UsageError: there is no such episode.
-        StoreError: it is not stored, or is damaged.
-    """
+    """Return the steps of an episode, thinned or not."""
     if ref.iteration in run.iterations:
         try:
             found = run.episodes(ref.iteration, ref.step, task=task, episode=index)["length"].to_pylist()

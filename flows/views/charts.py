@@ -169,13 +169,7 @@ def _panel_chart(chart: Chart) -> Drawing:
 
 
 def stacked_chart(
-    title: str,
-    x: Array,
-    x_label: str,
-    y_label: str,
-    layers: Sequence[Series],
-    *,
-    size: tuple[float, float] = NARROW,
+    title: str, x: Array, x_label: str, y_label: str, layers: Sequence[Series], *, size: tuple[float, float] = NARROW
 ) -> Drawing:
     """Draw layers that add up to a whole, over iterations."""
     figure, axes = _figure(title, "", size)

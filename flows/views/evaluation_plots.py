@@ -1,5 +1,6 @@
 """Pictures of evaluations, over adaptation; and the files of single pictures."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,25 +14,21 @@ from metaloom.flows.views.series import AFTER, BEFORE, Chart, Lines, Series, cha
 from metaloom.pipeline.types import Evaluation
 from metaloom.storage.errors import system_errors
 
-WRITERS = {".png": charts.png_bytes, ".svg": charts.svg_bytes, ".pdf": charts.pdf_bytes}
+WRITERS: dict[str, Callable[[Figure], bytes]] = {
+    ".png": charts.png_bytes,
+    ".svg": charts.svg_bytes,
+    ".pdf": charts.pdf_bytes,
+}
 
 
 def check_plot_file(path: Path) -> None:
-    """Refuse a picture that could not be written, before any work is done.
-
-    Raises:
-        UsageError: the name has another suffix, there is no such folder, or it is one itself.
-    """
+    """Refuse a picture that could not be written, before any work is done."""
     if path.suffix not in WRITERS or not path.absolute().parent.is_dir() or path.is_dir():
         raise UsageError(f"found plot file {str(path)!r}; required a .png, .svg or .pdf file in a folder that exists")
 
 
 def write_plot(path: Path, figure: Figure) -> None:
-    """Write a figure as PNG, SVG or PDF, as the suffix says.
-
-    Raises:
-        StorageFailed: the system does not let us write it.
-    """
+    """Write a figure as PNG, SVG or PDF, as the suffix says."""
     with system_errors(
         path, required="room and permission to write a plot", action="Free space, or choose another file"
     ):

@@ -86,17 +86,7 @@ class History:
 
 
 def load_history(run: Run, iterations: Sequence[int] | None = None, *, on_progress: Progress = unseen) -> History:
-    """Read the learning history of a run from its tables, for some complete iterations or all.
-
-    Args:
-        run: Run to read.
-        iterations: Complete iterations to read; all by default.
-        on_progress: Called with the number of iterations read so far, and of all.
-
-    Raises:
-        UsageError: the run has no complete iteration yet.
-        StoreError: a table is damaged.
-    """
+    """Read the learning history of a run from its tables, for some complete iterations or all."""
     # Asked once: a run that is still training grows while it is read.
     chosen = run.iterations if iterations is None else iterations
     if not chosen:
@@ -179,14 +169,9 @@ def _task_returns(episodes: pa.Table, num_iterations: int) -> Array:
 
 def success_lines(history: History) -> Iterator[Lines]:
     """Yield the share of successful episodes, if the environment reports success."""
-    yield from _lines(
-        history,
-        "success_rate",
-        "Success rate",
-        "share of episodes",
-        _of_steps(history, "success_rate"),
-        f"Episodes in any step of which the environment told of success{steps_note(history.last_step)}.",
-    )
+    note = f"Episodes in any step of which the environment told of success{steps_note(history.last_step)}."
+    steps = _of_steps(history, "success_rate")
+    yield from _lines(history, "success_rate", "Success rate", "share of episodes", steps, note)
 
 
 def trial_lines(history: History) -> Iterator[Lines]:
@@ -194,86 +179,62 @@ def trial_lines(history: History) -> Iterator[Lines]:
     first, last = (history.metrics.get(name) for name in TRIAL_RETURNS)
     if first is None or last is None or np.array_equal(first, last, equal_nan=True):
         return
-    yield from _lines(
-        history,
-        "trial_returns",
-        "First and last episode of a trial",
-        "average episode return",
-        dict(zip(TRIAL_RETURNS, (("first episode", BEFORE), ("last episode", AFTER)), strict=True)),
-        "Over all trials of an iteration; the gap is what the policy gains by remembering earlier episodes.",
+    note = "Over all trials of an iteration; the gap is what the policy gains by remembering earlier episodes."
+    ends: dict[str, tuple[str, str]] = dict(
+        zip(TRIAL_RETURNS, (("first episode", BEFORE), ("last episode", AFTER)), strict=True)
     )
+    title = "First and last episode of a trial"
+    yield from _lines(history, "trial_returns", title, "average episode return", ends, note)
 
 
 def optimization_lines(history: History) -> Iterator[Lines]:
     """Yield curves of the updates, if the algorithm has such metrics."""
-    yield from _lines(
-        history,
-        "kl_divergence",
-        "KL divergence of the update",
-        "KL divergence (nats)",
-        {"inner_kl": ("before adaptation (inner)", BEFORE), "outer_kl": ("after adaptation (outer)", AFTER)},
-        "How far an iteration's update moved the policy from the one that collected its episodes.",
-    )
-    yield from _lines(
-        history,
-        "entropy",
-        "Policy entropy",
-        "entropy (nats)",
-        _of_steps(history, "entropy"),
-        f"Falls as the policy grows certain of its actions{steps_note(history.last_step)}.",
-    )
+    shown = steps_note(history.last_step)
     gained = "; the gap is what the update gained on them" if "loss_before" in history.metrics else ""
-    yield from _lines(
-        history,
-        "loss",
-        "Loss of the update",
-        "surrogate loss",
-        {"loss_before": ("before the update", BEFORE), "loss_after": ("after the update", AFTER)},
-        f"On the iteration's episodes{gained}.",
-    )
     norm = {"meta_gradient_norm": ("meta-gradient", AFTER)}
+    noise = (
+        "Norm of the meta-gradient",
+        norm,
+        "How much of it is noise a run records with algorithm.gradient_noise=true.",
+    )
     if "meta_gradient_standard_error" in history.metrics:
-        yield from _lines(
-            history,
-            "meta_gradient",
-            "Signal and noise of the meta-gradient",
-            "norm",
-            {**norm, "meta_gradient_standard_error": ("its standard error over tasks", BEFORE)},
-            "Where the norm is no larger than its standard error, other tasks would have led elsewhere.",
-        )
-    else:
-        yield from _lines(
-            history,
-            "meta_gradient",
-            "Norm of the meta-gradient",
-            "norm",
-            norm,
-            "How much of it is noise a run records with algorithm.gradient_noise=true.",
-        )
-    yield from _lines(
-        history,
-        "gradient_norm",
-        "Norm of the gradient",
-        "norm",
-        {"gradient_norm": ("of the loss", AFTER), "q_gradient_norm": ("of the value function's loss", BEFORE)},
-        "Of the updates of an iteration, before any clipping.",
+        error = {"meta_gradient_standard_error": ("its standard error over tasks", BEFORE)}
+        note = "Where the norm is no larger than its standard error, other tasks would have led elsewhere."
+        noise = ("Signal and noise of the meta-gradient", {**norm, **error}, note)
+    charts = (
+        (
+            *("kl_divergence", "KL divergence of the update", "KL divergence (nats)"),
+            {"inner_kl": ("before adaptation (inner)", BEFORE), "outer_kl": ("after adaptation (outer)", AFTER)},
+            "How far an iteration's update moved the policy from the one that collected its episodes.",
+        ),
+        (
+            *("entropy", "Policy entropy", "entropy (nats)", _of_steps(history, "entropy")),
+            f"Falls as the policy grows certain of its actions{shown}.",
+        ),
+        (
+            *("loss", "Loss of the update", "surrogate loss"),
+            {"loss_before": ("before the update", BEFORE), "loss_after": ("after the update", AFTER)},
+            f"On the iteration's episodes{gained}.",
+        ),
+        ("meta_gradient", noise[0], "norm", noise[1], noise[2]),
+        (
+            *("gradient_norm", "Norm of the gradient", "norm"),
+            {"gradient_norm": ("of the loss", AFTER), "q_gradient_norm": ("of the value function's loss", BEFORE)},
+            "Of the updates of an iteration, before any clipping.",
+        ),
+        (
+            *("meta_gradient_agreement", "Agreement of two halves of the tasks", "cosine of their meta-gradients"),
+            {"meta_gradient_split_cosine": ("cosine", AFTER)},
+            "1: both halves lead the same way; around 0: the direction of the update is that of noise.",
+        ),
+        (
+            *("explained_variance", "Explained variance of the baseline", "share of variance"),
+            _of_steps(history, "explained_variance"),
+            f"1: the baseline predicts the returns exactly; 0: no better than their mean{shown}.",
+        ),
     )
-    yield from _lines(
-        history,
-        "meta_gradient_agreement",
-        "Agreement of two halves of the tasks",
-        "cosine of their meta-gradients",
-        {"meta_gradient_split_cosine": ("cosine", AFTER)},
-        "1: both halves lead the same way; around 0: the direction of the update is that of noise.",
-    )
-    yield from _lines(
-        history,
-        "explained_variance",
-        "Explained variance of the baseline",
-        "share of variance",
-        _of_steps(history, "explained_variance"),
-        f"1: the baseline predicts the returns exactly; 0: no better than their mean{steps_note(history.last_step)}.",
-    )
+    for name, title, y_label, lines, note in charts:
+        yield from _lines(history, name, title, y_label, lines, note)
 
 
 def _of_steps(history: History, metric: str) -> dict[str, tuple[str, str]]:

@@ -72,11 +72,7 @@ def chart_data(chart: Chart) -> dict[str, Any]:
 
 
 def plotly_file() -> Path:
-    """Find plotly.js, without importing the package that brings it.
-
-    Raises:
-        ExtraMissing: the package is not installed, or does not have it.
-    """
+    """Find plotly.js, without importing the package that brings it."""
     found = importlib.util.find_spec("plotly")
     if found is not None and found.origin is not None:
         file = Path(found.origin).parent / "package_data" / "plotly.min.js"

@@ -1,13 +1,11 @@
 """The charts of a run as methods, for notebooks."""
 
-from typing import TYPE_CHECKING
-
 from metaloom.flows.errors import UsageError
+from metaloom.flows.views.charts import Drawing, draw
+from metaloom.flows.views.history import load_history
+from metaloom.flows.views.run_charts import run_charts
+from metaloom.flows.views.series import Chart
 from metaloom.storage import Run
-
-if TYPE_CHECKING:
-    from metaloom.flows.views.charts import Drawing
-    from metaloom.flows.views.series import Chart
 
 
 class Plots:
@@ -26,50 +24,40 @@ class Plots:
         """List the charts that the run has."""
         return [*self._charts()]
 
-    def draw(self, name: str) -> "Drawing":
-        """Draw a chart by its name.
-
-        Raises:
-            UsageError: the run has no such chart, or no complete iteration yet.
-        """
-        from metaloom.flows.views.charts import draw
-
+    def draw(self, name: str) -> Drawing:
+        """Draw a chart by its name."""
         charts = self._charts()
         if name not in charts:
             raise UsageError(f"{self._run.location}: found no chart {name!r}; required one of {', '.join(charts)}")
         return draw(charts[name])
 
-    def learning_curve(self) -> "Drawing":
+    def learning_curve(self) -> Drawing:
         """Average episode return before and after adaptation against environment steps."""
         return self.draw("learning_curve")
 
-    def classes(self) -> "Drawing":
+    def classes(self) -> Drawing:
         """Returns before and after adaptation, a panel for each class of task."""
         return self.draw("classes")
 
-    def returns_by_class(self) -> "Drawing":
+    def returns_by_class(self) -> Drawing:
         """Draw returns after adaptation, a line for each class of task."""
         return self.draw("returns_by_class")
 
-    def adaptation(self) -> "Drawing":
+    def adaptation(self) -> Drawing:
         """Draw returns of the last iteration's tasks after adaptation against returns before it."""
         return self.draw("adaptation")
 
-    def task_returns(self) -> "Drawing":
+    def task_returns(self) -> Drawing:
         """Draw the return of every task over training."""
         return self.draw("task_returns")
 
-    def evaluation(self) -> "Drawing":
+    def evaluation(self) -> Drawing:
         """Test returns of the evaluations during training."""
         return self.draw("evaluation")
 
-    def stage_seconds(self) -> "Drawing":
+    def stage_seconds(self) -> Drawing:
         """Draw the seconds per iteration by stage."""
         return self.draw("stage_seconds")
 
-    def _charts(self) -> "dict[str, Chart]":
-        # Here, because matplotlib takes a second to import, and a run is opened without it.
-        from metaloom.flows.views.history import load_history
-        from metaloom.flows.views.run_charts import run_charts
-
+    def _charts(self) -> dict[str, Chart]:
         return {chart.name: chart for chart in run_charts(self._run, load_history(self._run))}

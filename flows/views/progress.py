@@ -43,10 +43,7 @@ SPARKS = "▁▂▃▄▅▆▇█"
 
 @contextmanager
 def progress(
-    mode: ProgressMode = "auto",
-    *,
-    stop: Stop | None = None,
-    out: TextIO | None = None,
+    mode: ProgressMode = "auto", *, stop: Stop | None = None, out: TextIO | None = None
 ) -> Generator[Observer, None, None]:
     """Yield an Observer that reports to `out` while the context lasts.
 

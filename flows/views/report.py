@@ -43,26 +43,9 @@ class ReportFiles:
 
 
 def write_report(
-    run: Run,
-    out: Path,
-    *,
-    static: bool = False,
-    film: Picture | None = None,
-    on_progress: Progress = unseen,
+    run: Run, out: Path, *, static: bool = False, film: Picture | None = None, on_progress: Progress = unseen
 ) -> ReportFiles:
-    """Write learning_curve.png and report.html into a folder, which is made if need be.
-
-    Args:
-        run: The run.
-        out: Output folder.
-        static: Use images instead of charts that scripts draw.
-        film: Image shown at the end.
-        on_progress: Called with the number of tables and records read so far, and of all, while the run is read.
-
-    Raises:
-        UsageError: the run has no complete iteration yet.
-        IncompatibleFormat: the run is not a training run.
-    """
+    """Write learning_curve.png and report.html into a folder, which is made if need be."""
     require_settings(run)
     # One table of episodes per iteration, and the records of its stages.
     tables, records = len(run.iterations), len(run.refs())
@@ -77,12 +60,7 @@ def write_report(
 
 
 def write_figures(run: Run, out: Path, kind: FigureFormat) -> list[Path]:
-    """Write every chart of a run into a folder, which is made if need be, as NAME.svg or NAME.pdf.
-
-    Raises:
-        UsageError: the run has no complete iteration yet.
-        IncompatibleFormat: the run is not a training run.
-    """
+    """Write every chart of a run into a folder, which is made if need be, as NAME.svg or NAME.pdf."""
     require_settings(run)
     render = charts.svg_bytes if kind == "svg" else charts.pdf_bytes
     files = {out / f"{chart.name}.{kind}": charts.draw(chart) for chart in run_charts(run, load_history(run))}

@@ -98,11 +98,7 @@ def session_changes(run: Run) -> list[dict[str, Any]]:
 
 
 def iteration_info(run: Run, iteration: int) -> dict[str, Any]:
-    """List the stored stages of an iteration in the order of their writing, and its metrics if it is complete.
-
-    Raises:
-        storage.StageMissing: nothing of that iteration is stored.
-    """
+    """List the stored stages of an iteration in the order of their writing, and its metrics if it is complete."""
     refs = [ref for ref in run.refs() if ref.iteration == iteration]
     if not refs:
         run.record(run.last_ref(iteration))  # raises StageMissing with what there is
@@ -134,11 +130,7 @@ def stage_info(run: Run, record: storage.StageRecord) -> dict[str, Any]:
 
 
 def output_info(run: Run, ref: StageRef) -> dict[str, Any]:
-    """Describe a stored output as `stage_info`, with its type and its arrays.
-
-    Raises:
-        storage.StageMissing: it is not stored.
-    """
+    """Describe a stored output as `stage_info`, with its type and its arrays."""
     stage, record = run.stages[ref.stage], run.record(ref)
     return {
         "run": run.path.name,
@@ -246,11 +238,7 @@ def _quarantined(run: Run, entry: storage.Quarantined) -> dict[str, Any]:
 
 def list_run_row(folder: Path) -> dict[str, Any]:
     """Return the row of one run; see `list_run_rows`."""
-    row: dict[str, Any] = {
-        "name": folder.name,
-        "path": storage.location(folder),
-        "bytes": bytes_in(folder),
-    }
+    row: dict[str, Any] = {"name": folder.name, "path": storage.location(folder), "bytes": bytes_in(folder)}
     try:
         run = storage.open_run(folder)
         require_settings(run)

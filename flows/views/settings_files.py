@@ -14,11 +14,7 @@ SettingsFormat = Literal["yaml", "toml", "json"]
 
 
 def settings_file(config: RunConfig, form: SettingsFormat) -> str:
-    """Return a file with all settings of a run, from which `metaloom train` makes the same run.
-
-    Raises:
-        UsageError: the format has no words for one of them.
-    """
+    """Return a file with all settings of a run, from which `metaloom train` makes the same run."""
     settings = config.model_dump(mode="json")
     write, read = _FORMATS[form]
     text = write(settings)

@@ -10,11 +10,7 @@ from metaloom.storage import Run, StageRef
 
 
 class StoredReports:
-    """Makes reports from the tables and records of a run, which stay when its batches are thinned.
-
-    Args:
-        run: The run.
-    """
+    """Makes reports from the tables and records of a run, which stay when its batches are thinned."""
 
     def __init__(self, run: Run) -> None:
         self._run = run

@@ -22,22 +22,9 @@ from metaloom.pipeline.shown import printable
 
 @contextmanager
 def sweep_progress(
-    num_runs: int,
-    num_done: int,
-    mode: ProgressMode = "auto",
-    *,
-    stop: Stop | None = None,
-    out: TextIO | None = None,
+    num_runs: int, num_done: int, mode: ProgressMode = "auto", *, stop: Stop | None = None, out: TextIO | None = None
 ) -> Generator[SweepObserver, None, None]:
-    """Yield a SweepObserver that reports to `out`, standard output when None, while the context lasts.
-
-    Args:
-        num_runs: Number of runs in the sweep.
-        num_done: Number of runs that were complete before.
-        mode: As in flows.views.progress.progress.
-        stop: Asked before every stage, and drawn below the bars; None for no stop requests.
-        out: Output stream.
-    """
+    """Yield a SweepObserver that reports to `out`, standard output when None, while the context lasts."""
     stream, stop = sys.stdout if out is None else out, stop or Stop()
     console = Console(file=stream, highlight=False)
     if mode == "auto" and is_live(console):

@@ -13,19 +13,7 @@ _MOST_COMPONENTS = 4
 
 
 def minibatch_info(run: Run, iteration: int, update: int, rows: slice, *, context: bool) -> dict[str, Any]:
-    """Describe some transitions of a gradient step as plain data, each with its origin.
-
-    Args:
-        run: The run.
-        iteration: One of its iterations.
-        update: Gradient step, from 0.
-        rows: Selection of the minibatch's transitions.
-        context: Describe the transitions that tasks were inferred from, instead of the ones learned from.
-
-    Raises:
-        storage.StageMissing: the iteration has drawn none, or has no such gradient step.
-        storage.StageThinned: its row numbers were thinned.
-    """
+    """Describe some transitions of a gradient step as plain data, each with its origin."""
     table = run[iteration].transitions(update, context=context, rows=rows)
     batches = run[iteration].minibatches()
     numbers = batches.context_rows if context else batches.rows

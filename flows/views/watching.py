@@ -47,9 +47,6 @@ class Ending:
 class Watch:
     """Follows a run from outside.
 
-    Args:
-        path: Folder of the run.
-
     Attributes:
         run: The run.
         writer: Process that writes it; None for nobody.
@@ -60,12 +57,12 @@ class Watch:
     """
 
     def __init__(self, path: Path) -> None:
-        self.run = storage.open_run(path)
+        self.run: storage.Run = storage.open_run(path)
         self.writer: storage.Writer | None = None
         self.stage: tuple[StageRef, float] | None = None
-        self.workers = ""
+        self.workers: str = ""
         self.warnings: deque[LogLine] = deque(maxlen=WARNINGS)
-        self.num_bytes = 0
+        self.num_bytes: int = 0
         self._error = ""
         self._log = LogReader(path)
         self._next = max(0, len(self.run.iterations) - SPARKLINE_WIDTH)
@@ -148,14 +145,7 @@ class WatchPanel(Panel):
 
 
 def watch_run(path: Path, *, mode: ProgressMode, out: TextIO | None = None, wait: Callable[[float], None]) -> Ending:
-    """Show a run until nobody writes it: a live panel in a terminal, else a line for each iteration.
-
-    Args:
-        path: Folder of the run.
-        mode: As for `progress`.
-        out: Output stream; standard output when None.
-        wait: Sleeps for some seconds.
-    """
+    """Show a run until nobody writes it: a live panel in a terminal, else a line for each iteration."""
     watch, stream = Watch(path), sys.stdout if out is None else out
     console = Console(file=stream, highlight=False)
     pause = LOOK_SECONDS if watch.run.files.remote is None else REMOTE_LOOK_SECONDS

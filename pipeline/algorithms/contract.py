@@ -121,13 +121,7 @@ class Learner(ABC, Generic[Evidence, Experience]):
 
     @abstractmethod
     def update(
-        self,
-        state: LearnerState,
-        experience: Experience,
-        *,
-        run_seed: int,
-        iteration: int,
-        parallel: ParallelMap = map,
+        self, state: LearnerState, experience: Experience, *, run_seed: int, iteration: int, parallel: ParallelMap = map
     ) -> tuple[LearnerState, Metrics]:
         """Return the state for the next iteration, and the metrics of this update.
 

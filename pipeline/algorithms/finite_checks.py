@@ -16,11 +16,6 @@ class NumericalError(ArithmeticError):
 def require_finite(values: Mapping[str, Tensor], first_task: int, advice: str) -> None:
     """Raise unless all values are finite.
 
-    Args:
-        values: Arrays [b, ...] by name, with one entry per task.
-        first_task: Index of the first of the b tasks.
-        advice: Advice to the user, the end of the message.
-
     Raises:
         NumericalError: naming the first array, and the first task in it, that is not finite.
     """
@@ -34,11 +29,6 @@ def require_finite(values: Mapping[str, Tensor], first_task: int, advice: str) -
 
 def require_finite_params(params: Mapping[str, Mapping[str, Array]], *, stage: str, advice: str) -> None:
     """Raise unless all parameters are finite after an update.
-
-    Args:
-        params: Parameters by network, then by name.
-        stage: Stage that made the update.
-        advice: Advice to the user, the end of the message.
 
     Raises:
         NumericalError: naming the first network that has a parameter which is not finite.

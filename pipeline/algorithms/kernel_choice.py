@@ -31,11 +31,6 @@ def fused(definition: Callable[..., object]) -> Callable[..., Any]:
 def choose_kernel(asked: KernelChoice, *, blockers: Iterable[str], fused: str) -> Kernel:
     """Return the learner's kernel: fused where the setting allows it and nothing blocks it.
 
-    Args:
-        asked: Value of the setting `algorithm.kernel`.
-        blockers: Features that the fused kernel does not support, each as "network is cnn".
-        fused: Reason for the fused kernel where there are no blockers, such as "plain tanh network on the CPU".
-
     Raises:
         ConfigError: the fused kernel was requested and there are blockers.
     """

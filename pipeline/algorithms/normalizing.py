@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.contract import Learner, Setup
+from metaloom.pipeline.algorithms.contract import Kernel, Learner, Setup
 from metaloom.pipeline.estimation.normalization import (
     MEAN,
     OBSERVATIONS,
@@ -23,24 +23,11 @@ from metaloom.pipeline.estimation.normalization import (
     without_normalization,
 )
 from metaloom.pipeline.schema import ConfigError
-from metaloom.pipeline.types import (
-    EpisodeBatch,
-    LearnerState,
-    Metrics,
-    ParallelMap,
-    Params,
-    Samples,
-    Step,
-    TaskParams,
-)
+from metaloom.pipeline.types import EpisodeBatch, LearnerState, Metrics, ParallelMap, Params, Samples, Step, TaskParams
 
 
 class NormalizingLearner(Learner[Any, Sequence[Step]]):
-    """Keeps running statistics beside the state of a learner, which sees normalized episodes only. See Learner.
-
-    Attributes:
-        inner: The algorithm.
-    """
+    """Keeps running statistics beside the state of a learner, which sees normalized episodes only. See Learner."""
 
     def __init__(self, inner: Learner[Any, Sequence[Step]], setup: Setup) -> None:
         if setup.policy.normalize_observations and setup.observation_scale != 1:
@@ -48,8 +35,9 @@ class NormalizingLearner(Learner[Any, Sequence[Step]]):
                 f"policy.normalize_observations is on, but the observations of {setup.env_name} are bytes, which are "
                 f"divided by {setup.observation_scale:g}; leave it out"
             )
-        self.inner, self._discount = inner, setup.processing.discount
-        self.kernel = inner.kernel
+        self.inner: Learner[Any, Sequence[Step]] = inner
+        self._discount = setup.processing.discount
+        self.kernel: Kernel = inner.kernel
         self._shapes: dict[str, tuple[int, ...]] = {}
         if setup.policy.normalize_observations:
             self._shapes[OBSERVATIONS] = (setup.observation_size,)

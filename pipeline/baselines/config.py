@@ -49,7 +49,7 @@ class BaselineConfig(BaselineSettings):
     network of observations and time."""
     regularization: float = Field(default=1e-5, ge=0)
     """Ridge added to the normal equations of the linear baselines."""
-    hidden_sizes: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(32, 32), min_length=1)
+    hidden_sizes: tuple[Annotated[int, Field(ge=1)], ...] = (32, 32)
     """Units in each hidden layer of the value network."""
     num_epochs: int = Field(default=20, ge=1, le=MOST_REPEATS)
     """Number of passes of the value network over the steps of a rollout batch."""
@@ -71,13 +71,11 @@ class BaselineConfig(BaselineSettings):
     def fit_predict(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Array:
-        """Fit and predict by the baseline of this name; see Baseline."""
         return self.build().fit_predict(observations, targets, mask, seed=seed, parallel=parallel)
 
     def fit(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Params:
-        """Fit the baseline of this name; see Baseline."""
         return self.build().fit(observations, targets, mask, seed=seed, parallel=parallel)
 
     def build(self) -> Baseline:

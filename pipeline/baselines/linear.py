@@ -122,11 +122,9 @@ class ZeroBaseline:
     def fit_predict(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Array:
-        """Return zeros [B, E, T], whatever the targets; see Baseline."""
         return np.zeros_like(targets, dtype=np.float64)
 
     def fit(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Params:
-        """Return no parameters; see Baseline."""
         return {}

@@ -49,7 +49,6 @@ class ValueNetworkBaseline:
     def fit_predict(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Array:
-        """Train on every task and predict it, [B, E, T]; see Baseline."""
         fits = self._fit_chunks(observations, targets, mask, seed, parallel)
         return np.concatenate([predicted for _, predicted in fits]).reshape(targets.shape)
 

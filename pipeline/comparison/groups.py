@@ -17,12 +17,7 @@ from metaloom.pipeline.comparison.intervals import (
     student_interval,
     welch_degrees,
 )
-from metaloom.pipeline.comparison.scores import (
-    Scores,
-    interquartile_mean,
-    mean_score,
-    performance_profile,
-)
+from metaloom.pipeline.comparison.scores import Scores, interquartile_mean, mean_score, performance_profile
 from metaloom.pipeline.types import Array
 
 SIGNIFICANCE = 0.05
@@ -205,7 +200,8 @@ class Resampled:
     """Groups with their resamples, drawn by position: a group's resamples do not depend on the other groups."""
 
     def __init__(self, groups: Mapping[str, Scores], seed: int, resamples: int) -> None:
-        self.groups, self.seed = groups, seed
+        self.groups: Mapping[str, Scores] = groups
+        self.seed: int = seed
         self._weights = {
             name: resampled_weights(scores, np.random.default_rng([seed, 0, *name.encode()]), resamples)
             for name, scores in groups.items()

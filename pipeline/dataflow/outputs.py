@@ -31,14 +31,7 @@ class Outputs(Protocol):
 
 
 class SpanOutputs:
-    """Outputs of a span, loaded as a stage needs them.
-
-    Args:
-        span: The span.
-        graph: Graph of the run.
-        config: Settings of the run.
-        outputs: Source of the outputs.
-    """
+    """Outputs of a span, loaded as a stage needs them."""
 
     def __init__(self, span: Span, graph: Graph, config: RunConfig, outputs: Outputs) -> None:
         self.span = span

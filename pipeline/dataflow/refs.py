@@ -35,6 +35,11 @@ class StageRef:
     def __str__(self) -> str:
         return f"{self.stage}(i={self.iteration}, k={self.step})"
 
+    @property
+    def where(self) -> str:
+        """The position as errors name it."""
+        return f"iteration {self.iteration}, {self.stage} k={self.step}"
+
     def document(self) -> dict[str, Any]:
         """Return the reference as plain data."""
         return {"iteration": self.iteration, "stage": self.stage, "step": self.step}

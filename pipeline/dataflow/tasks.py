@@ -48,14 +48,14 @@ def _sizes(value: Any) -> Iterator[int]:
 def _cut(value: Any, b: int) -> Any:
     if isinstance(value, tuple):
         return tuple(_cut(one, b) for one in value)
-    names = fields_of_tasks(type(value))
-    return replace(value, **{name: _each(getattr(value, name), b) for name in names}) if names else value
-
-
-def _each(part: Any, b: int) -> Any:
-    if isinstance(part, Mapping):
-        return {name: array[b : b + 1] for name, array in part.items()}
-    return None if part is None else part[b : b + 1]
+    found = dict[str, Any]()
+    for name in fields_of_tasks(type(value)):
+        part = getattr(value, name)
+        if isinstance(part, Mapping):
+            found[name] = {key: array[b : b + 1] for key, array in part.items()}
+        else:
+            found[name] = None if part is None else part[b : b + 1]
+    return replace(value, **found) if found else value
 
 
 def _joined(stage: Stage, values: Sequence[Any]) -> Any:

@@ -4,7 +4,6 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import mujoco
 import numpy as np
@@ -15,12 +14,13 @@ from metaloom.pipeline.envs.mujoco_robot import (
     Motion,
     MujocoRobot,
     ObsStyle,
+    PearlRobot,
     check_obs_style,
     squared_norm,
 )
 from metaloom.pipeline.envs.point import GOAL
-from metaloom.pipeline.envs.task_classes import nearest
-from metaloom.pipeline.envs.task_sets import AlongX, AnyDirection, FixedTasks, draw_directions, draw_on_disk
+from metaloom.pipeline.envs.task_classes import Classes, nearest
+from metaloom.pipeline.envs.task_sets import AlongX, AnyDirection, draw_on_disk
 from metaloom.pipeline.types import Array
 
 TORSO = 1
@@ -53,8 +53,8 @@ class Ant(MujocoRobot, MetaEnv):
     """
 
     frame_skip = 5
-    derived = ("xpos", "cfrc_ext")
-    derived_before = ("xpos",)
+    derived: tuple[str, ...] = ("xpos", "cfrc_ext")
+    derived_before: tuple[str, ...] = ("xpos",)
     reset_noise: float = 0.1
     control_cost: float = 0.5
     contact_cost: float = 5e-4
@@ -176,7 +176,7 @@ class AntGoal(ToGoal, Ant):
     """
 
 
-class PearlAntDir(FixedTasks, AnyDirection, AntWalk, Ant):
+class PearlAntDir(PearlRobot, AnyDirection, AntWalk, Ant):
     """Walk in one of 100 directions, as PEARL's ant-dir: AntDir2D without contact forces in the observation (27).
 
     Terminates unless the torso is 0.2 to 1 m high.
@@ -203,8 +203,7 @@ class PearlAntDir(FixedTasks, AnyDirection, AntWalk, Ant):
         num_train_tasks: int = 100,
         num_test_tasks: int = 30,
     ) -> None:
-        super().__init__(obs_style, render_mode)
-        self.fix_tasks(draw_directions, num_train_tasks, num_test_tasks)
+        super().__init__(obs_style, render_mode, num_train_tasks=num_train_tasks, num_test_tasks=num_test_tasks)
         if not isinstance(forward_backward, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise EnvError(f"{type(self).__name__}: forward_backward is {forward_backward!r}; required true or false")
         if forward_backward:
@@ -213,11 +212,14 @@ class PearlAntDir(FixedTasks, AnyDirection, AntWalk, Ant):
                     f"{type(self).__name__}: num_train_tasks or num_test_tasks is set but forward_backward is on, with "
                     "which there are two tasks; leave one of them out"
                 )
-            self.task_set, self.test_task_set = ((-1.0, 0.0), (1.0, 0.0)), None
-            self.task_classes = nearest(("direction_x", "direction_y"), {"forward": (1, 0), "backward": (-1, 0)})
+            self.task_set: tuple[tuple[float, ...], ...] | None = ((-1.0, 0.0), (1.0, 0.0))
+            self.test_task_set: tuple[tuple[float, ...], ...] | None = None
+            self.task_classes: Classes | None = nearest(
+                ("direction_x", "direction_y"), {"forward": (1, 0), "backward": (-1, 0)}
+            )
 
 
-class PearlAntGoal(FixedTasks, ToGoal, Ant):
+class PearlAntGoal(PearlRobot, ToGoal, Ant):
     """Go to one of 150 goals, as PEARL's ant-goal: AntGoal with fixed goals.
 
     | task field     | unit | distribution                                                                        |
@@ -235,5 +237,4 @@ class PearlAntGoal(FixedTasks, ToGoal, Ant):
         num_train_tasks: int = 150,
         num_test_tasks: int = 30,
     ) -> None:
-        super().__init__(obs_style, render_mode)
-        self.fix_tasks(partial(draw_on_disk, radius=3), num_train_tasks, num_test_tasks)
+        super().__init__(obs_style, render_mode, num_train_tasks=num_train_tasks, num_test_tasks=num_test_tasks)

@@ -1,5 +1,6 @@
 """Bernoulli bandits: the smallest tasks in which one has to explore."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -41,9 +42,9 @@ class BernoulliBandit(MetaEnv):
         self.task_fields: tuple[TaskField, ...] = tuple(
             TaskField(f"p_{n}", "1", f"probability that arm {n} pays") for n in range(arms)
         )
-        self.observation_space = Box(0, 1, (1,), np.float64)
+        self.observation_space: gymnasium.Space[Any] = Box(0, 1, (1,), np.float64)
         self.action_space: gymnasium.Space[Any] = Discrete(arms)
-        self.observation_components = (("nothing", "1"),)
+        self.observation_components: Sequence[tuple[str, str]] | None = (("nothing", "1"),)
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
         return rng.uniform(0, 1, (num_tasks, len(self.task_fields)))

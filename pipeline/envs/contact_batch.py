@@ -5,7 +5,7 @@
 import ctypes
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import mujoco
 import numpy as np
@@ -24,7 +24,35 @@ _STATE = {
 _NO_STAGE = int(mujoco.mjtStage.mjSTAGE_NONE)
 
 
-def contact_batch(model: mujoco.MjModel, num_rows: int, num_threads: int) -> "ContactBatch | ContactLoop":
+class PhysicsBatch(Protocol):
+    """N simulations, as far as robots need them: `mujoco.batch.Batch`, or one with contact forces."""
+
+    def bind(self, name: str) -> Array:
+        """Return a live view [N, ...] of a field of MjData."""
+        ...
+
+    def reset(self, *, stage: int) -> None:
+        """Reset all rows, then compute up to a stage."""
+
+    def forward(self) -> None:
+        """Compute all rows without a step."""
+
+    def step(self, ids: Array | None = None, nstep: int = 1) -> None:
+        """Step the rows, all of them by default."""
+
+
+class ModelBatch(PhysicsBatch, Protocol):
+    """N simulations with a model each."""
+
+    def expand(self, name: str) -> Array:
+        """Return the values [N, ...] of a field of MjModel, to be written."""
+        ...
+
+    def set_const(self) -> None:
+        """Compute what follows from written values."""
+
+
+def contact_batch(model: mujoco.MjModel, num_rows: int, num_threads: int) -> PhysicsBatch:
     """Return N simulations whose `cfrc_ext` holds the contact forces of their last step, as in gymnasium's robots.
 
     Through MuJoCo's public C functions where the installed library shows them, else by a loop over the simulations:

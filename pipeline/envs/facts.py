@@ -23,10 +23,6 @@ _COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 def env_facts(config: EnvConfig, env: MetaEnv) -> dict[str, Any]:
     """Return the facts that distinguish environments once defaults have changed, as plain JSON data.
 
-    Args:
-        config: Configuration of the environment.
-        env: Environment, as `make_env` returns it.
-
     Returns:
         `class` as module:Class, `options` of its constructor including the defaults, `observation_size`,
         `observation_shape` where it has several axes, and `action_size` or, where actions are discrete, `num_choices`;

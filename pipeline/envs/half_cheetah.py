@@ -4,6 +4,7 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import mujoco
 import numpy as np
@@ -14,11 +15,12 @@ from metaloom.pipeline.envs.mujoco_robot import (
     Motion,
     MujocoRobot,
     ObsStyle,
+    PearlRobot,
     check_obs_style,
     squared_norm,
 )
-from metaloom.pipeline.envs.task_classes import ONE_WAY_OR_THE_OTHER, bins
-from metaloom.pipeline.envs.task_sets import FixedTasks, draw_signs
+from metaloom.pipeline.envs.task_classes import Classes, bins
+from metaloom.pipeline.envs.task_sets import AtSpeed, OneWayOrTheOther
 from metaloom.pipeline.types import Array, EpisodeBatch
 
 
@@ -54,7 +56,7 @@ class HalfCheetah(MujocoRobot, MetaEnv):
     def __init__(self, obs_style: ObsStyle = "promp", render_mode: str | None = None) -> None:
         self.obs_style = check_obs_style(self, obs_style, ("promp", "pearl", "v5"))
         if obs_style == "pearl":
-            self.derived = ("xpos",)
+            self.derived: tuple[str, ...] = ("xpos",)
         # MuJoCo 4 warns of `settotalmass` on every load; setting the mass afterwards gives the same model.
         xml = (GYMNASIUM_MODELS / "half_cheetah.xml").read_text(encoding="utf-8")
         model = mujoco.MjModel.from_xml_string(xml.replace('settotalmass="14"', ""))
@@ -86,7 +88,7 @@ class HalfCheetah(MujocoRobot, MetaEnv):
         """Return the reward of a forward velocity [n] in m/s, [n]."""
 
 
-class RunInDirection:
+class RunInDirection(OneWayOrTheOther):
     """Rules of a half-cheetah that runs one way or the other. Go before HalfCheetah.
 
     | task field | unit | distribution                                 |
@@ -100,14 +102,6 @@ class RunInDirection:
     """
 
     task_fields: tuple[TaskField] = (TaskField("direction", "1", "+1 to run forward, -1 to run backward"),)
-    task_set: tuple[tuple[float], tuple[float]] = ((-1.0,), (1.0,))
-    task_classes = ONE_WAY_OR_THE_OTHER
-
-    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        return draw_signs(num_tasks, rng)
-
-    def run_reward(self, velocity: Array, tasks: Array) -> Array:
-        return tasks[:, 0] * velocity
 
 
 class HalfCheetahDir(RunInDirection, HalfCheetah):
@@ -117,7 +111,7 @@ class HalfCheetahDir(RunInDirection, HalfCheetah):
     """
 
 
-class RunAtSpeed:
+class RunAtSpeed(AtSpeed):
     """Rules of a half-cheetah that runs at a speed. Go before HalfCheetah.
 
     | task field | unit | distribution |
@@ -132,14 +126,8 @@ class RunAtSpeed:
     Other projects draw the velocity from U(0, 2): returns do not compare.
     """
 
-    task_fields: tuple[TaskField] = (TaskField("velocity", "m/s", "forward velocity to hold"),)
-    task_classes = bins("velocity", (1, 2))
-
-    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        return rng.uniform(0, 3, (num_tasks, 1))
-
-    def run_reward(self, velocity: Array, tasks: Array) -> Array:
-        return -np.abs(velocity - tasks[:, 0])
+    speeds: ClassVar[tuple[float, float]] = (0, 3)
+    task_classes: Classes | None = bins("velocity", (1, 2))
 
 
 class HalfCheetahVel(RunAtSpeed, HalfCheetah):
@@ -160,7 +148,7 @@ class PearlCheetahDir(RunInDirection, HalfCheetah):
         super().__init__(obs_style, render_mode)
 
 
-class PearlCheetahVel(FixedTasks, RunAtSpeed, HalfCheetah):
+class PearlCheetahVel(PearlRobot, RunAtSpeed, HalfCheetah):
     """Run forward at one of 100 speeds, as PEARL's cheetah-vel: HalfCheetahVel with PEARL's observations.
 
     | task field | unit | distribution                                                                      |
@@ -172,14 +160,3 @@ class PearlCheetahVel(FixedTasks, RunAtSpeed, HalfCheetah):
     The original draws its tasks by seeding numpy's global generator, which changes everything else that draws from it;
     ours come from a separate generator, so the speeds differ.
     """
-
-    def __init__(
-        self,
-        obs_style: ObsStyle = "pearl",
-        render_mode: str | None = None,
-        *,
-        num_train_tasks: int = 100,
-        num_test_tasks: int = 30,
-    ) -> None:
-        super().__init__(obs_style, render_mode)
-        self.fix_tasks(lambda n, rng: rng.uniform(0, 3, (n, 1)), num_train_tasks, num_test_tasks)

@@ -73,7 +73,7 @@ class HiddenGoalGrid(MetaEnv):
         self.task_set: tuple[tuple[float, float], ...] = tuple(
             (float(x), float(y)) for x, y in goals_of(size, excluded)
         )
-        self.observation_space = Box(0, 1, (size * size,), np.float64)
+        self.observation_space: gymnasium.Space[Any] = Box(0, 1, (size * size,), np.float64)
         self.action_space: gymnasium.Space[Any] = Discrete(len(MOVES))
         self.observation_components: tuple[tuple[str, Literal["1"]], ...] = tuple(
             (f"cell_{n // size}_{n % size}", "1") for n in range(size * size)
@@ -111,7 +111,8 @@ class GridBatch(BatchEnv):
     action_size = 1
 
     def __init__(self, num_rows: int, size: int) -> None:
-        self.num_rows, self.observation_size = num_rows, size * size
+        self.num_rows: int = num_rows
+        self.observation_size: int = size * size
         self._size, self._unit = size, np.eye(size * size)
         self._cells = np.zeros((num_rows, 2), np.int64)
         self.goals = np.zeros((num_rows, 2))

@@ -2,8 +2,6 @@
 # pyright: reportAttributeAccessIssue=false
 # MuJoCo's compiled modules have no type stubs.
 
-from functools import partial
-
 import mujoco
 import numpy as np
 
@@ -36,7 +34,9 @@ class Hopper(PlanarWalker, MujocoRobot, MetaEnv):
     """
 
     frame_skip = 4
-    min_height, max_angle, max_state = 0.7, 0.2, 100.0
+    min_height: float = 0.7
+    max_angle: float = 0.2
+    max_state: float = 100.0
 
     def __init__(self, render_mode: str | None = None) -> None:
         super().__init__(mujoco.MjModel.from_xml_path(str(GYMNASIUM_MODELS / "hopper.xml")), render_mode)
@@ -76,5 +76,4 @@ class PearlHopperRandParams(FixedTasks, RandomDynamics, Hopper):
     def __init__(self, render_mode: str | None = None, *, num_train_tasks: int = 40, num_test_tasks: int = 10) -> None:
         super().__init__(render_mode)
         self.vary_model()
-        tasks = self.fix_tasks(partial(RandomDynamics.sample_tasks, self), num_train_tasks, num_test_tasks)
-        self.set_task(np.array(tasks[0]))
+        self.set_task(np.array(self.fix_tasks(num_train_tasks, num_test_tasks)[0]))

@@ -14,10 +14,11 @@ from metaloom.pipeline.envs.mujoco_robot import (
     Motion,
     MujocoRobot,
     ObsStyle,
+    PearlRobot,
     check_obs_style,
     squared_norm,
 )
-from metaloom.pipeline.envs.task_sets import AlongX, AnyDirection, FixedTasks, draw_directions
+from metaloom.pipeline.envs.task_sets import AlongX, AnyDirection
 from metaloom.pipeline.types import Array
 
 
@@ -62,8 +63,8 @@ class Humanoid(MujocoRobot, MetaEnv):
     """
 
     frame_skip = 5
-    derived = ("xipos", "cinert", "cvel", "qfrc_actuator", "cfrc_ext")
-    derived_before = ("xipos",)
+    derived: tuple[str, ...] = ("xipos", "cinert", "cvel", "qfrc_actuator", "cfrc_ext")
+    derived_before: tuple[str, ...] = ("xipos",)
     reset_noise: float = 0.01
     run_weight: float = 1.25
     control_cost: float = 0.1
@@ -134,7 +135,7 @@ class HumanoidDir2D(AnyDirection, Humanoid):
     """
 
 
-class PearlHumanoidDir(FixedTasks, AnyDirection, Humanoid):
+class PearlHumanoidDir(PearlRobot, AnyDirection, Humanoid):
     """Walk in one of 100 directions, as PEARL's humanoid-dir: HumanoidDir2D with fixed directions.
 
     | task field               | unit | distribution                                                                  |
@@ -144,14 +145,3 @@ class PearlHumanoidDir(FixedTasks, AnyDirection, Humanoid):
     Options `num_train_tasks` and `num_test_tasks`: how many of each. A change of task never moves the robot; in
     the original it forgets to reset it.
     """
-
-    def __init__(
-        self,
-        obs_style: ObsStyle = "pearl",
-        render_mode: str | None = None,
-        *,
-        num_train_tasks: int = 100,
-        num_test_tasks: int = 30,
-    ) -> None:
-        super().__init__(obs_style, render_mode)
-        self.fix_tasks(draw_directions, num_train_tasks, num_test_tasks)

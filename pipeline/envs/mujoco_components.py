@@ -61,9 +61,7 @@ def velocity_components(model: mujoco.MjModel) -> list[Component]:
 
 
 def observed_components(
-    model: mujoco.MjModel,
-    observe: Callable[[Array, Array, Mapping[str, Array]], Array],
-    derived: Mapping[str, Array],
+    model: mujoco.MjModel, observe: Callable[[Array, Array, Mapping[str, Array]], Array], derived: Mapping[str, Array]
 ) -> tuple[Component, ...] | None:
     """Name an observation's entries; None if some are not entries of qpos, qvel or `derived`.
 

@@ -15,17 +15,12 @@ import gymnasium
 import mujoco
 import numpy as np
 from gymnasium.spaces import Box
-from mujoco import batch as mujoco_batch
+from mujoco.batch import Batch
 
-from metaloom.pipeline.envs.contact_batch import (
-    CONTACT_FORCES,
-    ContactBatch,
-    ContactLoop,
-    contact_batch,
-    mujoco_library,
-)
+from metaloom.pipeline.envs.contact_batch import CONTACT_FORCES, ModelBatch, PhysicsBatch, contact_batch, mujoco_library
 from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv, keeps_rules
 from metaloom.pipeline.envs.mujoco_components import action_components, observed_components
+from metaloom.pipeline.envs.task_sets import FixedTasks
 from metaloom.pipeline.types import Array
 
 ObsStyle = Literal["promp", "pearl", "v5"]
@@ -88,10 +83,10 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
         self.dt: Any = model.opt.timestep * self.frame_skip
         # As in gymnasium's robots: a film of every step shows them at the speed that they have.
         self.metadata = {**type(self).metadata, "render_fps": round(1 / self.dt)}
-        self.observation_space = Box(-np.inf, np.inf, self._observation().shape, np.float64)
+        self.observation_space: gymnasium.Space[Any] = Box(-np.inf, np.inf, self._observation().shape, np.float64)
         low, high = model.actuator_ctrlrange.T
-        self.action_space = Box(low, high, dtype=np.float64)
-        self.action_components = action_components(model)
+        self.action_space: gymnasium.Space[Any] = Box(low, high, dtype=np.float64)
+        self.action_components: Sequence[tuple[str, str]] | None = action_components(model)
         self._renderer: mujoco.Renderer | None = None
 
     @cached_property
@@ -122,7 +117,7 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
         """Return True where a step ended the episode, [n]; the default is never."""
         return np.zeros(len(motion.qpos), np.bool_)
 
-    def write_models(self, batch: Any, tasks: Array) -> None:
+    def write_models(self, batch: ModelBatch, tasks: Array) -> None:
         """Write what the tasks [N, P] change in the physics of a `physics_batch`'s rows; the default is nothing.
 
         A robot that needs this does the same to its own model in `set_task`.
@@ -180,6 +175,21 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
             self._renderer = None
 
 
+class PearlRobot(FixedTasks):
+    """A robot with PEARL's observations and a fixed set of tasks. Goes before the class of its rules."""
+
+    def __init__(
+        self,
+        obs_style: ObsStyle = "pearl",
+        render_mode: str | None = None,
+        *,
+        num_train_tasks: int = 100,
+        num_test_tasks: int = 30,
+    ) -> None:
+        super().__init__(obs_style, render_mode)  # pyright: ignore[reportCallIssue]
+        self.fix_tasks(num_train_tasks, num_test_tasks)
+
+
 class MujocoBatch:
     """N simulations of one robot on `num_threads` threads; the bits do not depend on their number."""
 
@@ -194,13 +204,13 @@ class MujocoBatch:
         assert isinstance(robot, MetaEnv), "a robot has tasks"
         self._tasks = np.zeros((num_rows, len(robot.task_fields)))
         self.num_rows = num_rows
-        self.observation_size = robot.observation_space.shape[0]  # pyright: ignore[reportOptionalSubscript]
+        self.observation_size: int = robot.observation_space.shape[0]  # pyright: ignore[reportOptionalSubscript]
         self.action_size: Any = robot.model.nu
 
     def reset(self, tasks: Array, seeds: Array) -> Array:
         stop_profiling_timer()
         self._tasks = tasks.copy()
-        if isinstance(self._batch, mujoco_batch.Batch):
+        if isinstance(self._batch, Batch):
             self._robot.write_models(self._batch, tasks)
         self._batch.reset(stage=mujoco.mjtStage.mjSTAGE_NONE.value)
         for row, seed in enumerate(seeds.tolist()):
@@ -235,14 +245,14 @@ class MujocoBatch:
 
 def physics_batch(
     model: mujoco.MjModel, num_rows: int, num_threads: int, *, contact_forces: bool = False
-) -> mujoco_batch.Batch | ContactBatch | ContactLoop:
+) -> PhysicsBatch:
     """Make MuJoCo's own batch of a robot that stands alone in its scene, without computations it does not need."""
     model = copy.copy(model)
     # Solving contacts island by island gives the same bits, and costs time where there is but one island.
     model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_ISLAND
     if contact_forces:
         return contact_batch(model, num_rows, num_threads)
-    return mujoco_batch.Batch(model, num_rows, num_threads)
+    return Batch(model, num_rows, num_threads)
 
 
 def squared_norm(vectors: Array) -> Array:

@@ -15,7 +15,7 @@ from metaloom.pipeline.plugins import load_class
 from metaloom.pipeline.schema import ConfigError, suggestion
 from metaloom.pipeline.types import Array
 
-STATISTICS = {
+STATISTICS: dict[type[gymnasium.Env[Any, Any]], str] = {
     NormalizeObservation: "policy.normalize_observations=true",
     NormalizeReward: "processing.scale_rewards=true",
 }

@@ -103,8 +103,8 @@ class PointRobot(gymnasium.Env[Array, Array]):
     action_components: tuple[Component, Component] = (Component("dx", "m"), Component("dy", "m"))
 
     def __init__(self) -> None:
-        self.observation_space = Box(-np.inf, np.inf, (self.state_size,), np.float64)
-        self.action_space = Box(-self.max_action, self.max_action, (2,), np.float64)
+        self.observation_space: gymnasium.Space[Any] = Box(-np.inf, np.inf, (self.state_size,), np.float64)
+        self.action_space: gymnasium.Space[Any] = Box(-self.max_action, self.max_action, (2,), np.float64)
         self._state = np.zeros(self.state_size)
         self._path = [self._state]
         if self.state_size != len(self.observation_components or ()):  # a subclass that does not name its own

@@ -6,7 +6,7 @@ import numpy as np
 
 from metaloom.pipeline.envs.contract import Component, EnvError, Fact, MetaEnv, TaskField
 from metaloom.pipeline.envs.point import GOAL, PointPicture, PointRobot, norm
-from metaloom.pipeline.envs.task_classes import nearest
+from metaloom.pipeline.envs.task_classes import Classes, nearest
 from metaloom.pipeline.types import Array
 
 RewardName = Literal["dense", "dense_squared", "sparse"]
@@ -44,7 +44,7 @@ class PointCorner(PointRobot, MetaEnv):
 
     task_fields: tuple[TaskField, TaskField] = GOAL
     task_set: tuple[tuple[float, float], tuple[float, float], tuple[float, float], tuple[float, float]] = CORNERS
-    task_classes = nearest(("goal_x", "goal_y"), CORNER_NAMES)
+    task_classes: Classes | None = nearest(("goal_x", "goal_y"), CORNER_NAMES)
     max_action: float = 0.2
     rewards: ClassVar[tuple[RewardName, ...]] = ("dense", "dense_squared", "sparse")
     sparse_radius: float = 0.5

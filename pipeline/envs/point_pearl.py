@@ -4,7 +4,7 @@ from typing import Literal
 
 import numpy as np
 
-from metaloom.pipeline.envs.contract import EnvError, MetaEnv
+from metaloom.pipeline.envs.contract import EnvError, MetaEnv, TaskField
 from metaloom.pipeline.envs.point import GOAL, PointRobot, norm
 from metaloom.pipeline.envs.task_sets import FixedTasks
 from metaloom.pipeline.types import Array
@@ -29,13 +29,13 @@ class PearlPointRobot(FixedTasks, PointRobot, MetaEnv):
     process.
     """
 
-    task_fields = GOAL
+    task_fields: tuple[TaskField, ...] = GOAL
     reach: float = 1.5
     max_action: float = 0.1
 
     def __init__(self, *, num_train_tasks: int = NUM_TRAIN_TASKS, num_test_tasks: int = NUM_TEST_TASKS) -> None:
         super().__init__()
-        self.fix_tasks(self.draw_goals, num_train_tasks, num_test_tasks)
+        self.fix_tasks(num_train_tasks, num_test_tasks, self.draw_goals)
 
     @staticmethod
     def draw_goals(num_tasks: int, rng: np.random.Generator) -> Array:

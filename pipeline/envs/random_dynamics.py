@@ -7,8 +7,8 @@ from typing import Literal
 
 import mujoco
 import numpy as np
-from mujoco import batch as mujoco_batch
 
+from metaloom.pipeline.envs.contact_batch import ModelBatch
 from metaloom.pipeline.envs.contract import EnvError, MetaEnv, TaskField, check_task
 from metaloom.pipeline.envs.mujoco_robot import MujocoRobot
 from metaloom.pipeline.types import Array
@@ -113,7 +113,7 @@ class RandomDynamics(MujocoRobot, MetaEnv):
         # With separate data, since it moves the robot to its rest pose.
         mujoco.mj_setConst(self.model, self._scratch)
 
-    def write_models(self, batch: mujoco_batch.Batch, tasks: Array) -> None:
+    def write_models(self, batch: ModelBatch, tasks: Array) -> None:
         self._check_positive(tasks)
         for varied in self._varied:
             _write(batch.expand(varied.array.name), varied, tasks)

@@ -19,7 +19,7 @@ from gymnasium.spaces import Box, Discrete
 
 from metaloom.pipeline.envs.answers import check_facts, declared_facts, last_line
 from metaloom.pipeline.envs.config import EnvConfig
-from metaloom.pipeline.envs.contract import BatchEnv, EnvError
+from metaloom.pipeline.envs.contract import BatchEnv, EnvError, Fact
 from metaloom.pipeline.envs.facts import component_facts
 from metaloom.pipeline.envs.outer_wrappers import STATISTICS
 from metaloom.pipeline.envs.registry import make_batch_env, make_env, require_env
@@ -68,16 +68,20 @@ class Rehearsal:
     """
 
     def __init__(self, config: EnvConfig, max_steps: int, timeout_seconds: float | None = None) -> None:
-        self.config, self.steps, self.timeout_seconds = config, min(max_steps, STEPS), timeout_seconds
+        self.config: EnvConfig = config
+        self.steps: int = min(max_steps, STEPS)
+        self.timeout_seconds: float | None = timeout_seconds
         env = make_env(config)
-        self.space, self.facts = env.action_space, declared_facts(env)
+        self.space: gymnasium.Space[Any] = env.action_space
+        self.facts: tuple[Fact, ...] = declared_facts(env)
         self.tasks: Array = np.asarray(env.sample_tasks(ROUNDS * ROWS, generator(0, "tasks", 0)), np.float64)
         seeds = [seed_for(0, "resets", 0, 0, n, 0) % 2**config.seed_bits for n in range(ROUNDS * ROWS)]
         self.seeds: Array = np.array(seeds, np.uint64)
         env.close()
         self.hurries = False
         self.pid: int = os.getpid()
-        self.making, self.playing = list[float](), list[float]()
+        self.making: list[float] = []
+        self.playing: list[float] = []
 
     def alone(self, n: int, *, task: int | None = None, seed: int | None = None) -> list[Answer]:
         """Play episode n on a new copy, with the task or the seed of another one on request."""
@@ -308,8 +312,8 @@ def main(steps: int, thorough: bool, timeout_seconds: float) -> dict[str, Any]:
 
 if __name__ == "__main__":
     # Environments print, and may close what they did not open; the answer is all that is read.
-    answer = os.fdopen(os.dup(1), "w")
+    _answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    answer.write(json.dumps(main(int(sys.argv[1]), sys.argv[2] == "1", float(sys.argv[3]))))
-    answer.close()
+    _answer.write(json.dumps(main(int(sys.argv[1]), sys.argv[2] == "1", float(sys.argv[3]))))
+    _answer.close()
     os._exit(0)

@@ -2,10 +2,12 @@
 # pyright: reportAttributeAccessIssue=false
 # MuJoCo's compiled modules have no type stubs.
 
+from typing import ClassVar
+
 import mujoco
 import numpy as np
 
-from metaloom.pipeline.envs.contract import MetaEnv, TaskField
+from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.envs.mujoco_robot import (
     GYMNASIUM_MODELS,
     Motion,
@@ -14,11 +16,12 @@ from metaloom.pipeline.envs.mujoco_robot import (
     check_obs_style,
     squared_norm,
 )
-from metaloom.pipeline.envs.task_classes import bins
+from metaloom.pipeline.envs.task_classes import Classes, bins
+from metaloom.pipeline.envs.task_sets import AtSpeed
 from metaloom.pipeline.types import Array
 
 
-class SwimmerVel(MujocoRobot, MetaEnv):
+class SwimmerVel(AtSpeed, MujocoRobot, MetaEnv):
     """Swim forward at a speed known only from the reward (ProMP's SwimmerRandVel).
 
     Uses gymnasium's model, observations and starts of Swimmer-v5.
@@ -52,22 +55,16 @@ class SwimmerVel(MujocoRobot, MetaEnv):
     frame_skip = 4
     reset_noise: float = 0.1
     control_cost: float = 1e-4
-    task_fields: tuple[TaskField] = (TaskField("velocity", "m/s", "forward velocity to hold"),)
-    task_classes = bins("velocity", (0.15,))
+    speeds: ClassVar[tuple[float, float]] = (0.1, 0.2)
+    task_classes: Classes | None = bins("velocity", (0.15,))
 
     def __init__(self, obs_style: ObsStyle = "promp", render_mode: str | None = None) -> None:
         self.obs_style = check_obs_style(self, obs_style, ("promp", "v5"))
         super().__init__(mujoco.MjModel.from_xml_path(str(GYMNASIUM_MODELS / "swimmer.xml")), render_mode)
-
-    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        return rng.uniform(0.1, 0.2, (num_tasks, 1))
 
     def observe(self, qpos: Array, qvel: Array) -> Array:
         return np.concatenate([qpos[:, 2:], qvel], axis=1)
 
     def reward_terms(self, motion: Motion, tasks: Array) -> dict[str, Array]:
         velocity = (motion.qpos[:, 0] - motion.qpos_before[:, 0]) / motion.dt
-        return {
-            "run": -np.abs(velocity - tasks[:, 0]),
-            "control": -self.control_cost * squared_norm(motion.actions),
-        }
+        return {"run": self.run_reward(velocity, tasks), "control": -self.control_cost * squared_norm(motion.actions)}

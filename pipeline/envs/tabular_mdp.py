@@ -1,5 +1,6 @@
 """Tabular Markov decision processes drawn at random: small enough to compute what exploring them can earn."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -70,9 +71,11 @@ class TabularMDP(MetaEnv):
         for name, number in (("states", states), ("actions", actions)):
             require_count(self, name, number, least=2)
         self.sizes: tuple[int, int] = (states, actions)
-        self.observation_space = Box(0, 1, (states,), np.float64)
+        self.observation_space: gymnasium.Space[Any] = Box(0, 1, (states,), np.float64)
         self.action_space: gymnasium.Space[Any] = Discrete(actions)
-        self.observation_components = tuple((f"state_{n}", "1") for n in range(states))
+        self.observation_components: Sequence[tuple[str, str]] | None = tuple(
+            (f"state_{n}", "1") for n in range(states)
+        )
         self._state, self._t = 0, 0
         self._chances = np.zeros((2, _DRAWN_AHEAD))
 
@@ -117,7 +120,8 @@ class TabularBatch(BatchEnv):
     action_size = 1
 
     def __init__(self, num_rows: int, num_states: int, num_actions: int) -> None:
-        self.num_rows, self.observation_size = num_rows, num_states
+        self.num_rows: int = num_rows
+        self.observation_size: int = num_states
         self._sizes = num_states, num_actions
         self._unit = np.eye(num_states)
         self._states = np.zeros(num_rows, np.int64)

@@ -1,6 +1,7 @@
 """Tasks that several robots share: directions, distributions, and fixed sets to train on and to test with."""
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import numpy as np
 
@@ -37,12 +38,9 @@ class FixedTasks:
     test_task_set: tuple[tuple[float, ...], ...] | None
 
     def fix_tasks(
-        self, draw: Callable[[int, np.random.Generator], Array], num_train_tasks: int, num_test_tasks: int
+        self, num_train_tasks: int, num_test_tasks: int, draw: Callable[[int, np.random.Generator], Array] | None = None
     ) -> tuple[tuple[float, ...], ...]:
-        """Take tasks to train on and others to test with, from `draw(num_tasks, rng)`; the same in every process.
-
-        Returns:
-            Those to train on.
+        """Draw tasks to train on and others to test with as the rules do, or by `draw`; the same in every process.
 
         Raises:
             EnvError: one of the sets would be empty.
@@ -50,8 +48,9 @@ class FixedTasks:
         for name, number in (("num_train_tasks", num_train_tasks), ("num_test_tasks", num_test_tasks)):
             if not isinstance(number, int) or number < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise EnvError(f"{name} is {number!r}; required a whole number of at least 1")
-        drawn = draw(num_train_tasks + num_test_tasks, np.random.default_rng(TASK_SET_SEED)).tolist()
-        tasks = tuple(tuple(task) for task in drawn)
+        draw = draw or super().sample_tasks  # pyright: ignore[reportAttributeAccessIssue]
+        drawn = draw(num_train_tasks + num_test_tasks, np.random.default_rng(TASK_SET_SEED))
+        tasks = tuple(tuple(task) for task in drawn.tolist())
         self.task_set, self.test_task_set = tasks[:num_train_tasks], tasks[num_train_tasks:]
         return self.task_set
 
@@ -61,10 +60,9 @@ class FixedTasks:
         return np.array(self.task_set)[rng.integers(len(self.task_set), size=num_tasks)]
 
 
-class AlongX:
-    """Tasks of a robot that walks one way or the other along x. Goes before the robot's class."""
+class OneWayOrTheOther:
+    """Tasks of a robot that moves forward or backward. Goes before the robot's class, and names the task field."""
 
-    task_fields: tuple[TaskField] = (TaskField("direction", "1", "+1 to walk along x, -1 to walk against it"),)
     task_set: tuple[tuple[float], tuple[float]] = ((-1.0,), (1.0,))
     task_classes = ONE_WAY_OR_THE_OTHER
 
@@ -73,8 +71,30 @@ class AlongX:
         return draw_signs(num_tasks, rng)
 
     def run_reward(self, velocity: Array, tasks: Array) -> Array:
-        """Return the velocity [n, 2] along the direction of the task, [n]."""
-        return tasks[:, 0] * velocity[:, 0]
+        """Return the velocity, [n] forward or [n, 2], along the direction of the task, [n]."""
+        return tasks[:, 0] * (velocity if velocity.ndim == 1 else velocity[:, 0])
+
+
+class AlongX(OneWayOrTheOther):
+    """Tasks of a robot that walks one way or the other along x. Goes before the robot's class."""
+
+    task_fields: tuple[TaskField] = (TaskField("direction", "1", "+1 to walk along x, -1 to walk against it"),)
+
+
+class AtSpeed:
+    """Tasks of a robot that moves forward at a speed. Goes before the robot's class."""
+
+    task_fields: tuple[TaskField] = (TaskField("velocity", "m/s", "forward velocity to hold"),)
+    speeds: ClassVar[tuple[float, float]]
+    """Range from which speeds are drawn, in m/s."""
+
+    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
+        """Draw speeds, all equally likely, [B, 1]."""
+        return rng.uniform(*self.speeds, (num_tasks, 1))
+
+    def run_reward(self, velocity: Array, tasks: Array) -> Array:
+        """Return the distance of a forward velocity [n] from the task's, negative, [n]."""
+        return -np.abs(velocity - tasks[:, 0])
 
 
 class AnyDirection:

@@ -2,8 +2,7 @@
 # pyright: reportAttributeAccessIssue=false
 # MuJoCo's compiled modules have no type stubs.
 
-from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import mujoco
 import numpy as np
@@ -12,8 +11,8 @@ from metaloom.pipeline.envs.contract import EnvError, MetaEnv, TaskField
 from metaloom.pipeline.envs.mujoco_robot import GYMNASIUM_MODELS, MujocoRobot
 from metaloom.pipeline.envs.planar_walker import PlanarWalker
 from metaloom.pipeline.envs.random_dynamics import RandomDynamics
-from metaloom.pipeline.envs.task_classes import ONE_WAY_OR_THE_OTHER, bins
-from metaloom.pipeline.envs.task_sets import FixedTasks, draw_signs
+from metaloom.pipeline.envs.task_classes import Classes, bins
+from metaloom.pipeline.envs.task_sets import AtSpeed, FixedTasks, OneWayOrTheOther
 from metaloom.pipeline.types import Array
 
 ModelName = Literal["original", "v5"]
@@ -49,7 +48,9 @@ class Walker2d(PlanarWalker, MujocoRobot, MetaEnv):
     """
 
     frame_skip = 8
-    min_height, max_height, max_angle = 0.8, 2.0, 1.0
+    min_height: float = 0.8
+    max_height: float = 2.0
+    max_angle: float = 1.0
 
     def __init__(self, model: ModelName = "original", render_mode: str | None = None) -> None:
         if model not in tuple(MODEL_FILES):
@@ -61,7 +62,7 @@ class Walker2d(PlanarWalker, MujocoRobot, MetaEnv):
         return (height > self.min_height) & (height < self.max_height) & (np.abs(angle) < self.max_angle)
 
 
-class Walker2dDir(Walker2d):
+class Walker2dDir(OneWayOrTheOther, Walker2d):
     """Walk forward or backward, as the reward requires (ProMP's Walker2DRandDirec).
 
     Observation, action, option, start and termination: see Walker2d. A control step is 0.016 s (eight physics steps).
@@ -78,17 +79,9 @@ class Walker2dDir(Walker2d):
     """
 
     task_fields: tuple[TaskField] = (TaskField("direction", "1", "+1 to walk forward, -1 to walk backward"),)
-    task_set: tuple[tuple[float], tuple[float]] = ((-1.0,), (1.0,))
-    task_classes = ONE_WAY_OR_THE_OTHER
-
-    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        return draw_signs(num_tasks, rng)
-
-    def run_reward(self, velocity: Array, tasks: Array) -> Array:
-        return tasks[:, 0] * velocity
 
 
-class Walker2dVel(Walker2d):
+class Walker2dVel(AtSpeed, Walker2d):
     """Walk forward at a speed known only from the reward (ProMP's Walker2DRandVel).
 
     Observation, action, option, start and termination: see Walker2d. A control step is 0.016 s (eight physics steps).
@@ -104,15 +97,9 @@ class Walker2dVel(Walker2d):
     | control     | -0.001 * ‖action‖², of the action in [-1, 1]     | 1    |
     """
 
-    task_fields: tuple[TaskField] = (TaskField("velocity", "m/s", "forward velocity to hold"),)
-    task_classes = bins("velocity", (2.5, 5, 7.5))
+    speeds: ClassVar[tuple[float, float]] = (0, 10)
+    task_classes: Classes | None = bins("velocity", (2.5, 5, 7.5))
     alive_bonus: float = 15.0
-
-    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        return rng.uniform(0, 10, (num_tasks, 1))
-
-    def run_reward(self, velocity: Array, tasks: Array) -> Array:
-        return -np.abs(velocity - tasks[:, 0])
 
 
 class Walker2dRandParams(RandomDynamics, Walker2d):
@@ -145,5 +132,4 @@ class PearlWalker2dRandParams(FixedTasks, RandomDynamics, Walker2d):
     ) -> None:
         super().__init__(model, render_mode)
         self.vary_model()
-        tasks = self.fix_tasks(partial(RandomDynamics.sample_tasks, self), num_train_tasks, num_test_tasks)
-        self.set_task(np.array(tasks[0]))
+        self.set_task(np.array(self.fix_tasks(num_train_tasks, num_test_tasks)[0]))

@@ -7,13 +7,15 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from gymnasium.wrappers import TransformObservation
 
 from metaloom.pipeline.envs.answers import declared_facts, is_ctrl_c, last_line, number_of, reward_terms_of
 from metaloom.pipeline.envs.config import InfoFact
-from metaloom.pipeline.envs.contract import BatchEnv, BatchStep, EnvError, Fact, MetaEnv
+from metaloom.pipeline.envs.contract import BatchEnv, BatchStep, EnvError, Fact, MetaEnv, TaskField
 from metaloom.pipeline.envs.flattening import FlatObservations
+from metaloom.pipeline.envs.task_classes import Classes
 from metaloom.pipeline.types import Array, EpisodeBatch
 
 log: logging.Logger = logging.getLogger(__name__)
@@ -118,8 +120,11 @@ class Wrapped(gymnasium.Env[Array, Any]):
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         self.env: Any = env
-        self.observation_space, self.action_space = env.observation_space, env.action_space
-        self.metadata, self.render_mode, self.spec = env.metadata, env.render_mode, env.spec
+        self.observation_space: gymnasium.Space[Any] = env.observation_space
+        self.action_space: gymnasium.Space[Any] = env.action_space
+        self.metadata: dict[str, Any] = env.metadata
+        self.render_mode: str | None = env.render_mode
+        self.spec: EnvSpec | None = env.spec
         self.observation_components: Sequence[tuple[str, str]] | None = declared_components(
             env, "observation_components"
         )
@@ -155,10 +160,10 @@ class WithTasks(Wrapped, MetaEnv):
     def __init__(self, env: gymnasium.Env[Any, Any], tasks: MetaEnv) -> None:
         super().__init__(env)
         self._tasks = tasks
-        self.task_fields = tasks.task_fields
+        self.task_fields: tuple[TaskField, ...] = tasks.task_fields
         self.task_set: tuple[tuple[float, ...], ...] | None = tasks.task_set
         self.test_task_set: tuple[tuple[float, ...], ...] | None = tasks.test_task_set
-        self.task_classes = tasks.task_classes
+        self.task_classes: Classes | None = tasks.task_classes
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
         return self._tasks.sample_tasks(num_tasks, rng)
@@ -192,7 +197,7 @@ class PolicyActions(WithTasks):
     def __init__(self, env: MetaEnv, scale: float | None) -> None:
         # Arrays of any shape stay as they are: whether they are images, a network has to know.
         super().__init__(env if isinstance(env.observation_space, Box) else WithTasks(FlatObservations(env), env), env)
-        self.unflattened = env.observation_space
+        self.unflattened: gymnasium.Space[Any] = env.observation_space
         space = _action_space(env)
         self.action_map: AnyActionMap = action_map(space, scale)
         self.action_space: gymnasium.Space[Any]
@@ -272,9 +277,9 @@ class SingleTask(Wrapped, MetaEnv):
             observation, action = gymnasium_components(robot)
             # A wrapper that changes observations or actions declares None.
             if not env.has_wrapper_attr("observation_components"):
-                self.observation_components = observation
+                self.observation_components: Sequence[tuple[str, str]] | None = observation
             if not env.has_wrapper_attr("action_components"):
-                self.action_components = action
+                self.action_components: Sequence[tuple[str, str]] | None = action
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
         return np.zeros((num_tasks, 0))

@@ -28,12 +28,7 @@ _REQUIRED = "required a function of one EpisodeBatch or Step, annotated so, that
 
 @dataclass(frozen=True)
 class Measures:
-    """Functions whose results become metrics.
-
-    Attributes:
-        of_episodes: Functions of a rollout batch, by name.
-        of_steps: name -> function of an inner step with its samples.
-    """
+    """Functions whose results become metrics."""
 
     of_episodes: Mapping[str, Callable[[EpisodeBatch], Numbers]]
     of_steps: Mapping[str, Callable[[Step], Numbers]]
@@ -132,14 +127,11 @@ def fact_means(facts: Mapping[str, Array]) -> Metrics:
     """
     means: Metrics = {}
     for name, values in facts.items():
-        known = values if values.dtype == np.bool_ else values[~np.isnan(values)]
-        means[fact_metric(name, values)] = float(known.mean(dtype=np.float64)) if known.size else np.nan
+        is_flag = values.dtype == np.bool_
+        known = values if is_flag else values[~np.isnan(values)]
+        mean = float(known.mean(dtype=np.float64)) if known.size else np.nan
+        means[f"{name}_rate" if is_flag else f"average_{name}"] = mean
     return means
-
-
-def fact_metric(name: str, values: Array) -> str:
-    """Return the name of the mean of a fact."""
-    return f"{name}_rate" if values.dtype == np.bool_ else f"average_{name}"
 
 
 def step_metrics(step: Step) -> Metrics:
@@ -202,12 +194,6 @@ def names_of_metrics(
     measures: Measures, sizes: Spaces, facts: Mapping[str, bool], *, processed: bool
 ) -> frozenset[str] | None:
     """Return the names under which a run will store metrics of its rollout batches, found on made-up episodes.
-
-    Args:
-        measures: Measures of the run.
-        sizes: Sizes of its environment.
-        facts: Facts that the environment declares, by name; True for flags.
-        processed: True if the run has samples, and so the metrics of samples.
 
     Returns:
         The names without `step_k.`; None where a measure failed, as it may without real episodes.

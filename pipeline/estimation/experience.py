@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from metaloom.pipeline.estimation.returns import discounted_returns, gae
-from metaloom.pipeline.types import Array, EpisodeBatch
+from metaloom.pipeline.types import Array, EpisodeBatch, Params
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Experience:
 
     def __init__(self, episodes: EpisodeBatch, tasks: slice) -> None:
         self._rewards = episodes.rewards[tasks]
-        self.mask = episodes.mask[tasks] != 0
+        self.mask: Array = episodes.mask[tasks] != 0
         self.observations: Array = episodes.observations[tasks, :, :-1][self.mask]
         self.actions: Array = episodes.actions[tasks][self.mask]
         self._cut = np.nonzero(episodes.truncated[tasks])
@@ -78,7 +78,7 @@ class Experience:
         self._last_steps = (*self._cut, ends - 1)
         self._last_observations = episodes.observations[tasks][(*self._cut, ends)]
         by_step, task_of_row = self.mask.shape[1:], np.nonzero(self.mask)[0]
-        self.behavior = {
+        self.behavior: Params = {
             name: value[tasks][self.mask] if value.shape[1:3] == by_step else value[tasks][task_of_row]
             for name, value in episodes.behavior.items()
         }

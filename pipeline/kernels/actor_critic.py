@@ -186,7 +186,6 @@ class FusedSteps(ActorCriticSteps):
         return self._head.old_log_prob(experience.behavior, experience.actions)
 
     def policy_gradient(self, rows: Rows, critic_weight: float | None = None) -> float:
-        """Store the gradient of the policy's loss, and with a weight the critic's; see ActorCriticSteps."""
         if critic_weight is not None:
             self.critic_gradient(rows, critic_weight)
         settings = self._settings

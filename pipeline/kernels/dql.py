@@ -16,11 +16,7 @@ from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch
 
 
 class DQLKernel(GradientSteps[None]):
-    """Q-function and target network while an iteration changes them.
-
-    Attributes:
-        q: The Q-function's parameters.
-    """
+    """Q-function and target network while an iteration changes them."""
 
     def __init__(
         self, settings: DQL, network: Network, state: LearnerState, *, discount: float, learning_rate: float
@@ -34,7 +30,6 @@ class DQLKernel(GradientSteps[None]):
         self._descent = FlatDescent(settings.optimizer.name, self.q, unprefixed(state.optimizer, Q))
 
     def step(self, minibatch: Minibatch, noise: None = None) -> Metrics:
-        """Make one gradient step; see DQLDefinition.step."""
         batch = merged(minibatch)
         rows = np.arange(len(batch.rewards))
         following = self._target_network.forward(batch.next_observations).max(axis=1)

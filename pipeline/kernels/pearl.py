@@ -27,11 +27,7 @@ PARTS = ("kernel", "bias")
 
 
 class PEARLKernel(GradientSteps[Noise]):
-    """Working copies of a learner's networks and optimizers while gradient steps change them.
-
-    Attributes:
-        params: Parameters by network.
-    """
+    """Working copies of a learner's networks and optimizers while gradient steps change them."""
 
     def __init__(
         self,

@@ -80,17 +80,14 @@ class Point:
     """z is the mean of the encoder's Z outputs, without doubt, and there is no prior to be near to."""
 
     def infer(self, outputs: Array) -> PosteriorArrays:
-        """Return the posterior given outputs [K, C, Z]; see GaussianProduct."""
         self._shape = outputs.shape
         mean = outputs.mean(1)
         return PosteriorArrays(mean, np.zeros_like(mean))
 
     def kl(self) -> Array:
-        """Return zeros; see GaussianProduct."""
         return np.zeros(self._shape[0])
 
     def backward(self, latent_errors: Array, noise: Array, kl_weight: float) -> Array:
-        """Return the gradient, [K, C, Z]; see GaussianProduct."""
         return np.repeat(latent_errors[:, None] / self._shape[1], self._shape[1], axis=1)
 
 
@@ -141,7 +138,9 @@ class Part:
         """
         assert minibatch.context is not None
         latent_noise = noise.latent[self._tasks].astype(self._dtype, copy=False)
-        posterior = self._infer(minibatch.context, latent_noise)
+        outputs = self._encoder.forward(*context_features(self._settings, minibatch.context, self._tasks))
+        posterior = self._inference.infer(outputs.reshape(len(latent_noise), -1, outputs.shape[1]))
+        self._z.reshape(len(latent_noise), self._num_rows, -1)[:] = posterior.sample(latent_noise)[:, None]
         batch = minibatch.transitions
         targets = self._targets(batch)
         latent_errors = np.zeros_like(posterior.mean)
@@ -161,11 +160,7 @@ class Part:
         }
 
     def actor_gradients(self, minibatch: Minibatch, noise: Noise) -> Metrics:
-        """Write the gradients of V and the policy; none flows to the latent variables of `critic_gradients`.
-
-        Returns:
-            Sums over this part's rows.
-        """
+        """Write the gradients of V and the policy; none flows to the latent variables of `critic_gradients`."""
         batch = minibatch.transitions
         outputs = self._policy.forward(self._rows(batch.observations), self._z)
         acting = TanhGaussianActions(outputs, self._rows(noise.actions))
@@ -185,13 +180,6 @@ class Part:
             "policy_loss": log_prob - float(lowest.sum(dtype=np.float64)) + penalty,
             "entropy": -log_prob,
         }
-
-    def _infer(self, context: Transitions, noise: Array) -> PosteriorArrays:
-        """Store latent variables drawn from the tasks' posteriors given the context."""
-        outputs = self._encoder.forward(*context_features(self._settings, context, self._tasks))
-        posterior = self._inference.infer(outputs.reshape(len(noise), -1, outputs.shape[1]))
-        self._z.reshape(len(noise), self._num_rows, -1)[:] = posterior.sample(noise)[:, None]
-        return posterior
 
     def _targets(self, batch: Transitions) -> Array:
         continuing = (self._discount * ~self._rows(batch.terminated)).astype(self._dtype)

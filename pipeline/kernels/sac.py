@@ -24,9 +24,6 @@ class TwinQKernel:
     """Two Q-functions, the smaller of which is believed, whose parameters are one vector.
 
     Fujimoto et al. 2018, arXiv:1802.09477, section 4.2.
-
-    Attributes:
-        flat: The parameters and their gradient.
     """
 
     def __init__(self, params: Mapping[str, Array], spec: NetworkSpec, *, parallel: ParallelMap = map) -> None:
@@ -53,12 +50,7 @@ class TwinQKernel:
         list(self._parallel(work, self._networks, value_gradient))
 
     def gradient_of_smaller(self, values: Array, columns: slice = ALL) -> Array:
-        """Return the gradient of every row's smaller value with respect to columns of the row's inputs, [n, columns].
-
-        Args:
-            values: [2, n], what `values` gave last.
-            columns: Columns of the inputs.
-        """
+        """Return the gradient of every row's smaller value, as `values` gave it last, in its inputs, [n, columns]."""
         first = values[0] <= values[1]
         by_network = [np.nonzero(first)[0], np.nonzero(~first)[0]]
 
@@ -73,12 +65,7 @@ class TwinQKernel:
 
 
 class SACKernel(GradientSteps[Array]):
-    """Policy, Q-functions, targets and temperature while an iteration changes them.
-
-    Attributes:
-        policy: The policy's parameters.
-        q: The Q-functions.
-    """
+    """Policy, Q-functions, targets and temperature while an iteration changes them."""
 
     def __init__(
         self,
@@ -105,7 +92,6 @@ class SACKernel(GradientSteps[Array]):
         }
 
     def step(self, minibatch: Minibatch, noise: Array) -> Metrics:
-        """Make one gradient step of everything; see SACDefinition.step."""
         batch = merged(minibatch)
         n = len(batch.rewards)
         outputs = self._network.forward(np.concatenate([batch.observations, batch.next_observations]))

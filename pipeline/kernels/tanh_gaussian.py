@@ -37,16 +37,17 @@ class TanhGaussianActions:
             noise: [n, A] float32, standard normal.
         """
         A, noise = noise.shape[1], noise.astype(outputs.dtype, copy=False)
-        self.mean, raw = outputs[:, :A], outputs[:, A:]
+        self.mean: Array = outputs[:, :A]
+        raw = outputs[:, A:]
         self.log_std: Array = np.clip(raw, MIN_LOG_STD, MAX_LOG_STD)
-        self.inside = self.log_std == raw
+        self.inside: Array = self.log_std == raw
         self.deviation: Array = np.exp(self.log_std) * noise
-        self.u = u = self.mean + self.deviation
+        self.u: Array = (u := self.mean + self.deviation)
         self.actions: Array = np.tanh(u)
         # Differs from the paper's code: log(1 - tanh² u) exactly, where log(1 - a² + 1e-6) is off for |u| > 6.
         log_slope = 2 * (_LOG_2 - u - np.logaddexp(np.float32(0), -2 * u))
         terms = -0.5 * np.square(noise) - self.log_std - log_slope
-        self.log_prob = terms.sum(axis=1) - outputs.dtype.type(A * _HALF_LOG_2PI)
+        self.log_prob: Array = terms.sum(axis=1) - outputs.dtype.type(A * _HALF_LOG_2PI)
 
     def backward(self, action_gradient: Array, log_prob_gradient: Array | float) -> Array:
         """Return the gradient of a loss with respect to the outputs, [n, 2A], with the noise held fixed.

@@ -36,11 +36,6 @@ class CellSpec:
     options: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
 
     @property
-    def num_gates(self) -> int:
-        """Layers that a gru or lstm computes of one input."""
-        return {GRU: 3, LSTM: 4}[self.name]
-
-    @property
     def attention(self) -> "AttentionOptions":
         """Options of linear-attention."""
         return AttentionOptions.model_validate(dict(self.options))
@@ -89,7 +84,7 @@ class BuiltInCell:
 def cell_shapes(spec: CellSpec) -> Shapes:
     """Return the shapes of a built-in cell's parameters in order; a kernel is (in, out), gates side by side."""
     if spec.name != LINEAR_ATTENTION:
-        gates = spec.num_gates * spec.hidden_size
+        gates = {GRU: 3, LSTM: 4}[spec.name] * spec.hidden_size
         return {
             f"{CELL}.input_kernel": (spec.input_size, gates),
             f"{CELL}.hidden_kernel": (spec.hidden_size, gates),

@@ -8,11 +8,7 @@ from metaloom.pipeline.arithmetic import code_facts
 from metaloom.pipeline.device import DeviceName
 from metaloom.pipeline.schema import ConfigError
 
-_IS_AVAILABLE = {
-    "cpu": lambda: True,
-    "cuda": torch.cuda.is_available,
-    "mps": torch.backends.mps.is_available,
-}
+_IS_AVAILABLE = {"cpu": lambda: True, "cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}
 
 
 def use_device(name: DeviceName) -> torch.device:

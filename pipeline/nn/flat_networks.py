@@ -42,7 +42,7 @@ class FlatParams:
         stops = np.cumsum([value.size for value in params.values()]).tolist()
         self._places = dict(zip(params, map(slice, [0, *stops[:-1]], stops), strict=True))
         self.vector: Array = np.concatenate([np.ravel(value) for value in params.values()])
-        self.gradient = np.zeros_like(self.vector)
+        self.gradient: Array = np.zeros_like(self.vector)
         self.params: Params = self.views(self.vector)
         self.gradients: Params = self.views(self.gradient)
 
@@ -86,16 +86,13 @@ class FlatParams:
 
 
 class FlatDescent:
-    """Adam or RMSprop on some parameters, resumed from a state.
-
-    Attributes:
-        flat: The parameters.
-    """
+    """Adam or RMSprop on some parameters, resumed from a state."""
 
     def __init__(
         self, optimizer: str, flat: FlatParams, state: Mapping[str, Array], *, epsilon: float | None = None
     ) -> None:
-        self.flat, self._optimizer = flat, IN_PLACE[optimizer].of(state)
+        self.flat: FlatParams = flat
+        self._optimizer = IN_PLACE[optimizer].of(state)
         self._optimizer.epsilon = epsilon or self._optimizer.epsilon
 
     def step(self, learning_rate: float, direction: Array | None = None) -> None:

@@ -64,11 +64,7 @@ class FlatTensors:
 
 
 class Descent:
-    """An optimizer of one vector of parameters, resumed from a state.
-
-    Attributes:
-        flat: The parameters.
-    """
+    """An optimizer of one vector of parameters, resumed from a state."""
 
     def __init__(
         self, config: OptimizerConfig, flat: FlatTensors, state: Mapping[str, Array], *, epsilon: float | None = None

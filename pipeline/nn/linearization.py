@@ -42,7 +42,9 @@ class LinearizedMLP:
                 sums = np.tanh(sums, out=sums) if activation == "tanh" else np.maximum(sums, 0, out=sums)
             self.inputs.append(sums)
         self.outputs: Array = self.inputs.pop()
-        self.slopes = [1 - np.square(x) if activation == "tanh" else (x > 0).astype(x.dtype) for x in self.inputs[1:]]
+        self.slopes: list[Array] = [
+            1 - np.square(x) if activation == "tanh" else (x > 0).astype(x.dtype) for x in self.inputs[1:]
+        ]
 
     def push(self, tangents: Tangents) -> list[Array]:
         """Return R{output} of every layer, after its activation; the last is R{outputs}."""

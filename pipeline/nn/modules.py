@@ -35,12 +35,6 @@ def learned_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
 def require_function(module: nn.Module, name: str, inputs: Sequence[Tensor], check: Callable[[Any], None]) -> None:
     """Reject a module that is not a function of its parameters and of single rows of inputs.
 
-    Args:
-        module: Module to call.
-        name: Name for messages.
-        inputs: Inputs of four rows each.
-        check: Function that rejects outputs of other shapes.
-
     Raises:
         ConfigError: states what the module does instead.
     """
@@ -86,11 +80,7 @@ def require_room_for(construct: Callable[[], nn.Module]) -> None:
 
 
 def _repeated(module: nn.Module, name: str, inputs: Sequence[Tensor], check: Callable[[Any], None]) -> Any:
-    """Return a module's outputs, which must have the same bits again, and check that it changes nothing.
-
-    Raises:
-        ConfigError: it does not, or cannot be called.
-    """
+    """Return a module's outputs, which must have the same bits again, and check that it changes nothing."""
     random_state, buffers = torch.get_rng_state(), {key: value.clone() for key, value in module.named_buffers()}
     try:
         outputs, again = module(*inputs), module(*inputs)
@@ -149,7 +139,8 @@ class ModuleNetwork:
     """
 
     def __init__(self, prefix: str, spec: NetworkSpec) -> None:
-        self.prefix, self.spec = prefix, spec
+        self.prefix: str = prefix
+        self.spec: NetworkSpec = spec
         self._shape = spec.input_shape if not spec.extra_size else (spec.input_size,)
         if spec.extra_size and len(spec.input_shape) != 1:
             raise ConfigError(
@@ -168,7 +159,6 @@ class ModuleNetwork:
         return {f"{self.prefix}.{name}": tuple(value.shape) for name, value in learned_parameters(self._module).items()}
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Return the parameters that the module's own constructor draws, seeded by the generator; see Network."""
         seed = int(rng.integers(2**63))
         module = _construct(self._class, self._shape, self.spec.output_size, dict(self.spec.options), seed)
         return {
@@ -176,7 +166,6 @@ class ModuleNetwork:
         }
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Return the outputs; see Network."""
         x = scaled(self.spec, inputs).reshape(*inputs.shape[:-1], *self._shape)
         module, parameters = self._copies.like(x)
         own = {name: params[f"{self.prefix}.{name}"] for name in parameters}
@@ -209,11 +198,7 @@ def _construct(factory: Any, shape: tuple[int, ...], output_size: int, options: 
 
 @lru_cache(maxsize=16)
 def _checked(factory: Any, name: str, shape: tuple[int, ...], output_size: int, options: str) -> nn.Module:
-    """Construct the module, with the same buffers in any process, and check it.
-
-    Raises:
-        ConfigError: it cannot be constructed, or is not a function of its parameters and single inputs.
-    """
+    """Construct the module, with the same buffers in any process, and check it."""
     require_room_for(lambda: _construct(factory, shape, output_size, json.loads(options), seed=0))
     arguments = ", ".join([str(shape), str(output_size), *(f"{k}={v!r}" for k, v in json.loads(options).items())])
     try:

@@ -75,11 +75,6 @@ def natural_step(product: Callable[[Array], Array], gradient: Array, settings: N
     """Return the step [D] that has a KL of max_kl by the quadratic model; zero where that has no positive curvature.
 
     TRPO, Schulman et al. 2015, arXiv:1502.05477, section 6 and appendix C.
-
-    Args:
-        product: The metric times a vector [D].
-        gradient: Gradient of the loss, [D] float64.
-        settings: Bound of the KL, and of conjugate gradient.
     """
     solution = conjugate_gradient(
         lambda v: product(v) + settings.cg_damping * v,
@@ -105,15 +100,7 @@ def search(
     accept: Callable[[Value], bool],
     settings: NaturalSteps,
 ) -> tuple[Trial[Value] | None, Metrics]:
-    """Try the fractions 1, ratio, ratio², ... of a step until one will do; None where parameters stay as they are.
-
-    Args:
-        params: Parameters where the search begins.
-        full_step: Full step of some parameters, by name.
-        evaluate: Evaluates parameters; None where something is not finite.
-        accept: Returns True to accept a value.
-        settings: Settings of the line search.
-    """
+    """Try the fractions 1, ratio, ratio², ... of a step until one will do; None where parameters stay as they are."""
     trials, accepted, found = 0, False, Trial[Value](params, None)
     can_move = any(step.any() for step in full_step.values())
     while can_move and not accepted and trials < settings.line_search_trials:

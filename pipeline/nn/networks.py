@@ -145,7 +145,6 @@ class MLP:
         return initialize_shapes(self.shapes, rng)
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Return the outputs; see Network."""
         return self._dense(params, scaled(self.spec, inputs))
 
     def _dense(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
@@ -162,10 +161,10 @@ class ResidualMLP(MLP):
 
     def _dense(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
         activate = activation(self.spec.activation)
-        first, *others, last = (f"{self.prefix}.{name}" for name in layer_names(len(self.spec.hidden_sizes)))
-        x = activate(affine(first, params, x))
-        for name in others:
-            x = x + activate(affine(name, params, x))
+        *hidden, last = (f"{self.prefix}.{name}" for name in layer_names(len(self.spec.hidden_sizes)))
+        for name in hidden:
+            added = activate(affine(name, params, x))
+            x = added if name == hidden[0] else x + added
         return activation(self.spec.output_activation)(affine(last, params, x))
 
 
@@ -173,7 +172,6 @@ class CNN(MLP):
     """Convolutions of an image, and a multilayer perceptron on their outputs. See Network."""
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Return the outputs; see Network."""
         spec, found = self.spec, convolutions(self.spec)
         shape = found.height, found.width, found.channels
         if found.channels_first:

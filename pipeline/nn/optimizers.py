@@ -35,13 +35,7 @@ class Adam:
     def step(
         self, params: Mapping[str, Array], gradients: Mapping[str, Array], state: Mapping[str, Array]
     ) -> tuple[Params, Params]:
-        """Return the parameters and state after one step.
-
-        Args:
-            params: Parameters; the ones that have a gradient are changed, the others passed on.
-            gradients: Gradients by parameter name.
-            state: Result of `initialize` or of the last step.
-        """
+        """Return the parameters and state after one step."""
         count = int(state[STEP_COUNT]) + 1
         correction = np.sqrt(1 - self.beta_2**count) / (1 - self.beta_1**count)
         stepped, new_state = dict(params), dict(state)

@@ -172,7 +172,8 @@ class ModuleCell:
         require_room_for(lambda: self._construct(0))
         self._module = self._construct(0)
         self._copies = ModuleCopies(self._module)
-        self.state_size, self.feature_size = (self._size(name) for name in ("state_size", "feature_size"))
+        self.state_size: int = self._size("state_size")
+        self.feature_size: int = self._size("feature_size")
         # Reject a module that is not a function of its parameters, inputs and states, row by row.
         require_learnable(self._module, spec.name)
         with seeded(0):
@@ -184,12 +185,10 @@ class ModuleCell:
         return {f"{CELL}.{name}": tuple(value.shape) for name, value in learned_parameters(self._module).items()}
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Return the parameters that the module's own constructor draws, seeded by the generator; see Cell."""
         module = self._construct(int(rng.integers(2**63)))
         return {f"{CELL}.{name}": value.detach().numpy().copy() for name, value in learned_parameters(module).items()}
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Call the module input by input; see Cell."""
         module, parameters = self._copies.like(inputs)
         own = {name: params[f"{CELL}.{name}"] for name in parameters}
         features: list[Tensor] = []

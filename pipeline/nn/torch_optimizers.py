@@ -23,6 +23,8 @@ from metaloom.pipeline.nn.optimizers import (
 from metaloom.pipeline.schema import ConfigError, suggestion
 from metaloom.pipeline.types import Array, Params
 
+_VECTOR = "vector"
+"""Name in the state of an optimizer of a single vector."""
 _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     name: value
     for name, value in vars(torch.optim).items()
@@ -64,9 +66,9 @@ class TorchOptimizer:
                         kept[key] = array.item()
                 self._optimizer.state[self._params[name]] = kept
 
-    def step(self, gradients: Mapping[str, Tensor], learning_rate: float) -> None:
-        """Update the parameters that have a gradient."""
-        for name, gradient in gradients.items():
+    def step(self, gradients: Mapping[str, Tensor] | Tensor, learning_rate: float) -> None:
+        """Update the parameters that have a gradient; a single vector has its own."""
+        for name, gradient in ({_VECTOR: gradients} if isinstance(gradients, Tensor) else gradients).items():
             self._params[name].grad = gradient
         self._optimizer.param_groups[0]["lr"] = learning_rate
         self._optimizer.step()
@@ -91,13 +93,11 @@ class TorchOptimizerSteps:
     learning_rate: float
 
     def initialize(self, params: Mapping[str, Array]) -> Params:
-        """Return the state before the first step; see Adam."""
         return TorchOptimizer(self.config, _tensors(params)).state
 
     def step(
         self, params: Mapping[str, Array], gradients: Mapping[str, Array], state: Mapping[str, Array]
     ) -> tuple[Params, Params]:
-        """Return the parameters and state after one step; see Adam."""
         stepped = _tensors({name: params[name] for name in gradients})
         optimizer = TorchOptimizer(self.config, stepped, state)
         optimizer.step(_tensors(gradients), self.learning_rate)
@@ -142,9 +142,6 @@ def _build(config: OptimizerConfig, params: Mapping[str, Tensor]) -> torch.optim
 
 def _array(value: Tensor | float) -> Array:
     return value.detach().cpu().numpy().copy() if isinstance(value, Tensor) else np.array(value)
-
-
-_VECTOR = "vector"
 
 
 class AdamOnVector:
@@ -202,31 +199,18 @@ class RMSpropOnVector:
 _ON_VECTOR: Mapping[str, type[AdamOnVector | RMSpropOnVector]] = {"adam": AdamOnVector, "rmsprop": RMSpropOnVector}
 
 
-class OfTorch:
-    """Any other optimizer of torch."""
-
-    def __init__(
-        self, config: OptimizerConfig, vector: Tensor, state: Mapping[str, Array] | None, epsilon: float | None = None
-    ) -> None:
-        # ε stays what it is where only other options are asked for.
-        known = IN_PLACE.get(config.name)
-        defaults: dict[str, JsonValue] = {"eps": known.epsilon if epsilon is None else epsilon} if known else {}
-        config = config.model_copy(update={"options": defaults | config.options})
-        self._optimizer = TorchOptimizer(config, {_VECTOR: vector}, state)
-
-    def step(self, gradient: Tensor, learning_rate: float) -> None:
-        """Move the vector against a gradient [D]."""
-        self._optimizer.step({_VECTOR: gradient}, learning_rate)
-
-    @property
-    def state(self) -> Params:
-        """Return copies of its state by name."""
-        return self._optimizer.state
+def _of_torch(
+    config: OptimizerConfig, vector: Tensor, state: Mapping[str, Array] | None, epsilon: float | None = None
+) -> TorchOptimizer:
+    # ε stays what it is where only other options are asked for.
+    known = IN_PLACE.get(config.name)
+    defaults: dict[str, JsonValue] = {"eps": known.epsilon if epsilon is None else epsilon} if known else {}
+    return TorchOptimizer(config.model_copy(update={"options": defaults | config.options}), {_VECTOR: vector}, state)
 
 
 def vector_optimizer(
     config: OptimizerConfig, vector: Tensor, state: Mapping[str, Array], *, epsilon: float | None = None
-) -> AdamOnVector | RMSpropOnVector | OfTorch:
+) -> AdamOnVector | RMSpropOnVector | TorchOptimizer:
     """Return an optimizer resumed from a state, for a vector that it updates in place.
 
     Args:
@@ -237,7 +221,7 @@ def vector_optimizer(
     """
     if is_customary(config):
         return _ON_VECTOR[config.name](vector, state, epsilon or IN_PLACE[config.name].epsilon)
-    return OfTorch(config, vector, state, epsilon)
+    return _of_torch(config, vector, state, epsilon)
 
 
 def initial_state(config: OptimizerConfig, params: Mapping[str, Array]) -> Params:
@@ -249,7 +233,7 @@ def initial_state(config: OptimizerConfig, params: Mapping[str, Array]) -> Param
     vector = np.concatenate([np.ravel(value) for value in params.values()])
     if is_customary(config):
         return IN_PLACE[config.name].initial(vector)
-    return OfTorch(config, torch.from_numpy(vector), None).state
+    return _of_torch(config, torch.from_numpy(vector), None).state
 
 
 def is_customary(config: OptimizerConfig) -> bool:

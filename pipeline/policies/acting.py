@@ -59,11 +59,6 @@ def make_actor(kind: ActorKind, setup: ActorSetup) -> Actor:
 def check_actor(kind: ActorKind, actions: gymnasium.Space[Any], *, deterministic: bool = False) -> None:
     """Reject an actor that cannot act in an environment.
 
-    Args:
-        kind: The actor.
-        actions: Action space, `make_env(config).action_space`.
-        deterministic: True to take the most likely actions.
-
     Raises:
         ValueError: the actions are of another kind or reach, or none of them is the most likely.
     """

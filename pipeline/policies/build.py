@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from metaloom.pipeline.nn.distributions import Categorical, DiagGaussian, Distribution
-from metaloom.pipeline.nn.networks import build_network, initialize_shapes
-from metaloom.pipeline.nn.recurrent import build_cell
+from metaloom.pipeline.nn.networks import Network, build_network, initialize_shapes
+from metaloom.pipeline.nn.recurrent import Cell, build_cell
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.config import POLICIES, PolicyConfig
 from metaloom.pipeline.policies.contract import OwnPolicy, Policy
@@ -31,9 +31,10 @@ class GaussianPolicy(Policy):
     """
 
     def __init__(self, spaces: Spaces, config: PolicyConfig, extra_size: int = 0) -> None:
-        self.action_size, self.config = spaces.action_size, config
+        self.action_size: int = spaces.action_size
+        self.config: PolicyConfig = config
         spec = config.network_spec(spaces, spaces.action_size, extra_size=extra_size)
-        self.network = build_network(MEAN_NETWORK, spec)
+        self.network: Network = build_network(MEAN_NETWORK, spec)
 
     def initialize(self, rng: np.random.Generator) -> Params:
         """Draw float32 parameters: the mean network's in order, then log_std [A]."""
@@ -64,10 +65,9 @@ class CategoricalPolicy(Policy):
 
     def __init__(self, spaces: Spaces, config: PolicyConfig, extra_size: int = 0) -> None:
         spec = config.network_spec(spaces, spaces.num_actions, extra_size=extra_size)
-        self.network = build_network(LOGITS_NETWORK, spec)
+        self.network: Network = build_network(LOGITS_NETWORK, spec)
 
     def distribution(self, params: Mapping[str, Tensor], observations: Tensor) -> Categorical:
-        """Return the distribution of actions [..., N]; see Policy."""
         return self.head(self.network(params, observations))
 
     def head(self, logits: Tensor) -> Categorical:
@@ -126,14 +126,10 @@ def build_own_policy(config: PolicyConfig, spaces: Spaces) -> OwnPolicy:
 
 
 class RecurrentPolicy:
-    """Functions of explicit parameters; holds neither them nor a memory.
-
-    Attributes:
-        cell: The network with the memory.
-    """
+    """Functions of explicit parameters; holds neither them nor a memory."""
 
     def __init__(self, spaces: Spaces, config: PolicyConfig) -> None:
-        self.cell = build_cell(config.cell_spec(spaces))
+        self.cell: Cell = build_cell(config.cell_spec(spaces))
         self._config, self._spaces, self._head = config, spaces, head_name(spaces)
 
     def initialize(self, rng: np.random.Generator, output_scale: float) -> Params:

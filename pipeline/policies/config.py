@@ -42,8 +42,9 @@ class PolicyConfig(Settings):
     options: dict[str, JsonValue] = later({})
     """Options of a custom policy."""
 
-    hidden_sizes: tuple[LayerSize, ...] = Field(default=(64, 64), min_length=1)
-    """Units in each hidden layer of the policy's network; in a cnn, of the layers after its convolutions."""
+    hidden_sizes: tuple[LayerSize, ...] = (64, 64)
+    """Units in each hidden layer of the policy's network, none ([]) for a linear one; in a cnn, of the layers after its
+    convolutions."""
     init_std: float = Field(default=1.0, gt=0)
     """Standard deviation of every action before training."""
     min_std: float = Field(default=1e-6, gt=0)

@@ -168,7 +168,8 @@ class GatedCell:
     """A gru or lstm in NumPy; the equations are in pipeline.nn.recurrent. See CellInference."""
 
     def __init__(self, spec: CellSpec, params: Params) -> None:
-        self.state_size, self.feature_size = spec.state_size, spec.hidden_size
+        self.state_size: int = spec.state_size
+        self.feature_size: int = spec.hidden_size
         self._kernels = [params[f"{CELL}.{name}"] for name in ("input_kernel", "hidden_kernel")]
         self._biases = [
             np.ascontiguousarray(params[f"{CELL}.{name}"][:, None]) for name in ("input_bias", "hidden_bias")
@@ -212,7 +213,8 @@ class AttentionInference:
     """Steps all tasks at once, with separate products for each. See CellInference."""
 
     def __init__(self, spec: CellSpec, params: Params) -> None:
-        self.state_size, self.feature_size = spec.state_size, spec.hidden_size
+        self.state_size: int = spec.state_size
+        self.feature_size: int = spec.hidden_size
         options = spec.attention
         self._places, self._input_size = (options.key_size, options.value_size), spec.input_size
         self._reads_asinh = options.reading == "asinh"

@@ -21,7 +21,7 @@ from metaloom.pipeline.policies.posterior import (
     EncoderSizes,
     encoder_input_size,
 )
-from metaloom.pipeline.types import Params
+from metaloom.pipeline.types import Params, Shapes
 
 
 class Encoder:
@@ -34,7 +34,8 @@ class Encoder:
     """
 
     def __init__(self, sizes: EncoderSizes, input_size: int) -> None:
-        self._cell, self.shapes = build_cell(sizes.spec), sizes.shapes(input_size)
+        self.shapes: Shapes = sizes.shapes(input_size)
+        self._cell = build_cell(sizes.spec)
 
     def initialize(self, rng: np.random.Generator) -> Params:
         """Draw float32 parameters by name, in order."""

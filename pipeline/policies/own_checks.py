@@ -30,11 +30,6 @@ _TASKS, _ROWS = 2, 4
 def require_policy(policy: OwnPolicy, name: str, spaces: Spaces) -> None:
     """Reject a policy whose distributions cannot act, or differ from the recorded and learned ones.
 
-    Args:
-        policy: Policy to check.
-        name: Name in messages.
-        spaces: Sizes of the environment.
-
     Raises:
         ConfigError: saying what it does, what is required, and what to do.
     """

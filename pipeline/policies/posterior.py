@@ -75,7 +75,8 @@ class PosteriorNetwork:
         sizes = EncoderSizes.of(own)
         self._embedding, self._layer = (Affine(own, prefix) for prefix in (EMBEDDING, POSTERIOR))
         self._cell = GatedCell(sizes.spec, own)
-        self.state_size, self.latent_size = self._cell.state_size, sizes.latent
+        self.state_size: int = self._cell.state_size
+        self.latent_size: int = sizes.latent
         spec = config.network_spec(spaces, spaces.num_actions or spaces.action_size, extra_size=2 * sizes.latent)
         self._policy = network_inference(policy_prefix(spaces), spec, params, num_rows)
         self._observed, self._inferred = np.split(self._policy.inputs, [spaces.observation_size], axis=-1)

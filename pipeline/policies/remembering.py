@@ -87,10 +87,12 @@ class Remembering:
         network: MakeNetwork = CellAndHead,
     ) -> None:
         self.network: MemoryNetwork = network(config, spaces, params, num_rows)
-        self._discrete, self.output_size = spaces.num_actions > 0, spaces.num_actions or spaces.action_size
+        self.output_size: int = spaces.num_actions or spaces.action_size
+        self._discrete = spaces.num_actions > 0
         B, O = len(next(iter(params.params.values()))), spaces.observation_size
         self._inputs = np.zeros((B, num_rows, O + self.output_size + 2), np.float32)
-        self.inputs, self._last = self._inputs[..., :O], self._inputs[..., O:]
+        self.inputs: Array = self._inputs[..., :O]
+        self._last = self._inputs[..., O:]
         self._state = np.zeros((B, num_rows, self.network.state_size), np.float32)
         self._next = self._state
         # Views of the same, row by row.
@@ -114,7 +116,6 @@ class Remembering:
         self._last[:] = memory.last
 
     def outputs(self) -> Array:
-        """Return outputs [B, E, A] for the current observations, given the memory; see Inference."""
         outputs, self._next = self.network.step(self._inputs, self._state)
         return outputs
 
@@ -189,13 +190,7 @@ def recollect(remembering: Remembering, observations: Array, actions: Array, rew
 
 
 def remembered(remembering: Remembering, params: TaskParams, episodes: EpisodeBatch) -> TaskParams:
-    """Return the parameters of tasks with the memory of their episodes [B, E, T], one after the other.
-
-    Args:
-        remembering: Memory of the same parameters, with one row.
-        params: Parameters that acted.
-        episodes: One trial of every task, or the next ones of it.
-    """
+    """Return the parameters of tasks with the memory of their episodes [B, E, T], one after the other."""
     for e in range(episodes.rewards.shape[1]):
         one = slice(e, e + 1)
         parts = (episodes.observations, episodes.actions, episodes.rewards, episodes.lengths)

@@ -79,7 +79,8 @@ class TorchCell:
 
     def __init__(self, spec: CellSpec, params: Params) -> None:
         self._cell = build_cell(spec)
-        self.state_size, self.feature_size = self._cell.state_size, self._cell.feature_size
+        self.state_size: int = self._cell.state_size
+        self.feature_size: int = self._cell.feature_size
         self._params = {name: params[name] for name in self._cell.shapes}
         self._input_size = spec.input_size
         self._rows: PaddedRows | None = None

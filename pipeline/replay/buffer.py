@@ -106,18 +106,9 @@ class ReplayBuffer:
 
     A rollout batch is read when one of its rows is first drawn. So a resumed run, or a replayed iteration, reads what
     it learns from and nothing else.
-
-    Attributes:
-        rows: Location of every row.
     """
 
-    def __init__(
-        self,
-        columns: TransitionColumns,
-        *,
-        cache_bytes: int,
-        max_rows: int,
-    ) -> None:
+    def __init__(self, columns: TransitionColumns, *, cache_bytes: int, max_rows: int) -> None:
         """Make a buffer without transitions.
 
         Args:

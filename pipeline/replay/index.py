@@ -59,7 +59,7 @@ class RowIndex:
     def __init__(self) -> None:
         self._first_rows = GrowingColumns(1)
         self._episodes = GrowingColumns(3)  # first row, b, e
-        self.num_rows = 0
+        self.num_rows: int = 0
 
     def __len__(self) -> int:
         """Return the number of rollout batches."""

@@ -36,12 +36,7 @@ class TrialBuffer:
 
 @dataclass(frozen=True)
 class TrialExperience:
-    """Experience of an update.
-
-    Attributes:
-        step: This iteration's trials, for the policy.
-        buffer: Trials of the last iterations, for the model.
-    """
+    """Experience of an update."""
 
     step: Step
     buffer: TrialBuffer

@@ -9,12 +9,7 @@ import numpy as np
 
 from metaloom.pipeline.envs.contract import EnvError, MetaEnv
 from metaloom.pipeline.seeding import generator, seed_for
-from metaloom.pipeline.tasks.samplers import (
-    TaskDistribution,
-    TaskPool,
-    balanced_draw,
-    require_classes,
-)
+from metaloom.pipeline.tasks.samplers import TaskDistribution, TaskPool, balanced_draw, require_classes
 from metaloom.pipeline.types import Array, TaskBatch
 
 if TYPE_CHECKING:
@@ -83,7 +78,8 @@ def evaluation_tasks(config: RunConfig, env: MetaEnv, updates: int) -> TaskBatch
         return source.sample_balanced(asked.num_tasks or config.num_tasks, rng, balanced_by)
     if asked.evenly_by is not None:
         return source.sample_evenly(asked.num_tasks, rng, asked.evenly_by)
-    if asked.num_tasks is None and not _takes_training_set(config, env):
+    from_training = asked.tasks == "train" or (asked.tasks == "held-out" and env.test_task_set is None)
+    if asked.num_tasks is None and (env.task_set is None or not from_training):
         return source.all()
     return source.sample(asked.num_tasks or config.num_tasks, rng)
 
@@ -120,12 +116,6 @@ def _source(config: RunConfig, env: MetaEnv, updates: int) -> TaskPool | TaskDis
         return TaskPool(env.task_fields, _training_draw(config, env, max(updates - 1, 0)))
     draws = [_training_draw(config, env, i) for i in range(updates)]
     return TaskDistribution(env, np.concatenate(draws or [np.zeros((0, len(env.task_fields)))]))
-
-
-def _takes_training_set(config: RunConfig, env: MetaEnv) -> bool:
-    """Return True if tasks come from training's set, rather than from one made for this evaluation."""
-    asked = config.evaluation.tasks
-    return env.task_set is not None and (asked == "train" or (asked == "held-out" and env.test_task_set is None))
 
 
 def _training_draw(config: RunConfig, env: MetaEnv, iteration: int) -> Array:

@@ -6,14 +6,7 @@ A task is inferred from what an iteration has collected of it. Learning uses eve
 import numpy as np
 
 from metaloom.pipeline.config.run import RunConfig
-from metaloom.pipeline.dataflow.edges import (
-    every_step,
-    last_iteration,
-    last_step,
-    since_start,
-    steps_so_far,
-    this_step,
-)
+from metaloom.pipeline.dataflow.edges import every_step, last_iteration, last_step, since_start, steps_so_far, this_step
 from metaloom.pipeline.dataflow.graph import Graph
 from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.schema import ConfigError

@@ -37,9 +37,6 @@ class StoredReplay:
     """A run's rollout batches in order of collection and the replay buffer they make up, extended on demand.
 
     Row numbers follow from episode lengths alone: nothing else of stored batches is read until their rows are drawn.
-
-    Args:
-        buffer: Empty replay buffer.
     """
 
     def __init__(self, buffer: ReplayBuffer) -> None:
@@ -49,12 +46,7 @@ class StoredReplay:
         self._next_iteration = 0
 
     def view(self, rounds: SpanOutputs, collected: Callable[[StageRef, int], Collected]) -> ReplayView:
-        """Return the view from which the last iteration of a span of rollout batches draws its rows.
-
-        Args:
-            rounds: Span of rollout batches; only lengths are read.
-            collected: Returns the origin of a rollout batch of B tasks.
-        """
+        """Return the view from which the last iteration of a span of rollout batches draws its rows."""
         self._count(rounds)
         for ref, lengths in self._rounds[len(self._tasks) :]:
             if ref.iteration > rounds.span.last:

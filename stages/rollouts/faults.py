@@ -144,10 +144,7 @@ def not_finite(name: str) -> str:
 
 def describe(about: Mapping[str, Any]) -> str:
     """Format the message of a RolloutError: circumstances, what happened, and the environment's traceback."""
-    words = [
-        f"{_stage(about)}: {_whose(about)}, {_when(about)}: ",
-        about["problem"],
-    ]
+    words = [f"{_stage(about)}: {_whose(about)}, {_when(about)}: ", about["problem"]]
     if about["traceback"]:
         words.append(f"\nIts own traceback:\n{about['traceback'].rstrip()}")
     return "".join(words)

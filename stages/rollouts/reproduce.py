@@ -20,11 +20,6 @@ def reproduce(env: EnvConfig, about: Mapping[str, Any], arrays: Mapping[str, Arr
     Returns when every step went well: the fault was the process's or the machine's, or the environment does not do
     the same twice. An environment that ends or hangs its process does so here too, under your debugger if you like.
 
-    Args:
-        env: Environment settings of the failed run.
-        about: `RolloutError.about`.
-        arrays: `RolloutError.arrays`.
-
     Raises:
         RolloutError: the same as then, from this process.
         EnvError: the environment cannot be made.

@@ -53,12 +53,7 @@ class Enough:
 
 
 def collect_until(enough: Enough, collect: Callable[[int], EpisodeBatch]) -> EpisodeBatch:
-    """Collect blocks of one task's episodes until there are enough, padded with empty slots to the maximum.
-
-    Args:
-        enough: Stopping rule.
-        collect: Samples a block, given the index of its first episode.
-    """
+    """Collect blocks of one task's episodes until there are enough, padded with empty slots to the maximum."""
     blocks: list[EpisodeBatch] = []
     while not enough.reached(blocks):
         blocks.append(collect(len(blocks) * enough.block_size))

@@ -56,11 +56,7 @@ def read_sealed(path: Path, *, indented: bool = False, holder: str | None = None
 
 
 def parse_sealed(raw: bytes, *, indented: bool = False, holder: str | None = None) -> Document:
-    """Parse the document that bytes stand for, after checking that every byte is as it was written.
-
-    Raises:
-        ValueError: it is not; the message says what is wrong.
-    """
+    """Parse the document that bytes stand for, after checking that every byte is as it was written."""
     try:
         document: Any = json.loads(raw, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:

@@ -59,11 +59,7 @@ def encode_chunk(data: Array, *, compressed: bool) -> tuple[Content, int]:
 
 
 def check_chunk(raw: bytes, where: Path, *, size: int, crc: int) -> None:
-    """Compare a chunk with its commit record.
-
-    Raises:
-        DamagedRun: it is not what was committed.
-    """
+    """Compare a chunk with its commit record."""
     if len(raw) != size:
         raise damaged(where, f"holds {len(raw)} bytes, {size} were committed")
     # The checksum of the whole only ties the last four bytes to the rest; these distinguish one chunk from another.
@@ -72,11 +68,7 @@ def check_chunk(raw: bytes, where: Path, *, size: int, crc: int) -> None:
 
 
 def decode_chunk(raw: bytes, spec: ArraySpec, where: Path, out: Array | None = None) -> Array:
-    """Decode the row that a checked chunk holds, writable; a compressed one into `out` if that is given.
-
-    Raises:
-        DamagedRun: the chunk does not decode to a row of the array.
-    """
+    """Decode the row that a checked chunk holds, writable; a compressed one into `out` if that is given."""
     if not spec.compressed:
         payload = memoryview(raw)[:-CRC_BYTES]
         if len(payload) != spec.raw_bytes:
@@ -131,11 +123,7 @@ def encode_shard(row: Array) -> tuple[Content, int]:
 
 
 def read_parts(descriptor: int, spec: ArraySpec, where: Path, *, size: int, crc: int) -> list[Part]:
-    """Read where the parts of a shard are, of which a size was committed, and the CRC-32C of its table and index.
-
-    Raises:
-        DamagedRun: the file has another size, or its table or index is not what was committed.
-    """
+    """Read where the parts of a shard are, of which a size was committed, and the CRC-32C of its table and index."""
     count = spec.shape[0]
     tail = count * (_TABLE_BYTES + _INDEX_BYTES) + CRC_BYTES
     if (found := os.fstat(descriptor).st_size) != size:

@@ -93,11 +93,7 @@ def dtype_name(array: Array) -> str:
 
 
 def encode(stages: StageTable, ref: StageRef, value: Value) -> list[Piece]:
-    """Encode a stage's output as stored arrays.
-
-    Raises:
-        LayoutMismatch: the value is not what the stage yields, or holds something that cannot be stored.
-    """
+    """Encode a stage's output as stored arrays."""
     stage = stages[ref.stage]
     if stage.schema is not None:
         if problem := stage.schema.problem_of(value):

@@ -63,13 +63,34 @@ def open_file(path: Path) -> FileIO:
             path,
             found=error.strerror or str(error),
             required="a file that can be read",
-            action="Check its permissions and its disk",
+            action="Check its permissions, its disk, and the limit of open files (`ulimit -n`)",
         ) from error
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):  # a folder, of which Python makes no file object; or a device, which may have no end
         os.close(descriptor)
         raise damaged(path, f"is {'a folder' if stat.S_ISDIR(mode) else 'a pipe or a device'}, not a file")
     return FileIO(descriptor, "rb")
+
+
+def folder_entries(folder: Path) -> list[os.DirEntry[str]]:
+    """List a folder.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: there is no such folder.
+        StorageFailed: the system does not let us list it.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except OSError as error:
+        raise StorageFailed(
+            folder,
+            found=error.strerror or str(error),
+            required="a folder that can be listed",
+            action="Check its permissions, its disk, and the limit of open files (`ulimit -n`)",
+        ) from error
 
 
 def read_at(descriptor: int, size: int, offset: int) -> bytes:

@@ -21,11 +21,7 @@ def cache_root() -> Path:
 
 
 def folder_of(place: str | os.PathLike[str]) -> Path:
-    """Return the folder of a run or of all runs: the path itself, or the cache folder of a URL.
-
-    Raises:
-        InvalidRunName: the URL has parts that no folder can have.
-    """
+    """Return the folder of a run or of all runs: the path itself, or the cache folder of a URL."""
     match = _URL.fullmatch(place) if isinstance(place, str) else None
     if match is None:
         return Path(place)
@@ -73,9 +69,6 @@ def run_path(name_or_path: str | os.PathLike[str], root: str | os.PathLike[str])
         name_or_path: A name stands for a run below `root`; a Path, or text with a separator, stands for itself;
             a URL stands for the folder that caches its run.
         root: Folder of all runs.
-
-    Raises:
-        InvalidRunName: the name is one that no run can have.
     """
     if isinstance(name_or_path, str) and _URL.fullmatch(name_or_path):
         return folder_of(name_or_path)
@@ -94,11 +87,7 @@ def run_path(name_or_path: str | os.PathLike[str], root: str | os.PathLike[str])
 
 
 def check_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path if it can be printed on one line and typed again.
-
-    Raises:
-        InvalidRunName: it holds line breaks, other control characters, or bytes that are no text.
-    """
+    """Return the path if it can be printed on one line and typed again."""
     text = os.fspath(path)
     # Control characters, breaks of lines and paragraphs, and bytes that are no text.
     if any(unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") for character in text):
@@ -112,11 +101,7 @@ def check_path(path: str | os.PathLike[str]) -> Path:
 
 
 def check_run_name(name: str) -> str:
-    """Return the name itself, if a run can have it on every system.
-
-    Raises:
-        InvalidRunName: it cannot.
-    """
+    """Return the name itself, if a run can have it on every system."""
     if not _NAME.fullmatch(name) or name.endswith(".") or _RESERVED.fullmatch(name):
         raise InvalidRunName(
             "run name",

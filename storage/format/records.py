@@ -227,11 +227,7 @@ def _parsed(document: Mapping[str, Any], where: Path) -> StageRecord:
 
 
 def parse_session(number: Any, token: Any) -> tuple[int, str]:
-    """Parse the number and token of a session, which form the name of its folder.
-
-    Raises:
-        ValueError: no session has them.
-    """
+    """Parse the number and token of a session, which form the name of its folder."""
     if not 0 <= int(number) < MOST_SESSIONS or not _TOKEN.fullmatch(str(token)):
         raise ValueError(f"session {number} with the token {token!r}")
     return int(number), str(token)

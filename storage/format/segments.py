@@ -258,11 +258,7 @@ def index_size(rows: int) -> int:
 
 
 def place_in_shard(index: bytes, row: int, where: Path) -> tuple[int, int] | None:
-    """Return the offset and size of a chunk, by the end of its shard; None if it is not there.
-
-    Raises:
-        DamagedRun: the index is not what was written.
-    """
+    """Return the offset and size of a chunk, by the end of its shard; None if it is not there."""
     if crc32c(index[:-_CRC_BYTES]).to_bytes(_CRC_BYTES, "little") != index[-_CRC_BYTES:]:
         raise damaged(where, "its index does not have its own CRC-32C")
     offset, size = struct.unpack_from("<2Q", index, 16 * row)

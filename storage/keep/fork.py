@@ -181,7 +181,7 @@ def _build(
 
 @contextmanager
 def _workshop(path: Path) -> Generator[Path]:
-    """Make a hidden, empty folder beside the new run's for building it; removed afterwards."""
+    """Return a path that is free in a hidden folder beside the new run's, for building it; removed afterwards."""
     make_folders(path.parent)
     # Named after the run, so that what a kill leaves is found and cleared by whoever tries again.
     outer = path.parent / f".metaloom-fork-{path.name}"
@@ -190,7 +190,6 @@ def _workshop(path: Path) -> Generator[Path]:
     try:
         folder = outer / "run"
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
         yield folder
     finally:
         shutil.rmtree(outer / "run", ignore_errors=True)

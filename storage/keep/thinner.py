@@ -99,9 +99,6 @@ def require_same(record: StageRecord, value: Value, *, changed: Callable[[], Seq
         record: Record of the output.
         value: Recomputed output.
         changed: Returns known differences other than versions, half a sentence each.
-
-    Raises:
-        DigestMismatch: naming what may be the reason.
     """
     found = array_digests(value)
     if output_digest({name: entry.sha256 for name, entry in found.items()}) != record.digest:

@@ -144,6 +144,7 @@ class _Unpacking:
                 except (DamagedRun, FileNotFoundError):  # missing from now on, or thinned
                     continue
                 yield path, raw
+        self._session.remove([path for path in moved.values() if path.is_dir()])
         self._session.link(moved)
 
     def _tables(self) -> Iterator[tuple[Path, bytes]]:

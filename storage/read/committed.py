@@ -26,7 +26,7 @@ from metaloom.storage.format.chunks import (
     read_parts,
 )
 from metaloom.storage.format.codec import Stored, Value, decode
-from metaloom.storage.format.files import open_file, read_file
+from metaloom.storage.format.files import folder_entries, open_file, read_file
 from metaloom.storage.format.layout import plan_of
 from metaloom.storage.format.records import StageRecord, StoredFile, read_record
 from metaloom.storage.format.segments import RECORDS
@@ -132,7 +132,7 @@ class CommittedFiles:
     def live_refs(self, iterations: Collection[int] | None = None) -> set[StageRef]:
         """Return every stored output, or some iterations', whose record is a separate file; raises as `refs`."""
         try:
-            names = os.listdir(self.root / "_commits")
+            names = [entry.name for entry in folder_entries(self.root / "_commits")]
         except (FileNotFoundError, NotADirectoryError):
             raise damaged(self.root / "_commits", "is missing") from None
         if iterations is not None:  # without parsing the names of thousands of others
@@ -234,7 +234,7 @@ class CommittedFiles:
     def live_markers(self) -> list[int]:
         """List the iterations that have a separate marker."""
         try:
-            names = os.listdir(self.root / FOLDER)
+            names = [entry.name for entry in folder_entries(self.root / FOLDER)]
         except FileNotFoundError:
             return []
         return sorted(i for name in names if (i := marked_iteration(name)) is not None)
@@ -252,11 +252,7 @@ class CommittedFiles:
         return self.thinned(record.ref.iteration).get(record.ref) == record.sha256
 
     def spec(self, path: str) -> ArraySpec:
-        """Return the metadata of an array below `data.zarr`.
-
-        Raises:
-            DamagedRun: it is missing, changed, or of an array that no run has.
-        """
+        """Return the metadata of an array below `data.zarr`."""
         if path not in self._specs:
             file = self.data / path / "zarr.json"
             if not ARRAY_PATH.fullmatch(path) or plan_of(path, self.stages) is None:
@@ -268,11 +264,7 @@ class CommittedFiles:
         return self._specs[path]
 
     def capacity(self) -> int:
-        """Return the number of iterations that the arrays have room for.
-
-        Raises:
-            DamagedRun: the metadata that says so is missing or changed.
-        """
+        """Return the number of iterations that the arrays have room for."""
         path = self.data / "zarr.json"
         try:
             return int(read_metadata(path)["attributes"]["capacity"])
@@ -294,11 +286,7 @@ class CommittedFiles:
         return self.decode(record, self.read_arrays(record, tasks=tasks))
 
     def decode(self, record: StageRecord, groups: Mapping[str, Stored]) -> Value:
-        """Return the output that the arrays of a record make up.
-
-        Raises:
-            DamagedRun: arrays are missing or do not fit together.
-        """
+        """Return the output that the arrays of a record make up."""
         group = self.stages.group_of(record.ref)
         try:
             return decode(self.stages[record.ref.stage], group, {group: {}, **groups})
@@ -318,11 +306,7 @@ class CommittedFiles:
         return {**groups}
 
     def read_lengths(self, record: StageRecord) -> Array:
-        """Read only the number of steps of each episode of a batch: [B, E] int32.
-
-        Raises:
-            DamagedRun: it is not what was committed, or no batch of episodes.
-        """
+        """Read only the number of steps of each episode of a batch: [B, E] int32."""
         group = self.stages.group_of(record.ref)
         arrays = self.read_arrays(record, ("lengths",)).get(group, {})
         if "lengths" not in arrays:
@@ -334,11 +318,7 @@ class CommittedFiles:
         return lengths
 
     def read_experience(self, record: StageRecord) -> EpisodeBatch:
-        """Read a batch of episodes without behavior, reward terms and initial states: what transitions are made of.
-
-        Raises:
-            DamagedRun: it is not what was committed, or no batch of episodes.
-        """
+        """Read a batch of episodes without behavior, reward terms and initial states: what transitions are made of."""
         names = [field.name for field in fields(EpisodeBatch) if field.name != "initial_state"]
         groups = self.read_arrays(record, names)
         group = self.stages.group_of(record.ref)

@@ -155,12 +155,7 @@ def num_tabled_steps(files: CommittedFiles, ref: StageRef) -> int:
 
 
 def read_tables(files: CommittedFiles, name: str, iterations: Sequence[int]) -> pa.Table:
-    """Read the rows of a derived table that belong to some iterations.
-
-    Raises:
-        StageMissing: the run has no complete iteration, or its iterations have no such table.
-        DamagedRun: a file is missing or changed.
-    """
+    """Read the rows of a derived table that belong to some iterations."""
     parts: list[pa.Table] = []
     for part, of_part in _by_segment(files, name, iterations or range(1)):
         if part is None:

@@ -148,11 +148,7 @@ def sealed_links(segments: Iterable[Segment], records: Iterable[StageRecord]) ->
 
 
 def missing_positions(root: Path, links: Iterable[Link], end: int) -> list[int]:
-    """Return the sorted positions below `end` that are in none of the links of the run at `root`.
-
-    Raises:
-        DamagedRun: more are missing than anybody can have written.
-    """
+    """Return the sorted positions below `end` that are in none of the links of the run at `root`."""
     gaps: list[range] = []
     position = 0
     for link in links:

@@ -30,11 +30,7 @@ Steps = None | int | Sequence[int]
 
 
 def whole_numbers(chosen: Any, what: str) -> list[int]:
-    """Convert one or several Python or NumPy integers to a list.
-
-    Raises:
-        ValueError: another type is among them, such as the bools of a mask.
-    """
+    """Convert one or several Python or NumPy integers to a list."""
     several = isinstance(chosen, Iterable) and not isinstance(chosen, str)
     numbers: list[Any] = [*chosen] if several else [chosen]
     try:
@@ -46,11 +42,7 @@ def whole_numbers(chosen: Any, what: str) -> list[int]:
 
 
 def chosen_steps(chosen: Steps) -> list[int] | None:
-    """Return the selected inner steps; None for all.
-
-    Raises:
-        ValueError: one of them is none.
-    """
+    """Return the selected inner steps; None for all."""
     numbers = None if chosen is None else whole_numbers(chosen, "inner step")
     if wrong := [number for number in numbers or () if number < 0]:
         raise ValueError(f"found inner step {wrong[0]}; required one from 0")
@@ -58,11 +50,7 @@ def chosen_steps(chosen: Steps) -> list[int] | None:
 
 
 def places(chosen: Places, count: int, what: str) -> list[int]:
-    """Resolve a selection to indices below `count`; `what` names the items in errors.
-
-    Raises:
-        ValueError: an index is out of range.
-    """
+    """Resolve a selection to indices below `count`; `what` names the items in errors."""
     if chosen is None or isinstance(chosen, slice):
         return [*range(count)[chosen or slice(None)]]
     numbers = whole_numbers(chosen, what)
@@ -209,11 +197,7 @@ class StoredOutputs:
         return self.files.read_value(record, self.chosen_tasks(record, task))
 
     def chosen_tasks(self, record: StageRecord, task: Places) -> list[int] | None:
-        """Resolve a selection of an output's tasks to indices; None for all.
-
-        Raises:
-            ValueError: there is no such task, or there are no tasks in it.
-        """
+        """Resolve a selection of an output's tasks to indices; None for all."""
         if task is None:
             return None
         specs = (self.files.spec(chunk.array) for chunk in record.chunks)

@@ -38,11 +38,7 @@ def parse_table(raw: bytes, where: Path, *, scale: int = 1) -> pa.Table:
 
 
 def open_records(raw: bytes, where: Path) -> pq.ParquetFile:
-    """Open the Parquet file of records in some bytes. Read its text with `read_columns`.
-
-    Raises:
-        DamagedRun: they are none, or claim more records or bytes than there can be.
-    """
+    """Open the Parquet file of records in some bytes. Read its text with `read_columns`."""
     try:
         schema = pq.ParquetFile(pa.BufferReader(raw)).schema
         _check_kinds(schema, where, (*_NUMBERS, _TEXT))
@@ -59,11 +55,7 @@ def open_records(raw: bytes, where: Path) -> pq.ParquetFile:
 def read_columns(
     parquet: pq.ParquetFile, names: Sequence[str], where: Path, *, group: int | None = None
 ) -> list[list[object]]:
-    """Read the columns of records by name: of all of them, or of a group of rows.
-
-    Raises:
-        DamagedRun: one is missing, or holds more text than there can be, or bytes that are no text.
-    """
+    """Read the columns of records by name: of all of them, or of a group of rows."""
     try:
         if group is None:
             table = parquet.read([*names], use_threads=False)

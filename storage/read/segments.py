@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.storage.errors import DamagedRun, StorageFailed, damaged
 from metaloom.storage.format.arrays import ArraySpec
-from metaloom.storage.format.files import open_file, read_at, read_file
+from metaloom.storage.format.files import folder_entries, open_file, read_at, read_file
 from metaloom.storage.format.records import StageRecord, parse_record
 from metaloom.storage.format.segments import (
     FOLDER,
@@ -87,11 +87,7 @@ class Segment:
             yield self._record_at(row, ref)
 
     def check_links(self, links: Iterable[Link]) -> None:
-        """Compare the links in the seal with the links of all records.
-
-        Raises:
-            DamagedRun: they differ.
-        """
+        """Compare the links in the seal with the links of all records."""
         if join(links) != self.seal.links:
             raise damaged(self.folder / SEAL, "does not name the parts of the chain that its records are")
 
@@ -328,10 +324,10 @@ class Segments:
 
     def _list(self) -> list[tuple[str, int]]:
         try:
-            with os.scandir(self._root / FOLDER) as entries:
-                return sorted((e.name, e.inode()) for e in entries if segment_iterations(e.name) is not None)
+            entries = folder_entries(self._root / FOLDER)
         except (FileNotFoundError, NotADirectoryError):
             return []
+        return sorted((e.name, e.inode()) for e in entries if segment_iterations(e.name) is not None)
 
     def open(self, name: str) -> Segment:
         """Open the segment in a folder of this name; raises as `Segment`."""

@@ -1,12 +1,12 @@
 """Environments of the sessions that wrote a run: code, plug-ins, kernel, device, packages."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from metaloom.storage.errors import DamagedRun
+from metaloom.storage.format.files import folder_entries
 from metaloom.storage.format.sessions import FOLDER, SessionName, read_session
 from metaloom.storage.read.info import contributors
 
@@ -40,7 +40,7 @@ def read_sessions(root: Path, info: Mapping[str, Any]) -> list[ComputedWith]:
     environment, packages = mapping(oldest.get("environment")), mapping(oldest.get("versions"))
     first = ComputedWith(0, "", str(oldest.get("created", "")), environment, packages)
     try:
-        names = os.listdir(root / FOLDER)
+        names = [entry.name for entry in folder_entries(root / FOLDER)]
     except FileNotFoundError:
         names = []
     later: list[ComputedWith] = []

@@ -87,9 +87,6 @@ def minibatch_table(run: StoredOutputs, batches: Minibatches, update: int, *, co
         update: Gradient step, from 0.
         context: Read the transitions that tasks were inferred from instead.
         chosen: Selection of the K x N rows, in this order.
-
-    Raises:
-        StageMissing: there is no such gradient step, it has no context, or a row is not stored.
     """
     numbers = batches.context_rows if context else batches.rows
     if numbers is None:

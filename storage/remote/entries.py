@@ -99,11 +99,7 @@ class Entry:
 
     @classmethod
     def parse(cls, raw: bytes) -> "Entry":
-        """Parse the entry that bytes hold.
-
-        Raises:
-            ValueError: they are not what was written, or name what no run has.
-        """
+        """Parse the entry that bytes hold."""
         document = parse_sealed(raw)
         try:
             if document["schema"] not in SCHEMAS or document["kind"] not in ("begin", "commit", "end"):

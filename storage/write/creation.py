@@ -47,11 +47,7 @@ def creating(path: Path) -> AbstractContextManager[None]:
 
 
 def check_free(path: Path) -> None:
-    """Refuse a path where something is.
-
-    Raises:
-        RunExists: there is.
-    """
+    """Refuse a path where something is."""
     # A folder with nothing but the skeleton is a creation that was interrupted.
     if not path.exists() and not path.is_symlink():
         return

@@ -220,11 +220,7 @@ class WriterLock:
 
 
 def acquire_lock(path: Path, token: str, *, take_over: bool) -> WriterLock:
-    """Lock a run for writing. Taking over replaces a lock that a lost host still holds.
-
-    Raises:
-        RunLocked: another process holds it.
-    """
+    """Lock a run for writing. Taking over replaces a lock that a lost host still holds."""
     owner = render(owner_document(token))
     if take_over:
         new = path.with_name(f"{path.name}.{token}")

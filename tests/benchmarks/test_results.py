@@ -80,9 +80,10 @@ def test_a_page_is_written_from_references_and_from_runs(results, stability, tmp
         assert [float(value.replace("\N{MINUS SIGN}", "-")) for value in told.groups()] == pytest.approx(
             [(lowest + highest) / 2, lowest, highest], abs=0.01
         )
-    (span,) = re.findall(r"^\| `small-promp` \| 2 \| (\S+) \| (\S+) \|$", page, flags=re.MULTILINE)
-    spans = [after["promp", 2][s].mean() for s in (slice(1, 3), slice(4, 6))]
-    assert [float(value.replace("\N{MINUS SIGN}", "-")) for value in span] == pytest.approx(spans, abs=0.01)
+    (span,) = re.findall(r"^\| `small-promp` \| 2 \| (\S+) \| (\S+) \| (\S+) ± \S+ \|$", page, flags=re.MULTILINE)
+    spans = [np.mean([after["promp", seed][s].mean() for seed in (1, 2)]) for s in (slice(1, 3), slice(4, 6))]
+    expected = pytest.approx([*spans, spans[1] - spans[0]], abs=0.02)
+    assert [float(value.replace("\N{MINUS SIGN}", "-")) for value in span] == expected
     assert "lower left" in page
     assert "all tested together: 0 of 1. Too few seeds: 1. No order found: 0." in page
     assert "Digest" not in page
@@ -132,12 +133,15 @@ def test_a_level_is_reached_when_five_iterations_on_average_reach_it(results, mo
 
 
 def test_a_run_that_falls_is_told_from_one_that_stays(stability, monkeypatch):
-    returns = {1: [0, 10, 10, -4, -4], 2: [1, 2, 3, 4, 5], 3: [7]}
+    returns = {1: [0, 10, 10, -4, -4], 2: [1, 2, 3, 4, 5], 3: [7], 4: [-5, -10, -10, -10]}
 
     class Run:
         def __init__(self, seed):
             self.config = {"seed": seed}
 
     monkeypatch.setattr(stability, "returns_after", lambda run: np.array(returns[run.config["seed"]]))
-    *_, row, _ = stability.falls({"mine": [Run(1), Run(2), Run(3)]}, 2)
+    *_, head, line, row, _ = stability.falls({"mine": [Run(1), Run(2), Run(3)], "stays": [Run(2)]}, 2)
+    assert (head, line) == ("| group | highest | last |", "| --- | --- | --- |")
+    assert [*stability.falls({"stays": [Run(2), Run(3)]}, 2)] == []
+    assert len([*stability.falls({"below zero": [Run(4)]}, 2)]) == 6
     assert row == "| `mine` | 1: 10, 2: 4, 3: 7 | 1: \N{MINUS SIGN}4, 2: 4, 3: 7 |"  # 4.5 is rounded to even

@@ -24,7 +24,7 @@ PAGES = [name for name in ("README.md", "CONTRIBUTING.md")] + sorted(
     str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")
 )
 SIZES = ("iterations", "num_tasks", "episodes_per_task", "min_steps", "max_episode_steps", "algorithm.")
-NOT_RUN = 33
+NOT_RUN = 31
 """Number of blocks of all pages that need a server, a cluster, the checkout itself or an installation."""
 
 pytestmark = pytest.mark.slow

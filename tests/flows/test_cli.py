@@ -113,6 +113,7 @@ def test_every_command_has_a_help_text_with_an_example(name, capsys):
         (["train", "promp-point-corner", "--iteratons", "3"], "did you mean --iterations?"),
         (["train", "promp-point-corner", "--seed", "0", "--set", "seed=2"], "found --seed with --set seed"),
         (["ls", "--sotr", "name"], "did you mean --sort?"),
+        (["du", "--sotr"], "found --sotr, which metaloom du does not take"),
         (["resume", "nothing-here"], "nothing-here"),
         (["show", "nothing-here"], "nothing-here"),
         (["verify", "nothing-here"], "nothing-here"),

@@ -12,6 +12,8 @@ from metaloom.pipeline.envs.contract import Component, EnvError
 from metaloom.pipeline.envs.facts import component_facts
 from metaloom.pipeline.envs.registry import make_env
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 
 def facts(name, **options):
     return component_facts(make_env(EnvConfig(name=name, options=options)))

@@ -42,6 +42,8 @@ def test_with_settings_unchanged_every_stage_gives_the_stored_bits(stored, stage
     assert result.stored.identical
     assert result.changed.identical
     assert result.distance()["distance"] == 0
+    assert "config=" not in repr(result.changed)
+    assert "digests=" not in repr(result.changed)
 
 
 def test_naming_the_settings_that_the_run_has_changes_nothing(stored):

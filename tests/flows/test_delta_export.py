@@ -141,9 +141,10 @@ def test_folders_of_other_things_are_refused(runs, tmp_path):
     assert [*tmp_path.joinpath("mine").iterdir()] == [tmp_path / "mine" / "thesis.tex"]
 
 
-def test_a_column_of_another_type_is_named(runs, tmp_path):
+@pytest.mark.parametrize("names", [("run_id", "run", "return"), ("return", "run", "run_id")])
+def test_a_column_of_another_type_is_named(runs, tmp_path, names):
     run = storage.open_run(runs / "first")
-    table = pa.table({"run_id": ["x"], "run": ["x"], "return": ["high"]})
+    table = pa.table({name: ["x"] for name in names})
     deltalake.write_deltalake(tmp_path / "lake" / "episodes", table, partition_by=["run_id"])
     with pytest.raises(UsageError, match=r"found the column 'return' of type \w+, of which the run has \w+"):
         export(run, tmp_path / "lake", "delta")

@@ -14,6 +14,8 @@ from metaloom.flows.recipes import new_config
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.envs.contract import EnvError
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 SERIAL = Backend(workers=0)
 
 

@@ -9,9 +9,11 @@ import pytest
 import metaloom.flows.estimate
 import metaloom.flows.views.report
 from metaloom.flows.cli import run as main
+from metaloom.flows.commands.dry_run import DryRun, Probe
 from metaloom.flows.commands.fork import fork
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.estimate import check_sizes, refusal_of
+from metaloom.flows.formatting import size
 from metaloom.flows.observer import Observer
 from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.recipes import new_config
@@ -172,6 +174,21 @@ def test_a_dry_run_prints_what_it_counts_and_measures_and_creates_nothing(
     stored = sum(file.stat().st_size for file in (tmp_path / "run").rglob("*") if file.is_file())
     assert found["run_bytes"] == pytest.approx(stored, rel=0.1)
     assert main(["train", "promp-point-corner", "--probe"]) == 2
+
+
+def test_people_are_shown_what_an_iteration_takes_and_what_the_whole_run_does() -> None:
+    sample = Sample(3, 0, 5.0, 2.0, 10**6, array_bytes=10**6, table_bytes=10**6, record_bytes=10**6, log_bytes=0)
+    found = DryRun(4, 2, 1000, 8 * 10**9, 10**12, Probe(10**9, 2 * 10**9, sample))
+    rows = {row[0]: row[1:] for row in zip(*(column._cells for column in found.table().columns), strict=True)}
+    assert rows == {
+        "environment steps, at most": ("1 k", "4 k", ""),
+        "memory, trainer": (size(10**9), "", size(8 * 10**9)),
+        "memory, workers": (f"2 workers of {size(2 * 10**9)}", "", ""),
+        "disk": (size(3 * 10**6), size(13 * 10**6), f"{size(10**12)} free"),
+        "time": ("2 s", "0:00:11", ""),
+    }
+    unknown = DryRun(4, 0, 1000, 8 * 10**9, 10**12, Probe(10**9, 0, None)).table().columns[1]._cells
+    assert [*unknown][2:] == ["none", "longer than the probe", "longer than the probe"]
 
 
 def test_a_run_keeps_what_its_first_iterations_predicted_and_what_all_of_its_sessions_took(

@@ -226,23 +226,29 @@ def test_other_words_for_iterations_are_refused(text):
         parse_span("--iterations", text)
 
 
-@pytest.fixture
-def csv_format(tmp_path, monkeypatch):
-    """The format that docs/export.md makes, as one file in a folder where formats are looked for."""
+@pytest.fixture(params=["my_formats:CSV", "csv"])
+def csv_format(request, tmp_path, monkeypatch):
+    """The format that docs/export.md makes, in a module of the user's and by an entry point."""
     page = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
-    (source,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "FORMAT" in block)
-    (tmp_path / "formats").mkdir()
-    (tmp_path / "formats" / "csv.py").write_text(source, encoding="utf-8")
-    monkeypatch.setattr(exports, "__path__", [*exports.__path__, str(tmp_path / "formats")])
-    yield "csv"
-    sys.modules.pop(f"{exports.__name__}.csv", None)
+    (source,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "CSV = " in block)
+    (tmp_path / "my_formats.py").write_text(source, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    if request.param == "csv":
+        (distribution := tmp_path / "my_formats-1.dist-info").mkdir()
+        (distribution / "METADATA").write_text("Metadata-Version: 2.1\nName: my-formats\nVersion: 1\n")
+        (distribution / "entry_points.txt").write_text("[metaloom.exports]\ncsv = my_formats:CSV\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        assert "csv" in exports.format_names()
+    yield request.param
+    sys.modules.pop("my_formats", None)
+    if str(tmp_path) in sys.path:
+        sys.path.remove(str(tmp_path))
 
 
-def test_a_new_format_is_one_file_and_refuses_the_options_it_does_not_take(csv_format, stored, tmp_path, capsys):
-    assert csv_format in exports.format_names()
+def test_a_users_format_writes_and_refuses_the_options_it_does_not_take(csv_format, stored, tmp_path, capsys):
     command = ["export", str(stored.path), "--to", csv_format, "--out", str(tmp_path / "out")]
     assert cli.run([*command, "--step", "0"]) == 2
-    assert "found --step with --to csv, which does not take it" in capsys.readouterr().err
+    assert f"found --step with --to {csv_format}, which does not take it" in capsys.readouterr().err
     assert cli.run([*command, "--iterations", "1:"]) == 0
     rows = (tmp_path / "out" / "metrics.csv").read_text().splitlines()
     assert len(rows) == 2
@@ -250,10 +256,37 @@ def test_a_new_format_is_one_file_and_refuses_the_options_it_does_not_take(csv_f
     assert "1 iteration, 1 row " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_such_module:CSV", "No module named 'no_such_module'"),
+        ("json:CSV", "has no attribute 'CSV'"),
+        ("json:dumps", "an object of builtins:function; required module:FORMAT with an ExportFormat"),
+    ],
+)
+def test_a_users_format_that_is_none_is_refused_before_anything_is_written(name, message, stored, tmp_path, capsys):
+    assert cli.run(["export", str(stored.path), "--to", name, "--out", str(tmp_path / "out")]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_format_refuses_a_function_that_it_could_not_call():
+    def export_rows(run, folder, done, rows):
+        """Needs what no option gives."""
+
+    with pytest.raises(
+        TypeError, match=r"export_rows\(run, folder, done, rows\): missing .* 'rows'; required \(run, f"
+    ):
+        exports.ExportFormat(export_rows)
+
+
 def test_a_format_that_does_not_exist_is_refused_with_those_that_do(stored, tmp_path, capsys):
     assert cli.run(["export", str(stored.path), "--to", "parket", "--out", str(tmp_path / "out")]) == 2
     told = capsys.readouterr().err
-    assert "required one of delta, histories, minari, parquet, tensorboard. Did you mean parquet?" in told
+    assert (
+        "required one of delta, histories, minari, parquet, tensorboard, or module:FORMAT. Did you mean parquet?"
+        in told
+    )
     assert cli.run(["export", str(stored.path), "--to", "onnx", "--out", str(tmp_path / "out")]) == 2
     assert "`metaloom policy RUN --out policy.onnx`" in capsys.readouterr().err
 

@@ -18,6 +18,8 @@ from metaloom.pipeline.envs.registry import make_batch_env, make_env
 from metaloom.pipeline.schema import ConfigError
 from metaloom.stages.rollouts.faults import RolloutError
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 HERE = metaloom.Backend(workers=0)
 RADIUS = 0.6
 
@@ -242,6 +244,7 @@ def test_facts_of_a_batch_are_checked_row_by_row():
         ((Fact("a"), Fact("a")), "every name once"),
         ((Fact("a b"),), "letters, digits"),
         ((Fact("a", "bool"),), 'kind "flag" or "number"'),
+        ((Fact("a", per="batch"),), 'per "step" or "episode"'),
         ((Fact("return"),), "average_return every run has"),
         ((Fact("a", "flag", optional=True),), "optional flag"),
         (3, "required a sequence of Fact"),

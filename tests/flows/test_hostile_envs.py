@@ -34,6 +34,7 @@ from metaloom.pipeline.seeding import seed_for
 from metaloom.stages.rollouts.faults import RolloutError
 from metaloom.stages.rollouts.reproduce import reproduce
 
+pytestmark = pytest.mark.usefixtures("warm")
 STEP_TIMEOUT = 1.0
 HERE = Backend(workers=0)
 

@@ -170,12 +170,22 @@ def test_wandb_keeps_all_of_it_offline(logged):
     assert [row.get("film") for row in by_step.values()] == [None, "video-file"]
     (begun,) = (r.run for r in wandb_records(folder) if r.WhichOneof("record_type") == "run")
     assert (begun.run_id, begun.display_name) == (logged.info["id"].replace("-", ""), "first")
+    assert begun.project == "metaloom"
     config = {item.key: json.loads(item.value_json) for item in begun.config.update}
     assert config["algorithm"]["clip_eps"] == logged.config["algorithm"]["clip_eps"]
     # Neither the program, nor the machine, nor the repository.
     kinds = {record.WhichOneof("record_type") for record in wandb_records(folder)}
     assert not {"stats", "output", "output_raw"} & kinds
     assert not list(folder.glob("*/files/wandb-metadata.json"))
+
+
+def test_wandb_is_where_its_variables_say(logged, monkeypatch, tmp_path):
+    wandb, given = pytest.importorskip("wandb"), {}
+    monkeypatch.setattr(wandb, "init", lambda **options: given.update(options))
+    for name, value in (("PROJECT", "mine"), ("DIR", str(tmp_path / "own")), ("MODE", "disabled")):
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    live.opener("wandb")(logged, tmp_path / "logs")
+    assert (given["project"], given["dir"], given["settings"].mode) == ("mine", str(tmp_path / "own"), "disabled")
 
 
 def test_mlflow_has_numbers_settings_and_the_film(logged):

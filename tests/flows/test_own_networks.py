@@ -40,6 +40,7 @@ RUNS = {
         "num_tasks=2",
         "episodes_per_task=2",
     ),
+    "linear": ("ppo", "env=Pendulum-v1", "policy.hidden_sizes=[]", "algorithm.critic_hidden_sizes=[]", "min_steps=100"),
     "beta": ("ppo", "env=Pendulum-v1", "env.action_scale=1", "policy=beta_policy:BetaPolicy", "min_steps=100"),
 }
 of_every_run = pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)

@@ -10,6 +10,7 @@ import socket
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -33,13 +34,13 @@ from metaloom.flows.prefect_app import serve as serve_module
 from metaloom.flows.prefect_app.database import require_answer, server_url, without_password
 from metaloom.flows.prefect_app.deploy import FILE
 from metaloom.flows.prefect_app.flow_runs import Caretaker
+from metaloom.flows.prefect_app.front import guarded
 from metaloom.flows.prefect_app.home import API, AUTH, folder_settings, make_home, read_environment, write_environment
 from metaloom.flows.prefect_app.parts import Part, ServeError, Stop, alone, running
 from metaloom.flows.prefect_app.quiet import write_settings
 from metaloom.flows.prefect_app.reports import address_of, served_reports
 from metaloom.flows.prefect_app.serve import Address, _go_on, _listening, _prepare, _wait, settings
 from metaloom.flows.prefect_app.serve import serve as serve_flows
-from metaloom.flows.prefect_app.server import compare_bytes, guarded
 
 
 def serve(folder: Path, port: int, *options: str) -> "subprocess.CompletedProcess[str]":
@@ -76,6 +77,16 @@ def test_a_server_that_has_ended_is_not_asked_whoever_answers_in_its_place():
         part._process.wait()
         with pytest.raises(ServeError, match="it ended with code 1"):
             _wait(Stop(), part)
+
+
+def test_a_server_or_a_step_that_is_not_ready_in_time_is_told():
+    stop = Stop()
+    stop.set()  # which is looked at only after the time
+    with running(Part("it", ["timeit", "while True: pass"], answers=lambda: False)) as part:
+        with pytest.raises(ServeError, match="it is not ready after 0 s"):
+            _wait(stop, part, seconds=0)
+        with pytest.raises(ServeError, match="a step is not ready after 0 s"):
+            _wait(stop, part, replace(part, name="a step"), seconds=0)
 
 
 @pytest.mark.parametrize("does", ["refuses", "answers nonsense"])
@@ -134,6 +145,8 @@ def test_a_password_that_the_page_cannot_send_is_refused(monkeypatch, tmp_path):
 
 
 def test_without_the_password_prefect_s_server_shows_no_docs_and_knows_no_other_one():
+    from metaloom.flows.prefect_app.server import compare_bytes  # which imports all of Prefect's server
+
     async def statuses(app: ASGIApp) -> dict[str, int]:
         transport, found = httpx.ASGITransport(app), {}
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:4300") as client:

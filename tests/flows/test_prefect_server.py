@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+import time
 import urllib.error
 import urllib.request
 import venv
@@ -85,15 +86,18 @@ def first(served, yearly) -> dict[str, Any]:
 
 def test_the_wheel_trains_and_reports_in_an_empty_folder(programs, tmp_path):
     settings = ("iterations=1", "num_tasks=2", "episodes_per_task=2", "max_episode_steps=5")
-    arguments = ["promp-point-corner", "--run", "mine", *(part for setting in settings for part in ("--set", setting))]
-    for command in (["train", *arguments, "--workers", "0"], ["report", "mine", "--out", "pages"]):
-        done = typed(programs / "metaloom", *command, folder=tmp_path)
-        assert done.returncode == 0, done.stdout + done.stderr
+    changes = [part for setting in settings for part in ("--set", setting)]
+    train = ["train", "promp-point-corner", "--run", "mine", *changes, "--workers", "0"]
+    # As `metaloom` does, in one process, which has imported everything after the first command.
+    code = (
+        "from metaloom.flows import cli; "
+        f"assert cli.run({train}) == cli.run(['report', 'mine', '--out', 'pages']) == 0; print(cli.__file__)"
+    )
+    done = typed(programs / "python", "-c", code, folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
     assert {path.name for path in tmp_path.iterdir()} == {"runs", "pages"}
     assert {path.suffix for path in (tmp_path / "pages").iterdir()} == {".png", ".html"}
-    where = "import metaloom.flows.cli; print(metaloom.flows.cli.__file__)"
-    told = typed(programs / "python", "-c", where, folder=tmp_path)
-    assert Path(told.stdout).is_relative_to(programs.parent)
+    assert Path(done.stdout.splitlines()[-1]).is_relative_to(programs.parent)
 
 
 def test_the_bare_name_runs_the_flow_to_completion(served, first):
@@ -233,12 +237,6 @@ def test_what_people_set_stays_when_the_flows_are_deployed_again(served, monkeyp
         served.tell(path, {"job_variables": deployment["job_variables"]}, method="PATCH")
 
 
-def test_a_schedule_has_its_flow_runs_planned(served, yearly):
-    """Which fails inside the server, and is told in its log alone, where it has an SQLAlchemy that it cannot use."""
-    of_it = {"deployment_id": {"any_": [yearly]}, "state": {"type": {"any_": ["SCHEDULED"]}}}
-    wait_for(lambda: served.ask("flow_runs/count", flow_runs=of_it) > 0, "its next flow runs are planned", seconds=120)
-
-
 def test_a_wrong_parameter_is_refused_before_a_flow_run_exists(served, first):
     """By the schema, of which test_prefect_flow.py has what else it refuses."""
     before = served.ask("flow_runs/count")
@@ -251,18 +249,24 @@ def test_a_wrong_parameter_is_refused_before_a_flow_run_exists(served, first):
     assert served.ask("flow_runs/count") == before
 
 
-def test_the_full_name_extends_a_run_from_any_folder(served, first, tmp_path):
-    name = str(served.folder / "runs" / "first")
+def test_the_full_name_replays_a_run_from_any_folder_and_finds_it_identical(served, first, tmp_path):
+    name = path_of(served, "first")
     done = typed(
         served.programs / "prefect",
-        *("deployment", "run", "meta-train/meta-train", "--watch", "-p", f"run={name}", "-p", "iterations=3"),
-        *("-p", "workers=0"),
+        *("deployment", "run", "replay/replay", "--watch", "-p", f"run={name}", "-p", "iteration=1"),
         folder=tmp_path,
         PREFECT_API_URL=f"http://127.0.0.1:{served.port}/api",
         PREFECT_API_AUTH_STRING=served.password,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert list(storage.open_run(Path(name)).iterations) == [0, 1, 2]
+    assert served.flow_run(f"replay {name}")["state"]["message"] == "7 stages replayed: all identical"
+
+
+def test_a_run_is_extended_by_the_flow_that_trained_it(served, first):
+    with here(served):
+        state = deployments.meta_train(run=path_of(served, "first"), iterations=3, workers=0, return_state=True)
+    assert state.is_completed()
+    assert list(storage.open_run(served.folder / "runs" / "first").iterations) == [0, 1, 2]
 
 
 def test_a_run_is_not_continued_with_other_settings(served, first):
@@ -370,10 +374,10 @@ async function attack(server) {
 
 
 @NEEDS_BROWSER
-@pytest.mark.parametrize("where", ["127.0.0.1", "localhost", OTHER_HOST])
-def test_a_page_of_another_origin_gets_nowhere_in_the_browser_that_is_logged_in(served, where, tmp_path):
+def test_a_page_of_another_origin_gets_nowhere_in_the_browser_that_is_logged_in(served, tmp_path):
     (address,) = re.findall(r"http://\S+/open#\S+", served.log.read_text())
-    servers = [f"http://{host}:{served.port}" for host in ("127.0.0.1", "localhost", OTHER_HOST)]
+    hosts = ("127.0.0.1", "localhost", OTHER_HOST)
+    servers = [f"http://{host}:{served.port}" for host in hosts]
     (tmp_path / "page").mkdir()
     page = ATTACK.replace("SPAWN", json.dumps(SPAWN)).replace("SERVERS", json.dumps(servers))
     (tmp_path / "page" / "index.html").write_text(page)
@@ -381,13 +385,16 @@ def test_a_page_of_another_origin_gets_nowhere_in_the_browser_that_is_logged_in(
     for host in ("127.0.0.1", "localhost"):
         markup, _ = look(address.replace("127.0.0.1", host), tmp_path / "profile")
         assert "Active Work Pools" in markup, "it is logged in"
-    with serving_files(tmp_path / "page") as port:
-        markup, _ = look(f"http://{where}:{port}/", tmp_path / "profile")
-    told = html.unescape(markup.partition("<pre>")[2].partition("</pre>")[0]).splitlines()
-    assert told[-1:] == ["all tried"], markup
-    assert [line for line in told[:-1] if not line.endswith("refused")] == []
-    assert len(told) == 3 * 7 + 1
-    assert counts(served) == before
+    for where in hosts:
+        with serving_files(tmp_path / "page") as port:
+            markup, _ = look(f"http://{where}:{port}/", tmp_path / "profile")
+        told = html.unescape(markup.partition("<pre>")[2].partition("</pre>")[0]).splitlines()
+        assert told[-1:] == ["all tried"], markup
+        assert [line for line in told[:-1] if not line.endswith("refused")] == [], where
+        assert len(told) == 3 * 7 + 1
+        assert counts(served) == before, where
+    markup, _ = look(address, tmp_path / "profile")
+    assert "Active Work Pools" in markup, "no attack has logged it out"
 
 
 @NEEDS_BROWSER
@@ -396,12 +403,6 @@ def test_the_page_is_opened_logged_in_by_the_address_that_was_printed_alone(serv
     markup, _ = look(f"http://127.0.0.1:{served.port}{end}", tmp_path)
     assert words in markup
     assert "Active Work Pools" not in markup
-
-
-def test_replay_finds_the_stored_iteration_identical(served, first):
-    replayed = served.finished("replay", run="first", iteration=1)
-    assert replayed["name"] == "replay first"
-    assert replayed["state"]["message"] == "7 stages replayed: all identical"
 
 
 def test_evaluate_reports_the_return_after_every_adaptation_step(served, first):
@@ -414,12 +415,30 @@ def test_evaluate_reports_the_return_after_every_adaptation_step(served, first):
     assert [row["adaptation_steps"] for row in json.loads(table["data"])] == [0, 1, 2]
 
 
-def test_a_training_outlives_its_server_and_its_own_process(served, tiny_config: Callable[..., RunConfig], digests):
+SLOW = """
+import time
+
+from metaloom.pipeline.envs.point_corner import PointCorner
+
+
+class Slow(PointCorner):
+    def start(self, rng):
+        time.sleep(0.01)
+        return super().start(rng)
+"""
+"""Leaves the processor to a server that starts, while it trains."""
+
+
+def test_a_training_outlives_its_server_and_its_own_process(
+    served, tiny_config: Callable[..., RunConfig], digests, monkeypatch
+):
     """Both are killed, and nobody does anything about it; then it is cancelled in the page.
 
     Of which its worker does not hear, having lost the server before.
     """
-    config = tiny_config(iterations=100_000).model_dump(mode="json")
+    (served.folder / "slow_corner.py").write_text(SLOW)
+    slow = {"name": "slow_corner:Slow", "options": {"reward": "dense"}, "copies": "kept", "action_scale": None}
+    config = tiny_config(env=slow, iterations=100_000).model_dump(mode="json")
     id = served.start("meta-train-custom", run="killed", workers=0, config=config)
     folder = served.folder / "runs" / "killed"
     wait_for(lambda: iterations_of(folder) > 2, "it trains")
@@ -438,8 +457,11 @@ def test_a_training_outlives_its_server_and_its_own_process(served, tiny_config:
     wait_for(lambda: iterations_of(folder) > killed + 2, "it trains in another process", seconds=120)
     assert (run()["state"]["type"], run()["run_count"]) == ("RUNNING", 2)
     require_cancelled_in_time(served, "killed")
-    alone = train(tiny_config(iterations=iterations_of(folder)), served.folder / "alone", backend=Backend(workers=0))
-    expected, found = digests(alone.path), digests(folder)
+    monkeypatch.syspath_prepend(served.folder)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    alone = tiny_config(env=slow, iterations=iterations_of(folder))
+    expected = digests(train(alone, served.folder / "alone", backend=Backend(workers=0)).path)
+    found = digests(folder)
     assert {key: found[key] for key in expected} == expected
     assert "Traceback" not in (served.folder / ".prefect" / "server.log").read_text()
 
@@ -500,6 +522,15 @@ def test_a_flow_that_is_asked_to_stop_is_cancelled_behind_a_stage(served, tiny_c
     assert (asked, state.type.value) == ([0], "CANCELLED")
     assert f"after {len(storage.open_run(folder).iterations)} iterations" in state.message
     assert storage.verify_run(folder) == []
+
+
+def test_a_schedule_has_its_flow_runs_planned(served, yearly):
+    """Which fails inside the server, and is told in its log alone, where it has an SQLAlchemy that it cannot use.
+
+    The server looks once a minute, so the tests before this one take the time until it has.
+    """
+    of_it = {"deployment_id": {"any_": [yearly]}, "state": {"type": {"any_": ["SCHEDULED"]}}}
+    wait_for(lambda: served.ask("flow_runs/count", flow_runs=of_it) > 0, "its next flow runs are planned", seconds=120)
 
 
 def require_cancelled_in_time(served: Served, name: str) -> None:

@@ -34,6 +34,8 @@ from metaloom.pipeline.policies.remembering import Remembering, recollect
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import TaskParams
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 SMALL = ("policy.hidden_sizes=[8]", "iterations=2", "num_tasks=3", "episodes_per_task=4", "max_episode_steps=6")
 EVALUATED = ("evaluation.every=2", "evaluation.num_tasks=2", "evaluation.test_episodes=3")
 RUNS = {

@@ -133,6 +133,25 @@ class TestRemove:
         assert [*runs.iterdir()] == []
         assert says("rm", capsys) == "no removal to finish\n"
 
+    def test_what_another_command_removes_meanwhile_is_no_error(self, runs, monkeypatch):
+        unlink, first = os.unlink, []
+
+        def meanwhile(path, **options):
+            unlink(path, **options)
+            if not first:
+                first.append(path)
+                raise FileNotFoundError(path)
+
+        monkeypatch.setattr(os, "unlink", meanwhile)
+        storage.remove_run(runs / "first")
+        assert first
+        assert [*runs.iterdir()] == []
+
+    def test_a_removal_leaves_no_file_open(self, runs):
+        before = os.listdir("/proc/self/fd")
+        storage.remove_run(runs / "first")
+        assert len(os.listdir("/proc/self/fd")) == len(before)
+
     def test_a_run_that_others_began_with_is_named(self, runs, tiny_config, capsys):
         from metaloom.flows.commands.train import train
         from metaloom.flows.rollouts.workers import Backend

@@ -304,6 +304,11 @@ def test_a_sweep_of_somebody_else_imports_nothing_that_its_file_names(runs_folde
         assert cli.run(["sweep", "theirs"]) == 2
         assert "its settings name evil_module:" in capsys.readouterr().err
         assert cli.run(["sweep", "theirs", "--status"]) == 0
+    names = [f"evil_module:{name}" for name in "abcdef"]
+    file.write_text(json.dumps(document | {"settings": [f"metrics=[{','.join(reversed(names))}]"]}))
+    capsys.readouterr()
+    assert cli.run(["sweep", "theirs"]) == 2
+    assert f"its settings name {', '.join(names)}; found" in capsys.readouterr().err
     assert not (tmp_path / "CALLED").exists()
 
 

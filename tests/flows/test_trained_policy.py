@@ -16,10 +16,11 @@ from small_runs import GRADIENT_BASED, RECURRENT, SMALL_RUNS
 import metaloom
 from metaloom import storage
 from metaloom.flows import cli
-from metaloom.flows.errors import UsageError
+from metaloom.flows.errors import ExtraMissing, UsageError
 from metaloom.flows.recipes import load_settings, new_config
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.settings import assignments
+from metaloom.flows.trained import deployment
 from metaloom.flows.trained.files import PolicyFile, digest_of
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import build_config
@@ -189,6 +190,14 @@ def test_an_onnx_model_acts_alike_under_another_runtime(trained, tmp_path):
         (actions,) = session.run(None, {"observations": seen})
         np.testing.assert_allclose(actions, policy(seen), atol=1e-6)
         assert actions.dtype == policy(seen).dtype
+
+
+@pytest.mark.parametrize("trained", ["promp"], indirect=True)
+def test_without_the_package_that_writes_onnx_its_extra_is_named(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(deployment.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ExtraMissing, match=r"^onnxscript is not installed; .*metaloom\[onnx\]"):
+        trained.policy().save(tmp_path / "policy.onnx")
+    assert [*tmp_path.iterdir()] == []
 
 
 @pytest.mark.parametrize("trained", ["promp"], indirect=True)

@@ -14,6 +14,8 @@ from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.storage import StageRef
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 SERIAL = Backend(workers=0)
 
 

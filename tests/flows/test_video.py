@@ -24,7 +24,7 @@ from metaloom.flows.commands.thin import thin
 from metaloom.flows.errors import ExtraMissing, UsageError
 from metaloom.flows.films import film, opengl
 from metaloom.flows.films import video as commands_video
-from metaloom.flows.films.painters import FlatPainter, _lines_around, _View, drawable, painter_of
+from metaloom.flows.films.painters import FlatPainter, _camera, _lines_around, _View, drawable, painter_of
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.point_corner import PointCorner
 from metaloom.storage import Retention
@@ -146,6 +146,22 @@ def test_a_camera_that_looks_up_sees_no_ground():
     camera.lookat[2], camera.elevation = 5, 80
     picture = FlatPainter(model, mujoco.MjData(model), camera, 32, 24).draw()
     assert len(np.unique(picture.reshape(-1, 3), axis=0)) == 1
+
+
+@pytest.mark.parametrize(
+    ("inside", "kind"),
+    [
+        ("<joint type='hinge'/>", mujoco.mjtCamera.mjCAMERA_FREE),
+        ("<freejoint/>", mujoco.mjtCamera.mjCAMERA_TRACKING),
+        ("<freejoint/><camera name='track'/>", mujoco.mjtCamera.mjCAMERA_FIXED),
+        ("", mujoco.mjtCamera.mjCAMERA_FREE),
+    ],
+)
+def test_the_camera_is_the_models_own_or_follows_what_moves_freely(inside, kind):
+    body = f"<body name='other'/><body>{inside}<geom size='1'/></body>"
+    camera = _camera(mujoco.MjModel.from_xml_string(f"<mujoco><worldbody>{body}</worldbody></mujoco>"))
+    assert camera.type == kind
+    assert (camera.trackbodyid == 2) == (kind == mujoco.mjtCamera.mjCAMERA_TRACKING)
 
 
 def test_flat_drawing_covers_what_opengl_draws(tmp_path):

@@ -146,6 +146,20 @@ def test_a_slice_of_an_array_is_the_stored_one(runs, viewer):
     }
 
 
+@pytest.mark.parametrize(("most", "every"), [(30, (1, 1)), (29, (1, 2)), (15, (1, 2)), (14, (1, 4))])
+def test_of_a_slice_of_more_numbers_than_a_page_shows_it_has_some_at_equal_distances(
+    viewer, runs, monkeypatch, most, every
+):
+    monkeypatch.setattr("metaloom.flows.viewer.values.MOST_NUMBERS", most)
+    rewards = storage.open_run(runs / "tiny")[2].rollouts(1).rewards[1].astype(np.float64)
+    assert rewards.shape == (3, 10)
+    query = {"array": "rollouts_1/rewards", "at": "1,0,0"}
+    for axes, expected, apart in (((1, 2), rewards, every), ((2, 1), rewards.T, every[::-1])):
+        answer = viewer.api("run", "tiny", "values", 2, *ROLLOUTS, **query, rows=axes[0], columns=axes[1])
+        assert answer.headers["x-every"] == ",".join(map(str, apart))
+        np.testing.assert_array_equal(numbers(answer), expected[:: apart[0], :: apart[1]])
+
+
 @pytest.mark.parametrize(
     ("query", "told"),
     [
@@ -269,6 +283,17 @@ def test_adaptation_is_told_from_the_learner_and_ways_from_observations(runs, vi
     assert (before["label"], after["label"]) == ("before adaptation", "after adaptation")
     np.testing.assert_allclose(after["tasks"][1][2], run[2].rollouts(1).observations[1, 2].T, rtol=1e-6)
     np.testing.assert_allclose(found["ways"]["goals"], run[2].tasks().params)
+
+
+def test_adapted_policies_are_shown_step_after_step(tmp_path, tiny_config):
+    settings = {"algorithm": {"name": "promp", "num_epochs": 1, "inner_steps": 5}, "iterations": 1}
+    train(tiny_config(**settings), tmp_path / "runs" / "deep", backend=SERIAL)
+    found = Viewer(tmp_path / "runs").get("run", "deep", "adaptation", 0)["policies"]
+    run = storage.open_run(tmp_path / "runs" / "deep")
+    start, adapted = run[0].learner().params, [run[0].adapted(k).params for k in range(5)]
+    assert found["steps"] == [1, 2, 3, 4, 5]
+    moved = [[np.sqrt(sum(((of[n][b] - start[n]) ** 2).sum() for n in start)) for b in range(4)] for of in adapted]
+    np.testing.assert_allclose(found["distances"], moved, rtol=1e-4)
 
 
 def test_a_thinned_run_says_what_is_gone_and_shows_what_is_left(runs):

@@ -17,7 +17,7 @@ from viewing import TOKEN, Viewer
 
 from metaloom.flows import cli
 from metaloom.flows.errors import ExtraMissing
-from metaloom.flows.prefect_app.server import guarded
+from metaloom.flows.prefect_app.front import guarded
 from metaloom.flows.viewer import server
 from metaloom.flows.viewer.gate import HEADERS
 from metaloom.flows.views import interactive

@@ -244,6 +244,10 @@ class TestLog:
         assert by_level["error"][0].message == "torn\nValueError: because"
         assert by_level["error"][0].ref == run.last_ref(0)
         assert storage.verify_run(path) == []
+        watch = Watch(path)
+        watch.look()
+        assert [*watch.warnings] == [line for line in found if line.level in ("warning", "error")]
+        assert len(watch.warnings) == 3
         capsys.readouterr()
         assert cli.run(["logs", str(path), "--level", "warning"]) == 0
         assert (

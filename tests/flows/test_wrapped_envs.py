@@ -37,6 +37,8 @@ from metaloom.pipeline.envs.flattening import flat
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.envs.wrappers import action_map, sizes_of
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 HERE = Backend(workers=0)
 
 

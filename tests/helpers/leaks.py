@@ -20,7 +20,7 @@ _LIBRARY_THREADS = (
     "GlobalEventLoopThread", "PrefectGlobal", "EventsWorker", "APILogWorkerThread", "ThreadPoolExecutor",
     "offload", "pymoo", "tqdm_monitor", "execnet", "Dummy",
 )  # fmt: skip
-_LIBRARY_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+_LIBRARY_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "warm.serve()")
 # Of pytest and of libraries, which set them once. Those of Dask come with clusters that tests start themselves;
 # flows/test_local_cluster.py looks at what our own leave.
 _OTHERS_VARIABLES = (

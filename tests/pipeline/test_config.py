@@ -65,9 +65,36 @@ def test_an_integer_stands_for_a_float_and_values_of_options_stay_as_they_are():
     assert (config.env.action_scale, config.env.options, config.policy.hidden_sizes) == (5.0, options, (4,))
 
 
-def test_settings_that_contradict_each_other_are_refused():
-    changes = ["algorithm.num_minibatches=50", "episodes_per_task=2", "max_episode_steps=20"]
-    with pytest.raises(ConfigError, match=r"num_minibatches is 50 but a task has at most 40 steps"):
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            ["algorithm.num_minibatches=50", "episodes_per_task=2", "max_episode_steps=20"],
+            "num_minibatches is 50 but a task has at most 40 steps",
+        ),
+        (["algorithm.num_epochs=1", "algorithm.tolerance=0.1"], "tolerance is 0.1 but num_epochs is 1"),
+        (
+            ["algorithm=dice-maml", "algorithm.num_epochs=2", "algorithm.tolerance=0.1"],
+            "tolerance is 0.1 but the value of the DiCE loss is the same for all parameters",
+        ),
+        (
+            ["algorithm.adaptive_inner_kl_penalty=true", "algorithm.inner_steps=0"],
+            "adaptive_inner_kl_penalty is on but inner_steps is 0",
+        ),
+        (
+            ["algorithm.adaptive_inner_kl_penalty=true", "algorithm.init_inner_kl_penalty=0"],
+            "adaptive_inner_kl_penalty is on but init_inner_kl_penalty is 0",
+        ),
+        (["algorithm.target_inner_kl=0.5"], "target_inner_kl is 0.5 but adaptive_inner_kl_penalty is off"),
+        (["algorithm.lr_schedule=linear"], "lr_schedule is linear but lr_horizon is not set"),
+        (["algorithm.lr_horizon=5"], "lr_horizon is 5 but lr_schedule is constant"),
+        (["algorithm.lr_decay=0.5"], "lr_decay is 0.5 but lr_schedule is constant"),
+        (["algorithm.lr_schedule=exponential"], "lr_schedule is exponential but lr_decay is 1.0"),
+        (["policy.min_std=2"], "min_std is 2.0 but init_std is 1.0"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
         build_config(override(MINIMAL, changes))
 
 

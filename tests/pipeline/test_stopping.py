@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from metaloom.pipeline.config.stopping import StoppingConfig, trend_p_value
+from metaloom.pipeline.schema import ConfigError
 
 
 def metrics(average, minimum=0.0, steps=0):
@@ -66,12 +67,37 @@ def test_convergence_needs_its_whole_window_and_no_trend():
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{}, {"samples": 3, "statistic": "max"}, {"samples": 3, "convergence_p_value": 0.5}, {"combine": "all"}],
+    ("settings", "message"),
+    [
+        ({}, "stop names no criterion"),
+        ({"combine": "all"}, "stop names no criterion"),
+        ({"samples": 3, "statistic": "max"}, "statistic is set but no criterion looks at returns"),
+        ({"samples": 3, "convergence_p_value": 0.5}, "convergence_window is not; set both or neither"),
+        ({"metric": "success_rate"}, "metric is 'success_rate', at_least None, at_most None; give"),
+        ({"metric": "success_rate", "at_least": 1, "at_most": 2}, "at_least 1.0, at_most 2.0; give a metric and one"),
+        ({"samples": 3, "at_most": 2}, "metric is None, at_least None, at_most 2.0; give a metric"),
+        ({"samples": 0}, "greater than or equal to 1"),
+        ({"convergence_window": 2}, "greater than or equal to 3"),
+    ],
 )
-def test_options_without_a_criterion_are_refused(settings):
-    with pytest.raises(ValueError, match=r"set|criterion"):
+def test_options_without_a_criterion_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
         StoppingConfig(**settings)
+
+
+def test_the_least_that_a_criterion_can_ask_for_is_taken():
+    assert StoppingConfig(samples=1).met([metrics(0, steps=1)])
+    assert StoppingConfig(convergence_window=3).met([metrics(x) for x in (2, 2, 2)])
+
+
+def test_a_metric_that_no_batch_has_is_refused_with_those_that_it_has():
+    stop = StoppingConfig(metric="sucess_rate", at_least=1)
+    with pytest.raises(ConfigError, match=r"found 'sucess_rate'; .* run's episodes: energy, success_rate; did"):
+        stop.require_metric({"success_rate", "energy"})
+    StoppingConfig(metric="step_0.energy", at_most=1).require_metric({"success_rate", "energy"})
+    last = {"step_1.min_return": 1.0, "step_0.min_return": 0.0, "env_steps": 3.0}
+    with pytest.raises(ConfigError, match=r"required a metric of the run: step_0\.min_return, step_1\.min_return$"):
+        stop.met([last])
 
 
 def test_the_criteria_that_are_met_say_what_was_found():

@@ -1,6 +1,7 @@
 """Runs of every released format are read for ever, by the library and by a reader that shares nothing with it."""
 
 import re
+import runpy
 import shutil
 from pathlib import Path
 
@@ -19,15 +20,13 @@ from metaloom.storage.format.codec import flatten
 
 FIXTURES = sorted((Path(__file__).parents[1] / "fixtures").glob("metaloom-*"))
 EARLIER_RUNS = Path(__file__).parents[1] / "fixtures" / "runs-0.1.tar.gz"
-PAGE = Path(__file__).parents[2] / "docs" / "independent_reader.md"
+READER = Path(__file__).parents[2] / "examples" / "independent_reader.py"
 
 
 @pytest.fixture(scope="module")
 def reader():
-    """The functions of the page."""
-    namespace = {}
-    exec(re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[0], namespace)
-    return namespace
+    """The functions of the example."""
+    return runpy.run_path(str(READER))
 
 
 @pytest.fixture(params=[path.name for path in FIXTURES])
@@ -192,9 +191,8 @@ def test_the_independent_reader_decompresses_whatever_blosc_compresses(reader, d
     assert reader["decompress"](compressed) == array.tobytes()
 
 
-def test_the_page_uses_nothing_but_numpy_pyarrow_and_the_standard_library(reader):
-    code = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[0]
-    assert set(re.findall(r"^(?:import|from) (\w+)", code, re.MULTILINE)) == {
-        *("hashlib", "json", "struct", "math", "pathlib"),
+def test_the_reader_uses_nothing_but_numpy_pyarrow_and_the_standard_library(reader):
+    assert set(re.findall(r"^(?:import|from) (\w+)", READER.read_text(encoding="utf-8"), re.MULTILINE)) == {
+        *("hashlib", "json", "struct", "sys", "math", "pathlib"),
         *("numpy", "pyarrow"),
     }

@@ -276,6 +276,29 @@ def test_a_folder_in_place_of_a_file_with_rows_is_repaired(copy, packed, array):
     assert read(copy) == read(packed)
 
 
+def test_a_damaged_segment_is_taken_apart_where_a_folder_is_in_the_way_of_its_files(copy, packed):
+    in_the_way = [chunk.path for chunk in storage.open_run(copy).record(StageRef(0, "collect_rollouts")).chunks[:2]]
+    for path in in_the_way:
+        (copy / path / "full").mkdir(parents=True)
+    os.truncate(copy / "_segments/00000000-00000002/seal.json", 9)
+    assert resume(copy, repair=True, backend=SERIAL).damage == []
+    assert all((copy / path).is_file() for path in in_the_way)
+    assert read(copy) == read(packed)
+
+
+def test_a_damaged_segment_of_a_fork_that_has_nothing_else_is_taken_apart(packed, tmp_path, digests):
+    fork(packed, 3, tmp_path / "fork")
+    assert not (tmp_path / "fork" / "tables").exists()
+    seal = tmp_path / "fork" / "_segments/00000000-00000002/seal.json"
+    seal.unlink()  # which the parent has too
+    seal.write_text("{}")
+    before = digests(packed)
+    with storage.open_writer(tmp_path / "fork", repair=True):
+        pass
+    assert digests(tmp_path / "fork") == {ref: before[ref] for ref in before if int(ref[:8]) < 3}
+    assert storage.verify_run(tmp_path / "fork") == []
+
+
 def test_a_lost_file_that_iterations_share_is_named_once(copy):
     (shard,) = (copy / "_segments/00000000-00000002/data.zarr/rollouts_0/rewards").glob("c.*")
     shard.unlink()

@@ -1,7 +1,13 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+from metaloom.pipeline.dataflow.refs import StageRef
+from metaloom.pipeline.replay.buffer import ReplayBuffer, TransitionColumns
 from metaloom.pipeline.replay.index import ReplayError, TaskIndex
+from metaloom.pipeline.types import Minibatches
+from metaloom.stages.memory.replay import Collected, StoredReplay
 from metaloom.stages.sample_transitions import draw_transitions
 
 
@@ -119,3 +125,26 @@ def test_a_task_without_context_is_refused_where_tasks_are_inferred() -> None:
     assert draw(index, context_size=0).num_updates == 8
     with pytest.raises(ReplayError, match="the context of 6 of 6 tasks is empty"):
         draw(index)
+
+
+def test_a_view_has_no_batch_of_later_iterations_whatever_was_drawn_from_them_before() -> None:
+    lengths = {StageRef(i, "collect_rollouts", k): np.array([[i + 1, 2]]) for i in range(3) for k in range(2)}
+
+    def until(last):
+        span = SimpleNamespace(last=last)
+        return SimpleNamespace(
+            span=span, refs=lambda i: [ref for ref in lengths if ref.iteration == i], lengths=lengths.__getitem__
+        )
+
+    def collected(ref, num_tasks):
+        asked.append(ref)
+        return Collected(ref.iteration, np.zeros(num_tasks, np.int64), in_context=True)
+
+    asked: list[StageRef] = []
+    replay = StoredReplay(ReplayBuffer(TransitionColumns(1, 1), cache_bytes=1000, max_rows=100))
+    none = Minibatches(np.zeros((0, 1, 2), np.int64), np.zeros((0, 1), np.int64))
+    assert [*replay.minibatches(until(2), none)] == []
+    assert len(replay.view(until(1), collected).rows(0, 100)) == 14
+    assert asked == [ref for ref in lengths if ref.iteration < 2]
+    assert len(replay.view(until(2), collected).rows(0, 100)) == 24
+    assert asked == [*lengths]

@@ -252,7 +252,10 @@ run_simple("127.0.0.1", int(sys.argv[1]), app, threaded=True, request_handler=Mo
 
 @pytest.fixture(scope="module")
 def server():
-    """The address of an S3 server of our own, with an empty bucket."""
+    """The address of an S3 server of our own, which no client has been asked about before."""
+    import s3fs  # which takes a second, and few tests need
+
+    s3fs.S3FileSystem.clear_instance_cache()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -283,11 +286,20 @@ def credentials(server, monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def bucket(credentials):
-    """The bucket, emptied."""
-    import s3fs  # which takes a second, and few tests need
+def new_clients():
+    """No client of the other tests, nor one of this test for them: to make one takes a tenth of a second."""
+    import s3fs
 
     s3fs.S3FileSystem.clear_instance_cache()
+    yield
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+@pytest.fixture
+def bucket(credentials):
+    """The bucket, emptied."""
+    import s3fs
+
     fs = s3fs.S3FileSystem(use_listings_cache=False)
     if fs.exists("bucket"):
         fs.rm("bucket", recursive=True)

@@ -45,7 +45,7 @@ def run(make_run):
 
 @pytest.fixture
 def parquet(run, tmp_path):
-    export = format_of("parquet").export(run, tmp_path / "parquet")
+    export = format_of("parquet").export(run, tmp_path / "new" / "parquet")
     assert export.rows == run.steps().num_rows
     return export.path
 

@@ -55,6 +55,13 @@ def test_a_fork_has_the_parents_iterations_before_it_and_goes_on_with_its_own(ma
     assert run_digests(parent) == before
 
 
+def test_a_fork_leaves_no_file_open(make_run, fork):
+    parent = make_run(2)
+    before = [*Path("/proc/self/fd").iterdir()]
+    fork(parent, 1)
+    assert len([*Path("/proc/self/fd").iterdir()]) == len(before)
+
+
 def test_a_fork_copies_no_arrays_and_says_so(make_run, fork):
     parent = make_run(2)
     made = fork(parent, 2)
@@ -198,6 +205,22 @@ def test_a_run_whose_history_has_gaps_can_be_forked(make_run, fork, go_on, make_
     assert storage.verify_run(made.path) == []
     go_on(made.path, 1)
     assert storage.verify_run(made.path) == []
+
+
+def test_a_session_that_is_closed_while_it_is_forked_comes_along(make_run, fork, monkeypatch):
+    parent, read = make_run(2), forking.read_session
+    writer = storage.open_writer(parent)
+
+    def meanwhile(folder):
+        found = read(folder)
+        writer.close()
+        return found
+
+    monkeypatch.setattr(forking, "read_session", meanwhile)
+    made = fork(parent, 2)
+    theirs, own = ({file.parent.name for file in path.glob("_sessions/*/session.json")} for path in (parent, made.path))
+    assert theirs < own
+    assert len(theirs) == 2
 
 
 def test_a_run_can_be_forked_while_it_is_written(make_run, fork, put, batches):

@@ -26,6 +26,7 @@ from metaloom.flows.viewer import shelf
 from metaloom.flows.views.run_info import list_run_rows
 from metaloom.pipeline.config.run import build_config
 from metaloom.storage import StageRef
+from metaloom.storage.format.sessions import newest_session
 from metaloom.storage.format.stages import OFF_POLICY
 from metaloom.storage.remote.log import RemoteLog
 from metaloom.storage.remote.objects import ObjectFolder
@@ -186,6 +187,10 @@ def test_what_a_session_computed_with_is_known_on_another_machine(make_remote, b
     other_machine("second")
     run = storage.open_run(url)
     assert [run.environment_of(StageRef(i, "meta_optimize"))["code"] for i in (0, 1)] == ["none", "changed"]
+    session = newest_session(run.path, 0)
+    assert session is not None
+    assert session.head is not None
+    assert session.head.ref == StageRef(1, "meta_optimize")  # without which nobody there would miss the newest record
     assert storage.verify_run(url) == []
 
 
@@ -482,11 +487,10 @@ def test_a_store_that_does_not_answer_ends_a_writer_with_one_message_and_what_it
 
 
 def test_a_store_that_falls_silent_stops_the_training_in_time_and_it_resumes(
-    bucket, server, whole, monkeypatch, caplog
+    bucket, server, whole, new_clients, monkeypatch, caplog
 ):
     monkeypatch.setenv("METALOOM_STORE_TIMEOUT", "2")
     monkeypatch.setenv("METALOOM_STORE_TRIES", "2")
-    s3fs.S3FileSystem.clear_instance_cache()
     port = server.rpartition(":")[2]
     (moto,) = [child for child in psutil.Process().children() if child.cmdline()[-1:] == [port]]
     folder, observer = storage.folder_of(f"{URL}/silent"), Observer(iteration_done=lambda *_: moto.suspend())
@@ -502,10 +506,10 @@ def test_a_store_that_falls_silent_stops_the_training_in_time_and_it_resumes(
     assert digests(storage.open_run(folder)) == whole
 
 
+@pytest.mark.usefixtures("new_clients")
 def test_a_store_that_cannot_be_reached_is_named(monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("METALOOM_STORE_TRIES", "1")
-    s3fs.S3FileSystem.clear_instance_cache()
     with pytest.raises(storage.StorageFailed, match=r"first: EndpointConnectionError.*Check bucket, network"):
         storage.open_run(f"{URL}/first")
 
@@ -531,6 +535,13 @@ def test_a_run_that_cannot_be_read_is_listed_with_the_reason(make_remote, bucket
     rows = {row["name"]: row for row in list_run_rows(storage.folder_of(URL))}
     assert rows["second"]["path"] == f"{URL}/second"
     assert "_log/00000001.json" in rows["first"]["problem"]
+
+
+def test_runs_under_a_url_are_found_from_the_newest_to_the_oldest(monkeypatch):
+    created = {"b": "2026-11-02", "a": None, "d": "2026-11-01", "c": "2026-11-03"}
+    monkeypatch.setattr(ObjectFolder, "folders", lambda self: [*created])
+    monkeypatch.setattr("metaloom.storage.run._created", lambda folder: created[folder.name])
+    assert [folder.name for folder in storage.find_runs(storage.folder_of(URL))] == ["c", "b", "d"]
 
 
 def test_a_limit_of_bytes_counts_what_the_store_holds(make_remote, batches, put, other_machine):

@@ -35,6 +35,21 @@ def test_an_intact_run_has_no_damage_while_it_is_written_and_afterwards(make_run
     assert storage.verify_run(path) == []
 
 
+def test_who_opens_a_run_is_warned_of_a_newest_record_that_is_missing_and_of_nothing_else(make_run, caplog):
+    path, newest = make_run(2), StageRef(1, "meta_optimize")
+    storage.open_run(path)
+    assert caplog.messages == []
+    (path / "_commits" / newest.file_name).unlink()
+    storage.open_run(path)
+    (message,) = caplog.messages
+    assert f"its newest record, of {newest} at position" in message
+    with storage.open_writer(path) as writer:  # from now on the record is known to be lost
+        assert not writer.contains(newest)
+    caplog.clear()
+    storage.open_run(path)
+    assert caplog.messages == []
+
+
 def rotating(choices, n, *, every):
     """All of the choices, or only the one whose turn it is at the n-th file."""
     return choices if every else [choices[n % len(choices)]]

@@ -9,14 +9,14 @@ import numpy as np
 from metaloom.pipeline.algorithms.actor_critic.gradient_steps import CRITIC, POLICY, ActorCriticSteps, TorchSteps
 from metaloom.pipeline.algorithms.actor_critic.settings import ActorCriticSettings
 from metaloom.pipeline.algorithms.actor_critic.update import EpochsUpdate, Moments, estimated, scaled
-from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Learner, Setup
+from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, Learner, Setup
 from metaloom.pipeline.algorithms.finite_checks import require_finite_params
 from metaloom.pipeline.algorithms.kernel_choice import choose_kernel, fused, network_blockers, optimizer_blockers
 from metaloom.pipeline.estimation.experience import Experience
 from metaloom.pipeline.estimation.returns import discounted_returns
 from metaloom.pipeline.nn.device import use_device
 from metaloom.pipeline.nn.flat_networks import prefixed
-from metaloom.pipeline.nn.networks import build_network
+from metaloom.pipeline.nn.networks import Network, build_network
 from metaloom.pipeline.nn.schedules import lr_factor
 from metaloom.pipeline.nn.torch_optimizers import initial_state
 from metaloom.pipeline.policies.build import build_policy
@@ -26,28 +26,22 @@ from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, 
 
 
 class ActorCriticLearner(Learner[Step, Sequence[Step]]):
-    """A policy and its critic; see Learner.
-
-    Attributes:
-        settings: Settings of the algorithm.
-        policy: Policy network.
-        critic: Value network.
-    """
+    """A policy and its critic; see Learner."""
 
     def __init__(self, settings: ActorCriticSettings, setup: Setup) -> None:
-        self.settings, self._setup, self._processing = settings, setup, setup.processing
+        self.settings: ActorCriticSettings = settings
+        self._setup, self._processing = setup, setup.processing
         self._device = use_device(setup.device)
         self._lr_factor = lr_factor(settings, settings.learning_rate)
         self.policy: Policy = build_policy(setup.policy, setup)
         critic = settings.critic_like(setup.policy).critic(settings.critic_hidden_sizes)
-        self.critic = build_network(CRITIC, critic.network_spec(setup, 1))
+        self.critic: Network = build_network(CRITIC, critic.network_spec(setup, 1))
         blockers = [f"policy is {setup.policy.name}"] if setup.policy.name is not None else []
         blockers += network_blockers(self.policy.network.spec, self.critic.spec, device=setup.device)
         blockers += optimizer_blockers(settings.optimizer)
-        self.kernel = choose_kernel(settings.kernel, blockers=blockers, fused="plain networks on the CPU")
+        self.kernel: Kernel = choose_kernel(settings.kernel, blockers=blockers, fused="plain networks on the CPU")
 
     def initialize(self, *, run_seed: int) -> LearnerState:
-        """Return a policy and a critic that have learned nothing; see Learner."""
         state = self.fresh(generator(run_seed, "initialize"))
         moments = Moments() if self.settings.advantage_scaling == "running" else None
         return self._counted(state, 0, moments)
@@ -78,7 +72,6 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         iteration: int,
         parallel: ParallelMap = map,
     ) -> tuple[LearnerState, Metrics]:
-        """Run the critic's separate epochs, if it has any, and the policy's; see Learner."""
         (step,) = experience
         num_updates = int(state.extra[NUM_UPDATES])
         steps = [self.steps(part) for part in self.split(state)]

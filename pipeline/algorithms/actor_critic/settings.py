@@ -53,7 +53,7 @@ class ActorCritic(LearningRate):
     """Multiplies the policy's output layer at the start: near 0, no observation sways the first actions."""
     advantage_scaling: Literal["batch", "running"] = "batch"
     """With processing.normalize_advantages: statistics of this iteration's steps, or of all steps so far."""
-    critic_hidden_sizes: tuple[LayerSize, ...] = Field(default=(64, 64), min_length=1)
+    critic_hidden_sizes: tuple[LayerSize, ...] = (64, 64)
     """Units in each hidden layer of the critic."""
     value_target: Literal["td_lambda", "empirical"] = "td_lambda"
     """Targets of the critic: its own values plus advantages, or the discounted returns that were observed."""
@@ -118,7 +118,6 @@ class ActorCritic(LearningRate):
         return type(policy).model_validate(policy.model_dump(mode="json") | own)
 
     def problems(self, run: RunSettings) -> Iterator[str]:
-        """Yield the problems of an algorithm with a critic, or of one that is built on it; see AlgorithmSettings."""
         name = run.algorithm.name
         if run.baseline.name != "zero":
             yield f"baseline is {run.baseline.name} but {name} has a critic instead; leave baseline out"
@@ -286,7 +285,6 @@ class SVPG(AlgorithmSettings):
         return self.num_particles
 
     def problems(self, run: RunSettings) -> Iterator[str]:
-        """Yield the problems of particles with critics; see AlgorithmSettings."""
         yield from self.particle.problems(run)
         if run.num_tasks != self.num_particles:
             yield (

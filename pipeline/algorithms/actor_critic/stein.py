@@ -60,7 +60,6 @@ class SVPGLearner(ActorCriticLearner):
         self.svpg = svpg
 
     def initialize(self, *, run_seed: int) -> LearnerState:
-        """Return particles that have learned nothing; see Learner."""
         return self._counted(self._all_fresh(run_seed, 0), 0, None)
 
     def at_start(self, state: LearnerState, *, run_seed: int) -> LearnerState:

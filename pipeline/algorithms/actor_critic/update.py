@@ -34,9 +34,7 @@ class Moments:
         total, gap = self.count + count, mean - self.mean
         squares = float(np.square(values - mean).sum())
         return Moments(
-            total,
-            self.mean + gap * count / total,
-            self.squares + squares + gap**2 * self.count * count / total,
+            total, self.mean + gap * count / total, self.squares + squares + gap**2 * self.count * count / total
         )
 
     @property

@@ -19,7 +19,6 @@ from metaloom.pipeline.algorithms.maml.meta_gradient import (
     Objective,
     TaskValues,
     inner_step,
-    measured_meta_gradient,
     meta_gradient,
     meta_objective,
 )
@@ -31,6 +30,7 @@ from metaloom.pipeline.nn.optimizers import Adam
 from metaloom.pipeline.nn.schedules import lr_factor
 from metaloom.pipeline.nn.torch_optimizers import TorchOptimizerSteps
 from metaloom.pipeline.policies.build import build_policy
+from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import (
@@ -51,15 +51,7 @@ Draws = Callable[[int], np.random.Generator]
 
 @dataclass(frozen=True)
 class MetaUpdate:
-    """Result of a meta-update: meta-parameters, the optimizer's state, and the objective's values of every task.
-
-    Attributes:
-        meta_params: Meta-parameters by name, after the update.
-        optimizer: State of the optimizer after the update.
-        before: The objective's values before the update.
-        after: The objective's values at the updated meta-parameters.
-        metrics: Metrics of the optimizer.
-    """
+    """Result of a meta-update: meta-parameters, the optimizer's state, and the objective's values of every task."""
 
     meta_params: Params
     optimizer: Params
@@ -71,18 +63,14 @@ class MetaUpdate:
 class MetaLearner(Learner[Step, Sequence[Step]]):
     """Adaptation by gradient steps on each task's own samples, and a meta-update through it.
 
-    Args:
-        settings: Settings of the algorithm.
-        setup: Setup of the run.
-        inner_loss: Loss that the adaptation minimizes.
-
     Raises:
         ConfigError: the device is missing, or torch refuses the schedule of step sizes.
     """
 
     def __init__(self, settings: MetaSettings, setup: Setup, inner_loss: InnerLoss) -> None:
-        self.policy = build_policy(setup.policy, setup)
-        self.settings, self._setup, self._inner_loss = settings, setup, inner_loss
+        self.policy: Policy = build_policy(setup.policy, setup)
+        self.settings: MetaSettings = settings
+        self._setup, self._inner_loss = setup, inner_loss
         self._device = use_device(setup.device)
         if isinstance(settings, MetaAdam):
             self._lr_factor = lr_factor(settings, settings.outer_lr)
@@ -91,12 +79,7 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
 
     @abstractmethod
     def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
-        """Return the meta-loss as a function of the policy's distributions along the adaptation.
-
-        Args:
-            state: Input of the iteration.
-            steps: Samples of the iteration, for what an objective needs to know of all tasks at once.
-        """
+        """Return the meta-loss as a function of the policy's distributions along the adaptation."""
 
     def initialize(self, *, run_seed: int) -> LearnerState:
         """Return policy parameters, optimizer state, update count and trainable step sizes; see Learner."""
@@ -112,7 +95,6 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
     def process(
         self, state: LearnerState, episodes: EpisodeBatch, *, seed: int, parallel: ParallelMap = map
     ) -> Samples:
-        """Compute returns, values and advantages with the run's baseline; see Learner."""
         baseline = self._setup.baseline.build()
         return process_samples(episodes, baseline, self._setup.processing, seed=seed, parallel=parallel)
 
@@ -159,7 +141,6 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         iteration: int,
         parallel: ParallelMap = map,
     ) -> tuple[LearnerState, Metrics]:
-        """Make one meta-update from the samples of rollout batches 0 ... inner_steps; see Learner."""
         found, required = [step.k for step in experience], list(range(self.settings.inner_steps + 1))
         if found != required:
             raise ValueError(f"meta_optimize: found samples of rounds {found}; required {required}, in this order")
@@ -174,14 +155,7 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
     def minimize(
         self, state: LearnerState, steps: Sequence[Step], *, draws: Draws, parallel: ParallelMap = map
     ) -> MetaUpdate:
-        """Take steps of Adam, or another optimizer, against the meta-gradient, in epochs over the samples.
-
-        Args:
-            state: Input of the iteration; its arrays are left unchanged.
-            steps: Samples of rollout batches 0 ... K.
-            draws: Generator of an epoch's random draws.
-            parallel: Map over chunks.
-        """
+        """Take steps of Adam, or another optimizer, against the meta-gradient, in epochs over the samples."""
         settings, problem = self.settings, self.problem(state, steps)
         assert isinstance(settings, MetaAdam), "learners of other settings minimize by other steps"
         optimizer, optimizer_state = self._optimizer(int(state.extra[NUM_UPDATES])), state.optimizer
@@ -199,13 +173,12 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
                 parts = zip(*(minibatches(step.samples, settings.num_minibatches, rng) for step in steps), strict=True)
             for rows in parts:
                 chunks = everything if rows is None else self.chunks(steps, rows, parallel=parallel)
-                if before:
-                    gradients, _ = meta_gradient(problem, meta_params, chunks, parallel=parallel)
-                else:
-                    gradients, values, metrics = measured_meta_gradient(
-                        problem, meta_params, chunks, noise=settings.gradient_noise, parallel=parallel
-                    )
-                    before = values if rows is None else evaluate(meta_params)
+                noise = settings.gradient_noise and not before
+                gradients, values, measured = meta_gradient(
+                    problem, meta_params, chunks, noise=noise, parallel=parallel
+                )
+                if not before:
+                    before, metrics = values if rows is None else evaluate(meta_params), measured
                 meta_params, optimizer_state = optimizer.step(meta_params, gradients, optimizer_state)
             if settings.tolerance is not None:
                 last, after = after or before, evaluate(meta_params)

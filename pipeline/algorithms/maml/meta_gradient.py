@@ -88,12 +88,7 @@ def clipped_loss(current: Distribution, rows: TaskRows, clip_eps: float) -> tupl
 
 
 def policy_kls(current: Sequence[Distribution], chunk: Chunk) -> dict[str, Tensor]:
-    """Return KLs from the acting to the current policies, without gradient: `inner_kl_k` and `outer_kl`, [b].
-
-    Args:
-        current: Policies after k inner steps on the rows of rollout batch k, for k = 0 ... K.
-        chunk: Rows of these rollout batches.
-    """
+    """Return KLs from the acting to the current policies, without gradient: `inner_kl_k` and `outer_kl`, [b]."""
     kls = [rows.mean(rows.behavior.kl(now.detach())) for now, rows in zip(current, chunk.rounds, strict=True)]
     return {**{f"{INNER_KL}{k}": kl for k, kl in enumerate(kls[:-1])}, OUTER_KL: kls[-1]}
 
@@ -146,25 +141,16 @@ def meta_gradient(
     meta_params: Mapping[str, Array],
     chunks: Sequence[Chunk],
     *,
+    noise: bool = False,
     parallel: ParallelMap = map,
-) -> tuple[Params, TaskValues]:
-    """Return the gradient of the mean loss with respect to the learned meta-parameters, and the objective's values.
+) -> tuple[Params, TaskValues, Metrics]:
+    """Return the gradient of the mean loss in the learned meta-parameters, the objective's values, and metrics.
+
+    These are `meta_gradient_norm` and, with `noise`, how much the gradient varies over tasks.
 
     Raises:
         NumericalError: naming the task and the quantity that is not finite.
     """
-    return measured_meta_gradient(problem, meta_params, chunks, noise=False, parallel=parallel)[:2]
-
-
-def measured_meta_gradient(
-    problem: MetaProblem,
-    meta_params: Mapping[str, Array],
-    chunks: Sequence[Chunk],
-    *,
-    noise: bool,
-    parallel: ParallelMap = map,
-) -> tuple[Params, TaskValues, Metrics]:
-    """Return `meta_gradient`'s result, with `meta_gradient_norm` and, on request, its noise over tasks as metrics."""
 
     def work(chunk: Chunk) -> tuple[TensorParams, TaskValues, TensorParams, Array]:
         leaves = meta_leaves(problem, meta_params, chunk)
@@ -210,7 +196,11 @@ def noise_metrics(mean: Mapping[str, Array], even: Mapping[str, Array], squared_
             of the standard errors of all elements. Where the tasks' gradients are noise around zero, ‖ḡ‖ is as large.
         `meta_gradient_split_cosine`: of the angle between the sums over even and over odd tasks; 0 where one is zero.
     """
-    B, total, of_even = len(squared_norms), _flat(mean) * len(squared_norms), _flat(even)
+    B = len(squared_norms)
+    of_all, of_even = (
+        np.concatenate([value.ravel().astype(np.float64) for value in values.values()]) for values in (mean, even)
+    )
+    total = of_all * B
     odd = total - of_even
     variance = (float(squared_norms.sum()) - float(total @ total) / B) / (B - 1)
     lengths = math.sqrt(float(of_even @ of_even) * float(odd @ odd))
@@ -221,16 +211,8 @@ def noise_metrics(mean: Mapping[str, Array], even: Mapping[str, Array], squared_
     }
 
 
-def _flat(values: Mapping[str, Array]) -> Array:
-    return np.concatenate([value.ravel().astype(np.float64) for value in values.values()])
-
-
 def meta_objective(
-    problem: MetaProblem,
-    meta_params: Mapping[str, Array],
-    chunks: Sequence[Chunk],
-    *,
-    parallel: ParallelMap = map,
+    problem: MetaProblem, meta_params: Mapping[str, Array], chunks: Sequence[Chunk], *, parallel: ParallelMap = map
 ) -> TaskValues:
     """Return the objective's values without a meta-gradient."""
 
@@ -257,14 +239,7 @@ def meta_leaves(problem: MetaProblem, meta_params: Mapping[str, Array], chunk: C
 def objective_values(
     problem: MetaProblem, leaves: TensorParams, chunk: Chunk, *, differentiable: bool
 ) -> dict[str, Tensor]:
-    """Return the objective of a chunk's tasks after adaptation, in the graph of these meta-parameters.
-
-    Args:
-        problem: Adaptation of the policy, and the objective.
-        leaves: Result of `meta_leaves`.
-        chunk: Rows of rollout batches 0 ... K.
-        differentiable: True to differentiate through inner gradients as well.
-    """
+    """Return the objective of a chunk's tasks after adaptation, in the graph of these meta-parameters."""
     params, distribution = _policy_params(leaves), problem.policy.distribution
     alphas = {n.removeprefix(LOG_INNER_LR): log.exp() for n, log in leaves.items() if n.startswith(LOG_INNER_LR)}
     current = [distribution(params, chunk.rounds[0].observations)]

@@ -136,19 +136,16 @@ class MAMLPPOLearner(MetaLearner):
     """
 
     def __init__(self, settings: MAMLPPO, setup: Setup) -> None:
-        clipped = partial(_inner_clipped, clip_eps=settings.clip_eps)
-        inner_loss = clipped if settings.inner_loss == "clipped" else likelihood_ratio_loss
-        super().__init__(settings, setup, inner_loss)
-        self._clip_eps = settings.clip_eps
+        clip_eps = self._clip_eps = settings.clip_eps
+
+        def clipped(current: Distribution, rows: TaskRows) -> Tensor:
+            return clipped_loss(current, rows, clip_eps)[0]
+
+        super().__init__(settings, setup, clipped if settings.inner_loss == "clipped" else likelihood_ratio_loss)
 
     def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
-        return partial(_objective, clip_eps=self._clip_eps)
+        def objective(current: Sequence[Distribution], chunk: Chunk) -> dict[str, Tensor]:
+            loss, clipped = clipped_loss(current[-1], chunk.rounds[-1], self._clip_eps)
+            return {LOSS: loss, **policy_kls(current, chunk), "clip_fraction": clipped}
 
-
-def _inner_clipped(current: Distribution, rows: TaskRows, clip_eps: float) -> Tensor:
-    return clipped_loss(current, rows, clip_eps)[0]
-
-
-def _objective(current: Sequence[Distribution], chunk: Chunk, clip_eps: float) -> dict[str, Tensor]:
-    loss, clipped = clipped_loss(current[-1], chunk.rounds[-1], clip_eps)
-    return {LOSS: loss, **policy_kls(current, chunk), "clip_fraction": clipped}
+        return objective

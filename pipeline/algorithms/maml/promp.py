@@ -41,7 +41,6 @@ class ProMPLearner(MetaLearner):
         return LearnerState(state.params, state.optimizer, state.extra | {INNER_KL_COEFF: coeffs})
 
     def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
-        """Return the meta-loss with this iteration's ε and η; see MetaLearner."""
         coeffs = state.extra[INNER_KL_COEFF].tolist()
         return partial(promp_objective, clip_eps=self._clip_eps(state), kl_coeffs=coeffs)
 
@@ -55,7 +54,6 @@ class ProMPLearner(MetaLearner):
         return updated
 
     def metrics(self, state: LearnerState, made: MetaUpdate) -> Metrics:
-        """Return the metrics of the family, with the ε and η that the update used; see MetaLearner."""
         metrics = super().metrics(state, made) | {"clip_eps": self._clip_eps(state)}
         if self._settings.inner_steps:
             metrics["inner_kl_coeff"] = float(np.mean(state.extra[INNER_KL_COEFF]))

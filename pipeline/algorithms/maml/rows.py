@@ -91,18 +91,6 @@ def chunk_bounds(num_tasks: int, tasks_per_chunk: int) -> list[slice]:
     return [slice(start, min(start + tasks_per_chunk, num_tasks)) for start in range(0, num_tasks, tasks_per_chunk)]
 
 
-def real_rows(mask: Array) -> Array | None:
-    """Return the indices of the real rows, [b, n] with n the largest number of them in a task; None when all are real.
-
-    Args:
-        mask: [b, N]. Tasks with fewer than n real rows are filled up with padding rows.
-    """
-    if mask.all():
-        return None
-    most = int(np.count_nonzero(mask, axis=1).max())
-    return np.argsort(mask == 0, axis=1, kind="stable")[:, :most]
-
-
 def minibatch_rows(mask: Array, num_minibatches: int, rng: np.random.Generator) -> list[Array]:
     """Return a random partition of each task's real rows into minibatches of equal size, give or take one row.
 
@@ -122,11 +110,6 @@ def minibatch_rows(mask: Array, num_minibatches: int, rng: np.random.Generator) 
 
 def minibatches(samples: Samples, num_minibatches: int, rng: np.random.Generator) -> list[Array]:
     """Partition each task's rows at random: its real steps, or its episodes where losses look at whole ones.
-
-    Args:
-        samples: Samples of one rollout batch.
-        num_minibatches: Parts.
-        rng: Generator; see minibatch_rows.
 
     Returns:
         One index array [B, n] per minibatch.
@@ -196,8 +179,10 @@ def task_rows(
     episodes, samples = step.episodes, step.samples
     E, T = episodes.rewards.shape[1:]
     mask = samples.mask[tasks].reshape(-1, E * T)
-    if rows is None and samples.adjusted_rewards is None:
-        rows = real_rows(mask)
+    if rows is None and samples.adjusted_rewards is None and not mask.all():
+        # The real rows; tasks with fewer than the most of them are filled up with padding rows.
+        most = int(np.count_nonzero(mask, axis=1).max())
+        rows = np.argsort(mask == 0, axis=1, kind="stable")[:, :most]
 
     def select(values: Array, kind: torch.dtype = dtype) -> Tensor:
         chosen = values[tasks]

@@ -46,12 +46,10 @@ class GradientBased(BaseModel, use_attribute_docstrings=True):
 
     @property
     def run_defaults(self) -> Mapping[str, Any]:
-        """The processing that the losses are made of; see AlgorithmSettings."""
         return {"processing": {"name": "dice"}} if "adjusted_rewards" in self.learns_from else {}
 
     @property
     def adaptation_steps(self) -> int:
-        """Inner steps; see AlgorithmSettings."""
         return self.inner_steps
 
     @property
@@ -60,7 +58,6 @@ class GradientBased(BaseModel, use_attribute_docstrings=True):
         return 1
 
     def problems(self, run: RunSettings) -> Iterator[str]:
-        """Yield conflicts with a run's other settings; see AlgorithmSettings."""
         name = run.algorithm.name
         if run.samples_until_enough:
             yield (

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metaloom.pipeline.algorithms.contract import Setup
+from metaloom.pipeline.algorithms.contract import Kernel, Setup
 from metaloom.pipeline.algorithms.finite_checks import NumericalError
 from metaloom.pipeline.algorithms.kernel_choice import choose_kernel, fused, network_blockers
 from metaloom.pipeline.algorithms.maml.learner import Draws, MetaLearner, MetaUpdate, mean_over_tasks, step_size_logs
@@ -35,7 +35,6 @@ from metaloom.pipeline.algorithms.maml.meta_gradient import (
     Objective,
     TaskValues,
     likelihood_ratio_loss,
-    measured_meta_gradient,
     meta_gradient,
     meta_leaves,
     meta_objective,
@@ -89,12 +88,7 @@ def gauss_newton_product(at: MetaPoint) -> Product:
 
 
 def hessian_product(at: MetaPoint, constraint: Objective) -> Product:
-    """Return H v by differentiating twice, ∇(∇c · v). Rebuilding the graph for every product bounds the memory.
-
-    Args:
-        at: Point at which to take products.
-        constraint: c, as its `loss`.
-    """
+    """Return H v by differentiating twice, ∇(∇c · v). Rebuilding the graph for every product bounds the memory."""
     # What goes to workers must not hold all chunks.
     problem, params, flat = replace(at.problem, objective=constraint), at.params, at.flat
 
@@ -131,7 +125,7 @@ def difference_product(at: MetaPoint, constraint: Objective, *, scaled: bool) ->
         moved = {name: value.astype(dtype) for name, value in at.params.items()}
         for name, change in at.flat.views(shift).items():
             moved[name] = moved[name] + change.astype(dtype)
-        gradients, _ = meta_gradient(problem, moved, at.chunks, parallel=at.parallel)
+        gradients, *_ = meta_gradient(problem, moved, at.chunks, parallel=at.parallel)
         return at.flat.pack(gradients)
 
     def product(v: Array) -> Array:
@@ -192,7 +186,7 @@ class TrustRegionLearner(MetaLearner):
         if settings.hvp != "gauss_newton":
             blockers.append(f"hvp is {settings.hvp}")
         of_network = f"plain {network.activation} network on the CPU"
-        self.kernel = choose_kernel(settings.kernel, blockers=blockers, fused=of_network)
+        self.kernel: Kernel = choose_kernel(settings.kernel, blockers=blockers, fused=of_network)
         is_fused = self.kernel.name == "fused"
         self._gauss_newton_product = fused(gauss_newton_product) if is_fused else gauss_newton_product
 
@@ -208,7 +202,6 @@ class TrustRegionLearner(MetaLearner):
         return with_exploration(objective, self._settings, steps)
 
     def initial_optimizer(self, learned: Mapping[str, Array]) -> Params:
-        """Return an empty state; see MetaLearner."""
         return {}
 
     def minimize(
@@ -217,7 +210,7 @@ class TrustRegionLearner(MetaLearner):
         """Solve G x = g, scale x to a KL of max_kl by the quadratic model, and search along it; see MetaLearner."""
         settings, problem = self._settings, self.problem(state, steps)
         meta_params, chunks = state.params | step_size_logs(state.extra), self.chunks(steps, parallel=parallel)
-        gradients, before, measured = measured_meta_gradient(
+        gradients, before, measured = meta_gradient(
             problem, meta_params, chunks, noise=settings.gradient_noise, parallel=parallel
         )
         flat = FlatParams({name: meta_params[name] for name in problem.policy.learned(meta_params)})

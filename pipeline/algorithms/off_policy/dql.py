@@ -5,12 +5,14 @@ Mnih et al. 2015, doi:10.1038/nature14236, algorithm 1.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import huber_loss
 
-from metaloom.pipeline.algorithms.contract import Setup
+from metaloom.pipeline.algorithms.contract import Kernel, Setup
 from metaloom.pipeline.algorithms.kernel_choice import fused
 from metaloom.pipeline.algorithms.off_policy.learner import Counters, GradientSteps, OffPolicyLearner, merged
 from metaloom.pipeline.algorithms.off_policy.parts import transitions_like
@@ -59,11 +61,7 @@ def q_loss(values: Tensor, actions: Tensor, targets: Tensor) -> tuple[Tensor, Te
 
 
 class DQLDefinition:
-    """Q-function and target network while an iteration changes them.
-
-    Attributes:
-        q: The Q-function's parameters.
-    """
+    """Q-function and target network while an iteration changes them."""
 
     def __init__(
         self,
@@ -103,21 +101,17 @@ class DQLDefinition:
 
 
 class DQLLearner(OffPolicyLearner[object, None]):
-    """DQL for one run; see Learner.
+    """DQL for one run; see Learner."""
 
-    Attributes:
-        settings: Settings of the algorithm.
-        network: Network from observations to the values of all actions.
-    """
-
-    metrics = METRICS
+    metrics: ClassVar[tuple[str, ...]] = METRICS
 
     def __init__(self, settings: DQL, setup: Setup) -> None:
         super().__init__(settings.name, setup, discrete=True)
-        self.settings, self._lr_factor = settings, lr_factor(settings, settings.learning_rate)
+        self.settings: DQL = settings
+        self._lr_factor = lr_factor(settings, settings.learning_rate)
         spec = setup.policy.network_spec(setup, setup.num_actions, activation="relu")
         self.network: Network = build_network(Q_NETWORK, spec)
-        self.kernel = self.choose_kernel(settings.kernel, settings.optimizer, self.network)
+        self.kernel: Kernel = self.choose_kernel(settings.kernel, settings.optimizer, self.network)
 
     def initialize(self, *, run_seed: int) -> LearnerState:
         """Return a Q-function, and a target network that equals it; see Learner."""
@@ -127,7 +121,6 @@ class DQLLearner(OffPolicyLearner[object, None]):
         return LearnerState(params, optimizer, prefixed(targets, TARGET) | Counters(0, 0).arrays())
 
     def acting_params(self, state: LearnerState, num_tasks: int) -> TaskParams:
-        """Return the Q-function, and `epsilon` [B] of the coming iteration; see Learner."""
         return _acting_with(self._epsilon(state), state, num_tasks)
 
     def filling_params(self, state: LearnerState, num_tasks: int) -> TaskParams:

@@ -78,11 +78,7 @@ def merged(minibatch: Minibatch) -> Transitions:
 
 
 class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence, DrawnNoise]):
-    """Makes one gradient step per minibatch; see Learner.
-
-    Attributes:
-        metrics: Names of a gradient step's metrics.
-    """
+    """Makes one gradient step per minibatch; see Learner."""
 
     metrics: ClassVar[tuple[str, ...]]
     lower: ClassVar[str] = "algorithm.learning_rate or algorithm.max_grad_norm"
@@ -117,12 +113,7 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
 
     @abstractmethod
     def gradient_steps(self, state: LearnerState, *, parallel: ParallelMap = map) -> GradientSteps[DrawnNoise]:
-        """Return working copies of a state, by the kernel that was chosen or in torch.
-
-        Args:
-            state: State before the steps; it is left unchanged.
-            parallel: Map over parts of a gradient step; the result does not depend on it.
-        """
+        """Return working copies of a state, by the kernel that was chosen or in torch."""
 
     def shown(self, minibatch: Minibatch) -> Minibatch:
         """Return a minibatch as gradient steps receive it; unchanged by default."""

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from metaloom.pipeline.algorithms.contract import Setup
+from metaloom.pipeline.algorithms.contract import Kernel, Setup
 from metaloom.pipeline.algorithms.kernel_choice import fused
 from metaloom.pipeline.algorithms.off_policy.learner import Counters, GradientSteps, OffPolicyLearner, merged
 from metaloom.pipeline.algorithms.off_policy.parts import TwinQ, sample, tensor_like, transitions_like
@@ -115,12 +116,7 @@ def policy_loss(alpha: Tensor, log_prob: Tensor, values: Tensor) -> Tensor:
 
 
 class SACDefinition:
-    """Policy, Q-functions, targets and temperature while an iteration changes them.
-
-    Attributes:
-        policy: The policy's parameters.
-        q: Both Q-functions.
-    """
+    """Policy, Q-functions, targets and temperature while an iteration changes them."""
 
     def __init__(
         self,
@@ -136,7 +132,8 @@ class SACDefinition:
         self._settings, self._discount, self._learning_rate, self._network = settings, discount, learning_rate, policy
         self._counters, arrays = Counters.of(state), SACArrays.of(state)
         self.policy: FlatTensors = FlatTensors(arrays.policy, device)
-        self.q, self._targets = TwinQ(q, arrays.q, device), TwinQ(q, arrays.targets, device)
+        self.q: TwinQ = TwinQ(q, arrays.q, device)
+        self._targets = TwinQ(q, arrays.targets, device)
         self._log_alpha = FlatTensors({"log_alpha": arrays.log_alpha}, device)
         trained = {"policy": self.policy, "q": self.q, "alpha": self._log_alpha}
         self._descent = {
@@ -194,24 +191,20 @@ class SACDefinition:
 
 
 class SACLearner(OffPolicyLearner[object, Array]):
-    """SAC for one run; see Learner.
+    """SAC for one run; see Learner."""
 
-    Attributes:
-        settings: Settings of the algorithm.
-        policy: Policy network, from observations to means and log standard deviations.
-        q: Network of the first Q-function, which the second copies.
-    """
-
-    metrics = METRICS
+    metrics: ClassVar[tuple[str, ...]] = METRICS
 
     def __init__(self, settings: SAC, setup: Setup) -> None:
         super().__init__(settings.name, setup, discrete=False)
-        self.settings, self._lr_factor = settings, lr_factor(settings, settings.learning_rate)
+        self.settings: SAC = settings
+        self._lr_factor = lr_factor(settings, settings.learning_rate)
         policy = setup.policy.network_spec(setup, 2 * setup.action_size, activation="relu")
         critic = setup.policy.critic(settings.critic_hidden_sizes)
         q = critic.network_spec(setup, 1, extra_size=setup.action_size, activation="relu")
-        self.policy, self.q = build_network(POLICY_NETWORK, policy), build_network(TWINS[0], q)
-        self.kernel = self.choose_kernel(settings.kernel, settings.optimizer, self.policy, self.q)
+        self.policy: Network = build_network(POLICY_NETWORK, policy)
+        self.q: Network = build_network(TWINS[0], q)
+        self.kernel: Kernel = self.choose_kernel(settings.kernel, settings.optimizer, self.policy, self.q)
 
     def initialize(self, *, run_seed: int) -> LearnerState:
         """Return two Q-functions that differ, and targets equal to them; see Learner."""

@@ -75,14 +75,7 @@ class OffPolicyPlan:
         return num_env_steps if self.num_updates is None else self.num_updates
 
     def most_transitions(self, *, iterations: int, num_tasks: int, all_tasks: int, max_episode_steps: int) -> int:
-        """Return the maximum number of transitions to draw from: the replay buffer's size, or all that the run makes.
-
-        Args:
-            iterations: Iterations of the run.
-            num_tasks: Tasks per iteration.
-            all_tasks: Number of tasks with a separate replay buffer.
-            max_episode_steps: Maximum number of steps per episode.
-        """
+        """Return the largest number of transitions to draw from: the replay buffer's size, or all of the run's."""
         # The last episodes that fill the buffer are side by side, and may bring as many steps again as were asked for.
         filled = 2 * (self.filling.steps or 0) + (all_tasks * (self.filling.episodes or 0) + 1) * max_episode_steps
         collected = num_tasks * sum(part.episodes for part in self.rounds) * max_episode_steps
@@ -100,7 +93,6 @@ class OffPolicySettings(BaseModel, use_attribute_docstrings=True):
         raise NotImplementedError
 
     def problems(self, run: RunSettings) -> Iterator[str]:
-        """Yield settings that an off-policy algorithm does not use; see AlgorithmSettings."""
         name = run.algorithm.name
         if run.baseline.name != "zero":
             yield f"baseline is {run.baseline.name} but {name} learns from single transitions; leave baseline out"
@@ -177,7 +169,6 @@ class ReplaySettings(LearningRate, OffPolicySettings):
         )
 
     def problems(self, run: RunSettings) -> Iterator[str]:
-        """Yield the problems of an algorithm that learns one task; see AlgorithmSettings."""
         name = run.algorithm.name
         yield from super().problems(run)
         if self.use_trained_policy_for_refill and not run.starts_warm:
@@ -256,7 +247,7 @@ class SAC(ReplaySettings, AlgorithmSettings):
     """Step size of policy, Q-functions and temperature."""
     max_grad_norm: float | None = Field(default=5.0, gt=0)
     """Maximum Euclidean norm of a gradient: of the policy's, and of both Q-functions' gradients together."""
-    critic_hidden_sizes: tuple[LayerSize, ...] = Field(default=(256, 256), min_length=1)
+    critic_hidden_sizes: tuple[LayerSize, ...] = (256, 256)
     """Units in each hidden layer of the Q-functions."""
     tau: float = Field(default=0.995, ge=0, lt=1)
     """Weight of the old target in a change of the target networks."""

@@ -37,12 +37,7 @@ MIN_VARIANCE = 1e-7
 
 @dataclass(frozen=True)
 class Noise:
-    """Standard normal noise of one gradient step.
-
-    Attributes:
-        latent: [K, Z], of the latent variables.
-        actions: [K, N, A], of the policy's actions.
-    """
+    """Standard normal noise of one gradient step."""
 
     latent: Array
     actions: Array
@@ -79,11 +74,6 @@ def point(outputs: Tensor) -> Posterior:
     return Posterior(mean, torch.zeros_like(mean))
 
 
-def critic_loss(values: Tensor, targets: Tensor) -> Tensor:
-    """Sum over both Q-functions [2, n] of mean (Q(o, a, z) - y)². Eq. 3."""
-    return (values - targets).square().mean(1).sum()
-
-
 def td_targets(settings: PEARL, batch: TransitionTensors, discount: float, next_values: Tensor) -> Tensor:
     """Return the TD targets y = reward_scale · r + (1 - terminated) γ V̄(o', z), [n]. Eq. 3."""
     return settings.reward_scale * batch.rewards + discount * (1 - batch.terminated) * next_values
@@ -115,11 +105,7 @@ def infer(settings: PEARL, encoder: Network, params: Mapping[str, Tensor], conte
 
 
 class PEARLDefinition:
-    """Networks, target V and optimizers while an iteration changes them.
-
-    Attributes:
-        gradients: Gradient vectors of the last step, by network.
-    """
+    """Networks, target V and optimizers while an iteration changes them."""
 
     def __init__(
         self,
@@ -158,10 +144,6 @@ class PEARLDefinition:
 
         The latent variables are drawn once, for all parts of the step. V and policy learn from the updated
         Q-functions.
-
-        Args:
-            minibatch: K tasks, N transitions and C of context of each.
-            noise: Noise of latent variables and actions.
         """
         assert minibatch.context is not None
         settings, networks, like = self._settings, self._networks, self._flat["policy"].vector
@@ -176,7 +158,9 @@ class PEARLDefinition:
         with torch.no_grad():
             next_values = self._value("target_v", batch.next_observations, z)
         targets = td_targets(settings, batch, self._discount, next_values)
-        loss_q = critic_loss(self._q(batch.observations, batch.actions, z, learn=True), targets)
+        # The sum over both Q-functions [2, n] of mean (Q(o, a, z) - y)². Eq. 3.
+        values = self._q(batch.observations, batch.actions, z, learn=True)
+        loss_q = (values - targets).square().mean(1).sum()
         self._q.backward(loss_q + settings.kl_weight * kl.sum(), self._flat["encoder"])
         self._descend("q1", "q2", "encoder")
 

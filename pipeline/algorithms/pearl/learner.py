@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import torch
 
-from metaloom.pipeline.algorithms.contract import Setup
+from metaloom.pipeline.algorithms.contract import Kernel, Setup
 from metaloom.pipeline.algorithms.kernel_choice import fused
 from metaloom.pipeline.algorithms.off_policy.learner import GradientSteps, OffPolicyLearner
 from metaloom.pipeline.algorithms.off_policy.parts import transitions_like
@@ -29,31 +30,19 @@ from metaloom.pipeline.nn.torch_optimizers import initial_state
 from metaloom.pipeline.policies.actors.off_policy import BELIEF_MEAN, BELIEF_VARIANCE
 from metaloom.pipeline.replay.buffer import ContextRounds
 from metaloom.pipeline.seeding import generator
-from metaloom.pipeline.types import (
-    Array,
-    LearnerState,
-    Minibatch,
-    ParallelMap,
-    Params,
-    TaskParams,
-    Transitions,
-)
+from metaloom.pipeline.types import Array, LearnerState, Minibatch, ParallelMap, Params, TaskParams, Transitions
 
 
 class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
-    """Inference of tasks, and soft actor-critic given the inferred posterior; see Learner.
+    """Inference of tasks, and soft actor-critic given the inferred posterior; see Learner."""
 
-    Attributes:
-        settings: Settings of the algorithm.
-        networks: Networks of the run.
-    """
-
-    metrics = METRICS
+    metrics: ClassVar[tuple[str, ...]] = METRICS
     lower = "algorithm.reward_scale or the learning rates of algorithm"
 
     def __init__(self, settings: PEARL, setup: Setup) -> None:
         super().__init__(settings.name, setup, discrete=False)
-        self.settings, self.networks = settings, PEARLNetworks.build(settings, setup)
+        self.settings: PEARL = settings
+        self.networks: PEARLNetworks = PEARLNetworks.build(settings, setup)
         rates = self._rates = {
             "policy": settings.policy_learning_rate,
             "encoder": settings.encoder_learning_rate,
@@ -64,7 +53,7 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
         self._lr_factors = {name: lr_factor(settings, rates[name]) for name in TRAINED}
         networks = self.networks.policy, self.networks.encoder, self.networks.q, self.networks.v
         others = ["network is an mlp of tanh"] if networks[0].spec.activation == "tanh" else []
-        self.kernel = self.choose_kernel(settings.kernel, settings.optimizer, *networks, others=others)
+        self.kernel: Kernel = self.choose_kernel(settings.kernel, settings.optimizer, *networks, others=others)
 
     def initialize(self, *, run_seed: int) -> LearnerState:
         """Return networks that have learned nothing; the target V is a copy of V, the Q-functions differ."""

@@ -96,13 +96,7 @@ _OPTIMIZER = {"policy": "policy", "encoder": "encoder", "q1": "q.q1", "q2": "q.q
 
 @dataclass(frozen=True)
 class PEARLArrays:
-    """The arrays of a state by network, under names without its prefix.
-
-    Attributes:
-        params: Parameters of every network.
-        optimizers: States of the optimizers.
-        num_updates: Iterations that were learned from.
-    """
+    """The arrays of a state by network, under names without its prefix."""
 
     params: Mapping[str, Params]
     optimizers: Mapping[str, Params]

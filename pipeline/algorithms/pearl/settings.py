@@ -8,12 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
-from metaloom.pipeline.algorithms.off_policy.settings import (
-    CollectionRound,
-    Filling,
-    OffPolicyPlan,
-    OffPolicySettings,
-)
+from metaloom.pipeline.algorithms.off_policy.settings import CollectionRound, Filling, OffPolicyPlan, OffPolicySettings
 from metaloom.pipeline.nn.optimization import OptimizerConfig, ScheduledSteps
 from metaloom.pipeline.policies.config import ActorKind, LayerSize
 from metaloom.pipeline.schema import later
@@ -29,13 +24,7 @@ class PEARL(ScheduledSteps, OffPolicySettings, AlgorithmSettings):
     graph: ClassVar[str] = "task_inference"
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.pearl.learner:PEARLLearner"
     actor: ClassVar[ActorKind] = "tanh_gaussian"
-    sizes: ClassVar[tuple[str, ...]] = (
-        *ROUNDS,
-        "num_updates",
-        "meta_batch_size",
-        "batch_size",
-        "embedding_batch_size",
-    )
+    sizes: ClassVar[tuple[str, ...]] = (*ROUNDS, "num_updates", "meta_batch_size", "batch_size", "embedding_batch_size")
     decides_episodes: ClassVar[tuple[str, ...]] = (*ROUNDS, "num_initial_steps", "num_exp_traj_eval")
 
     name: Literal["pearl"] = "pearl"
@@ -43,9 +32,9 @@ class PEARL(ScheduledSteps, OffPolicySettings, AlgorithmSettings):
     # Networks.
     latent_size: int = Field(default=5, ge=1)
     """Dimensions of the latent variable z of a task."""
-    encoder_hidden_sizes: tuple[LayerSize, ...] = Field(default=(200, 200, 200), min_length=1)
+    encoder_hidden_sizes: tuple[LayerSize, ...] = (200, 200, 200)
     """Units in each hidden layer of the encoder, which sees one transition at a time."""
-    critic_hidden_sizes: tuple[LayerSize, ...] = Field(default=(300, 300, 300), min_length=1)
+    critic_hidden_sizes: tuple[LayerSize, ...] = (300, 300, 300)
     """Units in each hidden layer of both Q-functions and of V."""
     use_information_bottleneck: bool = True
     """Infer a Gaussian over z, kept near N(0, I); otherwise one z, the mean of the encoder's outputs."""
@@ -156,7 +145,6 @@ class PEARL(ScheduledSteps, OffPolicySettings, AlgorithmSettings):
         )
 
     def problems(self, run: RunSettings) -> Iterator[str]:
-        """Yield the problems of an algorithm that collects by steps; see AlgorithmSettings."""
         yield from super().problems(run)
         for name in ("num_steps_posterior", "num_extra_rl_steps_posterior"):
             rounds = _episodes(getattr(self, name), run.max_episode_steps) // self.update_post_train

@@ -35,11 +35,7 @@ CRITIC_KERNEL, CRITIC_BIAS = "critic.output.kernel", "critic.output.bias"
 
 
 class MemoryPolicy(RecurrentPolicy):
-    """A recurrent policy with a layer of values on its memory; see TrialPolicy.
-
-    Attributes:
-        critic_size: Number of features on which the values are linear.
-    """
+    """A recurrent policy with a layer of values on its memory; see TrialPolicy."""
 
     def __init__(self, settings: MemorySettings, setup: Setup) -> None:
         super().__init__(setup, setup.policy)
@@ -63,7 +59,6 @@ class MemoryPolicy(RecurrentPolicy):
         return torch.cat([features, features * position[..., -1:], position], -1)
 
     def inputs(self, trials: Trials) -> Array:
-        """Return all inputs of trials; see TrialPolicy."""
         return trials.inputs
 
     def acting(self, params: Mapping[str, Tensor], of: Sequences) -> Distribution:
@@ -82,16 +77,11 @@ class MemoryPolicy(RecurrentPolicy):
 
 
 class WithMemoryLearner(Learner[EpisodeBatch, Sequence[Step]]):
-    """A policy that acts by its memory, however it learns; see Learner.
-
-    Attributes:
-        setup: Setup of the run.
-        policy: Policy with its values.
-        estimates: Estimates along trials.
-    """
+    """A policy that acts by its memory, however it learns; see Learner."""
 
     def __init__(self, settings: MemorySettings, setup: Setup) -> None:
-        self._output_scale, self.setup = settings.initial_output_scale, setup
+        self.setup: Setup = setup
+        self._output_scale = settings.initial_output_scale
         self.policy: MemoryPolicy = MemoryPolicy(settings, setup)
         self.estimates: TrialEstimates = TrialEstimates(settings, setup, self.policy, use_device(setup.device))
         self.kernel: Kernel = Kernel("torch", "recurrent networks have no fused kernel")
@@ -101,7 +91,6 @@ class WithMemoryLearner(Learner[EpisodeBatch, Sequence[Step]]):
         return {}
 
     def initialize(self, *, run_seed: int) -> LearnerState:
-        """Return a policy that has learned nothing and values of zero; see Learner."""
         params = self.policy.initialize(generator(run_seed, "initialize"), self._output_scale)
         critic: Params = {
             CRITIC_KERNEL: np.zeros((self.policy.critic_size, 1), np.float32),
@@ -120,7 +109,6 @@ class WithMemoryLearner(Learner[EpisodeBatch, Sequence[Step]]):
     def adapt(
         self, state: LearnerState, params: TaskParams, evidence: EpisodeBatch, *, parallel: ParallelMap = map
     ) -> TaskParams:
-        """Add the memory of a rollout batch, whose episodes are one trial per task; see Learner."""
         return remembered(Remembering(self.setup.policy, self.setup, params, num_rows=1), params, evidence)
 
 
@@ -144,7 +132,6 @@ class MemoryLearner(WithMemoryLearner):
         iteration: int,
         parallel: ParallelMap = map,
     ) -> tuple[LearnerState, Metrics]:
-        """Run the epochs of gradient steps on minibatches of trials; see Learner."""
         (step,) = experience
         num_updates = int(state.extra[NUM_UPDATES])
         found = self._update.improve(

@@ -32,13 +32,7 @@ ADVICE = "Lower algorithm.max_kl"
 
 
 class Found(NamedTuple):
-    """Means over all real steps.
-
-    Attributes:
-        loss: -mean r A.
-        kl: KL from the acting policy to the evaluated one.
-        entropy: Entropy of the evaluated policy.
-    """
+    """Means over all real steps."""
 
     loss: float
     kl: float

@@ -82,12 +82,6 @@ def sequence_loss(now: Distribution, values: Tensor, of: Sequences, weights: Wei
     Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9, where r = π(a|h) / π_old(a|h) and v are on what is known, h, of
     the trial up to the step. Where h is the state of a network that learns with them, the gradient runs back through
     all steps before. Where nothing is clipped, the first mean becomes the policy gradient's -mean A log π(a|h).
-
-    Args:
-        now: Distributions [n] under the policy that learns.
-        values: v [n] that learn with it, in the units of their targets R̂.
-        of: The trials.
-        weights: c_v, c_e and ε.
     """
     loss = policy_loss(now.log_prob(of.actions), of.old_log_prob, of.advantages, weights.clip_eps)
     loss = loss + weights.value * 0.5 * (values - of.targets).square().mean()

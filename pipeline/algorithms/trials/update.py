@@ -12,19 +12,13 @@ from torch import Tensor
 from metaloom.pipeline.algorithms.actor_critic.gradient_steps import clip_fraction, policy_loss
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.finite_checks import require_finite_params
-from metaloom.pipeline.algorithms.trials.losses import (
-    Batch,
-    Sequences,
-    TrialPolicy,
-    Weights,
-    sequence_loss,
-)
+from metaloom.pipeline.algorithms.trials.losses import Batch, Sequences, TrialPolicy, Weights, sequence_loss
 from metaloom.pipeline.algorithms.trials.settings import TrialSettings, TrialSteps
 from metaloom.pipeline.estimation.processing import scale
 from metaloom.pipeline.estimation.returns import discounted_returns
 from metaloom.pipeline.estimation.trials import Trials
 from metaloom.pipeline.nn.flat_tensors import Descent, FlatTensors
-from metaloom.pipeline.nn.schedules import lr_factor
+from metaloom.pipeline.nn.schedules import LrFactor, lr_factor
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, EpisodeBatch, Metrics, Params, Samples, Step
 
@@ -36,14 +30,11 @@ UNSCALED = np.array([0, 1], np.float32)
 
 
 class TrialEstimates:
-    """Trials of an iteration with their estimates; holds no parameters.
-
-    Attributes:
-        device: Torch device.
-    """
+    """Trials of an iteration with their estimates; holds no parameters."""
 
     def __init__(self, settings: TrialSettings, setup: Setup, policy: TrialPolicy, device: torch.device) -> None:
-        self._settings, self._setup, self._policy, self.device = settings, setup, policy, device
+        self.device: torch.device = device
+        self._settings, self._setup, self._policy = settings, setup, policy
 
     def trials(self, episodes: EpisodeBatch) -> Trials:
         """Return the trials that some episodes are."""
@@ -58,13 +49,7 @@ class TrialEstimates:
         return np.concatenate([inputs, position], axis=-1)
 
     def process(self, params: Mapping[str, Array], values_scale: Array, episodes: EpisodeBatch) -> Samples:
-        """Estimate along the trials, by the values as they are before they learn from them.
-
-        Args:
-            params: Parameters of the policy and of the values.
-            values_scale: Scale of the values; see CRITIC_SCALE.
-            episodes: Whole trials.
-        """
+        """Estimate along the trials, by the values as they are before they learn from them."""
         trials, processing = self.trials(episodes), self._setup.processing
         values, behind = self._values(params, values_scale, trials)
         raw = trials.advantages(values, processing.discount, processing.gae_lambda, behind)
@@ -142,7 +127,7 @@ class TrialUpdate:
 
     def __init__(self, settings: TrialSteps, policy: TrialPolicy, estimates: TrialEstimates) -> None:
         self._settings, self._policy, self._estimates = settings, policy, estimates
-        self.lr_factor = lr_factor(settings, settings.learning_rate)
+        self.lr_factor: LrFactor = lr_factor(settings, settings.learning_rate)
         self._weights = Weights(settings.policy_clip, settings.value_coeff, settings.entropy_coeff)
 
     def improve(

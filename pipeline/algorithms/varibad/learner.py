@@ -16,23 +16,14 @@ from metaloom.pipeline.estimation.trials import Trials
 from metaloom.pipeline.nn.device import use_device
 from metaloom.pipeline.nn.distributions import Distribution
 from metaloom.pipeline.nn.flat_networks import prefixed, unprefixed
-from metaloom.pipeline.nn.networks import build_network
+from metaloom.pipeline.nn.networks import Network, build_network
 from metaloom.pipeline.nn.torch_optimizers import initial_state
 from metaloom.pipeline.policies.inferring import InferringPolicy
 from metaloom.pipeline.policies.posterior import POSTERIOR_LOG_STD, POSTERIOR_MEAN, EncoderSizes, PosteriorNetwork
 from metaloom.pipeline.policies.remembering import Remembering, remembered
 from metaloom.pipeline.replay.trials import TrialExperience
 from metaloom.pipeline.seeding import generator
-from metaloom.pipeline.types import (
-    Array,
-    EpisodeBatch,
-    LearnerState,
-    Metrics,
-    ParallelMap,
-    Params,
-    Samples,
-    TaskParams,
-)
+from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Params, Samples, TaskParams
 
 CRITIC, DECODER = "critic", "decoder"
 """Prefixes in LearnerState.extra."""
@@ -47,7 +38,7 @@ class VariBADPolicy(InferringPolicy):
         sizes = EncoderSizes(settings.embedding_size, settings.encoder_size, settings.latent_size)
         super().__init__(setup, setup.policy, sizes)
         critic = setup.policy.critic(settings.critic_hidden_sizes)
-        self.critic = build_network(
+        self.critic: Network = build_network(
             CRITIC, critic.network_spec(setup, 1, extra_size=2 * sizes.latent + settings.position_size)
         )
         self._observation_size = setup.observation_size
@@ -81,7 +72,6 @@ class VariBADLearner(Learner[EpisodeBatch, TrialExperience]):
         self.kernel: Kernel = Kernel("torch", "models of trials have no fused kernel")
 
     def initialize(self, *, run_seed: int) -> LearnerState:
-        """Return networks that have learned nothing; see Learner."""
         rng, settings = generator(run_seed, "initialize"), self._settings
         encoder = self._policy.encoder.initialize(rng)
         policy, critic = self._policy.policy.initialize(rng), self._policy.critic.initialize(rng)
@@ -102,7 +92,6 @@ class VariBADLearner(Learner[EpisodeBatch, TrialExperience]):
     def adapt(
         self, state: LearnerState, params: TaskParams, evidence: EpisodeBatch, *, parallel: ParallelMap = map
     ) -> TaskParams:
-        """Add the memory of a rollout batch, whose episodes are one trial per task; see Learner."""
         remembering = Remembering(self._setup.policy, self._setup, params, num_rows=1, network=PosteriorNetwork)
         return remembered(remembering, params, evidence)
 

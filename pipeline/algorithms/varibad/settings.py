@@ -38,7 +38,7 @@ class VariBAD(TrialClipping, TrialSteps, AlgorithmSettings):
     """Units of the encoder's GRU."""
     decoder_layers: tuple[LayerSize, ...] = Field(default=(64, 64), min_length=1)
     """Units in each hidden layer of every decoder."""
-    critic_hidden_sizes: tuple[LayerSize, ...] = Field(default=(64, 64), min_length=1)
+    critic_hidden_sizes: tuple[LayerSize, ...] = (64, 64)
     """Units in each hidden layer of the values, which have the policy's inputs."""
 
     # Likelihood of trials.

@@ -5,11 +5,12 @@
 from collections.abc import Iterable
 from typing import Any, ClassVar, Literal
 
+import gymnasium
 import mujoco
 import numpy as np
 from gymnasium.spaces import Box
 
-from metaloom.pipeline.envs.contract import EnvError, MetaEnv, TaskField, check_task
+from metaloom.pipeline.envs.contract import EnvError, Fact, MetaEnv, TaskField, check_task
 from metaloom.pipeline.envs.metaworld.batch import (
     ACTION_SIZE,
     FACTS,
@@ -22,7 +23,7 @@ from metaloom.pipeline.envs.metaworld.batch import (
 from metaloom.pipeline.envs.metaworld.names import BENCHMARKS, CLASSES, Split, class_name
 from metaloom.pipeline.envs.metaworld.oracle import OfficialClass
 from metaloom.pipeline.envs.metaworld.package import GOAL_SIZE, Tasks, benchmark_tasks
-from metaloom.pipeline.envs.task_classes import nearest
+from metaloom.pipeline.envs.task_classes import Classes, nearest
 from metaloom.pipeline.envs.task_sets import FixedTasks
 from metaloom.pipeline.types import Array
 
@@ -83,7 +84,7 @@ class MetaWorld(FixedTasks, MetaEnv):
         TaskField("class", "1", "number of the class of tasks, in the package's order"),
         *(TaskField(f"goal_{i}", "1", "what the class draws anew for each goal") for i in range(1, GOAL_SIZE + 1)),
     )
-    facts = FACTS
+    facts: tuple[Fact, ...] = FACTS
 
     def __init__(
         self,
@@ -114,11 +115,11 @@ class MetaWorld(FixedTasks, MetaEnv):
             self.test_task_set = benchmark_tasks(split.test, benchmark_seed + self.test_seed_offset)
         self._numbers = [CLASSES.index(name) for name in names]
         centers = dict(zip(names, self._numbers, strict=True))
-        self.task_classes = nearest("class", centers, split.test) if len(names) > 1 else None
+        self.task_classes: Classes | None = nearest("class", centers, split.test) if len(names) > 1 else None
         self._one_hot = {number: i for i, number in enumerate(self._numbers)} if self.goal_visible else {}
         size = OBSERVATION_SIZE + len(self._one_hot)
-        self.observation_space = Box(-np.inf, np.inf, (size,), np.float64)
-        self.action_space = Box(-1, 1, (ACTION_SIZE,), np.float32)
+        self.observation_space: gymnasium.Space[Any] = Box(-np.inf, np.inf, (size,), np.float64)
+        self.action_space: gymnasium.Space[Any] = Box(-1, 1, (ACTION_SIZE,), np.float32)
         self.observation_components: tuple[tuple[str, str], ...] = _components(self._one_hot)
         self.action_components: tuple[
             tuple[Literal["hand_x"], Literal["0.01 m"]],

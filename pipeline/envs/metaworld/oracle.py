@@ -4,11 +4,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import mujoco
 import numpy as np
-from mujoco import batch as mujoco_batch
+from mujoco.batch import Batch
 
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.envs.metaworld.package import official_classes
@@ -54,7 +55,7 @@ class RowPhysics:
     """
 
     def __init__(self, env: Any, starts: Sequence[Start], num_threads: int) -> None:
-        self.batch = mujoco_batch.Batch(env.model, len(starts), num_threads)
+        self.batch: Any = Batch(env.model, len(starts), num_threads)
         self._env, self._num_rows = env, len(starts)
         self._body_pos, self._site_pos = (self.batch.expand(name) for name in ("body_pos", "site_pos"))
         self._body_pos[:] = [start.body_pos for start in starts]
@@ -64,8 +65,7 @@ class RowPhysics:
             self.batch.bind(name) for name in ("mocap_pos", "mocap_quat", "ctrl", "qpos", "qvel")
         )
         mocap_quat[:] = _MOCAP_QUAT
-        self.joints = qpos, qvel
-        self._disabled: Array | None = None
+        self.joints: tuple[Array, Array] = qpos, qvel
 
     def step(self, actions: Array, rows: Array) -> None:
         """Step n of the rows (sorted, unique) with actions [n, 4]."""
@@ -79,13 +79,15 @@ class RowPhysics:
 
     def place(self, rows: Array) -> None:
         """Compute the body positions of n rows at the new joint positions; a step leaves them one physics step late."""
-        if self._disabled is None:
-            self._disabled = self.batch.expand("opt.disableflags")
         before = self._disabled.copy()
         # Contacts and constraints are no part of it, and most of the stage's time.
-        self._disabled |= _NO_CONTACTS
+        self._disabled[:] |= _NO_CONTACTS
         self.batch.forward(ids=self._ids(rows), stage=_PLACES)
         self._disabled[:] = before
+
+    @cached_property
+    def _disabled(self) -> Array:
+        return self.batch.expand("opt.disableflags")
 
     def put(self, row: int) -> None:
         """Set the package's model and data to the state of a row; nothing is derived from it yet."""
@@ -144,7 +146,8 @@ class OfficialClass:
     """
 
     def __init__(self, name: str, *, goal_visible: bool, reward_version: str) -> None:
-        self.name, self.reward_version = name, reward_version
+        self.name: str = name
+        self.reward_version: str = reward_version
         self.env: Any = official_classes()[name](reward_function_version=reward_version)
         self.env._set_task_called = True
         self.env._partially_observable = not goal_visible
@@ -207,11 +210,6 @@ class OracleRows:
 
     The rows share one MjModel and one MjData. Whatever the package keeps of an episode belongs to the row, so that
     neither the order of the rows nor earlier episodes make a difference.
-
-    Args:
-        official: The class; other rows may use it too, but not at the same time.
-        goals: [N, R].
-        num_threads: Threads of the batch.
     """
 
     def __init__(self, official: OfficialClass, goals: Array, num_threads: int) -> None:

@@ -74,10 +74,6 @@ def benchmark_tasks(names: Sequence[str], seed: int) -> Tasks:
     They equal the package's `_make_tasks(classes, ..., seed)`. It draws them from numpy's global generator while
     it simulates resets; here the generator is separate, and nothing is simulated, since no draw depends on it.
 
-    Args:
-        names: Names of the classes, in the benchmark's order.
-        seed: Seed of the benchmark.
-
     Returns:
         GOALS_PER_CLASS of each class, 1 + GOAL_SIZE values each.
     """

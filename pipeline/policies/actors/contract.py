@@ -130,7 +130,6 @@ class UniformActor(Actor):
             self._drawn = setup.drawn(lambda rng: 2 * rng.random((T, E, A), np.float32) - 1).reshape(T, N, A)
 
     def act(self, t: int, observations: Array, rows: Array) -> Array:
-        """Return the actions [n, A] float32 or [n] int64; see Actor."""
         return self._take(t, rows, self._drawn[t, rows])
 
 
@@ -146,5 +145,4 @@ class RecordedActor(Actor):
         self._recorded = np.moveaxis(setup.params.params[ACTIONS], 0, 1).astype(self.actions.dtype)
 
     def act(self, t: int, observations: Array, rows: Array) -> Array:
-        """Return the actions [n, A] float32 or [n] int64; see Actor."""
         return self._take(t, rows, self._recorded[t, rows])

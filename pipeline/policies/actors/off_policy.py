@@ -70,7 +70,6 @@ class TanhGaussianActor(Actor):
         self._log_stds = self._record("log_stds", setup.spaces.action_size)
 
     def act(self, t: int, observations: Array, rows: Array) -> Array:
-        """Return the float32 actions [n, A]; see Actor."""
         self._observed[:] = observations.reshape(self._observed.shape)
         _, N, A = self.actions.shape
         outputs = self._network.outputs().reshape(N, 2 * A)
@@ -111,7 +110,6 @@ class QValuesActor(Actor):
         self.behavior_by_task[EPSILON] = epsilon
 
     def act(self, t: int, observations: Array, rows: Array) -> Array:
-        """Return the int64 actions [n]; see Actor."""
         self._network.inputs[:] = observations.reshape(self._network.inputs.shape)
         values = self._network.outputs().reshape(self._values[t].shape)[rows]
         actions: Array = np.where(self._explores[t, rows], self._random_actions[t, rows], values.argmax(-1))

@@ -25,7 +25,6 @@ class GaussianActor(Actor):
         self.behavior_by_task["log_std"] = np.ascontiguousarray(log_std)
 
     def act(self, t: int, observations: Array, rows: Array) -> Array:
-        """Return the float32 actions [n, A]; see Actor."""
         self._network.inputs[:] = observations.reshape(self._network.inputs.shape)
         mean, noise = self._network.outputs(), self._noise[t]
         N = self.actions.shape[1]
@@ -54,7 +53,6 @@ class CategoricalActor(Actor):
         self._log_probs = self._record("log_probs", self._network.output_size)
 
     def act(self, t: int, observations: Array, rows: Array) -> Array:
-        """Return the int64 actions [n]; see Actor."""
         self._network.inputs[:] = observations.reshape(self._network.inputs.shape)
         log_probs = log_softmax(self._network.outputs().reshape(len(observations), -1))
         if self._uniform is None:
@@ -84,10 +82,10 @@ class RecurrentActor(Actor):
         kind = CategoricalActor if setup.spaces.num_actions else GaussianActor
         self._actor: Actor = kind(setup, self._remembering)
         self.actions: Array = self._actor.actions
-        self.behavior_by_step, self.behavior_by_task = self._actor.behavior_by_step, self._actor.behavior_by_task
+        self.behavior_by_step: dict[str, Array] = self._actor.behavior_by_step
+        self.behavior_by_task: dict[str, Array] = self._actor.behavior_by_task
 
     def act(self, t: int, observations: Array, rows: Array) -> Array:
-        """Return the actions [n, ...]; see Actor."""
         actions = self._actor.act(t, observations, rows)
         self._remembering.keep(rows, actions)
         return actions
@@ -109,7 +107,7 @@ class PosteriorActor(RecurrentActor):
     Zintgraf et al. 2020, arXiv:1910.08348.
     """
 
-    make_network = PosteriorNetwork
+    make_network: ClassVar[type[CellAndHead | PosteriorNetwork]] = PosteriorNetwork
 
     def __init__(self, setup: ActorSetup) -> None:
         super().__init__(setup)
@@ -119,7 +117,6 @@ class PosteriorActor(RecurrentActor):
         self._means, self._log_stds = (self._record(name, Z) for name in (POSTERIOR_MEAN, POSTERIOR_LOG_STD))
 
     def act(self, t: int, observations: Array, rows: Array) -> Array:
-        """Return the actions [n, ...]; see Actor."""
         actions = super().act(t, observations, rows)
         Z = self._network.latent_size
         posterior = self._network.posterior.reshape(-1, 2 * Z)[rows]
@@ -128,19 +125,16 @@ class PosteriorActor(RecurrentActor):
 
 
 class NormalizingActor(Actor):
-    """An actor that sees normalized observations and, where it has a memory, scaled rewards. See Actor.
-
-    Attributes:
-        actor: Actor on normalized inputs.
-    """
+    """An actor that sees normalized observations and, where it has a memory, scaled rewards. See Actor."""
 
     def __init__(self, actor: Actor, normalization: Normalization, num_rows: int) -> None:
-        self.actor, self._normalization, self._num_rows = actor, normalization, num_rows
+        self.actor: Actor = actor
+        self._normalization, self._num_rows = normalization, num_rows
         self.actions: Array = actor.actions
-        self.behavior_by_step, self.behavior_by_task = actor.behavior_by_step, actor.behavior_by_task
+        self.behavior_by_step: dict[str, Array] = actor.behavior_by_step
+        self.behavior_by_task: dict[str, Array] = actor.behavior_by_task
 
     def act(self, t: int, observations: Array, rows: Array) -> Array:
-        """Return the actions [n, ...]; see Actor."""
         by_task = observations.reshape(-1, self._num_rows, observations.shape[-1])
         normalized = self._normalization.observations(by_task)
         return self.actor.act(t, normalized.reshape(observations.shape), rows)

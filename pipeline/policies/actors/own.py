@@ -25,7 +25,6 @@ class OwnPolicyActor(Actor):
             self._seeds = np.stack([rng.integers(2**63, size=len(setup.taken)) for rng in setup.rngs], axis=1)
 
     def act(self, t: int, observations: Array, rows: Array) -> Array:
-        """Return the actions [n, A] float32 or [n] int64; see Actor."""
         self._rows.inputs[:] = observations.reshape(self._rows.inputs.shape)
         found: list[tuple[Array, dict[str, Array]]] = []
         with one_thread(), torch.no_grad():

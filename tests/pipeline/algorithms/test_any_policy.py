@@ -72,7 +72,7 @@ def problem_of(learner, state, steps):
 def test_the_meta_gradient_agrees_with_central_differences(steps, config, settings):
     learner = build(settings, config)
     problem, params, chunks = problem_of(learner, learner.initialize(run_seed=1), steps)
-    gradients, _ = meta_gradient(problem, params, chunks)
+    gradients, *_ = meta_gradient(problem, params, chunks)
     assert list(gradients) == list(params)
 
     def loss(name, index, shift):

@@ -231,7 +231,7 @@ def test_the_meta_gradient_agrees_with_central_differences_of_losses_that_move(
 ):
     algorithm = dice(inner_steps=inner_steps, inner_lr=0.3, trainable_inner_lr=trainable)
     problem, meta_params, chunks = setup(algorithm, dice_steps(inner_steps + 1))
-    gradients, _ = meta_gradient(problem, meta_params, chunks)
+    gradients, *_ = meta_gradient(problem, meta_params, chunks)
     moving = MovingDice()
     outer = moving if dice is DiceMAML else log_likelihood_per_cell
     moving_problem = dataclasses.replace(

@@ -113,7 +113,7 @@ def places(gradients):
 def test_the_meta_gradient_agrees_with_central_differences(steps, settings):
     learner, rounds = build(settings), steps(settings)
     problem, params, chunks = problem_of(learner, learner.initialize(run_seed=1), rounds)
-    gradients, _ = meta_gradient(problem, params, chunks)
+    gradients, *_ = meta_gradient(problem, params, chunks)
     assert list(gradients) == list(params)
 
     def loss(moved):
@@ -130,7 +130,7 @@ def test_the_meta_gradient_of_dice_agrees_with_central_differences_around_fixed_
     learner, rounds = build(settings), steps(settings)
     state = learner.initialize(run_seed=1)
     problem, params, chunks = problem_of(learner, state, rounds)
-    gradients, _ = meta_gradient(problem, params, chunks)
+    gradients, *_ = meta_gradient(problem, params, chunks)
     pasts = {}
 
     def past_of(current, rows):

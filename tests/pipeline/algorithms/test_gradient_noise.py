@@ -10,7 +10,6 @@ from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.maml.meta_gradient import (
     SPLIT_COSINE,
     STANDARD_ERROR,
-    measured_meta_gradient,
     meta_gradient,
     noise_metrics,
 )
@@ -70,7 +69,7 @@ def test_it_is_made_of_the_gradients_of_single_tasks(random_steps, tasks_per_chu
     chunks, singles = (build_chunks(steps, size, dtype=torch.float64) for size in (tasks_per_chunk, 1))
     alone = [meta_gradient(problem, params, [chunk])[0] for chunk in singles]
     flat = np.stack([np.concatenate([value.ravel() for value in gradient.values()]) for gradient in alone])
-    mean, _, metrics = measured_meta_gradient(problem, params, chunks, noise=True)
+    mean, _, metrics = meta_gradient(problem, params, chunks, noise=True)
     even, odd = flat[::2].sum(axis=0), flat[1::2].sum(axis=0)
     assert metrics["meta_gradient_norm"] == pytest.approx(np.linalg.norm(flat.mean(axis=0)))
     assert metrics[STANDARD_ERROR] == pytest.approx(np.sqrt(flat.var(axis=0, ddof=1).sum() / 5))

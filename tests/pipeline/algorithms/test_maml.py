@@ -81,7 +81,7 @@ def in_float64(algorithm, steps):
 @pytest.mark.parametrize("algorithm", FAMILY, ids=describe)
 def test_meta_gradient_agrees_with_central_differences(random_steps, algorithm):
     problem, meta_params, chunks = in_float64(algorithm, random_steps(algorithm.inner_steps + 1))
-    gradients, _ = meta_gradient(problem, meta_params, chunks)
+    gradients, *_ = meta_gradient(problem, meta_params, chunks)
     assert list(gradients) == list(meta_params)
     rng = np.random.default_rng(0)
 
@@ -95,6 +95,32 @@ def test_meta_gradient_agrees_with_central_differences(random_steps, algorithm):
             index = tuple(rng.integers(0, n) for n in gradient.shape)
             expected = (loss(name, index, 1e-6) - loss(name, index, -1e-6)) / 2e-6
             assert gradient[index] == pytest.approx(expected, rel=1e-5, abs=1e-8), (name, index)
+
+
+def test_a_linear_policy_adapts_by_the_policy_gradient_written_out(random_steps):
+    linear = GaussianPolicy(Spaces((3,), 1.0, 2, 0), PolicyConfig(hidden_sizes=()))
+    learner = build(MAMLVPG(inner_lr=0.3), linear)
+    state = learner.initialize(run_seed=0)
+    assert {name: value.shape for name, value in state.params.items()} == {
+        "mean_network.output.kernel": (3, 2),
+        "mean_network.output.bias": (2,),
+        "log_std": (2,),
+    }
+    (step,) = random_steps(1)
+    adapted = learner.adapt(state, learner.acting_params(state, 3), step)
+    for b, real in enumerate(step.episodes.mask != 0):
+        x, a = step.episodes.observations[b, :, :-1][real], step.episodes.actions[b][real]
+        weights = 0.3 * step.samples.advantages[b][real][:, None] / real.sum()
+        # The score of a Gaussian with standard deviation 1.
+        off = a - x @ state.params["mean_network.output.kernel"]
+        expected = {
+            "mean_network.output.kernel": x.T @ (weights * off),
+            "mean_network.output.bias": (weights * off).sum(0),
+            "log_std": (weights * (off**2 - 1)).sum(0),
+        }
+        for name, change in expected.items():
+            assert np.abs(change).max() > 1e-3
+            np.testing.assert_allclose(adapted.params[name][b] - state.params[name], change, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("algorithm", [MAMLVPG(), MAMLPPO(), MAMLTRPO(), EMAML()], ids=describe)

@@ -51,7 +51,7 @@ def central_difference(problem, meta_params, chunks, name, index, h=1e-6):
 
 
 def assert_gradient_is_right(problem, meta_params, chunks, learned):
-    gradients, _ = meta_gradient(problem, meta_params, chunks)
+    gradients, *_ = meta_gradient(problem, meta_params, chunks)
     assert list(gradients) == list(learned)
     rng = np.random.default_rng(0)
     for name, gradient in gradients.items():
@@ -76,7 +76,7 @@ def test_gradient_of_trainable_step_sizes_agrees_with_central_differences(random
     for name in logs:
         meta_params[name][1] += 0.5
     assert_gradient_is_right(problem, meta_params, chunks, meta_params)
-    gradients, _ = meta_gradient(problem, meta_params, chunks)
+    gradients, *_ = meta_gradient(problem, meta_params, chunks)
     for k in range(2):
         assert abs(gradients[LOG_INNER_LR + "log_std"][k]).min() > 1e-6
 
@@ -92,7 +92,7 @@ def test_first_order_gradient_is_that_of_the_outer_loss_at_the_adapted_parameter
     steps = random_steps(2)
     promp = ProMP(first_order=True, inner_lr=0.3, init_inner_kl_penalty=0.0)
     problem, meta_params, chunks = setup(promp, steps)
-    found, _ = meta_gradient(problem, meta_params, chunks)
+    found, *_ = meta_gradient(problem, meta_params, chunks)
     total = {name: torch.zeros(value.shape, dtype=torch.float64) for name, value in meta_params.items()}
     for b in range(3):
         before, after = (task_rows(step, slice(b, b + 1), dtype=torch.float64) for step in steps)

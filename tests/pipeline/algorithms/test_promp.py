@@ -210,7 +210,7 @@ def test_any_optimizer_of_torch_takes_the_steps(random_steps):
     steps = random_steps(2)
     sgd = ProMP(num_epochs=1, optimizer="sgd", outer_lr=0.5)
     learner = build(sgd).initialize(run_seed=1)
-    gradients, _ = meta_gradient(build(sgd).problem(learner, steps), learner.params, build_chunks(steps, 2))
+    gradients, *_ = meta_gradient(build(sgd).problem(learner, steps), learner.params, build_chunks(steps, 2))
     updated, _ = optimize(sgd, steps, learner)
     for name, gradient in gradients.items():
         np.testing.assert_allclose(updated.params[name], learner.params[name] - 0.5 * gradient, rtol=1e-6, atol=1e-7)

@@ -72,7 +72,7 @@ def test_adapted_parameters_agree_to_1e_5(arrays, steps, learner, golden_params)
 def test_loss_kls_and_gradient_agree_to_1e_5(arrays, steps, learner, tasks_per_chunk):
     promp = algorithm(arrays)
     problem = build(promp).problem(learner, steps)
-    gradients, values = meta_gradient(problem, learner.params, build_chunks(steps, tasks_per_chunk))
+    gradients, values, _ = meta_gradient(problem, learner.params, build_chunks(steps, tasks_per_chunk))
     gradient, expected = flat(gradients), arrays["grad_flat"]
     assert np.linalg.norm(gradient - expected) < 1e-5 * np.linalg.norm(expected)
     # On-policy losses and KLs are differences of nearly equal float32 numbers: zero up to rounding.
@@ -83,7 +83,7 @@ def test_loss_kls_and_gradient_agree_to_1e_5(arrays, steps, learner, tasks_per_c
 
 def test_clip_fraction_agrees(arrays, steps, learner):
     promp = algorithm(arrays)
-    _, values = meta_gradient(build(promp).problem(learner, steps), learner.params, build_chunks(steps, 2))
+    _, values, _ = meta_gradient(build(promp).problem(learner, steps), learner.params, build_chunks(steps, 2))
     # The original's fraction pools the rows of all tasks; ours averages each task first.
     rows = [len(arrays[f"outer_ratio_task{i}"]) for i in range(3)]
     pooled = np.average(values["clip_fraction"], weights=rows)

@@ -98,11 +98,11 @@ def test_where_the_policies_acted_all_products_are_those_of_the_constraint_s_hes
             assert np.linalg.norm(product(v) - expected) < 1e-6 * np.linalg.norm(expected)
 
 
-@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize(("activation", "hidden_sizes"), [("tanh", (4, 5)), ("relu", (4, 5)), ("tanh", ())])
 @pytest.mark.parametrize("settings", [{}, {"inner_steps": 2, "inner_loss": "likelihood_ratio"}, {"first_order": True}])
-def test_fused_products_are_those_of_the_definition_on_and_off_policy(random_steps, settings, activation):
+def test_fused_products_are_those_of_the_definition_on_and_off_policy(random_steps, settings, activation, hidden_sizes):
     algorithm = MAMLTRPO(inner_lr=0.3, **settings)
-    config = PolicyConfig(hidden_sizes=(4, 5), activation=activation)
+    config = PolicyConfig(hidden_sizes=hidden_sizes, activation=activation)
     learner = build(algorithm, GaussianPolicy(Spaces((3,), 1.0, 2, 0), config))
     assert learner.kernel == Kernel("fused", f"plain {activation} network on the CPU")
     state, steps = learner.initialize(run_seed=1), random_steps(algorithm.inner_steps + 1, B=5)

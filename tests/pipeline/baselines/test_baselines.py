@@ -159,7 +159,6 @@ def test_an_option_of_another_baseline_is_refused(name, option, value):
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("hidden_sizes", []),
         ("hidden_sizes", [0]),
         ("num_epochs", 0),
         ("learning_rate", 0),

@@ -75,12 +75,13 @@ def test_the_gradient_is_that_of_half_the_weighted_squared_error():
     "changed",
     [
         {"hidden_sizes": (8, 8)},
+        {"hidden_sizes": ()},
         {"num_epochs": 3},
         {"learning_rate": 0.1},
         {"steps_per_minibatch": 10},
         {"shared": True},
     ],
-    ids=lambda changed: next(iter(changed)),
+    ids=str,
 )
 def test_every_option_changes_the_fit(changed):
     episodes = returns_of(np.random.default_rng(0), B=2)

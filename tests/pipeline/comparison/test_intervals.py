@@ -78,6 +78,7 @@ def test_the_degrees_of_a_difference_are_between_those_of_the_smaller_group_and_
     assert welch_degrees((1.0, 1.0), (4, 4)) == pytest.approx(8)
     assert welch_degrees((1.0, 1e-9), (4, 9)) == pytest.approx(4)
     assert welch_degrees((0.0, 0.0), (4, 9)) == 4
+    assert welch_degrees((1.0, 1.0), (1, 1)) == pytest.approx(2)
     assert welch_degrees((1.0, math.nan), (4, 0)) == 0
 
 

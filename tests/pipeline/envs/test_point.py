@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import EnvError
-from metaloom.pipeline.envs.point import Navigation2D, Point2D, Point2DGoal
+from metaloom.pipeline.envs.point import SIDE, Navigation2D, Point2D, Point2DGoal
 from metaloom.pipeline.envs.point_corner import PointCorner, PointMomentum, PointWalls
 from metaloom.pipeline.envs.point_pearl import PearlPointRobot, PearlSparsePointRobot
 from metaloom.pipeline.envs.registry import make_env
@@ -39,6 +39,26 @@ def test_corner_agrees_with_the_original_to_1e_6(reward: str) -> None:
         observation, found, *_ = env.step(action)
         np.testing.assert_allclose(observation, next_state, atol=1e-6, rtol=0)
         assert found == pytest.approx(value, abs=1e-6)
+
+
+def test_a_picture_shows_the_way_the_goal_the_other_goals_and_the_wall_where_they_are() -> None:
+    env = PointCorner()
+    env.set_task(np.array([2.0, -2.0]))
+    env.reset(seed=0)
+    env._path = [np.array([0.0, 0.0]), np.array([-1.0, 1.0])]
+    picture = env.render()
+    assert (picture.shape, picture.dtype) == ((SIDE, SIDE, 3), np.uint8)
+
+    def at(x: float, y: float) -> tuple[int, ...]:
+        """The color at a position in m, of which the second axis points up, in a picture from -2.5 to 2.5."""
+        column, row = (round((place + 2.5) / 5 * (SIDE - 1)) for place in (x, -y))
+        return tuple(picture[row, column].tolist())
+
+    assert at(2, -2) == (60, 160, 75)
+    assert [at(x, y) for x, y in ((2, 2), (-2, 2), (-2, -2))] == [(205, 205, 205)] * 3
+    assert (at(-1, 1), at(-0.5, 0.5), at(0, 0)) == ((25, 60, 150), (120, 150, 210), (120, 150, 210))
+    assert at(0.5, 1.5) == (255, 255, 255)
+    assert {at(line, 0.5) for line in (-2, -1, 0, 1, 2)} == {(228, 228, 228)}
 
 
 @given(moves)

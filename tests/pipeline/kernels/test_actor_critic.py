@@ -23,6 +23,7 @@ ALGORITHMS = {
     "ppo": PPO(clip_eps=0.2, critic_max_grad_norm=0.1),
     "ppo by rmsprop": PPO(clip_eps=0.2, optimizer="rmsprop", entropy_coeff=0.1),
     "ppo2": PPO2(clip_eps=0.15, max_grad_norm=0.1),
+    "a2c with a linear critic": A2C(critic_hidden_sizes=()),
     "ppo2 without entropy": PPO2(clip_eps=0.15, entropy_coeff=0.0),
 }
 KINDS = {
@@ -30,6 +31,7 @@ KINDS = {
     "gaussian below its floor": POLICY.model_copy(update={"min_std": 0.7 * 0.99}),
     "gaussian, std not learned": POLICY.model_copy(update={"learn_std": False}),
     "gaussian, relu": POLICY.model_copy(update={"activation": "relu"}),
+    "gaussian, linear": POLICY.model_copy(update={"hidden_sizes": ()}),
     "categorical": PolicyConfig(hidden_sizes=(6, 5)),
 }
 

@@ -16,7 +16,7 @@ def activate(request):
     return request.param
 
 
-@pytest.fixture(params=[(4,), (5, 4), (3, 4, 5)], ids=str)
+@pytest.fixture(params=[(), (4,), (5, 4), (3, 4, 5)], ids=str)
 def case(request, activate):
     rng = np.random.default_rng(0)
     params = {}

@@ -15,13 +15,16 @@ from metaloom.pipeline.types import LearnerState, Minibatch, Transitions
 K, N, C = 5, 7, 6
 BOX = small_setup(PolicyConfig(hidden_sizes=(9, 8)))
 DISCRETE = small_setup(BOX.policy, **DISCRETE_ACTIONS)
+LINEAR = PolicyConfig(hidden_sizes=())
 TANH = replace(BOX, policy=PolicyConfig(hidden_sizes=(9, 8), activation="tanh"))
 SAC_SIZES = {"critic_hidden_sizes": (6, 5)}
 PEARL_SIZES = {"latent_size": 2, "encoder_hidden_sizes": (8, 7), "critic_hidden_sizes": (9, 8)}
 CASES = {
     "dql": (DQL(target_update_intvl=2), DISCRETE),
     "dql, unclipped adam": (DQL(max_grad_norm=None, optimizer="adam"), DISCRETE),
+    "dql, linear": (DQL(), replace(DISCRETE, policy=LINEAR)),
     "sac": (SAC(**SAC_SIZES), BOX),
+    "sac, linear": (SAC(critic_hidden_sizes=()), replace(BOX, policy=LINEAR)),
     "sac, clipped": (SAC(max_grad_norm=1e-2, target_update_intvl=2, **SAC_SIZES), BOX),
     "sac, rewards and fixed temperature": (
         SAC(standardize_rew=True, rew_scale=3, learn_ent_coeff=False, optimizer="rmsprop", **SAC_SIZES),
@@ -30,6 +33,10 @@ CASES = {
     "sac of tanh": (SAC(**SAC_SIZES), TANH),
     "pearl": (PEARL(**PEARL_SIZES), BOX),
     "pearl, point": (PEARL(use_information_bottleneck=False, use_next_obs_in_context=True, **PEARL_SIZES), BOX),
+    "pearl, linear": (
+        PEARL(latent_size=2, encoder_hidden_sizes=(), critic_hidden_sizes=()),
+        replace(BOX, policy=LINEAR),
+    ),
     "pearl, regularized": (
         PEARL(
             policy_mean_reg=0.3, policy_std_reg=0.2, policy_pre_activation_reg=0.1, optimizer="rmsprop", **PEARL_SIZES

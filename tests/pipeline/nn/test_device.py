@@ -1,8 +1,13 @@
+import os
+
+import numpy as np
 import pytest
 import torch
 
+from metaloom.pipeline.arithmetic import numpy_facts
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.device import EQUAL_IN_WORDS, EQUALITY
+from metaloom.pipeline.nn import device
 from metaloom.pipeline.nn.device import device_facts, use_device
 
 
@@ -16,6 +21,20 @@ def test_the_cpu_is_always_there_and_repeats_bits_everywhere():
 def test_no_device_but_the_cpu_claims_equal_bits_elsewhere(name):
     assert EQUALITY[name] != "bits"
     assert "identical" not in EQUAL_IN_WORDS[EQUALITY[name]]
+
+
+@pytest.mark.parametrize(
+    ("extensions", "facts"),
+    [
+        ({"baseline": ["SSE", "SSE2"], "found": ["AVX2", "FMA3"]}, "AVX2 FMA3"),
+        ({"baseline": ["SSE", "SSE2"], "found": []}, "SSE SSE2"),
+        ({"baseline": ["ASIMD"]}, "ASIMD"),
+        ({}, "scalar"),
+    ],
+)
+def test_numpys_instructions_are_those_found_or_else_those_it_was_built_for(extensions, facts, monkeypatch):
+    monkeypatch.setattr(np, "show_config", lambda mode: {"SIMD Extensions": extensions} if extensions else {})
+    assert numpy_facts.__wrapped__() == facts
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
@@ -32,3 +51,27 @@ def test_a_gpu_is_told_to_be_deterministic_and_recorded():
         assert device_facts("cuda").keys() == {"model", "capability", "cuda", "cudnn"}
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize(("name", "workspace"), [("cuda", ":4096:8"), ("mps", None)])
+def test_a_device_is_prepared_for_deterministic_algorithms_and_full_precision(name, workspace, monkeypatch):
+    monkeypatch.setitem(device._IS_AVAILABLE, name, lambda: True)  # nothing is computed on it
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    flags = [
+        (torch.backends.cuda.matmul, "allow_tf32"),
+        (torch.backends.cudnn, "allow_tf32"),
+        (torch.backends.cudnn, "benchmark"),
+    ]
+    before = [getattr(*flag) for flag in flags]
+    try:
+        for flag in flags:
+            setattr(*flag, True)
+        assert use_device(name) == torch.device(name)
+        assert torch.are_deterministic_algorithms_enabled()
+        assert [getattr(*flag) for flag in flags] == [False, False, False]
+        assert os.environ.get("CUBLAS_WORKSPACE_CONFIG") == workspace
+    finally:
+        torch.use_deterministic_algorithms(False)
+        os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+        for flag, value in zip(flags, before, strict=True):
+            setattr(*flag, value)

@@ -28,6 +28,17 @@ def test_names_and_shapes_follow_the_layers(params):
     assert all(value.dtype == np.float32 for value in params.values())
 
 
+@pytest.mark.parametrize("network", ["mlp", "residual"])
+def test_without_hidden_layers_a_network_is_linear(network):
+    linear = build_network("net", NetworkSpec(network, (3,), 2, (), "tanh"))
+    assert linear.shapes == {"net.output.kernel": (3, 2), "net.output.bias": (2,)}
+    params = {"net.output.kernel": np.array([[1, 2], [3, 4], [5, 6.0]]), "net.output.bias": np.array([0.5, -0.5])}
+    assert linear(tensors(params), torch.tensor([[1, 0, -1.0], [10, 20, 30]], dtype=torch.float64)).tolist() == [
+        [-3.5, -4.5],
+        [220.5, 279.5],
+    ]
+
+
 def test_kernels_fill_the_glorot_interval_and_biases_are_zero():
     params = build_network("net", NetworkSpec("mlp", (200,), 1, (100,))).initialize(np.random.default_rng(0))
     limit = np.sqrt(6 / 300)

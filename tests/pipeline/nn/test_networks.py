@@ -184,6 +184,7 @@ def test_the_options_that_are_advised_fit_the_image_which_the_defaults_do_not(sh
         ({"network": "cnn", "network_options": {"width": 3}}, "(?s)width.*unknown key"),
         ({"network": "cnn", "network_options": {"strides": [2]}}, "differ in length"),
         ({"network": "residual", "hidden_sizes": (64, 32)}, "required equal sizes"),
+        ({"network": "gru", "hidden_sizes": ()}, r"gru is one layer, found hidden_sizes \(\); required one size"),
         ({"activation": "Silu"}, "found 'Silu'; .*did you mean SiLU"),
         ({"output_activation": "PReLU"}, "required one of identity, tanh"),
     ],

@@ -23,14 +23,14 @@ def random_params(num_tasks: int, sizes: list[int], seed: int = 0) -> Params:
 
 
 def inference(config: PolicyConfig, params: TaskParams, num_rows: int) -> Inference:
-    layers = params.params["mean_network.hidden_0.kernel"], params.params["mean_network.output.bias"]
+    layers = next(iter(params.params.values())), params.params["mean_network.output.bias"]
     A = layers[1].shape[1]
     spec = config.network_spec(Spaces(layers[0].shape[1:2], 1.0, A, 0), A)
     return network_inference(MEAN_NETWORK, spec, params, num_rows)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 4, 5, 20])
-@pytest.mark.parametrize("hidden", [(7,), (64, 64), (3, 5, 9)])
+@pytest.mark.parametrize("hidden", [(), (7,), (64, 64), (3, 5, 9)])
 def test_means_are_those_of_the_tanh_network(num_rows: int, hidden: tuple[int, ...]) -> None:
     params = random_params(3, [4, *hidden, 2])
     policy = inference(PolicyConfig(hidden_sizes=hidden), TaskParams(params), num_rows)
@@ -45,7 +45,7 @@ def test_means_are_those_of_the_tanh_network(num_rows: int, hidden: tuple[int, .
     assert policy.outputs().dtype == np.float32
 
 
-@pytest.mark.parametrize("hidden", [(7,), (64, 64), (100,)])
+@pytest.mark.parametrize("hidden", [(), (7,), (64, 64), (100,)])
 @pytest.mark.parametrize("num_rows", [1, 5, 20])
 def test_the_bits_of_a_task_do_not_depend_on_the_other_tasks(hidden: tuple[int, ...], num_rows: int) -> None:
     config, params = PolicyConfig(hidden_sizes=hidden), TaskParams(random_params(13, [17, *hidden, 6]))

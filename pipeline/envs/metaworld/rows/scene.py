@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple
 
 import mujoco
 import numpy as np
-from mujoco import batch as mujoco_batch
 
+from metaloom.pipeline.envs.contact_batch import PhysicsBatch
 from metaloom.pipeline.envs.metaworld.rows.shaping import norm
 from metaloom.pipeline.types import Array
 
@@ -119,7 +119,7 @@ class RowTask:
 class Scene:
     """Views of n simulations of a class that follow every call of their batch."""
 
-    def __init__(self, task: RowTask, model: mujoco.MjModel, batch: mujoco_batch.Batch) -> None:
+    def __init__(self, task: RowTask, model: mujoco.MjModel, batch: PhysicsBatch) -> None:
         sources = {**_HAND, **task.sources, "object": task.object}
         if task.turn is not None:
             sources["turn"] = task.turn
@@ -166,7 +166,7 @@ def quaternions(turns: Array) -> Array:
     return found / np.sqrt(np.vecdot(found, found))[:, None]
 
 
-def _live(model: mujoco.MjModel, batch: mujoco_batch.Batch, source: Source) -> Array:
+def _live(model: mujoco.MjModel, batch: PhysicsBatch, source: Source) -> Array:
     """Return a view [N, ...] of the bound field that follows every call of the batch."""
     values = batch.bind(source.field)
     if source.field == "qpos":

@@ -66,10 +66,7 @@ TEST_ROWS = {
         start={**_TARGET, "fingertips": "init_tcp"},
     ),
     "door-close": RowTask(
-        fixtures.door_close,
-        _DOOR,
-        _DOOR_TURN,
-        start={**_TARGET, "object": "obj_init_pos", "hand": "hand_init_pos"},
+        fixtures.door_close, _DOOR, _DOOR_TURN, start={**_TARGET, "object": "obj_init_pos", "hand": "hand_init_pos"}
     ),
     "shelf-place": RowTask(moving.shelf_place, _PUCK, _PUCK_TURN, start=_CARRIED, touched=True),
     "sweep-into": RowTask(moving.sweep_into, _PUCK, _PUCK_TURN, start=_CARRIED, touched=True),

@@ -44,11 +44,6 @@ class VectorizedRows:
     """N rows of one class: MuJoCo's batch steps them, and the class's rules evaluate all of them together.
 
     They agree with OracleRows to rounding, and are a row's own: no bit of them depends on the other rows.
-
-    Args:
-        official: The class, one of ROW_TASKS; other rows may use it too, but not at the same time.
-        goals: [N, R].
-        num_threads: Threads of the batch.
     """
 
     def __init__(self, official: OfficialClass, goals: Array, num_threads: int) -> None:

@@ -1,14 +1,15 @@
-# An independent reader
+"""A reader of the formats metaloom/1 and metaloom/2 in NumPy, pyarrow and the standard library, without Metaloom.
 
-This page is a complete reader of formats `metaloom/1` and `metaloom/2` in NumPy, pyarrow and the standard library,
-without Metaloom. The tests run this text on the runs in `tests/fixtures` and on new ones, and compare every array and
-table with `storage`. See [data format](data_format.md) for the meaning of the files.
+    python independent_reader.py runs/first
 
-<!-- prepare: metaloom train promp-point-corner --run first --set iterations=13 -->
-```python
+prints the arrays of every stored output, after it has checked every byte and the chain of hashes.
+docs/data_format.md specifies the format.
+"""
+
 import hashlib
 import json
 import struct
+import sys
 from math import prod
 from pathlib import Path
 
@@ -162,7 +163,8 @@ def parts_of(raw, chunk, count):
     assert crc32c(tail[:-4]) == chunk["crc32c"], f"{chunk['path']} is damaged"
     assert crc32c(index) == int.from_bytes(tail[-4:], "little"), f"{chunk['path']} is damaged"
     parts, end = [], 0
-    for crc, (start, size) in zip(struct.unpack(f"<{count}I", tail[: 4 * count]), struct.iter_unpack("<2Q", index)):
+    crcs = struct.unpack(f"<{count}I", tail[: 4 * count])
+    for crc, (start, size) in zip(crcs, struct.iter_unpack("<2Q", index), strict=True):
         assert start == end, f"the parts of {chunk['path']} do not follow each other"
         end = start + size
         parts.append((raw[start:end], crc))
@@ -247,15 +249,15 @@ def crc_entry(byte):
 
 
 CRC_TABLE = [crc_entry(byte) for byte in range(256)]
-```
 
-Usage:
 
-```python
-run = Path("runs/first")
-for record in history(run):  # every stored output, in the order of their making, the chain of hashes checked
-    if not is_thinned(run, record):  # its arrays were removed on purpose
-        arrays = read_output(run, record)  # every byte checked
-        print(record["iteration"], record["stage"], record["step"], {name: a.shape for name, a in arrays.items()})
-read_table(run, "episodes", iteration=3).to_pandas()
-```
+def main(run):
+    for record in history(run):
+        if not is_thinned(run, record):  # its arrays were removed on purpose
+            arrays = read_output(run, record)
+            print(record["iteration"], record["stage"], record["step"], {name: a.shape for name, a in arrays.items()})
+    print(read_table(run, "episodes", iteration=0).to_pandas())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,33 @@
+"""Names whose modules are imported when the names are first used.
+
+Help, lists and refusals should not wait seconds for torch. A module that needs a slow one later lists the imports under
+`TYPE_CHECKING`, where editors and checkers read them, and else sets `__getattr__ = lazily(__name__)`.
+"""
+
+import ast
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+
+def lazily(module: str) -> Callable[[str], Any]:
+    """Return the `__getattr__` that makes the imports under `TYPE_CHECKING` of a module when they are needed."""
+
+    def found(name: str) -> Any:
+        if (place := lazy_names(module).get(name)) is None:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        return getattr(import_module(place[0]), place[1])
+
+    return found
+
+
+@cache
+def lazy_names(module: str) -> Mapping[str, tuple[str, str]]:
+    """Return the names that a module imports under `TYPE_CHECKING`, each with the module and the name it has there."""
+    tree = ast.parse(Path(str(import_module(module).__file__)).read_text("utf-8"))
+    parts = [node for node in tree.body if isinstance(node, ast.If)]
+    lines = [line for part in parts if ast.unparse(part.test) == "TYPE_CHECKING" for line in part.body]
+    imports = [line for line in lines if isinstance(line, ast.ImportFrom)]
+    return {name.asname or name.name: (str(line.module), name.name) for line in imports for name in line.names}
