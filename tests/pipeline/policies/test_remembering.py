@@ -129,7 +129,11 @@ def made(network, spaces, num_tasks=B):
     """A policy's settings, itself in torch, and its parameters for every task."""
     config = config_of(network)
     policy = RecurrentPolicy(spaces, config)
-    params = policy.initialize(np.random.default_rng(0), 1.0)
+    rng = np.random.default_rng(0)
+    params = {  # as once they have learned: those that begin with zero are not zero any more
+        name: value if value.any() else rng.normal(scale=0.3, size=value.shape).astype(value.dtype)
+        for name, value in policy.initialize(rng, 1.0).items()
+    }
     return config, policy, params, TaskParams.broadcast(params, num_tasks)
 
 
