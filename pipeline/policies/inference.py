@@ -1,13 +1,19 @@
 """Forward passes for acting, in fixed shapes: NumPy for plain networks and built-in cells, torch for others."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
-from metaloom.pipeline.nn.cells import CELL, ENCODER, GRU, LINEAR_ATTENTION, RECURRENT_NETWORKS, CellSpec, cell_shapes
-from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS, NetworkSpec, layer_names, parameter_shapes
+from metaloom.pipeline.nn.cells import CELL, GRU, LINEAR_ATTENTION, RECURRENT_NETWORKS, CellSpec, cell_shapes
+from metaloom.pipeline.nn.spec import (
+    BUILT_IN_NETWORKS,
+    ENCODER,
+    EncodedCellSpec,
+    NetworkSpec,
+    layer_names,
+    parameter_shapes,
+)
 from metaloom.pipeline.types import Array, BatchError, Params, Shapes, TaskParams
 
 MEAN_NETWORK = "mean_network"
@@ -150,8 +156,8 @@ class CellInference(Protocol):
 
 def cell_inference(spec: CellSpec, params: Params) -> CellInference:
     """Set up a cell with these parameters [B, ...]."""
-    if spec.encoder is not None:
-        return EncodedInference(spec, spec.encoder, params)
+    if isinstance(spec, EncodedCellSpec):
+        return EncodedInference(spec, params)
     if spec.name == LINEAR_ATTENTION:
         return AttentionInference(spec, params)
     if spec.name in RECURRENT_NETWORKS:
@@ -164,8 +170,8 @@ def cell_inference(spec: CellSpec, params: Params) -> CellInference:
 
 def shapes_of(spec: CellSpec) -> Shapes:
     """Return the shapes of the parameters of a cell and of its encoder."""
-    if spec.encoder is not None:
-        return network_shapes(ENCODER, spec.encoder) | shapes_of(replace(spec, encoder=None))
+    if isinstance(spec, EncodedCellSpec):
+        return network_shapes(ENCODER, spec.encoder) | shapes_of(spec.cell)
     if spec.name in RECURRENT_NETWORKS:
         return cell_shapes(spec)
     from metaloom.pipeline.nn.recurrent import build_cell  # as above
@@ -176,9 +182,9 @@ def shapes_of(spec: CellSpec) -> Shapes:
 class EncodedInference:
     """A cell behind the encoder of its observations. See CellInference."""
 
-    def __init__(self, spec: CellSpec, encoder: NetworkSpec, params: Params) -> None:
-        self._cell = cell_inference(replace(spec, encoder=None), params)
-        self._spec, self._params = encoder, TaskParams(params)
+    def __init__(self, spec: EncodedCellSpec, params: Params) -> None:
+        self._cell = cell_inference(spec.cell, params)
+        self._spec, self._params = spec.encoder, TaskParams(params)
         self._encoder: Inference | None = None
         self.state_size: int = self._cell.state_size
         self.feature_size: int = self._cell.feature_size
