@@ -88,6 +88,20 @@ def test_a_damaged_file_of_each_kind_comes_back(runs, which, tmp_path, digests):
         check(runs[which], tmp_path, digests, relative, way)
 
 
+@pytest.mark.no_cover
+@pytest.mark.parametrize(
+    ("which", "folder"), [("run", "data.zarr/samples_0"), ("packed", "data.zarr/samples_0"), ("run", "_sessions/0*")]
+)
+def test_a_lost_folder_comes_back(runs, tmp_path, digests, which, folder):
+    path = shutil.copytree(runs[which], tmp_path / "run")
+    lost = sorted(found for found in path.glob(folder) if found.is_dir())[0]
+    shutil.rmtree(lost)
+    result = resume(path, repair=True, backend=SERIAL)
+    assert (result.damage, lost.is_dir()) == ([], True)
+    assert any(str(lost.relative_to(path)) in line for line in result.repaired)
+    assert digests(path) == digests(runs[which])
+
+
 def test_metadata_that_one_output_brings_back_is_there_when_others_are_read(runs, tmp_path, digests, monkeypatch):
     path = shutil.copytree(runs["fork"], tmp_path / "run")
     metadata, learner = (path / "data.zarr" / name for name in ("rollouts_0/terminated/zarr.json", "learner"))
