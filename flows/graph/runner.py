@@ -157,7 +157,7 @@ class Runner:
                 f"graph {self.graph.name}: {stage.name} reads {', '.join(required) or 'nothing'}, but after training "
                 "there is the learner alone; required one input without a default"
             )
-        found: object = self._compute(stage, at, {required[0]: Update(learner, {})}, where, tested=tested)
+        found: object = self._compute(stage, at, {required[0]: Update(learner, {})}, where=where, tested=tested)
         if not isinstance(found, Evaluation):
             raise StageFault(f"{where}: the stage {stage.name} gave {type(found).__name__}; required Evaluation")
         return found

@@ -52,7 +52,7 @@ class Graph:
             (self.edges.values(), Edge, "an edge from a stage, such as this_step('adapt')"),
         )
         for found, kind, required in given:
-            if other := [one for one in found if not isinstance(one, kind)]:
+            if other := [one for one in found if not isinstance(one, kind)]:  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise GraphError(
                     f"graph {self.name}: found {other[0]!r} among its {kind.__name__.lower()}s; required {required}"
                 )

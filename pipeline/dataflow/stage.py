@@ -165,7 +165,7 @@ class Stage:
         if not isinstance(output, type):
             raise GraphError(f"stage {name}: {declared}{output!r}; required the type of its output, as in -> Samples")
         reads = dict.fromkeys(self.inputs) if self.reads is None else self.reads
-        if not (isinstance(reads, Mapping) and all(isinstance(edge, str | None) for edge in reads.values())):
+        if not (isinstance(reads, Mapping) and all(isinstance(edge, str | None) for edge in reads.values())):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise GraphError(f"stage {name} reads {reads!r}; required input -> name of an edge: {{'state': 'learner'}}")
         if unknown := [*{*reads} ^ {*self.inputs}]:
             raise GraphError(
