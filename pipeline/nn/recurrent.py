@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Protocol, cast
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from metaloom.pipeline.memory import require_room
-from metaloom.pipeline.nn.cells import ATTENTION_STEPS, CELL, LINEAR_ATTENTION, BuiltInCell, CellSpec
+from metaloom.pipeline.nn.cells import ATTENTION_STEPS, CELL, ENCODER, LINEAR_ATTENTION, BuiltInCell, CellSpec
 from metaloom.pipeline.nn.cells import GRU as GRU_NAME
 from metaloom.pipeline.nn.cells import LSTM as LSTM_NAME
 from metaloom.pipeline.nn.modules import (
@@ -26,7 +27,7 @@ from metaloom.pipeline.nn.modules import (
     seeded,
 )
 from metaloom.pipeline.nn.networks import build_network
-from metaloom.pipeline.nn.spec import ENCODER, NETWORKS, EncodedCellSpec, of_encoder
+from metaloom.pipeline.nn.spec import NETWORKS, NetworkSpec, of_encoder
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Params, Shapes
 
@@ -314,11 +315,11 @@ def _require_same(what: str, names: Sequence[str], found: Sequence[Tensor], expe
 class EncodedCell:
     """A cell behind a network that encodes observations, which come first in an input. See Cell."""
 
-    def __init__(self, spec: EncodedCellSpec) -> None:
+    def __init__(self, spec: CellSpec, encoder: NetworkSpec) -> None:
         self.spec: CellSpec = spec
-        self._cell = build_cell(spec.cell)
+        self._cell = build_cell(replace(spec, encoder=None))
         with of_encoder():
-            self._encoder = build_network(ENCODER, spec.encoder)
+            self._encoder = build_network(ENCODER, encoder)
         self.state_size: int = self._cell.state_size
         self.feature_size: int = self._cell.feature_size
 
@@ -350,8 +351,8 @@ def build_cell(spec: CellSpec) -> Cell:
     Raises:
         ConfigError: there is no such network, or it violates the contract of Cell.
     """
-    if isinstance(spec, EncodedCellSpec):
-        return EncodedCell(spec)
+    if spec.encoder is not None:
+        return EncodedCell(spec, spec.encoder)
     built_in: dict[str, Callable[[CellSpec], Cell]] = {
         GRU_NAME: GRU,
         LSTM_NAME: LSTM,

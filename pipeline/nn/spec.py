@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
-from metaloom.pipeline.nn.cells import GRU, LINEAR_ATTENTION, LSTM, RECURRENT_NETWORKS, AttentionOptions, CellSpec
+from metaloom.pipeline.nn.cells import GRU, LINEAR_ATTENTION, LSTM, RECURRENT_NETWORKS, AttentionOptions
 from metaloom.pipeline.plugins import Plugins
 from metaloom.pipeline.schema import ConfigError, Settings, told
 from metaloom.pipeline.types import Shapes
@@ -24,9 +24,6 @@ WITHOUT_MEMORY = (
 )
 """Requirement stated where a network has a memory that its algorithm does not keep."""
 """Networks whose layers hidden_sizes describes."""
-
-ENCODER = "encoder"
-"""Prefix of the parameters of a network in front of a memory."""
 
 NETWORKS = Plugins(
     "network",
@@ -122,26 +119,6 @@ class NetworkSpec:
     def is_image(self) -> bool:
         """True where an observation is an image: three axes, or two of bytes."""
         return is_image(self.input_shape, self.input_scale)
-
-
-@dataclass(frozen=True)
-class EncodedCellSpec(CellSpec):
-    """A cell behind a network that sees the observations.
-
-    Attributes:
-        encoder: The network; its outputs and the rest of what is seen are the cell's input.
-    """
-
-    encoder: NetworkSpec = field(kw_only=True)
-
-    @property
-    def seen_size(self) -> int:
-        return self.input_size - self.encoder.output_size + self.encoder.input_size
-
-    @property
-    def cell(self) -> CellSpec:
-        """The cell alone."""
-        return CellSpec(self.name, self.input_size, self.hidden_size, self.options)
 
 
 class ConvolutionOptions(Settings):

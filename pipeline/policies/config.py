@@ -9,7 +9,6 @@ from metaloom.pipeline.nn.spec import (
     ACTIVATIONS,
     BUILT_IN_NETWORKS,
     RESIDUAL,
-    EncodedCellSpec,
     NetworkSpec,
     Spaces,
     check_fits,
@@ -178,19 +177,16 @@ class PolicyConfig(Settings):
         Raises:
             ConfigError: observations are images without an encoder, or not for the encoder.
         """
-        rest = (spaces.num_actions or spaces.action_size) + 2
-        if self.encoder is not None:
-            encoder, size = self.encoder.spec(spaces), self.hidden_sizes[-1]
-            return EncodedCellSpec(
-                self.network, encoder.output_size + rest, size, self.network_options, encoder=encoder
-            )
-        if is_image(spaces.observation_shape, spaces.observation_scale):
+        encoder = None if self.encoder is None else self.encoder.spec(spaces)
+        if encoder is None and is_image(spaces.observation_shape, spaces.observation_scale):
             raise ConfigError(
                 f"policy.network is {self.network}, but observations are images of shape {spaces.observation_shape}; "
                 "required a network in front of the memory, policy.encoder=cnn or module:Class of a torch.nn.Module, "
                 "or --set 'env.wrappers=[FlattenObservation]' to take pixels for numbers"
             )
-        return CellSpec(self.network, spaces.observation_size + rest, self.hidden_sizes[-1], self.network_options)
+        seen = encoder.output_size if encoder else spaces.observation_size
+        action_size = spaces.num_actions or spaces.action_size
+        return CellSpec(self.network, seen + action_size + 2, self.hidden_sizes[-1], self.network_options, encoder)
 
     def critic(self, hidden_sizes: tuple[int, ...]) -> "PolicyConfig":
         """Return the settings of a critic's network: the policy's kind, with its own layers and a linear last one."""

@@ -1,20 +1,14 @@
 """Forward passes for acting, in fixed shapes: NumPy for plain networks and built-in cells, torch for others."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
-from metaloom.pipeline.nn.cells import CELL, GRU, LINEAR_ATTENTION, RECURRENT_NETWORKS, CellSpec, cell_shapes
-from metaloom.pipeline.nn.spec import (
-    BUILT_IN_NETWORKS,
-    ENCODER,
-    EncodedCellSpec,
-    NetworkSpec,
-    layer_names,
-    parameter_shapes,
-)
-from metaloom.pipeline.types import Array, BatchError, Params, Shapes, TaskParams
+from metaloom.pipeline.nn.cells import CELL, ENCODER, GRU, LINEAR_ATTENTION, CellSpec, cell_shapes
+from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS, RECURRENT_NETWORKS, NetworkSpec, layer_names, parameter_shapes
+from metaloom.pipeline.types import Array, Params, Shapes, TaskParams
 
 MEAN_NETWORK = "mean_network"
 LOGITS_NETWORK = "logits_network"
@@ -90,7 +84,7 @@ def check_network(prefix: str, spec: NetworkSpec, params: Params) -> None:
     """Reject parameters [B, ...] that do not belong to a network.
 
     Raises:
-        BatchError: naming the parameter, its shape and the one required.
+        ValueError: naming the parameter, its shape and the one required.
     """
     check_shapes(params, network_shapes(prefix, spec))
 
@@ -109,16 +103,16 @@ def check_shapes(params: Params, required: Shapes) -> None:
     """Reject parameters that are missing, not finite, or not of shape [B, ...] with the required shape after B.
 
     Raises:
-        BatchError: naming the parameter, what it is and what is required.
+        ValueError: naming the parameter, what it is and what is required.
     """
     for name, shape in required.items():
         if name not in params or params[name].shape[1:] != shape:
             found = params[name].shape if name in params else "nothing"
-            raise BatchError(f"policy parameter {name}: found {found}; required [{', '.join(map(str, ('B', *shape)))}]")
+            raise ValueError(f"policy parameter {name}: found {found}; required [{', '.join(map(str, ('B', *shape)))}]")
         finite = np.isfinite(params[name])
         if not finite.all():
             task = np.argwhere(~finite)[0][0]
-            raise BatchError(f"policy parameter {name} of task {task} is not finite; required finite numbers")
+            raise ValueError(f"policy parameter {name} of task {task} is not finite; required finite numbers")
 
 
 def log_softmax(logits: Array) -> Array:
@@ -156,8 +150,8 @@ class CellInference(Protocol):
 
 def cell_inference(spec: CellSpec, params: Params) -> CellInference:
     """Set up a cell with these parameters [B, ...]."""
-    if isinstance(spec, EncodedCellSpec):
-        return EncodedInference(spec, params)
+    if spec.encoder is not None:
+        return EncodedInference(spec, spec.encoder, params)
     if spec.name == LINEAR_ATTENTION:
         return AttentionInference(spec, params)
     if spec.name in RECURRENT_NETWORKS:
@@ -170,8 +164,8 @@ def cell_inference(spec: CellSpec, params: Params) -> CellInference:
 
 def shapes_of(spec: CellSpec) -> Shapes:
     """Return the shapes of the parameters of a cell and of its encoder."""
-    if isinstance(spec, EncodedCellSpec):
-        return network_shapes(ENCODER, spec.encoder) | shapes_of(spec.cell)
+    if spec.encoder is not None:
+        return network_shapes(ENCODER, spec.encoder) | shapes_of(replace(spec, encoder=None))
     if spec.name in RECURRENT_NETWORKS:
         return cell_shapes(spec)
     from metaloom.pipeline.nn.recurrent import build_cell  # as above
@@ -182,9 +176,9 @@ def shapes_of(spec: CellSpec) -> Shapes:
 class EncodedInference:
     """A cell behind the encoder of its observations. See CellInference."""
 
-    def __init__(self, spec: EncodedCellSpec, params: Params) -> None:
-        self._cell = cell_inference(spec.cell, params)
-        self._spec, self._params = spec.encoder, TaskParams(params)
+    def __init__(self, spec: CellSpec, encoder: NetworkSpec, params: Params) -> None:
+        self._cell = cell_inference(replace(spec, encoder=None), params)
+        self._spec, self._params = encoder, TaskParams(params)
         self._encoder: Inference | None = None
         self.state_size: int = self._cell.state_size
         self.feature_size: int = self._cell.feature_size
