@@ -13,6 +13,8 @@ from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.schema import ConfigError
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HERE = Backend(workers=0)
 RUNS = {
