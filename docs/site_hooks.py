@@ -46,6 +46,7 @@ def on_page_markdown(markdown: str, **context: Any) -> str:
         names = (f"::: metaloom.{name}{inherited if name == 'Run' else ''}" for name in metaloom._names())
         markdown = markdown.replace("<!-- options of the terminal -->", _of_terminal())
         return markdown.replace("<!-- names -->", "\n\n".join(names))
+    markdown = re.sub(r"<!-- (::: [\w.]+) -->", r"\n\1\n", markdown)
     for folder in BESIDE:
         markdown = re.sub(rf"\]\(\.\./((?:\.\./)*{folder}/)", r"](\1", markdown)
     return _MERMAID.sub(lambda found: f"`metaloom {found[1]} --format svg`{found[2]}{_drawn(found[1])}", markdown)

@@ -61,7 +61,7 @@ class ESMAMLLearner(Learner):
 
 
 def perturb(config, at, *, learner: Update, tasks: TaskBatch) -> TaskParams:
-    rng, sigma = generator(at.run_seed, "updates", at.iteration), np.float32(config.algorithm.sigma)
+    rng, sigma = at.generator("perturb"), np.float32(config.algorithm.sigma)
     start, started = learner.learner.params, {}
     for name, value in start.items():
         noise = rng.standard_normal((len(tasks), *value.shape), np.float32)

@@ -20,7 +20,8 @@ def acting_paths(env: EnvConfig, policy: PolicyConfig) -> list[str]:
     """Return the environment, its wrappers, the network and the policy, as module:Class where they are custom."""
     own_policy = [POLICIES.path(policy.name)] if policy.name else []
     wrappers = [wrapper.path for wrapper in env.wrappers]
-    return [env.name, class_path(env), *wrappers, NETWORKS.path(policy.network), *own_policy]
+    networks = [policy.network, *([policy.encoder.name] if policy.encoder else [])]
+    return [env.name, class_path(env), *wrappers, *map(NETWORKS.path, networks), *own_policy]
 
 
 def sources_of(paths: Iterable[str]) -> dict[str, str]:

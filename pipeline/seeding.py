@@ -16,6 +16,10 @@ Stream = Literal[
 ]  # fmt: skip
 
 
+OWN = "own:"
+"""What the names of plug-ins' streams begin with, and no name of ours."""
+
+
 def seed_for(run_seed: int, stream: Stream, *position: int) -> int:
     """Return a 64-bit seed that belongs to one position of one run.
 
@@ -30,6 +34,23 @@ def seed_for(run_seed: int, stream: Stream, *position: int) -> int:
 def generator(run_seed: int, stream: Stream, *position: int) -> np.random.Generator:
     """Return a counter-based (Philox) generator that belongs to one position of one run."""
     key = np.frombuffer(_digest(run_seed, stream, position), np.uint64)
+    return np.random.Generator(np.random.Philox(key=key))
+
+
+def own_generator(run_seed: int, name: str, *position: int) -> np.random.Generator:
+    """Return a generator of a plug-in's own stream, which no stream of Metaloom's equals, whatever its name.
+
+    Args:
+        run_seed: The run's seed.
+        name: Name of the stream; plug-ins of one run that use the same name and position draw the same numbers.
+        position: Iteration, inner step, task: whatever tells draws apart.
+
+    Raises:
+        ValueError: the name is empty, or has characters that are not printable.
+    """
+    if not name or not name.isprintable():
+        raise ValueError(f"found the stream {name!r}; required a name of printable characters")
+    key = np.frombuffer(_digest(run_seed, f"{OWN}{name}", position), np.uint64)
     return np.random.Generator(np.random.Philox(key=key))
 
 

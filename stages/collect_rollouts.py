@@ -18,7 +18,7 @@ from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, EpisodeBatch, TaskBatch, TaskParams, Update
 from metaloom.stages.infer_task import ROUND
 from metaloom.stages.memory.replay import plan_of
-from metaloom.stages.rollouts.faults import Circumstances, RolloutPosition, not_finite
+from metaloom.stages.rollouts.faults import Circumstances, RolloutPosition, not_finite, problem_of
 from metaloom.stages.rollouts.sampler import (
     UNWATCHED,
     RolloutWatch,
@@ -189,7 +189,8 @@ class _Rollout:
         except BaseException as error:
             if is_ctrl_c(error):
                 raise
-            raise self.circumstances.fault_of(error, env_step=self.env_step, actions=self.taken) from error
+            found = problem_of(error, self.env_step)
+            raise self.circumstances.fault(*found, env_step=self.env_step, actions=self.taken) from error
         self._check_finite()
         return self._episodes(initial_state)
 

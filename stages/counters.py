@@ -51,8 +51,7 @@ def updated(
     """Update a learner that has counted the episodes of some rollout batches; the counters are metrics too.
 
     Raises:
-        StageFault: the result is not a learner state with numeric metrics, has parameters of another form, with which
-            no iteration could begin, or metrics under names that the run always has.
+        StageFault: the result is not a learner state with numeric metrics; and as `finished`.
     """
     before = learner.at_start(state.learner, run_seed=at.run_seed)
     found: object = learner.update(before, experience, run_seed=at.run_seed, iteration=at.iteration, parallel=parallel)
@@ -65,27 +64,37 @@ def updated(
                 f"the update of {_name(learner)} gave {kinds or type(found).__name__}; required (LearnerState, "
                 "metrics), with the metrics a mapping from names to numbers"
             )
-    forms, required = (
-        {name: f"{value.dtype}{list(value.shape)}" for name, value in one.params.items()} for one in (after, before)
+    return finished(before, after, rounds, metrics, of_update)
+
+
+def finished(
+    state: LearnerState, updated: LearnerState, rounds: Sequence[EpisodeBatch], metrics: Metrics, of_update: Metrics
+) -> Update:
+    """Return an update whose learner has counted the episodes of some rollout batches. The counters are metrics too.
+
+    Raises:
+        StageFault: the learner gave parameters of another form, with which no iteration could begin, or metrics under
+            names that the run always has.
+    """
+    before, after = (
+        {name: f"{value.dtype}{list(value.shape)}" for name, value in one.params.items()} for one in (state, updated)
     )
-    if other := sorted(name for name in required | forms if required.get(name) != forms.get(name)):
-        raise StageFault(
-            f"the update gave params[{other[0]!r}] as {forms.get(other[0], 'absent')}; required "
-            f"{required.get(other[0], 'absent')}, as it was before"
-        )
+    if other := sorted(name for name in before | after if before.get(name) != after.get(name)):
+        found, required = (form.get(other[0], "absent") for form in (after, before))
+        raise StageFault(f"the update gave params[{other[0]!r}] as {found}; required {required}, as it was before")
     made = sum(episodes.num_steps for episodes in rounds)
     nominal = sum(int(episodes.real.sum()) * episodes.rewards.shape[2] for episodes in rounds)
     counters: Params = {
-        ENV_STEPS: np.array(int(before.extra[ENV_STEPS]) + made, np.int64),
-        ENV_STEPS_NOMINAL: np.array(int(before.extra[ENV_STEPS_NOMINAL]) + nominal, np.int64),
+        ENV_STEPS: np.array(int(state.extra[ENV_STEPS]) + made, np.int64),
+        ENV_STEPS_NOMINAL: np.array(int(state.extra[ENV_STEPS_NOMINAL]) + nominal, np.int64),
     }
     numbers = {name: float(count) for name, count in counters.items()}
     if taken := sorted((metrics | numbers).keys() & of_update.keys()):
         raise StageFault(
             f"the update gave the metrics {', '.join(taken)}, which every run has; return them under other names"
         )
-    learned = LearnerState(after.params, after.optimizer, after.extra | counters)
-    return Update(learned, {**metrics, **of_update, **numbers})
+    learner = LearnerState(updated.params, updated.optimizer, updated.extra | counters)
+    return Update(learner, {**metrics, **of_update, **numbers})
 
 
 def _name(learner: Learner[Any, Any]) -> str:

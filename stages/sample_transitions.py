@@ -190,17 +190,13 @@ def draw_distinct(uniforms: Array, sizes: Array) -> Array:
     Returns:
         [S, C] int64.
     """
-    blocks = range(0, len(uniforms), _BLOCK)
-    drawn = [_floyd(uniforms[first : first + _BLOCK], sizes[first : first + _BLOCK]) for first in blocks]
-    return np.concatenate(drawn) if drawn else np.empty(uniforms.shape, np.int64)
-
-
-def _floyd(uniforms: Array, sizes: Array) -> Array:
-    size = uniforms.shape[1]
-    chosen = np.empty((size, len(uniforms)), np.int32)
-    for n in range(size):
-        top = sizes - size + n
-        candidate = (uniforms[:, n] * (top + 1)).astype(np.int32)
-        taken = (chosen[:n] == candidate).any(axis=0)
-        chosen[n] = np.where(taken, top, candidate)
-    return chosen.T.astype(np.int64)
+    size, drawn = uniforms.shape[1], np.empty(uniforms.shape, np.int64)
+    for first in range(0, len(uniforms), _BLOCK):
+        block, tops = uniforms[first : first + _BLOCK], sizes[first : first + _BLOCK] - size
+        chosen = np.empty((size, len(block)), np.int32)
+        for n in range(size):
+            candidate = (block[:, n] * (tops + n + 1)).astype(np.int32)
+            taken = (chosen[:n] == candidate).any(axis=0)
+            chosen[n] = np.where(taken, tops + n, candidate)
+        drawn[first : first + _BLOCK] = chosen.T
+    return drawn

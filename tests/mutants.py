@@ -2,8 +2,9 @@
 
 `make mutants SEED=1 COUNT=40 ROOM=storage` draws faults from every room in turn, rare kinds as often as frequent ones;
 `ARGS="--kind call"` draws of one kind. Tests that mirror the changed module or import it run first, then others by
-their distance in the import graph, file by file, until one fails. A test that fails without the fault as well does not
-count. A fault is undecided, and has not survived, if its processor time was over before all these files had run.
+their distance in the import graph, file by file, until one fails; of these, files that name the function or the class
+are earlier. A test that fails without the fault as well does not count. A fault is undecided, and has not survived, if
+a file took more than a share of its processor time, or the time was over before all these files had run.
 Verdicts are kept in `build/mutants/`, where an interrupted call continues. Faults that change nothing are in
 `equivalent_mutants.yaml`.
 """
@@ -38,6 +39,8 @@ TREE = WORK / "tree"
 PACKAGES = ("pipeline", "stages", "storage", "flows")
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.yaml")
 ALL_FILES, TEST_SECONDS, WAITING = 40, 120, 10
+# Of a fault's processor time, what one file of tests may take: a long file must not keep the others from their turn.
+SHARE = 0.2
 # Imported before the forks in which tests run: it takes longer than most of them.
 LIBRARIES = ("distributed", "gymnasium", "hypothesis", "pandas", "pyarrow.parquet", "pytest", "torch", "xarray", "zarr")
 # In the environment of every process of a test run, by which those that outlive it are found.
@@ -189,8 +192,10 @@ def _imports(file: Path) -> frozenset[str]:
     return frozenset(found)
 
 
-def tests_of(file: str) -> list[str]:
-    """Order the test files by how near they are to a module."""
+def tests_of(fault: Fault) -> list[str]:
+    """Order the test files by how near they are to a fault: to its module, and to its function and class."""
+    file = fault.file
+    named = re.compile(rf"\b({'|'.join(_names_around(fault)) or '(?!)'})\b")
     names = {path: ".".join(("metaloom", *path.relative_to(TREE).with_suffix("").parts)) for path in _sources()}
     modules = {name.removesuffix(".__init__"): path for path, name in names.items()}
     importers: dict[str, set[str]] = defaultdict(set)
@@ -209,10 +214,20 @@ def tests_of(file: str) -> list[str]:
         near = min((distance[name] for name in _imports(test) & distance.keys()), default=9)
         mirrors = stem in test.stem or home in test.stem.split("_")
         at_home = package in test.parts or (package == "storage" and "reliability" in test.parts)
-        return near - 2 * mirrors - at_home, test.stat().st_size
+        return near - 2 * mirrors - at_home - 2 * bool(named.search(test.read_text("utf-8"))), test.stat().st_size
 
     tests = (test for test in (TREE / "tests").rglob("test_*.py") if not test.stem.endswith("_learning"))
     return [str(test.relative_to(TREE)) for test in sorted(tests, key=key)]
+
+
+def _names_around(fault: Fault) -> list[str]:
+    """The names of the functions and classes that a fault is in, without those that are words of any test."""
+    found = [
+        node.name
+        for node in ast.walk(ast.parse((TREE / fault.file).read_bytes()))
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.lineno <= fault.line <= (node.end_lineno or 0)
+    ]
+    return [name for name in found if name.count("_") > name.startswith("_") or name[0].isupper()]
 
 
 def run(test: str, seconds: float, excluded: Sequence[str] = ()) -> tuple[str, bool]:
@@ -277,24 +292,24 @@ def _pytest(arguments: list[str], log: Path, token: str, seconds: float) -> NoRe
 
 def verdict_on(fault: Fault, seconds: float, excluded: list[str]) -> str:
     """Plant a fault, run tests, take it out again."""
-    path, tests = TREE / fault.file, tests_of(fault.file)[:ALL_FILES]
+    path, tests = TREE / fault.file, tests_of(fault)[:ALL_FILES]
     clean, end = path.read_bytes(), _seconds() + seconds
+    partly: list[str] = []
     for number, test in enumerate(tests):
         failed = "?"
         while failed:
             if _seconds() >= end:
-                return f"undecided: {number} files in {seconds:.0f} s"
+                return f"undecided: {number} files in {seconds:.0f} s, {len(partly)} of them in part"
             path.write_bytes(fault.plant(clean))
             try:
-                failed, complete = run(test, end - _seconds(), excluded)
+                failed, complete = run(test, min(SHARE * seconds, end - _seconds()), excluded)
             finally:
                 path.write_bytes(clean)
-            if not complete:
-                return f"undecided: {number} files and a part of {test} in {seconds:.0f} s"
+            partly += [] if complete else [test]
             if failed and run(failed, 2 * TEST_SECONDS) == ("", True):
                 return f"killed by {failed}"
             excluded += [failed] if failed else []
-    return f"survived {len(tests)} files"
+    return f"undecided: a part of {', '.join(partly)}" if partly else f"survived {len(tests)} files"
 
 
 def _seconds() -> float:
@@ -325,7 +340,7 @@ def main() -> int:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     listed = yaml.safe_load(EQUIVALENT.read_text("utf-8"))
-    reasons = {(known["file"], known["code"], known["now"]): known["reason"] for known in listed}
+    reasons = {(known["file"], known["code"], known["kind"], known["now"]): known["reason"] for known in listed}
     copy_tree()
     for name in LIBRARIES:
         import_module(name)
@@ -334,7 +349,7 @@ def main() -> int:
     excluded: list[str] = []
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for fault in draw(options.seed, options.count, options.room, options.kind):
-        key, reason = f"{fault} at {fault.start}", reasons.get((fault.file, fault.code, fault.now))
+        key, reason = f"{fault} at {fault.start}", reasons.get((fault.file, fault.code, fault.kind, fault.now))
         if not reason and key not in verdicts:
             verdicts[key] = verdict_on(fault, options.seconds, excluded)
             kept.write_text(json.dumps(verdicts, indent=1), "utf-8")

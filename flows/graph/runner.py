@@ -125,8 +125,7 @@ class Runner:
     def run(self, ref: StageRef, inputs: Mapping[str, Any]) -> Value:
         """Compute a stage's output from its inputs by name; what a witness is played from is not among them."""
         declared = {name: value for name, value in inputs.items() if name not in WITNESS}
-        at = At(self.config.seed, ref.iteration, ref.step)
-        return self._compute(self.graph[ref.stage], at, declared, ref.where)
+        return self._compute(self.graph[ref.stage], At(self.config.seed, ref.iteration, ref.step), declared)
 
     def witnessed(self, ref: StageRef, value: Value, inputs: Mapping[str, Any]) -> Value:
         """Add to an update whether an episode of its iteration came out again; return other outputs as they are."""
@@ -152,10 +151,11 @@ class Runner:
         """Evaluate a learner after `updates` updates, as the configuration's evaluation section says."""
         stage = next((stage for stage in self.graph.stages if stage.output is Evaluation), EVALUATE)
         at, state = At(self.config.seed, updates - 1), {"state": Update(learner, {})}
-        return self._compute(stage, at, state, f"evaluation after {updates} updates", tested=tested)
+        return self._compute(stage, at, state, where=f"evaluation after {updates} updates", tested=tested)
 
-    def _compute(self, stage: Stage, at: At, inputs: Mapping[str, Any], where: str, **tools: Any) -> Any:
+    def _compute(self, stage: Stage, at: At, inputs: Mapping[str, Any], *, where: str = "", **tools: Any) -> Any:
         """Call a stage's function with the settings of runs and without global random numbers."""
+        where = where or f"iteration {at.iteration}, {stage.name} k={at.step}"
         watch, work = self.watches[stage.samples], partial(_call, stage, at, inputs, tools)
         with normal_numerics(self.config.device):
             found, draw = watch.draw_of(

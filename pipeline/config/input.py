@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 from metaloom.pipeline.config.yaml import parse
 from metaloom.pipeline.schema import ConfigError, told
 
-_NAMED_SECTIONS = ("env", "algorithm", "baseline", "policy")
+_NAMED_SECTIONS = ("env", "algorithm", "baseline", "policy", "encoder", "optimizer")
 """Sections for which a bare name stands for the section with that name and defaults."""
 
 

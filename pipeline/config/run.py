@@ -112,6 +112,11 @@ class RunConfig(Settings):
                 f"policy.network is {self.policy.network}, which has a memory, but {self.algorithm.name} keeps none; "
                 f"required {WITHOUT_MEMORY}"
             )
+        if self.policy.encoder is not None and self.algorithm.actor != "recurrent":
+            yield (
+                f"policy.encoder is {self.policy.encoder.name}, but the policy of {self.algorithm.name} has no memory "
+                "behind it; leave it out"
+            )
         yield from self._idle_sizes()
         asked = {"policy.normalize_observations": self.policy, "processing.scale_rewards": self.processing}
         for name in (name for name, section in asked.items() if getattr(section, name.partition(".")[2])):

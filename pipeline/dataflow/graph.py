@@ -73,10 +73,7 @@ class Graph:
 
     def order(self, config: RunConfig, iteration: int) -> list[StageRef]:
         """Return the stages of an iteration in the order in which they run."""
-        return self.sort(stage.at(iteration, k) for stage in self.stages for k in stage.per.steps(config, iteration))
-
-    def sort(self, refs: Iterator[StageRef]) -> list[StageRef]:
-        """Sort references by the order in which a run computes outputs."""
+        refs = (stage.at(iteration, k) for stage in self.stages for k in stage.per.steps(config, iteration))
         return self._order.sort(refs)
 
     def sampled_from(self, config: RunConfig, iteration: int) -> set[StageRef]:
@@ -115,7 +112,7 @@ class Graph:
 
     def within(self, config: RunConfig, span: Span, iteration: int) -> list[StageRef]:
         """Return the outputs of a span that are of an iteration, in the order in which they are computed."""
-        return span.of(self.order(config, iteration))
+        return [ref for ref in self.order(config, iteration) if ref in span]
 
     def sources(self, edge: Edge) -> Iterator[tuple[str, Edge]]:
         """Yield the stages that an edge may come from, each with the edge that says which of their outputs."""
@@ -242,7 +239,8 @@ class Graph:
         """Return the graph with a stage in place of another one, from which all its edges then come."""
         before = self._known(old)
         stages = tuple(new if stage is before else stage for stage in self.stages)
-        return replace(self, stages=stages, edges=self._renamed(before.name, new.name))
+        edges = {name: edge.renamed(before.name, new.name) for name, edge in self.edges.items()}
+        return replace(self, stages=stages, edges=edges)
 
     def remove(self, stage: Stage | str) -> Self:
         """Return the graph without a stage; edges that come from it have to come from others before."""
@@ -270,9 +268,6 @@ class Graph:
     def named(self, name: str) -> Self:
         """Return the graph under another name."""
         return replace(self, name=name)
-
-    def _renamed(self, old: str, new: str) -> dict[str, Edge]:
-        return {name: edge.renamed(old, new) for name, edge in self.edges.items()}
 
     def _known(self, stage: Stage | str) -> Stage:
         name = stage if isinstance(stage, str) else stage.name

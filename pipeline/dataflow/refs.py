@@ -93,10 +93,6 @@ class Span:
     def __contains__(self, ref: StageRef) -> bool:
         return ref.stage in self.stages and self.first <= ref.iteration <= self.last
 
-    def of(self, refs: Iterable[StageRef]) -> list[StageRef]:
-        """Select the references that are in the span, in their order."""
-        return [ref for ref in refs if ref in self]
-
 
 class StageOrder:
     """The order in which a run computes outputs: stepped stages that follow one another come step by step.

@@ -6,11 +6,14 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache, cached_property
 from typing import Any, Literal, Self
 
+import numpy as np
+
 from metaloom.pipeline import types
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.dataflow.refs import Span, StageRef
 from metaloom.pipeline.outputs import OutputSchema, as_declared
 from metaloom.pipeline.schema import ConfigError
+from metaloom.pipeline.seeding import own_generator
 
 Input = StageRef | tuple[StageRef, ...] | Span
 """Input of a stage: one output, outputs of several steps, or a span, of which it reads what it needs."""
@@ -55,6 +58,14 @@ class At:
     step: int = 0
     training: bool = True
     task: int = 0
+
+    def generator(self, name: str) -> np.random.Generator:
+        """Return a generator of a stream of the stage's own at this position, see `own_generator`.
+
+        Args:
+            name: Name of the stream, such as that of the stage.
+        """
+        return own_generator(self.run_seed, name, self.iteration, self.step, self.task)
 
 
 @dataclass(frozen=True)

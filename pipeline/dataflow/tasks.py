@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from metaloom.pipeline.dataflow.stage import At, GraphError, Stage, fields_of_tasks
+from metaloom.pipeline.dataflow.stage import GraphError, Stage, fields_of_tasks
 from metaloom.pipeline.types import Array, ParallelMap
 
 
@@ -17,13 +17,9 @@ def call(stage: Stage, tools: Mapping[str, Any], inputs: Mapping[str, Any], para
         GraphError: it is over tasks, and its inputs are of none or of different numbers of them, or what it gives of a
             task is of none or several, or has other arrays than what it gives of another one.
     """
-
-    def run(at: At, given: Mapping[str, Any]) -> Any:
-        return stage.run(*(at if name == "at" else tools[name] for name in stage.tools), **given)
-
-    at: At = tools["at"]
+    positional = [tools[name] for name in stage.tools]
     if stage.over is None:
-        return run(at, inputs)
+        return stage.run(*positional, **inputs)
     sizes = {size for value in inputs.values() for size in _sizes(value)}
     if len(sizes) != 1:
         raise GraphError(
@@ -32,7 +28,9 @@ def call(stage: Stage, tools: Mapping[str, Any], inputs: Mapping[str, Any], para
         )
 
     def one(b: int) -> Any:
-        return run(replace(at, task=b), {name: _cut(value, b) for name, value in inputs.items()})
+        at = replace(tools["at"], task=b)
+        given = [at if name == "at" else tool for name, tool in zip(stage.tools, positional, strict=True)]
+        return stage.run(*given, **{name: _cut(value, b) for name, value in inputs.items()})
 
     return _joined(stage, [*parallel(one, range(*sizes))])
 

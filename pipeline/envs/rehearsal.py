@@ -109,7 +109,12 @@ class Rehearsal:
         rows = np.arange(len(episodes))
         began = 0.0
         for t in range(self.steps):
-            actions = np.stack([_random_action(self.space, rng) for rng in rngs])
+            # As a new policy acts: discrete actions are equally likely, others go beyond their box.
+            if isinstance(self.space, Discrete):
+                actions = np.array([rng.integers(self.space.n) for rng in rngs])
+            else:
+                shape = self.space.shape or ()
+                actions = np.stack([rng.normal(0, 3, shape).astype(np.float32) for rng in rngs])
             step = batch.step(actions[rows], rows)
             self._end_copies()
             check_facts(step.facts, self.facts, rows)
@@ -214,13 +219,6 @@ def _seconds() -> float:
 _STARTED = time.monotonic() / 10 - time.process_time()
 
 
-def _random_action(space: gymnasium.Space[Any], rng: np.random.Generator) -> Array:
-    """Draw an action of a new policy: discrete ones are equally likely, others go beyond their box."""
-    if isinstance(space, Discrete):
-        return np.asarray(rng.integers(space.n))
-    return rng.normal(0, 3, space.shape or ()).astype(np.float32)
-
-
 def missed_box(space: gymnasium.Space[Any]) -> str:
     """Describe the part of its action box that a new policy with normal actions does not reach; "" if not much."""
     if not isinstance(space, Box) or not is_bounded(space):
@@ -259,13 +257,6 @@ def _share_below(bound: float) -> float:
     return 0.5 * math.erfc(-bound / math.sqrt(2))
 
 
-def _wrapper_problem(config: EnvConfig) -> str:
-    """Describe an error of a first step in wrappers that does not occur without them; "" if there is none."""
-    problem = _first_step_problem(config)
-    bare = config.model_copy(update={"wrappers": ()})
-    return problem if problem and not _first_step_problem(bare) else ""
-
-
 def _first_step_problem(config: EnvConfig) -> str:
     try:
         Rehearsal(config, 1).alone(0)
@@ -299,7 +290,8 @@ def main(steps: int, thorough: bool, timeout_seconds: float) -> dict[str, Any]:
         return {"refusal": _NORMALIZES % wrapper}
     found: dict[str, Any] = {"discrete": isinstance(env.action_space, Discrete), "misses": missed_box(env.action_space)}
     env.close()
-    if config.wrappers and (problem := _wrapper_problem(config)):
+    bare = config.model_copy(update={"wrappers": ()})
+    if config.wrappers and (problem := _first_step_problem(config)) and not _first_step_problem(bare):
         return {"refusal": f"env.wrappers: {problem}; without them the environment steps as it should"}
     if steps:
         try:

@@ -8,6 +8,8 @@ lower Q-value of a row is followed back to its action, and first layers go back 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
 from itertools import pairwise
 
 import numpy as np
@@ -16,7 +18,7 @@ from metaloom.pipeline.algorithms.off_policy.learner import GradientSteps
 from metaloom.pipeline.algorithms.pearl.definition import ADAM_EPSILON, Noise
 from metaloom.pipeline.algorithms.pearl.networks import TRAINED, PEARLArrays
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
-from metaloom.pipeline.kernels.pearl_part import Part, PosteriorArrays, context_features, inference
+from metaloom.pipeline.kernels.tanh_gaussian import TanhGaussianActions
 from metaloom.pipeline.nn.flat_networks import FlatDescent, FlatNetwork, FlatParams
 from metaloom.pipeline.nn.spec import layer_names
 from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch, ParallelMap, Params, Transitions
@@ -24,6 +26,216 @@ from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch, Par
 MAX_PARTS = 4
 """Parts of equal size that a gradient step's tasks are dealt into. Fixed: the order of sums depends on it."""
 PARTS = ("kernel", "bias")
+MIN_VARIANCE = 1e-7
+
+
+@dataclass(frozen=True)
+class PosteriorArrays:
+    """Gaussians over the latent variables of K tasks, independent in every dimension.
+
+    Attributes:
+        mean: [K, Z].
+        variance: [K, Z].
+    """
+
+    mean: Array
+    variance: Array
+
+    def sample(self, noise: Array) -> Array:
+        """Return the latent variables [K, Z] from standard normal noise [K, Z]."""
+        return self.mean + np.sqrt(self.variance) * noise
+
+
+class GaussianProduct:
+    """q(z|c) ∝ ∏ N(z; μ_n, σ²_n), a factor from each transition. Rakelly et al. 2019, arXiv:1903.08254, eq. 2.
+
+    Of the encoder's 2Z outputs the first half are μ_n, and softplus of the second half, at least 1e-7, is σ²_n. The
+    product is the Gaussian with 1/σ² = Σ 1/σ²_n and μ = σ² Σ μ_n/σ²_n. The prior is N(0, I).
+    """
+
+    def infer(self, outputs: Array) -> PosteriorArrays:
+        """Infer the posterior from an encoder's outputs [K, C, 2Z]; later calls refer to it, until the next `infer`."""
+        self._means, self._raw = np.split(outputs, 2, axis=-1)
+        self._variances = np.logaddexp(0, self._raw)
+        self._precisions = 1 / np.maximum(self._variances, MIN_VARIANCE)
+        variance = 1 / self._precisions.sum(1)
+        self._posterior = PosteriorArrays(variance * (self._means * self._precisions).sum(1), variance)
+        return self._posterior
+
+    def kl(self) -> Array:
+        """Return KL(posterior ‖ prior) of every task in nats, [K]: ½ Σ (σ² + μ² - 1 - log σ²)."""
+        mean, variance = self._posterior.mean, self._posterior.variance
+        return 0.5 * (variance + np.square(mean) - 1 - np.log(variance)).sum(-1)
+
+    def backward(self, latent_errors: Array, noise: Array, kl_weight: float) -> Array:
+        """Return the gradient of a loss + kl_weight · Σ KL with respect to the encoder's outputs, [K, C, 2Z].
+
+        Args:
+            latent_errors: [K, Z], the gradient of the loss with respect to the sampled latent variables.
+            noise: [K, Z], which they were sampled with.
+            kl_weight: Weight of the sum of all tasks' KL divergences.
+        """
+        mean, variance = self._posterior.mean, self._posterior.variance
+        by_mean = latent_errors + kl_weight * mean
+        by_variance = 0.5 * latent_errors * noise / np.sqrt(variance) + 0.5 * kl_weight * (1 - 1 / variance)
+        # ∂μ/∂(1/σ²_n) = σ² (μ_n - μ) and ∂σ²/∂(1/σ²_n) = -σ⁴.
+        by_precision = (by_mean * variance)[:, None] * (self._means - mean[:, None])
+        by_precision -= (by_variance * np.square(variance))[:, None]
+        # The derivative of softplus(x) is 1 - exp(-softplus(x)).
+        slopes = -np.square(self._precisions) * -np.expm1(-self._variances) * (self._variances >= MIN_VARIANCE)
+        by_means = (by_mean * variance)[:, None] * self._precisions
+        return np.concatenate([by_means, by_precision * slopes], axis=-1)
+
+
+class Point:
+    """z is the mean of the encoder's Z outputs, without doubt, and there is no prior to be near to."""
+
+    def infer(self, outputs: Array) -> PosteriorArrays:
+        self._shape = outputs.shape
+        mean = outputs.mean(1)
+        return PosteriorArrays(mean, np.zeros_like(mean))
+
+    def kl(self) -> Array:
+        return np.zeros(self._shape[0])
+
+    def backward(self, latent_errors: Array, noise: Array, kl_weight: float) -> Array:
+        return np.repeat(latent_errors[:, None] / self._shape[1], self._shape[1], axis=1)
+
+
+def inference(use_information_bottleneck: bool) -> GaussianProduct | Point:
+    """Return a Gaussian over z with the bottleneck, a point without it."""
+    return GaussianProduct() if use_information_bottleneck else Point()
+
+
+class Part:
+    """Gradients on some of the K tasks of a minibatch, as their share of the whole minibatch's.
+
+    First `critic_gradients`, then `actor_gradients` with the Q-functions that learned from the first.
+
+    Attributes:
+        params: Parameters of the trained networks, by name, with this part's gradient.
+    """
+
+    def __init__(
+        self,
+        settings: PEARL,
+        discount: float,
+        params: Mapping[str, FlatParams],
+        layers: Mapping[str, Sequence[str]],
+        minibatch: Minibatch,
+        tasks: slice,
+    ) -> None:
+        self._settings, self._discount, self._tasks = settings, discount, tasks
+        K, self._num_rows = minibatch.transitions.rewards.shape
+        self._total_rows = K * self._num_rows
+        self._inference = inference(settings.use_information_bottleneck)
+        self.params: dict[str, FlatParams] = {name: params[name].with_own_gradient() for name in TRAINED}
+        networks = {name: FlatNetwork(self.params[name], layers[name], "relu", fold_bias=True) for name in TRAINED}
+        self._encoder, self._policy, self._v = networks["encoder"], networks["policy"], networks["v"]
+        self._qs = {name: networks[name] for name in ("q1", "q2")}
+        self._target_v = FlatNetwork(params["target_v"], layers["target_v"], "relu", fold_bias=True)
+        self._dtype = params["policy"].vector.dtype
+        rows = (tasks.stop - tasks.start) * self._num_rows
+        self._z = np.empty((rows, settings.latent_size), self._dtype)
+        state_size, q_size = self._v.input_size, networks["q1"].input_size
+        self._action_columns = slice(state_size - settings.latent_size, q_size - settings.latent_size)
+        self._latent_columns = slice(q_size - settings.latent_size, q_size)
+
+    def critic_gradients(self, minibatch: Minibatch, noise: Noise) -> Metrics:
+        """Write the gradients of the encoder and the Q-functions, from the loss Σ mean (Q - y)² + kl_weight · Σ KL.
+
+        Returns:
+            Sums over this part's rows, and of kl and latent_std over its tasks.
+        """
+        assert minibatch.context is not None
+        latent_noise = noise.latent[self._tasks].astype(self._dtype, copy=False)
+        outputs = self._encoder.forward(*context_features(self._settings, minibatch.context, self._tasks))
+        posterior = self._inference.infer(outputs.reshape(len(latent_noise), -1, outputs.shape[1]))
+        self._z.reshape(len(latent_noise), self._num_rows, -1)[:] = posterior.sample(latent_noise)[:, None]
+        batch = minibatch.transitions
+        targets = self._targets(batch)
+        latent_errors = np.zeros_like(posterior.mean)
+        loss = 0.0
+        for name, q in self._qs.items():
+            errors = self._q(name, batch, self._rows(batch.actions)) - targets
+            loss += _sum_of_squares(errors)
+            by_row = q.backward_to_inputs((errors * (2 / self._total_rows))[:, None], self._latent_columns)
+            latent_errors += by_row.reshape(-1, self._num_rows, by_row.shape[1]).sum(1)
+        encoder_errors = self._inference.backward(latent_errors, latent_noise, self._settings.kl_weight)
+        self._encoder.backward(encoder_errors.reshape(-1, encoder_errors.shape[-1]))
+        return {
+            "q_loss": loss,
+            "q_target": float(targets.sum(dtype=np.float64)),
+            "kl": float(self._inference.kl().sum(dtype=np.float64)),
+            "latent_std": float(np.sqrt(posterior.variance).mean(-1).sum(dtype=np.float64)),
+        }
+
+    def actor_gradients(self, minibatch: Minibatch, noise: Noise) -> Metrics:
+        """Write the gradients of V and the policy; none flows to the latent variables of `critic_gradients`."""
+        batch = minibatch.transitions
+        outputs = self._policy.forward(self._rows(batch.observations), self._z)
+        acting = TanhGaussianActions(outputs, self._rows(noise.actions))
+        values = {name: self._q(name, batch, acting.actions) for name in self._qs}
+        lowest = reduce(np.minimum, values.values())
+
+        errors = self._v.forward(self._rows(batch.observations), self._z)[:, 0] - (lowest - acting.log_prob)
+        self._v.backward(errors[:, None] * (2 / self._total_rows))
+
+        penalty, output_errors = self._regularization(acting)
+        output_errors += acting.backward(-self._action_slopes(values), 1.0)
+        output_errors *= 1 / self._total_rows
+        self._policy.backward(output_errors)
+        log_prob = float(acting.log_prob.sum(dtype=np.float64))
+        return {
+            "value_loss": _sum_of_squares(errors),
+            "policy_loss": log_prob - float(lowest.sum(dtype=np.float64)) + penalty,
+            "entropy": -log_prob,
+        }
+
+    def _targets(self, batch: Transitions) -> Array:
+        continuing = (self._discount * ~self._rows(batch.terminated)).astype(self._dtype)
+        next_values = self._target_v.forward(self._rows(batch.next_observations), self._z)[:, 0]
+        rewards = self._rows(batch.rewards).astype(self._dtype, copy=False)
+        return self._settings.reward_scale * rewards + continuing * next_values
+
+    def _q(self, name: str, batch: Transitions, actions: Array) -> Array:
+        return self._qs[name].forward(self._rows(batch.observations), actions, self._z)[:, 0]
+
+    def _action_slopes(self, values: Mapping[str, Array]) -> Array:
+        """Return the derivatives of the lower Q-value of every row with respect to its action, [n, A]."""
+        first_is_lower = values["q1"] <= values["q2"]
+        slopes = np.empty((len(first_is_lower), self._action_columns.stop - self._action_columns.start), self._dtype)
+        for name, lower in (("q1", first_is_lower), ("q2", ~first_is_lower)):
+            rows = lower.nonzero()[0]
+            ones = np.ones((len(rows), 1), self._dtype)
+            slopes[rows] = self._qs[name].input_gradient(ones, self._action_columns, rows)
+        return slopes
+
+    def _regularization(self, acting: TanhGaussianActions) -> tuple[float, Array]:
+        """Return the sum of all rows' penalties, and its gradient with respect to the policy's outputs, [n, 2A]."""
+        settings, A = self._settings, acting.mean.shape[1]
+        by_mean = settings.policy_mean_reg / A * acting.mean
+        by_log_std = settings.policy_std_reg / A * acting.log_std
+        by_u = settings.policy_pre_activation_reg * acting.u
+        value = float((by_mean * acting.mean + by_log_std * acting.log_std + by_u * acting.u).sum(dtype=np.float64))
+        to_log_std = (by_log_std + by_u * acting.deviation) * acting.inside
+        return value, 2 * np.concatenate([by_mean + by_u, to_log_std], axis=1)
+
+    def _rows(self, values: Array) -> Array:
+        """Return this part of values [K, N, ...], as rows [n, ...]."""
+        return values[self._tasks].reshape(-1, *values.shape[2:])
+
+
+def context_features(settings: PEARL, context: Transitions, tasks: slice) -> Sequence[Array]:
+    """Return the encoder's inputs from the context of some tasks as columns: [rows, ...] each."""
+    features = [context.observations, context.actions, context.rewards[..., None]]
+    if settings.use_next_obs_in_context:
+        features.append(context.next_observations)
+    return [feature[tasks].reshape(-1, feature.shape[-1]) for feature in features]
+
+
+def _sum_of_squares(values: Array) -> float:
+    return float(np.square(values, dtype=np.float64).sum())
 
 
 class PEARLKernel(GradientSteps[Noise]):
@@ -112,7 +324,7 @@ def infer(settings: PEARL, encoder: Params, context: Transitions) -> PosteriorAr
     return PosteriorArrays(*(np.concatenate([getattr(p, name) for p in posteriors]) for name in ("mean", "variance")))
 
 
-def layers_of(params: Mapping[str, Array]) -> list[str]:
+def layers_of(params: Mapping[str, Array]) -> Sequence[str]:
     """Return the names of the layers of a multilayer perceptron with these parameters."""
     return layer_names(len(params) // 2 - 1)
 

@@ -1,13 +1,18 @@
 """Built-in cells: names, sizes, and the shapes of their parameters, which workers read without importing torch."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, JsonValue
 
 from metaloom.pipeline.schema import Settings
 from metaloom.pipeline.types import Shapes
+
+if TYPE_CHECKING:
+    from metaloom.pipeline.nn.spec import NetworkSpec
 
 GRU, LSTM, LINEAR_ATTENTION = "gru", "lstm", "linear-attention"
 RECURRENT_NETWORKS = (GRU, LSTM, LINEAR_ATTENTION)
@@ -15,8 +20,8 @@ RECURRENT_NETWORKS = (GRU, LSTM, LINEAR_ATTENTION)
 ATTENTION_STEPS = 256
 """Length of the parts of a trial in which linear-attention learns by all pairs of steps."""
 
-CELL = "cell"
-"""Prefix of a cell's parameters."""
+CELL, ENCODER = "cell", "encoder"
+"""Prefixes of the parameters of a cell and of the network in front of it."""
 
 
 @dataclass(frozen=True)
@@ -25,18 +30,25 @@ class CellSpec:
 
     Attributes:
         name: Name: gru, lstm, linear-attention, another registered one, or module:Class of a torch.nn.Module.
-        input_size: Size of one input.
+        input_size: Size of one input; with an encoder, of what it gives and of the rest.
         hidden_size: Features of a built-in one, and units of its layers.
         options: Options of linear-attention, or keyword arguments of a module's class.
+        encoder: Network in front of it, which sees the observations; None where the cell sees them.
     """
 
     name: str
     input_size: int
     hidden_size: int
     options: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
+    encoder: NetworkSpec | None = None
 
     @property
-    def attention(self) -> "AttentionOptions":
+    def seen_size(self) -> int:
+        """Size of an observation and the rest of an input, before the encoder."""
+        return self.input_size + (self.encoder.input_size - self.encoder.output_size if self.encoder else 0)
+
+    @property
+    def attention(self) -> AttentionOptions:
         """Options of linear-attention."""
         return AttentionOptions.model_validate(dict(self.options))
 

@@ -178,28 +178,13 @@ class FlatNetwork:
             outputs += bias
         return outputs
 
-    def backward(self, output_gradient: Array, rows: Rows = ALL) -> None:
-        """Write the gradient of a loss with respect to the parameters.
+    def backward(self, output_gradient: Array, rows: Rows = ALL) -> Array:
+        """Write the gradient of a loss in the parameters; returns that in the first layer's sums, [n, units].
 
         Args:
             output_gradient: [n, out], of the loss with respect to the outputs.
             rows: The n rows of the last `forward` that the gradient belongs to.
         """
-        self._first_errors(output_gradient, rows)
-
-    def backward_to_inputs(self, output_gradient: Array, columns: slice = ALL, rows: Rows = ALL) -> Array:
-        """Run `backward`; also return the gradient in the inputs, or in some columns of them, [n, columns]."""
-        return self._below_first(self._first_errors(output_gradient, rows), columns)
-
-    def input_gradient(self, output_gradient: Array, columns: slice = ALL, rows: Rows = ALL) -> Array:
-        """Return the gradient with respect to the inputs alone, [n, columns]; none of the parameters' is written."""
-        errors = output_gradient
-        for index in reversed(range(1, len(self._layers))):
-            errors = self._errors_below(index, errors, _rows(self._activations[index], rows))
-        return self._below_first(errors, columns)
-
-    def _first_errors(self, output_gradient: Array, rows: Rows) -> Array:
-        """Write the parameters' gradient; returns that with respect to the first layer's sums, [n, units]."""
         errors = output_gradient
         for index in reversed(range(len(self._layers))):
             inputs, (kernel_gradient, bias_gradient) = _rows(self._activations[index], rows), self._gradients[index]
@@ -209,6 +194,17 @@ class FlatNetwork:
             if index:
                 errors = self._errors_below(index, errors, inputs)
         return errors
+
+    def backward_to_inputs(self, output_gradient: Array, columns: slice = ALL, rows: Rows = ALL) -> Array:
+        """Run `backward`; also return the gradient in the inputs, or in some columns of them, [n, columns]."""
+        return self._below_first(self.backward(output_gradient, rows), columns)
+
+    def input_gradient(self, output_gradient: Array, columns: slice = ALL, rows: Rows = ALL) -> Array:
+        """Return the gradient with respect to the inputs alone, [n, columns]; none of the parameters' is written."""
+        errors = output_gradient
+        for index in reversed(range(1, len(self._layers))):
+            errors = self._errors_below(index, errors, _rows(self._activations[index], rows))
+        return self._below_first(errors, columns)
 
     def _errors_below(self, index: int, errors: Array, outputs: Array) -> Array:
         """Return the gradient of the sums of layer `index - 1`, given the gradient of the layer above."""

@@ -145,7 +145,7 @@ class MLP:
         return initialize_shapes(self.shapes, rng)
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        return self._dense(params, scaled(self.spec, inputs))
+        return self._dense(params, inputs if self.spec.input_scale == 1 else scaled(self.spec, inputs))
 
     def _dense(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
         activate = activation(self.spec.activation)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+import json
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -12,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from metaloom.pipeline.memory import require_room
-from metaloom.pipeline.nn.cells import ATTENTION_STEPS, CELL, LINEAR_ATTENTION, BuiltInCell, CellSpec
+from metaloom.pipeline.nn.cells import ATTENTION_STEPS, CELL, ENCODER, LINEAR_ATTENTION, BuiltInCell, CellSpec
 from metaloom.pipeline.nn.cells import GRU as GRU_NAME
 from metaloom.pipeline.nn.cells import LSTM as LSTM_NAME
 from metaloom.pipeline.nn.modules import (
@@ -23,7 +26,8 @@ from metaloom.pipeline.nn.modules import (
     require_room_for,
     seeded,
 )
-from metaloom.pipeline.nn.spec import NETWORKS
+from metaloom.pipeline.nn.networks import build_network
+from metaloom.pipeline.nn.spec import NETWORKS, NetworkSpec, of_encoder
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Params, Shapes
 
@@ -160,7 +164,8 @@ class ModuleCell:
 
     It has the attributes `state_size` and `feature_size`, and is called with float32 inputs [N, in] and states [N, S];
     it gives features [N, F] and the next states [N, S]. What it computes may depend on nothing else that changes. It
-    may have constant buffers and frozen parameters, as ModuleNetwork.
+    may have constant buffers and frozen parameters, as ModuleNetwork. If it also has a method `sequence`, from inputs
+    [L, N, in] and states [N, S] to features [L, N, F] and final states [N, S], learning calls that.
     """
 
     def __init__(self, spec: CellSpec) -> None:
@@ -171,7 +176,7 @@ class ModuleCell:
             raise ConfigError(f"policy.network: {problem}") from problem
         require_room_for(lambda: self._construct(0))
         self._module = self._construct(0)
-        self._copies = ModuleCopies(self._module)
+        self._copies = ModuleCopies(_Along(self._module))
         self.state_size: int = self._size("state_size")
         self.feature_size: int = self._size("feature_size")
         # Reject a module that is not a function of its parameters, inputs and states, row by row.
@@ -179,6 +184,8 @@ class ModuleCell:
         with seeded(0):
             inputs = [torch.rand(4, size) for size in (spec.input_size, self.state_size)]
             require_function(self._module, spec.name, inputs, self._check_outputs)
+        if hasattr(self._module, "sequence"):
+            _require_same_sequence(self._class, spec.name, spec.input_size, json.dumps(dict(spec.options)))
 
     @property
     def shapes(self) -> Shapes:
@@ -190,12 +197,7 @@ class ModuleCell:
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         module, parameters = self._copies.like(inputs)
-        own = {name: params[f"{CELL}.{name}"] for name in parameters}
-        features: list[Tensor] = []
-        for rows in inputs:
-            of_rows, state = functional_call(module, own, (rows, state))
-            features.append(of_rows)
-        return torch.stack(features), state
+        return functional_call(module, {name: params[name] for name in parameters}, (inputs, state))
 
     def _construct(self, seed: int) -> nn.Module:
         try:
@@ -219,12 +221,119 @@ class ModuleCell:
 
     def _check_outputs(self, outputs: Any) -> None:
         expected = [(4, self.feature_size), (4, self.state_size)]
-        parts: tuple[Any, ...] = tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)
-        found = [tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__ for part in parts]
-        if found != expected:
+        if (found := _shapes(outputs)) != expected:
             raise ConfigError(
                 f"policy.network: {self.spec.name} gives {found}; required features and states {expected}"
             )
+
+
+def _shapes(outputs: Any) -> list[object]:
+    """Return the shapes of a custom cell's outputs, or the types of those that are no tensors."""
+    parts: tuple[Any, ...] = tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)
+    return [tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__ for part in parts]
+
+
+class _Along(nn.Module):
+    """A custom cell along sequences [L, N, in]; its parameters have the names that a policy has them under."""
+
+    def __init__(self, cell: Any) -> None:
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, inputs: Tensor, state: Tensor, *, step_by_step: bool = False) -> tuple[Tensor, Tensor]:
+        # A single input is a step of acting, whose bits are those of the cell itself.
+        if not step_by_step and len(inputs) > 1 and hasattr(self.cell, "sequence"):
+            return self.cell.sequence(inputs, state)
+        features: list[Tensor] = []
+        for rows in inputs:
+            of_rows, state = self.cell(rows, state)
+            features.append(of_rows)
+        return torch.stack(features), state
+
+
+_SAME = 1e-6
+"""Difference allowed between a `sequence` and single steps in float64, relative to numbers larger than 1."""
+
+
+@lru_cache(maxsize=16)
+def _require_same_sequence(factory: Any, name: str, input_size: int, options: str) -> None:
+    """Reject a `sequence` that computes something else than the steps of its cell, or has other gradients.
+
+    Raises:
+        ConfigError: with both values.
+    """
+    with seeded(0):
+        along = _Along(factory(input_size, **json.loads(options))).double()
+        learned = [*learned_parameters(along).values()]
+        with torch.no_grad():
+            for value in learned:  # which may start at zero, where some mistakes do not show
+                value += 0.1 * torch.randn_like(value)
+        for length in (2, 70):
+            inputs = torch.rand(length, 4, input_size, dtype=torch.float64)
+            inputs[..., -1] = (inputs[..., -1] > 0.8).double()  # ends of episodes
+            for state in (torch.zeros, torch.rand):
+                before = state(4, along.cell.state_size, dtype=torch.float64)
+                expected = along(inputs, before, step_by_step=True)
+                try:
+                    found = along(inputs, before)
+                except Exception as problem:
+                    raise ConfigError(
+                        f"policy.network: {name}.sequence raised {type(problem).__name__} on inputs of shape "
+                        f"{tuple(inputs.shape)} and states of shape {tuple(before.shape)}, both float64: {problem}"
+                    ) from problem
+                shapes = [tuple(part.shape) for part in expected]
+                if (given := _shapes(found)) != shapes:
+                    raise ConfigError(f"policy.network: {name}.sequence gives {given}; required {shapes}")
+                _require_same(f"{name}.sequence gives", ("features", "states"), found, expected)
+                weights = [torch.rand_like(part) for part in expected]
+                gradients = [_gradients(learned, parts, weights) for parts in (found, expected)]
+                names = [f"the gradient of {path.removeprefix('cell.')}" for path in learned_parameters(along)]
+                _require_same(f"by {name}.sequence", names, *gradients)
+
+
+def _gradients(learned: list[nn.Parameter], parts: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
+    loss = torch.stack([(part * weight).sum() for part, weight in zip(parts, weights, strict=True)]).sum()
+    if not loss.requires_grad:
+        return [torch.zeros_like(value) for value in learned]
+    found = torch.autograd.grad(loss, learned, allow_unused=True, materialize_grads=True)
+    return [*found]
+
+
+def _require_same(what: str, names: Sequence[str], found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    for name, one, other in zip(names, found, expected, strict=True):
+        off = (one - other).abs() / other.abs().clamp(min=1)
+        if not (off <= _SAME).all():
+            at = tuple(int(i) for i in np.unravel_index(int(off.nan_to_num(torch.inf).argmax()), off.shape))
+            raise ConfigError(
+                f"policy.network: {what} {name} {one[at]:.9g} at {at}, but step by step {other[at]:.9g}; required the "
+                f"same to {_SAME:g}"
+            )
+
+
+class EncodedCell:
+    """A cell behind a network that encodes observations, which come first in an input. See Cell."""
+
+    def __init__(self, spec: CellSpec, encoder: NetworkSpec) -> None:
+        self.spec: CellSpec = spec
+        self._cell = build_cell(replace(spec, encoder=None))
+        with of_encoder():
+            self._encoder = build_network(ENCODER, encoder)
+        self.state_size: int = self._cell.state_size
+        self.feature_size: int = self._cell.feature_size
+
+    @property
+    def shapes(self) -> Shapes:
+        return {**self._encoder.shapes, **self._cell.shapes}
+
+    def initialize(self, rng: np.random.Generator) -> Params:
+        """Draw the encoder's parameters, then the cell's; see Cell."""
+        return self._encoder.initialize(rng) | self._cell.initialize(rng)
+
+    def __call__(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Encode all observations together; see Cell."""
+        observations, rest = inputs.tensor_split([self._encoder.spec.input_size], -1)
+        encoded = self._encoder(params, observations.flatten(0, 1)).unflatten(0, inputs.shape[:2])
+        return self._cell(params, torch.cat([encoded, rest], -1), state)
 
 
 @contextmanager
@@ -240,6 +349,8 @@ def build_cell(spec: CellSpec) -> Cell:
     Raises:
         ConfigError: there is no such network, or it violates the contract of Cell.
     """
+    if spec.encoder is not None:
+        return EncodedCell(spec, spec.encoder)
     built_in: dict[str, Callable[[CellSpec], Cell]] = {
         GRU_NAME: GRU,
         LSTM_NAME: LSTM,

@@ -1,8 +1,10 @@
 """Descriptions of networks, as plain data: workers read them without importing torch."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 from typing import Annotated
 
@@ -198,6 +200,16 @@ def check_fits(spec: NetworkSpec) -> None:
         )
 
 
+@contextmanager
+def of_encoder() -> Generator[None]:
+    """Raise errors of networks in the block as errors of the network in front of a memory."""
+    try:
+        yield
+    except ConfigError as problem:
+        named = str(problem).replace("policy.network_options", "policy.encoder.options")
+        raise ConfigError(named.replace("policy.network", "policy.encoder")) from problem
+
+
 @dataclass(frozen=True)
 class Convolution:
     """One convolution, without padding: [channels_in, height, width] -> [channels_out, ...]."""
@@ -266,9 +278,10 @@ def _fitting_options(shape: tuple[int, ...]) -> str:
     return f"{{channels: [32], kernel_sizes: [{min(3, *shape[:2])}], strides: [1]}}"
 
 
-def layer_names(num_hidden: int) -> list[str]:
+@cache
+def layer_names(num_hidden: int) -> tuple[str, ...]:
     """Name the dense layers in order: hidden_0, ..., output."""
-    return [*(f"hidden_{i}" for i in range(num_hidden)), "output"]
+    return (*(f"hidden_{i}" for i in range(num_hidden)), "output")
 
 
 def parameter_shapes(prefix: str, spec: NetworkSpec) -> Shapes:

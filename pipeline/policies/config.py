@@ -4,15 +4,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from metaloom.pipeline.nn.cells import CellSpec
+from metaloom.pipeline.nn.cells import RECURRENT_NETWORKS, CellSpec
 from metaloom.pipeline.nn.spec import (
     ACTIVATIONS,
     BUILT_IN_NETWORKS,
+    RESIDUAL,
     NetworkSpec,
     Spaces,
     check_fits,
     check_network_settings,
     is_image,
+    of_encoder,
 )
 from metaloom.pipeline.plugins import Plugins
 from metaloom.pipeline.schema import ConfigError, Settings, later, suggestion
@@ -27,6 +29,39 @@ LayerSize = Annotated[int, Field(ge=1)]
 
 POLICIES = Plugins("policy", "metaloom.policies", {})
 """Policies of others, subclasses of OwnPolicy."""
+
+
+class EncoderConfig(Settings):
+    """The network in front of a memory. A bare string stands for its name: `--set policy.encoder=cnn`."""
+
+    short_for = "name"
+    name: str
+    """cnn (for images), mlp, one that a plug-in brings, or module:Class of a custom torch.nn.Module."""
+    options: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
+    """As policy.network_options."""
+    size: int = Field(default=64, ge=1)
+    """Features that the memory sees in place of an observation: the outputs of the network. A built-in one has a relu
+    after each layer."""
+
+    @model_validator(mode="after")
+    def _network_has_its_options(self) -> "EncoderConfig":
+        if self.name in (*RECURRENT_NETWORKS, RESIDUAL):
+            raise ValueError(f"found {self.name}; required cnn, mlp, or module:Class of a torch.nn.Module")
+        check_network_settings(self.name, (), self.options)
+        return self
+
+    def spec(self, spaces: Spaces) -> NetworkSpec:
+        """Describe the network.
+
+        Raises:
+            ConfigError: it is not for such observations.
+        """
+        relu = "relu" if self.name in BUILT_IN_NETWORKS else "identity"
+        shape, scale = spaces.observation_shape, spaces.observation_scale
+        spec = NetworkSpec(self.name, shape, self.size, (), relu, relu, scale, options=self.options)
+        with of_encoder():
+            check_fits(spec)
+        return spec
 
 
 class PolicyConfig(Settings):
@@ -58,6 +93,8 @@ class PolicyConfig(Settings):
     network_options: dict[str, JsonValue] = later({})
     """Options of cnn: channels, kernel_sizes, strides, channels_first. linear-attention: key_size, value_size, reading
     (linear or asinh). module:Class: keyword arguments of the class."""
+    encoder: EncoderConfig | None = later(None)
+    """Network in front of a memory, which then sees its outputs in place of observations; required for images."""
     activation: str | None = later(None)
     """Activation after hidden layers: tanh, relu, identity, or a class of torch.nn such as SiLU; null for tanh, or relu
     under an off-policy algorithm."""
@@ -138,18 +175,18 @@ class PolicyConfig(Settings):
         """Describe the network with a memory that sees an observation, and the last action, reward and end.
 
         Raises:
-            ConfigError: observations are images.
+            ConfigError: observations are images without an encoder, or not for the encoder.
         """
-        if is_image(spaces.observation_shape, spaces.observation_scale):
+        encoder = None if self.encoder is None else self.encoder.spec(spaces)
+        if encoder is None and is_image(spaces.observation_shape, spaces.observation_scale):
             raise ConfigError(
                 f"policy.network is {self.network}, but observations are images of shape {spaces.observation_shape}; "
-                "required observations that are numbers, or --set 'env.wrappers=[FlattenObservation]' to take pixels "
-                "for such"
+                "required a network in front of the memory, policy.encoder=cnn or module:Class of a torch.nn.Module, "
+                "or --set 'env.wrappers=[FlattenObservation]' to take pixels for numbers"
             )
+        seen = encoder.output_size if encoder else spaces.observation_size
         action_size = spaces.num_actions or spaces.action_size
-        return CellSpec(
-            self.network, spaces.observation_size + action_size + 2, self.hidden_sizes[-1], self.network_options
-        )
+        return CellSpec(self.network, seen + action_size + 2, self.hidden_sizes[-1], self.network_options, encoder)
 
     def critic(self, hidden_sizes: tuple[int, ...]) -> "PolicyConfig":
         """Return the settings of a critic's network: the policy's kind, with its own layers and a linear last one."""

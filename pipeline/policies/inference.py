@@ -1,11 +1,12 @@
 """Forward passes for acting, in fixed shapes: NumPy for plain networks and built-in cells, torch for others."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
-from metaloom.pipeline.nn.cells import CELL, GRU, LINEAR_ATTENTION, RECURRENT_NETWORKS, CellSpec, cell_shapes
+from metaloom.pipeline.nn.cells import CELL, ENCODER, GRU, LINEAR_ATTENTION, RECURRENT_NETWORKS, CellSpec, cell_shapes
 from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS, NetworkSpec, layer_names, parameter_shapes
 from metaloom.pipeline.types import Array, Params, Shapes, TaskParams
 
@@ -85,13 +86,17 @@ def check_network(prefix: str, spec: NetworkSpec, params: Params) -> None:
     Raises:
         ValueError: naming the parameter, its shape and the one required.
     """
+    check_shapes(params, network_shapes(prefix, spec))
+
+
+def network_shapes(prefix: str, spec: NetworkSpec) -> Shapes:
+    """Return the shapes of a network's parameters."""
     if spec.name in BUILT_IN_NETWORKS:
-        check_shapes(params, parameter_shapes(prefix, spec))
-        return
+        return parameter_shapes(prefix, spec)
     # As above: only such a network has to be built to know its parameters.
     from metaloom.pipeline.nn.networks import build_network
 
-    check_shapes(params, build_network(prefix, spec).shapes)
+    return build_network(prefix, spec).shapes
 
 
 def check_shapes(params: Params, required: Shapes) -> None:
@@ -145,6 +150,8 @@ class CellInference(Protocol):
 
 def cell_inference(spec: CellSpec, params: Params) -> CellInference:
     """Set up a cell with these parameters [B, ...]."""
+    if spec.encoder is not None:
+        return EncodedInference(spec, spec.encoder, params)
     if spec.name == LINEAR_ATTENTION:
         return AttentionInference(spec, params)
     if spec.name in RECURRENT_NETWORKS:
@@ -156,12 +163,31 @@ def cell_inference(spec: CellSpec, params: Params) -> CellInference:
 
 
 def shapes_of(spec: CellSpec) -> Shapes:
-    """Return the shapes of a cell's parameters."""
+    """Return the shapes of the parameters of a cell and of its encoder."""
+    if spec.encoder is not None:
+        return network_shapes(ENCODER, spec.encoder) | shapes_of(replace(spec, encoder=None))
     if spec.name in RECURRENT_NETWORKS:
         return cell_shapes(spec)
     from metaloom.pipeline.nn.recurrent import build_cell  # as above
 
     return build_cell(spec).shapes
+
+
+class EncodedInference:
+    """A cell behind the encoder of its observations. See CellInference."""
+
+    def __init__(self, spec: CellSpec, encoder: NetworkSpec, params: Params) -> None:
+        self._cell = cell_inference(replace(spec, encoder=None), params)
+        self._spec, self._params = encoder, TaskParams(params)
+        self._encoder: Inference | None = None
+        self.state_size: int = self._cell.state_size
+        self.feature_size: int = self._cell.feature_size
+
+    def step(self, inputs: Array, state: Array) -> tuple[Array, Array]:
+        if self._encoder is None:
+            self._encoder = network_inference(ENCODER, self._spec, self._params, inputs.shape[1])
+        self._encoder.inputs[:], rest = np.split(inputs, [self._spec.input_size], axis=-1)
+        return self._cell.step(np.concatenate([self._encoder.outputs(), rest], axis=-1), state)
 
 
 class GatedCell:

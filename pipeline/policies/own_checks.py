@@ -84,24 +84,22 @@ class _Check:
         for _ in range(2):
             with seeded(0):
                 drawn.append(self._call("sample", of_rows.sample))
+        discrete = bool(self._spaces.num_actions)
+        shape = (_ROWS,) if discrete else (_ROWS, self._spaces.action_size)
+        actions: Any
         for name, actions in (("sample", drawn[0]), ("mode", self._call("mode", of_rows.mode))):
-            self._require_actions(name, actions)
+            is_kind = isinstance(actions, Tensor) and (
+                actions.dtype == torch.int64 if discrete else actions.is_floating_point()
+            )
+            if not is_kind or tuple(actions.shape) != shape:
+                kind = "int64" if discrete else "floating-point"
+                self._refuse(f"gives {_form(actions)} in `{name}` for {_ROWS} rows", f"actions {shape}, {kind}")
         if not torch.equal(*drawn):
             self._refuse(
                 "draws other actions when torch's generator begins at the same seed",
                 "draws with torch's own generator, such as torch.randn, which is seeded for each task and step",
             )
         return drawn[0]
-
-    def _require_actions(self, name: str, actions: Any) -> None:
-        discrete = bool(self._spaces.num_actions)
-        shape = (_ROWS,) if discrete else (_ROWS, self._spaces.action_size)
-        kind = "int64" if discrete else "floating-point"
-        is_kind = isinstance(actions, Tensor) and (
-            actions.dtype == torch.int64 if discrete else actions.is_floating_point()
-        )
-        if not is_kind or tuple(actions.shape) != shape:
-            self._refuse(f"gives {_form(actions)} in `{name}` for {_ROWS} rows", f"actions {shape}, {kind}")
 
     def _log_prob(self, distribution: Distribution, actions: Tensor, what: str) -> Tensor:
         found: Any = self._call(what, lambda: distribution.log_prob(actions))

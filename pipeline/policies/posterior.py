@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from metaloom.pipeline.nn.cells import CELL, GRU, CellSpec, cell_shapes
-from metaloom.pipeline.nn.spec import Spaces
+from metaloom.pipeline.nn.spec import Spaces, is_image
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.policies.inference import (
     LOGITS_NETWORK,
@@ -20,6 +20,7 @@ from metaloom.pipeline.policies.inference import (
     network_inference,
 )
 from metaloom.pipeline.policies.remembering import memory_shapes
+from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Array, Params, Shapes, TaskParams
 
 EMBEDDING, POSTERIOR = "encoder.embedding", "encoder.posterior"
@@ -101,7 +102,13 @@ def encoder_input_size(config: PolicyConfig, spaces: Spaces) -> int:
     Raises:
         ConfigError: observations are images.
     """
-    return config.cell_spec(spaces).input_size
+    if is_image(spaces.observation_shape, spaces.observation_scale):
+        raise ConfigError(
+            f"policy: observations are images of shape {spaces.observation_shape}, from which no task is inferred; "
+            "required observations that are numbers, or --set 'env.wrappers=[FlattenObservation]' to take pixels for "
+            "such"
+        )
+    return spaces.observation_size + (spaces.num_actions or spaces.action_size) + 2
 
 
 def check_posterior(config: PolicyConfig, params: Params, spaces: Spaces) -> None:

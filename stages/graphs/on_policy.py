@@ -8,6 +8,7 @@ from metaloom.stages.evaluate import EVALUATE
 from metaloom.stages.initialize import INITIALIZE
 from metaloom.stages.meta_optimize import META_OPTIMIZE
 from metaloom.stages.process_samples import PROCESS_SAMPLES
+from metaloom.stages.remember import REMEMBER
 from metaloom.stages.sample_tasks import SAMPLE_TASKS
 
 ON_POLICY = Graph(
@@ -24,3 +25,5 @@ ON_POLICY = Graph(
         "updated": this_step(META_OPTIMIZE),
     },
 )
+TRIALS = ON_POLICY.named("trials").replace(ADAPT, REMEMBER)
+"""Runs that adapt within a trial, by an actor's memory of its episodes, as RL2 does."""

@@ -85,7 +85,7 @@ class Circumstances:
             actions: Actions [T, N, A], of which those up to the fault are kept.
         """
         taken = (0 if env_step is None else env_step + 1, slice(None) if row is None else row)
-        about = {
+        about: dict[str, Any] = {
             "stage": "collect_rollouts",
             "iteration": self.position.iteration,
             "step": self.position.step,
@@ -95,38 +95,29 @@ class Circumstances:
             "env_step": env_step,
             "problem": problem,
             "traceback": trace,
-            **(self._whole_shard() if row is None else self._episode(row)),
         }
         kept = {"actions": np.array(actions[: taken[0], taken[1]], np.float32)}
+        at, E, bits = self.position, self.episodes_per_task, self.env.seed_bits
         if row is None:
-            kept["tasks"] = np.repeat(self.tasks.params, self.episodes_per_task, axis=0)
+            about |= {
+                "task": None,
+                "episode": None,
+                "tasks": [at.first_task, at.first_task + len(self.tasks)],
+                "episodes_per_task": E,
+                "seeds": [at.reset_seed(b, e, bits) for b, e in np.ndindex(len(self.tasks), E)],
+            }
+            kept["tasks"] = np.repeat(self.tasks.params, E, axis=0)
         else:
-            kept["task"] = self.tasks.params[row // self.episodes_per_task].copy()
+            b, e = divmod(row, E)
+            about |= {
+                "task": at.first_task + b,
+                "task_id": int(self.tasks.ids[b]),
+                "task_params": dict(zip(self.tasks.names, self.tasks.params[b].tolist(), strict=True)),
+                "episode": at.first_episode + e,
+                "seed": at.reset_seed(b, e, bits),
+            }
+            kept["task"] = self.tasks.params[b].copy()
         return RolloutError(describe(about), about, kept)
-
-    def fault_of(self, error: BaseException, *, env_step: int | None, actions: Array) -> RolloutError:
-        """Build the error for an exception of an environment."""
-        return self.fault(*problem_of(error, env_step), env_step=env_step, actions=actions)
-
-    def _episode(self, row: int) -> dict[str, Any]:
-        b, e = divmod(row, self.episodes_per_task)
-        return {
-            "task": self.position.first_task + b,
-            "task_id": int(self.tasks.ids[b]),
-            "task_params": dict(zip(self.tasks.names, self.tasks.params[b].tolist(), strict=True)),
-            "episode": self.position.first_episode + e,
-            "seed": self.position.reset_seed(b, e, self.env.seed_bits),
-        }
-
-    def _whole_shard(self) -> dict[str, Any]:
-        rows = np.ndindex(len(self.tasks), self.episodes_per_task)
-        return {
-            "task": None,
-            "episode": None,
-            "tasks": [self.position.first_task, self.position.first_task + len(self.tasks)],
-            "episodes_per_task": self.episodes_per_task,
-            "seeds": [self.position.reset_seed(b, e, self.env.seed_bits) for b, e in rows],
-        }
 
 
 def problem_of(error: BaseException, env_step: int | None) -> tuple[str, str, str, int | None]:
@@ -144,33 +135,21 @@ def not_finite(name: str) -> str:
 
 def describe(about: Mapping[str, Any]) -> str:
     """Format the message of a RolloutError: circumstances, what happened, and the environment's traceback."""
-    words = [f"{_stage(about)}: {_whose(about)}, {_when(about)}: ", about["problem"]]
-    if about["traceback"]:
-        words.append(f"\nIts own traceback:\n{about['traceback'].rstrip()}")
-    return "".join(words)
-
-
-def _stage(about: Mapping[str, Any]) -> str:
     if "evaluation" in about:
-        return f"evaluate, {about['evaluation']}"
-    if "adaptation" in about:
-        return f"adapt, step {about['adaptation']}"
-    return f"iteration {about['iteration']}, collect_rollouts k={about['step']}"
-
-
-def _whose(about: Mapping[str, Any]) -> str:
-    env = about["env"]["name"]
+        stage = f"evaluate, {about['evaluation']}"
+    elif "adaptation" in about:
+        stage = f"adapt, step {about['adaptation']}"
+    else:
+        stage = f"iteration {about['iteration']}, collect_rollouts k={about['step']}"
     if about["task"] is None:
         first, stop = about["tasks"]
-        return f"{env}, one of tasks {first} to {stop - 1}"
-    params = ", ".join(f"{name}={value:g}" for name, value in about["task_params"].items())
-    return (
-        f"{env}, task {about['task']}{f' ({params})' if params else ''}, "
-        f"episode {about['episode']} (reset seed {about['seed']})"
-    )
-
-
-def _when(about: Mapping[str, Any]) -> str:
+        whose = f"one of tasks {first} to {stop - 1}"
+    else:
+        params = ", ".join(f"{name}={value:g}" for name, value in about["task_params"].items())
+        whose = f"task {about['task']}{f' ({params})' if params else ''}"
+        whose += f", episode {about['episode']} (reset seed {about['seed']})"
+    when = {"make": "when it was made", "set_task": "in set_task"}.get(about["call"], "in reset")
     if about["env_step"] is not None:
-        return f"step {about['env_step']}"
-    return {"make": "when it was made", "set_task": "in set_task"}.get(about["call"], "in reset")
+        when = f"step {about['env_step']}"
+    trace = f"\nIts own traceback:\n{about['traceback'].rstrip()}" if about["traceback"] else ""
+    return f"{stage}: {about['env']['name']}, {whose}, {when}: {about['problem']}{trace}"

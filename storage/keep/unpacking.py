@@ -9,7 +9,6 @@ from metaloom.storage.format.chunks import check_chunk, crc32c, largest_chunk
 from metaloom.storage.format.files import make_folder, read_file
 from metaloom.storage.format.records import StageRecord, parse_record
 from metaloom.storage.format.segments import FOLDER, RECORDS, SEAL, Link, Seal, segment_iterations
-from metaloom.storage.format.thinning import FOLDER as THINNED
 from metaloom.storage.format.thinning import marker_path, packed_marker_path, render_marker
 from metaloom.storage.read.committed import TABLES, CommittedFiles
 from metaloom.storage.read.parquet import open_records, parse_table, read_columns
@@ -168,7 +167,6 @@ class _Unpacking:
         live = {*self._files.live_markers()}
         for iteration, outputs in packed.items():
             if iteration not in live and outputs:
-                make_folder(self._files.root / THINNED)
                 yield marker_path(self._files.root, iteration), render_marker(iteration, outputs)
 
 

@@ -265,7 +265,9 @@ class SpanSums:
             known = self._sums[key] = _Sum(span.first)
         for iteration in range(known.end, span.last + 1):
             digests = self._digests.get(iteration, {})
-            for ref in sorted(span.of(digests), key=lambda ref: (ref.step, span.stages.index(ref.stage))):
+            for ref in sorted(
+                (ref for ref in digests if ref in span), key=lambda ref: (ref.step, span.stages.index(ref.stage))
+            ):
                 known.add(ref, digests[ref], self._num_steps(ref))
             known.end = iteration + 1
         if known.first is None or known.last is None:

@@ -63,6 +63,21 @@ def test_the_reference_has_every_name_that_the_package_offers(site):
     assert all(f">{name}<" in page for name in metaloom._names())
 
 
+def test_the_reference_of_classes_has_their_methods(site):
+    page = (site / "contracts/index.html").read_text(encoding="utf-8")
+    assert ":::" not in page
+    for name in (
+        "algorithms.contract.Learner.update",
+        "algorithms.maml.learner.MetaLearner.objective",
+        "dataflow.stage.At.generator",
+        "dataflow.graph.Graph.insert",
+        "dataflow.edges.last_step",
+        "policies.contract.Policy.distribution",
+        "envs.contract.MetaEnv.sample_tasks",
+    ):
+        assert f'id="metaloom.pipeline.{name}"' in page
+
+
 def test_the_menu_names_a_page_once():
     text = re.sub(r"!!python\S+", "", (ROOT / "mkdocs.yml").read_text())
     pages = re.findall(r"[\w/]+\.md", json.dumps(yaml.safe_load(text)["nav"]))

@@ -23,6 +23,8 @@ from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.policies.inference import log_softmax
 from metaloom.storage.format.stages import ON_POLICY
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 HERE = Backend(workers=0)
 TINY = [
     "env=CartPole-v1",

@@ -18,6 +18,8 @@ from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.plugins import load
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 ALGORITHMS = sorted(
     name.removesuffix("-point-corner")
     for name in RECIPES

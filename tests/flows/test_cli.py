@@ -133,6 +133,15 @@ def test_wrong_usage_exits_with_2_says_why_and_creates_nothing(tokens, found, ru
     assert list(tmp_path.iterdir()) in ([], [runs])
 
 
+def test_a_run_without_a_log_says_so_and_one_without_such_lines_says_nothing(first, capsys):
+    for words, said in ((["--level", "error"], ""), (["--json", "--level", "error"], "")):
+        assert (run(["logs", "first", *words]), capsys.readouterr().out) == (0, said)
+    (first / "_operator" / "log.jsonl").unlink()
+    assert (run(["logs", "first", "--json"]), capsys.readouterr().out) == (0, "")
+    assert run(["logs", "first"]) == 0
+    assert " ".join(capsys.readouterr().out.split()).startswith(f"no log of {first} here: it was trained by an earlier")
+
+
 def test_a_run_that_is_not_there_suggests_one_that_is(first, capsys):
     for command in (["show", "frist"], ["evaluate", "frist@1"], ["verify", "Firts"]):
         assert run(command) == 2

@@ -113,7 +113,7 @@ def test_an_export_that_was_killed_between_two_tables_is_finished_by_the_next(ru
 def test_of_two_exports_of_a_run_at_once_one_is_refused_and_nothing_is_there_twice(runs, tmp_path, monkeypatch):
     run = storage.open_run(runs / "first")
     export(storage.open_run(runs / "second"), tmp_path / "lake", "delta")
-    write, others = deltalake.write_deltalake, []
+    write, others = delta.write_deltalake, []
 
     def write_second(*arguments, **options):
         if not others:
@@ -121,7 +121,7 @@ def test_of_two_exports_of_a_run_at_once_one_is_refused_and_nothing_is_there_twi
             export(run, tmp_path / "lake", "delta")
         write(*arguments, **options)
 
-    monkeypatch.setattr(deltalake, "write_deltalake", write_second)
+    monkeypatch.setattr(delta, "write_deltalake", write_second)
     with pytest.raises(UsageError, match="another export of the same run at the same time"):
         export(run, tmp_path / "lake", "delta")
     export(run, tmp_path / "lake", "delta")

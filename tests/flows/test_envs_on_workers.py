@@ -23,7 +23,7 @@ from metaloom.pipeline.envs.registry import make_env
 from metaloom.stages.collect_rollouts import RolloutPosition
 from metaloom.stages.sample_tasks import draw_tasks
 
-pytestmark = [pytest.mark.dask, pytest.mark.slow]
+pytestmark = [pytest.mark.dask, pytest.mark.slow, pytest.mark.usefixtures("warm")]
 
 
 def run_config(name: str) -> RunConfig:

@@ -23,6 +23,8 @@ from metaloom.flows.views.report import write_report
 from metaloom.pipeline.schema import ConfigError
 from metaloom.storage import Run, verify_run
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 HERE = Backend(workers=0)
 HUGE = {
     "max_episode_steps": ("promp-point-corner", "max_episode_steps=100000000000000"),

@@ -23,6 +23,8 @@ from metaloom.pipeline.types import Evaluation, Step
 from metaloom.stages.collect_rollouts import RolloutPosition
 from metaloom.storage import StageRef
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 SERIAL = Backend(workers=0)
 EVERY_2 = {"every": 2, "num_tasks": 3, "adaptation_steps": 2, "episodes": 4, "test_episodes": 5}
 

@@ -201,6 +201,7 @@ def test_options_that_a_format_does_not_have_are_refused(stored, tmp_path, to, o
 )
 def test_a_package_that_is_missing_is_named_with_its_extra(stored, tmp_path, monkeypatch, to, module):
     monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delitem(sys.modules, f"metaloom.flows.exports.{to}", raising=False)
     with pytest.raises(UsageError, match=rf"pip install 'metaloom\[{to}\]'"):
         export(stored, tmp_path / "out", to)
 

@@ -16,6 +16,8 @@ from metaloom.stages.collect_rollouts import RolloutPosition
 from metaloom.stages.rollouts.sampler import tasks_together
 from metaloom.stages.sample_tasks import draw_tasks
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 B, T = 5, 30
 CARTPOLE = SamplerSpec(
     env=EnvConfig(name="CartPole-v1", action_scale=None),

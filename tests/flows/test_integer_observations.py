@@ -24,6 +24,8 @@ from metaloom.pipeline.envs.spaces import observation_dtype
 from metaloom.pipeline.schema import ConfigError
 from metaloom.stages.rollouts.faults import RolloutError
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 HERE = Backend(workers=0)
 FLAT = ["FlattenObservation"]
 

@@ -21,6 +21,8 @@ from metaloom.flows.interrupt import stop_on_interrupt
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.envs.config import EnvConfig
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 HERE = Backend(workers=0)
 SLOW_ONCE = """
 import hashlib, os, time

@@ -20,6 +20,8 @@ from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.metaworld.names import BENCHMARKS, CLASSES
 from metaloom.pipeline.envs.metaworld.package import official_classes
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HERE = metaloom.Backend(workers=0)
 SIZES = {"iterations": 2, "num_tasks": 4, "episodes_per_task": 2, "max_episode_steps": 6}

@@ -23,6 +23,8 @@ from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.estimation.normalization import CLIP, MEAN, PREFIX, REWARD_STD, STD
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 HERE = Backend(workers=0)
 NORMALIZED = ("policy.normalize_observations=true", "processing.scale_rewards=true", "policy.hidden_sizes=[8]")
 ON_POLICY = (*GRADIENT_BASED, "a2c", "ppo", "ppo2", "svpg", *RECURRENT, "rl2", "rl2-trpo")

@@ -23,6 +23,8 @@ from metaloom.pipeline.config.run import build_config
 from metaloom.storage import Retention, StageRef
 from metaloom.storage.read.committed import CommittedFiles
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 HERE = Backend(workers=0)
 SINGLE = ["iterations=3", "max_episode_steps=15", "policy.hidden_sizes=[8]", "algorithm.critic_hidden_sizes=[8]"]
 MEMORY = ["algorithm.num_init_memory_steps=40", "algorithm.memory_size=70", "algorithm.batch_size=6"]

@@ -13,6 +13,8 @@ from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.schema import ConfigError
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HERE = Backend(workers=0)
 RUNS = {
@@ -41,6 +43,16 @@ RUNS = {
         "episodes_per_task=2",
     ),
     "linear": ("ppo", "env=Pendulum-v1", "policy.hidden_sizes=[]", "algorithm.critic_hidden_sizes=[]", "min_steps=100"),
+    "remembering-pixels": (
+        "rl2",
+        "env=pixels:Catch",
+        "policy.encoder=cnn",
+        "policy.encoder.size=16",
+        "policy.hidden_sizes=[12]",
+        "algorithm.episodes_per_trial=2",
+        "num_tasks=3",
+        "episodes_per_task=4",
+    ),
     "beta": ("ppo", "env=Pendulum-v1", "env.action_scale=1", "policy=beta_policy:BetaPolicy", "min_steps=100"),
 }
 of_every_run = pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
@@ -89,6 +101,24 @@ def test_two_workers_give_the_digests_of_this_process(tmp_path, digests):
         ),
         (("ppo", "env=Pendulum-v1", "policy.network=cnn"), r"observations have the shape \(3,\); required images"),
         (("ppo", "env=Pendulum-v1", "policy.network=own_network:Nothing"), "own_network:Nothing"),
+        (
+            ("rl2", "env=pixels:Catch"),
+            r"policy.network is gru, but observations are images .*policy.encoder=cnn or mod",
+        ),
+        (
+            ("rl2", "env=pixels:Catch", "policy.encoder=mlp"),
+            r"policy.encoder is mlp, but .* required policy.encoder=cnn",
+        ),
+        (("rl2-bandit", "policy.encoder=cnn"), r"policy.encoder is cnn, but observations have the shape \(1,\)"),
+        (("rl2-bandit", "policy.encoder=gru"), "policy.encoder: found gru; required cnn, mlp, or module:Class"),
+        (
+            ("ppo", "env=pixels:Catch", "policy.network=cnn", "policy.encoder=cnn"),
+            "policy.encoder is cnn, but the policy of ppo has no memory behind it; leave it out",
+        ),
+        (
+            ("varibad", "env=pixels:Catch", "policy.network=cnn"),
+            "images .* from which no task is inferred",
+        ),
         (
             ("sac", "env=Pendulum-v1", "policy.network=own_network:Residual", "policy.hidden_sizes=[8]"),
             r"policy.hidden_sizes is \(8,\) but the network is own_network:Residual, .*leave it out",

@@ -38,6 +38,11 @@ def test_one_word_changes_the_environment_of_a_single_task_and_with_it_the_step_
     assert config.max_episode_steps == gymnasium.spec(env).max_episode_steps
 
 
+def test_recipes_are_in_alphabetical_order():
+    assert [*RECIPES] == sorted(RECIPES)
+    assert len(RECIPES) == len({*RECIPES}) > 50
+
+
 def test_a_name_that_is_no_recipe_is_none_of_the_mapping():
     assert "no-such-recipe" not in RECIPES
     assert RECIPES.get("no-such-recipe") is None

@@ -15,6 +15,8 @@ from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.policies.remembering import Remembering, recollect
 from metaloom.pipeline.types import TaskParams
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 SMALL = ("policy.hidden_sizes=[8]", "iterations=2", "episodes_per_task=5", "max_episode_steps=12")
 EVALUATED = ("evaluation.every=2", "evaluation.test_episodes=3")
 RUNS = {

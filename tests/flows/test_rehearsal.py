@@ -21,6 +21,8 @@ from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.envs.rehearsal import Rehearsal, missed_box
 from metaloom.stages.faults import StageFault
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 HERE = Backend(workers=0)
 
 

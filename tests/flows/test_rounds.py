@@ -38,6 +38,8 @@ from metaloom.stages.collect_rollouts import RolloutPosition
 from metaloom.stages.sample_tasks import draw_tasks
 from metaloom.storage.format.codec import flatten
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 AT = RolloutPosition(1, 12, 1)
 SLOW_ENV = """
 import os, time

@@ -16,6 +16,8 @@ from metaloom.pipeline.config.input import ConfigError
 from metaloom.storage import StageRef
 from metaloom.storage.read.committed import CommittedFiles
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 SERIAL = Backend(workers=0)
 
 

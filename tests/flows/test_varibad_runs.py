@@ -20,6 +20,8 @@ from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import TaskParams
 from metaloom.storage import Span, StageRef
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 SMALL = (
     "policy.hidden_sizes=[8]",
     "iterations=4",

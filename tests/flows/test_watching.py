@@ -26,6 +26,8 @@ from metaloom.flows.run_log import LogReader, kept_log
 from metaloom.flows.views.watching import Watch, watch_run
 from metaloom.storage.write.holder import owner_document
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 SERIAL = Backend(workers=0)
 LONG = ("--set", "iterations=100000", "--set", "num_tasks=2", "--set", "episodes_per_task=2", "--set",
         "max_episode_steps=4", "--set", "policy.hidden_sizes=[4]")  # fmt: skip

@@ -31,6 +31,8 @@ from metaloom.stages.collect_rollouts import RolloutPosition
 from metaloom.stages.sample_tasks import draw_tasks
 from metaloom.storage import StageRef
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 PROJECT = Path(metaloom.flows.rollouts.dask.__file__).parents[1]
 
 

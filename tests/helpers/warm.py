@@ -290,5 +290,7 @@ def _run(command: list[str]) -> None:
     if command[at] == "-c":
         exec(compile(command[at + 1], "<string>", "exec"), vars(main))
     else:
-        sys.modules.pop(command[at + 1], None)
-        runpy._run_module_as_main(command[at + 1])
+        name = command[at + 1]
+        if not hasattr(sys.modules.get(name), "__path__"):  # of a package, another module runs
+            sys.modules.pop(name, None)
+        runpy._run_module_as_main(name)

@@ -1,11 +1,14 @@
 import subprocess
 import sys
+from typing import get_args
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaloom.pipeline.seeding import generator, seed_for
+from metaloom.pipeline.dataflow.stage import At
+from metaloom.pipeline.seeding import OWN, Stream, generator, own_generator, seed_for
 
 positions = st.lists(st.integers(0, 2**40), max_size=4).map(tuple)
 
@@ -24,6 +27,26 @@ def test_different_positions_have_different_seeds(a, b):
 def test_streams_and_runs_are_independent():
     seeds = {seed_for(run, stream, 0) for run in range(3) for stream in ("tasks", "resets", "actions")}
     assert len(seeds) == 9
+
+
+@given(st.sampled_from(get_args(Stream)), st.text(st.characters(codec="utf-8"), max_size=12), positions, positions)
+def test_a_stream_of_a_plug_in_equals_none_of_ours_whatever_its_name(stream, name, a, b):
+    if not name or not name.isprintable():  # such as one that goes on with what could be a position
+        with pytest.raises(ValueError, match="required a name of printable characters"):
+            own_generator(1, name, *a)
+        return
+    own = own_generator(1, name, *a).bit_generator.state["state"]["key"].tolist()
+    assert own != generator(1, stream, *b).bit_generator.state["state"]["key"].tolist()
+    assert own != generator(1, name, *a).bit_generator.state["state"]["key"].tolist()
+    assert (own == own_generator(1, name, *b).bit_generator.state["state"]["key"].tolist()) == (a == b)
+    assert not any(ours.startswith(OWN) for ours in get_args(Stream))
+
+
+def test_the_stream_of_a_stage_belongs_to_its_name_and_position():
+    places = [At(1, 2), At(1, 2, 1), At(1, 3), At(2, 2), At(1, 2, 0, True, 1)]
+    draws = [at.generator(name).random() for at in places for name in ("noise", "other")]
+    assert len(set(draws)) == 10
+    assert At(1, 2, training=False).generator("noise").random() == draws[0]
 
 
 def test_a_generator_is_uniform_whatever_its_position():

@@ -18,6 +18,8 @@ from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.run import build_config
 from metaloom.storage import StageRef
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 CHEETAH = {
     "env": "half-cheetah-dir",
     "algorithm": {"name": "promp", "num_epochs": 1},

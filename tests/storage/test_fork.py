@@ -15,6 +15,8 @@ from metaloom import storage
 from metaloom.storage import StageRef
 from metaloom.storage.keep import fork as forking
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 CONFIG = {"config": {"seed": 1, "lr": 0.5}, "config_digest": "def", "environment": {"code": "none"}}
 
 

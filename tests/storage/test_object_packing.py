@@ -25,6 +25,7 @@ from metaloom.storage.write import packer
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.usefixtures("warm"),
     # botocore's own, of what its next version will ask for.
     pytest.mark.filterwarnings("ignore::DeprecationWarning:botocore", "ignore::DeprecationWarning:aiobotocore"),
 ]

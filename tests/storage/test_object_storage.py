@@ -267,6 +267,22 @@ def test_damaged_objects_are_named_when_read_and_by_verification_and_can_be_comp
     assert digests(storage.open_run(url)) == before
 
 
+def test_what_another_machine_computed_anew_replaces_what_is_cached_here(
+    make_remote, batches, put, other_machine, bucket
+):
+    other_machine("here")
+    url = make_remote("first")
+    known = storage.open_run(url)[0].rollouts(0).rewards
+    other_machine("there")
+    bucket.rm(next(key for key in bucket.find("bucket/runs/first/_objects") if "rollouts_0/rewards/c.0" in key))
+    with storage.open_writer(url, repair=True) as writer:
+        put(writer, [o for o in type(batches)(seed=9).iteration(0, rounds=1) if not writer.contains(o[0])])
+    found = storage.open_run(url)[0].rollouts(0).rewards
+    assert (found != known).any()
+    other_machine("here")
+    assert (storage.open_run(url)[0].rollouts(0).rewards == found).all()
+
+
 def _flip(content, dice):
     place = dice.randrange(len(content))
     return content[:place] + bytes([content[place] ^ 1 << dice.randrange(8)]) + content[place + 1 :]

@@ -66,15 +66,14 @@ class Counters:
 
     def arrays(self) -> Params:
         """Return them as a state holds them."""
-        counts = {NUM_UPDATES: self.updates, NUM_GRADIENT_STEPS: self.gradient_steps}
-        return {name: np.array(count, np.int64) for name, count in counts.items()}
+        updates, steps = np.array([self.updates, self.gradient_steps], np.int64)
+        return {NUM_UPDATES: np.array(updates), NUM_GRADIENT_STEPS: np.array(steps)}
 
 
 def merged(minibatch: Minibatch) -> Transitions:
     """Return the transitions [K, N] of all tasks as one batch [K * N]."""
-    transitions = minibatch.transitions
-    columns = (getattr(transitions, name) for name in transitions.__dataclass_fields__)
-    return Transitions(*(values.reshape(-1, *values.shape[2:]) for values in columns))
+    columns = vars(minibatch.transitions).items()
+    return Transitions(**{name: values.reshape(-1, *values.shape[2:]) for name, values in columns})
 
 
 class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence, DrawnNoise]):

@@ -69,20 +69,23 @@ class SACArrays:
     @classmethod
     def of(cls, state: LearnerState) -> SACArrays:
         """Return the arrays of a state, not copied."""
-        q, targets = (
-            {name.removeprefix(before): value for name, value in state.extra.items() if name.startswith(names)}
-            for before, names in (("", tuple(f"{twin}." for twin in TWINS)), (TARGET, TARGET))
-        )
+        q, targets = Params(), Params()
+        for name, value in state.extra.items():
+            if name.startswith(TARGET):
+                targets[name.removeprefix(TARGET)] = value
+            elif name.startswith(TWINS):
+                q[name] = value
         optimizers: dict[str, Params] = {name: unprefixed(state.optimizer, name) for name in TRAINED}
         return cls(state.params, q, targets, state.extra["log_alpha"], optimizers)
 
     def state(self, counters: Counters) -> LearnerState:
         """Return the state that holds them."""
-        optimizer = {k: v for name in TRAINED for k, v in prefixed(self.optimizers[name], name).items()}
-        targets = {f"{TARGET}{name}": value for name, value in self.targets.items()}
-        return LearnerState(
-            self.policy, optimizer, {**self.q, **targets, "log_alpha": self.log_alpha, **counters.arrays()}
-        )
+        optimizer, extra = Params(), dict(self.q)
+        for name in TRAINED:
+            optimizer |= prefixed(self.optimizers[name], name)
+        for name, value in self.targets.items():
+            extra[f"{TARGET}{name}"] = value
+        return LearnerState(self.policy, optimizer, extra | {"log_alpha": self.log_alpha} | counters.arrays())
 
 
 def temperature_loss(log_alpha: Tensor, log_prob: Tensor, num_actions: int) -> Tensor:

@@ -41,7 +41,7 @@ class MemoryPolicy(RecurrentPolicy):
         super().__init__(setup, setup.policy)
         F, P = self.cell.feature_size, settings.position_size
         self.critic_size: int = 2 * F + P if P else F
-        self._position_size, self._input_size = P, setup.policy.cell_spec(setup).input_size
+        self._position_size, self._input_size = P, setup.policy.cell_spec(setup).seen_size
 
     def features(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         """Return the memory's features; inputs after the policy's own stay unseen."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from metaloom.pipeline.algorithms.pearl import definition
-from metaloom.pipeline.kernels.pearl_part import GaussianProduct, Point, PosteriorArrays
+from metaloom.pipeline.kernels.pearl import GaussianProduct, Point, PosteriorArrays
 
 factors = st.integers(1, 12).flatmap(lambda C: arrays(np.float64, (2, C, 4), elements=st.floats(-5, 5)))
 

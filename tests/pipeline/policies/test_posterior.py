@@ -23,11 +23,19 @@ of_both = pytest.mark.parametrize("spaces", [CONTINUOUS, DISCRETE], ids=["gaussi
 of_networks = pytest.mark.parametrize("network", ["mlp", "residual"])
 
 
+def moved(params, rng):
+    """Parameters as they are once they have learned: those that begin with zero are not zero any more."""
+    return {
+        name: value if value.any() else rng.normal(scale=0.3, size=value.shape).astype(value.dtype)
+        for name, value in params.items()
+    }
+
+
 def made(spaces, network="mlp", num_tasks=B):
     """A policy's settings, itself in torch, and its parameters for every task."""
     config = PolicyConfig(network=network, hidden_sizes=(6, 6))
     policy, rng = InferringPolicy(spaces, config, SIZES), np.random.default_rng(0)
-    params = policy.encoder.initialize(rng) | policy.policy.initialize(rng)
+    params = moved(policy.encoder.initialize(rng) | policy.policy.initialize(rng), rng)
     return config, policy, params, TaskParams.broadcast(params, num_tasks)
 
 

@@ -9,7 +9,7 @@ from metaloom.pipeline.policies.acting import check_actor_params
 from metaloom.pipeline.policies.actors import ActorSetup
 from metaloom.pipeline.policies.actors.on_policy import RecurrentActor
 from metaloom.pipeline.policies.build import RecurrentPolicy
-from metaloom.pipeline.policies.config import PolicyConfig
+from metaloom.pipeline.policies.config import EncoderConfig, PolicyConfig
 from metaloom.pipeline.policies.remembering import Remembering, recollect
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.seeding import generator
@@ -20,7 +20,7 @@ CONTINUOUS, DISCRETE = Spaces((O,), 1.0, 2, 0), Spaces((O,), 1.0, 0, 5)
 ROWS = np.arange(B * E)
 of_both = pytest.mark.parametrize("spaces", [CONTINUOUS, DISCRETE], ids=["gaussian", "categorical"])
 of_networks = pytest.mark.parametrize(
-    "network", ["gru", "lstm", "linear-attention", "linear-attention asinh", "own_cells:Elman"]
+    "network", ["gru", "lstm", "linear-attention", "linear-attention asinh", "own_cells:Elman", "own_cells:Sums"]
 )
 
 OWN = """
@@ -70,6 +70,39 @@ class Statistics(Elman):
     def forward(self, inputs, state):
         return super().forward(inputs - inputs.mean(0), state)
 
+class Sums(nn.Module):
+    def __init__(self, input_size, size=5, wrong=None):
+        super().__init__()
+        self.state_size, self.feature_size, self.wrong = size, size, wrong
+        self.layer, self.scale = nn.Linear(input_size, size), nn.Parameter(torch.ones(size))
+
+    def forward(self, inputs, state):
+        # Nothing is kept of the episode before.
+        state = state * (1 - inputs[:, -1:]) + self.layer(inputs)
+        return torch.tanh(self.scale * state), state
+
+    def sequence(self, inputs, state):
+        if self.wrong == "raises":
+            raise ValueError("of a sequence")
+        added, ends = self.layer(inputs), inputs[..., -1].cumsum(0)
+        if self.wrong == "resets":
+            ends = torch.zeros_like(ends)
+        if self.wrong == "gradient":
+            added = added.detach()
+        counts = torch.tril((ends.T[:, :, None] == ends.T[:, None]).to(inputs.dtype))
+        states = torch.einsum("nts,snf->tnf", counts, added) + state * (ends == 0)[..., None]
+        features = torch.tanh(self.scale * states)
+        return features if self.wrong == "shape" else (features, states[0 if self.wrong == "last" else -1])
+
+class Eye(nn.Module):
+    def __init__(self, input_shape, output_size):
+        super().__init__()
+        self.see, self.tell = nn.Conv2d(1, 3, 4, stride=2), nn.LazyLinear(output_size)
+        self.tell(self.see(torch.zeros(1, 1, *input_shape[:2])).flatten(1))
+
+    def forward(self, images):
+        return self.tell(torch.relu(self.see(images.permute(0, 3, 1, 2))).flatten(1))
+
 class Silent(nn.Module):
     def __init__(self, input_size):
         super().__init__()
@@ -96,7 +129,11 @@ def made(network, spaces, num_tasks=B):
     """A policy's settings, itself in torch, and its parameters for every task."""
     config = config_of(network)
     policy = RecurrentPolicy(spaces, config)
-    params = policy.initialize(np.random.default_rng(0), 1.0)
+    rng = np.random.default_rng(0)
+    params = {  # as once they have learned: those that begin with zero are not zero any more
+        name: value if value.any() else rng.normal(scale=0.3, size=value.shape).astype(value.dtype)
+        for name, value in policy.initialize(rng, 1.0).items()
+    }
     return config, policy, params, TaskParams.broadcast(params, num_tasks)
 
 
@@ -251,6 +288,41 @@ def test_a_cell_that_does_not_keep_to_the_contract_is_refused(name, reason):
         RecurrentPolicy(CONTINUOUS, config_of(f"own_cells:{name}"))
 
 
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        (
+            "resets",
+            r"Sums.sequence gives features -?\d.* at \(1, .*\), but step by step -?\d.*; required the same to 1e-06",
+        ),
+        ("last", r"Sums.sequence gives states -?\d.* at .*, but step by step -?\d"),
+        ("gradient", r"by own_cells:Sums.sequence the gradient of layer.weight 0 at .*, but step by step -?\d"),
+        ("shape", r"Sums.sequence gives \['Tensor'|sequence gives \[\(2, 4, 5\)\]; required \[\(2, 4, 5\), \(4, 5\)\]"),
+        ("raises", r"Sums.sequence raised ValueError on inputs of shape \(2, 4, 7\) .* float64: of a sequence"),
+    ],
+)
+def test_a_sequence_that_is_not_the_steps_of_its_cell_is_refused_with_both_values(wrong, reason):
+    config = PolicyConfig(network="own_cells:Sums", network_options={"wrong": wrong})
+    with pytest.raises(ConfigError, match=reason):
+        RecurrentPolicy(CONTINUOUS, config)
+
+
+def test_learning_calls_the_sequence_that_a_cell_offers_and_acting_its_steps(monkeypatch):
+    config, policy, params, of_tasks = made("own_cells:Sums", CONTINUOUS)
+    cell_class, called = policy.cell._class, []
+    plain = cell_class.sequence
+    monkeypatch.setattr(cell_class, "sequence", lambda *given: called.append(len(given[1])) or plain(*given))
+    inputs = torch.rand(6, 2, policy.cell.spec.input_size).round()
+    tensors = {name: torch.tensor(value) for name, value in params.items()}
+    features = policy.features(tensors, inputs)
+    assert called == [6]
+    remembering = Remembering(config, CONTINUOUS, of_tasks, num_rows=E)
+    remembering.outputs()
+    assert called == [6]
+    monkeypatch.delattr(cell_class, "sequence")
+    torch.testing.assert_close(features, policy.features(tensors, inputs))
+
+
 def test_what_a_cell_freezes_is_what_its_constructor_makes_and_no_parameter():
     cell = RecurrentPolicy(CONTINUOUS, config_of("own_cells:Partly")).cell
     assert [*cell.shapes] == ["cell.idle", "cell.layer.weight", "cell.layer.bias"]
@@ -264,6 +336,33 @@ def test_what_a_cell_freezes_is_what_its_constructor_makes_and_no_parameter():
     torch.testing.assert_close(double[0].float(), one[0])
 
 
-def test_images_are_refused():
+@pytest.mark.parametrize("network", ["gru", "linear-attention", "own_cells:Elman"])
+@pytest.mark.parametrize("encoder", ["cnn", "own_cells:Eye", "mlp"])
+def test_behind_an_encoder_what_acts_is_what_learns(encoder, network):
+    spaces = DISCRETE if encoder == "mlp" else Spaces((8, 8, 1), 255.0, 0, 5)
+    config = config_of(network).model_copy(update={"encoder": EncoderConfig(name=encoder, size=7)})
+    policy, rng = RecurrentPolicy(spaces, config), np.random.default_rng(0)
+    params = policy.initialize(rng, 1.0)
+    assert [name.partition(".")[0] for name in params][:2] == ["encoder", "encoder"]
+    of_tasks = TaskParams.broadcast(params, B)
+    check_actor_params("recurrent", config, of_tasks.params, spaces)
+    observations = rng.integers(256, size=(B, E, T + 1, spaces.observation_size)).astype(np.float32)
+    actions, rewards = rng.integers(5, size=(B, E, T)), rng.normal(size=(B, E, T)).astype(np.float32)
+    whole = (observations, actions, rewards, np.full((B, E), T))
+    found = recollect(Remembering(config, spaces, of_tasks, E), *whole)
+    alone = recollect(Remembering(config, spaces, of_tasks.slice(1, 2), E), *(part[1:] for part in whole))
+    assert np.array_equal(found[1:], alone)
+    ends = (np.arange(T) == T - 1) * np.ones((B, E, 1))
+    before = np.zeros((B, E, T, 7), np.float32)
+    before[:, :, 1:] = np.concatenate([np.eye(5)[actions], rewards[..., None], ends[..., None]], -1)[:, :, :-1]
+    inputs = np.concatenate([observations[:, :, :-1], before], -1).reshape(B * E, T, -1).swapaxes(0, 1)
+    tensors = {name: torch.tensor(value) for name, value in params.items()}
+    features = policy.features(tensors, torch.tensor(inputs))
+    expected = policy.distribution(tensors, features.flatten(0, 1)).log_probs.reshape(T, B, E, 5)
+    logits = torch.tensor(found).permute(2, 0, 1, 3)
+    torch.testing.assert_close(logits.log_softmax(-1), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_images_are_refused_without_an_encoder():
     with pytest.raises(ConfigError, match=r"observations are images of shape \(8, 8, 3\)"):
         RecurrentPolicy(Spaces((8, 8, 3), 255.0, 0, 4), config_of("gru"))
