@@ -15,7 +15,14 @@ class ExtraMissing(UsageError):
         super().__init__(f"{package or extra} is not installed; `pip install 'metaloom[{extra}]'` brings it")
 
 
-_EXTRAS = {"PIL": "view", "matplotlib": "view", "plotly": "view", "minari": "minari", "deltalake": "delta"}
+_EXTRAS = {
+    "PIL": "view",
+    "matplotlib": "view",
+    "plotly": "view",
+    "h5py": "minari",
+    "minari": "minari",
+    "deltalake": "delta",
+}
 """Extras by the modules that they bring."""
 
 

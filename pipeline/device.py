@@ -18,3 +18,12 @@ EQUAL_IN_WORDS: dict[EqualityClass, str] = {
     "stored": "as stored, this time",
 }
 """Claim of a replay that found no difference; only the strongest class is called identical."""
+
+
+def asks_for_gpu(problem: Exception) -> bool:
+    """Return True for an error of code that asks torch for a GPU where there is none."""
+    return any(words in str(problem) for words in ("CUDA", "cuda", "NVIDIA"))
+
+
+ON_DEVICE = "required tensors on the device of its inputs, as of torch.zeros(..., device=inputs.device)"
+"""Cure of networks and policies that ask for a GPU: they act on the CPU."""

@@ -13,6 +13,7 @@ import os
 import site
 import sys
 import sysconfig
+import traceback
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -124,8 +125,12 @@ def import_module(path: str) -> types.ModuleType:
         sys.path.append(os.getcwd())
     try:
         return importlib.import_module(module)
-    except (Exception, SystemExit) as problem:
+    except ModuleNotFoundError as problem:
+        if not f"{module}.".startswith(f"{problem.name}.") and "metaloom.flows.graph" not in str(problem):
+            raise ConfigError(_raised(path, problem)) from problem
         raise ConfigError(_not_found(path, problem)) from problem
+    except (Exception, SystemExit) as problem:
+        raise ConfigError(_raised(path, problem) if module else _not_found(path, problem)) from problem
 
 
 def place_of(module: str) -> str | None:
@@ -165,6 +170,16 @@ def _not_found(path: str, problem: BaseException) -> str:
         f"found {path!r}: {type(problem).__name__}: {problem}; required module:Class (of a metric or recipe "
         f"module:function), with the module in {os.getcwd()} or installed"
     )
+
+
+def _raised(path: str, problem: BaseException) -> str:
+    """Describe the error by which the import of a module ended, with the line of it that is not a library's."""
+    if isinstance(problem, ConfigError):  # of stages that do not fit each other: it says what does
+        return f"found {path!r}, whose module cannot be imported: {problem}"
+    lines = reversed(traceback.extract_tb(problem.__traceback__))
+    own = (f for f in lines if f.filename != __file__ and f.filename[0] != "<" and not is_installed(f.filename))
+    at = next((f" in {f.filename}, line {f.lineno}" for f in own), "")
+    return f"found {path!r}, whose module raised {type(problem).__name__}{at}: {problem}; required one that does not"
 
 
 def _not_found_again(path: str) -> str:

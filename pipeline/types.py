@@ -243,7 +243,7 @@ class Samples(_OfTasks):
     def __post_init__(self) -> None:
         for f in fields(self):
             if (value := getattr(self, f.name)) is not None:
-                _require(self, f.name, value, np.float32, self.returns.shape)
+                _require(self, f.name, value, np.float32, np.shape(self.returns))
         if self.returns.ndim != 3:
             raise BatchError(f"Samples.returns has shape {self.returns.shape}; required [B, E, T]")
 
@@ -256,6 +256,11 @@ class Step(Shown):
     samples: Samples
     k: int
 
+    def __post_init__(self) -> None:
+        found, required = self.samples.returns.shape, self.episodes.rewards.shape
+        if found != required:
+            raise BatchError(f"Step has samples {[*found]} of episodes {[*required]}; required the same [B, E, T]")
+
 
 @dataclass(frozen=True, repr=False)
 class TaskParams(_OfTasks):
@@ -264,11 +269,11 @@ class TaskParams(_OfTasks):
     params: Params
 
     def __post_init__(self) -> None:
+        for name, value in self.params.items():
+            _require(self, f"params[{name!r}]", value, np.float32, (None, *np.shape(value)[1:]))
         sizes = {name: len(value) for name, value in self.params.items()}
         if len(set(sizes.values())) > 1:
             raise BatchError(f"TaskParams entries differ in their number of tasks: {sizes}; required one B for all")
-        for name, value in self.params.items():
-            _require(self, f"params[{name!r}]", value, np.float32, value.shape)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # What is the same for all tasks is sent to workers once, and not once for every task.
@@ -464,12 +469,10 @@ class Evaluation(Shown):
 
 
 def _require(owner: object, name: str, value: Array, dtype: Any, shape: tuple[int | None, ...]) -> None:
-    fits = len(value.shape) == len(shape) and all(
-        want in (None, have) for want, have in zip(shape, value.shape, strict=True)
-    )
+    is_array = isinstance(value, np.ndarray)  # pyright: ignore[reportUnnecessaryIsInstance]
+    fits = is_array and len(value.shape) == len(shape)
+    fits = fits and all(want in (None, have) for want, have in zip(shape, value.shape, strict=True))
     if not fits or value.dtype != dtype:
+        found = f"has shape {value.shape} and dtype {value.dtype}" if is_array else f"is {type(value).__name__}"
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
-        raise BatchError(
-            f"{type(owner).__name__}.{name} has shape {value.shape} and dtype {value.dtype}; "
-            f"required [{wanted}] and {np.dtype(dtype)}"
-        )
+        raise BatchError(f"{type(owner).__name__}.{name} {found}; required [{wanted}] and {np.dtype(dtype)}")

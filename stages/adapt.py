@@ -5,7 +5,7 @@ from typing import Any
 from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.dataflow.stage import INNER_STEP, At, Stage
 from metaloom.pipeline.types import EpisodeBatch, ParallelMap, Samples, Step, TaskParams, Update
-from metaloom.stages.counters import require_adapted
+from metaloom.stages.counters import require_params
 from metaloom.stages.tools import acting_params
 
 
@@ -24,7 +24,7 @@ def adapt(
     before = acting_params(learner, params, at, num_tasks)
     evidence = Step(episodes, samples, at.step)
     found = learner.adapt(learner.at_start(state.learner, run_seed=at.run_seed), before, evidence, parallel=parallel)
-    return require_adapted(found, num_tasks, learner)
+    return require_params(found, num_tasks, learner, "adaptation by", like=before)
 
 
 ADAPT = Stage(

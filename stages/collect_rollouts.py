@@ -143,6 +143,7 @@ def _collect_together(
 ) -> tuple[EpisodeBatch, Memory | None]:
     """Collect episodes side by side, by an actor with a memory of those before; returns its memory after them."""
     env = sampler.batch(len(tasks), watch)
+    watch.idle()  # to build an actor may import torch, which is not the time of the environment
     check_actor_params(sampler.actor, sampler.policy, params.params, sampler.spaces)
     # Overflow is detected at the end, with a better message than a warning.
     with np.errstate(over="ignore", invalid="ignore"):

@@ -1,6 +1,8 @@
 """Checks of what a learner returns, and the counters that it keeps over a whole run."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -23,18 +25,63 @@ def no_steps() -> Params:
     return {name: np.zeros((), np.int64) for name in (ENV_STEPS, ENV_STEPS_NOMINAL)}
 
 
-def require_adapted(found: object, num_tasks: int, learner: Learner[Any, Any]) -> TaskParams:
-    """Return the adapted parameters that a learner gave, after checking that they cover `num_tasks` tasks.
+def require_params(
+    found: object, num_tasks: int, learner: Learner[Any, Any], what: str, like: TaskParams | None = None
+) -> TaskParams:
+    """Return the parameters of tasks that a learner gave, after checking that `num_tasks` tasks can act with them.
+
+    Args:
+        found: What the learner gave.
+        num_tasks: Number of tasks.
+        learner: The learner.
+        what: What gave them, for messages.
+        like: Parameters whose names and shapes they have to have.
 
     Raises:
-        StageFault: the result is not parameters, or covers more or fewer tasks.
+        StageFault: the result is not parameters, covers more or fewer tasks, or lacks some of `like`.
     """
     required = f"required TaskParams of {num_tasks} tasks, what each of them acts with"
     if not isinstance(found, TaskParams):
-        raise StageFault(f"adaptation by {_name(learner)} gave {type(found).__name__}; {required}")
+        raise StageFault(f"{what} {_name(learner)} gave {type(found).__name__}; {required}")
     for name, value in found.params.items():
         if len(value) != num_tasks:
-            raise StageFault(f"adaptation by {_name(learner)} gave params[{name!r}] of {len(value)} tasks; {required}")
+            raise StageFault(f"{what} {_name(learner)} gave params[{name!r}] of {len(value)} tasks; {required}")
+    for name, before in {} if like is None else like.params.items():
+        if name not in found.params or found.params[name].shape != before.shape:
+            shape = [*found.params[name].shape] if name in found.params else "absent"
+            raise StageFault(
+                f"{what} {_name(learner)} gave params[{name!r}] as {shape}; required {[*before.shape]}, as before"
+            )
+    return found
+
+
+def initialized(learner: Learner[Any, Any], *, run_seed: int) -> LearnerState:
+    """Initialize a learner; see Learner.initialize.
+
+    Raises:
+        StageFault: the result is not a learner state of arrays, with float32 parameters.
+    """
+    return require_state(learner.initialize(run_seed=run_seed), learner, "initialize of")
+
+
+def require_state(found: object, learner: Learner[Any, Any], what: str) -> LearnerState:
+    """Return a state that a learner gave, after checking that it holds arrays, and float32 parameters.
+
+    Raises:
+        StageFault: naming what it gave instead.
+    """
+    what = f"{what} {_name(learner)}"
+    if not isinstance(found, LearnerState):
+        raise StageFault(f"{what} gave {type(found).__name__}; required LearnerState(params, optimizer, extra)")
+    for part in fields(found):
+        for name, value in getattr(found, part.name).items():
+            if not isinstance(value, np.ndarray | np.generic):
+                raise StageFault(
+                    f"{what} gave {part.name}[{name!r}] as {type(value).__name__}; required a NumPy array, as of "
+                    "np.asarray(...) or tensor.numpy(), which the run can store"
+                )
+            if part.name == "params" and value.dtype != np.float32:
+                raise StageFault(f"{what} gave params[{name!r}] as {value.dtype}; required float32")
     return found
 
 
@@ -57,6 +104,7 @@ def updated(
     found: object = learner.update(before, experience, run_seed=at.run_seed, iteration=at.iteration, parallel=parallel)
     match found:
         case (LearnerState() as after, Mapping() as described):
+            require_state(after, learner, "the update of")
             of_update = {name: _number(name, value) for name, value in described.items()}
         case _:
             kinds = f"({', '.join(type(part).__name__ for part in found)})" if isinstance(found, tuple) else ""
@@ -103,6 +151,9 @@ def _name(learner: Learner[Any, Any]) -> str:
 
 def _number(name: object, value: Any) -> float:
     """Return a metric as it is stored; anything else would come back as something else."""
+    if not isinstance(name, str):
+        raise StageFault(f"the update gave a metric under the name {name!r}; required text, as in {{'loss': ...}}")
     if isinstance(value, int | float | np.number | np.bool) or getattr(value, "shape", None) == ():
-        return float(value)
+        with suppress(ValueError, TypeError):  # an array of text, or of an object
+            return float(value)
     raise StageFault(f"the update gave the metric {name!r} as {value!r}; required one number, as in float(loss)")

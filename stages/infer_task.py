@@ -6,7 +6,7 @@ from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.dataflow.stage import At, Per, Stage
 from metaloom.pipeline.replay.buffer import ContextRounds
 from metaloom.pipeline.types import EpisodeBatch, ParallelMap, TaskParams, Update
-from metaloom.stages.counters import require_adapted
+from metaloom.stages.counters import require_params
 from metaloom.stages.memory.replay import plan_of
 
 
@@ -22,7 +22,7 @@ def infer_task(
     found = learner.adapt(
         learner.at_start(state.learner, run_seed=at.run_seed), TaskParams({}), evidence, parallel=parallel
     )
-    return require_adapted(found, len(episodes[0].lengths), learner)
+    return require_params(found, len(episodes[0].lengths), learner, "adaptation by")
 
 
 ROUND = Per("per round", lambda config, i: range(len(plan_of(config).rounds)), stepped=True)

@@ -5,7 +5,7 @@ from typing import Any
 from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.dataflow.stage import AFTER_TRAINING, At, Stage
 from metaloom.pipeline.types import EpisodeBatch, TaskParams, Update
-from metaloom.stages.counters import require_adapted
+from metaloom.stages.counters import require_params
 from metaloom.stages.tools import acting_params
 
 
@@ -18,7 +18,7 @@ def remember(
     """
     before = acting_params(learner, params, at, len(episodes.lengths))
     found = learner.adapt(learner.at_start(state.learner, run_seed=at.run_seed), before, episodes)
-    return require_adapted(found, len(episodes.lengths), learner)
+    return require_params(found, len(episodes.lengths), learner, "adaptation by")
 
 
 REMEMBER = Stage(

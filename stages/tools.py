@@ -7,6 +7,7 @@ from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.dataflow.stage import At
 from metaloom.pipeline.policies.config import ActorKind
 from metaloom.pipeline.types import EpisodeBatch, LearnerState, TaskBatch, TaskParams, Update
+from metaloom.stages.counters import require_params, require_state
 from metaloom.stages.rollouts.faults import RolloutPosition
 
 Tested = Callable[[int, EpisodeBatch], object]
@@ -53,10 +54,15 @@ class Adaptation(Protocol):
 
 
 def acting_params(learner: Learner[Any, Any], acting: Update | TaskParams, at: At, num_tasks: int) -> TaskParams:
-    """Return what every task acts with: its adapted parameters, or the learner's before the first inner step."""
+    """Return what every task acts with: its adapted parameters, or the learner's before the first inner step.
+
+    Raises:
+        StageFault: the learner gives something else.
+    """
     if isinstance(acting, TaskParams):
         return acting
-    return learner.acting_params(learner.at_start(acting.learner, run_seed=at.run_seed), num_tasks)
+    state = require_state(learner.at_start(acting.learner, run_seed=at.run_seed), learner, "at_start of")
+    return require_params(learner.acting_params(state, num_tasks), num_tasks, learner, "acting_params of")
 
 
 def position(at: At) -> RolloutPosition:

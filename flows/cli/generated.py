@@ -24,7 +24,13 @@ _BACKEND = [
         field.name,
         P.KEYWORD_ONLY,
         default=field.default,
-        annotation=Annotated[field.type, Parameter(name=f"--{field.name.removesuffix('_seconds').replace('_', '-')}")],
+        annotation=Annotated[
+            field.type,
+            Parameter(
+                name=f"--{field.name.removesuffix('_seconds').replace('_', '-')}",
+                show=field.name != "mathematics",  # which has no effect, for scripts that have it
+            ),
+        ],
     )
     for field in fields(Backend)
 ]

@@ -6,8 +6,10 @@ from cyclopts import App
 
 from metaloom.flows.cli.generated import Call, make_command
 from metaloom.flows.cli.output import answer
-from metaloom.flows.operations import REFERENCE
+from metaloom.flows.errors import FAILURE
+from metaloom.flows.operations import REFERENCE, late
 from metaloom.flows.operations.reference import found
+from metaloom.flows.views.parts import as_text
 
 reference: App = App(
     name="reference",
@@ -25,6 +27,13 @@ def show(call: Call[Any], *, as_json: bool = False) -> int:
     with found(call["name"], call["folder"]) as views:
         answer(as_json, *views)
     return 0
+
+
+def verify(call: Call[Any], *, as_json: bool = False) -> int:
+    """Print how a reference computes again, in a process with the machine code that it records."""
+    result = call(prepared=late.start_as_recorded)
+    answer(as_json, result.as_dict, lambda: as_text(result))
+    return 0 if result.identical else FAILURE
 
 
 for _operation in REFERENCE:

@@ -15,6 +15,7 @@ from metaloom.pipeline.dataflow.refs import Span, StageRef
 from metaloom.pipeline.dataflow.stage import GraphError, Input
 from metaloom.pipeline.outputs import OutputError
 from metaloom.pipeline.schema import ConfigError
+from metaloom.pipeline.types import Update
 from metaloom.storage.format.codec import KINDS
 from metaloom.storage.format.stages import LEARNER, METRICS_GROUP
 
@@ -52,6 +53,8 @@ def _problems_of_stages(graph: Graph) -> Iterator[str]:
         else:
             if stored.schema and stored.output in KINDS:
                 yield f"stage {stage.name} gives a class named {stored.output}, as one of ours; required another name"
+        if stage.output is not Update and (stage.ends_iteration or stage.group == LEARNER):
+            yield f"stage {stage.name} gives {stage.output.__name__}, where learners come from; required Update"
         if stage.group in by_group:
             yield (
                 f"stage {stage.name} has the group {stage.group!r}, which holds {by_group[stage.group]}; required a "

@@ -1,6 +1,5 @@
 """Objects that the stages of a run share: what is constant over iterations."""
 
-import inspect
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Self
@@ -13,11 +12,16 @@ from metaloom.pipeline.algorithms.contract import Learner, Setup
 from metaloom.pipeline.building import build_learner, measures_of, setup_of
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.dataflow.graph import Graph
+from metaloom.pipeline.dataflow.stage import At, tools_of
 from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.estimation.diagnostics import Measures
 from metaloom.pipeline.numerics import normal_numerics
-from metaloom.pipeline.types import LearnerState, ParallelMap, Update
+from metaloom.pipeline.policies.acting import check_actor_params
+from metaloom.pipeline.schema import ConfigError
+from metaloom.pipeline.types import BatchError, LearnerState, ParallelMap, Update
+from metaloom.stages.counters import initialized
 from metaloom.stages.evaluate import unseen
+from metaloom.stages.tools import acting_params
 
 _ADAPTING = ("config", "setup", "learner", "env", "rollouts", "parallel")
 
@@ -67,10 +71,20 @@ class Context:
         """Initialize a learner that is not kept: only with parameters does an optimizer say what it refuses.
 
         Raises:
-            ConfigError: it refuses an option.
+            ConfigError: it refuses an option, or the policy cannot act with the parameters.
+            StageFault: the learner gives no state.
         """
-        with normal_numerics(self.config.device):
-            self.learner.initialize(run_seed=self.config.seed)
+        config = self.config
+        with normal_numerics(config.device):
+            state = initialized(self.learner, run_seed=config.seed)
+            params = acting_params(self.learner, Update(state, {}), At(config.seed, 0), 1).params
+            try:
+                check_actor_params(config.algorithm.actor, config.policy, params, self.setup)
+            except BatchError as problem:
+                raise ConfigError(
+                    f"algorithm {config.algorithm.name}: the policy cannot act with what its learner initializes: "
+                    f"{problem}"
+                ) from problem
 
     def with_new_learner(self) -> Self:
         """Return the context with a learner that has computed nothing yet, as in a fresh process.
@@ -90,7 +104,7 @@ class Context:
         if name in self.graph.shared:
             if name not in self._shared:
                 make = self.graph.shared[name]
-                self._shared[name] = make(*(self.tool(tool) for tool in inspect.signature(make).parameters))
+                self._shared[name] = make(*map(self.tool, tools_of(make)))
             return self._shared[name]
         if name == "warm_start":
             start = self.config.init_from

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,15 @@ from metaloom.flows.graph.runner import Runner
 from metaloom.flows.graph.tables import table_of
 from metaloom.pipeline.algorithms.finite_checks import NumericalError
 from metaloom.pipeline.baselines import BaselineError
+from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.config.sources import plugin_paths
 from metaloom.pipeline.dataflow.outputs import Outputs
+from metaloom.pipeline.device import asks_for_gpu
 from metaloom.pipeline.envs.config import REPRODUCED
 from metaloom.pipeline.global_random import SEEDED
 from metaloom.pipeline.plugin_files import own_paths
+from metaloom.pipeline.plugins import is_installed
+from metaloom.pipeline.types import BatchError
 from metaloom.stages.faults import StageFault, require_finite
 from metaloom.storage import StageRef
 from metaloom.storage.format.codec import Value, array_digests, differing, flatten
@@ -45,6 +50,10 @@ def run_checked(stages: Runner, ref: StageRef, inputs: dict[str, Any]) -> Value:
         raise StageFault(
             f"{ref.where}: the stage asked Python to exit ({ended}); required a result or an error"
         ) from ended
+    except Exception as error:
+        if (mistake := _mistake(error, stages.config)) is None:
+            raise
+        raise StageFault(f"{ref.where}: {mistake}") from error
     if type(value) is not (required := stages.graph[ref.stage].output):
         raise StageFault(
             f"{ref.where}: the stage gave {type(value).__name__}; required {required.__name__}, as it declares"
@@ -56,6 +65,26 @@ def run_checked(stages: Runner, ref: StageRef, inputs: dict[str, Any]) -> Value:
             raise StageFault(f"{ref.where}: {name} is {type(array).__name__}; required a plain NumPy array")
     require_finite(value, stage=ref.stage, iteration=ref.iteration, step=ref.step)
     return value
+
+
+def _mistake(error: Exception, config: RunConfig) -> str | None:
+    """Return what a plug-in did that none may do, and where, by the error that came of it; None for any other error."""
+    if not own_paths(plugin_paths(config)):
+        return None
+    if isinstance(error, BatchError):
+        found = str(error)
+    elif isinstance(error, ValueError) and "read-only" in str(error):
+        found = "writes into an array that it was given and others read; required a copy, as of np.array(...)"
+    elif config.device != "cuda" and asks_for_gpu(error):
+        found = f"asks for a GPU ({error}); required tensors on setup.device, which is {config.device}"
+    else:
+        return None
+    # The innermost line that is neither ours nor a library's.
+    for frame, line in reversed([*walk_tb(error.__traceback__)]):
+        module, code = str(frame.f_globals.get("__name__")), frame.f_code
+        if not module.startswith("metaloom.") and not is_installed(code.co_filename):
+            return f"{module}:{code.co_qualname}, line {line}: {found}"
+    return found
 
 
 def require_repeatable(stages: Runner, ref: StageRef, outputs: Outputs, value: Value) -> None:

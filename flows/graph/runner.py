@@ -17,7 +17,7 @@ from metaloom.pipeline.config.sources import plugin_paths
 from metaloom.pipeline.dataflow.graph import WITNESS, Graph
 from metaloom.pipeline.dataflow.outputs import Outputs, SpanOutputs, read_only
 from metaloom.pipeline.dataflow.refs import Span, StageRef
-from metaloom.pipeline.dataflow.stage import At, Input, Stage
+from metaloom.pipeline.dataflow.stage import At, GraphError, Input, Stage
 from metaloom.pipeline.dataflow.tasks import call
 from metaloom.pipeline.envs.config import REPRODUCED
 from metaloom.pipeline.global_random import GlobalRandomWatch
@@ -150,8 +150,17 @@ class Runner:
     def evaluate(self, learner: LearnerState, updates: int, tested: Tested = unseen) -> Evaluation:
         """Evaluate a learner after `updates` updates, as the configuration's evaluation section says."""
         stage = next((stage for stage in self.graph.stages if stage.output is Evaluation), EVALUATE)
-        at, state = At(self.config.seed, updates - 1), {"state": Update(learner, {})}
-        return self._compute(stage, at, state, where=f"evaluation after {updates} updates", tested=tested)
+        at, where = At(self.config.seed, updates - 1), f"evaluation after {updates} updates"
+        required = [name for name, optional in stage.inputs.items() if not optional]
+        if len(required) != 1:
+            raise GraphError(
+                f"graph {self.graph.name}: {stage.name} reads {', '.join(required) or 'nothing'}, but after training "
+                "there is the learner alone; required one input without a default"
+            )
+        found: object = self._compute(stage, at, {required[0]: Update(learner, {})}, where=where, tested=tested)
+        if not isinstance(found, Evaluation):
+            raise StageFault(f"{where}: the stage {stage.name} gave {type(found).__name__}; required Evaluation")
+        return found
 
     def _compute(self, stage: Stage, at: At, inputs: Mapping[str, Any], *, where: str = "", **tools: Any) -> Any:
         """Call a stage's function with the settings of runs and without global random numbers."""

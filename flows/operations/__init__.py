@@ -195,7 +195,7 @@ _BUILT_IN = (
 REFERENCE = (
     Operation("ls", "", f"{HERE}.reference:ls", view="metaloom.flows.references.tables:references_table"),
     Operation("show", "", f"{HERE}.reference:show", terminal=f"{_CLI}.reference:show"),
-    Operation("verify", "", f"{HERE}.reference:verify", good="identical"),
+    Operation("verify", "", f"{HERE}.reference:verify", good="identical", terminal=f"{_CLI}.reference:verify"),
     Operation("extract", "", f"{HERE}.reference:extract"),
     Operation("add", "", f"{HERE}.reference:add"),
 )

@@ -1,7 +1,7 @@
 """`reference`: runs that anybody can compute again; each function is a command of this group."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,16 +11,14 @@ from cyclopts import Parameter
 from metaloom.flows.arguments import checked
 from metaloom.flows.errors import UsageError
 from metaloom.flows.operations import late
-from metaloom.flows.operations.options import InProcess, Positive, RunArgument
+from metaloom.flows.operations.options import InProcess, Positive, PythonOnly, RunArgument
 from metaloom.flows.results.run_rows import Facts
 from metaloom.flows.rollouts.backend import IN_PROCESS
 from metaloom.flows.runs import folder_of, require_iteration, run_folder
 from metaloom.flows.views.status import STATUS
-from metaloom.storage import open_run
+from metaloom.storage import Run, open_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from rich.console import RenderableType
 
     from metaloom.flows.references.index import Reference
@@ -79,12 +77,19 @@ def found(name: str, folder: Path | str | None) -> "Iterator[tuple[Callable[[], 
 
 
 @checked
-def verify(name: NameAt, /, *, folder: From = None, backend: InProcess = IN_PROCESS) -> "Verified":
+def verify(
+    name: NameAt,
+    /,
+    *,
+    folder: From = None,
+    backend: InProcess = IN_PROCESS,
+    prepared: Annotated[Callable[[Run, Collection[int]], None] | None, PythonOnly] = None,
+) -> "Verified":
     """Recompute an iteration of a reference, or all, and compare every output on the way with its record.
 
-    It begins with the nearest learner that is stored, and computes by the machine code of BLAS, torch and NumPy that
-    the run records, if the processor can. Exit code 0 when all outputs have the recorded bits, 1 when one has not; then
-    it prints what else differs (versions, processor) and both average returns.
+    It begins with the nearest learner that is stored. The command computes by the machine code of BLAS, torch and NumPy
+    that the run records, if the processor can; Python keeps its own. Exit code 0 when all outputs have the recorded
+    bits, 1 when one has not; then it prints what else differs (versions, processor) and both average returns.
 
     Example: `metaloom reference verify dense-maml-ppo-seed-1@37`
 
@@ -92,10 +97,12 @@ def verify(name: NameAt, /, *, folder: From = None, backend: InProcess = IN_PROC
         name: A reference, or NAME@ITERATION.
         folder: Folder of the references; that of the checkout by default.
         backend: Where rollouts run.
+        prepared: Called with the reference and the iterations before they are computed.
     """
     place, found, iteration = _named(name, folder)
     with late.opened_reference(place, found) as path:
-        late.start_as_recorded(open_run(path), range(found.iterations) if iteration is None else [iteration])
+        if prepared is not None:
+            prepared(open_run(path), range(found.iterations) if iteration is None else [iteration])
         return late.verify_reference(
             path,
             iteration,

@@ -194,10 +194,11 @@ def iterate(
     if isinstance(recipe, storage.Run):
         new = {"run": run, "seed": seed, "device": device, "overrides": overrides or None, **settings}
         refuse_with("an opened run", **new)
-        folder, start = recipe.path, partial(late.resuming, recipe.path, iterations=iterations, backend=backend)
+        folder = recipe.path.absolute()  # the loop may change the folder that it is in
+        start = partial(late.resuming, folder, iterations=iterations, backend=backend)
     else:
         config = new_settings(recipe, changes(overrides, settings), iterations=iterations, seed=seed, device=device)
-        folder = new_folder(recipe, run, config)
+        folder = new_folder(recipe, run, config).absolute()
         check_new_run(folder)
         start = partial(late.training, config, folder, backend=backend)
     return _iterations(folder, start, log)

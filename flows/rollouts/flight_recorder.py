@@ -124,6 +124,10 @@ class FlightRecorder(RolloutWatch):
         self._floats[:count] = 0
         return self._floats[:count].reshape(shape)
 
+    def idle(self) -> None:
+        """Note that no environment is called until the next note: no time is limited."""
+        self._watchdog.rest()
+
     def entered(self, env_step: int | None) -> None:
         """Note that the environments are about to be reset (None) or to take a step."""
         self._position[0] = RESET if env_step is None else env_step

@@ -9,14 +9,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from inspect import Parameter, Signature, signature
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from metaloom.pipeline.baselines.config import BaselineSettings
-from metaloom.pipeline.device import DeviceName
+from metaloom.pipeline.device import DeviceName, asks_for_gpu
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.numerics import normal_numerics
-from metaloom.pipeline.plugins import load_class
+from metaloom.pipeline.plugins import load_class, path_of
 from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
 from metaloom.pipeline.schema import ConfigError, PluginSettings, Settings, later
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Samples, TaskParams
@@ -161,10 +162,10 @@ class AlgorithmSettings(PluginSettings, Settings):
     class lists before this one: `class ProMP(MetaAdam, GradientBased, AlgorithmSettings)`.
     """
 
-    graph: ClassVar[str]
+    graph: ClassVar[str] = ""
     """The graph of stages that its runs follow: on_policy, off_policy, task_inference, trials, trial_inference; or
     module:NAME of a Graph."""
-    learner: ClassVar[str]
+    learner: ClassVar[str] = ""
     """module:Class of its Learner, which takes these settings and a Setup."""
 
     actor: ClassVar[ActorKind] = "policy"
@@ -237,14 +238,22 @@ class AlgorithmSettings(PluginSettings, Settings):
                 learner is none.
         """
         # Settings are read in a tenth of the time that torch takes to import.
-        found: Any = load_class(self.learner, Learner)
-        if hasattr(found, "adapt_to_episodes"):
+        if not self.learner:
             raise ConfigError(
-                f"found {self.learner} with a method adapt_to_episodes, which is not called any more: evaluations and "
-                "trained policies adapt as training does, by process and adapt; remove it"
+                f"{self.name} names no learner; required learner = 'module:Class' in {path_of(type(self))}"
             )
+        found: Any = load_class(self.learner, Learner)
+        _require_methods(found, self.learner)
         with normal_numerics(setup.device):
-            learner: Learner[Any, Any] = found(self, setup)
+            try:
+                learner: Learner[Any, Any] = found(self, setup)
+            except Exception as problem:
+                if setup.device == "cuda" or not asks_for_gpu(problem):
+                    raise
+                raise ConfigError(
+                    f"the constructor of {self.learner} asks for a GPU ({problem}); required tensors on setup.device, "
+                    f"which is {setup.device}, or --device cuda"
+                ) from problem
         if self.kernel == "fused" and learner.kernel.name != "fused":
             raise ConfigError(
                 f"algorithm.kernel is fused, but {self.name} has no fused kernel ({learner.kernel.reason}); required "
@@ -254,3 +263,36 @@ class AlgorithmSettings(PluginSettings, Settings):
             return learner
         around: Any = load_class(_NORMALIZING_LEARNER, Learner)
         return around(learner, setup)
+
+
+def _require_methods(learner: type[Any], name: str) -> None:
+    """Refuse a class of a learner that cannot be built, or whose methods stages could not call.
+
+    Raises:
+        ConfigError: naming the method and its parameters.
+    """
+    if hasattr(learner, "adapt_to_episodes"):
+        raise ConfigError(
+            f"found {name} with a method adapt_to_episodes, which is not called any more: evaluations and "
+            "trained policies adapt as training does, by process and adapt; remove it"
+        )
+    contract = {method: signature(of) for method, of in vars(Learner).items() if callable(of) and method[0] != "_"}
+    if missing := sorted(learner.__abstractmethods__):
+        required = ", ".join(_as_called(method, contract[method]) for method in missing)
+        raise ConfigError(f"found {name} without the method {missing[0]}; required {required}")
+    by_position = [Parameter(of, Parameter.POSITIONAL_OR_KEYWORD) for of in ("self", "settings", "setup")]
+    for method, required in {"__init__": Signature(by_position), **contract}.items():
+        given = [p for p in required.parameters.values() if p.kind != p.KEYWORD_ONLY]
+        named = dict.fromkeys(p.name for p in required.parameters.values() if p.kind == p.KEYWORD_ONLY)
+        try:
+            signature(getattr(learner, method)).bind(*given, **named)
+        except TypeError as problem:
+            raise ConfigError(
+                f"found {name}, whose {method} cannot be called by stages ({problem}); required "
+                f"{_as_called(method, required)}"
+            ) from problem
+
+
+def _as_called(method: str, contract: Signature) -> str:
+    parameters = [p.replace(annotation=p.empty, default=p.empty) for p in contract.parameters.values()]
+    return f"{method}{Signature(parameters)}"

@@ -5,9 +5,9 @@ checks, diagrams and composition all read these words; nothing has to be called 
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from metaloom.pipeline.dataflow.stage import Per, Stage
+from metaloom.pipeline.dataflow.stage import GraphError, Per, Stage
 
 Word = Literal[
     "this_step", "last_step", "every_step", "steps_so_far", "last_iteration", "last_iterations", "since_start"
@@ -82,17 +82,27 @@ def last_iteration(stage: Stage | str, *, first: Stage | str | None = None) -> E
 
 def last_iterations(*stages: Stage | str) -> Edge:
     """Read some stages' outputs of this iteration and of `algorithm.earlier_iterations` before it, as a Span."""
-    return Edge("last_iterations", tuple(map(_name, stages)))
+    return _span("last_iterations", stages)
 
 
 def since_start(*stages: Stage | str) -> Edge:
     """Read all outputs of some stages so far, as a Span: of these the stage loads what it needs."""
-    return Edge("since_start", tuple(map(_name, stages)))
+    return _span("since_start", stages)
 
 
-def _name(stage: Stage | str) -> str:
+def _span(word: Word, stages: tuple[Stage | str, ...]) -> Edge:
+    if not stages:
+        raise GraphError(f"found {word}() without a stage; required those whose outputs are read")
+    return Edge(word, tuple(map(_name, stages)))
+
+
+def _name(stage: Any) -> str:
+    if not isinstance(stage, Stage | str):
+        raise GraphError(
+            f"found an edge from {stage!r}; required a stage, or the name of one, as in this_step('adapt')"
+        )
     return stage if isinstance(stage, str) else stage.name
 
 
-def _first(first: Stage | str | None) -> Edge | str | None:
-    return this_step(first) if isinstance(first, Stage) else first
+def _first(first: Any) -> Edge | str | None:
+    return first if isinstance(first, Edge | str | None) else this_step(first)

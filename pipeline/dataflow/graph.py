@@ -12,7 +12,7 @@ from typing import Self
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.dataflow.edges import Edge
 from metaloom.pipeline.dataflow.refs import Span, StageOrder, StageRef
-from metaloom.pipeline.dataflow.stage import TOOLS, GraphError, Input, Stage
+from metaloom.pipeline.dataflow.stage import TOOLS, GraphError, Input, Stage, tools_of
 from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.schema import suggestion
 from metaloom.pipeline.seeding import generator
@@ -47,6 +47,15 @@ class Graph:
     check: Callable[[RunConfig, MetaEnv], None] = lambda config, env: None
 
     def __post_init__(self) -> None:
+        given: tuple[tuple[Collection[object], type[object], str], ...] = (
+            (self.stages, Stage, "Stage(function, per)"),
+            (self.edges.values(), Edge, "an edge from a stage, such as this_step('adapt')"),
+        )
+        for found, kind, required in given:
+            if other := [one for one in found if not isinstance(one, kind)]:  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise GraphError(
+                    f"graph {self.name}: found {other[0]!r} among its {kind.__name__.lower()}s; required {required}"
+                )
         if problems := [*dict.fromkeys(self._problems())]:
             raise GraphError("\n".join(f"graph {self.name}: {problem}" for problem in problems))
 
@@ -270,7 +279,7 @@ class Graph:
         return replace(self, name=name)
 
     def _known(self, stage: Stage | str) -> Stage:
-        name = stage if isinstance(stage, str) else stage.name
+        name = stage.name if isinstance(stage, Stage) else str(stage)
         if name not in self:
             raise GraphError(f"graph {self.name}: found no stage {name}; required {_one_of(self._by_name, name)}")
         return self[name]
@@ -313,18 +322,28 @@ class Graph:
             twice = next(name for name in names if names.count(name) > 1)
             yield f"two stages have the name {twice}; required different names, as by graph.rename or Stage(name=...)"
         for name, edge in self.edges.items():
-            if unknown := [source for source in edge.stages if source not in self]:
+            links = [edge]
+            while isinstance(links[-1].first, Edge):
+                links.append(links[-1].first)
+            if unknown := [source for link in links for source in link.stages if source not in self]:
                 yield (
                     f"the edge {name} is {edge}, but there is no stage {unknown[0]}; required "
                     f"{_one_of(self._by_name, unknown[0])}"
                 )
-            seen, first = {name}, edge.first
+            seen, first = {name}, links[-1].first
             while isinstance(first, str):
                 if first in seen or first not in self.edges:
                     others = [name for name in self.edges if name not in seen]
                     yield f"the edge {name} is {edge}; required as first {_one_of(others, first)}"
                     break
                 seen, first = {*seen, first}, self.edges[first].first
+        for name, make in self.shared.items():
+            if name in TOOLS:
+                yield f"shared has {name}, the name of a tool; required another name"
+            elif not callable(make):  # pyright: ignore[reportUnnecessaryComparison]
+                yield f"shared has {name} = {make!r}; required a function that makes it, such as dict"
+            elif unknown := [tool for tool in tools_of(make) if tool not in {**TOOLS, **self.shared} or tool == "at"]:
+                yield f"shared has {name}, whose function takes {unknown[0]}; required names of tools other than at"
         for stage in self.stages:
             for of, edge in stage.edges.items():
                 if edge not in self.edges:

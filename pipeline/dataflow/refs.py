@@ -5,8 +5,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
-_FILE_NAME = re.compile(rf"(\d{{8}})\.({_NAME.pattern})\.(\d{{1,4}})\.json")
+NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
+"""Names of stages."""
+_FILE_NAME = re.compile(rf"(\d{{8}})\.({NAME.pattern})\.(\d{{1,4}})\.json")
 _LIMIT = 10**8
 
 
@@ -25,7 +26,7 @@ class StageRef:
     step: int = 0
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.stage):
+        if not NAME.fullmatch(self.stage):
             raise ValueError(f"StageRef.stage is {self.stage!r}; required small letters, digits and _, such as adapt")
         if not (0 <= self.iteration < _LIMIT and 0 <= self.step < 10**4):
             raise ValueError(

@@ -3,14 +3,14 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any, Literal, Self
 
 import numpy as np
 
 from metaloom.pipeline import types
 from metaloom.pipeline.config.run import RunConfig
-from metaloom.pipeline.dataflow.refs import Span, StageRef
+from metaloom.pipeline.dataflow.refs import NAME, Span, StageRef
 from metaloom.pipeline.outputs import OutputSchema, as_declared
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.seeding import own_generator
@@ -141,18 +141,32 @@ class Stage:
 
     def __post_init__(self) -> None:
         # As in earlier versions, whose first argument was the name.
-        if not callable(self.run):  # pyright: ignore[reportUnnecessaryComparison]
+        if not callable(self.run) or isinstance(self.run, Stage):  # pyright: ignore[reportUnnecessaryComparison]
             raise GraphError(f"found the stage {self.run!r} without a function; required Stage(function, per, ...)")
-        name = self.name or self.run.__name__
-        output = self.output
+        name = self.name or getattr(_written(self.run), "__name__", "")
+        if not NAME.fullmatch(name):
+            raise GraphError(
+                f"found a stage of {self.run!r} with the name {name!r}; required small letters, digits and _, as in "
+                "Stage(..., name='smooth')"
+            )
+        if not isinstance(self.per, Per):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise GraphError(
+                f"stage {name} has per={self.per!r}; required ONCE, ITERATION, INNER_STEP, EACH_STEP or EVALUATION"
+            )
+        if self.over not in (None, "tasks"):
+            raise GraphError(f"stage {name} is over {self.over!r}; required over='tasks', or none")
+        output, declared = self.output, "has output="
         if output is None:
-            output = inspect.get_annotations(self.run, eval_str=True).get("return")
-            if not isinstance(output, type):
-                raise GraphError(
-                    f"stage {name}: its function {_path(self.run)} is annotated to return {output}; required the type "
-                    "of its output, as in -> Samples"
-                )
+            declared = f"its function {_path(self.run)} is annotated to return "
+            try:
+                output = inspect.get_annotations(_written(self.run), eval_str=True).get("return")
+            except Exception as problem:  # a name that its module does not know
+                output = problem
+        if not isinstance(output, type):
+            raise GraphError(f"stage {name}: {declared}{output!r}; required the type of its output, as in -> Samples")
         reads = dict.fromkeys(self.inputs) if self.reads is None else self.reads
+        if not (isinstance(reads, Mapping) and all(isinstance(edge, str | None) for edge in reads.values())):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise GraphError(f"stage {name} reads {reads!r}; required input -> name of an edge: {{'state': 'learner'}}")
         if unknown := [*{*reads} ^ {*self.inputs}]:
             raise GraphError(
                 f"stage {name} reads {', '.join(reads) or 'nothing'}, but its function {_path(self.run)} has the "
@@ -171,10 +185,11 @@ class Stage:
 
     @cached_property
     def _parameters(self) -> Sequence[inspect.Parameter]:
-        found = [*inspect.signature(self.run).parameters.values()]
+        given = self.run.keywords if isinstance(self.run, partial) else {}
+        found = [p for p in inspect.signature(self.run).parameters.values() if p.name not in given]
         if loose := [p for p in found if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]:
             raise GraphError(
-                f"stage {self.name or self.run.__name__}: its function {_path(self.run)} has the parameter {loose[0]}; "
+                f"stage {self.name or _path(self.run)}: its function {_path(self.run)} has the parameter {loose[0]}; "
                 "required parameters by name: tools, *, inputs"
             )
         return found
@@ -193,7 +208,7 @@ class Stage:
     def annotations(self) -> Mapping[str, Any]:
         """Types of its function's parameters, as far as they can be evaluated."""
         try:
-            return inspect.get_annotations(self.run, eval_str=True)
+            return inspect.get_annotations(_written(self.run), eval_str=True)
         except Exception:  # names for type checkers alone
             return {}
 
@@ -221,6 +236,15 @@ class Stage:
         return replace(self, reads={**self.edges, **edges})
 
 
+def tools_of(make: Callable[..., object]) -> Sequence[str]:
+    """Return the names of the tools that a function takes which makes a shared object."""
+    try:
+        found = inspect.signature(make).parameters.values()
+    except ValueError:  # a class written in C, such as dict
+        return []
+    return [p.name for p in found if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+
+
 @cache
 def fields_of_tasks(kind: type[Any], *, all_of_them: bool = False) -> tuple[str, ...]:
     """Return the fields of an output whose first axis is tasks; nothing if `all_of_them` and others are not."""
@@ -232,5 +256,11 @@ def fields_of_tasks(kind: type[Any], *, all_of_them: bool = False) -> tuple[str,
     return () if all_of_them and len(found) < len(fields(kind)) else found
 
 
+def _written(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that somebody wrote, without arguments that `functools.partial` has filled in."""
+    return _written(function.func) if isinstance(function, partial) else function
+
+
 def _path(function: Callable[..., Any]) -> str:
-    return f"{function.__module__}:{getattr(function, '__qualname__', repr(function))}"
+    written = _written(function)
+    return f"{written.__module__}:{getattr(written, '__qualname__', repr(written))}"

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from metaloom.pipeline.device import ON_DEVICE, asks_for_gpu
 from metaloom.pipeline.memory import require_room
 from metaloom.pipeline.nn.spec import NETWORKS, NetworkSpec
 from metaloom.pipeline.schema import ConfigError
@@ -86,8 +87,9 @@ def _repeated(module: nn.Module, name: str, inputs: Sequence[Tensor], check: Cal
         outputs, again = module(*inputs), module(*inputs)
     except Exception as problem:
         shapes = " and ".join(str(tuple(part.shape)) for part in inputs)
+        required = ON_DEVICE if asks_for_gpu(problem) else "required outputs"
         raise ConfigError(
-            f"policy.network: {name} raised {type(problem).__name__} on inputs of shape {shapes}: {problem}"
+            f"policy.network: {name} raised {type(problem).__name__} on inputs of shape {shapes}: {problem}; {required}"
         ) from problem
     for given in (outputs, again):
         check(given)
@@ -207,6 +209,7 @@ def _checked(factory: Any, name: str, shape: tuple[int, ...], output_size: int, 
         raise ConfigError(
             f"policy.network: {name}({arguments}) raised {type(problem).__name__}: {problem}; a network's class is "
             "called with (input_shape, output_size), and with policy.network_options by keyword"
+            + (f"; {ON_DEVICE}" if asks_for_gpu(problem) else "")
         ) from problem
     require_learnable(module, name)
     with seeded(0):
@@ -222,3 +225,5 @@ def _check_outputs(name: str, inputs: Tensor, output_size: int, outputs: Any) ->
             f"policy.network: {name} gives {found} for inputs of shape {tuple(inputs.shape)}; "
             f"required {(len(inputs), output_size)}"
         )
+    if outputs.dtype != torch.float32:
+        raise ConfigError(f"policy.network: {name} gives outputs of {outputs.dtype}; required torch.float32")

@@ -225,6 +225,8 @@ class ModuleCell:
             raise ConfigError(
                 f"policy.network: {self.spec.name} gives {found}; required features and states {expected}"
             )
+        if dtypes := {part.dtype for part in outputs} - {torch.float32}:
+            raise ConfigError(f"policy.network: {self.spec.name} gives outputs of {dtypes.pop()}; required float32")
 
 
 def _shapes(outputs: Any) -> list[object]:

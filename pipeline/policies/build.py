@@ -121,7 +121,8 @@ def build_own_policy(config: PolicyConfig, spaces: Spaces) -> OwnPolicy:
         raise ConfigError(f"policy.name: {problem}") from problem
     except Exception as problem:
         raise ConfigError(
-            f"policy.name: {config.name}({spaces}, config) raised {type(problem).__name__}: {problem}"
+            f"policy.name: {config.name}(spaces, config) raised {type(problem).__name__}: {problem}; required a class "
+            "whose constructor takes the sizes of the environment and the settings of the policy"
         ) from problem
 
 

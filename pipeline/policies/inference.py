@@ -6,9 +6,9 @@ from typing import Protocol
 
 import numpy as np
 
-from metaloom.pipeline.nn.cells import CELL, ENCODER, GRU, LINEAR_ATTENTION, RECURRENT_NETWORKS, CellSpec, cell_shapes
-from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS, NetworkSpec, layer_names, parameter_shapes
-from metaloom.pipeline.types import Array, Params, Shapes, TaskParams
+from metaloom.pipeline.nn.cells import CELL, ENCODER, GRU, LINEAR_ATTENTION, CellSpec, cell_shapes
+from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS, RECURRENT_NETWORKS, NetworkSpec, layer_names, parameter_shapes
+from metaloom.pipeline.types import Array, BatchError, Params, Shapes, TaskParams
 
 MEAN_NETWORK = "mean_network"
 LOGITS_NETWORK = "logits_network"
@@ -84,7 +84,7 @@ def check_network(prefix: str, spec: NetworkSpec, params: Params) -> None:
     """Reject parameters [B, ...] that do not belong to a network.
 
     Raises:
-        ValueError: naming the parameter, its shape and the one required.
+        BatchError: naming the parameter, its shape and the one required.
     """
     check_shapes(params, network_shapes(prefix, spec))
 
@@ -103,16 +103,16 @@ def check_shapes(params: Params, required: Shapes) -> None:
     """Reject parameters that are missing, not finite, or not of shape [B, ...] with the required shape after B.
 
     Raises:
-        ValueError: naming the parameter, what it is and what is required.
+        BatchError: naming the parameter, what it is and what is required.
     """
     for name, shape in required.items():
         if name not in params or params[name].shape[1:] != shape:
             found = params[name].shape if name in params else "nothing"
-            raise ValueError(f"policy parameter {name}: found {found}; required [{', '.join(map(str, ('B', *shape)))}]")
+            raise BatchError(f"policy parameter {name}: found {found}; required [{', '.join(map(str, ('B', *shape)))}]")
         finite = np.isfinite(params[name])
         if not finite.all():
             task = np.argwhere(~finite)[0][0]
-            raise ValueError(f"policy parameter {name} of task {task} is not finite; required finite numbers")
+            raise BatchError(f"policy parameter {name} of task {task} is not finite; required finite numbers")
 
 
 def log_softmax(logits: Array) -> Array:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from metaloom.pipeline.device import ON_DEVICE, asks_for_gpu
 from metaloom.pipeline.nn.distributions import Distribution
 from metaloom.pipeline.nn.modules import seeded
 from metaloom.pipeline.nn.spec import Spaces
@@ -64,9 +65,13 @@ class _Check:
         params = {name: value.expand(_TASKS, *value.shape) for name, value in self._params.items()}
         of_tasks = self._distribution(params, self._observations.expand(_TASKS, -1, -1))
         self._log_prob(of_tasks, actions.expand(_TASKS, *actions.shape), "log_prob of parameters with a task axis")
-        shape = self._call("kl", lambda: of_rows.kl(again)).shape
-        if shape != (_ROWS,):
-            self._refuse(f"gives kl of shape {tuple(shape)} for {_ROWS} rows", f"{(_ROWS,)}, summed over the actions")
+        for what, measured, shapes in (
+            ("kl", lambda: of_rows.kl(again), [(_ROWS,)]),
+            ("entropy", of_rows.entropy, [(_ROWS,), (1,), ()]),  # of a scale that is the same for all rows
+        ):
+            shape = tuple(self._call(what, measured).shape)
+            if shape not in shapes:
+                self._refuse(f"gives {what} of shape {shape} for {_ROWS} rows", f"{(_ROWS,)}, summed over the actions")
 
     def _distribution(self, params: Mapping[str, Tensor], observations: Tensor) -> OwnDistribution:
         state = torch.get_rng_state()
@@ -118,6 +123,8 @@ class _Check:
                 self._refuse(f"gives parameters()[{name!r}] as {_form(value)}", f"a tensor ({_ROWS}, ...)")
         stored = {name: value.float() for name, value in parameters.items()}
         rebuilt = self._call("recorded", lambda: self._policy.recorded(stored))
+        if not callable(getattr(rebuilt, "log_prob", None)):
+            self._refuse(f"gives {type(rebuilt).__name__} in `recorded`", "distributions, with log_prob")
         found = self._log_prob(rebuilt, actions, "log_prob of `recorded`")
         if not torch.allclose(found, log_prob, rtol=1e-3, atol=1e-3):
             self._refuse(
@@ -132,8 +139,9 @@ class _Check:
         except ConfigError:
             raise
         except Exception as problem:
+            required = ON_DEVICE if asks_for_gpu(problem) else "required a result, here of random parameters"
             raise ConfigError(
-                f"policy.name: `{what}` of {self._name} raised {type(problem).__name__}: {problem}"
+                f"policy.name: `{what}` of {self._name} raised {type(problem).__name__}: {problem}; {required}"
             ) from problem
 
     def _refuse(self, found: str, required: str) -> None:

@@ -115,6 +115,9 @@ class RolloutWatch:
         """
         return np.zeros(shape, np.float32)
 
+    def idle(self) -> None:
+        """Note that no environment is called until the next note."""
+
     def entered(self, env_step: int | None) -> None:
         """Note that the environments are about to be reset (None) or to take a step."""
 

@@ -2,6 +2,7 @@
 
 import pkgutil
 import sys
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 
@@ -106,3 +107,12 @@ def test_every_error_with_an_exit_code_exists(name):
     kind = pkgutil.resolve_name(name)
     assert issubclass(kind, Exception)
     assert f"{kind.__module__}.{kind.__qualname__}" == name
+
+
+def test_a_missing_module_is_reported_as_it_is_where_metaloom_is_not_installed(monkeypatch):
+    def distribution(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(errors, "distribution", distribution)
+    missing = ModuleNotFoundError("No module named 'nowhere'", name="nowhere")
+    assert errors.explained(missing) is missing

@@ -3,6 +3,7 @@
 import gc
 import random
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -39,6 +40,18 @@ def test_two_loops_side_by_side_compute_the_same_bits(tiny_config, tmp_path, cop
     a, b = (metaloom.iterate(tiny_config(), tmp_path / name) for name in "ab")
     assert [one.index + other.index for one, other in zip(a, b, strict=True)] == [0, 2, 4]
     assert digests(tmp_path / "a") == digests(tmp_path / "b") == digests(copy_tiny_run(tmp_path / "trained"))
+
+
+def test_a_loop_may_change_the_folder_that_it_is_in(tiny_config, tmp_path, monkeypatch, digests):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    for iteration in metaloom.iterate(tiny_config(iterations=2), Path("run")):
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        assert iteration.rollouts(0).lengths.all()
+    monkeypatch.chdir(tmp_path)
+    for _ in metaloom.iterate(storage.open_run(Path("run")), iterations=3):
+        monkeypatch.chdir(tmp_path / "elsewhere")
+    assert len(metaloom.open_run(tmp_path / "run")) == 3
 
 
 class Mine(Exception):

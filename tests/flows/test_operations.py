@@ -62,7 +62,7 @@ def test_a_command_and_its_python_function_have_the_same_options_and_defaults(op
         if is_python_only(parameter.annotation):
             assert parameter.name not in command
         elif is_backend(parameter.annotation):
-            assert backend == {"workers", "threads", "scheduler", "step_timeout", "retries", "mathematics"}
+            assert backend == {"workers", "threads", "scheduler", "step_timeout", "retries"}
         else:
             default = command.pop(NAMED.get(parameter.name, parameter.name))
             assert default == parameter.default or default is Parameter.empty is parameter.default, parameter

@@ -22,7 +22,9 @@ import pyarrow.parquet as pq
 import pytest
 from forging import forge
 
+import metaloom
 from metaloom import storage
+from metaloom.flows import as_recorded
 from metaloom.flows.cli import run as command
 from metaloom.flows.commands.fork import fork
 from metaloom.flows.commands.replay import replay
@@ -177,6 +179,15 @@ def test_runs_of_other_kinds_can_be_references(recipe, tmp_path):
 
 def test_the_same_run_folder_gives_the_same_archive(references, extracted):
     assert pack(extracted, references / "again.zip").read_bytes() == (references / "tiny.zip").read_bytes()
+
+
+def test_only_the_command_asks_for_a_process_with_the_recorded_machine_code(made, monkeypatch):
+    asked = []
+    monkeypatch.setattr(as_recorded, "start_as_recorded", lambda run, iterations: asked.append([*iterations]))
+    assert metaloom.reference.verify("tiny@1", folder=made / "references").identical
+    assert asked == []
+    assert command(["reference", "verify", "tiny@1", "--from", str(made / "references"), "--json"]) == 0
+    assert asked == [[1]]
 
 
 def test_the_commands_list_show_verify_and_extract(made, tmp_path, monkeypatch, capsys):

@@ -158,6 +158,32 @@ class OfATest(AlgorithmSettings):
     """At the top level of a module that is imported by its path, not its name."""
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "import numpy\nnumpy.nothing",
+            "raised AttributeError in .*broken_plugins.py, line 2: module .*; required one",
+        ),
+        (
+            "import nowhere",
+            "raised ModuleNotFoundError in .*broken_plugins.py, line 1: No module named 'nowhere'; requ",
+        ),
+        ("def", r"raised SyntaxError: .*\(broken_plugins.py, line 1\); required one that does not"),
+        (
+            "from metaloom.stages.graphs.on_policy import ON_POLICY\nON_POLICY.remove('adept')",
+            "whose module cannot be imported: graph on_policy: found no stage adept; .*; did you mean adapt.$",
+        ),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_not_taken_for_a_missing_one(text, words, tmp_path, monkeypatch):
+    (tmp_path / "broken_plugins.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=words) as caught:
+        load("broken_plugins:Class")
+    assert "module:Class" not in str(caught.value)
+
+
 @pytest.mark.usefixtures("own")
 def test_an_object_that_no_other_process_would_find_is_refused(monkeypatch):
     inner = load("own_plugins:outer")()

@@ -15,7 +15,9 @@ from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.build import build_policy
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
+from metaloom.stages import collect_rollouts
 from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, play_episodes
+from metaloom.stages.rollouts.sampler import RolloutWatch
 from metaloom.stages.sample_tasks import draw_tasks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -77,6 +79,26 @@ def arrays(episodes: EpisodeBatch) -> dict[str, tuple]:
     values = {name: value for name, value in vars(episodes).items() if isinstance(value, np.ndarray)}
     named = {f"{k}.{n}": v for k in ("behavior", "reward_terms") for n, v in getattr(episodes, k).items()}
     return {name: (value.dtype, value.shape, value.tobytes()) for name, value in (values | named).items()}
+
+
+def test_an_actor_is_built_while_no_environment_is_watched(monkeypatch):
+    noted = []
+
+    class Noting(RolloutWatch):
+        def idle(self):
+            noted.append("idle")
+
+        def entered(self, env_step):
+            noted.append("entered")
+
+        def left(self):
+            noted.append("left")
+
+    made = collect_rollouts.make_actor
+    monkeypatch.setattr(collect_rollouts, "make_actor", lambda *args: noted.append("built") or made(*args))
+    sampler = Sampler(RESIDUAL.env, RESIDUAL.policy, episodes_per_task=1, max_episode_steps=2)
+    play_episodes(sampler, RESIDUAL.params(), RESIDUAL.tasks(), position=RolloutPosition(1, 2, 0), watch=Noting())
+    assert noted == ["idle", "built", *["entered", "left"] * 3]
 
 
 @every_case

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated
 
 import numpy as np
@@ -11,7 +12,14 @@ import pytest
 from numpy.typing import NDArray
 
 from metaloom.pipeline.config.run import build_config
-from metaloom.pipeline.dataflow.edges import every_step, last_step, since_start, steps_so_far, this_step
+from metaloom.pipeline.dataflow.edges import (
+    every_step,
+    last_iteration,
+    last_step,
+    since_start,
+    steps_so_far,
+    this_step,
+)
 from metaloom.pipeline.dataflow.refs import Span, StageRef
 from metaloom.pipeline.dataflow.stage import EACH_STEP, INNER_STEP, ITERATION, At, GraphError, Stage
 from metaloom.pipeline.dataflow.tasks import call
@@ -101,8 +109,22 @@ def test_every_word_names_outputs_relative_to_the_stage_that_reads(edge, k, expe
     assert graph.inputs(CONFIG, StageRef(3, "look", k)) == {"seen": expected}
 
 
+def scaled(scale, at, offset=0, *, samples: Samples) -> Samples:
+    return replace(samples, advantages=samples.advantages * np.float32(scale) + np.float32(offset + at.step))
+
+
+def test_a_stage_may_be_a_function_with_some_of_its_arguments_filled_in():
+    stage = Stage(partial(scaled, 2, offset=1), EACH_STEP)
+    assert (stage.name, stage.output, stage.tools) == ("scaled", Samples, ("at",))
+    assert (stage.edges, stage.annotations["samples"]) == ({"samples": "samples"}, Samples)
+    ones = np.ones((1, 1, 1), np.float32)
+    found = call(stage, {"at": At(0, 0, 3)}, {"samples": Samples(ones, ones, ones, ones)}, map)
+    assert found.advantages.item() == 2 * 1 + 1 + 3
+
+
 def loose(*everything) -> Samples: ...
 def untyped(*, samples): ...
+def unknown(*, samples: Samples) -> "Nothing": ...  # noqa: F821
 def many(*, samples: Samples, sample: Samples) -> Samples: ...
 def handed(contxt, *, samples: Samples) -> Samples: ...
 def alone(*, episodes: EpisodeBatch) -> EpisodeBatch: ...
@@ -164,6 +186,50 @@ REFUSED = {
     "one name": (
         lambda: ON_POLICY.rename("adapt", "evaluate"),
         "two stages have the name evaluate; required different names, as by graph.rename",
+    ),
+    "no stage": (lambda: ON_POLICY.insert(smooth, after="adapt"), "among its stages; required Stage(function, per)"),
+    "text": (
+        lambda: ON_POLICY.edge(own="samples"),
+        "graph on_policy: found 'samples' among its edges; required an edge from a stage, such as this_step('adapt')",
+    ),
+    "edge from a function": (
+        lambda: ON_POLICY.edge(own=this_step(smooth)),
+        "required a stage, or the name of one, as in this_step('adapt')",
+    ),
+    "edge from nothing": (lambda: ON_POLICY.edge(own=since_start()), "found since_start() without a stage; required"),
+    "first stage": (
+        lambda: ON_POLICY.edge(learner=last_iteration("meta_optimize", first=SMOOTH)),
+        "the edge learner is last_iteration(meta_optimize, first=this_step(smooth)), but there is no stage smooth",
+    ),
+    "over": (
+        lambda: replace(SMOOTH, over="anything"),
+        "stage smooth is over 'anything'; required over='tasks', or none",
+    ),
+    "per": (
+        lambda: Stage(smooth, "each_step"),
+        "stage smooth has per='each_step'; required ONCE, ITERATION, INNER_STEP",
+    ),
+    "name": (
+        lambda: Stage(lambda *, samples: samples, EACH_STEP, output=Samples),
+        "with the name '<lambda>'; required",
+    ),
+    "output": (
+        lambda: Stage(smooth, EACH_STEP, output="Samples"),
+        "smooth: has output='Samples'; required the type of",
+    ),
+    "unknown output": (
+        lambda: Stage(unknown, EACH_STEP),
+        """NameError("name 'Nothing' is not defined"); required the""",
+    ),
+    "edge in reads": (
+        lambda: Stage(smooth, EACH_STEP, reads={"samples": this_step("adapt")}),
+        "required input -> name of an edge: {'state': 'learner'}",
+    ),
+    "shared object": (lambda: replace(ON_POLICY, shared={"memo": {}}), "memo = {}; required a function that makes it"),
+    "shared tool": (lambda: replace(ON_POLICY, shared={"at": dict}), "shared has at, the name of a tool; required"),
+    "argument of shared": (
+        lambda: replace(ON_POLICY, shared={"memo": lambda confg: {}}),
+        "shared has memo, whose function takes confg; required names of tools other than at",
     ),
     "another graph's stage": (
         lambda: OFF_POLICY.replace(ADAPT, SMOOTH),
