@@ -103,19 +103,19 @@ def test_a_lost_folder_comes_back(runs, tmp_path, digests, which, folder):
     assert digests(path) == digests(runs[which])
 
 
-def test_sessions_are_described_again_by_the_first_of_all_records_they_made(runs, tmp_path):
-    path, before = shutil.copytree(runs["packed"], tmp_path / "run"), {}
-    for about in sorted(path.glob("_sessions/*/session.json")):
-        before[about] = json.loads(about.read_text())
+def test_damaged_sessions_are_described_again_by_the_first_of_all_records_they_made(runs, tmp_path):
+    path = shutil.copytree(runs["packed"], tmp_path / "run")
+    first, sound, last = sorted(path.glob("_sessions/*/session.json"))  # the last two have made no record
+    before = {about: about.read_text() for about in (first, sound, last)}
+    for about in (first, last):
         os.truncate(about, 9)
-    assert len(before) == 3  # of which the last two, that thinned and packed, have made none
     with storage.open_writer(path, repair=True):
         pass
     assert storage.verify_run(path) == []
-    found = {about: json.loads(about.read_text()) for about in before}
+    assert sound.read_text() == before[sound]
+    found = {about: json.loads(about.read_text()) for about in (first, last)}
     assert all(about["rebuilt"] for about in found.values())
-    (first, *_) = before
-    assert (found[first]["next_sequence"], found[first]["versions"]) == (0, before[first]["versions"])
+    assert (found[first]["next_sequence"], found[first]["versions"]) == (0, json.loads(before[first])["versions"])
 
 
 def test_metadata_that_one_output_brings_back_is_there_when_others_are_read(runs, tmp_path, digests, monkeypatch):
