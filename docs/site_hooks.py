@@ -48,7 +48,7 @@ def on_page_markdown(markdown: str, **context: Any) -> str:
         return markdown.replace("<!-- names -->", "\n\n".join(names))
     markdown = re.sub(r"<!-- (::: [\w.]+) -->", r"\n\1\n", markdown)
     for folder in BESIDE:
-        markdown = markdown.replace(f"](../{folder}/", f"]({folder}/")
+        markdown = re.sub(rf"\]\(\.\./((?:\.\./)*{folder}/)", r"](\1", markdown)
     return _MERMAID.sub(lambda found: f"`metaloom {found[1]} --format svg`{found[2]}{_drawn(found[1])}", markdown)
 
 
@@ -128,6 +128,8 @@ def _environments() -> Iterator[str]:
         yield f"## {title}\n\n" + re.sub(r"\n(Args|Raises):\n.*", "", str(getdoc(cls)), flags=re.DOTALL)
         if title != cls.__name__:
             yield f"Class `{cls.__name__}`. Options (`env.options`): {', '.join(options) or 'none'}."
+            if groups := getattr(cls, "task_classes", None):
+                yield f"Classes of tasks: {', '.join(groups.names)}."
 
 
 def _sections(field: Any) -> list[str]:

@@ -15,7 +15,7 @@ from metaloom.pipeline.estimation.processing import process_samples
 from metaloom.pipeline.policies.build import build_policy
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import LearnerState, Step, TaskBatch, TaskParams, Update
-from metaloom.stages.counters import finished
+from metaloom.stages.counters import updated
 from metaloom.stages.graphs.on_policy import ON_POLICY
 
 
@@ -72,10 +72,10 @@ def perturb(config, at, *, learner: Update, tasks: TaskBatch) -> TaskParams:
 
 def evolve(learner, at, *, state: Update, perturbed: TaskParams, episodes: tuple, samples: tuple) -> Update:
     returns, metrics = episodes[-1].episode_returns.mean(axis=1), {}
-    after, measured = learner.update(state.learner, (perturbed, returns), run_seed=at.run_seed, iteration=at.iteration)
     for k, (batch, of_batch) in enumerate(zip(episodes, samples, strict=True)):
         metrics |= step_metrics(Step(batch, of_batch, k))
-    return finished(state.learner, after, episodes, metrics, measured)
+    experience = (perturbed, returns)
+    return updated(learner, at, map, state=state, experience=experience, rounds=episodes, metrics=metrics)
 
 
 READS = {"state": "learner", "perturbed": "perturbed", "episodes": "all_rollouts", "samples": "all_samples"}

@@ -15,7 +15,14 @@ class ExtraMissing(UsageError):
         super().__init__(f"{package or extra} is not installed; `pip install 'metaloom[{extra}]'` brings it")
 
 
-_EXTRAS = {"PIL": "view", "matplotlib": "view", "plotly": "view", "minari": "minari", "deltalake": "delta"}
+_EXTRAS = {
+    "PIL": "view",
+    "matplotlib": "view",
+    "plotly": "view",
+    "h5py": "minari",
+    "minari": "minari",
+    "deltalake": "delta",
+}
 """Extras by the modules that they bring."""
 
 
@@ -26,11 +33,7 @@ def explained(error: Exception) -> Exception:
     module = error.name.partition(".")[0]
     if module in _EXTRAS:
         return ExtraMissing(_EXTRAS[module], "pillow" if module == "PIL" else module)
-    try:
-        required = distribution("metaloom").requires or ()
-    except PackageNotFoundError:  # found on the path alone, as in a checkout
-        return error
-    if all(map(_is_installed, required)):
+    if all(map(_is_installed, distribution("metaloom").requires or ())):
         return error
     return UsageError(f"{module} is not installed, as where runs are only read; `pip install metaloom` brings it")
 

@@ -14,8 +14,7 @@ from metaloom.pipeline.building import build_learner
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.spaces import observation_dtype
 from metaloom.pipeline.memory import machine_memory
-from metaloom.pipeline.nn.cells import RECURRENT_NETWORKS
-from metaloom.pipeline.nn.spec import Spaces
+from metaloom.pipeline.nn.spec import RECURRENT_NETWORKS, Spaces
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.shown import size
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan

@@ -16,8 +16,7 @@ from metaloom.pipeline.config.stopping import StoppingConfig
 from metaloom.pipeline.device import DeviceName
 from metaloom.pipeline.envs.config import EnvConfig, gymnasium_limit
 from metaloom.pipeline.estimation.config import ProcessingConfig
-from metaloom.pipeline.nn.cells import RECURRENT_NETWORKS
-from metaloom.pipeline.nn.spec import SIZED_NETWORKS, WITHOUT_MEMORY
+from metaloom.pipeline.nn.spec import RECURRENT_NETWORKS, SIZED_NETWORKS, WITHOUT_MEMORY
 from metaloom.pipeline.plugins import ByName
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.schema import Settings, later

@@ -270,10 +270,7 @@ def _first_step_problem(config: EnvConfig) -> str:
 def main(steps: int, thorough: bool, timeout_seconds: float) -> dict[str, Any]:
     """Return the findings about the environment whose settings are on standard input.
 
-    Args:
-        steps: Steps of an episode; 0 to report only the kind of actions.
-        thorough: Compare copies; else only return the digests of the first episodes.
-        timeout_seconds: Time limit of an episode.
+    With 0 steps only the kind of actions; unless `thorough`, only the digests of the first episodes.
     """
     config = EnvConfig.model_validate_json(sys.stdin.read())
     try:

@@ -155,17 +155,7 @@ class FusedSteps(ActorCriticSteps):
         min_std: float,
         learn_std: bool,
     ) -> None:
-        """Copy the arrays that the steps change.
-
-        Args:
-            settings: Options of the losses, and the optimizer.
-            policy: The network of the policy.
-            critic: Network of the critic.
-            state: Parameters of the policy, of the critic in `extra`, and of their optimizers.
-            prefix: Prefix of the parameters of the policy's network.
-            min_std: Floor of the standard deviation, where the actions are continuous.
-            learn_std: True if the standard deviation learns.
-        """
+        """Copy the arrays that the steps change; `prefix` is of the policy's network."""
         flat, judge = FlatParams(state.params), FlatParams(prefixed(unprefixed(state.extra, CRITIC), CRITIC))
         policy_descent, critic_descent = (
             FlatDescent(settings.optimizer.name, params, unprefixed(state.optimizer, name))

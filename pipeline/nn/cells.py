@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import JsonValue
 
-from metaloom.pipeline.schema import Settings
+from metaloom.pipeline.nn.spec import GRU, LINEAR_ATTENTION, LSTM, AttentionOptions, NetworkSpec
 from metaloom.pipeline.types import Shapes
 
-if TYPE_CHECKING:
-    from metaloom.pipeline.nn.spec import NetworkSpec
-
-GRU, LSTM, LINEAR_ATTENTION = "gru", "lstm", "linear-attention"
-RECURRENT_NETWORKS = (GRU, LSTM, LINEAR_ATTENTION)
-"""Networks with a memory, for algorithms whose actors have one."""
 ATTENTION_STEPS = 256
 """Length of the parts of a trial in which linear-attention learns by all pairs of steps."""
 
@@ -61,17 +54,6 @@ class CellSpec:
         if self.name == LINEAR_ATTENTION:
             return self.attention.key_size * self.attention.value_size + self.input_size
         return {GRU: 1, LSTM: 2}[self.name] * self.hidden_size
-
-
-class AttentionOptions(Settings):
-    """Options of linear-attention: sizes of its memory, and its reading."""
-
-    key_size: int = Field(default=16, ge=1)
-    """Rows of the memory table, K."""
-    value_size: int = Field(default=16, ge=1)
-    """Size of each memory slot's value, V."""
-    reading: Literal["linear", "asinh"] = "linear"
-    """Reading of the memory: y itself, or asinh y, which is y where that is small and grows as log y."""
 
 
 @dataclass(frozen=True)

@@ -33,12 +33,6 @@ def conjugate_gradient(
 
     Stops early, with the solution so far, when the squared residual falls below the tolerance, and when a direction p
     has pᵀA p <= 0 or no number: A is then not positive and further steps would lead away.
-
-    Args:
-        product: A times a vector.
-        b: [D] float64.
-        iterations: Products with A at most.
-        tolerance: Tolerance of the squared norm of the residual.
     """
     x, residual, direction = np.zeros_like(b), b, b
     squared_norm = dot(residual, residual)

@@ -6,17 +6,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
-from metaloom.pipeline.nn.cells import GRU, LINEAR_ATTENTION, LSTM, RECURRENT_NETWORKS, AttentionOptions
 from metaloom.pipeline.plugins import Plugins
 from metaloom.pipeline.schema import ConfigError, Settings, told
 from metaloom.pipeline.types import Shapes
 
 MLP, CNN, RESIDUAL = "mlp", "cnn", "residual"
 BUILT_IN_NETWORKS = (MLP, CNN, RESIDUAL)
+GRU, LSTM, LINEAR_ATTENTION = "gru", "lstm", "linear-attention"
+RECURRENT_NETWORKS = (GRU, LSTM, LINEAR_ATTENTION)
+"""Networks with a memory, for algorithms whose actors have one."""
 SIZED_NETWORKS = (*BUILT_IN_NETWORKS, *RECURRENT_NETWORKS)
 WITHOUT_MEMORY = (
     f"one of {', '.join(BUILT_IN_NETWORKS)}, or an algorithm that keeps a memory: recurrent-a2c, recurrent-ppo, rl2, "
@@ -119,6 +121,17 @@ class NetworkSpec:
     def is_image(self) -> bool:
         """True where an observation is an image: three axes, or two of bytes."""
         return is_image(self.input_shape, self.input_scale)
+
+
+class AttentionOptions(Settings):
+    """Options of linear-attention: sizes of its memory, and its reading."""
+
+    key_size: int = Field(default=16, ge=1)
+    """Rows of the memory table, K."""
+    value_size: int = Field(default=16, ge=1)
+    """Size of each memory slot's value, V."""
+    reading: Literal["linear", "asinh"] = "linear"
+    """Reading of the memory: y itself, or asinh y, which is y where that is small and grows as log y."""
 
 
 class ConvolutionOptions(Settings):

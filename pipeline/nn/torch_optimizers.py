@@ -211,14 +211,7 @@ def _of_torch(
 def vector_optimizer(
     config: OptimizerConfig, vector: Tensor, state: Mapping[str, Array], *, epsilon: float | None = None
 ) -> AdamOnVector | RMSpropOnVector | TorchOptimizer:
-    """Return an optimizer resumed from a state, for a vector that it updates in place.
-
-    Args:
-        config: Optimizer and its options.
-        vector: Vector to update in place.
-        state: Result of `initial_state` or of `state`.
-        epsilon: ε of Adam and RMSprop where the options have none; by default, AdamInPlace's.
-    """
+    """Return an optimizer resumed from a state, for a vector that it updates in place."""
     if is_customary(config):
         return _ON_VECTOR[config.name](vector, state, epsilon or IN_PLACE[config.name].epsilon)
     return _of_torch(config, vector, state, epsilon)

@@ -4,10 +4,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from metaloom.pipeline.nn.cells import RECURRENT_NETWORKS, CellSpec
+from metaloom.pipeline.nn.cells import CellSpec
 from metaloom.pipeline.nn.spec import (
     ACTIVATIONS,
     BUILT_IN_NETWORKS,
+    RECURRENT_NETWORKS,
     RESIDUAL,
     NetworkSpec,
     Spaces,

@@ -6,8 +6,8 @@ from typing import Protocol
 
 import numpy as np
 
-from metaloom.pipeline.nn.cells import CELL, ENCODER, GRU, LINEAR_ATTENTION, RECURRENT_NETWORKS, CellSpec, cell_shapes
-from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS, NetworkSpec, layer_names, parameter_shapes
+from metaloom.pipeline.nn.cells import CELL, ENCODER, GRU, LINEAR_ATTENTION, CellSpec, cell_shapes
+from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS, RECURRENT_NETWORKS, NetworkSpec, layer_names, parameter_shapes
 from metaloom.pipeline.types import Array, BatchError, Params, Shapes, TaskParams
 
 MEAN_NETWORK = "mean_network"

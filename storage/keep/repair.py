@@ -21,7 +21,7 @@ from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.storage.errors import DamagedRun, StoreError, damaged
 from metaloom.storage.format.arrays import group_document, read_metadata, render_metadata
 from metaloom.storage.format.canonical import read_sealed, render, sealed
-from metaloom.storage.format.files import make_folder, read_file
+from metaloom.storage.format.files import make_folder, make_folders, read_file
 from metaloom.storage.format.layout import plan_of
 from metaloom.storage.format.records import SCHEMA, StageRecord
 from metaloom.storage.format.segments import spec_in_segment
@@ -140,7 +140,7 @@ class _Repair:
                 path = self._files.data / array / "zarr.json"
                 rows = self._capacity({*segment.seal.arrays}) + array.startswith(f"{LEARNER}/")
                 spec = spec_in_segment(segment.folder / "data.zarr" / array / "zarr.json", array, packed, rows)
-                make_folder(path.parent)
+                make_folders(path.parent)
                 _put(self._session, path, render_metadata(spec.document()))
                 self._files.forget_specs()
                 yield f"{self._name(path)}: written again as in {segment.folder.name}"

@@ -139,7 +139,7 @@ def test_the_required_packages_train_replay_evaluate_verify_and_show_and_extras_
         "video first --out out.gif": ("view", "pillow"),
         "serve": ("view", "matplotlib"),
         "resume first --log wandb": ("wandb", "wandb"),
-        "export first --to minari --out out": ("minari", "minari"),
+        "export first --to minari --out out": ("minari", "h5py"),
     }
     found = answers(environment(tmp_path, REQUIRED), tmp_path, (*working, *refused))
     for line in working:

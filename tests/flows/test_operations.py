@@ -73,6 +73,19 @@ def test_a_command_and_its_python_function_have_the_same_options_and_defaults(op
     assert {*operation.of_terminal} == extras
 
 
+LATE = (
+    "trust", "workers", "threads", "scheduler", "step_timeout", "retries", "mathematics", "log", "film_every",
+    "metrics_port", "json",
+)  # fmt: skip
+
+
+@each
+def test_help_lists_what_many_commands_have_after_all_others_in_one_order(operation, app, module):
+    names = [*of_command(app, operation)]
+    late = [name for name in LATE if name in names]
+    assert names[len(names) - len(late) :] == late
+
+
 @each
 def test_every_option_is_described_and_python_calls_the_function_of_the_table(operation, app, module):
     described = inspect.getdoc(operation.function).partition("\nArgs:\n")[2]

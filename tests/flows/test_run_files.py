@@ -1,5 +1,6 @@
 """What runs take on the disk, and their removal."""
 
+import errno
 import json
 import os
 import pty
@@ -146,6 +147,16 @@ class TestRemove:
         storage.remove_run(runs / "first")
         assert first
         assert [*runs.iterdir()] == []
+
+    def test_a_removal_that_the_system_refuses_is_told(self, runs, monkeypatch, capsys):
+        def refuse(path, **options):
+            raise PermissionError(errno.EPERM, "Operation not permitted", path)
+
+        monkeypatch.setattr(os, "unlink", refuse)
+        assert "Operation not permitted" in says("rm first --yes", capsys, 1)
+        monkeypatch.undo()
+        monkeypatch.setenv("METALOOM_RUNS", str(runs))
+        assert "finished the removal of" in says("rm", capsys)
 
     def test_a_removal_leaves_no_file_open(self, runs):
         before = os.listdir("/proc/self/fd")

@@ -246,6 +246,22 @@ def test_a_renderer_that_does_not_work_is_told_with_what_helps(monkeypatch):
         opengl.choose_renderer("osmesa")
 
 
+@pytest.mark.parametrize("name", ["DISPLAY", "WAYLAND_DISPLAY", None])
+def test_a_window_is_tried_where_there_is_a_screen_of_either_kind(name, monkeypatch):
+    tried = []
+    monkeypatch.setattr(
+        opengl.subprocess,
+        "run",
+        lambda command, **options: tried.append(options["env"]) or SimpleNamespace(returncode=0),
+    )
+    for variable in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(variable, raising=False)
+    if name is not None:
+        monkeypatch.setenv(name, ":0")
+    problem = opengl.problem_with.__wrapped__("glfw")
+    assert (problem is None, len(tried)) == ((True, 1) if name else (False, 0))
+
+
 @pytest.mark.parametrize("size", ["480", "0x360", "480x", "9999x100", "axb"])
 def test_a_size_that_is_none_is_refused(points, size, capsys):
     assert cli.run(["video", str(points.path), "--out", "film.gif", "--size", size]) == 2

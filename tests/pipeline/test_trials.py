@@ -107,6 +107,15 @@ def test_what_a_step_led_to_is_of_its_own_episode(num_actions):
     assert trials.taken.dtype == np.float32
 
 
+def test_what_is_recorded_by_task_is_repeated_whatever_its_shape():
+    batch = episodes([[2, 3], [1, 3]])
+    batch.behavior["by_task"] = np.arange(12, dtype=np.float32).reshape(2, 2, T)  # as many as episodes and steps
+    found = Trials(batch, 2, 0).behavior
+    assert (found["by_task"] == batch.behavior["by_task"][:, None]).all()
+    assert found["by_task"].shape == (2, 5, 2, T)
+    assert (found["log_std"] == batch.behavior["log_std"][:, None]).all()
+
+
 def test_behind_a_trial_its_last_episode_is_seen_to_go_on():
     batch = episodes([[2, 3, 3, 1]])
     trials = Trials(batch, 2, 0)

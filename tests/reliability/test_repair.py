@@ -1,5 +1,6 @@
 """Any one file of a run flipped, cut, lost or replaced by a folder: `--repair` brings back what was there (T27)."""
 
+import json
 import os
 import random
 import shutil
@@ -86,6 +87,35 @@ def test_a_damaged_file_of_each_kind_comes_back(runs, which, tmp_path, digests):
     found.append((Path("run.json"), "lost"))
     for relative, way in found:
         check(runs[which], tmp_path, digests, relative, way)
+
+
+@pytest.mark.no_cover
+@pytest.mark.parametrize(
+    ("which", "folder"), [("run", "data.zarr/samples_0"), ("packed", "data.zarr/samples_0"), ("run", "_sessions/0*")]
+)
+def test_a_lost_folder_comes_back(runs, tmp_path, digests, which, folder):
+    path = shutil.copytree(runs[which], tmp_path / "run")
+    lost = sorted(found for found in path.glob(folder) if found.is_dir())[0]
+    shutil.rmtree(lost)
+    result = resume(path, repair=True, backend=SERIAL)
+    assert (result.damage, lost.is_dir()) == ([], True)
+    assert any(str(lost.relative_to(path)) in line for line in result.repaired)
+    assert digests(path) == digests(runs[which])
+
+
+def test_damaged_sessions_are_described_again_by_the_first_of_all_records_they_made(runs, tmp_path):
+    path = shutil.copytree(runs["packed"], tmp_path / "run")
+    first, sound, last = sorted(path.glob("_sessions/*/session.json"))  # the last two have made no record
+    before = {about: about.read_text() for about in (first, sound, last)}
+    for about in (first, last):
+        os.truncate(about, 9)
+    with storage.open_writer(path, repair=True):
+        pass
+    assert storage.verify_run(path) == []
+    assert sound.read_text() == before[sound]
+    found = {about: json.loads(about.read_text()) for about in (first, last)}
+    assert all(about["rebuilt"] for about in found.values())
+    assert (found[first]["next_sequence"], found[first]["versions"]) == (0, json.loads(before[first])["versions"])
 
 
 def test_metadata_that_one_output_brings_back_is_there_when_others_are_read(runs, tmp_path, digests, monkeypatch):

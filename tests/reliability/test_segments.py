@@ -138,6 +138,7 @@ def test_forks_share_segments_and_cut_one_that_they_begin_in(packed, tmp_path, d
     pack(tmp_path / "fork")
     again = tmp_path / "again"
     fork(tmp_path / "fork", 4, again)
+    assert storage.verify_run(again) == []
     resume(again, iterations=ITERATIONS, backend=SERIAL)
     assert read(again) == read(packed)
     assert storage.verify_run(again) == []
@@ -153,6 +154,7 @@ def test_packed_iterations_are_thinned_and_come_back(unpacked, tmp_path, order):
         else:
             pack(path)
     assert storage.open_run(path).thinned_iterations() == [1, 2, 4]
+    assert {*storage.open_run(path).files.live_markers()} == ({1, 2, 4} if order == "pack, thin" else {4})
     assert storage.verify_run(path) == []
     fork(path, 2, tmp_path / "fork")
     assert storage.open_run(tmp_path / "fork").thinned_iterations() == [1]
@@ -166,6 +168,13 @@ def test_packed_iterations_are_thinned_and_come_back(unpacked, tmp_path, order):
     assert storage.open_run(path).thinned_iterations() == []
     assert read(path) == expected
     assert thin(path, storage.Retention(keep_every=3)).iterations == (1, 2, 4)
+    assert storage.verify_run(path) == []
+    (name,) = segments(path)
+    os.truncate(path / "_segments" / name / "seal.json", 9)
+    with storage.open_writer(path, repair=True):
+        pass
+    assert storage.open_run(path).thinned_iterations() == [1, 2, 4]
+    assert not (path / "_thinned" / f"{name}.json").exists()
     assert storage.verify_run(path) == []
 
 
@@ -277,13 +286,15 @@ def test_a_folder_in_place_of_a_file_with_rows_is_repaired(copy, packed, array):
 
 
 def test_a_damaged_segment_is_taken_apart_where_a_folder_is_in_the_way_of_its_files(copy, packed):
-    in_the_way = [chunk.path for chunk in storage.open_run(copy).record(StageRef(0, "collect_rollouts")).chunks[:2]]
-    for path in in_the_way:
+    in_the_way = [chunk.path for chunk in storage.open_run(copy).record(StageRef(0, "collect_rollouts")).chunks]
+    for path in in_the_way:  # of large chunks, which are linked, and of those in shards
         (copy / path / "full").mkdir(parents=True)
     os.truncate(copy / "_segments/00000000-00000002/seal.json", 9)
-    assert resume(copy, repair=True, backend=SERIAL).damage == []
+    with storage.open_writer(copy, repair=True):
+        pass
     assert all((copy / path).is_file() for path in in_the_way)
-    assert read(copy) == read(packed)
+    assert storage.verify_run(copy) == []
+    assert read(copy) == read(packed)  # before anything is computed again
 
 
 def test_a_damaged_segment_of_a_fork_that_has_nothing_else_is_taken_apart(packed, tmp_path, digests):

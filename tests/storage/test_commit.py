@@ -14,6 +14,7 @@ from metaloom.pipeline.types import LearnerState, TaskBatch, TaskParams, Update
 from metaloom.storage import StageRef
 from metaloom.storage.write.publisher import Publisher
 from metaloom.storage.write.sessions import Session
+from metaloom.storage.writer import BackgroundQueue
 
 TASKS = StageRef(0, "sample_tasks")
 ROLLOUTS = StageRef(0, "collect_rollouts")
@@ -388,3 +389,24 @@ def test_opening_what_is_no_run_says_so(tmp_path, make_run):
 def test_errors_survive_being_rebuilt_on_the_way_home_from_a_worker():
     error = copy.copy(storage.StageMissing("runs/x", found="nothing", required="something", action="Do it"))
     assert str(error) == "runs/x: nothing; required: something. Do it"
+
+
+def test_who_goes_on_after_an_error_of_the_queue_gets_it_each_time():
+    def fail(job):
+        raise ValueError("torn")
+
+    def go_on():
+        for _ in range(4):
+            with pytest.raises(ValueError, match="torn"):
+                queue.wait()
+            with pytest.raises(ValueError, match="torn"):
+                queue.submit(job)
+        told.append(True)
+
+    queue, told, job = BackgroundQueue(fail, depth=0), [], (StageRef(0, "adapt"), None)
+    queue.submit(job)
+    thread = threading.Thread(target=go_on, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert told == [True]
+    queue.stop()

@@ -94,6 +94,24 @@ def test_a_second_writer_is_refused_and_told_who_where_and_since_when(empty_run)
     storage.open_writer(empty_run).close()
 
 
+def test_a_lock_names_its_holder_alone_whoever_held_it_before_and_afterwards_nobody(make_run):
+    lock = make_run(1) / "writer.lock"
+    lock.write_text("x" * 2000)  # longer than what a holder writes
+    with storage.open_writer(lock.parent), pytest.raises(storage.RunLocked, match=rf"process {os.getpid()} on "):
+        storage.open_writer(lock.parent)
+    assert lock.read_bytes() == b""
+
+
+def test_a_session_that_cannot_begin_lets_the_next_writer_in(make_run, monkeypatch):
+    path = make_run(1)
+    with monkeypatch.context() as full:
+        full.setattr("metaloom.storage.write.sessions._begin", lambda *_: os.open("/nowhere/at/all", os.O_RDONLY))
+        with pytest.raises(storage.StorageFailed, match="No such file") as kept:  # with all that it refers to
+            storage.open_writer(path)
+    storage.open_writer(path).close()
+    assert kept.value
+
+
 def test_the_lock_of_a_killed_writer_is_free(empty_run, start_writer):
     process = start_writer(empty_run, pause=30)
     process.stdout.readline()

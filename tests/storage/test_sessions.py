@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from metaloom.storage.write.sessions import FileCreator
+from metaloom.storage.write.sessions import FileCreator, begin_session
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="a system without O_DIRECT")
 BLOCK, MIB = 4096, 2**20
@@ -86,3 +86,15 @@ def test_a_file_that_is_there_stays(tmp_path):
     with pytest.raises(FileExistsError):
         FileCreator().create(tmp_path / "there", (bytes(MIB),))
     assert (tmp_path / "there").read_bytes() == b"old"
+
+
+def test_a_session_leaves_no_second_name_of_what_it_published_and_linked(tmp_path):
+    session = begin_session(tmp_path, take_over=False)
+    session.publish(b"whole", tmp_path / "published")
+    (tmp_path / "large").write_bytes(b"large")
+    for _ in range(2):  # the second time, both are names of one file already
+        session.link({tmp_path / "large": tmp_path / "linked"})
+    assert (tmp_path / "published").read_bytes() == b"whole"
+    assert (tmp_path / "linked").samefile(tmp_path / "large")
+    assert [*session.folder.glob("*.part")] == []
+    session.close()

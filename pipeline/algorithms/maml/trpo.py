@@ -136,13 +136,7 @@ def difference_product(at: MetaPoint, constraint: Objective, *, scaled: bool) ->
 
 
 def share_of_rows(mask: Array, share: float, rng: np.random.Generator) -> Array:
-    """Return a random share of each task's real rows, rounded up: indices [b, n]; padding rows come last.
-
-    Args:
-        mask: [b, N].
-        share: Share of the rows, above 0 and at most 1.
-        rng: Generator; draws one number per row, padding included.
-    """
+    """Return a random share of each task's real rows, rounded up: indices [b, n]; padding rows come last."""
     (order,) = minibatch_rows(mask, 1, rng)
     counts = np.ceil(np.arange(order.shape[1] + 1, dtype=np.int64) * share)
     return order[:, np.flatnonzero(np.diff(counts))]

@@ -14,9 +14,8 @@ from pydantic import BaseModel, Field
 from metaloom.pipeline.algorithms.actor_critic.settings import RUN_DEFAULTS
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
 from metaloom.pipeline.estimation.config import processing_problems
-from metaloom.pipeline.nn.cells import RECURRENT_NETWORKS
 from metaloom.pipeline.nn.optimization import LearningRate, NaturalSteps, OptimizerConfig
-from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS
+from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS, RECURRENT_NETWORKS
 from metaloom.pipeline.policies.config import ActorKind
 from metaloom.pipeline.schema import MOST_REPEATS, later
 

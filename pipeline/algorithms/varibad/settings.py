@@ -9,8 +9,8 @@ from pydantic import Field
 
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
 from metaloom.pipeline.algorithms.trials.settings import TrialClipping, TrialSteps
-from metaloom.pipeline.nn.cells import RECURRENT_NETWORKS
 from metaloom.pipeline.nn.optimization import OptimizerConfig
+from metaloom.pipeline.nn.spec import RECURRENT_NETWORKS
 from metaloom.pipeline.policies.config import ActorKind, LayerSize
 from metaloom.pipeline.schema import MOST_REPEATS, later
 

@@ -83,7 +83,6 @@ def test_the_standard_deviation_is_learned_only_if_asked(learn_std, learned):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"hidden_sizes": ()},
         {"hidden_sizes": (0,)},
         {"init_std": 0},
         {"min_std": 0},

@@ -270,6 +270,11 @@ def test_parameters_that_do_not_fit_are_refused():
     half = {**of_tasks.params, "trial.state": np.zeros((B, 6), np.float32)}
     with pytest.raises(ValueError, match=r"policy parameter trial\.last: found nothing"):
         check_actor_params("recurrent", config, half, CONTINUOUS)
+    without = {name: value for name, value in of_tasks.params.items() if name != "log_std"}
+    with pytest.raises(ValueError, match=r"policy parameter log_std: found nothing"):
+        check_actor_params("recurrent", config, without, CONTINUOUS)
+    config, _, _params, discrete = made("gru", DISCRETE)
+    check_actor_params("recurrent", config, discrete.params, DISCRETE)
 
 
 @pytest.mark.parametrize(
