@@ -1,7 +1,6 @@
 """Declared inputs: a stage loads what it declares and what its record says, for every algorithm and every stage."""
 
 import inspect
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -53,10 +52,15 @@ CUSTOM = {
 """Runs of graphs that the examples define."""
 
 
+@pytest.fixture(scope="module", autouse=True)
+def examples():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(Path(__file__).parents[2] / "examples")
+        yield
+
+
 @pytest.fixture(scope="module", params=SMALL_RUNS | CUSTOM)
 def trained(request, tmp_path_factory, drawn):
-    sys.path.append(str(Path(__file__).parents[2] / "examples"))
-    request.addfinalizer(sys.path.pop)
     recipe, *changes = (SMALL_RUNS | CUSTOM)[request.param]
     settings = build_config(load_settings(recipe)).model_dump(mode="json", exclude_unset=True)
     config = build_config(override(settings, [*changes, *COMMON]))
