@@ -1,4 +1,4 @@
-"""Machine code that computes in this process. Without torch, since workers that do not need it ask, too."""
+"""Machine code that computes in this process. No torch: workers without it import this module too."""
 
 from collections.abc import Set
 from functools import cache
@@ -11,9 +11,9 @@ from threadpoolctl import threadpool_info
 def blas_facts() -> tuple[str, ...]:
     """Return name and processor of every BLAS that this process has loaded, sorted.
 
-    Another processor's code adds in another order. It is chosen by the processor it runs on, but also by
-    variables such as OPENBLAS_CORETYPE. Without versions, which NumPy's and torch's imply: whether SciPy has loaded an
-    a separate OpenBLAS must not matter.
+    Different machine code sums in a different order. The processor selects the code, and so do variables such as
+    OPENBLAS_CORETYPE. Versions are omitted, since NumPy's and torch's imply them: whether SciPy has loaded a separate
+    OpenBLAS must not matter.
     """
     libraries = (library for library in threadpool_info() if library["user_api"] == "blas")
     names = ("internal_api", "architecture")
@@ -24,8 +24,8 @@ def blas_facts() -> tuple[str, ...]:
 def numpy_facts() -> str:
     """Return the processor instructions that NumPy's own functions use.
 
-    With AVX-512 some of them, such as arcsinh and the float64 exp, are other functions with other rounding. It is
-    chosen by the processor, but also by NPY_DISABLE_CPU_FEATURES.
+    With AVX-512, some of them, such as arcsinh and the float64 exp, are other implementations with other rounding. It
+    is chosen by the processor, but also by NPY_DISABLE_CPU_FEATURES.
     """
     known = cast(dict[str, Any], np.show_config(mode="dicts")).get("SIMD Extensions", {})
     return " ".join(known.get("found") or known.get("baseline", ())) or "scalar"
@@ -69,7 +69,7 @@ _NEEDED: dict[str, dict[str, frozenset[str]]] = {
 def code_for(flags: Set[str]) -> dict[str, str]:
     """Return the machine code, by library, that acts by default on an x86-64 processor with AVX2; {} for another one.
 
-    OpenBLAS's is that for Haswell, which OpenBLAS also takes for processors it does not know.
+    For OpenBLAS it is the code for Haswell, which OpenBLAS also uses for processors it does not know.
 
     Args:
         flags: Flags of the processor.

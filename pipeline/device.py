@@ -1,4 +1,4 @@
-"""Devices on which torch computes updates, and how equal a repetition is there, as plain data."""
+"""Devices on which torch computes updates, and how exactly a repetition agrees there, as plain data."""
 
 from typing import Literal
 
@@ -21,7 +21,7 @@ EQUAL_IN_WORDS: dict[EqualityClass, str] = {
 
 
 def asks_for_gpu(problem: Exception) -> bool:
-    """Return True for an error of code that asks torch for a GPU where there is none."""
+    """Return True for the error of code that requests a GPU from torch where there is none."""
     return any(words in str(problem) for words in ("CUDA", "cuda", "NVIDIA"))
 
 

@@ -39,7 +39,7 @@ class Draw(NamedTuple):
     Attributes:
         generator: Name of the generator's module.
         where: Function and line that drew.
-        in_env: True if an environment did, rather than what acts or learns.
+        in_env: True if an environment drew, False if an actor or learner did.
         installed: True if the function is an installed package's, which a user cannot easily change.
     """
 
@@ -60,7 +60,7 @@ class GlobalRandomWatch:
     """Finds out whether work draws from a global generator, and who does.
 
     The states before and after are compared. Only where they differ is the work done again, step by step, to find the
-    line: other threads may have drawn as well, and what they draw decides no bit of the work.
+    line: other threads may have drawn as well, and their draws affect no bit of the work.
     """
 
     def __init__(self, *, on: bool = True) -> None:
@@ -89,7 +89,7 @@ class GlobalRandomWatch:
         result = work()
         after = _states()
         changed = [name for name in after if after[name] != before.get(name, after[name])]
-        # Some are what other threads draw from all the time.
+        # Other threads draw from some of them all the time.
         changed = [name for name in changed if self._fruitless[stage, name] < _MOST_FRUITLESS]
         if not changed:
             return result, None

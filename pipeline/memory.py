@@ -1,4 +1,4 @@
-"""Memory of this machine, and the refusal of networks that are larger than it."""
+"""Memory of this machine, and the check that networks fit into it."""
 
 import math
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from metaloom.pipeline.schema import ConfigError
 
-_PARAMETER_BYTES = 4 * 4  # of each its gradient and two moments, at the least
+_PARAMETER_BYTES = 4 * 4  # at least a gradient and two moments for each
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 

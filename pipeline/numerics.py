@@ -1,8 +1,8 @@
-"""Process-wide settings that decide bits, set as runs are computed under while a stage computes, and restored after it.
+"""Process-wide settings that decide bits: set while a stage computes, and restored afterwards.
 
 An earlier cell of a notebook, an imported plug-in, or another user's task on a shared worker may have changed the
 precision of matrix products, the default dtype, gradients, threads or flush-to-zero. Workers import this module: no
-torch, unless it has been imported already. Who has not imported it has changed nothing of it.
+torch, unless it has been imported already. A process without torch has not changed its settings.
 """
 
 import importlib
@@ -22,7 +22,7 @@ _SMALLEST_NORMAL, _DENORMAL = sys.float_info.min, 5e-324
 
 
 class _Setting(NamedTuple):
-    """A setting: how it is read and changed, and which of its values are normal; the first one is set."""
+    """A setting: functions that read and change it, and its normal values, of which the first is set."""
 
     name: str
     get: Callable[[], Any]

@@ -1,6 +1,6 @@
-"""Outputs of custom stages: any frozen dataclass whose fields are arrays and say what they hold.
+"""Outputs of custom stages: any frozen dataclass of arrays whose fields declare their contents.
 
-A run stores the schema and not the class, so that readers need no code of the user's:
+A run stores the schema and not the class, so that reading it does not need the user's code:
 
     @dataclass(frozen=True)
     class Noise:
@@ -45,7 +45,7 @@ _EXAMPLE = 'Annotated[NDArray[np.float32], Axes("B E T", "what an entry is", uni
 
 
 class OutputError(TypeError):
-    """A class, or a stored description of one, is no output that a run can store."""
+    """A class, or a stored description of one, cannot be the output of a stage."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class OutputField:
         return self.axes[:-1] if self.axes[-1:] == (REST,) else self.axes
 
     def problems(self) -> Iterator[str]:
-        """Yield what is wrong with the field, each as the rest of a sentence about it."""
+        """Yield the problems of the field, each as the rest of a sentence about it."""
         if not _FIELD.fullmatch(self.name) or keyword.iskeyword(self.name) or self.name in _TAKEN:
             yield f"has a name that no array can have; required letters, digits and _, and none of {', '.join(_TAKEN)}"
         if self.dtype not in DTYPES:
@@ -113,7 +113,7 @@ class OutputField:
             yield f"has the axes {' '.join(self.dims)}; required task (B) as the first one, as in all batches"
 
     def problem_of(self, name: str, value: object, sizes: dict[str, int]) -> str | None:
-        """Return what is wrong with an array of the field, None if nothing is. Adds the lengths of its axes to `sizes`.
+        """Return the problem of an array of the field, or None. Adds the lengths of its axes to `sizes`.
 
         Args:
             name: Name of the array, for the message.
@@ -154,7 +154,7 @@ class OutputSchema:
         """Derive the schema of a frozen dataclass.
 
         Raises:
-            OutputError: it is none, or a field does not say what it holds.
+            OutputError: it is no frozen dataclass, or a field does not declare its contents.
         """
         if not (isinstance(declared, type) and is_dataclass(declared)):
             raise OutputError(f"{_name_of(declared)} is no dataclass of arrays")
@@ -179,7 +179,7 @@ class OutputSchema:
         """Parse the schema of the output of a name from run.json.
 
         Raises:
-            OutputError: it is none.
+            OutputError: it is no schema.
         """
         try:
             found = [
@@ -233,7 +233,7 @@ class OutputSchema:
         ]
 
     def problem_of(self, value: object) -> str | None:
-        """Return what is wrong with an output, None if it is as the schema says."""
+        """Return the problem of an output, or None if it matches the schema."""
         sizes: dict[str, int] = {}
         for f in self.fields:
             if not hasattr(value, f.name):
@@ -254,9 +254,9 @@ class OutputSchema:
 
 
 def as_declared(declared: type[Any], value: Any) -> Any:
-    """Return an output as an object of the user's class, with mappings in the order of their names.
+    """Return an output as an instance of the declared class, with mappings sorted by name.
 
-    Both are lost on the disk, and no stage may depend on whether its input was read from there.
+    Class and order are lost on the disk, and no stage may depend on whether its input was read from there.
     """
     parts = {f.name: getattr(value, f.name) for f in fields(declared)}
     sort = {name: dict(sorted(part.items())) for name, part in parts.items() if isinstance(part, Mapping)}

@@ -35,16 +35,16 @@ def digest_of(file: Path) -> str:
 
 
 def own_paths(paths: Iterable[str]) -> set[str]:
-    """Return what of `paths` is known neither by our version nor by gymnasium's."""
+    """Return the `paths` that neither this version of Metaloom nor gymnasium provides."""
     return {path for path in paths if ":" in path and not path.replace(":", ".").startswith(_KNOWN_BY_VERSION)}
 
 
 def files_of(paths: Iterable[str]) -> dict[str, Path]:
     """Return the file of every plug-in among `paths`, by module:Class, and of modules beside it, by module.
 
-    Modules count that the plug-in's file imports, or those import, and that lie in the same folder or below it; of an
-    installed plug-in, in the same package. An environment by a gymnasium id counts with the module that registers it,
-    whose file may be all that defines its class and its options.
+    Includes modules that the plug-in's file imports, directly or indirectly, if they lie in its folder or below; for an
+    installed plug-in, in its package. An environment with a gymnasium id includes the module that registers it, whose
+    file alone may define its class and its options.
     """
     own = own_paths(paths)
     files: dict[str, Path] = {}
@@ -76,8 +76,8 @@ def _written_in(path: str) -> tuple[str, Path | None]:
         return module, None
     if not Path(file).is_file():
         raise ConfigError(
-            f"found no {file} any more, from which {path} was imported; required what a run's records are to tell of: "
-            "put it back, or start Python again where it is now"
+            f"found no {file} any more, from which {path} was imported; a run records that file's digest: "
+            "put it back, or restart Python where it is now"
         )
     return module, Path(file).resolve()
 
@@ -85,7 +85,7 @@ def _written_in(path: str) -> tuple[str, Path | None]:
 def _modules_beside(file: Path, module: str) -> dict[str, Path]:
     """Return the files of the modules in a module's folder or package that it imports, in turn, by name.
 
-    Read from the sources, not from what happens to be imported by now, so that every process finds the same ones.
+    Imports are read from the sources, not from the modules loaded by now, so that every process finds the same ones.
     """
     root = file.parents[module.count(".") + (file.name == "__init__.py")]
     package = module.partition(".")[0] if is_installed(str(file)) else None
@@ -98,7 +98,7 @@ def _modules_beside(file: Path, module: str) -> dict[str, Path]:
             stem = root.joinpath(*name.split("."))
             files = (stem / "__init__.py", stem.with_name(f"{stem.name}.py"))
             found = next((file for file in files if file.is_file()), None)
-            # Modules of a user's folder, not packages that are installed, such as ours from its own repository.
+            # Modules in a user's folder, not installed packages such as ours, installed from its repository.
             is_own = not f"{name}.".startswith(_KNOWN_BY_VERSION) and place_of(name) != INSTALLED
             if found is not None and (package or is_own):
                 known[name] = found

@@ -83,7 +83,7 @@ class Plugins:
 
 
 def load(path: str) -> Any:
-    """Import what module:Class names.
+    """Import the object that module:Class names.
 
     Raises:
         ConfigError: there is no such thing, or no other process would find it.
@@ -111,7 +111,7 @@ def load_class(path: str, base: type[T], name: str | None = None) -> type[T]:
 
 
 def import_module(path: str) -> types.ModuleType:
-    """Import the module of module:Class. Nothing else imports what a configuration names.
+    """Import the module of module:Class. No other function imports a name of a configuration.
 
     Raises:
         ConfigError: there is no such module, it raised, or no other process would find it.
@@ -137,7 +137,7 @@ def place_of(module: str) -> str | None:
     """Return where the top-level package of a module would be imported from, without importing anything.
 
     Returns:
-        Its file, or its folders where it has none; INSTALLED for what the interpreter or an installed package brings;
+        Its file, or its folders where it has none; INSTALLED for modules of the interpreter or of installed packages;
         None where there is no such module.
     """
     name = module.partition(".")[0]
@@ -248,7 +248,7 @@ class ByName(Generic[S]):
         return value if given else value.model_copy(update={"name": name})
 
     def __get_pydantic_core_schema__(self, source: object, handler: object) -> CoreSchema:
-        """Accept any settings that derive from `base`, dumped with all fields of their own class."""
+        """Accept any settings that derive from `base`, dumped with all fields of their class."""
         return core_schema.no_info_plain_validator_function(self.validate)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:

@@ -25,7 +25,7 @@ from pydantic_core import CoreSchema, ErrorDetails, InitErrorDetails, PydanticCu
 LATER = "later"
 REFUSAL = "refusal"
 MOST_REPEATS = 1_000_000
-"""Bound of settings that count passes over an iteration's data: with more of them no iteration comes to an end."""
+"""Bound of settings that count passes over an iteration's data: with more passes, no iteration would end."""
 
 
 class ConfigError(ValueError):
@@ -132,7 +132,7 @@ class Settings(BaseModel):
 class PluginSettings(BaseModel, use_attribute_docstrings=True):
     """Group of settings of a class that is found by `name`: built in, an entry point's, or module:Class of a user.
 
-    A group is a base of settings beside Settings, so that a class lists what it is made of.
+    A group is a base of settings beside Settings, so that a class lists its parts.
     """
 
     name: str = ""

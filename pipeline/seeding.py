@@ -17,7 +17,7 @@ Stream = Literal[
 
 
 OWN = "own:"
-"""What the names of plug-ins' streams begin with, and no name of ours."""
+"""Prefix of the names of plug-ins' streams; no built-in stream has it."""
 
 
 def seed_for(run_seed: int, stream: Stream, *position: int) -> int:
@@ -38,12 +38,12 @@ def generator(run_seed: int, stream: Stream, *position: int) -> np.random.Genera
 
 
 def own_generator(run_seed: int, name: str, *position: int) -> np.random.Generator:
-    """Return a generator of a plug-in's own stream, which no stream of Metaloom's equals, whatever its name.
+    """Return a generator for a plug-in's own stream. It never equals a stream of Metaloom's, whatever its name.
 
     Args:
         run_seed: The run's seed.
-        name: Name of the stream; plug-ins of one run that use the same name and position draw the same numbers.
-        position: Iteration, inner step, task: whatever tells draws apart.
+        name: Name of the stream; plug-ins of one run that use the same name and position draw the same values.
+        position: Iteration, inner step, task: any indices that distinguish the draws.
 
     Raises:
         ValueError: the name is empty, or has characters that are not printable.

@@ -161,9 +161,9 @@ class EpisodeBatch(_OfTasks):
         if not real[:, :1].all():
             raise BatchError("EpisodeBatch.lengths: a task has no episode; required at least one per task")
         if (real[:, 1:] & ~real[:, :-1]).any():
-            raise BatchError("EpisodeBatch.lengths: an empty place lies before an episode; required that they are last")
+            raise BatchError("EpisodeBatch.lengths: an empty slot comes before an episode; required empty slots last")
         if ((self.terminated | self.truncated) & ~real).any():
-            raise BatchError("EpisodeBatch: an empty place has terminated or truncated set; required neither")
+            raise BatchError("EpisodeBatch: an empty slot has terminated or truncated set; required neither")
 
     @property
     def each_episode(self) -> dict[str, Array]:
@@ -276,7 +276,7 @@ class TaskParams(_OfTasks):
             raise BatchError(f"TaskParams entries differ in their number of tasks: {sizes}; required one B for all")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # What is the same for all tasks is sent to workers once, and not once for every task.
+        # Parameters shared by all tasks are sent to workers once, not once per task.
         same = {name for name, value in self.params.items() if len(value) > 1 and value.strides[0] == 0}
         sent = {name: (value[:1], len(value)) if name in same else value for name, value in self.params.items()}
         return _received, (sent,)

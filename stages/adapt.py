@@ -1,4 +1,4 @@
-"""Adaptation: what every task acts with after a step on its own episodes."""
+"""Adaptation: the parameters of every task after a step on its own episodes."""
 
 from typing import Any
 

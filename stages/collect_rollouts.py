@@ -143,7 +143,7 @@ def _collect_together(
 ) -> tuple[EpisodeBatch, Memory | None]:
     """Collect episodes side by side, by an actor with a memory of those before; returns its memory after them."""
     env = sampler.batch(len(tasks), watch)
-    watch.idle()  # to build an actor may import torch, which is not the time of the environment
+    watch.idle()  # building an actor may import torch, which does not count as time of the environment
     check_actor_params(sampler.actor, sampler.policy, params.params, sampler.spaces)
     # Overflow is detected at the end, with a better message than a warning.
     with np.errstate(over="ignore", invalid="ignore"):
@@ -232,7 +232,7 @@ class _Rollout:
             check_facts(result.facts, self.declared, rows)
         for fact in self.declared:
             kept = self.facts[fact.name]
-            # Of an episode the last step is kept, which nobody knows before.
+            # Only the last step of an episode is kept, and it is not known in advance.
             (kept[t] if fact.per == "step" else kept)[at] = result.facts[fact.name]
         self.lengths[at] += 1
         self.terminated[at] = result.terminated
@@ -249,7 +249,7 @@ class _Rollout:
             actions=self._by_task(self.actor.actions),
             rewards=self._by_task(self.rewards),
             terminated=terminated,
-            # Every episode is complete, so what the task did not end, a time limit did.
+            # Every episode is complete: a time limit ended what the task did not end.
             truncated=~terminated,
             lengths=self.lengths.reshape(self.B, self.E),
             behavior={name: self._by_task(value) for name, value in self.actor.behavior_by_step.items()}

@@ -28,13 +28,13 @@ def no_steps() -> Params:
 def require_params(
     found: object, num_tasks: int, learner: Learner[Any, Any], what: str, like: TaskParams | None = None
 ) -> TaskParams:
-    """Return the parameters of tasks that a learner gave, after checking that `num_tasks` tasks can act with them.
+    """Return the task parameters from a learner, after checking that `num_tasks` tasks can act with them.
 
     Args:
-        found: What the learner gave.
+        found: Value that the learner returned.
         num_tasks: Number of tasks.
         learner: The learner.
-        what: What gave them, for messages.
+        what: Function that returned them, for messages.
         like: Parameters whose names and shapes they have to have.
 
     Raises:
@@ -42,15 +42,15 @@ def require_params(
     """
     required = f"required TaskParams of {num_tasks} tasks, what each of them acts with"
     if not isinstance(found, TaskParams):
-        raise StageFault(f"{what} {_name(learner)} gave {type(found).__name__}; {required}")
+        raise StageFault(f"{what} {_name(learner)} returned {type(found).__name__}; {required}")
     for name, value in found.params.items():
         if len(value) != num_tasks:
-            raise StageFault(f"{what} {_name(learner)} gave params[{name!r}] of {len(value)} tasks; {required}")
+            raise StageFault(f"{what} {_name(learner)} returned params[{name!r}] of {len(value)} tasks; {required}")
     for name, before in {} if like is None else like.params.items():
         if name not in found.params or found.params[name].shape != before.shape:
             shape = [*found.params[name].shape] if name in found.params else "absent"
             raise StageFault(
-                f"{what} {_name(learner)} gave params[{name!r}] as {shape}; required {[*before.shape]}, as before"
+                f"{what} {_name(learner)} returned params[{name!r}] as {shape}; required {[*before.shape]}, as before"
             )
     return found
 
@@ -65,23 +65,23 @@ def initialized(learner: Learner[Any, Any], *, run_seed: int) -> LearnerState:
 
 
 def require_state(found: object, learner: Learner[Any, Any], what: str) -> LearnerState:
-    """Return a state that a learner gave, after checking that it holds arrays, and float32 parameters.
+    """Return the state from a learner, after checking that it holds arrays, and float32 parameters.
 
     Raises:
-        StageFault: naming what it gave instead.
+        StageFault: naming the value that the learner returned instead.
     """
     what = f"{what} {_name(learner)}"
     if not isinstance(found, LearnerState):
-        raise StageFault(f"{what} gave {type(found).__name__}; required LearnerState(params, optimizer, extra)")
+        raise StageFault(f"{what} returned {type(found).__name__}; required LearnerState(params, optimizer, extra)")
     for part in fields(found):
         for name, value in getattr(found, part.name).items():
             if not isinstance(value, np.ndarray | np.generic):
                 raise StageFault(
-                    f"{what} gave {part.name}[{name!r}] as {type(value).__name__}; required a NumPy array, as of "
+                    f"{what} returned {part.name}[{name!r}] as {type(value).__name__}; required a NumPy array, as of "
                     "np.asarray(...) or tensor.numpy(), which the run can store"
                 )
             if part.name == "params" and value.dtype != np.float32:
-                raise StageFault(f"{what} gave params[{name!r}] as {value.dtype}; required float32")
+                raise StageFault(f"{what} returned params[{name!r}] as {value.dtype}; required float32")
     return found
 
 
@@ -109,7 +109,7 @@ def updated(
         case _:
             kinds = f"({', '.join(type(part).__name__ for part in found)})" if isinstance(found, tuple) else ""
             raise StageFault(
-                f"the update of {_name(learner)} gave {kinds or type(found).__name__}; required (LearnerState, "
+                f"the update of {_name(learner)} returned {kinds or type(found).__name__}; required (LearnerState, "
                 "metrics), with the metrics a mapping from names to numbers"
             )
     return finished(before, after, rounds, metrics, of_update)
@@ -121,15 +121,15 @@ def finished(
     """Return an update whose learner has counted the episodes of some rollout batches. The counters are metrics too.
 
     Raises:
-        StageFault: the learner gave parameters of another form, with which no iteration could begin, or metrics under
-            names that the run always has.
+        StageFault: the learner returned parameters of another form, with which no iteration could begin, or metrics
+            under names that the run always has.
     """
     before, after = (
         {name: f"{value.dtype}{list(value.shape)}" for name, value in one.params.items()} for one in (state, updated)
     )
     if other := sorted(name for name in before | after if before.get(name) != after.get(name)):
         found, required = (form.get(other[0], "absent") for form in (after, before))
-        raise StageFault(f"the update gave params[{other[0]!r}] as {found}; required {required}, as it was before")
+        raise StageFault(f"the update returned params[{other[0]!r}] as {found}; required {required}, as it was before")
     made = sum(episodes.num_steps for episodes in rounds)
     nominal = sum(int(episodes.real.sum()) * episodes.rewards.shape[2] for episodes in rounds)
     counters: Params = {
@@ -139,7 +139,7 @@ def finished(
     numbers = {name: float(count) for name, count in counters.items()}
     if taken := sorted((metrics | numbers).keys() & of_update.keys()):
         raise StageFault(
-            f"the update gave the metrics {', '.join(taken)}, which every run has; return them under other names"
+            f"the update returned the metrics {', '.join(taken)}, which every run has; return them under other names"
         )
     learner = LearnerState(updated.params, updated.optimizer, updated.extra | counters)
     return Update(learner, {**metrics, **of_update, **numbers})
@@ -150,10 +150,10 @@ def _name(learner: Learner[Any, Any]) -> str:
 
 
 def _number(name: object, value: Any) -> float:
-    """Return a metric as it is stored; anything else would come back as something else."""
+    """Return a metric as it is stored; other types would change when read back."""
     if not isinstance(name, str):
-        raise StageFault(f"the update gave a metric under the name {name!r}; required text, as in {{'loss': ...}}")
+        raise StageFault(f"the update returned a metric under the name {name!r}; required text, as in {{'loss': ...}}")
     if isinstance(value, int | float | np.number | np.bool) or getattr(value, "shape", None) == ():
         with suppress(ValueError, TypeError):  # an array of text, or of an object
             return float(value)
-    raise StageFault(f"the update gave the metric {name!r} as {value!r}; required one number, as in float(loss)")
+    raise StageFault(f"the update returned the metric {name!r} as {value!r}; required one number, as in float(loss)")

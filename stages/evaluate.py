@@ -56,8 +56,8 @@ def evaluate_inference(
 ) -> Evaluation:
     """Measure returns by the prior, and after inferring each task from 1 ... K rollout batches.
 
-    Episodes that a task is inferred from act deterministically where test episodes do: they explore by drawing what
-    the task may be, not by drawing actions.
+    Episodes that a task is inferred from act deterministically where test episodes do: they explore by drawing possible
+        tasks, not by drawing actions.
     """
 
     def sparse(episodes: EpisodeBatch) -> Array:
@@ -92,7 +92,7 @@ EVALUATE_INFERENCE = Stage(
 
 
 def unseen(k: int, episodes: EpisodeBatch) -> None:
-    """Nobody is shown the test episodes."""
+    """Discard the test episodes, which nothing observes."""
 
 
 def test_position(run_seed: int, k: int) -> RolloutPosition:
@@ -129,7 +129,7 @@ def _evaluated(
     )
     test_rollouts = _shown(rollouts.sampling(plan.test_episodes, deterministic=plan.deterministic).collect, tested)
     params = learner.acting_params(state, len(tasks))
-    # Keep outcomes, and of earlier batches only what tasks are inferred from: one batch can fill much of the memory.
+    # Keep outcomes, and of earlier batches only the data for inference: one batch can fill much of the memory.
     tests: list[_Outcome] = []
     adaptations: list[_Outcome] = []
     rounds: list[EpisodeBatch] = []

@@ -24,7 +24,7 @@ class StageFault(RuntimeError):
         self.arrays: dict[str, Array] = dict(arrays or {})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Workers send it over a wire; an exception's own way would lose all but the message.
+        # Workers pickle it; by default, an exception would lose everything but its message.
         return type(self), (str(self), self.about, self.arrays)
 
 
@@ -38,17 +38,18 @@ class NotFinite(StageFault):
 
 
 def require_finite(value: object, *, stage: str, iteration: int, step: int) -> None:
-    """Raise unless every number in a stage's output is finite. Metrics describe and decide nothing, so they may be NaN.
+    """Raise unless every value in a stage's output is finite. Metrics decide nothing, so they may be NaN.
 
     Raises:
         NotFinite: naming the first array and, as far as it has these axes, the task, episode and step.
     """
     for name, array in _arrays(value):
-        # Facts may be NaN where their environment says so: what collects them has checked them by its declaration.
+        # Facts may be NaN where the environment declares it: the collecting stage has checked them.
         is_fact = name.partition(".")[0].endswith("facts") and isinstance(value, EpisodeBatch | Evaluation)
         if array.dtype.kind != "f" or is_fact:
             continue
-        # A sum is four times as fast as a look at each number. It only errs by overflowing, so that is looked at again.
+        # A sum is four times as fast as checking every value. It only errs by overflowing, so failures are checked
+        # again.
         with np.errstate(all="ignore"):
             if np.isfinite(array.sum()) or (finite := np.isfinite(array)).all():
                 continue
@@ -58,7 +59,7 @@ def require_finite(value: object, *, stage: str, iteration: int, step: int) -> N
         words = [f"{'step' if axis == 't' else axis} {n}" for axis, n in place.items()]
         raise NotFinite(
             f"iteration {iteration}, {stage} k={step}: {name} holds {found} at "
-            f"{', '.join([*words, f'index {list(index)}'])} ({count} of {array.size} numbers are not finite); required "
+            f"{', '.join([*words, f'index {list(index)}'])} ({count} of {array.size} values are not finite); required "
             "finite numbers",
             {"stage": stage, "iteration": iteration, "step": step, **place}
             | {"array": name, "index": list(index), "found": found, "count": count},
@@ -79,7 +80,7 @@ def _arrays(value: object) -> Iterator[tuple[str, Array]]:
 
 
 def _axes_of(value: object, name: str, array: Array) -> Sequence[str]:
-    """Name the leading axes of an array: those of task, episode and step, or what a user's class says."""
+    """Name the leading axes of an array: task, episode and step, or the axes that a user's class declares."""
     if isinstance(value, TaskBatch | TaskParams | Evaluation):
         return _AXES[:1]
     if isinstance(value, EpisodeBatch | Samples):

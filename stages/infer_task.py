@@ -13,7 +13,7 @@ from metaloom.stages.memory.replay import plan_of
 def infer_task(
     learner: Learner[Any, Any], at: At, parallel: ParallelMap, *, state: Update, episodes: tuple[EpisodeBatch, ...]
 ) -> TaskParams:
-    """Return the posterior over every task, the only part of a task's acting that adaptation changes.
+    """Return the posterior over every task, the only task parameters that adaptation changes.
 
     Training draws transitions of the episodes; after training, all of them count.
     """
@@ -25,14 +25,14 @@ def infer_task(
     return require_params(found, len(episodes[0].lengths), learner, "adaptation by")
 
 
-ROUND = Per("per round", lambda config, i: range(len(plan_of(config).rounds)), stepped=True)
+ROUND = Per("per rollout batch", lambda config, i: range(len(plan_of(config).rounds)), stepped=True)
 IN_CONTEXT = Per(
-    "per round that tasks are inferred from",
+    "per rollout batch that tasks are inferred from",
     lambda config, i: [k for k, part in enumerate(plan_of(config).rounds) if part.in_context],
     stepped=True,
 )
 BEFORE_POSTERIOR = Per(
-    "before rounds by the posterior",
+    "before rollout batches by the posterior",
     lambda config, i: [k - 1 for k, part in enumerate(plan_of(config).rounds) if part.from_posterior],
     stepped=True,
 )

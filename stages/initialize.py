@@ -12,7 +12,7 @@ from metaloom.stages.counters import initialized, no_steps
 from metaloom.stages.tools import WarmStart
 
 CRITICS = ("critic.", "q1.", "q2.", "v.", "target_", "decoder.")
-"""Prefixes of what judges a policy in a learner: values, the networks that follow them, and a model's decoders."""
+"""Prefixes of the parts of a learner that judge a policy: values, their target networks, and a model's decoders."""
 
 
 def initialize(learner: Learner[Any, Any], at: At, warm_start: WarmStart) -> Update:
@@ -46,6 +46,6 @@ def _taken(needed: Mapping[str, Array], given: Mapping[str, Array], of: str) -> 
         name = differing[0]
         raise ConfigError(
             f"init_from: {of} parameter {name} has shape {shapes[1].get(name)} there; required "
-            f"{shapes[0].get(name)}, that of this run's {of}"
+            f"{shapes[0].get(name)}, as in this run's {of}"
         )
     return {name: given[name] for name in needed}

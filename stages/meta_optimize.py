@@ -24,8 +24,7 @@ def meta_optimize(
 ) -> Update:
     """Compute the learner of the next iteration and the metrics of this one.
 
-    No gradient crosses a stage: the adaptation is computed again from episodes and samples before inner step 0, 1, ...
-    and after the last.
+    No gradient crosses a stage: the adaptation is recomputed from the episodes and samples of all inner steps.
     """
     steps = [Step(e, s, k) for k, (e, s) in enumerate(zip(episodes, samples, strict=True))]
     metrics: Metrics = {}
@@ -46,7 +45,7 @@ def meta_optimize_with_trials(
     samples: Samples,
     rounds: SpanOutputs,
 ) -> Update:
-    """Compute the next learner from this iteration's trials, and its model from those of the last iterations."""
+    """Compute the next learner from this iteration's trials, and its model from the last iterations."""
     step = Step(episodes, samples, at.step)
     experience = TrialExperience(step, trials.buffer(rounds))
     metrics = with_own(step_metrics(step), measures.of_step(step))

@@ -1,4 +1,4 @@
-"""What learning needs of a rollout batch besides its episodes: returns, values and advantages."""
+"""Returns, values and advantages of a rollout batch."""
 
 from typing import Any
 

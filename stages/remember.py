@@ -1,4 +1,4 @@
-"""Adaptation by memory: what every task remembers of its episodes."""
+"""Adaptation by memory of the episodes of every task."""
 
 from typing import Any
 

@@ -68,7 +68,7 @@ def _draw(env: MetaEnv, num_tasks: int, *, rng: np.random.Generator, iteration: 
     names = tuple(field.name for field in env.task_fields)
     if params.shape != (num_tasks, len(names)) or not np.isfinite(params).all():
         raise EnvError(
-            f"{type(env.unwrapped).__name__}.sample_tasks gave shape {params.shape}; "
+            f"{type(env.unwrapped).__name__}.sample_tasks returned shape {params.shape}; "
             f"required {(num_tasks, len(names))} finite numbers: one row per task, columns {names}"
         )
     return params

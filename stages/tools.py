@@ -1,4 +1,4 @@
-"""What stages are given to work with, besides their inputs; `flows` fulfils it."""
+"""Tools that stages take besides their inputs; `flows` provides them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, Self
@@ -27,11 +27,11 @@ class Rollouts(Protocol):
     def sampling(
         self, episodes_per_task: int, *, deterministic: bool, actor: ActorKind | None = None, one_trial: bool = False
     ) -> Self:
-        """Return the same for another number of episodes, with the most likely actions if `deterministic`."""
+        """Return a copy with another number of episodes, which takes the most likely actions if `deterministic`."""
         ...
 
     def filling(self, min_steps: int, *, actor: ActorKind) -> Self:
-        """Return the same for at least `min_steps` steps of each task, with another actor."""
+        """Return a copy with another actor, which collects at least `min_steps` steps of each task."""
         ...
 
 
@@ -54,7 +54,7 @@ class Adaptation(Protocol):
 
 
 def acting_params(learner: Learner[Any, Any], acting: Update | TaskParams, at: At, num_tasks: int) -> TaskParams:
-    """Return what every task acts with: its adapted parameters, or the learner's before the first inner step.
+    """Return the parameters of every task: adapted ones, or the learner's before the first inner step.
 
     Raises:
         StageFault: the learner gives something else.

@@ -32,7 +32,8 @@ def update(
     """Compute the learner of the next iteration from drawn transitions, and the metrics of this iteration's episodes.
 
     Metrics are named by the number of task inferences of the actors: 0 if they acted by the prior, 1 if they acted by
-    what they had seen of their task. Episodes that filled the replay buffer before count as environment steps only.
+        what they had inferred of their task. Episodes that initially filled the replay buffer count as environment
+        steps only.
     """
     by_posterior: dict[int, list[EpisodeBatch]] = {}
     for batch, part in zip(episodes, plan_of(config).rounds, strict=True):

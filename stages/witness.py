@@ -1,4 +1,4 @@
-"""The witness of an iteration: one of its episodes is played again on a new copy of the environment and compared."""
+"""The witness of an iteration: one of its episodes is replayed on a new copy of the environment and compared."""
 
 from collections.abc import Callable, Iterator, Mapping
 

@@ -83,7 +83,7 @@ class Learner(ABC, Generic[Evidence, Experience]):
 
     @property
     def unwrapped(self) -> Learner[Any, Any]:
-        """The algorithm's own learner, where this one only normalizes what it sees."""
+        """The algorithm's learner, without a wrapper that normalizes its inputs."""
         return self
 
     @abstractmethod
@@ -114,9 +114,10 @@ class Learner(ABC, Generic[Evidence, Experience]):
     def adapt(
         self, state: LearnerState, params: TaskParams, evidence: Evidence, *, parallel: ParallelMap = map
     ) -> TaskParams:
-        """Return what every task acts with after an adaptation step on its own evidence; by default unchanged.
+        """Return the parameters of every task after an adaptation step on its own evidence; unchanged by default.
 
-        Training, evaluations and users of a trained policy adapt so. After training, inner steps may be more.
+        Training, evaluations and trained policies all adapt through this method. After training there may be more inner
+        steps.
         """
         return params
 
@@ -127,7 +128,7 @@ class Learner(ABC, Generic[Evidence, Experience]):
         """Return the state for the next iteration, and the metrics of this update.
 
         Args:
-            state: Input of the iteration, as `at_start` gave it; its arrays are left as they are.
+            state: State returned by `at_start`; its arrays are not changed.
             experience: Experience of this iteration.
             run_seed: Seed of the run; with the iteration, it determines all random draws.
             iteration: Index of the iteration.
@@ -158,8 +159,8 @@ class RunSettings(Protocol):
 class AlgorithmSettings(PluginSettings, Settings):
     """The settings of an algorithm: data only, so that reading a configuration imports no torch.
 
-    A subclass names the graph of its runs and builds their learner. What several algorithms share is in groups, which a
-    class lists before this one: `class ProMP(MetaAdam, GradientBased, AlgorithmSettings)`.
+    A subclass names the graph of its runs and builds their learner. Settings shared by several algorithms are in
+        groups, which a class lists before this one: `class ProMP(MetaAdam, GradientBased, AlgorithmSettings)`.
     """
 
     graph: ClassVar[str] = ""
@@ -191,12 +192,12 @@ class AlgorithmSettings(PluginSettings, Settings):
 
     @property
     def adaptation_steps(self) -> int:
-        """Adaptation steps of an iteration."""
+        """Number of adaptation steps per iteration."""
         return 0
 
     @property
     def trial(self) -> int | None:
-        """Episodes of a task, one after the other, through which an actor's memory lasts; None for actors without one.
+        """Number of consecutive episodes of a task that share an actor's memory; None for actors without one.
 
         A task's episodes then hold several trials side by side: first the first episode of each trial, and so on.
         """
@@ -204,7 +205,7 @@ class AlgorithmSettings(PluginSettings, Settings):
 
     @property
     def earlier_iterations(self) -> int:
-        """Iterations before its own whose episodes an update may learn from as well, where the graph provides them."""
+        """Number of earlier iterations whose episodes an update also learns from, where the graph provides them."""
         return 0
 
     @property
@@ -234,8 +235,8 @@ class AlgorithmSettings(PluginSettings, Settings):
         """Build the learner of a run.
 
         Raises:
-            ConfigError: the algorithm is not for such an environment or network, has not the kernel asked for, or its
-                learner is none.
+            ConfigError: the algorithm does not support the environment or network, lacks the requested kernel, or its
+                learner is invalid.
         """
         # Settings are read in a tenth of the time that torch takes to import.
         if not self.learner:
@@ -266,7 +267,7 @@ class AlgorithmSettings(PluginSettings, Settings):
 
 
 def _require_methods(learner: type[Any], name: str) -> None:
-    """Refuse a class of a learner that cannot be built, or whose methods stages could not call.
+    """Reject a learner class that cannot be built, or whose methods stages could not call.
 
     Raises:
         ConfigError: naming the method and its parameters.

@@ -1,4 +1,4 @@
-"""A learner that acts and learns with normalized observations and rewards, whichever algorithm it is."""
+"""A learner that acts and learns with normalized observations and rewards, for any algorithm."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class NormalizingLearner(Learner[Any, Sequence[Step]]):
         return self.inner
 
     def initialize(self, *, run_seed: int) -> LearnerState:
-        """Return statistics of nothing beside the algorithm's state; see Learner."""
+        """Return empty statistics beside the algorithm's state; see Learner."""
         state = self.inner.initialize(run_seed=run_seed)
         initial = {prefix: RunningStatistics.initial(shape) for prefix, shape in self._shapes.items()}
         return _with_statistics(state, initial)
@@ -108,7 +108,7 @@ class NormalizingLearner(Learner[Any, Sequence[Step]]):
         return {prefix: RunningStatistics.of(state, prefix) for prefix in self._shapes}
 
     def _normalization(self, state: LearnerState) -> Params:
-        """Return what normalizes in any task, by its name in TaskParams."""
+        """Return the normalization arrays of a task, by their names in TaskParams."""
         statistics, found = self._statistics(state), Params()
         if observations := statistics.get(OBSERVATIONS):
             found |= {MEAN: observations.mean.astype(np.float32), STD: observations.std}

@@ -22,7 +22,7 @@ _OPTIONS = {
 
 
 class BaselineSettings(PluginSettings, Settings, ABC):
-    """The settings of a baseline, which is itself the baseline unless it builds another; see Baseline."""
+    """Settings of a baseline. They are the baseline itself unless `build` returns another; see Baseline."""
 
     @abstractmethod
     def fit_predict(

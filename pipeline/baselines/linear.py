@@ -1,4 +1,4 @@
-"""Baselines that are regressions: ridge regression of the returns on features of state and time, and none at all."""
+"""Baselines that are regressions: ridge regression of the returns on features of state and time, and zero."""
 
 from __future__ import annotations
 

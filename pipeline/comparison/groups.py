@@ -1,4 +1,4 @@
-"""Groups of runs compared: every measure with its interval, and which order of the groups a permutation test shows."""
+"""Comparison of groups of runs: measures with intervals, and the order of the groups that a permutation test shows."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -48,9 +48,10 @@ def permutation_test(x: Scores, y: Scores, rng: np.random.Generator) -> Permutat
     """Test whether the interquartile means of two groups differ, by permuting their runs.
 
     If runs of both groups are alike, all divisions of a stratum's runs into groups of these sizes are equally likely
-    (Fisher 1935, The Design of Experiments, section 21), whatever their scores are distributed like. Whole runs change
-    sides, with all their tasks. Of divisions with equal interquartile means, which know nothing of the outermost
-    quarters, the means decide which is more extreme: else four runs and four could show nothing by one score each.
+    (Fisher 1935, The Design of Experiments, section 21), whatever the distribution of their scores. Whole runs change
+    sides, with all their tasks. Interquartile means ignore the outermost quarters. Of divisions with equal
+        interquartile means, the means decide which is more extreme: otherwise four runs against four with one score
+        each could never show a difference.
     """
     both = _standardized(x + y)
     ways = divisions(x, y)

@@ -28,8 +28,8 @@ NO_INTERVAL = IntervalEnds(math.nan, math.nan)
 def resampled_weights(scores: Scores, rng: np.random.Generator, resamples: int = RESAMPLES) -> Array:
     """Return the weights [resamples, R] of the runs in groups drawn with replacement, stratum by stratum.
 
-    Stratified as in arXiv:2108.13264, section 4.1, but for what is drawn: a run with all its tasks. Were the tasks of a
-    run drawn by themselves, what a seed does to all of them would average out, and intervals come out too short.
+    Stratified as in arXiv:2108.13264, section 4.1, except that a whole run with all its tasks is drawn. If tasks were
+    drawn separately, the effect of a seed on all tasks of a run would average out, and intervals would be too short.
     """
     weights = np.zeros((resamples, len(scores)))
     names = scores.stratum_names
@@ -49,7 +49,7 @@ def degrees_of_freedom(scores: Scores) -> int:
 def standard_error(scores: Scores, resampled: Array) -> Array:
     """Return the standard error [...] of a measure from its values [resamples, ...]; NaN if runs are too few.
 
-    Resamples of R runs vary less than new groups of R runs would, in variance by (R - 1) / R, which is made good.
+    Resamples of R runs vary less than new groups of R runs would, in variance by (R - 1) / R, which this corrects.
     """
     if not degrees_of_freedom(scores):
         return np.full(resampled.shape[1:], math.nan)
@@ -121,8 +121,8 @@ def improvement_interval(x: Scores, y: Scores) -> IntervalEnds:
     """Return the 95 % interval of the probability of improvement, for new runs; none if a stratum has a single run.
 
     A score interval as Newcombe's for the Mann-Whitney statistic (2006, Statistics in Medicine 25, p. 559, method 5):
-    those probabilities p for which the one that was found is at most t standard errors away, taken at p. It stays
-    between 0 and 1, and is there where all runs of one group are higher too.
+    all probabilities p from which the observed one is at most t standard errors away, with the standard error at p. It
+    stays between 0 and 1, and also exists where all runs of one group are higher.
 
     Differs from the paper, which assumes one score per run: runs that are compared task by task vary less,
     by a factor from DeLong's variance (1988, Biometrics 44, p. 837). t is Student's, by Welch's degrees

@@ -1,4 +1,4 @@
-"""Scores of a group of runs, in which every run counts the same whatever its tests were, and measures of them.
+"""Scores of a group of runs, weighted equally whatever their tests were, and measures of them.
 
 Each measure takes weights [..., R] of the runs, adding up to 1, instead of groups in which runs appear more than once:
 a resample is a row of weights, and a thousand of them cost one sort.
@@ -40,7 +40,7 @@ class Scores:
         if self.same_tasks and any(
             len({len(run) for run in self.of_stratum(name)}) > 1 for name in dict.fromkeys(self.strata)
         ):
-            raise ValueError("found runs with different numbers of scores; required as many, for the same tasks")
+            raise ValueError("found runs with different numbers of scores; required equally many, for the same tasks")
 
     @classmethod
     def of(cls, values: Sequence[Sequence[float]] | Array, *, same_tasks: bool = False) -> "Scores":
@@ -110,7 +110,7 @@ def interquartile_mean(scores: Scores, weights: Array | None = None) -> Array:
         )
     each = weights[..., owner] * share
     above = np.cumsum(each, axis=-1)
-    # Sums of floats end beside 1 by their last bits; then the quartiles would be of another whole.
+    # Sums of floats miss 1 by their last bits, which would shift the quartiles.
     above /= above[..., -1:]
     below = np.concatenate([np.zeros_like(above[..., :1]), above[..., :-1]], axis=-1)
     middle = np.clip(np.minimum(above, 0.75) - np.maximum(below, 0.25), 0, None)

@@ -69,7 +69,7 @@ def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[st
 
 
 def explain(problem: ErrorDetails, settings: Mapping[str, Any]) -> str:
-    """Return a problem that pydantic found in some settings, as the user knows the field."""
+    """Describe a problem that pydantic found in some settings, by the path of the field as users write it."""
     path = ".".join(_path(problem["loc"], settings)) or "config"
     if problem["type"] == "value_error":
         return "\n".join(f"{path}: {line}" for line in str(problem.get("ctx", {})["error"]).splitlines())

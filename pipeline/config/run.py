@@ -26,7 +26,7 @@ MOST_ITERATIONS, MOST_STEPS = 10**8, 10**4
 
 
 class RunConfig(Settings):
-    """All settings that decide the results of a run, and what is kept of them. Where it runs is not one of them."""
+    """All settings that decide the results of a run, and which results are kept. Where it runs is no part of them."""
 
     env: EnvConfig
     algorithm: Annotated[AlgorithmSettings, ByName(ALGORITHMS, AlgorithmSettings)]
@@ -68,7 +68,7 @@ class RunConfig(Settings):
     def _fill_in_what_was_left_out(self) -> "RunConfig":
         for name, default in self.algorithm.run_defaults.items():
             self._default(name, default)
-        # Asked only if needed: gymnasium takes long to import, and may import a user's module.
+        # Only if needed: gymnasium is slow to import, and may import a user's module.
         if "max_episode_steps" not in self.model_fields_set and (limit := gymnasium_limit(self.env.name)) is not None:
             self._default("max_episode_steps", limit)
         return self
@@ -113,8 +113,8 @@ class RunConfig(Settings):
             )
         if self.policy.encoder is not None and self.algorithm.actor != "recurrent":
             yield (
-                f"policy.encoder is {self.policy.encoder.name}, but the policy of {self.algorithm.name} has no memory "
-                "behind it; leave it out"
+                f"policy.encoder is {self.policy.encoder.name}, but the policy of {self.algorithm.name} has no memory; "
+                "leave it out"
             )
         yield from self._idle_sizes()
         asked = {"policy.normalize_observations": self.policy, "processing.scale_rewards": self.processing}
@@ -143,7 +143,7 @@ class RunConfig(Settings):
                 sizes.append((f"algorithm.{field}", critic, getattr(algorithm, field), (about.default,)))
         for name, network, found, expected in sizes:
             if network not in SIZED_NETWORKS and found not in expected:
-                yield f"{name} is {found} but the network is {network}, which has sizes of its own; leave it out"
+                yield f"{name} is {found} but the network is {network}, which sets its own sizes; leave it out"
 
     @property
     def samples_until_enough(self) -> bool:
@@ -164,8 +164,8 @@ class RunConfig(Settings):
     def digest(self) -> str:
         """Return the SHA-256 of the settings that decide the results of training.
 
-        `iterations` and `stop` only say where a run stops, `evaluation` what is measured on the way, `retention` what
-        is kept, and `replay` how it is read.
+        `iterations` and `stop` only decide the end of a run, `evaluation` its measurements, `retention` the stored
+        batches, and `replay` how they are read.
         """
         beside = ("iterations", "stop", "evaluation", "retention", "replay")
         settings = {name: value for name, value in self.decisive().items() if name not in beside}
@@ -176,7 +176,7 @@ def build_config(settings: Mapping[str, Any]) -> RunConfig:
     """Return the RunConfig that a mapping describes.
 
     Raises:
-        ConfigError: with the path of every wrong field, the value found and what is allowed.
+        ConfigError: with the path of every wrong field, the value found and the allowed values.
     """
     try:
         config = RunConfig.model_validate(settings)

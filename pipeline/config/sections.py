@@ -40,7 +40,9 @@ class EvaluationConfig(Settings):
     @model_validator(mode="after")
     def _tasks_are_a_table(self) -> "EvaluationConfig":
         if not isinstance(self.tasks, str) and len({len(task) for task in self.tasks}) != 1:
-            raise ValueError(f"tasks has rows of {sorted({len(task) for task in self.tasks})} numbers; give one length")
+            raise ValueError(
+                f"tasks has rows of lengths {sorted({len(task) for task in self.tasks})}; required equal lengths"
+            )
         if self.task_sampling == "balanced" and self.evenly_by is not None:
             raise ValueError(f"task_sampling is balanced but evenly_by is {self.evenly_by}; leave one of them out")
         return self

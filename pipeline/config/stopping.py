@@ -1,4 +1,4 @@
-"""When a run has learned enough, judged by the metrics of its iterations and by nothing else."""
+"""Criteria that stop a run, computed from the metrics of its iterations alone."""
 
 import math
 import re

@@ -17,8 +17,8 @@ def parse(text: str) -> JsonValue:
     """Return the value that a JSON or YAML text describes.
 
     Raises:
-        ValueError: it is neither, or holds a tag, a date, a key twice, or itself, or aliases multiply it beyond all
-            measure.
+        ValueError: the text is neither, has a tag, a date, a duplicate key or a value that contains itself, or its
+            aliases expand it beyond the limit.
     """
     try:
         return json.loads(text, object_pairs_hook=_mapping)

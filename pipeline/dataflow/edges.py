@@ -1,7 +1,7 @@
-"""Edges: which outputs of which stages an input is, as data.
+"""Edges: the outputs that an input reads, as data.
 
 An edge is written in words relative to the stage that reads it: `this_step(PROCESS_SAMPLES)`. Order, lineage, static
-checks, diagrams and composition all read these words; nothing has to be called to know what a stage reads.
+checks, diagrams and composition all read these words; nothing has to be called to find the inputs of a stage.
 """
 
 from dataclasses import dataclass, replace
@@ -19,9 +19,9 @@ class Edge:
     """Outputs that a stage reads.
 
     Attributes:
-        word: Which of them.
-        stages: Names of the stages that give them.
-        first: What is read where there is no earlier step or iteration: another edge, or the name of one.
+        word: Rule that selects the outputs, such as `this_step`.
+        stages: Names of the stages that compute them.
+        first: Edge, or the name of one, that is read where there is no earlier step or iteration.
         among: The steps that count; default: all of the stage.
     """
 
@@ -35,13 +35,13 @@ class Edge:
         return f"{self.word}({', '.join(self.stages)}{first})"
 
     def renamed(self, old: str, new: str) -> Self:
-        """Return the edge with another stage in place of one."""
+        """Return the edge with one stage renamed."""
         first = self.first.renamed(old, new) if isinstance(self.first, Edge) else self.first
         return replace(self, stages=tuple(new if name == old else name for name in self.stages), first=first)
 
 
 def this_step(stage: Stage | str) -> Edge:
-    """Read a stage's output of the same inner step, or of the iteration where it has one only."""
+    """Read a stage's output of the same inner step, or its only output of the iteration."""
     return Edge("this_step", (_name(stage),))
 
 
@@ -86,7 +86,7 @@ def last_iterations(*stages: Stage | str) -> Edge:
 
 
 def since_start(*stages: Stage | str) -> Edge:
-    """Read all outputs of some stages so far, as a Span: of these the stage loads what it needs."""
+    """Read all outputs of some stages so far, as a Span, from which the stage loads what it needs."""
     return _span("since_start", stages)
 
 

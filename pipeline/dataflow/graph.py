@@ -1,7 +1,7 @@
-"""Graphs: kinds of runs as data, each a sentence of stages joined by named edges.
+"""Graphs: kinds of runs as data, each made of stages joined by named edges.
 
-What else must know about stages reads it from here: the order of an iteration, the lineage in records, Prefect's edges,
-what replaying and thinning need, the debugger's variables, the store's groups, choices on the command line, diagrams.
+Everything about stages is derived from here: the order of an iteration, the lineage in records, Prefect's edges, the
+inputs of replaying and thinning, the debugger's variables, the store's groups, command-line choices, and diagrams.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -27,16 +27,16 @@ class Graph:
     """A kind of run.
 
     Attributes:
-        name: Name by which an algorithm's settings select it.
+        name: Name by which the settings of an algorithm select the graph.
         stages: Stages in data-flow order; consecutive per-step stages run step by step.
-        edges: Edges by the names under which stages read them.
+        edges: Edges, by the names under which stages read them.
         shared: Objects that stages keep between iterations, such as a replay buffer; they change no bit. Name, by which
             functions of stages take it -> function that makes it, which takes tools by name.
         remembers_by_task: True if stored data of a task belong to its index in the training set, which must not change.
         check: Raises ConfigError or EnvError if configuration and environment do not fit each other.
 
     Raises:
-        GraphError: a stage reads an edge that there is not, or takes what nobody has; or an edge comes from no stage.
+        GraphError: a stage reads a missing edge or takes an unknown tool, or an edge comes from no stage.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Graph:
         return self._order.sort(refs)
 
     def sampled_from(self, config: RunConfig, iteration: int) -> set[StageRef]:
-        """Return what decides an iteration's episodes: stages that sample, and what they read of this iteration."""
+        """Return the outputs that decide an iteration's episodes: of stages that sample, and their inputs within it."""
         sampling = [ref for ref in self.order(config, iteration) if self[ref.stage].samples]
         read = (wanted for ref in sampling for wanted in self.inputs(config, ref).values())
         return {*sampling, *(wanted for wanted in read if isinstance(wanted, StageRef))}
@@ -97,7 +97,7 @@ class Graph:
         Where an episode of every iteration is played again, the stage that ends it reads the tasks and the batch.
 
         Raises:
-            GraphError: there is no output for an input that has no default.
+            GraphError: an input without a default has no output to read.
         """
         stage, found = self[ref.stage], dict[str, Input]()
         for name, edge in stage.edges.items():
@@ -120,11 +120,11 @@ class Graph:
         return {**found, **dict(zip(WITNESS, (tasks[0], batches[drawn]), strict=True))}
 
     def within(self, config: RunConfig, span: Span, iteration: int) -> list[StageRef]:
-        """Return the outputs of a span that are of an iteration, in the order in which they are computed."""
+        """Return a span's outputs from one iteration, in the order in which they are computed."""
         return [ref for ref in self.order(config, iteration) if ref in span]
 
     def sources(self, edge: Edge) -> Iterator[tuple[str, Edge]]:
-        """Yield the stages that an edge may come from, each with the edge that says which of their outputs."""
+        """Yield the stages that an edge may come from, each with the edge that selects its outputs."""
         if edge.first is not None:
             yield from self.sources(self.edges[edge.first] if isinstance(edge.first, str) else edge.first)
         yield from ((name, edge) for name in edge.stages)
@@ -152,7 +152,7 @@ class Graph:
         """The stage whose output tasks act with in the next inner step; None in a graph that does not adapt.
 
         Raises:
-            GraphError: tasks act with what is computed before the episodes of the same step.
+            GraphError: tasks act with an output that is computed before the episodes of the same step.
         """
         return None if self._of_adaptation is None else self._of_adaptation[1]
 
@@ -163,7 +163,7 @@ class Graph:
 
     @cached_property
     def adapting(self) -> tuple[Stage, ...]:
-        """The stages of one adaptation step, in order: all that lead from episodes to what tasks then act with."""
+        """The stages of one adaptation step, in order: from the episodes to the output that tasks then act with."""
         needed: set[str] = set()
         waiting = [] if self.adapted is None else [self.adapted]
         while waiting:
@@ -187,7 +187,7 @@ class Graph:
         There, every stage has every step, and there are no other iterations. None stands for what tasks act with.
 
         Raises:
-            GraphError: the stage reads what is there in training only.
+            GraphError: the stage reads an output that exists in training only.
         """
         there = {self.learner_ref(0), *(one.at(0, k) for one in self.adapting)}
         there |= {self.collecting.at(0, n) for n in range(k + 1)} if self.collecting else set()
@@ -218,8 +218,8 @@ class Graph:
         Args:
             stage: The stage.
             after: Stage that it follows.
-            gives: Edge that comes from it from now on, with all others from the same stage: whoever read the output
-                there reads this one instead. The stage itself reads them as they were.
+            gives: Edge that comes from the new stage from now on, along with all other edges from the same source.
+                Stages that read the source now read the new stage, which itself still reads the source.
 
         Raises:
             GraphError: naming the stage, the edge and what to do.
@@ -235,7 +235,7 @@ class Graph:
             raise GraphError(
                 f"graph {self.name}: {stage.name} gives {stage.output.__name__} {stage.per.words!r}, but the edge "
                 f"{gives} comes from {source.name}, which gives {source.output.__name__} {source.per.words!r}; "
-                "required the same, or without `gives` an edge of its own"
+                "required the same; omit `gives` to add a separate edge"
             )
         moved = [name for name, edge in self.edges.items() if source.name in edge.stages]
         kept = {name: f"{name} of {source.name}" for name in moved if name in stage.edges.values()}
@@ -245,14 +245,14 @@ class Graph:
         return replace(self, stages=(*self.stages[:n], inserted, *self.stages[n:]), edges=edges)
 
     def replace(self, old: Stage | str, new: Stage) -> Self:
-        """Return the graph with a stage in place of another one, from which all its edges then come."""
+        """Return the graph with one stage replaced; all edges from the old stage then come from the new one."""
         before = self._known(old)
         stages = tuple(new if stage is before else stage for stage in self.stages)
         edges = {name: edge.renamed(before.name, new.name) for name, edge in self.edges.items()}
         return replace(self, stages=stages, edges=edges)
 
     def remove(self, stage: Stage | str) -> Self:
-        """Return the graph without a stage; edges that come from it have to come from others before."""
+        """Return the graph without a stage; its edges must have been moved to other stages before."""
         gone = self._known(stage)
         left = tuple(stage for stage in self.stages if stage is not gone)
         read = {edge: reader.name for reader in left for edge in reader.edges.values()}
@@ -266,16 +266,16 @@ class Graph:
         return replace(self, stages=left, edges=edges)
 
     def rename(self, old: Stage | str, name: str) -> Self:
-        """Return the graph with another name of a stage; it is stored in the same group."""
+        """Return the graph with one stage renamed; its outputs are stored in the same group."""
         before = self._known(old)
         return self.replace(before, replace(before, name=name))
 
     def edge(self, **edges: Edge) -> Self:
-        """Return the graph with some edges that come from elsewhere, or new ones."""
+        """Return the graph with some edges redirected or added."""
         return replace(self, edges={**self.edges, **edges})
 
     def named(self, name: str) -> Self:
-        """Return the graph under another name."""
+        """Return the graph with a new name."""
         return replace(self, name=name)
 
     def _known(self, stage: Stage | str) -> Stage:
@@ -285,7 +285,7 @@ class Graph:
         return self[name]
 
     def _resolved(self, edge: Edge, config: RunConfig, i: int, k: int, *, training: bool = True) -> Input | None:
-        """Return the outputs that an edge stands for at a position, None if there are none."""
+        """Return the outputs that an edge selects at a position; None if there are none."""
         stage = self[edge.stages[0]]
 
         def output(i: int, k: int) -> StageRef | None:
@@ -316,7 +316,7 @@ class Graph:
                 return Span(edge.stages, max(0, i - config.algorithm.earlier_iterations), i)
 
     def _problems(self) -> Iterator[str]:
-        """Yield what is wrong whatever the settings are."""
+        """Yield the problems that any settings would have."""
         if len(self._by_name) < len(self.stages):
             names = [stage.name for stage in self.stages]
             twice = next(name for name in names if names.count(name) > 1)

@@ -42,7 +42,7 @@ class SpanOutputs:
         return self._graph.within(self._config, self.span, iteration)
 
     def load(self, ref: StageRef) -> Any:
-        """Return one of the outputs; of each of these three, ValueError where it is not in the span."""
+        """Return one of the outputs; like the next two methods, raises ValueError for an output outside the span."""
         return read_only(self._graph[ref.stage].as_declared(self._outputs.load(self._own(ref))))
 
     def lengths(self, ref: StageRef) -> Array:
@@ -60,7 +60,7 @@ class SpanOutputs:
 
 
 def read_only(value: T) -> T:
-    """Return an output with read-only arrays: it may be on its way to the disk, and others read it too."""
+    """Return an output with read-only arrays: it may still be written to the disk, and other stages read it too."""
     if isinstance(value, np.ndarray):
         value.flags.writeable = False
     elif isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""References to stage outputs: what flows pass around instead of arrays."""
+"""References to stage outputs, which flows pass around instead of arrays."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -67,9 +67,9 @@ class StageRef:
 
 @dataclass(frozen=True)
 class Span:
-    """All outputs of some stages over consecutive iterations: one input that a stage reads what it needs of.
+    """All outputs of some stages over consecutive iterations: an input of which a stage reads what it needs.
 
-    Such as everything that was collected so far, which a record can name without a list that grows with the run.
+    With a span, a record can name everything that was collected so far without a list that grows with the run.
 
     Attributes:
         stages: Stage names; all inner steps of each count, and an iteration need not have every stage.

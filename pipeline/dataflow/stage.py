@@ -1,4 +1,4 @@
-"""Stages: a function of batches, with how often it runs and which edges it reads."""
+"""Stages: functions of batches, with their frequency and the edges that they read."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -63,7 +63,7 @@ class At:
         """Return a generator of a stream of the stage's own at this position, see `own_generator`.
 
         Args:
-            name: Name of the stream, such as that of the stage.
+            name: Name of the stream, such as the stage's name.
         """
         return own_generator(self.run_seed, name, self.iteration, self.step, self.task)
 
@@ -114,7 +114,7 @@ class Stage:
         name: Stage name; default: the function's.
         reads: Input -> name of the graph's edge that it is read from; default: the edge of the same name.
         output: Type of its output: one of `metaloom.pipeline.types`, or a frozen dataclass of arrays whose fields say
-            their axes, see `metaloom.pipeline.outputs`; default: the annotation of what the function returns.
+            their axes, see `metaloom.pipeline.outputs`; default: the function's return annotation.
         group: Group that stores it; "{step}" in the name stands for the inner step; default: the stage's name.
         over: `tasks` if the function computes each task alone: it is called with one task at a time, in any order, and
             gets its index as `at.task`.
@@ -124,7 +124,7 @@ class Stage:
         seed_position: Position of its draws in the run's random streams.
 
     Raises:
-        GraphError: the function does not declare what it takes and returns.
+        GraphError: the function does not declare its arguments and its result.
     """
 
     run: Callable[..., Any]
@@ -228,7 +228,7 @@ class Stage:
         return StageRef(i, self.name, k)
 
     def as_declared(self, value: Any) -> Any:
-        """Return an output of it as an object of the class that it declares, wherever that was read from."""
+        """Return an output as an instance of the class that the stage declares, whatever it was read from."""
         return value if self.output.__module__ == types.__name__ else as_declared(self.output, value)
 
     def reading(self, **edges: str) -> Self:
@@ -257,7 +257,7 @@ def fields_of_tasks(kind: type[Any], *, all_of_them: bool = False) -> tuple[str,
 
 
 def _written(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function that somebody wrote, without arguments that `functools.partial` has filled in."""
+    """Return the underlying function, without the arguments filled in by `functools.partial`."""
     return _written(function.func) if isinstance(function, partial) else function
 
 

@@ -14,8 +14,8 @@ def call(stage: Stage, tools: Mapping[str, Any], inputs: Mapping[str, Any], para
     """Call a stage's function with its tools and inputs; task by task, in any order, if it is over tasks.
 
     Raises:
-        GraphError: it is over tasks, and its inputs are of none or of different numbers of them, or what it gives of a
-            task is of none or several, or has other arrays than what it gives of another one.
+        GraphError: the stage is over tasks, and its inputs have no tasks or differ in their number. Or its output for a
+            task has no task axis of length 1, or other arrays than its output for another task.
     """
     positional = [tools[name] for name in stage.tools]
     if stage.over is None:
@@ -71,15 +71,17 @@ def _joined(stage: Stage, values: Sequence[Any]) -> Any:
 
 
 def _require_one_task(stage: Stage, b: int, value: Any, first: Any) -> None:
-    where = f"stage {stage.name} is over tasks, and of task {b} gave"
+    where = f"stage {stage.name} is over tasks, and for task {b} returned"
     if not isinstance(value, stage.output):
         raise GraphError(f"{where} {type(value).__name__}; required {stage.output.__name__}, as it declares")
     if sizes := {size for size in _sizes(value) if size != 1}:
-        raise GraphError(f"{where} arrays of {max(sizes)} tasks; required those of this one: a first axis of length 1")
+        raise GraphError(
+            f"{where} arrays of {max(sizes)} tasks; required arrays of this task alone: a first axis of length 1"
+        )
     if (found := _names(value)) != (known := _names(first)):
         raise GraphError(
-            f"{where} {', '.join(sorted(found ^ known))}, or left it out, other than of task 0; required the same "
-            "arrays of every task"
+            f"{where} other arrays than for task 0: only one has {', '.join(sorted(found ^ known))}; required the "
+            "same arrays for every task"
         )
 
 

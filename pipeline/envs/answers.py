@@ -80,7 +80,7 @@ def wrong_number(observations: Array) -> tuple[int, str] | None:
     if sound.all():
         return None
     row, at = np.argwhere(~sound)[0].tolist()
-    return row, f"found {observations[row, at]} at place {at} of the observation; required {_FINITE}"
+    return row, f"found {observations[row, at]} at index {at} of the observation; required {_FINITE}"
 
 
 def number_of(answer: Any, name: str) -> float:
@@ -149,7 +149,7 @@ def last_line(error: BaseException) -> str:
 
 
 def own_traceback(error: BaseException | None) -> str:
-    """Return the traceback of what an environment raised; empty when it answered and only the answer was refused."""
+    """Return the traceback of an environment's error; empty if it answered and only its answer was rejected."""
     if error is None or isinstance(error, EnvError):
         return ""
     text = "".join(traceback.format_exception(error))
@@ -206,7 +206,7 @@ def declared_facts(env: gymnasium.Env[Any, Any]) -> tuple[Fact, ...]:
 
 
 def described_facts(env: gymnasium.Env[Any, Any]) -> dict[str, dict[str, Any]]:
-    """Return what `declared_facts` returns as plain JSON data, by name."""
+    """Return the result of `declared_facts` as plain JSON data, by name."""
     about = {fact.name: fact._asdict() for fact in declared_facts(env)}
     return {name: {key: value for key, value in fact.items() if key != "name"} for name, fact in about.items()}
 
@@ -255,8 +255,8 @@ def _require_names(where: str, told: Mapping[str, Any], declared: Sequence[Fact]
     names = [fact.name for fact in declared]
     if sorted(map(str, told)) != sorted(names):
         raise EnvError(
-            f"{where}: found {sorted(map(str, told))}; required those that the environment declares, {sorted(names)}, "
-            "in every step"
+            f"{where}: found {sorted(map(str, told))}; required the facts that the environment declares, "
+            f"{sorted(names)}, in every step"
         )
 
 

@@ -98,5 +98,5 @@ class BanditBatch(BatchEnv):
 
     @property
     def state(self) -> Array:
-        # A bandit has none: what it will pay follows from the seed of the reset.
+        # A bandit has no state: its payouts follow from the seed of the reset.
         return np.zeros((self.num_rows, 0))

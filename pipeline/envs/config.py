@@ -97,7 +97,7 @@ class EnvConfig(Settings):
 
     @property
     def is_built_in(self) -> bool:
-        """True if no code of others takes part."""
+        """True if no third-party code takes part."""
         return self.name in ENVS and not self.wrappers
 
     @property
@@ -114,7 +114,7 @@ class EnvConfig(Settings):
     @classmethod
     def _sees_nothing_twice(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
         if value is not None and len(set(value)) < len(value):
-            raise ValueError(f"found {list(value)}; required every place once")
+            raise ValueError(f"found {list(value)}; required each index once")
         return value
 
     @model_validator(mode="after")
@@ -142,7 +142,7 @@ def is_gymnasium_id(name: str) -> bool:
 def registered_id(name: str) -> str | None:
     """Return the id under which gymnasium knows an environment, whose module is imported; None for other names.
 
-    An id needs no version: what a module does not have itself, it may have registered.
+    An id needs no version: a name that a module lacks may be one that it registered.
 
     Raises:
         ConfigError: the module cannot be imported.
@@ -150,7 +150,7 @@ def registered_id(name: str) -> str | None:
     own = name.rpartition(":")[2]
     if ":" in name and hasattr(import_module(name), own.partition(".")[0]):
         return None
-    import gymnasium  # here alone: it takes a seventh of the time in which a typo is refused
+    import gymnasium  # imported here: it takes a seventh of the time of refusing a typo
 
     return own if own in gymnasium.registry else None
 
@@ -160,7 +160,7 @@ _ASKED = ContextVar("_ASKED", default=True)
 
 @contextmanager
 def step_limits_left_open() -> Generator[None]:
-    """Build configurations in the block without gymnasium's step limits, for whoever only reads what was set."""
+    """Build configurations in the block without gymnasium's step limits, for callers that only read the settings."""
     token = _ASKED.set(False)
     try:
         yield

@@ -55,8 +55,8 @@ class ModelBatch(PhysicsBatch, Protocol):
 def contact_batch(model: mujoco.MjModel, num_rows: int, num_threads: int) -> PhysicsBatch:
     """Return N simulations whose `cfrc_ext` holds the contact forces of their last step, as in gymnasium's robots.
 
-    Through MuJoCo's public C functions where the installed library shows them, else by a loop over the simulations:
-    the same bits, about a tenth slower on one thread, and the loop gains nothing from more.
+    Uses MuJoCo's public C functions where the installed library exports them, else a loop over the simulations. Both
+    give the same bits. The loop is about a tenth slower on one thread, and gains nothing from more threads.
     """
     library = batch_library()
     if library is None:
@@ -109,12 +109,12 @@ class ContactBatch:
         # Called with four arguments, of which it takes the first two: C's calling conventions allow that on all
         # platforms that MuJoCo is built for.
         self._check(rows, self._library.mjb_apply(self._batch, pointer, count, self._contact_pass, None, 0))
-        # Applying a function does not refresh what is bound; no stage at all does.
+        # Applying a function does not refresh bound fields; an empty stage does.
         self._check(rows, self._library.mjb_forward(self._batch, pointer, count, _NO_STAGE))
 
     def _view(self, address: int, shape: tuple[int, ...], item: Any = ctypes.c_double) -> Array:
         buffer = (item * int(np.prod(shape))).from_address(address)
-        # The array keeps the buffer, and so the memory that it shows.
+        # The array keeps the buffer alive, and with it the memory.
         buffer.owner = self._handle
         return np.frombuffer(buffer, np.dtype(item)).reshape(shape)
 
@@ -127,7 +127,7 @@ class ContactBatch:
 
 
 class ContactLoop:
-    """The same computation through the Python binding alone: after each step, a loop over the simulations."""
+    """Contact forces through the Python binding alone, by a loop over the simulations after each step."""
 
     def __init__(self, model: mujoco.MjModel, num_rows: int, num_threads: int) -> None:
         self._model = model

@@ -20,7 +20,7 @@ def require_count(env: gymnasium.Env[Any, Any], option: str, value: object, *, l
     """Reject an option that is not an integer, or too small.
 
     Raises:
-        EnvError: saying which.
+        EnvError: naming the option.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise EnvError(f"{type(env).__name__}: {option} is {value!r}; required a whole number from {least} on")
@@ -184,10 +184,10 @@ class MetaEnv(gymnasium.Env[Array, Array]):
         return self._task
 
     def sparse_rewards(self, rewards: Array) -> Array:
-        """Return what real steps with these rewards, of any shape, would have earned under a sparse reward.
+        """Return the sparse rewards of real steps with these rewards, of any shape.
 
-        An environment has them where tasks are inferred and policies evaluated by another reward than the one that is
-        learned from, as with PEARL. Padding is no step: its 0 may stand for the goal.
+        For environments whose tasks are inferred, and whose policies are evaluated, with another reward than the one
+            for learning, as in PEARL. Pass no padding: its 0 may stand for the goal.
 
         Raises:
             EnvError: the environment has no sparse rewards.
@@ -210,7 +210,7 @@ class MetaEnv(gymnasium.Env[Array, Array]):
         return type(self).diagnostics is not MetaEnv.diagnostics
 
     def batch(self, num_rows: int, num_threads: int) -> BatchEnv | None:
-        """Return a BatchEnv that equals this env bit for bit, or None if a loop over copies is all there is."""
+        """Return a BatchEnv that equals this env bit for bit, or None if only a loop over copies is available."""
         return None
 
 

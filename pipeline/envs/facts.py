@@ -26,8 +26,8 @@ def env_facts(config: EnvConfig, env: MetaEnv) -> dict[str, Any]:
     Returns:
         `class` as module:Class, `options` of its constructor including the defaults, `observation_size`,
         `observation_shape` where it has several axes, and `action_size` or, where actions are discrete, `num_choices`;
-        `actions_taken`, the space that a policy's actions are mapped into; and what the environment has `recorded` of
-        itself.
+        `actions_taken`, the space that a policy's actions are mapped into; and the facts that the environment itself
+        has `recorded`.
     """
     path, factory, given = _factory(config)
     actions = env.action_space
@@ -108,7 +108,7 @@ def parts_from(described: Mapping[str, Any]) -> gymnasium.Space[Any]:
 
 
 def component_facts(env: MetaEnv) -> dict[str, Any]:
-    """Return what an environment declares of its components: `observation` and `action`, each `names` and `units`.
+    """Return an environment's declaration of its components: `observation` and `action`, each `names` and `units`.
 
     Raises:
         EnvError: it declares more or fewer than there are, or a name twice.
@@ -165,7 +165,7 @@ def _plain(value: Any) -> Any:
         return [_plain(part) for part in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    # No address in memory, which would differ from run to run.
+    # No memory address, which would differ from run to run.
     return value if isinstance(value, bool | int | float | str | None) else f"a {type(value).__qualname__}"
 
 

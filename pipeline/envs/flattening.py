@@ -34,7 +34,7 @@ class FlatObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
                 "Leave the other parts out: --set 'env.wrappers=[{name: FilterObservation, options: {filter_keys: "
                 f"{json.dumps(kept)}}}}}]'"
                 if kept
-                else "Wrap it in a gymnasium.Wrapper of your own that shows one: --set 'env.wrappers=[my_module:Class]'"
+                else "Wrap it in a custom gymnasium.Wrapper that returns one: --set 'env.wrappers=[my_module:Class]'"
             )
             raise EnvError(
                 f"{type(env.unwrapped).__name__} has the observation space {space}; required a Box, Discrete, "
@@ -67,7 +67,7 @@ def flat(space: gymnasium.Space[Any], observation: Any) -> Array:
 
 
 def _require_in(space: gymnasium.Space[Any], value: Any, name: str) -> None:
-    # What gymnasium flattens to something else without a word.
+    # Values that gymnasium would silently flatten to something else.
     if isinstance(space, Dict):
         if not isinstance(value, Mapping) or value.keys() != space.keys():
             found = sorted(map(str, value)) if isinstance(value, Mapping) else type(value).__name__

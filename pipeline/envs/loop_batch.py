@@ -1,4 +1,4 @@
-"""The BatchEnv for environments that offer none: a loop over copies, which trusts none of them."""
+"""The BatchEnv for environments without one: a loop over copies, with checks of all their answers."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -47,7 +47,7 @@ class LoopBatch:
         dtype: np.dtype[Any] | None = None,
     ) -> None:
         self.watch_row = watch_row
-        # Numbers that float32 cannot keep are looked for in float64.
+        # Values that float32 cannot hold are found in float64.
         self._dtype = dtype if dtype is not None and dtype.kind in "iu" else np.dtype(np.float64)
         self._envs: list[MetaEnv] = []
         for row in range(num_rows):

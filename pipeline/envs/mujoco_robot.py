@@ -72,7 +72,7 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
     in `derived`, and zero after a reset.
     """
     derived_before: tuple[str, ...] = ()
-    """Those of them that `reward_terms` also reads as they were before the step."""
+    """The `derived` fields that `reward_terms` also reads as they were before the step."""
 
     def __init__(self, model: mujoco.MjModel, render_mode: str | None = None) -> None:
         if render_mode not in (None, *self.metadata["render_modes"]):
@@ -118,7 +118,7 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
         return np.zeros(len(motion.qpos), np.bool_)
 
     def write_models(self, batch: ModelBatch, tasks: Array) -> None:
-        """Write what the tasks [N, P] change in the physics of a `physics_batch`'s rows; the default is nothing.
+        """Write the physics of the tasks [N, P] into the rows of a `physics_batch`; the default is nothing.
 
         A robot that needs this does the same to its own model in `set_task`.
         """

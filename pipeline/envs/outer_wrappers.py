@@ -35,7 +35,7 @@ def in_wrappers(env: gymnasium.Env[Any, Any], wrappers: Sequence[WrapperConfig])
 
 
 class _InWrappers(WithTasks):
-    """A MetaEnv in wrappers. What they add to its reward, or take from it, is a term of the reward."""
+    """A MetaEnv in wrappers. Their change to its reward is a separate reward term."""
 
     def step(self, action: Array) -> tuple[Array, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
@@ -49,7 +49,7 @@ def wrapper_class(wrapper: WrapperConfig) -> type[gymnasium.Wrapper[Any, Any, An
     """Import the class of a wrapper.
 
     Raises:
-        EnvError: there is none, it keeps statistics over episodes, or it writes films.
+        EnvError: there is no such class, it keeps statistics over episodes, or it writes videos.
     """
     try:
         cls = load_class(wrapper.path, gymnasium.Wrapper, wrapper.name)
@@ -96,7 +96,7 @@ def _in_wrapper(env: gymnasium.Env[Any, Any], wrapper: WrapperConfig) -> gymnasi
         found = f"{about} raised {last_line(problem)}"
         if "max_episode_steps" in found and getattr(env.spec, "max_episode_steps", None) is None:
             raise EnvError(
-                f"{found}; the environment has no step limit of its own, and wrappers do not see the run's; required "
+                f"{found}; the environment sets no step limit, and wrappers do not see the run's; required "
                 "{name: TimeLimit, options: {max_episode_steps: 100}} before it in env.wrappers or, for a wrapper that "
                 "reads `env.spec` of a class, module:Id, registered with max_episode_steps"
             ) from problem
@@ -107,5 +107,5 @@ def _in_wrapper(env: gymnasium.Env[Any, Any], wrapper: WrapperConfig) -> gymnasi
     changed["action_components"] |= isinstance(found, gymnasium.ActionWrapper)
     for name, differs in changed.items():
         if differs and not (hasattr(cls, name) or name in vars(found)):
-            setattr(found, name, None)  # what the environment declares is not what is seen of it
+            setattr(found, name, None)  # wrappers may change what the environment declares
     return found

@@ -160,7 +160,7 @@ class PointRobot(gymnasium.Env[Array, Array]):
         return picture.pixels()
 
     def draw_scene(self, picture: PointPicture) -> None:
-        """Draw what else there is, below the point's way; the default is nothing."""
+        """Draw other objects, below the point's path; the default is nothing."""
 
     def batch(self, num_rows: int, num_threads: int) -> "PointBatch | None":
         return PointBatch(self, num_rows) if keeps_rules(self, PointRobot) else None

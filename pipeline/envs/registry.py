@@ -54,7 +54,7 @@ def make_batch_env(
     `watch_row` receives each row before its environment is called, where a loop calls one after the other.
 
     Raises:
-        EnvError: as for `make_env`.
+        EnvError: the name, an option or the action space cannot be used; the message says what can.
     """
     from metaloom.pipeline.envs.loop_batch import LoopBatch, ignore_row
 
@@ -94,7 +94,7 @@ def require_env(name: str) -> str:
         raise EnvError(
             f"env.name is {name!r}{suggestion(name, known) or ', which is unknown'}\nRequired: a name that "
             "`metaloom recipes --envs` lists; or a name that gymnasium knows, such as Hopper-v5, or module:Hopper-v5; "
-            "or module:Class for an environment of your own"
+            "or module:Class for a custom environment"
         ) from problem
 
 
@@ -102,7 +102,7 @@ def find_env(name: str) -> type[gymnasium.Env[Any, Any]]:
     """Return the class of an environment that is not gymnasium's.
 
     Raises:
-        EnvError: there is none, or it is the class of something else.
+        EnvError: there is no such class, or it is no environment.
     """
     try:
         return PLUGINS.find(name, gymnasium.Env)

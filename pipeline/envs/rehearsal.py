@@ -42,7 +42,7 @@ def refusal(who: str, draw: Draw | None = None) -> str:
         who: Subject of the sentence.
         draw: Draw from a global generator that causes it. Training refuses it too, except from an installed package.
     """
-    why = draw or "Draw from self.np_random alone and begin anew in reset"
+    why = draw or "Draw from self.np_random alone and restore all state in reset"
     remedy = "" if draw and not draw.installed else "; to train on it all the same: --set env.copies=kept"
     return (
         f"{who} gave other answers to the same task, seed and actions; required the same bits, or no run could be "
@@ -171,7 +171,7 @@ class Rehearsal:
         }
 
     def _draw(self, n: int) -> Draw | None:
-        """Find out what draws from a global generator in episode n, or seeds it."""
+        """Find the code that draws from a global generator in episode n, or seeds it."""
         self.alone((n + 1) % len(self.seeds))  # or an environment that seeds it would leave it as it was
         return GlobalRandomWatch().draw_of(lambda: self.alone(n), "the rehearsal")[1]
 
@@ -300,7 +300,7 @@ def main(steps: int, thorough: bool, timeout_seconds: float) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    # Environments print, and may close what they did not open; the answer is all that is read.
+    # Environments print, and may close what they did not open; only the answer is read.
     _answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     _answer.write(json.dumps(main(int(sys.argv[1]), sys.argv[2] == "1", float(sys.argv[3]))))

@@ -80,7 +80,7 @@ class Classes:
         """
         if missing := [field for field in self.fields if field not in fields]:
             raise ValueError(
-                f"task_classes: found the task fields {[*fields]}; required {missing} too, to tell the class"
+                f"task_classes: found the task fields {[*fields]}; required {missing} too, to decide the class"
             )
         chosen = params[:, [[*fields].index(field) for field in self.fields]]
         if self.edges:
@@ -111,7 +111,7 @@ class Classes:
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Self:
-        """Return what `facts` gave.
+        """Restore the classes from the result of `facts`.
 
         Raises:
             ValueError: they are of something else.

@@ -1,4 +1,4 @@
-"""Between a policy and an environment: the action box, and plain gymnasium envs as meta-environments."""
+"""Adapters between a policy and an environment: the action box, and plain gymnasium envs as meta-environments."""
 
 import logging
 import math
@@ -116,7 +116,7 @@ _NO_BOUND = 1e30
 
 
 class Wrapped(gymnasium.Env[Array, Any]):
-    """An environment around another one, with all that it does not override."""
+    """An environment around another one; everything that it does not override is passed through."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         self.env: Any = env
@@ -195,7 +195,7 @@ class PolicyActions(WithTasks):
     _closed = False
 
     def __init__(self, env: MetaEnv, scale: float | None) -> None:
-        # Arrays of any shape stay as they are: whether they are images, a network has to know.
+        # Arrays of any shape stay as they are: the network decides whether they are images.
         super().__init__(env if isinstance(env.observation_space, Box) else WithTasks(FlatObservations(env), env), env)
         self.unflattened: gymnasium.Space[Any] = env.observation_space
         space = _action_space(env)
@@ -326,7 +326,7 @@ def observe_places(env: gymnasium.Env[Any, Any], places: Sequence[int]) -> gymna
     if not isinstance(space, Box) or len(space.shape) != 1 or max(chosen) >= space.shape[0]:
         raise EnvError(
             f"env.observed: found {chosen} for {type(env.unwrapped).__name__} with the observation space {space}; "
-            "required places in a Box with one axis, counted from 0"
+            "required indices of a Box with one axis, counted from 0"
         )
     shown = Box(space.low[chosen], space.high[chosen], dtype=space.dtype.type)
     return TransformObservation(env, lambda observation: observation[chosen], shown)
@@ -362,5 +362,5 @@ def _action_space(env: MetaEnv) -> ActionSpace:
 
 
 _OWN_ACTIONS = (
-    "Wrap it in a gymnasium.ActionWrapper of your own that takes such actions: --set 'env.wrappers=[my_module:Class]'"
+    "Wrap it in a custom gymnasium.ActionWrapper that takes such actions: --set 'env.wrappers=[my_module:Class]'"
 )

@@ -23,7 +23,9 @@ METRICS = Plugins("metric", "metaloom.metrics", {})
 """Functions of an EpisodeBatch or a Step that return metrics by name; the parameter's annotation decides which."""
 
 Numbers = Mapping[str, float]
-_REQUIRED = "required a function of one EpisodeBatch or Step, annotated so, that returns numbers by name"
+_REQUIRED = (
+    "required a function of one EpisodeBatch or Step, annotated as such, that returns a mapping from names to floats"
+)
 
 
 @dataclass(frozen=True)
@@ -106,11 +108,13 @@ def _find(name: str) -> tuple[type, Callable[[Any], Numbers]]:
 
 def _checked(source: str, numbers: object) -> dict[str, float]:
     if not isinstance(numbers, Mapping) or not all(isinstance(name, str) for name in numbers):
-        raise ConfigError(f"metrics: {source} returned {numbers!r}; required numbers by name")
+        raise ConfigError(f"metrics: {source} returned {numbers!r}; required a mapping from names to floats")
     try:
         return {name: float(value) for name, value in numbers.items()}
     except (TypeError, ValueError) as problem:
-        raise ConfigError(f"metrics: {source} returned {numbers!r}: {problem}; required numbers by name") from problem
+        raise ConfigError(
+            f"metrics: {source} returned {numbers!r}: {problem}; required a mapping from names to floats"
+        ) from problem
 
 
 @functools.cache  # once, not in every iteration

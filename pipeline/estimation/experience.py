@@ -58,14 +58,14 @@ class CriticEstimate:
 class Experience:
     """Episodes that one policy and its critic learn from.
 
-    An episode that its step limit ends has not come to its end: its last step is credited with the value of the state
-    that was reached. One that the task ends is credited with nothing.
+    If the step limit cut an episode, its last step is credited with the value of the state that was reached. If the
+    task ended the episode, nothing is credited.
 
     Attributes:
         mask: [b, E, T] bool, where a step is real.
         observations: [N, O], of all real steps, in the order task, episode, step.
         actions: [N, A] or [N].
-        behavior: name -> [N, ...] for what changes by step, [b, ...] repeated to [N, ...] for what does not.
+        behavior: name -> [N, ...]; parameters that do not change by step are repeated from [b, ...].
     """
 
     def __init__(self, episodes: EpisodeBatch, tasks: slice) -> None:

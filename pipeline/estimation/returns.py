@@ -31,8 +31,8 @@ def gae(rewards: Array, values: Array, next_values: Array, discount: float, gae_
     Args:
         rewards: [..., T].
         values: [..., T], of the states in which the steps begin.
-        next_values: [..., T], of the states in which they end; at an episode's last step what its end is credited with,
-            0 for an end that is the task's own.
+        next_values: [..., T], of the states in which they end; at an episode's last step the value credited to its end,
+            0 where the task ended it.
         discount: γ.
         gae_lambda: λ; 1 gives returns minus values, 0 the one-step errors.
 

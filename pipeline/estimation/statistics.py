@@ -141,7 +141,7 @@ def first_to_finish(lengths: Array, success: Array) -> float:
     `metaworld.evaluation.evaluation` (version 3.1.1) runs a few environments of a class side by side, resets each
     when its episode is over, lets success end an episode, and stops when three episodes of the class are over. An
     episode without success lasts to the step limit, so successful ones are over first and count, however rare they
-    are. It is offered to compare with published tables; what a policy is worth is the share of all test episodes.
+    are. Use it to compare with published tables; the share of all test episodes measures the policy.
 
     Episodes of an environment follow each other without a break; of episodes that are over in the same step, the
     environments' order decides.
@@ -156,7 +156,7 @@ def first_to_finish(lengths: Array, success: Array) -> float:
     if lengths.shape[1] < COUNTED_EPISODES:
         raise ValueError(f"found {lengths.shape[1]} episodes of an environment; required {COUNTED_EPISODES} or more")
     over = np.cumsum(lengths, axis=1)
-    # By the time, and then by the environment: of one environment no two are over at once.
+    # Sorted by time, then by environment: an environment never finishes two episodes at once.
     order = np.lexsort((np.repeat(np.arange(len(over)), over.shape[1]), over.ravel()))
     return float(success.ravel()[order[:COUNTED_EPISODES]].mean())
 

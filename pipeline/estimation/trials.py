@@ -18,7 +18,7 @@ class Trials:
 
     Attributes:
         mask: [N, L] bool, where a step is real.
-        inputs: [N, L, O + A + 2], what a policy with a memory sees: the observation; and of the step before the action
+        inputs: [N, L, O + A + 2], inputs of a policy with a memory: the observation; and of the step before the action
             (one-hot where actions are discrete), the reward, and whether an episode ended with it, all zero for the
             first step of a trial.
         actions: [N, L, A] float32 or [N, L] int64.

@@ -1,7 +1,7 @@
-"""Gradient steps of a tanh or ReLU policy and its critic in NumPy, from derivatives that are written down.
+"""Gradient steps of a tanh or ReLU policy and its critic in NumPy, from hand-written derivatives.
 
-The definition is `algorithms/actor_critic/gradient_steps.py`; tests hold this to it. It runs in the precision of the
-parameters it is given.
+The definition is `algorithms/actor_critic/gradient_steps.py`; tests compare with it. It runs in the precision of the
+given parameters.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ def value_slopes(values: Array, old_values: Array, targets: Array, clip_eps: flo
     if clip_eps is not None:
         change = values - old_values
         clipped = old_values + np.clip(change, -clip_eps, clip_eps) - targets
-        # Within the range the two errors are one number, and rounding must not decide between them. Where the clipped
-        # one is larger, the value lies outside the range and moving it changes nothing.
+        # Within the range the two errors are equal, and rounding must not decide between them. Where the clipped
+        # one is larger, the value is out of range and moving it changes nothing.
         uses_plain = (np.abs(change) <= clip_eps) | (np.square(errors) >= np.square(clipped))
         errors = np.where(uses_plain, errors, errors.dtype.type(0))
     return errors / len(errors)

@@ -1,4 +1,4 @@
-"""DQL's gradient steps for plain networks on the CPU, from derivatives that are written down.
+"""DQL's gradient steps for plain networks on the CPU, from hand-written derivatives.
 
 It computes what `DQLDefinition` in pipeline/algorithms/off_policy/dql.py does; the equations are there.
 """
@@ -16,7 +16,7 @@ from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch
 
 
 class DQLKernel(GradientSteps[None]):
-    """Q-function and target network while an iteration changes them."""
+    """Working copies of Q-function and target network during an iteration."""
 
     def __init__(
         self, settings: DQL, network: Network, state: LearnerState, *, discount: float, learning_rate: float

@@ -1,8 +1,8 @@
 """Products with the Gauss-Newton matrix of plain multilayer perceptrons on the CPU, from hand-written derivatives.
 
-For Gaussian and categorical policies. See maml.trpo, whose gauss_newton_product is the definition. What does not
-depend on the vector is computed once; automatic differentiation computes it for every product, which takes it up to
-twice as long.
+For Gaussian and categorical policies. See maml.trpo, whose gauss_newton_product is the definition. Everything that does
+not depend on the vector is computed once. Automatic differentiation computes it again for every product, and takes up
+to twice as long.
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,7 +56,7 @@ class ChunkCurvature:
     """J_iᵀ F_i J_i of a chunk's tasks, with everything that does not depend on the vector computed once."""
 
     def __init__(self, problem: MetaProblem, params: Mapping[str, Array], names: Sequence[str], chunk: Chunk) -> None:
-        # The rule that chose this kernel has seen to it.
+        # The rule that chose this kernel ensures it.
         policy, dtype = cast(KnownPolicy, problem.policy), chunk_dtype(chunk)
         self._names, self._num_tasks, self._inner_lr = names, len(chunk), problem.inner_lr
         self._hessians: list[InnerHessian] = []
@@ -112,7 +112,7 @@ class InnerHessian:
 
     def __init__(self, policy: KnownPolicy, params: Params, rows: TaskRows, loss: InnerLoss) -> None:
         self._network = _linearized(policy, params, rows)
-        # What the distribution is made of besides the network's outputs.
+        # Parameters of the distribution besides the network's outputs.
         self._others = [LOG_STD] if isinstance(policy, GaussianPolicy) else []
         inputs = (self._network.outputs, *(params[name] for name in self._others))
         self._head = [torch.as_tensor(x).requires_grad_() for x in inputs]

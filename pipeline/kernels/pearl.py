@@ -1,8 +1,8 @@
-"""PEARL's gradient steps for plain relu networks on the CPU, from derivatives that are written down.
+"""PEARL's gradient steps for plain relu networks on the CPU, from hand-written derivatives.
 
-A step's tasks are dealt into fixed parts, which threads work on at the same time; parts are summed in a fixed order,
-so bits do not depend on the number of threads. Q(o, a', z) is evaluated once for both losses of the actor, only the
-lower Q-value of a row is followed back to its action, and first layers go back to z or the action alone.
+A step's tasks are split into fixed parts, which threads compute at the same time. Parts are summed in a fixed order, so
+bits do not depend on the number of threads. Q(o, a', z) is evaluated once for both losses of the actor, only the lower
+Q-value of a row is followed back to its action, and first layers go back to z or the action alone.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class GaussianProduct:
 
 
 class Point:
-    """z is the mean of the encoder's Z outputs, without doubt, and there is no prior to be near to."""
+    """z is the mean of the encoder's Z outputs, without variance and without a prior."""
 
     def infer(self, outputs: Array) -> PosteriorArrays:
         self._shape = outputs.shape
@@ -317,7 +317,7 @@ def infer(settings: PEARL, encoder: Params, context: Transitions) -> PosteriorAr
     network = FlatNetwork(in_layer_order(encoder), layers_of(encoder), "relu", fold_bias=True)
     posterior_of = inference(settings.use_information_bottleneck)
     posteriors: list[PosteriorArrays] = []
-    # Task by task: the bits of one must not depend on how many others there are.
+    # Task by task: the bits of a task must not depend on the number of tasks.
     for b in range(len(context.rewards)):
         outputs = network.forward(*context_features(settings, context, slice(b, b + 1)))
         posteriors.append(posterior_of.infer(outputs[None]))

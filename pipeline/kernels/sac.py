@@ -1,4 +1,4 @@
-"""SAC's gradient steps for plain networks on the CPU, from derivatives that are written down.
+"""SAC's gradient steps for plain networks on the CPU, from hand-written derivatives.
 
 It computes what `SACDefinition` in pipeline/algorithms/off_policy/sac.py does; the equations are there.
 """
@@ -21,7 +21,7 @@ from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch, Par
 
 
 class TwinQKernel:
-    """Two Q-functions, the smaller of which is believed, whose parameters are one vector.
+    """Two Q-functions, whose parameters are one vector. The smaller value counts.
 
     Fujimoto et al. 2018, arXiv:1802.09477, section 4.2.
     """
@@ -65,7 +65,7 @@ class TwinQKernel:
 
 
 class SACKernel(GradientSteps[Array]):
-    """Policy, Q-functions, targets and temperature while an iteration changes them."""
+    """Working copies of policy, Q-functions, targets and temperature during an iteration."""
 
     def __init__(
         self,

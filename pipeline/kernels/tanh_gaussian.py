@@ -44,7 +44,7 @@ class TanhGaussianActions:
         self.deviation: Array = np.exp(self.log_std) * noise
         self.u: Array = (u := self.mean + self.deviation)
         self.actions: Array = np.tanh(u)
-        # Differs from the paper's code: log(1 - tanh² u) exactly, where log(1 - a² + 1e-6) is off for |u| > 6.
+        # Exact, unlike log(1 - a² + 1e-6) in the paper's code, which is off for |u| > 6.
         log_slope = 2 * (_LOG_2 - u - np.logaddexp(np.float32(0), -2 * u))
         terms = -0.5 * np.square(noise) - self.log_std - log_slope
         self.log_prob: Array = terms.sum(axis=1) - outputs.dtype.type(A * _HALF_LOG_2PI)

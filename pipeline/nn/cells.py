@@ -23,7 +23,7 @@ class CellSpec:
 
     Attributes:
         name: Name: gru, lstm, linear-attention, another registered one, or module:Class of a torch.nn.Module.
-        input_size: Size of one input; with an encoder, of what it gives and of the rest.
+        input_size: Size of one input; with an encoder, of the encoder's output and the rest.
         hidden_size: Features of a built-in one, and units of its layers.
         options: Options of linear-attention, or keyword arguments of a module's class.
         encoder: Network in front of it, which sees the observations; None where the cell sees them.

@@ -15,13 +15,13 @@ def use_device(name: DeviceName) -> torch.device:
     """Prepare to compute on a device, by deterministic algorithms only.
 
     Raises:
-        ConfigError: this machine, or this build of torch, has no such device.
+        ConfigError: this machine or this build of torch lacks the device.
     """
     if not _IS_AVAILABLE[name]():
         found = ", ".join(known for known, available in _IS_AVAILABLE.items() if available())
         raise ConfigError(
-            f"device is {name}, but torch {torch.__version__} finds none here; required one of {found}. On another "
-            "device it is another run: `metaloom fork RUN --run NEW --set device=cpu` goes on from a stored one"
+            f"device is {name}, but torch {torch.__version__} finds none here; required one of {found}. A run on "
+            "another device is another run: `metaloom fork RUN --run NEW --set device=cpu` continues a stored one there"
         )
     if name == "cuda":
         # cuBLAS is deterministic only with a workspace of fixed size, which it reads before its first call.
@@ -36,7 +36,7 @@ def use_device(name: DeviceName) -> torch.device:
 
 
 def device_facts(name: DeviceName) -> dict[str, str]:
-    """Return what decides a device's bits besides torch's version: its model and its libraries; nothing for the CPU."""
+    """Return the facts that decide a device's bits besides torch's version: model, libraries; nothing on CPU."""
     if name == "cuda":
         return {
             "model": torch.cuda.get_device_name(),

@@ -1,7 +1,7 @@
 """Parameters in one flat vector, and a network on views of it with its derivatives, without autograd.
 
-A minibatch of 64 or 256 rows through two or three layers takes a processor less time than an autograd engine takes to
-note what it did, so the few derivatives there are are written down.
+Two or three layers process a minibatch of 64 or 256 rows in less time than autograd takes to record them, so the few
+derivatives are written by hand.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from metaloom.pipeline.types import Array, Params
 
 Activation = Literal["tanh", "relu"]
 Rows = Array | slice
-"""Numbers of rows, [n] int64, or a range of them."""
+"""Row indices [n] int64, or a range of rows."""
 ALL = slice(None)
 
 
@@ -68,7 +68,7 @@ class FlatParams:
             return Layer(self.params[kernel], self.params[bias]), Layer(self.gradients[kernel], self.gradients[bias])
         first, last = self._places[kernel], self._places[bias]
         if first.stop != last.start:
-            raise ValueError(f"fold_bias: {bias} does not lie behind {kernel}; give the parameters in layer order")
+            raise ValueError(f"fold_bias: {bias} does not follow {kernel}; give the parameters in layer order")
         whole, columns = slice(first.start, last.stop), self._shapes[kernel][1]
         weights, gradient = (vector[whole].reshape(-1, columns) for vector in (self.vector, self.gradient))
         return Layer(weights, None), Layer(gradient, None)
@@ -118,7 +118,7 @@ class FlatDescent:
 class FlatNetwork:
     """A multilayer perceptron with a linear last layer, whose layers are named entries of some parameters.
 
-    What hidden layers compute is kept in buffers that the next call overwrites; what is returned is the caller's.
+    Outputs of hidden layers are kept in buffers that the next call overwrites; returned arrays belong to the caller.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class FlatNetwork:
         kernel, whole = self._layers[index].kernel, self._errors[index - 1].first(len(errors))
         units = whole.shape[1] - self._ones
         below = whole[:, :units]
-        # A product with one column has no sums; matmul takes three times as long over it.
+        # A product with one column has no sums, and matmul takes three times as long.
         (np.multiply if kernel.shape[1] == 1 else np.matmul)(errors, kernel[:units].T, out=below)
         self._times_slope(whole, outputs)
         return below
@@ -268,5 +268,5 @@ def prefixed(arrays: Mapping[str, Array], prefix: str) -> Params:
 
 
 def unprefixed(arrays: Mapping[str, Array], prefix: str) -> Params:
-    """Return the arrays whose names start with `prefix.`, under what comes after it."""
+    """Return the arrays whose names start with `prefix.`, without the prefix."""
     return {name.removeprefix(f"{prefix}."): value for name, value in arrays.items() if name.startswith(f"{prefix}.")}

@@ -1,6 +1,6 @@
 """A network's parameters as views of one vector, their gradients as views of another, and an optimizer of the vector.
 
-With a small network an optimizer spends more time on finding its way from parameter to parameter than on arithmetic.
+With a small network, an optimizer spends more time on looping over parameters than on arithmetic.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ class Descent:
         self._fixed = None if flat.learned.all() else torch.from_numpy(~flat.learned).to(flat.vector.device)
 
     def step(self, learning_rate: float, direction: Array | None = None) -> None:
-        """Move what learns of the parameters against their gradient, or against another direction [D]."""
+        """Move the learned parameters against their gradient, or against another direction [D]."""
         vector = self.flat.vector
         before = None if self._fixed is None else vector[self._fixed]
         gradient = self.flat.gradient if direction is None else torch.from_numpy(direction).to(vector.device)
         self._optimizer.step(gradient, learning_rate)
         if self._fixed is not None and before is not None:
-            # Weight decay moves what has no gradient as well.
+            # Weight decay also moves parameters without a gradient.
             vector[self._fixed] = before
 
     def down(self, loss: Tensor, learning_rate: float, max_norm: float | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""A user's own torch.nn.Module as a function of explicit parameters, and the checks that it is one."""
+"""A custom torch.nn.Module as a function of explicit parameters, and the checks that it is one."""
 
 import copy
 import json
@@ -37,7 +37,7 @@ def require_function(module: nn.Module, name: str, inputs: Sequence[Tensor], che
     """Reject a module that is not a function of its parameters and of single rows of inputs.
 
     Raises:
-        ConfigError: states what the module does instead.
+        ConfigError: naming the violation.
     """
     # Acting calls a module without gradients, learning with them, and the module can detect that.
     with torch.no_grad():
@@ -96,7 +96,7 @@ def _repeated(module: nn.Module, name: str, inputs: Sequence[Tensor], check: Cal
     if not torch.equal(torch.get_rng_state(), random_state):
         raise ConfigError(
             f"policy.network: {name} draws random numbers when it is called, as dropout does, so no stage could be "
-            "computed again; leave that out"
+            "recomputed; remove them"
         )
     for key, value in module.named_buffers():
         if not torch.equal(value, buffers[key]):
@@ -136,8 +136,8 @@ class ModuleNetwork:
     """A custom module, constructed as Class(input_shape, output_size, **options). See Network.
 
     It is called with float32 inputs [N, *input_shape], already scaled, and gives [N, output_size]. It may have constant
-    buffers and frozen parameters (requires_grad=False), which stay as the constructor makes them; what it computes may
-    not depend on anything else that changes, on randomness, or on other rows.
+    buffers and frozen parameters (requires_grad=False), which stay as the constructor makes them. Its outputs may not
+    depend on anything else that changes, on randomness, or on other rows.
     """
 
     def __init__(self, prefix: str, spec: NetworkSpec) -> None:
@@ -146,7 +146,7 @@ class ModuleNetwork:
         self._shape = spec.input_shape if not spec.extra_size else (spec.input_size,)
         if spec.extra_size and len(spec.input_shape) != 1:
             raise ConfigError(
-                f"policy.network is {spec.name}, but the algorithm puts {spec.extra_size} numbers behind observations "
+                f"policy.network is {spec.name}, but the algorithm appends {spec.extra_size} values to observations "
                 f"of shape {spec.input_shape}; required policy.network=cnn, or observations of one axis"
             )
         try:
@@ -174,7 +174,7 @@ class ModuleNetwork:
         if x.dim() == len(self._shape) + 1:
             if torch.is_grad_enabled():
                 return functional_call(module, own, (x,))
-            # To exchange the data of this thread's copy takes a tenth of the time, and acting calls it very often.
+            # Swapping the data of this thread's copy takes a tenth of the time, and acting calls this very often.
             for name, parameter in parameters.items():
                 parameter.data = own[name]
             return module(x)

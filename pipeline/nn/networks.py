@@ -76,8 +76,8 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
 
 
 def _tanh(values: Tensor) -> Tensor:
-    # Of many tasks in place: the product before it keeps its factors, not its result, so autograd needs no second
-    # buffer. A minibatch without a task axis is over sooner than the call of a function that is written in Python.
+    # In place for many tasks: the product before it saves its factors, not its result, so autograd needs no second
+    # buffer. For a minibatch without a task axis, calling a function written in Python costs more than it saves.
     in_place = values.dim() == 3 and values.device.type == "cpu"
     return cast(Tensor, _InPlaceTanh.apply(values)) if in_place else torch.tanh(values)
 

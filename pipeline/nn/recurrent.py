@@ -130,7 +130,7 @@ class GRU(BuiltInCell):
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Run torch's own kernel, which takes no longer than the products in it; see Cell."""
-        # Not in its type stubs: what nn.GRU calls.
+        # nn.GRU calls it, but the type stubs lack it.
         run = cast(Callable[..., tuple[Tensor, Tensor]], torch.gru)  # pyright: ignore
         features, last = run(inputs, state.unsqueeze(0).contiguous(), _as_torch(params), *_ONE_LAYER)
         return features, last[0]
@@ -163,7 +163,7 @@ class ModuleCell:
     """A custom module, constructed as Class(input_size, **options). See Cell.
 
     It has the attributes `state_size` and `feature_size`, and is called with float32 inputs [N, in] and states [N, S];
-    it gives features [N, F] and the next states [N, S]. What it computes may depend on nothing else that changes. It
+    it gives features [N, F] and the next states [N, S]. Its outputs may depend on nothing else that changes. It
     may have constant buffers and frozen parameters, as ModuleNetwork. If it also has a method `sequence`, from inputs
     [L, N, in] and states [N, S] to features [L, N, F] and final states [N, S], learning calls that.
     """
@@ -214,8 +214,8 @@ class ModuleCell:
         size = getattr(self._module, name, None)
         if not isinstance(size, int) or size < 1:
             raise ConfigError(
-                f"policy.network: {self.spec.name}.{name} is {size!r}; required the whole numbers state_size and "
-                "feature_size, of what it keeps and of what it gives"
+                f"policy.network: {self.spec.name}.{name} is {size!r}; required integers state_size and "
+                "feature_size, the sizes of its state and of its features"
             )
         return size
 
@@ -230,7 +230,7 @@ class ModuleCell:
 
 
 def _shapes(outputs: Any) -> list[object]:
-    """Return the shapes of a custom cell's outputs, or the types of those that are no tensors."""
+    """Return the shape of each output of a custom cell; for an output that is no tensor, its type."""
     parts: tuple[Any, ...] = tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)
     return [tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__ for part in parts]
 
@@ -243,7 +243,7 @@ class _Along(nn.Module):
         self.cell = cell
 
     def forward(self, inputs: Tensor, state: Tensor, *, step_by_step: bool = False) -> tuple[Tensor, Tensor]:
-        # A single input is a step of acting, whose bits are those of the cell itself.
+        # A single input is a step of acting, which must have the same bits as the cell itself.
         if not step_by_step and len(inputs) > 1 and hasattr(self.cell, "sequence"):
             return self.cell.sequence(inputs, state)
         features: list[Tensor] = []
@@ -254,7 +254,7 @@ class _Along(nn.Module):
 
 
 _SAME = 1e-6
-"""Difference allowed between a `sequence` and single steps in float64, relative to numbers larger than 1."""
+"""Difference allowed between a `sequence` and single steps in float64, relative to values larger than 1."""
 
 
 @lru_cache(maxsize=16)
@@ -313,7 +313,7 @@ def _require_same(what: str, names: Sequence[str], found: Sequence[Tensor], expe
 
 
 class EncodedCell:
-    """A cell behind a network that encodes observations, which come first in an input. See Cell."""
+    """A cell after a network that encodes the observations, which come first in an input. See Cell."""
 
     def __init__(self, spec: CellSpec, encoder: NetworkSpec) -> None:
         self.spec: CellSpec = spec

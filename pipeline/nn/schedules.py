@@ -27,7 +27,7 @@ def lr_factor(settings: LearningRate | ScheduledSteps, learning_rate: float) -> 
 
     Args:
         settings: Settings of the algorithm.
-        learning_rate: The step size that counts where a scheduler of torch speaks of absolute ones, as OneCycleLR does.
+        learning_rate: Step size for schedulers of torch with absolute step sizes, such as OneCycleLR.
 
     Raises:
         ConfigError: torch has no such scheduler, it refuses its options, or it needs more than the count of updates;
@@ -51,7 +51,7 @@ def lr_factor(settings: LearningRate | ScheduledSteps, learning_rate: float) -> 
 
     try:
         factor = _TorchFactor(scheduler, schedule.options, learning_rate)
-        # What is wrong with the options may show only in the first step.
+        # Wrong options may only fail in the first step.
         factor(1)
     except _REFUSALS as error:
         raise _refused(schedule, str(error)) from None
@@ -65,7 +65,7 @@ def _refused(schedule: TorchScheduler, problem: str) -> ConfigError:
 
 
 class _TorchFactor:
-    """The factor by a scheduler of torch, which only goes forward: asked for an earlier update, it starts again."""
+    """The factor of a scheduler of torch. Schedulers only step forward, so an earlier update restarts it."""
 
     def __init__(
         self, scheduler: Callable[..., LRScheduler], options: Mapping[str, JsonValue], learning_rate: float
@@ -78,7 +78,7 @@ class _TorchFactor:
         if num_updates < self._done:
             self._start()
         while self._done < num_updates:
-            # Nothing is learned here; torch warns where a scheduler steps before its optimizer.
+            # No parameter is updated here; torch warns if a scheduler steps before its optimizer.
             self._optimizer.step()
             self._scheduler.step()
             self._done += 1

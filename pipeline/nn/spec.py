@@ -179,14 +179,14 @@ def check_network_settings(name: str, hidden_sizes: tuple[int, ...], options: Ma
                 f"network_options: {where}: {told(found)}; the options of {name} are {_names(_OPTIONS[name])}"
             ) from None
     elif name in SIZED_NETWORKS and options:
-        others = "; ".join(f"those of {other} are {_names(of)}" for other, of in _OPTIONS.items())
+        others = "; ".join(f"{other} takes {_names(of)}" for other, of in _OPTIONS.items())
         raise ValueError(f"network {name} has no options, found {dict(options)}; {others}")
     if name == RESIDUAL and len(set(hidden_sizes)) > 1:
         raise ValueError(f"network residual adds every layer to the one before, found hidden_sizes {hidden_sizes}; "
                          "required equal sizes")  # fmt: skip
     if name in RECURRENT_NETWORKS and len(hidden_sizes) != 1:
-        raise ValueError(f"network {name} is one layer, found hidden_sizes {hidden_sizes}; required one size, that of "
-                         "its features")  # fmt: skip
+        raise ValueError(f"network {name} is one layer, found hidden_sizes {hidden_sizes}; required one size, the "
+                         "number of features")  # fmt: skip
 
 
 def check_fits(spec: NetworkSpec) -> None:
@@ -207,8 +207,8 @@ def check_fits(spec: NetworkSpec) -> None:
         options = _fitting_options(shape)
         others = f" with policy.network_options={options}" if options else ""
         raise ConfigError(
-            f"policy.network is {spec.name}, but observations are images of shape {shape}, whose pixels it would take "
-            f"for unrelated numbers; required policy.network=cnn{others}, module:Class of a torch.nn.Module, or "
+            f"policy.network is {spec.name}, but observations are images of shape {shape}, whose pixels it would "
+            f"treat as unrelated numbers; required policy.network=cnn{others}, module:Class of a torch.nn.Module, or "
             "--set 'env.wrappers=[FlattenObservation]' to flatten them all the same"
         )
 
@@ -274,7 +274,7 @@ def convolutions(spec: NetworkSpec) -> Convolutions:
             fitting = _fitting_options(spec.input_shape)
             advice = f"such as --set 'policy.network_options={fitting}'" if fitting else "or those by default"
             raise ConfigError(
-                f"policy.network_options: nothing is left of an image of {height} x {width} pixels behind convolution "
+                f"policy.network_options: nothing is left of an image of {height} x {width} pixels after convolution "
                 f"{i} of kernel_sizes {options.kernel_sizes} and strides {options.strides}; required smaller or fewer "
                 f"ones, {advice}"
             )

@@ -35,8 +35,8 @@ _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
 class TorchOptimizer:
     """An optimizer of torch.optim that updates tensors in place.
 
-    Its state has a name for every quantity and tensor, such as `exp_avg.policy.output.bias`, and counts steps; at count
-    0 all else is zero and stands for nothing, so that a learner's arrays have the same names from the start.
+    Its state has a name for every quantity and tensor, such as `exp_avg.policy.output.bias`, and counts steps. At count
+    0 all other entries are zero placeholders, so that a learner's arrays have the same names from the start.
 
     Args:
         config: Optimizer and its options.
@@ -202,7 +202,7 @@ _ON_VECTOR: Mapping[str, type[AdamOnVector | RMSpropOnVector]] = {"adam": AdamOn
 def _of_torch(
     config: OptimizerConfig, vector: Tensor, state: Mapping[str, Array] | None, epsilon: float | None = None
 ) -> TorchOptimizer:
-    # ε stays what it is where only other options are asked for.
+    # ε keeps its default if only other options are set.
     known = IN_PLACE.get(config.name)
     defaults: dict[str, JsonValue] = {"eps": known.epsilon if epsilon is None else epsilon} if known else {}
     return TorchOptimizer(config.model_copy(update={"options": defaults | config.options}), {_VECTOR: vector}, state)

@@ -69,7 +69,7 @@ def check_actor(kind: ActorKind, actions: gymnasium.Space[Any], *, deterministic
     if kind == "tanh_gaussian" and not isinstance(actions, Box):
         raise ValueError(f"actor tanh_gaussian: found the action space {actions}; required continuous actions (Box)")
     whole = not isinstance(actions, Box) or (np.all(actions.low == -1) and np.all(actions.high == 1))
-    # A policy of half the box would never find out what the other half is good for.
+    # A policy that reaches half the box would never explore the other half.
     if kind in ("tanh_gaussian", "uniform") and not whole:
         raise ValueError(
             f"actor {kind}: its actions lie in [-1, 1], but the environment takes {actions} from the policy; "

@@ -1,4 +1,4 @@
-"""Policies built from their settings: Gaussian, categorical, with a memory, or the user's own."""
+"""Policies built from their settings: Gaussian, categorical, with a memory, or custom."""
 
 import math
 from collections.abc import Mapping
@@ -80,11 +80,11 @@ class CategoricalPolicy(Policy):
 
 
 def build_policy(config: PolicyConfig, spaces: Spaces) -> Policy:
-    """Build a Gaussian policy for continuous actions, a categorical one for discrete actions, or the user's own.
+    """Build a Gaussian policy for continuous actions, a categorical one for discrete actions, or a custom one.
 
     Raises:
-        ConfigError: the policy or its network is not for such observations or actions; or the user's own is not what
-            acting and learning take it for.
+        ConfigError: the policy or its network does not support the observations or actions, or a custom policy fails
+            its checks.
     """
     if config.name is not None:
         policy = build_own_policy(config, spaces)
@@ -108,7 +108,7 @@ def check_std(config: PolicyConfig, spaces: Spaces) -> None:
 
 
 def build_own_policy(config: PolicyConfig, spaces: Spaces) -> OwnPolicy:
-    """Build the user's own policy.
+    """Build a custom policy.
 
     Raises:
         ConfigError: it cannot be found or constructed.

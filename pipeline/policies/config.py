@@ -41,7 +41,7 @@ class EncoderConfig(Settings):
     options: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
     """As policy.network_options."""
     size: int = Field(default=64, ge=1)
-    """Features that the memory sees in place of an observation: the outputs of the network. A built-in one has a relu
+    """Size of the network's output, which the memory receives instead of an observation. A built-in network has a relu
     after each layer."""
 
     @model_validator(mode="after")
@@ -95,7 +95,7 @@ class PolicyConfig(Settings):
     """Options of cnn: channels, kernel_sizes, strides, channels_first. linear-attention: key_size, value_size, reading
     (linear or asinh). module:Class: keyword arguments of the class."""
     encoder: EncoderConfig | None = later(None)
-    """Network in front of a memory, which then sees its outputs in place of observations; required for images."""
+    """Network before a memory, which then receives its outputs instead of observations; required for images."""
     activation: str | None = later(None)
     """Activation after hidden layers: tanh, relu, identity, or a class of torch.nn such as SiLU; null for tanh, or relu
     under an off-policy algorithm."""
@@ -127,9 +127,7 @@ class PolicyConfig(Settings):
             POLICIES.path(self.name)
             return self
         if self.options:
-            raise ValueError(
-                f"options are {self.options} but name is not set, and only a policy of your own reads them"
-            )
+            raise ValueError(f"options are {self.options} but name is not set, and only a custom policy reads them")
         if self.network not in BUILT_IN_NETWORKS:
             for name in ("activation", "output_activation"):
                 if (value := getattr(self, name)) != _DEFAULTS[name]:
@@ -183,7 +181,7 @@ class PolicyConfig(Settings):
             raise ConfigError(
                 f"policy.network is {self.network}, but observations are images of shape {spaces.observation_shape}; "
                 "required a network in front of the memory, policy.encoder=cnn or module:Class of a torch.nn.Module, "
-                "or --set 'env.wrappers=[FlattenObservation]' to take pixels for numbers"
+                "or --set 'env.wrappers=[FlattenObservation]' to treat pixels as numbers"
             )
         seen = encoder.output_size if encoder else spaces.observation_size
         action_size = spaces.num_actions or spaces.action_size

@@ -17,9 +17,9 @@ LOGITS_NETWORK = "logits_network"
 class Inference(Protocol):
     """Outputs of a network for B tasks x E rows, each task under its own parameters.
 
-    The bits of a row of a float32 matrix product depend on how many rows the product has, not on what the others hold.
-    So a task's product always has all its E rows, also when episodes have ended; then the bits of its actions do not
-    depend on those ends, nor on the other tasks, their number or their order.
+    The bits of a row of a float32 matrix product depend on the number of rows of the product, not on the contents of
+    the others. So a task's product always has all its E rows, also when episodes have ended; then the bits of its
+    actions do not depend on those ends, nor on the other tasks, their number or their order.
 
     Attributes:
         inputs: [B, E, in] float32: write the observations here.
@@ -103,7 +103,7 @@ def check_shapes(params: Params, required: Shapes) -> None:
     """Reject parameters that are missing, not finite, or not of shape [B, ...] with the required shape after B.
 
     Raises:
-        BatchError: naming the parameter, what it is and what is required.
+        BatchError: naming the parameter, its shape or value, and the requirement.
     """
     for name, shape in required.items():
         if name not in params or params[name].shape[1:] != shape:
@@ -174,7 +174,7 @@ def shapes_of(spec: CellSpec) -> Shapes:
 
 
 class EncodedInference:
-    """A cell behind the encoder of its observations. See CellInference."""
+    """A cell after the encoder of its observations. See CellInference."""
 
     def __init__(self, spec: CellSpec, encoder: NetworkSpec, params: Params) -> None:
         self._cell = cell_inference(replace(spec, encoder=None), params)

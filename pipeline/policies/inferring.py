@@ -1,4 +1,4 @@
-"""A policy on a posterior over the task in torch: the encoder that infers it, and what acts on it."""
+"""A policy on a posterior over the task in torch: the encoder that infers it, and the policy that acts on it."""
 
 from collections.abc import Mapping
 

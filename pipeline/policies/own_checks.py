@@ -1,4 +1,4 @@
-"""Checks of a user's policy before a run: whether its distributions are what acting and learning take them for."""
+"""Checks of a custom policy before a run: acting and learning must be able to use its distributions."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -32,7 +32,7 @@ def require_policy(policy: OwnPolicy, name: str, spaces: Spaces) -> None:
     """Reject a policy whose distributions cannot act, or differ from the recorded and learned ones.
 
     Raises:
-        ConfigError: saying what it does, what is required, and what to do.
+        ConfigError: naming the violation, the requirement, and the remedy.
     """
     with torch.no_grad():
         _Check(policy, name, spaces).all()
@@ -46,7 +46,7 @@ class _Check:
         for parameter, value in initial.items():
             if value.dtype != np.float32:
                 self._refuse(f"gives the parameter {parameter} as {value.dtype}", "float32")
-        # Away from where it begins, since a mistake in a logarithm or a factor may not show at 0 or 1.
+        # Away from the initial values, since a mistake in a logarithm or a factor may not show at 0 or 1.
         self._params = {
             parameter: torch.from_numpy(value + 0.1 * rng.standard_normal(value.shape, np.float32))
             for parameter, value in initial.items()
@@ -111,7 +111,7 @@ class _Check:
         shape = tuple(actions.shape[: actions.ndim - (not self._spaces.num_actions)])
         if not isinstance(found, Tensor) or tuple(found.shape) != shape:
             keeps = isinstance(found, Tensor) and tuple(found.shape) == tuple(actions.shape) != shape
-            cure = ": sum over the last axis, that of the action's dimensions" if keeps else ""
+            cure = ": sum over the last axis, the dimensions of the action" if keeps else ""
             self._refuse(f"gives {_form(found)} in `{what}` for actions {tuple(actions.shape)}", f"{shape}{cure}")
         return found
 

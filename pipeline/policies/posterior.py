@@ -64,7 +64,7 @@ _NAMES = (f"{EMBEDDING}.bias", f"{CELL}.hidden_bias", f"{POSTERIOR}.bias")
 class PosteriorNetwork:
     """A policy on an observation and the posterior N(μ, σ²) over its task, as μ and log σ; see MemoryNetwork.
 
-    e = relu(x E + b), h' = GRU(e, h), (μ, log σ) = h' W + c, where x is what a policy with a memory sees.
+    e = relu(x E + b), h' = GRU(e, h), (μ, log σ) = h' W + c, where x is the input of a policy with a memory.
 
     Attributes:
         latent_size: Z.
@@ -105,8 +105,8 @@ def encoder_input_size(config: PolicyConfig, spaces: Spaces) -> int:
     if is_image(spaces.observation_shape, spaces.observation_scale):
         raise ConfigError(
             f"policy: observations are images of shape {spaces.observation_shape}, from which no task is inferred; "
-            "required observations that are numbers, or --set 'env.wrappers=[FlattenObservation]' to take pixels for "
-            "such"
+            "required observations that are no images, or --set 'env.wrappers=[FlattenObservation]' to treat "
+            "pixels as numbers"
         )
     return spaces.observation_size + (spaces.num_actions or spaces.action_size) + 2
 

@@ -64,8 +64,8 @@ class ContextRounds:
 
     Attributes:
         rounds: Rollout batches of the same B tasks.
-        position: Run seed, iteration and adaptation step, which decide the transitions that are drawn of them; None
-            after training, where all of them count.
+        position: Run seed, iteration and adaptation step, which decide the drawn transitions; None after training,
+            where all transitions count.
     """
 
     rounds: Sequence[EpisodeBatch]
@@ -77,7 +77,7 @@ class ContextRounds:
         return sum(episodes.rewards.shape[1] for episodes in self.rounds)
 
     def transitions(self, num_transitions: int) -> Iterator[Transitions]:
-        """Yield transitions of every task in turn: drawn ones [1, C], none twice where there are as many, or all."""
+        """Yield every task's transitions: C drawn ones [1, C], all different where there are enough, or all of them."""
         for b, (columns, seen) in enumerate(_by_task(self.rounds)):
             if self.position is None:
                 yield columns.unpack(seen[None])
@@ -102,10 +102,10 @@ ReadRound = Callable[[int], EpisodeBatch]
 
 
 class ReplayBuffer:
-    """Gathers minibatches of a run's transitions. Which rows are in memory changes the time it takes, never a bit.
+    """Gathers minibatches of a run's transitions. Which rows are in memory affects its speed, never a bit.
 
-    A rollout batch is read when one of its rows is first drawn. So a resumed run, or a replayed iteration, reads what
-    it learns from and nothing else.
+    A rollout batch is read when one of its rows is first drawn. So a resumed run, or a replayed iteration, reads only
+    the batches that it learns from.
     """
 
     def __init__(self, columns: TransitionColumns, *, cache_bytes: int, max_rows: int) -> None:
@@ -216,8 +216,8 @@ class ReplayBuffer:
         episodes = read(number)
         if episodes.num_steps != (known := len(self.rows.rows_of(number))):
             raise ReplayError(
-                f"round {number} holds {episodes.num_steps} steps, but was appended to the replay buffer with {known}; "
-                "required the batch that was appended. `metaloom verify` checks what is stored"
+                f"rollout batch {number} holds {episodes.num_steps} steps, but was appended to the replay buffer with "
+                f"{known}; required the batch that was appended. `metaloom verify` checks what is stored"
             )
         return episodes
 

@@ -1,7 +1,7 @@
-"""Index of a run's transitions: where each is, and which of them every task may draw.
+"""Index of a run's transitions: the location of each, and the rows that every task may draw.
 
 Rows index the real steps of a run from 0, in order of collection: by rollout batch, then by task, episode
-and step. A rollout batch consists of complete episodes. No transition is held here: episode lengths are enough.
+and step. A rollout batch consists of complete episodes. The index holds no transitions: episode lengths are enough.
 """
 
 from collections import defaultdict
@@ -54,7 +54,7 @@ class Locations(NamedTuple):
 
 
 class RowIndex:
-    """Finds rows in the batches that hold them. Rounds are numbered from 0 as they are appended."""
+    """Finds rows in the rollout batches that hold them. Batches are numbered from 0 as they are appended."""
 
     def __init__(self) -> None:
         self._first_rows = GrowingColumns(1)
@@ -108,7 +108,7 @@ class RowIndex:
         if rows.size and not (rows.min() >= 0 and rows.max() < self.num_rows):
             raise ReplayError(
                 f"found rows from {rows.min()} to {rows.max()}; the replay buffer has 0 to {self.num_rows - 1}. "
-                "Append every round up to the iteration that the rows were drawn in"
+                "Append every rollout batch up to the iteration that the rows were drawn in"
             )
 
 
@@ -207,7 +207,7 @@ class ReplayView:
     def context(self, task_id: int) -> DrawableRows:
         """Return the rows that a task is inferred from: the ones flagged as context when it was last collected.
 
-        What filled the buffer counts until the task is first picked; afterwards, what its latest iteration collected.
+        Until the task is first picked, the initial filling counts; afterwards, the rows of its latest iteration.
         """
         task = self.tasks.get(task_id, _NO_TASK)
         latest = int(np.searchsorted(task.collections[0], self.num_rows)) - 1
@@ -219,7 +219,7 @@ _NO_TASK = _Task()
 
 
 class TaskIndex:
-    """Tells which rows every task has. It only grows, and its earlier states stay readable."""
+    """Index of the rows of every task. It only grows, and its earlier states stay readable."""
 
     def __init__(self) -> None:
         self._tasks: defaultdict[int, _Task] = defaultdict(_Task)
@@ -245,7 +245,9 @@ class TaskIndex:
         if len(task_ids) != len(lengths):
             raise ReplayError(f"lengths have shape {lengths.shape} for {len(task_ids)} tasks; required [B, E], B tasks")
         if len(self) and iteration < (last := int(self._rounds[0][-1])):
-            raise ReplayError(f"found a round of iteration {iteration} behind iteration {last}; required in order")
+            raise ReplayError(
+                f"found a rollout batch of iteration {iteration} after iteration {last}; required ascending order"
+            )
         first = int(self._rounds[1][-1]) if len(self) else 0
         for task_id, count in zip(task_ids, lengths.sum(axis=1, dtype=np.int64).tolist(), strict=True):
             if count:
@@ -263,6 +265,6 @@ def _require_lengths(lengths: Array) -> None:
     if lengths.ndim != 2 or not lengths.any() or lengths.min() < 0:
         least = lengths.min() if lengths.size else "none"
         raise ReplayError(
-            f"a round has lengths of shape {lengths.shape}, the smallest {least}, {lengths.sum()} steps in all; "
+            f"a rollout batch has lengths of shape {lengths.shape}, the smallest {least}, {lengths.sum()} in all; "
             "required [B, E], none negative and at least one step"
         )

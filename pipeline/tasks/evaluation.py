@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """An evaluation with nothing left open.
+    """A fully specified evaluation.
 
     Attributes:
         adaptation_steps: K.
@@ -44,7 +44,7 @@ class EvaluationPlan:
         run_seed = seed_for(config.seed, "evaluation", asked.seed) // 2
         return cls(
             adaptation_steps=steps,
-            # A memory takes in one episode after the other.
+            # A memory processes one episode after the other.
             episodes=asked.episodes or (config.episodes_per_task if algorithm.trial is None else 1),
             test_episodes=asked.test_episodes or config.episodes_per_task,
             deterministic=asked.deterministic,

@@ -183,7 +183,7 @@ def require_classes(env: MetaEnv, setting: str) -> Classes:
     if env.task_classes is None:
         raise EnvError(
             f"{setting} is balanced, but {type(env.unwrapped).__name__} declares no classes of tasks; required an "
-            "environment with task_classes, such as half-cheetah-dir or one of your own that declares them, or "
+            "environment with task_classes, such as half-cheetah-dir or a custom one that declares them, or "
             f"{setting}=uniform"
         )
     return env.task_classes
@@ -213,7 +213,7 @@ def fixed_tasks(env: MetaEnv) -> tuple[tuple[float, ...], ...]:
     if env.task_set is None:
         raise EnvError(
             f"{type(env.unwrapped).__name__} draws its tasks from a distribution; required a fixed set (`task_set`) to "
-            "collect from and to remember, such as that of pearl-cheetah-vel"
+            "collect from and to remember, as pearl-cheetah-vel has"
         )
     return env.task_set
 

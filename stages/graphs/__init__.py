@@ -1,1 +1,1 @@
-"""The kinds of runs there are: each a sentence of stages, joined by named edges."""
+"""The built-in kinds of runs, each made of stages joined by named edges."""

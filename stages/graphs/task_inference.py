@@ -1,6 +1,6 @@
 """Runs that infer their tasks, as PEARL does: rollout batches with a posterior over the task between them.
 
-A task is inferred from what an iteration has collected of it. Learning uses everything that was ever collected.
+A task is inferred from its episodes in the current iteration. Learning uses the episodes of all iterations.
 """
 
 import numpy as np
@@ -23,11 +23,11 @@ from metaloom.stages.update import UPDATE
 
 
 def check_tasks(config: RunConfig, env: MetaEnv) -> None:
-    """Refuse fewer training tasks than a batch needs at once.
+    """Reject a training set with fewer tasks than a batch needs.
 
     Raises:
         ConfigError: there are fewer, or balanced draws are requested.
-        EnvError: the environment has no fixed set of them, or no sparse rewards where they are asked for.
+        EnvError: the environment has no fixed set of tasks, or no sparse rewards although they are required.
     """
     num_train_tasks, plan = len(fixed_tasks(env)), plan_of(config)
     if config.task_sampling != "uniform":

@@ -1,6 +1,6 @@
 """Runs that infer their tasks within a trial, as VariBAD does: on policy, beside a model of the trials so far.
 
-The policy learns from the trials of its own iteration, the inference model from those of the last iterations.
+The policy learns from the trials of its own iteration, the inference model also from the last iterations.
 """
 
 from dataclasses import replace

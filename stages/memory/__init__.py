@@ -1,1 +1,1 @@
-"""What stages keep in memory between iterations. It changes no result."""
+"""Objects that stages keep in memory between iterations. They change no result."""

@@ -36,7 +36,7 @@ class Collected(NamedTuple):
 class StoredReplay:
     """A run's rollout batches in order of collection and the replay buffer they make up, extended on demand.
 
-    Row numbers follow from episode lengths alone: nothing else of stored batches is read until their rows are drawn.
+    Row indices follow from episode lengths alone. Everything else in stored batches is read when their rows are drawn.
     """
 
     def __init__(self, buffer: ReplayBuffer) -> None:

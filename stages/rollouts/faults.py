@@ -1,4 +1,4 @@
-"""Faults that stopped a rollout, with everything that makes them happen again."""
+"""Faults that stopped a rollout, with everything needed to reproduce them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -130,7 +130,7 @@ def problem_of(error: BaseException, env_step: int | None) -> tuple[str, str, st
 
 def not_finite(name: str) -> str:
     """Describe NaN or infinity in an array."""
-    return f"{name} are not finite; required finite numbers within float32, of the environment and of the policy"
+    return f"{name} are not finite; required finite numbers within float32 from the environment and the policy"
 
 
 def describe(about: Mapping[str, Any]) -> str:

@@ -17,11 +17,11 @@ from metaloom.stages.rollouts.faults import RolloutError, describe, not_finite, 
 def reproduce(env: EnvConfig, about: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
     """Make one environment, reset it as the failed episode was, and step it with that episode's actions.
 
-    Returns when every step went well: the fault was the process's or the machine's, or the environment does not do
-    the same twice. An environment that ends or hangs its process does so here too, under your debugger if you like.
+    Returns if every step succeeds: then the process or the machine was at fault, or the environment is not
+        deterministic. An environment that ends or hangs its process does so here too, under your debugger if you like.
 
     Raises:
-        RolloutError: the same as then, from this process.
+        RolloutError: the original error, raised in this process.
         EnvError: the environment cannot be made.
     """
     if about["episode"] is None:  # of a whole shard: tasks [n, P], actions [t, n, A], reset seeds [n]

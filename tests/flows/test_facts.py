@@ -209,7 +209,7 @@ def test_facts_of_episodes_and_optional_numbers_of_a_users_environment_are_kept(
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ("missing", r"has|found \['force', 'success'\]; required those that the environment declares"),
+        ("missing", r"has|found \['force', 'success'\]; required the facts that the environment declares"),
         ("undeclared", r"found \['force', 'height', 'moves', 'success'\]"),
         ("nan", "found nan as fact moves; required a finite number within float32; only a fact that is optional"),
         ("shape", "as fact force; required one number"),

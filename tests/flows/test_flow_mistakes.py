@@ -485,7 +485,7 @@ def global_draw(who: str, generator: str) -> str:
 
 
 TWICE = "two computations of the same inputs differ, first in .*; required the same bits of own_flow:"
-NAN = r"\(\d+ of \d+ numbers are not finite\); required finite numbers"
+NAN = r"\(\d+ of \d+ values are not finite\); required finite numbers"
 STRUCTURAL = {
     "a learner that is missing": (
         of("NoLearner"),
@@ -508,8 +508,8 @@ STRUCTURAL = {
         of("OnGpu"),
         "constructor of own_flow:OnGpuLearner asks for a GPU .*; required tensors on set",
     ),
-    "initialize that gives None": (of("InitializesNone"), r"initialize of .* gave NoneType; required LearnerState\("),
-    "initialize in float64": (of("InitializesDouble"), r"gave params\['mean_.*'\] as float64; required float32"),
+    "initialize that gives None": (of("InitializesNone"), r"initialize of .* returned NoneType; required LearnerState"),
+    "initialize in float64": (of("InitializesDouble"), r"returned params\['mean_.*'\] as float64; required float32"),
     "initialize without a parameter": (
         of("InitializesLess"),
         r"parameter mean_\S+: found nothing; required \[B, 2, 8\]",
@@ -576,25 +576,25 @@ OF_DATA = {
     ),
     "adapt that gives None": (
         of("NoAdapt"),
-        "adaptation by own_flow:NoAdaptLearner gave NoneType; required TaskParams of 4",
+        "adaptation by own_flow:NoAdaptLearner returned NoneType; required TaskParams of 4",
     ),
     "adapt of too few tasks": (of("FewTasks"), "of 3 tasks; required TaskParams of 4 tasks, what each of them acts"),
     "adapt of a wrong shape": (
         of("AdaptsShorter"),
-        r"gave params\['mean_.*'\] as \[4, 2, 7\]; required \[4, 2, 8\], as be",
+        r"returned params\['mean_.*'\] as \[4, 2, 7\]; required \[4, 2, 8\], as be",
     ),
     "adapt without a parameter": (
         of("AdaptsLess"),
-        r"gave params\['mean_.*'\] as absent; required \[4, 2, 8\], as before",
+        r"returned params\['mean_.*'\] as absent; required \[4, 2, 8\], as before",
     ),
     "adapt with NaN": (of("AdaptsToNan"), rf"adapt k=0: params.mean_\S+ holds nan at task 0, .* {NAN}"),
-    "update without a tuple": (of("NotTwo"), r"update of .* gave LearnerState; required \(LearnerState, metrics\)"),
-    "update in another order": (of("Swapped"), r"gave \(dict, LearnerState\); required \(LearnerState, metrics\)"),
+    "update without a tuple": (of("NotTwo"), r"update of .* returned LearnerState; required \(LearnerState, metrics\)"),
+    "update in another order": (of("Swapped"), r"returned \(dict, LearnerState\); required \(LearnerState, metrics\)"),
     "update of a wrong shape": (
         of("UpdatesShorter"),
         r"params\['log_std'\] as float32\[1\]; required float32\[2\], as it",
     ),
-    "update in float64": (of("UpdatesDouble"), r"gave params\['mean_.*'\] as float64; required float32"),
+    "update in float64": (of("UpdatesDouble"), r"returned params\['mean_.*'\] as float64; required float32"),
     "update without a parameter": (
         of("UpdatesLess"),
         r"params\['mean_.*'\] as absent; required float32\[2, 8\], as it w",
@@ -720,9 +720,12 @@ def test_an_evaluation_by_stages_that_read_what_is_there_in_training_only_is_ref
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("NoneOfATask", "none_of_a_task is over tasks, and of task 0 gave NoneType; required Samples, as it declares"),
-        ("TwiceATask", "twice_a_task is over tasks, and of task 0 gave arrays of 2 tasks; required those of this one"),
-        ("MoreOfATask", "more_of_a_task is over tasks, and of task 1 gave params['more'], or left it out, other than"),
+        ("NoneOfATask", "is over tasks, and for task 0 returned NoneType; required Samples, as it declares"),
+        (
+            "TwiceATask",
+            "twice_a_task is over tasks, and for task 0 returned arrays of 2 tasks; required arrays of this task alone",
+        ),
+        ("MoreOfATask", "for task 1 returned other arrays than for task 0: only one has params['more']"),
     ],
 )
 def test_what_a_stage_over_tasks_gives_of_a_task_is_of_that_task(flow, tiny_config, name, sentence):

@@ -362,8 +362,8 @@ def test_settings_that_an_off_policy_algorithm_has_no_use_for_are_refused(recipe
 @pytest.mark.parametrize(
     ("recipe", "change", "message"),
     [
-        ("sac", "env=CartPole-v1", r"sac, which is for continuous actions, but those of CartPole-v1 are 2"),
-        ("dql", "env=Pendulum-v1", r"dql, which is for discrete actions, but those of Pendulum-v1 are cont"),
+        ("sac", "env=CartPole-v1", r"sac, which is for continuous actions, but CartPole-v1 has 2 discrete ones"),
+        ("dql", "env=Pendulum-v1", r"dql, which is for discrete actions, but Pendulum-v1 has continuous ones"),
         ("pearl-sparse-point-robot", "env=pearl-point-robot", r"sparse"),
         ("pearl-sparse-point-robot", "env=half-cheetah-vel", r"task_set"),
         ("pearl-sparse-point-robot", "algorithm.meta_batch_size=81", r"meta_batch_size is 81 but .* has 80 training"),

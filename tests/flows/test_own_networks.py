@@ -92,7 +92,7 @@ def test_two_workers_give_the_digests_of_this_process(tmp_path, digests):
 @pytest.mark.parametrize(
     ("run", "message"),
     [
-        (("sac", "env=Pendulum-v1", "policy=beta_policy:BetaPolicy"), "policy.name is .* distributions of its own"),
+        (("sac", "env=Pendulum-v1", "policy=beta_policy:BetaPolicy"), "policy.name is .* its own distributions"),
         (("ppo", "env=pixels:Catch"), r"policy.network is mlp, but observations are images .*policy.network=cnn"),
         (("ppo", "env=pixels:Catch", "policy.network=residual"), "required policy.network=cnn"),
         (
@@ -113,7 +113,7 @@ def test_two_workers_give_the_digests_of_this_process(tmp_path, digests):
         (("rl2-bandit", "policy.encoder=gru"), "policy.encoder: found gru; required cnn, mlp, or module:Class"),
         (
             ("ppo", "env=pixels:Catch", "policy.network=cnn", "policy.encoder=cnn"),
-            "policy.encoder is cnn, but the policy of ppo has no memory behind it; leave it out",
+            "policy.encoder is cnn, but the policy of ppo has no memory; leave it out",
         ),
         (
             ("varibad", "env=pixels:Catch", "policy.network=cnn"),

@@ -115,9 +115,9 @@ def test_an_episode_that_ended_is_forgotten_and_those_of_other_rows_are_not(made
             "policy.network=mlp",
             "required gru, lstm, linear-attention, or module:Class of a network with a memory for recurrent-ppo",
         ),
-        ("baseline=linear_feature", "recurrent-ppo has values of its own"),
+        ("baseline=linear_feature", "recurrent-ppo learns its own values"),
         ("evaluation.adaptation_steps=1", "recurrent-ppo does not adapt"),
-        ("env.observed=[0, 0]", r"found \[0, 0\]; required every place once"),
+        ("env.observed=[0, 0]", r"found \[0, 0\]; required each index once"),
         ("env.observed=[]", "env.observed"),
     ],
 )
@@ -130,7 +130,7 @@ def test_settings_that_do_not_fit_are_refused_with_the_reason(change, reason):
     ("env", "observed", "reason"),
     [
         ("CartPole-v1", "[0, 4]", r"env\.observed: found \[0, 4\] for CartPoleEnv"),
-        ("FrozenLake-v1", "[16]", "required places in a Box with one axis"),  # the unit vector of its 16 states
+        ("FrozenLake-v1", "[16]", "required indices of a Box with one axis"),  # the unit vector of its 16 states
         ("half-cheetah-dir", "[0]", "which is a MetaEnv; required a plain gymnasium environment"),
     ],
 )

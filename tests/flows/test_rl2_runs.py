@@ -227,8 +227,8 @@ def test_a_saved_policy_keeps_what_it_remembers(made, tmp_path):
         ("episodes_per_task=3", "episodes_per_task is 3 but a trial has 2 episodes"),
         ("policy.network=mlp", "policy.network is mlp, which has no memory; required gru, lstm"),
         ("policy.hidden_sizes=[8, 8]", "network gru is one layer"),
-        ("baseline=linear_feature", "rl2 has values of its own"),
-        ("min_steps=10", "as many episodes in every trial"),
+        ("baseline=linear_feature", "rl2 learns its own values"),
+        ("min_steps=10", "equally many episodes in every trial"),
         ("policy.activation=relu", "activation is relu but network is gru"),
     ],
 )

@@ -201,8 +201,8 @@ def test_adapting_is_to_infer_and_a_saved_policy_keeps_what_it_has_seen(made, tm
     [
         ("episodes_per_task=3", "episodes_per_task is 3 but a trial has 2 episodes"),
         ("policy.network=gru", "what varibad remembers is in its encoder"),
-        ("baseline=linear_feature", "varibad has values of its own"),
-        ("min_steps=10", "varibad has as many episodes in every trial"),
+        ("baseline=linear_feature", "varibad learns its own values"),
+        ("min_steps=10", "varibad has equally many episodes in every trial"),
         ("algorithm.state_weight=0.5", "algorithm.state_weight is 0.5 but algorithm.decode_states is off"),
     ],
 )

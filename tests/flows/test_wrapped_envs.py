@@ -157,7 +157,7 @@ def test_a_wrapper_that_cannot_be_used_is_refused_before_the_run_has_a_folder(wr
 
 
 def test_a_wrapper_that_needs_a_step_limit_gets_it_from_the_one_that_is_advised():
-    with pytest.raises(EnvError, match="no step limit of its own") as refused:
+    with pytest.raises(EnvError, match="sets no step limit") as refused:
         make_env(EnvConfig(**env_in("TimeAwareObservation", name="wrapped_envs:Parts")))
     advised = yaml.safe_load(re.search(r"required (.*) before it in env.wrappers", str(refused.value)).group(1))
     for name, size in (("wrapped_envs:Parts", 13), ("point-corner", 2)):
@@ -361,11 +361,15 @@ class Class(gymnasium.Wrapper):
     ("name", "settings", "words"),
     [
         ("Spoken", {}, "Leave the other parts out"),
-        ("OnlySpoken", {}, "Wrap it in a gymnasium.Wrapper of your own"),
+        ("OnlySpoken", {}, "Wrap it in a custom gymnasium.Wrapper"),
         ("ManySwitches", {}, "of 8,192 combinations"),
         ("Grasps", {}, "required a Box of floats with one axis"),
-        ("Camera", {}, "whose pixels it would take for unrelated numbers"),
-        ("Camera", {"algorithm": "recurrent-ppo", "policy": {"network": "gru", "hidden_sizes": [8]}}, "to take pixels"),
+        ("Camera", {}, "whose pixels it would treat as unrelated numbers"),
+        (
+            "Camera",
+            {"algorithm": "recurrent-ppo", "policy": {"network": "gru", "hidden_sizes": [8]}},
+            "to treat pixels",
+        ),
         ("Switches", {"action_scale": 10}, "have no scale"),
         ("Unbounded", {"action_scale": 10}, "cannot be mapped onto it"),
     ],

@@ -97,5 +97,7 @@ def test_what_is_no_function_of_episodes_is_refused_before_it_is_called(name, me
 
 @pytest.mark.usefixtures("own")
 def test_a_function_that_returns_no_numbers_is_refused():
-    with pytest.raises(ConfigError, match=r"own_metrics:wordy returned {'a': 'many'}: .*required numbers by name"):
+    with pytest.raises(
+        ConfigError, match=r"own_metrics:wordy returned {'a': 'many'}: .*required a mapping from names to floats"
+    ):
         Measures.named(["own_metrics:wordy"]).of_round([episodes()], 0)

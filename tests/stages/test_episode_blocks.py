@@ -166,8 +166,8 @@ def test_empty_places_are_the_last_and_have_no_end(collect):
     with pytest.raises(BatchError, match="at least one per task"):
         changed(episodes, lengths=lengths)
     lengths[0, :2] = 3, 0
-    with pytest.raises(BatchError, match="required that they are last"):
+    with pytest.raises(BatchError, match="required empty slots last"):
         changed(episodes, lengths=lengths)
     flags[0, -1] = True
-    with pytest.raises(BatchError, match="empty place has terminated or truncated"):
+    with pytest.raises(BatchError, match="empty slot has terminated or truncated"):
         changed(episodes, truncated=flags)

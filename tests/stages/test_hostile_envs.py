@@ -66,9 +66,9 @@ IN_A_STEP = {
     "raise_unpicklable": "Hostile.step raised hostile_envs.NotPicklable: carries a lock",
     "raise_unreadable": "Hostile.step raised hostile_envs.BadWords: <exception str() failed>",
     "sys_exit": "Hostile.step raised SystemExit: 3",
-    "nan_observation": "found nan at place 0 of the observation; required a finite number",
+    "nan_observation": "found nan at index 0 of the observation; required a finite number",
     "inf_reward": "found inf as reward; required a finite number",
-    "huge_observation": "found 3e+300 at place 0 of the observation; required a finite number within float32",
+    "huge_observation": "found 3e+300 at index 0 of the observation; required a finite number within float32",
     "huge_reward": "found 1e+300 as reward; required a finite number within float32",
     "wrong_shape": "found an observation of dtype float32 and shape (2, 1); required numbers of shape (2,)",
     "object_observation": "found an observation of dtype object",
@@ -84,7 +84,7 @@ IN_A_STEP = {
 BEFORE_A_STEP = {
     "raise_in_set_task": ("set_task", "Hostile.set_task raised ValueError: unknown task"),
     "raise_in_reset": ("reset", "Hostile.reset raised ValueError: no start found"),
-    "nan_in_reset": ("reset", "found nan at place 0 of the observation"),
+    "nan_in_reset": ("reset", "found nan at index 0 of the observation"),
     "reset_without_info": ("reset", "required numbers of shape (2,)"),
     "new_space_per_task": ("reset", "required the same in all tasks"),
 }

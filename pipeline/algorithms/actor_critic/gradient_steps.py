@@ -1,4 +1,4 @@
-"""A policy with its critic while an iteration changes them: the gradient steps that learners are made of, in torch."""
+"""Gradient steps in torch of a policy and its critic, from which learners are built."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from metaloom.pipeline.types import Array, LearnerState
 
 
 def policy_loss(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, clip_eps: float | None) -> Tensor:
-    """Return -mean min(r A, clip(r, 1 ± ε) A), or where nothing is clipped the policy gradient's -mean A log π(a|o).
+    """Return -mean min(r A, clip(r, 1 ± ε) A), or without clipping the policy gradient's -mean A log π(a|o).
 
     Schulman et al. 2017, arXiv:1707.06347, eq. 7; Mnih et al. 2016, arXiv:1602.01783, section 4.
 
@@ -54,8 +54,8 @@ def value_loss(values: Tensor, old_values: Tensor, targets: Tensor, clip_eps: fl
     plain = values - targets
     if clip_eps is None:
         return 0.5 * plain.square().mean()
-    # Where the clipped error counts, the value lies outside the range and moving it changes nothing. Within the range
-    # exactly nothing is added here: rounding must not decide between two errors that are one number.
+    # Where the clipped error is larger, the value is out of range and moving it changes nothing. Within the range
+    # exactly 0 is added: rounding must not decide between two equal errors.
     change = values.detach() - old_values
     clipped = plain.detach() + (change.clamp(-clip_eps, clip_eps) - change)
     return 0.5 * torch.where(plain.abs() >= clipped.abs(), plain, clipped).square().mean()
@@ -66,10 +66,10 @@ POLICY, CRITIC = "policy", "critic"
 
 
 class ActorCriticSteps(ABC):
-    """Working copies of a policy, its critic and their optimizers, whichever implementation changes them.
+    """Working copies of a policy, its critic and their optimizers: the base of all implementations.
 
     Attributes:
-        learned: [D] bool, which of the policy's parameters learning changes.
+        learned: [D] bool, True for the policy parameters that learning changes.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class ActorCriticSteps(ABC):
         """Return the losses, KL and entropy on all rows, by name."""
 
     def state(self) -> LearnerState:
-        """Return the parameters and optimizers as they are now; of `extra` only the critic."""
+        """Return the current parameters and optimizers; `extra` holds only the critic."""
         policy, critic = self._policy_descent, self._critic_descent
         optimizer = prefixed(policy.state, POLICY) | prefixed(critic.state, CRITIC)
         return LearnerState(policy.flat.copies(), optimizer, critic.flat.copies())
@@ -161,7 +161,7 @@ class TorchSteps(ActorCriticSteps):
         if settings.entropy_coeff:
             loss = loss - settings.entropy_coeff * now.entropy().mean()
         if critic_weight is not None:
-            # In one pass: autograd takes longer to set out than it takes over a small network.
+            # In one pass: for a small network, starting autograd takes longer than running it.
             self._critic_params.gradient.zero_()
             loss = loss + critic_weight * self._value_loss(rows)
         self._policy_params.backward(loss)

@@ -49,7 +49,7 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
     def process(
         self, state: LearnerState, episodes: EpisodeBatch, *, seed: int, parallel: ParallelMap = map
     ) -> Samples:
-        """Estimate by the critic as it is before it learns from these episodes; see Learner."""
+        """Estimate with the critic from before it learns from these episodes; see Learner."""
         mask = episodes.mask
         parts = zip(self.experiences(episodes), self.split(state), strict=True)
         estimates = [estimated(e, self.steps(part), self.settings, self._processing) for e, part in parts]
@@ -142,15 +142,15 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         return state
 
     def experiences(self, episodes: EpisodeBatch) -> list[Experience]:
-        """Return what every policy learns from."""
+        """Return the experience of every policy."""
         return [Experience(episodes, slice(None))]
 
     def directions(self, steps: Sequence[ActorCriticSteps], num_updates: int) -> tuple[Sequence[Array | None], Metrics]:
-        """Return what each policy's optimizer descends, None for its gradient, and what describes it."""
+        """Return the direction that each policy's optimizer descends, None for its gradient, and metrics of it."""
         return [None] * len(steps), {}
 
     def called(self, j: int) -> str:
-        """Return what follows the name of a part of policy j in a message."""
+        """Return the suffix for the name of a part of policy j in messages."""
         return ""
 
     def _counted(self, state: LearnerState, num_updates: int, moments: Moments | None) -> LearnerState:

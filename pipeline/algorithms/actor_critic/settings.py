@@ -77,7 +77,7 @@ class ActorCritic(LearningRate):
 
     @property
     def networks(self) -> tuple[str, ...]:
-        """The critic's, where it is not of the policy's kind; see AlgorithmSettings."""
+        """The critic's network, where it differs from the policy's kind; see AlgorithmSettings."""
         return () if self.critic_network is None else (self.critic_network,)
 
     @property
@@ -96,7 +96,7 @@ class ActorCritic(LearningRate):
 
     @property
     def critic_fit(self) -> CriticFit | None:
-        """Settings by which the critic learns before the policy; None: along with it, from the same minibatches."""
+        """Settings of a critic that learns before the policy; None if both learn from the same minibatches."""
         return None
 
     @property
@@ -169,7 +169,7 @@ class A2C(ActorCritic, AlgorithmSettings):
 class PPO(ActorCritic, AlgorithmSettings):
     """Proximal policy optimization, Schulman et al. 2017, arXiv:1707.06347, with a critic that learns first.
 
-    The policy then learns from advantages by the critic as it is by then.
+    The policy then learns from the advantages of the updated critic.
     """
 
     name: Literal["ppo"] = "ppo"
@@ -202,7 +202,7 @@ class PPO(ActorCritic, AlgorithmSettings):
 class PPO2(ActorCritic, AlgorithmSettings):
     """PPO with the critic in the same gradient steps and its changes clipped, after OpenAI Baselines' code.
 
-    Both stay near where they started.
+    Policy and critic both stay near their values before the update.
     """
 
     name: Literal["ppo2"] = "ppo2"
@@ -240,7 +240,7 @@ ActorCriticSettings = A2C | PPO | PPO2
 class SVPG(AlgorithmSettings):
     """Stein variational policy gradient, Liu et al. 2017, arXiv:1704.02399: particles that learn and keep apart.
 
-    Several policies, each with a separate critic, whose parameters are drawn towards good returns and apart.
+    Several policies, each with a separate critic. Their parameters move towards good returns and away from each other.
     """
 
     graph: ClassVar[str] = "on_policy"
@@ -288,6 +288,6 @@ class SVPG(AlgorithmSettings):
         yield from self.particle.problems(run)
         if run.num_tasks != self.num_particles:
             yield (
-                f"num_tasks is {run.num_tasks} but algorithm.num_particles is {self.num_particles}, and particles take "
-                "the places of tasks; leave num_tasks out"
+                f"num_tasks is {run.num_tasks} but algorithm.num_particles is {self.num_particles}, and every particle "
+                "acts in one task; leave num_tasks out"
             )

@@ -72,7 +72,7 @@ describes it."""
 
 
 class EpochsUpdate:
-    """An iteration's update while it is under way, of one policy with its critic or of several.
+    """An iteration's update in progress, of one or several policies with their critics.
 
     Args:
         settings: Settings of the algorithm.
@@ -122,7 +122,7 @@ class EpochsUpdate:
                     of.step_critic(fit.learning_rate * self._lr_factor)
 
     def reestimate(self) -> None:
-        """Take the advantages by the critics as they are now."""
+        """Recompute the advantages with the current critics."""
         self._estimates()
         advantages = self._split(scaled(self._raw, self._mask, self._processing, self.moments))
         self._rows = [
@@ -131,7 +131,7 @@ class EpochsUpdate:
         ]
 
     def train(self, directions: Directions) -> Metrics:
-        """Run the policies' epochs, in which critics that do not learn by themselves take part."""
+        """Run the policies' epochs. Critics without separate epochs learn in them too."""
         rate = self._settings.learning_rate * self._lr_factor
         critic_weight = self._settings.critic_weight if self._settings.critic_fit is None else None
         norms: list[float] = []
@@ -149,7 +149,7 @@ class EpochsUpdate:
                     if critic_weight is not None:
                         of.step_critic(rate)
                     of.step_policy(rate, move)
-                # Read only now, so that a device is not waited for before its work.
+                # Read only now, so that nothing waits for the device before all work is queued.
                 norms += [float(length) for length in lengths]
         return {"gradient_norm": float(np.mean(norms)), "learning_rate": rate, **described}
 
@@ -161,7 +161,7 @@ class EpochsUpdate:
 
     @property
     def moments(self) -> Moments | None:
-        """The running moments with these episodes' advantages, where there are some."""
+        """Running moments including these episodes' advantages, if any are kept."""
         return None if self._before is None else self._before.merged(self._raw[self._mask != 0])
 
     def _shuffled(self, rows: Rows, epoch: int, j: int, which: int) -> Rows:
@@ -182,7 +182,7 @@ class EpochsUpdate:
 def estimated(
     experience: Experience, steps: ActorCriticSteps, settings: ActorCriticSettings, processing: ProcessingConfig
 ) -> CriticEstimate:
-    """Estimate some episodes by the critic as it is now."""
+    """Estimate some episodes with the current critic."""
     return experience.estimate(steps.values, processing.discount, processing.gae_lambda, settings.value_target)
 
 

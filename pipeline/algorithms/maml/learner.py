@@ -103,7 +103,7 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
     ) -> TaskParams:
         """Return the parameters of every task after inner step `evidence.k` on its own samples; see Learner.
 
-        Steps after those of training repeat the last one's step size.
+        Inner steps beyond the number in training use the last step size.
 
         Raises:
             ConfigError: there are no inner steps.
@@ -143,7 +143,7 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
     ) -> tuple[LearnerState, Metrics]:
         found, required = [step.k for step in experience], list(range(self.settings.inner_steps + 1))
         if found != required:
-            raise ValueError(f"meta_optimize: found samples of rounds {found}; required {required}, in this order")
+            raise ValueError(f"meta_optimize: found samples of inner steps {found}; required {required}, in this order")
         draws = partial(generator, run_seed, "minibatches", iteration)
         made = self.minimize(state, experience, draws=draws, parallel=parallel)
         return self.next_state(state, made), self.metrics(state, made)

@@ -95,7 +95,7 @@ def policy_kls(current: Sequence[Distribution], chunk: Chunk) -> dict[str, Tenso
 
 @dataclass(frozen=True)
 class MetaProblem:
-    """Adaptation of a policy and its loss afterwards: what is differentiated.
+    """Adaptation of a policy and its loss afterwards, to be differentiated.
 
     Attributes:
         policy: The policy.
@@ -162,7 +162,7 @@ def meta_gradient(
         total = {name: value.sum(0) for name, value in zip(learned, gradients, strict=True)}
         if not noise:
             return total, _arrays(values), {}, np.zeros(0)
-        # Of tasks that are even in the whole batch, wherever the chunk begins.
+        # Tasks with an even index in the whole batch, wherever the chunk begins.
         even = {name: value[chunk.first_task % 2 :: 2].sum(0) for name, value in zip(learned, gradients, strict=True)}
         # On the CPU, because not every device has float64.
         squares = sum_in_order([value.cpu().double().flatten(1).square().sum(1) for value in gradients])
@@ -225,7 +225,7 @@ def meta_objective(
 
 def meta_leaves(problem: MetaProblem, meta_params: Mapping[str, Array], chunk: Chunk) -> TensorParams:
     """Return meta-parameters as leaves of a graph, [b, ...]; only learned ones require a gradient."""
-    # Every task gets its own copy, as in `adapt`: gradients then come out per task, which names a task that went wrong.
+    # Every task gets its own copy, as in `adapt`: gradients are then per task, and an error can name the task.
     like = chunk.rounds[0].weights
     leaves = {
         name: to_tensor(np.broadcast_to(value, (len(chunk), *value.shape)), like.dtype, like.device)

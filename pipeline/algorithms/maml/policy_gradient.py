@@ -48,7 +48,7 @@ def with_exploration(objective: Objective, settings: Exploration, steps: Sequenc
 
 
 def exploration_credit(steps: Sequence[Step]) -> Array:
-    """Return how well every task went after adaptation, relative to the others: [B].
+    """Return the score of every task after adaptation, relative to the other tasks: [B].
 
     The mean over a task's real steps of rewards with zero mean and unit standard deviation over all tasks.
     """
@@ -105,14 +105,13 @@ def log_likelihood_per_cell(current: Distribution, rows: TaskRows) -> Tensor:
 def _episodes_of(rows: TaskRows) -> EpisodeRows:
     if rows.episodes is None:
         raise ValueError(
-            "found samples without adjusted rewards; required those of processing.name=dice, which the DiCE loss is "
-            "made of"
+            "found samples without adjusted rewards, which the DiCE loss reads; required processing.name=dice"
         )
     return rows.episodes
 
 
 class DiceLearner(MetaLearner):
-    """The DiCE loss in the adaptation; after it the same, or for VPG-DICE the policy gradient's.
+    """The DiCE loss during adaptation. After adaptation, DiCE again, or the policy gradient's loss for VPG-DICE.
 
     Foerster et al. 2018, arXiv:1802.05098; as meta-learning methods in Rothfuss et al. 2019, arXiv:1810.06784.
     """

@@ -180,7 +180,7 @@ def task_rows(
     E, T = episodes.rewards.shape[1:]
     mask = samples.mask[tasks].reshape(-1, E * T)
     if rows is None and samples.adjusted_rewards is None and not mask.all():
-        # The real rows; tasks with fewer than the most of them are filled up with padding rows.
+        # The real rows; tasks with fewer than the maximum are padded.
         most = int(np.count_nonzero(mask, axis=1).max())
         rows = np.argsort(mask == 0, axis=1, kind="stable")[:, :most]
 
@@ -195,7 +195,7 @@ def task_rows(
     # Discrete actions index the log-probabilities, whatever the dtype of the latter.
     actions = select(episodes.actions, torch.int64 if episodes.actions.dtype == np.int64 else dtype)
     mask_rows = select(samples.mask)
-    # What no state changes, such as a standard deviation, is stored once per task.
+    # Parameters that do not depend on the state, such as a standard deviation, are stored once per task.
     acted = {
         name: to_tensor(value[tasks, None], dtype, device) if value.ndim == 2 else select(value)
         for name, value in episodes.behavior.items()
@@ -210,7 +210,7 @@ def task_rows(
     named |= {f"behavior {name}": value for name, value in acted.items()}
     if adjusted:
         named["adjusted rewards"] = adjusted.adjusted_rewards
-    named = {f"round {step.k}: {name}": value for name, value in named.items()}
+    named = {f"rollout batch {step.k}: {name}": value for name, value in named.items()}
     require_finite(named, tasks.start, "Look at its rollouts.")
     return TaskRows(
         observations=observations,

@@ -20,7 +20,7 @@ class GradientBased(BaseModel, use_attribute_docstrings=True):
 
     graph: ClassVar[str] = "on_policy"
     learns_from: ClassVar[tuple[str, ...]] = ("advantages",)
-    """Fields of Samples in the losses; they decide what process_samples has to give."""
+    """Fields of Samples that the losses read, which process_samples must return."""
 
     inner_lr: float = Field(default=0.1, gt=0)
     """Step size of the inner gradient steps; with trainable_inner_lr, where training starts from."""
@@ -54,7 +54,7 @@ class GradientBased(BaseModel, use_attribute_docstrings=True):
 
     @property
     def minibatches_per_epoch(self) -> int:
-        """Parts that a task's samples are dealt into."""
+        """Number of parts that a task's samples are split into."""
         return 1
 
     def problems(self, run: RunSettings) -> Iterator[str]:
@@ -127,8 +127,8 @@ class Exploration(GradientBased):
     def _dice_has_algorithms_of_its_own(cls, value: Any) -> Any:
         if value == "dice":
             raise ValueError(
-                "the DiCE loss is not offered here: it needs samples of its own, and its high variance does not go "
-                "with a trust region, for its authors neither; use the algorithms dice-maml or vpg-dice"
+                "the DiCE loss is not offered here: it needs differently processed samples, and its variance is too "
+                "high for a trust region, as its authors found too; use the algorithms dice-maml or vpg-dice"
             )
         return value
 
@@ -138,7 +138,9 @@ class Exploration(GradientBased):
             if not self.exploration and getattr(self, name) != default:
                 raise ValueError(f"{name} is {getattr(self, name)} but exploration is off; turn it on or leave it out")
         if self.exploration and self.inner_steps == 0:
-            raise ValueError("exploration is on but inner_steps is 0, so no round comes before adaptation; turn it off")
+            raise ValueError(
+                "exploration is on but inner_steps is 0, so no rollout batch comes before adaptation; turn it off"
+            )
         return self
 
 
@@ -300,10 +302,10 @@ class EMAML(TrustRegion, NaturalSteps, Exploration, AlgorithmSettings):
 
 
 class DiceMAML(MetaAdam, GradientBased, AlgorithmSettings):
-    """The DiCE loss before and after adaptation, on discounted rewards minus a baseline of theirs.
+    """The DiCE loss before and after adaptation, on discounted rewards minus their baseline.
 
     Foerster et al. 2018, arXiv:1802.05098; as a meta-learning method in Rothfuss et al. 2019, arXiv:1810.06784.
-    Unbiased meta-gradients of high variance: it wants several times the episodes of the other algorithms.
+    Its meta-gradients are unbiased but have high variance: it needs several times as many episodes as other algorithms.
     """
 
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.maml.policy_gradient:DiceLearner"

@@ -3,14 +3,15 @@
 Finn et al. 2017, arXiv:1703.03400, section 5.3; Stadie et al. 2018, arXiv:1803.01118; TRPO, Schulman et al. 2015,
 arXiv:1502.05477.
 
-The bounded KL is that between the policies that acted and the policies θ_i^K(θ). The metric is the Gauss-Newton matrix
+The bounded KL is between the policies that acted and the policies θ_i^K(θ). The metric is the Gauss-Newton matrix
 
     G = mean_i J_iᵀ F_i J_i,    J_i = dθ_i^K / dθ = (I - α H_{i,K-1}) ... (I - α H_{i,0}),
 
 with F_i the Fisher matrix of the adapted policy and H_{i,k} the symmetric Hessian of the inner loss at θ_i^k. Where the
 adapted policies are the ones that acted, as in every iteration of training, the KL and its gradient in distributions
-are zero, and G is the KL's Hessian in θ. Elsewhere, as when an iteration is computed again with other settings, the
-Hessian has a term more and need not be positive; G is, and is the metric of the natural gradient at θ.
+are zero, and G is the KL's Hessian in θ. Elsewhere, for example when an iteration is recomputed with other settings,
+the Hessian has an additional term and need not be positive. G is positive, and is the metric of the natural gradient at
+θ.
 """
 
 import math
@@ -89,7 +90,7 @@ def gauss_newton_product(at: MetaPoint) -> Product:
 
 def hessian_product(at: MetaPoint, constraint: Objective) -> Product:
     """Return H v by differentiating twice, ∇(∇c · v). Rebuilding the graph for every product bounds the memory."""
-    # What goes to workers must not hold all chunks.
+    # Arguments sent to workers must not hold all chunks.
     problem, params, flat = replace(at.problem, objective=constraint), at.params, at.flat
 
     def product(v: Array) -> Array:
@@ -222,7 +223,7 @@ class TrustRegionLearner(MetaLearner):
             return falls and mean_over_tasks(after[OUTER_KL]) <= settings.max_kl
 
         found, searched = search(meta_params, flat.views(full_step), evaluate, accept, settings)
-        # What a rejected step leaves are the very same arrays.
+        # A rejected step leaves the identical arrays.
         updated, after = (meta_params, before) if found is None or found.value is None else (found.params, found.value)
         metrics |= {"outer_kl_before": mean_over_tasks(before[OUTER_KL]), **measured, **searched}
         return MetaUpdate(updated, state.optimizer, before, after, metrics)

@@ -61,7 +61,7 @@ def q_loss(values: Tensor, actions: Tensor, targets: Tensor) -> tuple[Tensor, Te
 
 
 class DQLDefinition:
-    """Q-function and target network while an iteration changes them."""
+    """Working copies of Q-function and target network during an iteration."""
 
     def __init__(
         self,

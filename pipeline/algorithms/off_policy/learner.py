@@ -1,6 +1,6 @@
 """The contract of learners with a replay buffer: gradient steps from minibatches, by a kernel or in torch.
 
-A kernel and its definition in torch change working copies of a state in place, and count.
+A kernel and its definition in torch both update working copies of a state, and count the gradient steps.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class GradientSteps(Protocol[Noise]):
     """Working copies of all arrays of a state, which gradient steps change in place."""
 
     def step(self, minibatch: Minibatch, noise: Noise) -> Mapping[str, SupportsFloat]:
-        """Make one gradient step; returns what describes it."""
+        """Make one gradient step and return its metrics."""
         ...
 
     def state(self) -> LearnerState:
-        """Return the state after the iteration: everything as it is now, and one update more."""
+        """Return the state after the iteration: the current arrays, with the number of updates raised by one."""
         ...
 
 
@@ -65,7 +65,7 @@ class Counters:
         return cls(int(state.extra[NUM_UPDATES]), int(state.extra[NUM_GRADIENT_STEPS]))
 
     def arrays(self) -> Params:
-        """Return them as a state holds them."""
+        """Return the counters as arrays of a state."""
         updates, steps = np.array([self.updates, self.gradient_steps], np.int64)
         return {NUM_UPDATES: np.array(updates), NUM_GRADIENT_STEPS: np.array(steps)}
 
@@ -87,13 +87,13 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
         """Prepare the device.
 
         Raises:
-            ConfigError: the device is not here, or the environment's actions are of the other kind.
+            ConfigError: the device is missing, or the environment's actions are of the other kind.
         """
         if bool(setup.num_actions) != discrete:
-            found = f"{setup.num_actions} discrete ones" if setup.num_actions else "continuous"
+            found = f"{setup.num_actions} discrete ones" if setup.num_actions else "continuous ones"
             kind, others = ("discrete", "sac or pearl") if discrete else ("continuous", "dql")
             raise ConfigError(
-                f"algorithm.name is {name}, which is for {kind} actions, but those of {setup.env_name} are {found}; "
+                f"algorithm.name is {name}, which is for {kind} actions, but {setup.env_name} has {found}; "
                 f"required {others}, or a2c, ppo, ppo2 or svpg"
             )
         self._setup, self._device = setup, use_device(setup.device)
@@ -143,13 +143,13 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
         iteration: int,
         parallel: ParallelMap = map,
     ) -> tuple[LearnerState, Metrics]:
-        """Make one gradient step per minibatch; see Learner. Metrics are means over them, NaN without."""
+        """Make one gradient step per minibatch; see Learner. Metrics are means over the steps; NaN without steps."""
         rng = generator(run_seed, "updates", iteration)
         steps = self.gradient_steps(state, parallel=parallel)
         each = [steps.step(minibatch, self.noise(minibatch, rng)) for minibatch in map(self.shown, experience)]
         updated = steps.state()
         require_finite_params(self.networks_of(updated), stage="update", advice=f"Lower {self.lower}")
-        # Numbers are read at the end: a device need not be waited for between steps.
+        # Metrics are read at the end, so that nothing waits for the device between steps.
         table = [[float(one[name]) for name in self.metrics] for one in each]
         averages = np.mean(table, axis=0) if table else np.full(len(self.metrics), np.nan)
         metrics = dict(zip(self.metrics, averages.tolist(), strict=True))

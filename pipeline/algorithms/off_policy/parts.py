@@ -66,12 +66,12 @@ def sample(outputs: Tensor, noise: Tensor) -> TanhGaussianSample:
 
 def log_slope(u: Tensor) -> Tensor:
     """Return log(1 - tanh² u), by which densities of u and of tanh(u) differ."""
-    # Differs from the paper's code: exactly, where log(1 - a² + 1e-6) is off for |u| > 6.
+    # Exact, unlike log(1 - a² + 1e-6) in the paper's code, which is off for |u| > 6.
     return 2 * (math.log(2) - u - softplus(-2 * u, threshold=50))
 
 
 class TwinQ(FlatTensors):
-    """Two Q-functions, the smaller of which is believed, as one vector: all of the first and then all of the second.
+    """Two Q-functions as one vector, all of the first and then all of the second. The smaller value counts.
 
     Fujimoto et al. 2018, arXiv:1802.09477, section 4.2.
     """
@@ -102,7 +102,7 @@ class TwinQ(FlatTensors):
         for other in others:
             leaves += other.params.values()
             gradients += (leaf.grad for leaf in other.params.values() if leaf.grad is not None)
-        # Not by autograd's own adding up: it warns of leaves [2, ...] that do not lie close together.
+        # Not accumulated by autograd, which warns of leaves [2, ...] that are not contiguous.
         for gradient, value in zip(gradients, torch.autograd.grad(loss, leaves, materialize_grads=True), strict=True):
             gradient.copy_(value)
 

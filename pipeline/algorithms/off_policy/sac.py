@@ -79,7 +79,7 @@ class SACArrays:
         return cls(state.params, q, targets, state.extra["log_alpha"], optimizers)
 
     def state(self, counters: Counters) -> LearnerState:
-        """Return the state that holds them."""
+        """Return a learner state of these arrays."""
         optimizer, extra = Params(), dict(self.q)
         for name in TRAINED:
             optimizer |= prefixed(self.optimizers[name], name)
@@ -119,7 +119,7 @@ def policy_loss(alpha: Tensor, log_prob: Tensor, values: Tensor) -> Tensor:
 
 
 class SACDefinition:
-    """Policy, Q-functions, targets and temperature while an iteration changes them."""
+    """Working copies of policy, Q-functions, targets and temperature during an iteration."""
 
     def __init__(
         self,

@@ -36,8 +36,8 @@ class CollectionRound:
 
     Attributes:
         episodes: Maximum number of episodes; each has a separate latent variable where tasks are inferred.
-        from_posterior: True to infer the task again before them, from what the iteration has collected of it so far;
-            False to collect without inference.
+        from_posterior: True to infer the task again before them, from the episodes that the iteration has collected so
+            far; False to collect without inference.
         in_context: True to infer tasks from these episodes; False to learn from them only.
     """
 
@@ -52,12 +52,12 @@ class OffPolicyPlan:
 
     Attributes:
         filling: Filling of the replay buffer, before the first update.
-        rounds: Episodes that an iteration collects in each of its tasks, in order.
+        rounds: Collections of an iteration in each of its tasks, in order.
         num_updates: Gradient steps per iteration; None for one per environment step of the iteration.
         tasks_per_gradient_step: K.
-        batch_size: N, transitions of each of them.
-        context_size: C, transitions that each is inferred from; 0 where no task is inferred.
-        memory_size: Transitions that are remembered, the last ones; of every task, where tasks are inferred.
+        batch_size: N, transitions per task.
+        context_size: C, transitions that each task is inferred from; 0 without inference.
+        memory_size: Number of most recent transitions that are kept; per task where tasks are inferred.
         scores_sparse_rewards: Evaluations count the rewards that the environment's sparse variant would pay.
     """
 
@@ -76,7 +76,7 @@ class OffPolicyPlan:
 
     def most_transitions(self, *, iterations: int, num_tasks: int, all_tasks: int, max_episode_steps: int) -> int:
         """Return the largest number of transitions to draw from: the replay buffer's size, or all of the run's."""
-        # The last episodes that fill the buffer are side by side, and may bring as many steps again as were asked for.
+        # The last episodes that fill the buffer run side by side, and may double the requested number of steps.
         filled = 2 * (self.filling.steps or 0) + (all_tasks * (self.filling.episodes or 0) + 1) * max_episode_steps
         collected = num_tasks * sum(part.episodes for part in self.rounds) * max_episode_steps
         return min(self.memory_size * all_tasks, filled + iterations * collected)
@@ -109,7 +109,7 @@ class OffPolicySettings(BaseModel, use_attribute_docstrings=True):
                 "processing.name out"
             )
         if run.policy.name is not None:
-            yield f"policy.name is {run.policy.name} but {name} has distributions of its own; leave it out"
+            yield f"policy.name is {run.policy.name} but {name} brings its own distributions; leave it out"
         if options := run.policy.std_options:
             yield f"policy: {options} is for a Gaussian policy, which {name} has none of; leave it out"
 
@@ -184,7 +184,7 @@ _PROCESSING = ProcessingConfig()
 
 
 class DQL(ReplaySettings, AlgorithmSettings):
-    """Deep Q-learning: a Q-function of every discrete action, the best of which is taken except where chance decides.
+    """Deep Q-learning: a Q-function over discrete actions. The best action is taken, except for random exploration.
 
     Mnih et al. 2015, doi:10.1038/nature14236.
     """

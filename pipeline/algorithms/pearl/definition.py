@@ -60,7 +60,7 @@ def posterior(outputs: Tensor) -> Posterior:
     The product is the Gaussian with 1/σ² = Σ 1/σ²_n and μ = σ² Σ μ_n/σ²_n.
 
     Args:
-        outputs: [K, C, 2Z] of the encoder: μ_n, then what softplus, at least 1e-7, makes σ²_n.
+        outputs: [K, C, 2Z] of the encoder: μ_n, then the input of the softplus, at least 1e-7, that gives σ²_n.
     """
     means, raw = outputs.chunk(2, -1)
     precisions = 1 / softplus(raw, threshold=50).clamp(min=MIN_VARIANCE)
@@ -105,7 +105,7 @@ def infer(settings: PEARL, encoder: Network, params: Mapping[str, Tensor], conte
 
 
 class PEARLDefinition:
-    """Networks, target V and optimizers while an iteration changes them."""
+    """Working copies of networks, target V and optimizers during an iteration."""
 
     def __init__(
         self,

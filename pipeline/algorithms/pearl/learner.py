@@ -85,7 +85,7 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
         encoder = PEARLArrays.of(state).params["encoder"]
         means: list[Array] = []
         variances: list[Array] = []
-        # Task by task: they may differ in C, and the bits of one must not depend on how many others there are.
+        # Task by task: C may differ, and the bits of a task must not depend on the number of tasks.
         for context in contexts:
             if self.kernel.name == "fused":
                 found = fused(definition.infer)(self.settings, encoder, context)
@@ -104,9 +104,9 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
     def adapt(
         self, state: LearnerState, params: TaskParams, evidence: ContextRounds, *, parallel: ParallelMap = map
     ) -> TaskParams:
-        """Return the posterior given transitions of some rollout batches, replacing that in `params`; see Learner.
+        """Return the posterior given transitions of some rollout batches, replacing the one in `params`; see Learner.
 
-        After training, it is given all of them, once there are `num_exp_traj_eval` episodes.
+        After training all transitions count, once there are `num_exp_traj_eval` episodes.
         """
         if evidence.position is None and evidence.num_episodes < self.settings.num_exp_traj_eval:
             return params

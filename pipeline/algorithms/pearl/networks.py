@@ -1,4 +1,4 @@
-"""The networks of PEARL, the parameters that they start with, and the state that holds them between iterations."""
+"""PEARL's networks, their initial parameters, and their state between iterations."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ class PEARLNetworks:
 def initialize(network: Network, rng: np.random.Generator, *, output_limit: float = OUTPUT_LIMIT) -> Params:
     """Return the float32 parameters that a network starts with, in order.
 
-    Hidden kernels are from U(±1/√in) with `in` the units that a layer hears from, and hidden biases are 0.1; kernel and
-    bias of the output from U(±output_limit), as in Lillicrap et al. 2016, arXiv:1509.02971, section 7. A module of the
-    user's starts as its own constructor says.
+    Hidden kernels are from U(±1/√in) with `in` the number of inputs of the layer, and hidden biases are 0.1; kernel and
+    bias of the output from U(±output_limit), as in Lillicrap et al. 2016, arXiv:1509.02971, section 7. A custom module
+    starts as its constructor makes it.
     """
     if network.spec.name not in BUILT_IN_NETWORKS:
         return network.initialize(rng)

@@ -116,7 +116,7 @@ class PEARL(ScheduledSteps, OffPolicySettings, AlgorithmSettings):
 
     @property
     def adaptation_steps(self) -> int:
-        """Number of times that an evaluation infers its tasks by default."""
+        """Default number of task inferences in an evaluation."""
         return 2
 
     def plan(self, *, episodes_per_task: int, max_episode_steps: int) -> OffPolicyPlan:
@@ -150,8 +150,8 @@ class PEARL(ScheduledSteps, OffPolicySettings, AlgorithmSettings):
             rounds = _episodes(getattr(self, name), run.max_episode_steps) // self.update_post_train
             if rounds > _MOST_ROUNDS:
                 yield (
-                    f"algorithm.{name} is {getattr(self, name)}, which makes {rounds} rounds of an iteration; use "
-                    f"fewer, or a larger update_post_train: at most {_MOST_ROUNDS} rounds"
+                    f"algorithm.{name} is {getattr(self, name)}, which makes {rounds} rollout batches per iteration; "
+                    f"required at most {_MOST_ROUNDS}: lower it, or raise update_post_train"
                 )
         if run.episodes_per_task != 1:
             yield (

@@ -44,11 +44,11 @@ class MemoryPolicy(RecurrentPolicy):
         self._position_size, self._input_size = P, setup.policy.cell_spec(setup).seen_size
 
     def features(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Return the memory's features; inputs after the policy's own stay unseen."""
+        """Return the memory's features; inputs after the policy's are ignored."""
         return super().features(params, inputs[..., : self._input_size])
 
     def judging(self, features: Tensor, inputs: Tensor) -> Tensor:
-        """Return what values are linear on, [L, N, critic_size].
+        """Return the inputs of the linear critic, [L, N, critic_size].
 
         Where the trial's end is seen: the memory h, d·h with the share d of the discounted steps that are left, and the
         position, which d ends. A trial that pays the same r(h) at every step is worth d·r(h), so this is linear too.
@@ -103,7 +103,7 @@ class WithMemoryLearner(Learner[EpisodeBatch, Sequence[Step]]):
     def process(
         self, state: LearnerState, episodes: EpisodeBatch, *, seed: int, parallel: ParallelMap = map
     ) -> Samples:
-        """Estimate along the trials, by the values as they are before they learn from them; see Learner."""
+        """Estimate along the trials with the values from before this update; see Learner."""
         return self.estimates.process(state.params | critic_of(state), state.extra[CRITIC_SCALE], episodes)
 
     def adapt(

@@ -44,10 +44,12 @@ class TrialSettings(BaseModel, use_attribute_docstrings=True):
     def problems(self, run: RunSettings) -> Iterator[str]:
         name = run.algorithm.name
         if run.baseline.name != "zero":
-            yield f"baseline is {run.baseline.name} but {name} has values of its own instead; leave baseline out"
+            yield f"baseline is {run.baseline.name} but {name} learns its own values instead; leave baseline out"
         yield from self.own_problems(run)
         if run.samples_until_enough:
-            yield (f"min_steps or min_rollouts is set but {name} has as many episodes in every trial; leave them out")
+            yield (
+                f"min_steps or min_rollouts is set but {name} has equally many episodes in every trial; leave them out"
+            )
         if run.episodes_per_task % self.episodes_per_trial:
             yield (
                 f"episodes_per_task is {run.episodes_per_task} but a trial has {self.episodes_per_trial} episodes "
@@ -118,9 +120,7 @@ class WithMemory(TrialSettings):
     def own_problems(self, run: RunSettings) -> Iterator[str]:
         name = run.algorithm.name
         if run.policy.name is not None:
-            yield (
-                f"policy.name is {run.policy.name} but {name} needs a memory; set policy.network to a class of your own"
-            )
+            yield (f"policy.name is {run.policy.name} but {name} needs a memory; set policy.network to a custom class")
         if run.policy.network in BUILT_IN_NETWORKS:
             yield (
                 f"policy.network is {run.policy.network}, which has no memory; required "
@@ -162,7 +162,7 @@ class WithinEpisode(TrialSettings):
 
     @property
     def run_defaults(self) -> Mapping[str, Any]:
-        """Those of actor-critics, and one GRU; see AlgorithmSettings."""
+        """Defaults of actor-critics, and one GRU; see AlgorithmSettings."""
         return {**RUN_DEFAULTS, "policy": {"network": "gru", "hidden_sizes": (128,)}}
 
 

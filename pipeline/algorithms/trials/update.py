@@ -49,7 +49,7 @@ class TrialEstimates:
         return np.concatenate([inputs, position], axis=-1)
 
     def process(self, params: Mapping[str, Array], values_scale: Array, episodes: EpisodeBatch) -> Samples:
-        """Estimate along the trials, by the values as they are before they learn from them."""
+        """Estimate along the trials with the values from before this update."""
         trials, processing = self.trials(episodes), self._setup.processing
         values, behind = self._values(params, values_scale, trials)
         raw = trials.advantages(values, processing.discount, processing.gae_lambda, behind)
@@ -169,7 +169,7 @@ class TrialUpdate:
         metrics = {
             **self._described(flat.params, batch),
             **self._estimates.metrics(step.episodes, batch),
-            # Read only now, so that a device is not waited for before its work.
+            # Read only now, so that nothing waits for the device before all work is queued.
             "gradient_norm": float(torch.stack(norms).mean()),
             "learning_rate": rate,
         }

@@ -86,7 +86,7 @@ class VariBADLearner(Learner[EpisodeBatch, TrialExperience]):
     def process(
         self, state: LearnerState, episodes: EpisodeBatch, *, seed: int, parallel: ParallelMap = map
     ) -> Samples:
-        """Estimate along the trials, by the values as they are before they learn from them; see Learner."""
+        """Estimate along the trials with the values from before this update; see Learner."""
         return self._estimates.process(self._critic(state), state.extra[CRITIC_SCALE], episodes)
 
     def adapt(

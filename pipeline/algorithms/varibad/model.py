@@ -152,7 +152,7 @@ class Elbo(NamedTuple):
 
 def kl_between(posterior: DiagGaussian, prior: DiagGaussian) -> Tensor:
     """Return KL(posterior ‖ prior) = Σ log σ' - log σ + (σ² + (μ - μ')²) / 2σ'² - ½, in nats: [...]."""
-    # DiagGaussian.kl adds to the denominator, as ProMP does, which shows where posteriors are narrow.
+    # Not DiagGaussian.kl: as in ProMP, it adds an ε to the denominator, which matters for narrow posteriors.
     log_ratio = prior.log_std - posterior.log_std
     squares = (posterior.mean - prior.mean).square() * (-2 * prior.log_std).exp()
     return (log_ratio + 0.5 * ((-2 * log_ratio).exp() + squares - 1)).sum(-1)
@@ -221,7 +221,7 @@ class Model:
         run_seed: int,
         iteration: int,
     ) -> tuple[Params, Params, Metrics]:
-        """Return parameters and the optimizer's state after an iteration's gradient steps, and what describes them.
+        """Return parameters and the optimizer's state after an iteration's gradient steps, and metrics of the steps.
 
         Raises:
             NumericalError: naming what is not finite.
@@ -242,7 +242,7 @@ class Model:
             parts.append(torch.stack(found).detach())
         after = flat.copies()
         require_finite_params({"the model": after}, stage="meta_optimize", advice="Lower algorithm.model_learning_rate")
-        # Read only now, so that a device is not waited for before its work.
+        # Read only now, so that nothing waits for the device before all work is queued.
         rewards, states, kl = torch.stack(parts).mean(0).tolist()
         metrics = {"reward_log_likelihood": rewards, "posterior_kl": kl, "elbo": rewards + states - kl}
         return after, descent.state, metrics | ({"state_log_likelihood": states} if settings.decode_states else {})

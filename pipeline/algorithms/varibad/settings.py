@@ -90,8 +90,8 @@ class VariBAD(TrialClipping, TrialSteps, AlgorithmSettings):
     def own_problems(self, run: RunSettings) -> Iterator[str]:
         if run.policy.name is not None:
             yield (
-                f"policy.name is {run.policy.name} but varibad has a policy of its own, on a posterior; set "
-                "policy.network to a class of your own"
+                f"policy.name is {run.policy.name} but varibad brings its own policy, on a posterior; set "
+                "policy.network to a custom class"
             )
         if run.policy.network in RECURRENT_NETWORKS:
             yield (

@@ -121,7 +121,7 @@ class MetaWorldBatch:
         return self._officials[number]
 
     def reset(self, tasks: Array, seeds: Array) -> Array:
-        # A goal decides all of a start: seeds play no part.
+        # The goal determines the start; seeds have no effect.
         stop_profiling_timer()
         numbers = tasks[:, 0].astype(np.int64)
         self._groups.clear()

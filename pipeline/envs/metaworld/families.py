@@ -82,7 +82,7 @@ class MetaWorld(FixedTasks, MetaEnv):
 
     task_fields: tuple[TaskField, *tuple[TaskField, ...]] = (
         TaskField("class", "1", "number of the class of tasks, in the package's order"),
-        *(TaskField(f"goal_{i}", "1", "what the class draws anew for each goal") for i in range(1, GOAL_SIZE + 1)),
+        *(TaskField(f"goal_{i}", "1", "value that the class draws for each goal") for i in range(1, GOAL_SIZE + 1)),
     )
     facts: tuple[Fact, ...] = FACTS
 

@@ -80,7 +80,7 @@ class RowPhysics:
     def place(self, rows: Array) -> None:
         """Compute the body positions of n rows at the new joint positions; a step leaves them one physics step late."""
         before = self._disabled.copy()
-        # Contacts and constraints are no part of it, and most of the stage's time.
+        # Contacts and constraints are not needed, but take most of the time of a stage.
         self._disabled[:] |= _NO_CONTACTS
         self.batch.forward(ids=self._ids(rows), stage=_PLACES)
         self._disabled[:] = before
@@ -233,7 +233,7 @@ class OracleRows:
         )
 
     def _row(self, row: int, start: Start) -> Any:
-        """Make one more object of the package's class, whose steps read what the batch has simulated."""
+        """Make another object of the package's class, whose steps read the simulation of the batch."""
         env = object.__new__(type(self._official.env))
         env.__dict__.update(start.attributes)
         env.do_simulation = lambda ctrl, n_frames: self.physics.put(row)

@@ -12,7 +12,7 @@ BELIEF_MEAN, BELIEF_VARIANCE = "belief.mean", "belief.variance"
 def draw_latents(setup: ActorSetup) -> Array | None:
     """Draw a latent for each episode from its task's posterior, [B, E, Z] float32; None where there is no posterior.
 
-    Also the most likely actions are those under a draw: an episode without it would not be one of PEARL's.
+    The most likely actions also depend on a drawn latent, as in PEARL.
     """
     params = setup.params.params
     if BELIEF_MEAN not in params:
@@ -48,7 +48,7 @@ MIN_LOG_STD, MAX_LOG_STD = -20.0, 2.0
 
 
 class TanhGaussianActor(Actor):
-    """Actions tanh(mean + std * noise); tanh(mean) where there is nothing to draw from. See Actor.
+    """Actions tanh(mean + std * noise); tanh(mean) without a generator. See Actor.
 
     Haarnoja et al. 2018, arXiv:1801.01290, appendix C. Where the parameters hold a belief, the network sees a latent
     variable after the observation, drawn from the belief once per episode (Rakelly et al. 2019, arXiv:1903.08254).
@@ -89,7 +89,7 @@ EPSILON = "epsilon"
 class QValuesActor(Actor):
     """Takes the action of the highest value, the first of several; with probability epsilon a random one.
 
-    Epsilon is a parameter [B]; where there is nothing to draw from, it is 0. See Actor.
+    Epsilon is a parameter [B]; without a generator, it is 0. See Actor.
     """
 
     def __init__(self, setup: ActorSetup) -> None:

@@ -13,7 +13,7 @@ from metaloom.pipeline.types import Array
 
 
 class GaussianActor(Actor):
-    """Actions mean + std * noise; the mean where there is nothing to draw from. See Actor."""
+    """Actions mean + std * noise; the mean without a generator. See Actor."""
 
     def __init__(self, setup: ActorSetup, network: Inference | None = None) -> None:
         super().__init__(setup)
@@ -41,7 +41,7 @@ class GaussianActor(Actor):
 class CategoricalActor(Actor):
     """Actions are drawn by inverting the distribution function at a uniform number. See Actor.
 
-    Where there is nothing to draw from it takes the most probable one, the first of them if there are several.
+    Without a generator it takes the most probable one, the first of several.
     """
 
     def __init__(self, setup: ActorSetup, network: Inference | None = None) -> None:

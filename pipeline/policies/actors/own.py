@@ -13,7 +13,7 @@ from metaloom.pipeline.types import Array
 class OwnPolicyActor(Actor):
     """Draws from the policy's distributions, task by task and step by step, with separate seeds. See Actor.
 
-    Where there is nothing to draw from it takes their modes.
+    Without a generator it takes their modes.
     """
 
     def __init__(self, setup: ActorSetup) -> None:

@@ -406,7 +406,7 @@ def test_other_algorithms_compute_the_same_from_samples_with_adjusted_rewards(ra
 def test_adjusted_rewards_that_are_not_finite_are_named(dice_steps):
     steps = dice_steps(2)
     steps[1].samples.adjusted_rewards[2, 0, 0] = np.nan
-    with pytest.raises(ArithmeticError, match="round 1: adjusted rewards of task 2 holds nan"):
+    with pytest.raises(ArithmeticError, match="rollout batch 1: adjusted rewards of task 2 holds nan"):
         optimize(DiceMAML(), steps)
 
 

@@ -271,7 +271,7 @@ def test_every_option_of_maml_ppo_changes_the_learner(random_steps, changed, bas
 def test_inner_steps_decides_the_number_of_rounds(random_steps, algorithm):
     for inner_steps in (1, 3):
         optimize(algorithm(inner_steps=inner_steps), random_steps(inner_steps + 1))
-    with pytest.raises(ValueError, match=r"found samples of rounds \[0, 1\]; required \[0, 1, 2\]"):
+    with pytest.raises(ValueError, match=r"found samples of inner steps \[0, 1\]; required \[0, 1, 2\]"):
         optimize(algorithm(inner_steps=2), random_steps(2))
 
 
@@ -398,7 +398,7 @@ def test_chunk_size_changes_memory_but_not_the_gradient(random_steps, algorithm)
     [
         (MAMLVPG, {"tolerance": 1e-3}, "no epoch to skip"),
         (MAMLVPG, {"inner_loss": "dice"}, "dice-maml or vpg-dice"),
-        (MAMLVPG, {"exploration": True, "inner_steps": 0}, "no round comes before adaptation"),
+        (MAMLVPG, {"exploration": True, "inner_steps": 0}, "no rollout batch comes before adaptation"),
         (MAMLVPG, {"e_maml_scale": "sum"}, "exploration is off"),
         (MAMLVPG, {"clip_eps": 0.1}, "unknown key"),
         (MAMLPPO, {"clip_eps": 0}, "greater than 0"),

@@ -91,5 +91,5 @@ def test_a_stored_number_that_is_not_finite_is_named_with_round_and_task(random_
     poisoned = getattr(step.episodes, name).copy()
     poisoned[2, 0, 0, 0] = np.nan
     episodes = dataclasses.replace(step.episodes, **{name: poisoned})
-    with pytest.raises(NumericalError, match=rf"round 1: {name} of task 2 holds nan"):
+    with pytest.raises(NumericalError, match=rf"rollout batch 1: {name} of task 2 holds nan"):
         task_rows(dataclasses.replace(step, episodes=episodes), slice(1, 3))

@@ -404,7 +404,7 @@ def test_subsamples_are_drawn_from_run_seed_and_iteration(sampled):
         ({"trainable_inner_lr": True}, "step sizes are not part of it"),
         ({"first_order": True, "hvp": "finite_difference"}, "not symmetric"),
         ({"inner_loss": "dice"}, "use the algorithms dice-maml or vpg-dice"),
-        ({"exploration": True, "inner_steps": 0}, "no round comes before adaptation"),
+        ({"exploration": True, "inner_steps": 0}, "no rollout batch comes before adaptation"),
         ({"e_maml_scale": "sum"}, "exploration is off"),
         ({"exploration_rounds": "first"}, "exploration is off"),
         ({"max_kl": 0}, "greater than 0"),

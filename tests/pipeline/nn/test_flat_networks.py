@@ -115,7 +115,7 @@ def test_networks_on_the_same_parameters_have_gradients_of_their_own(reference):
 
 def test_a_bias_is_folded_only_where_a_one_stays_one_and_behind_its_kernel():
     params = {"a.bias": numbers(2), "a.kernel": numbers(3, 2)}
-    with pytest.raises(ValueError, match=r"a\.bias does not lie behind a\.kernel"):
+    with pytest.raises(ValueError, match=r"a\.bias does not follow a\.kernel"):
         FlatNetwork(FlatParams(params), ["a"], "relu", fold_bias=True)
     with pytest.raises(ValueError, match="for relu"):
         FlatNetwork(FlatParams(params), ["a"], "tanh", fold_bias=True)

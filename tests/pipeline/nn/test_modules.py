@@ -187,7 +187,7 @@ def test_inputs_are_scaled_and_have_the_shape_of_an_observation():
 
 def test_what_is_behind_an_observation_lengthens_the_input():
     assert build(extra_size=2).shapes["net.first.weight"] == (6, 7)
-    with pytest.raises(ConfigError, match=r"puts 2 numbers behind observations of shape \(2, 6, 6\)"):
+    with pytest.raises(ConfigError, match=r"appends 2 values to observations of shape \(2, 6, 6\)"):
         build("Pixels", (2, 6, 6), extra_size=2)
 
 

@@ -171,7 +171,7 @@ def test_the_options_that_are_advised_fit_the_image_which_the_defaults_do_not(sh
         with pytest.raises(ConfigError, match="required smaller or fewer ones, or those by default"):
             PolicyConfig(network="cnn", network_options={"kernel_sizes": [8, 8]}).network_spec(spaces, 2)
         return
-    with pytest.raises(ConfigError, match=r"nothing is left of an image of .* behind convolution [01] of") as refused:
+    with pytest.raises(ConfigError, match=r"nothing is left of an image of .* after convolution [01] of") as refused:
         PolicyConfig(network="cnn").network_spec(spaces, 2)
     assert f"such as --set 'policy.network_options={advised}'" in str(refused.value)
     PolicyConfig(network="cnn", network_options=yaml.safe_load(advised)).network_spec(spaces, 2)

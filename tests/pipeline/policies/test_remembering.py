@@ -284,7 +284,7 @@ def test_parameters_that_do_not_fit_are_refused():
         ("Dropping", "draws random numbers when it is called"),
         ("Counting", "changes its buffer calls when it is called"),
         ("Statistics", "depends on the other rows"),
-        ("Silent", "state_size is None; required the whole numbers"),
+        ("Silent", "state_size is None; required integers"),
         ("Nothing", "own_cells:Nothing"),
     ],
 )

@@ -180,7 +180,7 @@ def test_a_round_with_other_steps_than_it_was_said_to_have_is_refused() -> None:
     rounds = Rounds(2)
     buffer = rounds.buffer()
     rounds.batches[1] = batch(1, lengths=((4, 2), (2, 0)))
-    with pytest.raises(ReplayError, match=r"round 1 holds 8 steps, .* with 9"):
+    with pytest.raises(ReplayError, match=r"rollout batch 1 holds 8 steps, .* with 9"):
         next(buffer.minibatches(draw(18), rounds.read))
 
 

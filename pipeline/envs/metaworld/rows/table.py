@@ -306,7 +306,7 @@ def lever_pull(moment: Moment) -> RowsEvaluation:
     ready = long_tail(gap - 0.02, norm((start["fingertips"] + shoulder - start["lever"]) * scale))
     in_place = long_tail(norm(moment.object - start["target"]) - 0.04, norm(start["lever"] - start["target"]))
     error = np.abs(moment.scene["angle"] + np.pi / 2)
-    # Told, though no reward is made of it.
+    # Reported, but not part of the reward.
     engaged = long_tail(error - np.pi / 48, np.pi / 2 - np.pi / 12)
     rewards = 10 * hamacher(ready, in_place)
     return RowsEvaluation(rewards, error <= np.pi / 24, gap, engaged, ready, gap < 0.03, ready > 0.9)
