@@ -33,7 +33,11 @@ def explained(error: Exception) -> Exception:
     module = error.name.partition(".")[0]
     if module in _EXTRAS:
         return ExtraMissing(_EXTRAS[module], "pillow" if module == "PIL" else module)
-    if all(map(_is_installed, distribution("metaloom").requires or ())):
+    try:
+        required = distribution("metaloom").requires or ()
+    except PackageNotFoundError:  # found on the path alone, as in a checkout
+        return error
+    if all(map(_is_installed, required)):
         return error
     return UsageError(f"{module} is not installed, as where runs are only read; `pip install metaloom` brings it")
 

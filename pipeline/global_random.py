@@ -159,9 +159,10 @@ def _first_draw(work: Callable[[], object], generators: Sequence[str]) -> tuple[
     before = _states(exact=True)
 
     def look(frame: FrameType, event: str, argument: object) -> None:
-        # Threads of libraries draw from `random` for their pauses, so only this thread's calls of it are watched.
+        # Threads of libraries draw from `random` for their pauses, so only this thread's calls of it are watched; not
+        # those that ask for its state, as the watch of a sampler does within the watch of a stage.
         if "random" in generators and event == "c_call" and getattr(argument, "__self__", None) is _RANDOM:
-            generator = "random"
+            generator = "random" if getattr(argument, "__name__", "") != "getstate" else None
         elif others and (now := _states(exact=True)) != before:
             generator = next((name for name in others if now[name] != before[name]), None)
         else:

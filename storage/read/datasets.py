@@ -58,7 +58,9 @@ def to_xarray(
     named = {axis: units for axis, units in components.items() if units and sizes.get(axis) == len(units)}
     coordinates |= {axis: xr.Variable((axis,), [*units]) for axis, units in named.items()}
     coordinates |= {f"{axis}_unit": xr.Variable((axis,), [*units.values()]) for axis, units in named.items()}
-    return xr.Dataset(found, coordinates, attrs={"iteration": refs[0].iteration, "step": refs[0].step})
+    schema = files.stages[refs[-1].stage].schema
+    about = {} if schema is None or not schema.description else {"description": schema.description}
+    return xr.Dataset(found, coordinates, attrs={"iteration": refs[0].iteration, "step": refs[0].step, **about})
 
 
 def _arrays(files: CommittedFiles, ref: StageRef, tasks: Sequence[int] | None) -> dict[str, tuple[ArraySpec, Array]]:

@@ -209,11 +209,13 @@ def test_samples_that_training_did_not_learn_from_are_read_with_a_warning(run, c
 
 def test_xarray_has_its_axes_units_and_tasks(run):
     data = run[1].xarray(1, stage="spread", task=[1, 3])
+    assert data.attrs == {"iteration": 1, "step": 1, "description": "How far the rewards of a task spread."}
     assert data["share"].dims == ("task", "episode", "t")
     assert data["scale"].attrs == {"units": "m", "description": "standard deviation of the rewards"}
     assert data["ends.last"].dims == ("task", "episode", "ends.last_axis_2")
     assert data["steps"].item() == 120
     assert data["task_goal_x"].values.tolist() == run[1].tasks(task=[1, 3]).params[:, 0].tolist()
+    assert "description" not in run[1].xarray(stage="adapt").attrs
     assert run[1].xarray(stage="adapt")["params.float32"].dims == ("task", "params.float32_parameter")
 
 

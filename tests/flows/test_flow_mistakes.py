@@ -906,3 +906,13 @@ def test_what_another_thread_draws_is_no_fault_of_the_work():
     _, draw = watch.draw_of(lambda: np.random.normal(size=2), "adapt")  # noqa: NPY002
     assert draw is not None
     assert draw.generator == "numpy.random"
+
+
+def test_the_state_that_a_watch_reads_within_another_is_no_draw():
+    def work():
+        thread = threading.Thread(target=random.random)
+        thread.start()
+        thread.join()
+        GlobalRandomWatch().draw_of(lambda: None, "the sampler")
+
+    assert GlobalRandomWatch().draw_of(work, "collect_rollouts")[1] is None
