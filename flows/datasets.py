@@ -18,7 +18,7 @@ from metaloom.storage.read.outputs import Steps, chosen_steps
 from metaloom.storage.run import Iterations
 
 Unit = Literal["transitions", "episodes", "trials"]
-"""What an item is: a real step; a real episode; or all episodes of a task of an iteration, inner step by inner step."""
+"""Unit of an item: a real step; a real episode; or all episodes of a task and iteration, inner step by inner step."""
 
 Item = dict[str, torch.Tensor]
 
@@ -29,7 +29,7 @@ _CACHED_PARTS = 2 * _POOL
 
 @dataclass(frozen=True)
 class _Part:
-    """What is read at once: a task's episodes of some inner steps of an iteration."""
+    """Unit of reading: a task's episodes of some inner steps of an iteration."""
 
     iteration: int
     steps: tuple[int, ...]
@@ -44,8 +44,8 @@ class RunDataset(Dataset[Item]):
     last ones are kept: `sampler` shuffles so that this helps.
 
     Args:
-        run: the run; batches that were thinned have to be brought back or left out.
-        unit: what an item is.
+        run: The run. Thinned batches must be recomputed or excluded.
+        unit: Unit of an item.
         iterations, steps: of which iterations and inner steps; None for all that are complete.
 
     Raises:
@@ -82,7 +82,7 @@ class RunDataset(Dataset[Item]):
         if isinstance(index, int | np.integer):
             return {name: values[0] for name, values in self[[int(index)]].items()}
         indices = np.asarray(index)
-        if indices.size and indices.dtype.kind not in "iu":  # such as a mask, which is not the numbers 0 and 1
+        if indices.size and indices.dtype.kind not in "iu":  # such as a mask, which is not the indices 0 and 1
             raise IndexError(f"found indices of type {indices.dtype}; required integers")
         indices = indices.astype(np.int64)
         if indices.size and not (indices.min() >= 0 and indices.max() < len(self)):
@@ -118,7 +118,7 @@ class RunDataset(Dataset[Item]):
                 self._run.location,
                 found="no episodes of these iterations and inner steps",
                 required="a complete iteration with episodes",
-                action=f"`metaloom show {argument(self._run.path)}` tells what is stored",
+                action=f"`metaloom show {argument(self._run.path)}` lists what is stored",
             )
         if self.unit != "trials":
             for ref in refs:
@@ -132,7 +132,7 @@ class RunDataset(Dataset[Item]):
                 yield _Part(i, inner_steps, b), 1
 
     def _items(self, part: _Part, offsets: Array) -> dict[str, Array]:
-        """Items of a part by their places in it, stacked."""
+        """Return the items of a part at these offsets, stacked."""
         of_part = self._load(part)
         constant = {"iteration": np.array(part.iteration), "task": np.array(part.task)}
         constant |= {name: of_part[name] for name in ("task_params", "task_id") if name in of_part}
@@ -148,7 +148,7 @@ class RunDataset(Dataset[Item]):
         return {**_transitions(found, e, offsets - starts[e]), **repeated}
 
     def _load(self, part: _Part) -> dict[str, Array]:
-        """A task's episodes, those of one inner step after those of the other: [E of all, ...]."""
+        """Load a task's episodes, inner step by inner step: [E of all, ...]."""
         if part not in self._cache:
             self._cache[part] = self._read(part)
             if len(self._cache) > _CACHED_PARTS:
@@ -196,7 +196,7 @@ class PartSampler(Sampler[int]):
 
     def __init__(self, ends: Array, seed: int, pool: int) -> None:
         if not 1 <= pool <= _CACHED_PARTS:
-            raise UsageError(f"found pool={pool}; required 1 to {_CACHED_PARTS} parts: so many are kept")
+            raise UsageError(f"found pool={pool}; required 1 to {_CACHED_PARTS} parts, the size of the cache")
         self._ends = ends
         self._seed = seed
         self._pool = pool

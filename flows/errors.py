@@ -1,4 +1,4 @@
-"""Errors that a command tells in one line, with their exit codes. All others are bugs and keep their traceback."""
+"""Errors that a command reports in one line, with their exit codes. All others are bugs and keep their traceback."""
 
 import re
 from importlib.metadata import PackageNotFoundError, distribution
@@ -89,7 +89,7 @@ EXIT_CODES = {
 
 def exit_code(error: Exception) -> int | None:
     """Return the exit code of an error that its message explains; None for any other, as of a user's environment."""
-    # Of a file of the user's, which Dask names; it reads them when it is imported.
+    # Dask reads the user's configuration files when it is imported, and names the faulty one.
     if isinstance(error, ValueError) and str(error).startswith("A dask config file at "):
         return USAGE
     names = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__)

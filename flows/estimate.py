@@ -77,7 +77,7 @@ def _training_arrays(config: RunConfig, spaces: Spaces, train_tasks: int, of_ste
         rows = plan.tasks_per_gradient_step * (plan.batch_size + plan.context_size)
         arrays["the rows drawn in an iteration"] = 8 * plan.gradient_steps(config.episodes_per_task * T) * rows
     elif spec.enough is not None:
-        # A block has a place for every step that an episode may have; of the rest only what is asked for is certain.
+        # A block has a slot for every step that an episode may have; of the rest only what is asked for is certain.
         steps = max(spec.episodes_at_once * T, B * (spec.min_steps or 0))
     else:
         # An update looks at the episodes before and after every inner step.

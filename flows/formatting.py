@@ -1,4 +1,4 @@
-"""Formatting of numbers, times, sizes and stages for people, and of numbers for JSON."""
+"""Formatting of values, times, sizes and stages for people, and of values for JSON."""
 
 import json
 import math
@@ -20,7 +20,7 @@ _STEPPED = {stage.name for table in EARLIER.values() for stage in table.stages i
 TRIAL_RETURNS = ("first_episode_return", "last_episode_return")
 """Metrics of algorithms that learn from trials; equal where a trial is one episode."""
 
-# Labels are made where no run is at hand: of a stage that a plug-in brings, k tells itself from 1 on.
+# Labels are made without a run. For a plug-in's stage, k is therefore shown from 1 on.
 
 
 def stage_name(ref: StageRef) -> str:
@@ -74,9 +74,9 @@ def plural(number: int, noun: str) -> str:
 
 
 def number(value: float) -> str:
-    """Four significant digits or two decimals, whichever tells more: −20.13, 0.0001234, 100, 1e+18.
+    """Format with four significant digits or two decimals, whichever is more precise: −20.13, 0.0001234, 100, 1e+18.
 
-    With a true minus sign, which standard output has only where it is a terminal.
+    The result has a true minus sign, which standard output shows only in a terminal.
     """
     if not math.isfinite(value):
         return str(value)

@@ -1,4 +1,4 @@
-"""Signals that end a training with all that is committed in place; `metaloom resume` continues it.
+"""Signals that end a training and keep all that is committed; `metaloom resume` continues it.
 
 Ctrl-C finishes and commits the current stage, and stops at once when it is pressed again. SIGTERM and SIGHUP come from
 a scheduler or a terminal that kills the process soon afterwards, so a stage that takes longer is abandoned.
@@ -28,7 +28,7 @@ _SHOW_CURSOR = "\x1b[?25h"
 
 
 class StageAbandoned(KeyboardInterrupt):
-    """The current stage would take too long for a process that has been told to end."""
+    """The current stage would take too long for a process that has been asked to end."""
 
 
 _can_be_abandoned = False
@@ -47,18 +47,18 @@ def abandonable() -> Generator[None, None, None]:
 
 @dataclass
 class Stop:
-    """A request to stop; called, it returns True once there is one, and a live panel draws it below the rest.
+    """A request to stop. Calling it returns True once there is one. A live panel draws it below the rest.
 
     Attributes:
-        how: what it means for the current stage; empty before there is a request.
-        panel: console of the live panel, past which nothing may be written.
+        how: Effect on the current stage, in words; empty before there is a request.
+        panel: Console of the live panel, past which nothing may be written.
     """
 
     how: str = ""
     panel: Console | None = None
 
     def __call__(self) -> bool:
-        """Tell if this process is to stop."""
+        """Return True if this process must stop."""
         return bool(self.how)
 
     def __rich__(self) -> RenderableType:
@@ -90,10 +90,10 @@ class Stop:
 
 @contextmanager
 def stop_on_interrupt(again: Callable[[], str]) -> Iterator[Stop]:
-    """Yield what knows whether a signal has asked this process to stop.
+    """Yield a `Stop` that knows whether a signal has asked this process to stop.
 
     Args:
-        again: says how to go on, for a process that ends at once.
+        again: Returns the advice on how to continue, for a process that ends at once.
     """
     stop, lock = Stop(), threading.RLock()
     asking = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
@@ -104,7 +104,7 @@ def stop_on_interrupt(again: Callable[[], str]) -> Iterator[Stop]:
     end.daemon = True
 
     def receive(number: int, received: list[int]) -> None:
-        """Take a signal: the thread that listens is in time, the handler is there where another has taken its place."""
+        """Handle a signal, from the listening thread at once, or from the handler if something replaced the thread."""
         with lock:
             received.append(number)
             if number == signal.SIGINT and len(received) > 1:

@@ -1,4 +1,4 @@
-"""A training's numbers for Prometheus: a page of this machine alone, for as long as the process trains."""
+"""Metrics of a training for Prometheus, on a page that only this machine can read while the process trains."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -22,7 +22,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class TrainingMetrics:
-    """Prometheus metrics of one training, in a registry of their own."""
+    """Prometheus metrics of one training, in a separate registry."""
 
     def __init__(self, run: str) -> None:
         self.registry: CollectorRegistry = CollectorRegistry()
@@ -35,7 +35,7 @@ class TrainingMetrics:
         self._threads = self._gauge("worker_threads", "Threads of all workers that are there.")
         self._seconds = self._counter("stage_seconds", "Wall seconds of stages.", "stage", "step")
         self._steps = self._counter("environment_steps", "Environment steps sampled.")
-        self._shards = self._counter("shards", "Shards sent to workers; again: those that took too long.", "attempt")
+        self._shards = self._counter("shards", "Shards sent to workers; again: shards that took too long.", "attempt")
         self._bytes = self._counter("worker_bytes", "Bytes between trainer and workers.", "direction")
         self._before = Traffic()
         self._running: str | None = None
@@ -94,7 +94,7 @@ def metrics_at(port: int, run: str, observer: Observer) -> Iterator[Observer]:
         return [f"{REQUIRED_HOST}\n".encode()]
 
     try:
-        # It listens at once, but has no numbers before the block is entered.
+        # It listens at once, but has no metrics before the block is entered.
         server, thread = start_http_server(port, LOOPBACK, registry=metrics.registry)
         server.set_app(answer)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What whoever watches a run is told, be it by the process that trains it or by what that has stored."""
+"""Events of a run for observers, sent by the process that trains it or read from the store."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,19 +16,19 @@ class IterationReport:
     """Report of a completed iteration, for progress displays.
 
     Attributes:
-        iteration: the iteration that was completed, counted from 0.
-        iterations: how many the run will have.
-        metrics: the iteration's metrics, as stored.
-        stage_seconds: wall seconds by stage, for example collect_rollouts.1; empty stages were already stored.
-        elapsed_seconds: wall seconds since this process began to train.
-        steps_per_second: environment steps sampled for the iteration over the wall seconds since the one before; None
-            when its rollouts were stored already.
-        evaluation_returns: mean test return after every number of adaptation steps, if an evaluation was made now.
-        class_returns: of every inner step, where the environment has classes of tasks; empty where the iteration's
-            episodes were not at hand.
-        task_returns: [B] mean return of every task, of every inner step; empty where the episodes were not at hand.
-        steps: environment steps sampled for the iteration by this process.
-        traffic: with worker processes, since the process began; None without.
+        iteration: Index of the completed iteration, from 0.
+        iterations: Total number of iterations of the run.
+        metrics: Metrics of the iteration, as stored.
+        stage_seconds: Wall seconds by stage, for example collect_rollouts.1; empty stages were already stored.
+        elapsed_seconds: Wall seconds since this process began to train.
+        steps_per_second: Environment steps sampled for the iteration, divided by the wall seconds since the previous
+            one; None when its rollouts were stored already.
+        evaluation_returns: Mean test return by number of adaptation steps, if this iteration was evaluated.
+        class_returns: Returns by class of task, one entry per inner step; empty if the environment has no classes or
+            the episodes were not available.
+        task_returns: Mean return of every task, [B] for each inner step; empty if the episodes were not available.
+        steps: Environment steps sampled for the iteration by this process.
+        traffic: Traffic with worker processes since the process began; None without workers.
     """
 
     iteration: int
@@ -61,7 +61,7 @@ class Observer:
 
 
 def strict(observer: Observer) -> Observer:
-    """The same observer, which ends training after an iteration whose witness differs or is missing.
+    """Return an observer that also ends training after an iteration whose witness differs or is missing.
 
     The iteration is stored by then, and `resume` continues after it.
     """

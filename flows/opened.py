@@ -77,7 +77,7 @@ class Run(storage.Run):
         """Give the stored episodes as a torch Dataset; see RunDataset.
 
         Args:
-            unit: what an item is: one of the "transitions", "episodes" or "trials".
+            unit: Unit of an item: "transitions", "episodes" or "trials".
             iterations: None for all complete ones.
             steps: inner steps k to include; None for all.
         """
@@ -171,7 +171,7 @@ class Runs(Sequence[Run]):
 
 
 def open_run(run: RunLike) -> Run:
-    """Open a run for reading: a name in the runs folder, a path or a URL. A writer may go on meanwhile.
+    """Open a run for reading: a name in the runs folder, a path or a URL. A writer may continue meanwhile.
 
     Raises:
         storage.StoreError: there is no run, or it cannot be read.
@@ -193,7 +193,7 @@ def open_runs(pattern: str | Path) -> Runs:
     root = Path() if isinstance(pattern, Path) or "/" in pattern else runs_root()
     pattern = Path(pattern).expanduser()
     folders = (root / path for path in glob(f"{pattern}/", root_dir=root, recursive=True))
-    # A run keeps a copy of its run.json in a folder of its own.
+    # A run keeps a copy of its run.json in a subfolder.
     folders = (folder for folder in folders if not any((above / "run.json").exists() for above in folder.parents))
     found = sorted(filter(storage.run_exists, folders))
     if not found:
@@ -202,7 +202,7 @@ def open_runs(pattern: str | Path) -> Runs:
 
 
 def _facts(run: storage.Run) -> dict[str, str]:
-    """What a run is, and how far and how well it got; settings of a run of somebody else may be anything."""
+    """Return facts about a run, its progress and its returns. Settings of a foreign run may be anything."""
     done = len(run.iterations)
     metrics = run.metrics(-1).to_pylist()[0] if done else {}
     last, statistic = headline_return(run)

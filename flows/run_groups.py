@@ -12,7 +12,7 @@ from metaloom.pipeline.schema import ConfigError, suggestion
 from metaloom.storage import Run
 
 BESIDE = ("seed", "iterations", "stop", "evaluation", "retention", "replay")
-"""Settings that do not tell groups apart: the seed, how far a run goes, what is measured, kept and read on the way."""
+"""Settings that do not separate groups: the seed, the length of a run, and what it measures, keeps and reads."""
 ENVIRONMENT = ("env", "max_episode_steps")
 """Sections of settings that decide what a return means."""
 OF_THE_POLICY = ("env.action_scale", "env.diagnostics")
@@ -25,8 +25,8 @@ class RunGroup:
     """Runs that differ only in their seed.
 
     Attributes:
-        settings: those that tell it from other groups, setting -> value.
-        runs: in the order of their seeds.
+        settings: Settings that differ from other groups, setting -> value.
+        runs: Runs in the order of their seeds.
     """
 
     settings: Mapping[str, str]
@@ -34,8 +34,8 @@ class RunGroup:
 
 
 def settings_of(run: Run) -> dict[str, str]:
-    """Return a run's settings as names and values; those that its version did not have stand for what it did."""
-    # As many iterations as it is to have by now: `resume --iterations` does not change what it was created with.
+    """Return a run's settings as names and values. A setting that its version lacked gets its old default."""
+    # The current number of iterations: `resume --iterations` does not change the stored settings.
     config = {**run.config, "iterations": run.capacity}
     # To look at a run, nothing that it names is imported, whoever made it.
     if names_of_run(run):
@@ -52,7 +52,7 @@ def section(setting: str) -> str:
 
 
 def environment_settings(run: Run) -> dict[str, str]:
-    """What a run's episodes are of: returns of other environments mean something else."""
+    """Return the settings that define a run's environment and so the meaning of its returns."""
     return {name: value for name, value in sorted(settings_of(run).items()) if _of_environment(name)}
 
 
@@ -61,7 +61,7 @@ def _of_environment(setting: str) -> bool:
 
 
 def environment_of(run: Run) -> str:
-    """The same as one text."""
+    """Return the environment settings as one text."""
     return " ".join(f"{name}={value}" for name, value in environment_settings(run).items())
 
 
@@ -85,9 +85,9 @@ def check_comparable(runs: Sequence[Run], *, mixed: bool) -> None:
 
 
 def grouped(runs: Sequence[Run], by: Sequence[str], *, mixed: bool) -> dict[str, RunGroup]:
-    """Groups of runs by name: of all that differ only in their seed, or of equal values of some settings.
+    """Group runs that differ only in their seed, or that have equal values of some settings. Return groups by name.
 
-    The name tells a group from the others; that of a single one, what it trains.
+    The name of a group has the settings that differ from other groups. A single group is named after what it trains.
 
     Raises:
         UsageError: no run has such a setting, two runs of a group are the same, or groups were tested differently.
@@ -123,9 +123,9 @@ def grouped(runs: Sequence[Run], by: Sequence[str], *, mixed: bool) -> dict[str,
 
 
 def _telling(keys: Sequence[str], groups: Sequence[tuple[str, ...]]) -> list[str]:
-    """The settings in which groups differ.
+    """Return the settings in which groups differ.
 
-    Of different algorithms, their own settings differ too; told are those that differ within one algorithm.
+    Settings of different algorithms always differ. Only settings that differ within one algorithm are returned.
     """
     differ = [n for n in range(len(keys)) if len({values[n] for values in groups}) > 1]
     names = [keys[n] for n in differ]
@@ -182,7 +182,7 @@ def fork_notes(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def kin_notes(groups: Mapping[str, RunGroup]) -> Iterator[str]:
-    """Say which runs of a group are no draws of their own, since they begin with the same policy."""
+    """Yield a note on runs of a group that are not independent, since they begin with the same policy."""
     for group in groups.values():
         kin: dict[str, list[str]] = {}
         for run in group.runs:

@@ -25,11 +25,11 @@ from metaloom.storage.write.holder import FOLDER, operator_folder
 
 NAME = "log.jsonl"
 MOST_BYTES, OLDER_FILES = 1_000_000, 4
-"""A file that would grow beyond so many bytes becomes an older one, of which so many are kept."""
+"""Maximum bytes of a log file before it is rotated, and maximum number of rotated files."""
 _LONGEST_MESSAGE = 10_000
 _EARLY_RECORDS = 100
 _CHATTY = ("distributed", "bokeh", "asyncio")
-"""Libraries whose loggers tell of every connection; their warnings are kept."""
+"""Libraries whose loggers report every connection; only their warnings are kept."""
 _MOST_READ = 16 * MOST_BYTES
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -91,7 +91,7 @@ class RunLog(logging.Handler):
         self._write(record)
 
     def observing(self, observer: Observer, writer: RunWriter) -> Observer:
-        """An observer that also writes down what it is told, and also stops when the writer is asked to."""
+        """Return an observer that also logs what it receives, and also stops when the writer is asked to stop."""
 
         def stage_started(ref: StageRef) -> None:
             self._place |= {"iteration": ref.iteration, "stage": ref.stage, "step": ref.step}
@@ -152,7 +152,7 @@ class _LogFile(RotatingFileHandler):
         self.setFormatter(_JsonLines())
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Go on without the line: the disk that is full will stop the run itself, which tells more."""
+        """Skip the line. A full disk will stop the run itself, with a better message."""
 
 
 class _JsonLines(logging.Formatter):
@@ -262,7 +262,7 @@ class LogReader:
         return [line for text in lines if (line := LogLine.parse(text)) is not None]
 
     def _rest_of_older(self) -> bytes:
-        """What was not read yet of files that were put aside."""
+        """Return the unread part of rotated files."""
         older = [self._path.with_name(f"{NAME}.{n}") for n in range(OLDER_FILES, 0, -1)]
         if not self._is_followed:
             self._is_followed = True
@@ -275,7 +275,7 @@ class LogReader:
 
 
 def _read(path: Path, offset: int = 0) -> tuple[int, bytes]:
-    """Inode of a regular file, and what is in it behind an offset; 0 and nothing where there is none."""
+    """Return the inode of a regular file and its bytes after an offset; 0 and no bytes if there is none."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

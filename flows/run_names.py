@@ -10,7 +10,7 @@ from metaloom.storage import run_exists
 
 
 def runs_named(names: Sequence[RunLike]) -> list[Run]:
-    """Open the runs that names, paths, patterns and names of sweeps stand for; those of a sweep that have begun.
+    """Open the runs of names, paths, patterns and names of sweeps. Of a sweep, open the runs that have begun.
 
     Raises:
         UsageError: a pattern matches none.

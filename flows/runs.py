@@ -1,4 +1,4 @@
-"""Places of runs, and how a user names one: a name under the runs folder, or a path, with `@ITERATION` behind it."""
+"""Locations of runs. A user names a run by its name in the runs folder or by a path, optionally with `@ITERATION`."""
 
 import os
 import re
@@ -196,8 +196,8 @@ class RunAt:
                 is the one that iteration N starts from.
 
         Raises:
-            UsageError: what follows the "@" names no iteration.
-            storage.StoreError: there is no such run.
+            UsageError: The text after the "@" names no iteration.
+            storage.StoreError: There is no such run.
         """
         name, at, iteration = text.rpartition("@")
         if not at or "/" in iteration:  # the "@" is one of the path

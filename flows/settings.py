@@ -13,7 +13,7 @@ from metaloom.pipeline.schema import ConfigError
 
 def assignments(settings: Mapping[str, Any]) -> list[str]:
     """Changes of settings as `--set` takes them: KEY=VALUE, with a key for every field of a section."""
-    # A section of which nothing is to change stays; as a value, {} would replace it.
+    # A section without changes stays; as a value, {} would replace it.
     changes = {name: value for name, value in settings.items() if value != {}}
     return [f"{key}={json.dumps(value, default=plain)}" for key, value in _fields(changes)]
 

@@ -3,7 +3,7 @@
 Settings name classes as module:Class, and to import a module runs it. Those of a stored run may have been written by
 anybody, so they become a RunConfig only in `run_stages.config_of`, and those in the file of a policy only in
 `trained.files`; both ask here first. Trust is remembered per user, for one run.json or one policy, by its hash:
-whatever is changed in it is not trusted any more. It also holds only where the modules are found in the same place,
+whatever is changed in it is not trusted any more. It also holds only while the modules are found at the same path,
 since another folder may have another module of that name.
 
 What a run names without a module, Metaloom or an installed package brings, and needs no trust. Nor do names that the
@@ -33,7 +33,7 @@ Places = dict[str, str | None]
 """By the top-level name of a module, where it is imported from."""
 
 _trusted_here: dict[str, Places] = {}
-"""What this process was told, for users whose configuration folder cannot be written."""
+"""Trust given in this process, for users whose configuration folder cannot be written."""
 
 
 class UntrustedRun(ConfigError):
@@ -42,13 +42,13 @@ class UntrustedRun(ConfigError):
 
 @dataclass(frozen=True)
 class Settings:
-    """Stored settings that may name modules: those of a run, or of a policy's file.
+    """Stored settings of a run or of a policy's file, which may name modules.
 
     Attributes:
-        where: they are, for messages.
-        sha256: of all that is stored with them.
-        names: that they may name.
-        remedy: how the user says that they are trusted.
+        where: Location of the settings, for messages.
+        sha256: Hash of all that is stored with them.
+        names: Names that they may contain.
+        remedy: Advice on how to trust them.
         starts: Runs that training starts from (`init_from.run`) and that are not in the run's own runs folder.
     """
 
@@ -103,7 +103,7 @@ class Settings:
         shown = places if trusted is None else refused
         found = ", ".join(f"{name} ({_told(places[name])})" for name in shown)
         moved = trusted is not None and all(trusted.get(name) for name in refused)
-        problem = "you have trusted in another place" if moved else "you have not trusted"
+        problem = "you have trusted at another path" if moved else "you have not trusted"
         raise UntrustedRun(
             f"{self.where}: its settings name {', '.join(self.names)}; found {found}, which {problem} to be imported "
             f"for it; required your word, since importing runs code: {self.remedy}"
@@ -175,7 +175,7 @@ def _told(place: str | None) -> str:
 def _folder() -> Path:
     """Folder of what the user trusts: one file for each run."""
     chosen = os.environ.get("XDG_CONFIG_HOME", "")
-    # Relative paths are to be ignored, says the XDG specification: they would lie in whatever folder the user is in.
+    # The XDG specification ignores relative paths: they would depend on the current folder.
     return Path(chosen if os.path.isabs(chosen) else os.path.expanduser("~/.config")) / "metaloom" / "trusted"
 
 
@@ -187,12 +187,12 @@ def remember(sha256: str, where: str, places: Places) -> None:
     """Remember that this user trusts what has a hash.
 
     Args:
-        sha256: the hash.
-        where: what has it, for whoever reads the file.
-        places: where its modules are imported from.
+        sha256: The hash.
+        where: Location of the hashed settings, for readers of the file.
+        places: Paths that its modules are imported from.
 
     Raises:
-        OSError: the configuration folder cannot be written.
+        OSError: The configuration folder cannot be written.
     """
     file = _file(sha256)
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -23,7 +23,7 @@ NAME = "usage.json"
 _LARGEST = 4096
 _WRITE_EVERY_SECONDS = 5.0
 _RECORDS_PACKED = 6
-"""How much smaller records are in a segment, where tables take hardly anything."""
+"""Factor by which records are smaller in a segment; tables take hardly any space there."""
 
 
 @dataclass(frozen=True)
@@ -110,12 +110,12 @@ def _sizes(run: Run) -> Counter[str]:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a run took so far, in all its sessions.
+    """Resources that a run has used so far, in all its sessions.
 
     Attributes:
-        memory_bytes: most memory of a process that trained it.
-        seconds: wall seconds of training.
-        sample: its first iterations; None where fewer were measured than there have to be.
+        memory_bytes: Peak memory of the processes that trained it.
+        seconds: Wall seconds of training.
+        sample: Measurements of its first iterations; None if too few were measured.
     """
 
     memory_bytes: int = 0
@@ -138,7 +138,7 @@ def read_usage(path: Path) -> Usage | None:
 def kept_usage(run: Run, iterations: int, observer: Observer) -> Iterator[Observer]:
     """Yield an observer that also keeps what a run of this length takes, until the block ends.
 
-    A file that cannot be written is left out: nothing depends on it.
+    A file that cannot be written is skipped: nothing depends on it.
     """
     if iterations >= SIZE + MARGIN:  # packing needs it then: what the first iterations show includes it
         import metaloom.storage.write.packed_tables  # noqa: F401 # pyright: ignore[reportUnusedImport]

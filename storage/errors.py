@@ -107,7 +107,7 @@ def damaged(where: Path, found: str) -> DamagedRun:
         found=found,
         required="the bytes that were committed",
         action=f"`metaloom verify {run}` lists all damage; "
-        + ("restore it from a copy of the run" if lost else f"`metaloom resume {run} --repair` mends it"),
+        + ("restore it from a copy of the run" if lost else f"`metaloom resume {run} --repair` repairs it"),
     )
 
 
@@ -116,7 +116,7 @@ def linked(where: Path) -> DamagedRun:
     return DamagedRun(
         where,
         found="is a symbolic link",
-        required="a run of files and folders of its own",
+        required="a run of regular files and folders",
         action=f"`cp -rL {_run_around(where)[0]} COPY` makes a run of the files that the links of DVC, git-annex or a "
         "hub's cache lead to",
     )

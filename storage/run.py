@@ -131,7 +131,7 @@ class Iteration(Shown):
         return self._load("adapted", k, TaskParams, task)
 
     def minibatches(self) -> Minibatches:
-        """Load the row numbers of the transitions that the gradient steps learned from."""
+        """Load the row indices of the transitions that the gradient steps learned from."""
         return self._load("minibatches", 0, Minibatches)
 
     def transitions(self, update: int = 0, *, context: bool = False, rows: slice = slice(None)) -> "pa.Table":
@@ -181,7 +181,7 @@ class Iteration(Shown):
         return late.to_xarray(self.run.files, refs, self._in("tasks"), chosen, components, self.run.facts)
 
     def ref(self, stage: str, k: int = 0) -> StageRef:
-        """Return the output of a stage, stored or not, by its name or that of its group."""
+        """Return the output of a stage, stored or not, by its name or its group's name."""
         if not (name := self._stage_of(stage)):
             raise StageMissing(
                 self.run.files.root,
@@ -254,7 +254,7 @@ class Run(StoredOutputs):
         head = known.head if known else None
         if known and head and head.sequence not in known.lost and not run.contains(head.ref):
             lost = f"its newest record, of {head.ref} at position {head.sequence} of the history, is missing"
-            _LOG.warning("%s: %s; `metaloom verify %s` tells more", run.location, lost, argument(run.path))
+            _LOG.warning("%s: %s; `metaloom verify %s` has details", run.location, lost, argument(run.path))
         return run
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -326,7 +326,7 @@ class Run(StoredOutputs):
         return len(self.iterations)
 
     def select(self, iterations: Iterations) -> Sequence[int]:
-        """Resolve a selection to complete iterations; negative numbers count from the end.
+        """Resolve a selection to complete iterations; negative indices count from the end.
 
         Raises:
             ValueError: they are not integers.

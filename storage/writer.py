@@ -307,8 +307,8 @@ class RunWriter:
             return self._pending.get(ref, value)
 
     def _writing(self) -> AbstractContextManager[None]:
-        again = f"`metaloom resume {argument(self.run.path)}` goes on behind what was stored"
-        return system_errors(self.run.path, required=WRITABLE, action=f"Free space or mend the disk; then {again}")
+        again = f"`metaloom resume {argument(self.run.path)}` continues after what was stored"
+        return system_errors(self.run.path, required=WRITABLE, action=f"Free space or repair the disk; then {again}")
 
     def _publish(self, output: Output) -> None:
         with self._writing():

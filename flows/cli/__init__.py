@@ -128,7 +128,7 @@ def _status(tokens: Sequence[str]) -> AbstractContextManager[None]:
 def run(tokens: Sequence[str]) -> int:
     """Run one command and return its exit code."""
     if [*tokens] in ([], ["-h"], ["--help"]):
-        for name in COMMANDS:  # what a command does is told by its docstring, which is in its module
+        for name in COMMANDS:  # the help line of a command is the docstring in its module
             app[name]
     try:
         with _status(tokens):

@@ -62,7 +62,7 @@ class Call(Generic[R]):
         return self.given[name] if name in self.given else signature(self.work).parameters[name].default
 
     def __call__(self, **others: Any) -> R:
-        """Run the operation; other arguments are those that only Python has."""
+        """Run the operation; `others` are the arguments that only Python has."""
         bound = BoundArguments(signature(self.work), OrderedDict({**self.given, **others}))
         return self.work(*bound.args, **bound.kwargs)
 

@@ -28,7 +28,7 @@ class PipeConsole(Console):
 
     @property
     def encoding(self) -> str:
-        """What output may hold: rich draws its frames of other than ASCII characters in a terminal only."""
+        """Encoding of the output. It is ASCII outside a terminal, so that rich draws its frames in ASCII."""
         return super().encoding if self.is_terminal else "ascii"
 
     def on_broken_pipe(self) -> NoReturn:
@@ -55,7 +55,7 @@ _PLAIN = str.maketrans({"\N{MINUS SIGN}": "-", "\N{PLUS-MINUS SIGN}": "+-"})
 
 
 class PlainSigns(io.TextIOBase):
-    """A stream in which the signs of numbers are those that other programs read."""
+    """Stream that writes minus signs in ASCII, which other programs can parse."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -101,7 +101,7 @@ def say(as_json: bool, message: str) -> None:
 
 
 def unless_closed(tell: Callable[_P, None]) -> Callable[_P, None]:
-    """Wrap a function that prints, so that work goes on when nobody reads its output any more."""
+    """Wrap a function that prints, so that work continues after the reader closes the output."""
 
     def tell_if_read(*args: _P.args, **kwargs: _P.kwargs) -> None:
         try:

@@ -55,7 +55,7 @@ def _train(as_json: bool, planned: "Sweep", start: "Callable[[SweepObserver], Sw
     done = sum(late.is_complete(planned.folder(run)) for run in planned.runs)
     tell = unless_closed(say)
     tell(as_json, f"sweep {planned.name}: {plural(planned.num_runs, 'run')}, {done} complete")
-    go_on = f"go on with the same command, or: metaloom sweep {planned.name}"
+    go_on = f"continue with the same command, or: metaloom sweep {planned.name}"
     STATUS.end()
     with (
         late.stop_on_interrupt(lambda: go_on) as stop,

@@ -123,7 +123,7 @@ def cancel(call: "Call[Cancelled]") -> int:
         out(f"asked {writer} to finish its stage and stop; Ctrl-C ends this wait, and the request stands")
         if writer.is_stopped:
             again, end = (f"kill -{signal} {writer.pid}" for signal in ("CONT", 9))
-            out(f"it is stopped and hears nothing; `{again}` lets it go on, `{end}` ends it")
+            out(f"it is stopped and does not react; `{again}` lets it continue, `{end}` ends it")
 
     try:
         done = call(asked=asked)
@@ -159,7 +159,7 @@ def logs(
     ] = False,
     as_json: bool = False,
 ) -> int:
-    """Print the lines of a log, and those that are added."""
+    """Print the lines of a log, then new lines as they are added."""
     opened = open_run(run_folder(call["run"]))
     reader, any_line = late.LogReader(opened.path), False
 

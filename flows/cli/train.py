@@ -75,7 +75,7 @@ def _dry_run(config: "RunConfig", folder: Path, backend: "Backend", *, probe: bo
 
 
 def _train(log: Sequence[str], as_json: bool, folder: Path, start: "Callable[[Observer], TrainResult]") -> int:
-    go_on = f"go on with: metaloom resume {argument(folder)}"
+    go_on = f"continue with: metaloom resume {argument(folder)}"
 
     def again() -> str:
         return go_on if (folder / "run.json").exists() else "nothing was stored yet"

@@ -32,7 +32,7 @@ def env_config(name: str, assignments: Sequence[str] = ()) -> EnvConfig:
 
 
 def check_environment(config: EnvConfig) -> list[Check]:
-    """One finding on each property that a run depends on; those after the first failure are left out."""
+    """Check each property that a run depends on, up to and including the first failure."""
     required = "the same bits with the same seeds"
     try:
         config, notes = settled(config, gymnasium_limit(config.name) or STEPS, always=True)

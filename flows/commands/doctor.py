@@ -173,7 +173,7 @@ def check_disk_speed(runs_root: Path) -> Check:
 
 
 def check_git() -> Check:
-    """Git, which tells a run the version of the code."""
+    """Check for git, which gives the code version that a run records."""
     found = shutil.which("git")
     if found:
         return Check("git", "ok", found, "optional")
@@ -213,7 +213,7 @@ def check_prefect_server(url: str | None = None) -> Check:
 
 
 def _existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that exists: a check leaves nothing behind."""
+    """Return the folder or its nearest existing parent. The check creates no folders."""
     folder = folder.absolute()
     nearest = next(candidate for candidate in (folder, *folder.parents) if candidate.exists())
     if not nearest.is_dir():

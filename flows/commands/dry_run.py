@@ -1,4 +1,4 @@
-"""What a run would take: environment steps from its settings; memory, disk and time from its first iterations."""
+"""Cost of a run: environment steps from its settings; memory, disk and time from its first iterations."""
 
 import resource
 import shutil
@@ -30,12 +30,12 @@ _ENOUGH_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Probe:
-    """What a run's first iterations took: ten, or as many as end in 20 seconds, but two.
+    """Cost of a run's first iterations: ten, or the ones that end within 20 seconds, but at least two.
 
     Attributes:
-        trainer_bytes: most memory of this process so far.
-        worker_bytes: most memory of a process that it started; 0 where it samples by itself.
-        sample: of the iterations; None if no second one was complete in two minutes.
+        trainer_bytes: Peak memory of this process so far.
+        worker_bytes: Peak memory of a process that it started; 0 if it samples by itself.
+        sample: Measurements of the iterations; None if the second one was not complete within two minutes.
     """
 
     trainer_bytes: int
@@ -45,16 +45,16 @@ class Probe:
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a run would take, beside what this machine has.
+    """Estimated cost of a run, and the resources of this machine.
 
     Attributes:
-        iterations: of the run.
-        workers: processes of this machine that sample.
-        steps: of environments per iteration, if no episode ends early.
-        machine_memory_bytes: that processes can have.
-        free_disk_bytes: where the run is to be stored.
-        probe: what was measured, if it was asked for.
-        refusal: why the run cannot fit, None if it may.
+        iterations: Number of iterations of the run.
+        workers: Number of processes on this machine that sample.
+        steps: Environment steps per iteration if no episode ends early.
+        machine_memory_bytes: Memory available to processes.
+        free_disk_bytes: Free space on the disk that will hold the run.
+        probe: Measurements of the first iterations, if requested.
+        refusal: Reason why the run cannot fit; None if it may.
     """
 
     iterations: int

@@ -1,4 +1,4 @@
-"""Film test episodes of an evaluation, which keeps none, while they are at hand."""
+"""Film test episodes during an evaluation, which does not store them."""
 
 from pathlib import Path
 
@@ -17,14 +17,14 @@ from metaloom.stages.evaluate import test_position
 
 
 class EvaluationFilm:
-    """Keeps the test episodes before the first adaptation step and after the last, and films those of one task.
+    """Keeps the test episodes before the first adaptation step and after the last, and films one task.
 
-    The task is that of median return after adaptation, and so are its episodes: neither the best nor the worst.
+    The task has the median return after adaptation. So do the episodes within the task.
 
     Args:
-        out: .gif, .webp, .mp4, or .png for the last picture alone.
-        env: the environment that will be filmed.
-        renderer: of MuJoCo's robots.
+        out: File to write: .gif, .webp, .mp4, or .png for the last picture alone.
+        env: Environment to film.
+        renderer: Renderer for MuJoCo's robots.
     """
 
     def __init__(self, out: Path, env: EnvConfig, renderer: RendererName = "auto") -> None:
@@ -35,7 +35,7 @@ class EvaluationFilm:
         self._kept: dict[int, EpisodeBatch] = {}
 
     def tested(self, k: int, episodes: EpisodeBatch) -> None:
-        """Keep test episodes after k adaptation steps, in place of those after fewer; the first ones stay."""
+        """Keep the test episodes after k adaptation steps and the ones before adaptation; drop the others."""
         self._kept = {0: self._kept.get(0, episodes), k: episodes}
 
     def write(self, outcome: EvaluationOutcome, name: str) -> Film:

@@ -1,4 +1,4 @@
-"""Begin a new run with the iterations of a stored one and go on under other settings."""
+"""Begin a new run with the iterations of a stored one and continue with other settings."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,7 +39,7 @@ _SIZES = ("num_tasks", "episodes_per_task", "max_episode_steps")
 def fork(
     path: Path, iteration: int | None, new_path: Path, overrides: Sequence[str] = (), *, on_progress: Progress = unseen
 ) -> Fork:
-    """Create a run that begins with the iterations before `iteration` of another one; `resume` goes on with it."""
+    """Create a run that begins with the iterations before `iteration` of another one; `resume` continues it."""
     run = storage.open_run(path)
     iteration = updates_at(run, iteration)
     if iteration:
@@ -76,9 +76,9 @@ def fork(
 
 
 def _misfits(run: Run, iteration: int, old: RunConfig, stages: Runner) -> Iterator[str]:
-    """Why batches under new settings could not be stored behind those of the parent."""
+    """Yield reasons why batches under the new settings could not be stored after the parent's batches."""
     new = stages.config
-    # Without an iteration there is only a learner, which any sizes can go on from.
+    # Without an iteration there is only a learner, from which training with any sizes can continue.
     if iteration:
         pairs = {name: (getattr(old, name), getattr(new, name)) for name in _SIZES}
         pairs["adaptation steps"] = (old.algorithm.adaptation_steps, new.algorithm.adaptation_steps)

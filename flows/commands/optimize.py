@@ -89,7 +89,7 @@ def changed_config(config: RunConfig, settings: Sequence[str]) -> RunConfig:
     if graph_of(after) is not graph_of(config):
         raise UsageError(
             f"found algorithm.name={after.algorithm.name}; required an algorithm whose iterations have the stages of "
-            f"{config.algorithm.name}, which the run was made with. `metaloom train` samples anew"
+            f"{config.algorithm.name}, which the run was made with. `metaloom train` samples again"
         )
     changed = after.model_dump(mode="json")
     refused = [name for name in changed if name not in CHANGEABLE and changed[name] != before[name]]
@@ -101,7 +101,7 @@ def changed_config(config: RunConfig, settings: Sequence[str]) -> RunConfig:
     if refused:
         raise UsageError(
             f"found changes of {', '.join(refused)}, which decide what is sampled; required changes of "
-            f"{', '.join(CHANGEABLE)} only, which leave stored batches as they are. `metaloom train` samples anew"
+            f"{', '.join(CHANGEABLE)} only, which leave stored batches as they are. `metaloom train` samples again"
         )
     return after
 

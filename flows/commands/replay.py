@@ -64,7 +64,7 @@ def replay(
 
 
 def _in_order(run: Run, stages: RunStages, refs: Sequence[StageRef], outputs: Recomputed) -> Iterator[StageReplay]:
-    """Run stages again, those of each iteration by a new learner."""
+    """Run stages again, with a new learner for each iteration."""
     last = None
     for ref in refs:
         if ref.iteration != last:
@@ -81,14 +81,15 @@ def replay_from_learner(
 ) -> Iterator[tuple[StageReplay, Value]]:
     """Run the stages again that lead from the nearest stored learner to the end of an iteration, one after another.
 
-    Unlike `replay`, it goes on with what comes out where the arrays of an output are not stored, equal or not: so what
-    a difference leads to is computed too. Gives every outcome with the output.
+    If the arrays of an output are not stored, later stages read the recomputed output, even where it differs from the
+    recorded digest. `replay` does not do so. The consequences of a difference are therefore computed too. Yields every
+    outcome with its output.
 
     Args:
-        path: the run's folder.
-        iteration: the last one to compute.
-        first: where to begin, an iteration whose learner is stored; the nearest one when None.
-        backend: where rollouts run.
+        path: Folder of the run.
+        iteration: Last iteration to compute.
+        first: First iteration to compute, one whose learner is stored; the nearest one when None.
+        backend: Backend that runs the rollouts.
     """
     run = storage.open_run(path)
     require_iteration(run, iteration)
@@ -116,7 +117,7 @@ def _replay_stage(run: Run, stages: RunStages, ref: StageRef, outputs: Recompute
     changed = (*changed_versions(record), *outputs.changes(ref)) if differences else ()
     if differences and not changed and (plugins := stages.plugins(ref)):
         changed = (
-            f"nothing that is recorded; {', '.join(plugins)} may keep numbers outside of what stages give, such as "
+            f"nothing that is recorded; {', '.join(plugins)} may keep values outside the outputs of stages, such as "
             "attributes of a learner, which belong in LearnerState.extra",
         )
     return StageReplay(ref, tuple(differences), record.seconds, equality, stored is None, changed), value
@@ -199,7 +200,7 @@ def _selected(
 
 
 def require_known(order: list[StageRef], stage: str | None, step: int | None) -> None:
-    """Refuse a stage or inner step that an iteration does not have, with those that it has."""
+    """Raise UsageError if an iteration does not have this stage or inner step; the message lists what it has."""
     names = list(dict.fromkeys(ref.stage for ref in order))
     if stage not in (None, *names):
         raise UsageError(

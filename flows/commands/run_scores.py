@@ -62,7 +62,7 @@ def read_histories(runs: Sequence[Run], metric: str | None, *, mixed: bool) -> t
             like = runs[in_trials.index(True)].name
             notes = (
                 *notes,
-                f"the return of training of {like} and its like is that of whole trials, their first episodes "
+                f"the training return of {like} and runs like it covers whole trials, their first episodes "
                 "included: returns once adapted are compared by evaluations, --set evaluation.every=10",
             )
     histories = tuple(map(partial(_trained, metric=metric), runs))
@@ -105,7 +105,7 @@ def scored(found: Histories, groups: Mapping[str, RunGroup], common: float, last
 
 
 def described(found: Histories, last: int) -> str:
-    """What was compared, in words."""
+    """Describe what was compared."""
     if found.metric == EVALUATION:
         return "return of test episodes after the last adaptation step, by task, of the last common evaluation"
     over = f"of at most the last {last} iterations" if last > 1 else "of the last iteration"
@@ -120,7 +120,7 @@ def _trained(run: Run, *, metric: str) -> History:
     except storage.StageMissing:
         raise UsageError(
             f"{run.name} has no complete iteration; required one or more in each. "
-            f"`metaloom resume {storage.argument(run.path)}` goes on, or leave it out"
+            f"`metaloom resume {storage.argument(run.path)}` continues it, or leave it out"
         ) from None
     column = metric
     if metric == AFTER_ADAPTATION:
@@ -168,7 +168,7 @@ def _history(run: Run, metrics: pa.Table, iterations: Array, values: Array) -> H
 
 
 def _training_returns(run: Run, history: History, common: float, last: int) -> Array | None:
-    """Mean return of every task of the last iterations, after adaptation; None where episodes do not tell these."""
+    """Mean return of every task of the last iterations, after adaptation; None if episodes do not show it."""
     window = history.before(common)[-last:]
     table = run.episodes([int(i) for i in window])
     steps = table["step"].to_numpy()
@@ -177,7 +177,7 @@ def _training_returns(run: Run, history: History, common: float, last: int) -> A
     iteration, task = table["iteration"].to_numpy()[chosen], table["task"].to_numpy()[chosen]
     metrics = run.metrics([int(i) for i in window])
     column = f"step_{final}.num_episodes"
-    # Inference from experience collects in rounds of its own: then they are not the steps that metrics count.
+    # Inference from experience collects separate rollout batches, which are not the steps that metrics count.
     if column not in metrics.column_names or int(sum(metrics[column].to_pylist())) != int(chosen.sum()):
         return None
     _, places = np.unique(np.stack([iteration, task]), axis=1, return_inverse=True)

@@ -35,7 +35,7 @@ def train_sweep(
     observer: SweepObserver = SweepObserver(),
     logs: LogPlan = LogPlan(),
 ) -> SweepResult:
-    """Train what is missing of a sweep. Whatever interrupts it, the same call goes on."""
+    """Train the missing runs of a sweep. After an interruption, the same call continues it."""
     if sweep.search is not None and parallel > len(sweep.seeds):
         raise UsageError(
             f"found --parallel {parallel} of a search whose trials are {plural(len(sweep.seeds), 'run')} each; "
@@ -84,10 +84,10 @@ class TrainRuns(Protocol):
 
 
 def _train_trials(sweep: Sweep, search: Search, train: TrainRuns, observer: SweepObserver) -> SweepResult:
-    """Train what is missing of the trials that are known, then suggest and train all others.
+    """Train the missing runs of known trials, then suggest and train all other trials.
 
-    Every trial is written into the sweep's file before it is trained, and the study is made anew of the stored scores
-    for every suggestion, so a search that was killed goes on with the trials that it would have had.
+    Every trial is written into the sweep's file before it is trained. For every suggestion, the study is rebuilt from
+    the stored scores. A search that was killed therefore continues with the trials that it would have had.
     """
     require_optuna()
     from metaloom.flows.sweeps.suggestions import suggest  # which needs it

@@ -1,4 +1,4 @@
-"""Runs of a sweep, one after the other or several at once, each in a process of its own, which ends with this one."""
+"""Train the runs of a sweep, one by one or in parallel, each in a separate process that ends with this one."""
 
 import multiprocessing
 import os
@@ -37,7 +37,7 @@ _FOR_ALL = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 
 @dataclass(frozen=True)
 class _Working:
-    """A process at work on a run, and the end of the pipe by which it tells of it."""
+    """A process that trains a run, and the end of the pipe that receives its reports."""
 
     run: PlannedRun
     process: ForkServerProcess
@@ -47,10 +47,10 @@ class _Working:
 def train_runs(
     jobs: Sequence[Job], parallel: int, backend: Backend, observer: SweepObserver, logs: LogPlan
 ) -> list[Outcome]:
-    """Train runs, so many at a time; asked to stop, every one finishes its stage.
+    """Train runs, at most `parallel` at a time. On a stop request, every run finishes its stage.
 
     Returns:
-        How those ended that were begun.
+        Outcomes of all runs that were begun.
     """
     if parallel == 1:
         return _train_one_by_one(jobs, backend, observer, logs)
@@ -91,7 +91,7 @@ def train_runs(
 
 
 def _listen(one: _Working, observer: SweepObserver) -> Outcome | None:
-    """Hear what a process has to tell; its outcome when that is the last."""
+    """Receive a message of a process; return its outcome if that is the last message."""
     try:
         message: IterationReport | tuple[Ending, str] = one.told.recv()
     except EOFError:
@@ -107,7 +107,7 @@ def _listen(one: _Working, observer: SweepObserver) -> Outcome | None:
 
 
 def _work(config: RunConfig, folder: Path, backend: Backend, stop: Event, tell: Connection, logs: LogPlan) -> None:
-    """Train a run in this process, and tell of it."""
+    """Train a run in this process and report its progress."""
     for number in _FOR_ALL:
         # What this process starts ignores what it ignores, and is ended by SIGTERM.
         signal.signal(number, (lambda *_: None) if number == signal.SIGTERM else signal.SIG_IGN)
@@ -177,6 +177,6 @@ def require_own(sweep: Sweep, run: PlannedRun, config: RunConfig) -> None:
     config = config.model_copy(update={"env": config.env.as_in(found.config["env"])})
     if found.info["config_digest"] != training.recorded(pinned(config)).digest():
         raise UsageError(
-            f"{folder}: found a run of other settings than the sweep {sweep.name} has for this name; required that of "
-            "the sweep, or none. Begin a sweep of another --name, or `metaloom rm` the run"
+            f"{folder}: found a run of other settings than the sweep {sweep.name} has for this name; required the "
+            "sweep's run, or none. Begin a sweep of another --name, or `metaloom rm` the run"
         )

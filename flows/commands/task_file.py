@@ -14,11 +14,11 @@ from metaloom.pipeline.envs.contract import TaskField
 
 
 def load_tasks(path: Path, fields: Sequence[TaskField]) -> list[list[float]]:
-    """The tasks in a file, in its order: lists of numbers or mappings by field, or a column per field.
+    """Load the tasks in a file, in its order. They are lists of values, mappings by field, or a column per field.
 
     Args:
-        path: a .json, .yaml, .yml or .parquet file. Columns of Parquet may be called as in a run's tables, `task_*`.
-        fields: of the environment's tasks.
+        path: A .json, .yaml, .yml or .parquet file. Columns of Parquet may be called as in a run's tables, `task_*`.
+        fields: Fields of the environment's tasks.
     """
     if path.suffix not in (".json", ".yaml", ".yml", ".parquet"):
         hint = f"; did you mean --num-tasks {path}?" if str(path).isdigit() else ""

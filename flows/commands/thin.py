@@ -34,7 +34,7 @@ def thin(
         except ConfigError as problem:
             raise UsageError(
                 f"{run.location}: found settings that cannot be built today, so that what is removed could not be "
-                f"computed again ({problem}); mend that first, or remove it all the same: --anyway"
+                f"computed again ({problem}); fix that first, or remove it all the same: --anyway"
             ) from None
         if changed:
             iterations = sorted(set[int]().union(*changed.values()))

@@ -68,8 +68,8 @@ class TrainResult:
         iterations_done: how many are complete.
         stopped: it was asked to stop before its last iteration.
         computed: how many outputs were missing and are stored now.
-        repaired: what was mended before, a line for each damaged file.
-        damage: what verification found after a repair; None where there was none, or it was stopped.
+        repaired: One line for each damaged file that was repaired before training.
+        damage: Findings of the verification after a repair; None without a repair, or if it was stopped.
         enough: criteria of `stop` that ended it before its last iteration.
     """
 
@@ -109,7 +109,7 @@ def training(
         _check_metrics(stages)
         _check_baselines(stages)
         if config.algorithm.trial is not None:
-            # Others are asked whenever they are built; runs that earlier versions began so are to go on.
+            # Other policies are checked whenever they are built. Runs that earlier versions began must still resume.
             check_std(config.policy, stages.context.setup)
         with storage.create_run(
             path,
@@ -199,14 +199,14 @@ resume: Final = _to_the_end(resuming)
 
 @contextmanager
 def _repair_advised(path: Path) -> Iterator[None]:
-    """Say what helps where an output is to be computed again from others that were thinned: its record is lost."""
+    """Add advice to the error for a lost output whose inputs were thinned."""
     try:
         yield
     except storage.StageThinned as error:
         raise storage.StageThinned(
             path,
             found=f"an output of a thinned iteration is lost, and what it comes from is not stored ({error.found})",
-            required="what is to be computed from, in full",
+            required="the inputs of that output, in full",
             action=f"`metaloom resume {storage.argument(path)} --repair` computes all of it again",
         ) from error
 
@@ -223,8 +223,8 @@ def _check_baselines(stages: Runner) -> None:
         if baseline is not None and baseline.name == "linear_feature":
             raise ConfigError(
                 f"{setting} is linear_feature, but observations are images of shape {spaces.observation_shape}, whose "
-                f"{spaces.observation_size:,} bytes it would cut at 10, square and fit anew for every task; required "
-                f"{setting}=linear_time, which sees the time alone, {setting}=value_network, or a baseline of your own"
+                f"{spaces.observation_size:,} bytes it would cut at 10, square and fit again for every task; required "
+                f"{setting}=linear_time, which sees the time alone, {setting}=value_network, or a custom baseline"
             )
 
 
@@ -272,13 +272,13 @@ def with_retention(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
         if assignment.partition(".")[0] != "retention":
             raise ConfigError(
                 f"--set {assignment}: a stored run's settings cannot change, except retention.*; "
-                "`metaloom fork RUN --run NEW --set ...` goes on under others"
+                "`metaloom fork RUN --run NEW --set ...` continues with others"
             )
     return build_config(override(config.model_dump(mode="json"), assignments))
 
 
 def environment(stages: Runner) -> dict[str, Any]:
-    """Return what decides the numbers besides the configuration and the store does not know: code and defaults."""
+    """Return what decides results besides the configuration and is unknown to the store: code and defaults."""
     plugins, facts = plugin_sources(stages.config), device_facts(stages.config.device)
     env = stages.context.env
     components, told, classes = component_facts(env), described_facts(env), env.task_classes
@@ -314,7 +314,7 @@ def _train(
             return TrainResult(path, iteration, stopped=False, computed=computed, enough=reasons)
         if stop is None and writer.is_whole(iteration):
             continue
-        # Not only the iterations behind the last complete one: whatever was lost is computed again.
+        # Not only the iterations after the last complete one: whatever was lost is computed again.
         missing = [ref for ref in order(iteration) if not writer.contains(ref)]
         if not missing:
             if stop is not None:
@@ -380,7 +380,7 @@ def _check_limit(config: RunConfig, outputs: Iterable[object]) -> None:
     if at_limit > len(lengths) / 2:
         log.warning(
             "%s: %d of %d episodes of iteration 0 ended at max_episode_steps=%d, the default; if the environment has a "
-            "time limit of its own, or none, set it: --set max_episode_steps=N",
+            "different time limit, or none, set it: --set max_episode_steps=N",
             config.env.name,
             at_limit,
             len(lengths),
@@ -405,7 +405,7 @@ def _idle_iterations(config: RunConfig, run: storage.Run) -> Iterator[str]:
 
 
 def run_once(stages: Runner, writer: RunWriter, ref: StageRef, seconds: dict[str, float]) -> StageRef:
-    """Compute and store a stage unless it is stored already; numbers that are not finite are refused, and kept."""
+    """Compute and store a stage unless it is stored already. Refuse values that are not finite, and quarantine them."""
     if not writer.contains(ref):
         started, began = time.time(), time.perf_counter()
         with explained(writer.run.path, ref, stages.seed_position(ref)), abandonable():

@@ -1,4 +1,4 @@
-"""Scores of the trials of a search, as their stored runs tell them."""
+"""Scores of the trials of a search, computed from their stored runs."""
 
 from collections.abc import Sequence
 from math import ceil
@@ -38,9 +38,9 @@ def late_mean(iterations: Array, values: Array, num_iterations: int) -> float:
     """The mean of the values that belong to the last tenth of the iterations; the last value where none does.
 
     Args:
-        iterations: [n], ascending, of those that have a value.
-        values: [n].
-        num_iterations: of the run; a tenth is at least one.
+        iterations: Ascending indices of the iterations that have a value, shape [n].
+        values: Values of these iterations, shape [n].
+        num_iterations: Number of iterations of the run; a tenth is at least one.
     """
     late = values[iterations >= num_iterations - ceil(num_iterations / 10)]
     return float(np.mean(late)) if len(late) else float(values[-1])

@@ -56,8 +56,8 @@ class ExportFormat:
             signature.bind(None, None, None, **{name: None for name in options if self.takes(name)})
         except TypeError as problem:
             raise TypeError(
-                f"found {path_of(self.write)}{signature}: {problem}; required (run, folder, done), and of the "
-                f"keywords {', '.join(options)} those that the format takes"
+                f"found {path_of(self.write)}{signature}: {problem}; required (run, folder, done), and any of the "
+                f"keywords {', '.join(options)}"
             ) from None
 
     def takes(self, option: str) -> bool:
@@ -76,7 +76,7 @@ class ExportFormat:
 
 
 def format_names() -> list[str]:
-    """Return the names of our own formats and of those of installed packages, without importing them."""
+    """Return the names of built-in formats and of formats in installed packages, without importing them."""
     return sorted(_paths())
 
 

@@ -120,8 +120,8 @@ def _identity(run: Run) -> str:
         return str(uuid.UUID(str(run.info["id"])))
     except (KeyError, ValueError):
         raise UsageError(
-            f"{run.path}: found no identity that Metaloom gives to runs in its run.json; required one, to tell the "
-            "run from others in the same tables"
+            f"{run.path}: found no identity that Metaloom gives to runs in its run.json; required one, to separate "
+            "the run from others in the same tables"
         ) from None
 
 

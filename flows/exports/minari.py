@@ -69,7 +69,7 @@ def dataset_id(run: Run) -> str:
 
 
 def _spaces(run: Run) -> tuple[gymnasium.Space[Any], ActionSpace]:
-    # Of the arrays as a whole: those of an iteration may have been thinned.
+    # The spec describes the whole array: the part of an iteration may have been thinned.
     found = run.files.spec("rollouts_0/observations")
     # As the run says, not its environment, which may be one that nobody should import to export a run.
     about = run.info["environment"].get("env", {})
@@ -139,10 +139,10 @@ _MOST_ATTRIBUTES = 1000
 
 
 class GroupWriter:
-    """Writes groups of arrays and numbers, a context manager; by h5py's low-level calls, since it is all that costs.
+    """Context manager that writes groups of arrays and scalars. It uses h5py's low-level calls for speed.
 
     Args:
-        path: of the new file; HDF5 1.10 and newer reads it.
+        path: Path of the new file. HDF5 1.10 and newer can read it.
     """
 
     def __init__(self, path: Path) -> None:

@@ -24,7 +24,7 @@ def export_parquet(
 
     OUT/steps/iteration=3/stage=rollouts_0/steps.parquet    columns as of `Run.steps`, without `iteration`
     OUT/episodes.parquet  OUT/tasks.parquet  OUT/metrics.parquet  and, where there are any, OUT/evaluations.parquet
-    OUT/STAGE.parquet for every stage of the user's that gives a type of its own, as `Run.table` reads it
+    OUT/STAGE.parquet for every custom stage whose output has a custom type, as `Run.table` reads it
     """
     available = [i for i, _ in done.available(run, iterations, steps)]
     places = {i: place for place, i in enumerate(available)}

@@ -116,7 +116,7 @@ class Film:
             return f"observations agree with the stored ones: largest difference {self.largest_difference:.1g}"
         return (
             f"observations differ from the stored ones by up to {self.largest_difference:.3g}: the film does not show "
-            "what happened. Other versions of the simulator or of the environment do that; `metaloom replay` tells more"
+            "what happened. Another version of the simulator or the environment causes this; see `metaloom replay`"
         )
 
 

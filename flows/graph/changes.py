@@ -26,7 +26,7 @@ def tell_changed_sources(
     if not now:  # as of most runs, for which nothing need be read
         return set()
     session = run.record(ref).session
-    lines = {f"{run.location}, session {session}: {change}; numbers may differ" for change in changes_of(run, ref, now)}
+    lines = {f"{run.location}, session {session}: {change}; results may differ" for change in changes_of(run, ref, now)}
     for line in sorted(lines.difference(told)):
         log.warning("%s", line)
     return lines

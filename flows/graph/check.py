@@ -58,7 +58,7 @@ def _problems_of_stages(graph: Graph) -> Iterator[str]:
         if stage.group in by_group:
             yield (
                 f"stage {stage.name} has the group {stage.group!r}, which holds {by_group[stage.group]}; required a "
-                "group of its own"
+                "different group"
             )
         if stage.group != LEARNER:  # which the first learner and all later ones share
             by_group[stage.group] = stage.name

@@ -89,7 +89,7 @@ class Context:
     def with_new_learner(self) -> Self:
         """Return the context with a learner that has computed nothing yet, as in a fresh process.
 
-        Shared objects of a user's graph are made anew too. Ours are kept: they cache stored outputs only.
+        Shared objects of a custom graph are rebuilt too. Built-in ones are kept: they cache stored outputs only.
         """
         ours = {make for graph in GRAPHS.values() for make in graph.shared.values()}
         shared = {name: value for name, value in self._shared.items() if self.graph.shared[name] in ours}

@@ -65,7 +65,7 @@ class Recomputed:
         return [*self._stages.changes(ref), *machine_changes(self._run, ref)]
 
     def remember(self, ref: StageRef, value: Value) -> None:
-        """Keep an output that is known to equal the stored one, and drop those of other iterations."""
+        """Keep an output that is known to equal the stored one, and drop the outputs of other iterations."""
         start = self._run.learner_ref(ref.iteration)
         self._values = {
             known: v for known, v in self._values.items() if known.iteration == ref.iteration or known == start

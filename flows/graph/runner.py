@@ -141,7 +141,7 @@ class Runner:
             self._differed[:] = [ref]
             log.warning(
                 "%s: an episode came out differently when it was played again on a new copy: %s. The environment does "
-                "not do the same twice, so replay and resume give other numbers; see docs/hostile_environments.md",
+                "not do the same twice, so replay and resume give other results; see docs/hostile_environments.md",
                 self.config.env.name,
                 difference,
             )
@@ -163,7 +163,7 @@ class Runner:
         return found
 
     def _compute(self, stage: Stage, at: At, inputs: Mapping[str, Any], *, where: str = "", **tools: Any) -> Any:
-        """Call a stage's function with the settings of runs and without global random numbers."""
+        """Call a stage's function with the settings of runs and without global random state."""
         where = where or f"iteration {at.iteration}, {stage.name} k={at.step}"
         watch, work = self.watches[stage.samples], partial(_call, stage, at, inputs, tools)
         with normal_numerics(self.config.device):

@@ -49,7 +49,7 @@ class Operation:
         terminal: Function that prints while the operation runs, or asks, "module:function". Its first argument calls
             the operation, further keywords are options that only the command has.
         has_json: Offer `--json`, for the result as data.
-        command: Group of commands, "module:name" of an App, in place of a function.
+        command: Group of commands, "module:name" of an App, instead of a function.
         of_terminal: Options that only the command has: name -> what Python has instead, or why nothing.
     """
 
@@ -209,7 +209,7 @@ _PACKAGES = ("flows", "pipeline", "stages", "storage")
 def operations() -> Mapping[str, Operation]:
     """Return all operations by name, in the order of `--help`.
 
-    An operation of a package whose name is taken or is no name is left out, with a warning: Metaloom's own must work
+    Skips, with a warning, an operation of a package whose name is taken or invalid: Metaloom's operations must work
     whatever is installed.
     """
     found = {operation.name: operation for operation in _BUILT_IN}
@@ -225,7 +225,7 @@ def operations() -> Mapping[str, Operation]:
         ):
             package = point.dist.name if point.dist else "an installed package"
             log.warning(
-                "%s: left out the operation %r (%s); required a name that Python functions can have and that is not "
+                "%s: skipped the operation %r (%s); required a name that Python functions can have and that is not "
                 "taken",
                 package,
                 point.name,

@@ -29,9 +29,9 @@ def cancel(run: RunArgument, *, asked: Annotated[Callable[[Writer], None] | None
     It asks the process that trains the run to stop, as one Ctrl-C does, and waits until that is done.
 
     Works from another shell, under Prefect too, and on another machine that shares the folder. `metaloom resume`
-    goes on. A process that is stopped (Ctrl-Z, SIGSTOP) or hangs hears nothing: `kill -CONT PID` lets it go on, or
+    continues it. A process that is stopped (Ctrl-Z, SIGSTOP) or hangs does not react: `kill -CONT PID` wakes it, or
     `kill -9 PID` ends it, which loses nothing that is stored. If its machine is gone, `metaloom resume RUN --take-over`
-    goes on without it.
+    continues without it.
 
     Exit code 0 when the run stopped, was complete first, or is written by nobody; 1 when it failed instead.
 

@@ -26,7 +26,7 @@ def compare(
 
     Runs of a group differ only in their seed. Each group has an interquartile mean.
 
-    Says of every two groups whether one is shown to be higher, and when there are too few seeds to tell. Runs are
+    Reports for every two groups whether one is shown to be higher, or that there are too few seeds. Runs are
     compared after as many environment steps as all of them have.
 
     Example: `metaloom compare first second --metric return --plot comparison.png`
@@ -34,7 +34,7 @@ def compare(
     Args:
         runs: A run, a pattern, a sweep, or several of these.
         metric: `evaluation`: the return on held-out tasks after the last adaptation step, by default where all runs
-            have stored evaluations; `return`: that of training after adaptation; or the name of any metric.
+            have stored evaluations; `return`: the training return after adaptation; or the name of any metric.
         group: Group by this setting alone, whatever else runs differ in: `--group algorithm.inner_lr`. Repeatable.
         last: Iterations of training that `return` and other metrics are averaged over.
         mixed: Compare runs of different environments or evaluations all the same.

@@ -38,7 +38,7 @@ def diff(run_a: RunArgument, run_b: RunArgument) -> RunDiff:
     if first:
         try:
             arrays = late.compare_arrays(first, flatten(a.load(first)), flatten(b.load(first)))
-        except storage.StageThinned:  # the records still tell which arrays differ
+        except storage.StageThinned:  # the records still show which arrays differ
             arrays = late.compare_digests(first, a.record(first).arrays, b.record(first).arrays)
     return RunDiff(
         a=path_a,

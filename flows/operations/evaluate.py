@@ -52,25 +52,25 @@ def evaluate(
 
     It adapts the learner to tasks and reports its return after each adaptation step.
 
-    Options that are not given come from the run's `evaluation` settings, or else are those of training.
+    Options that are not given come from the run's `evaluation` settings, or else from its training settings.
 
     Example: `metaloom evaluate first@10 --num-tasks 20 --adaptation-steps 3 --test-episodes 10 --plot curve.png`
 
     Args:
         run: Run, or RUN@N for the learner after N updates.
         iteration: Updates of the learner, counted from the end when negative; all of them when None.
-        tasks: `held-out`: tasks that training never drew; `train`: from its fixed set, or those of the last
-            iteration; or a JSON, YAML or Parquet file of tasks.
+        tasks: `held-out`: tasks that training never drew; `train`: tasks of its fixed set or of its last iteration;
+            or a JSON, YAML or Parquet file of tasks.
         num_tasks: Tasks to draw; by default every test task or task of the file once, otherwise, also from a fixed
-            training set, as many as an iteration of training has.
-        evenly_by: Draw evenly from the classes of a fixed set: the task field that tells them apart.
+            training set, the number of tasks in a training iteration.
+        evenly_by: Draw evenly from the classes of a fixed set, defined by this task field.
         task_sampling: `balanced`: equally many tasks of every class that the environment declares, such as directions.
         adaptation_steps: Largest number of inner steps; returns are reported after each, from 0 on.
         episodes: Episodes per task that every adaptation step learns from.
         test_episodes: Episodes per task that measure the return after each step; no step learns from them.
         deterministic: Take the most likely action in test episodes.
         remembered: Of a policy with a memory, with `--deterministic`: `as-tested`, it remembers episodes of the most
-            likely actions, so that returns are those of a trial; `drawn`: of actions that were drawn.
+            likely actions, so that returns match a trial; `drawn`: episodes of drawn actions.
         seed: Decides which tasks and episodes are drawn.
         trust: Import the modules that the run's settings name, now and later.
         backend: Where rollouts run.

@@ -38,7 +38,7 @@ def export(
         out: A new or empty folder; with --to delta also one with the tables of other runs.
         iterations: N or FROM:TO, counted like Python slices; all complete ones by default.
         step: Only the episodes of this inner step; repeatable.
-        by: Give each task a learning history of its own, or each place in the meta-batch.
+        by: Write one learning history per task, or per index in the meta-batch.
     """
     chosen = None if iterations is None else parse_span("--iterations", iterations)
     far = STATUS.counted("iterations")

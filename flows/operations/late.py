@@ -1,4 +1,4 @@
-"""What operations and commands use of modules that take long to import; see `pipeline/lazy.py`."""
+"""Names that operations and commands use from modules that take long to import; see `pipeline/lazy.py`."""
 
 # pyright: reportUnusedImport=false
 from typing import TYPE_CHECKING

@@ -52,12 +52,12 @@ def ls(
     Args:
         algorithm: Only runs of this algorithm.
         env: Only runs in this environment.
-        status: Only runs in this state. Neither complete nor written by anybody are those that are stopped, by an error
-            or in order, and those whose writer was killed.
+        status: Only runs in this state. A run that is neither complete nor being written was stopped, by an error or
+            on request, or its writer was killed.
         since: Only runs that started in the last 30m, 12h, 2d or 1w, or since a date such as 2026-11-22 or
             2026-11-22T08:30 in local time.
         sort: Newest first, highest return first, largest first, or by name.
-        reverse: The other way round.
+        reverse: Reverse the order.
         limit: Maximum number of runs.
     """
     earliest = -math.inf if since is None else _moment(since).timestamp()

@@ -19,7 +19,7 @@ Port = Annotated[int, Parameter(validator=Number(gte=0, lte=65535))]
 
 
 def complete_runs(context: object) -> list[str]:
-    """Names for the shell to complete: those of the runs in the runs folder; of runs under a URL, none."""
+    """Return the names of the runs in the runs folder for shell completion; none if it is a URL."""
     root = runs_root()
     if url_of(root) is not None:  # to list them takes requests
         return []
@@ -27,7 +27,7 @@ def complete_runs(context: object) -> list[str]:
 
 
 def complete_recipes(context: object) -> list[str]:
-    """Names for the shell to complete: those of all recipes."""
+    """Return the names of all recipes for shell completion."""
     return [*late.RECIPES]
 
 

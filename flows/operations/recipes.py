@@ -13,6 +13,6 @@ def recipes() -> list[str]:
     Example: `metaloom recipes promp-half-cheetah-dir --format toml`
 
     Returns:
-        Names of all recipes, also of those that installed packages add.
+        Names of all recipes, including recipes of installed packages.
     """
     return [*late.RECIPES]

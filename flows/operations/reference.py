@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 From = Annotated[
     Path | str | None,
-    Parameter(name="--from", show_default=False, help="Folder of the references; that of the checkout by default."),
+    Parameter(name="--from", show_default=False, help="Folder of the references; the checkout's by default."),
 ]
 Name = Annotated[str, Parameter(help="A reference, as `metaloom reference ls` names it.")]
 NameAt = Annotated[str, Parameter(help="NAME of a reference, or NAME@ITERATION for one iteration.")]
@@ -40,7 +40,7 @@ def ls(*, folder: From = None) -> "References":
     Example: `metaloom reference ls`
 
     Args:
-        folder: Folder of the references; that of the checkout by default.
+        folder: Folder of the references; the checkout's by default.
     """
     return late.References(late.reference_rows(late.read_index(_folder(folder))), folder)
 
@@ -53,7 +53,7 @@ def show(name: NameAt, /, *, folder: From = None) -> Facts:
 
     Args:
         name: A reference, or NAME@ITERATION.
-        folder: Folder of the references; that of the checkout by default.
+        folder: Folder of the references; the checkout's by default.
 
     Returns:
         What `--json` prints.
@@ -95,7 +95,7 @@ def verify(
 
     Args:
         name: A reference, or NAME@ITERATION.
-        folder: Folder of the references; that of the checkout by default.
+        folder: Folder of the references; the checkout's by default.
         backend: Where rollouts run.
         prepared: Called with the reference and the iterations before they are computed.
     """
@@ -119,8 +119,8 @@ def extract(name: Name, /, *, run: str | Path | None = None, folder: From = None
 
     Args:
         name: A reference.
-        run: Name or path of the run; that of the reference in the runs folder by default.
-        folder: Folder of the references; that of the checkout by default.
+        run: Name or path of the run; by default the reference's name, in the runs folder.
+        folder: Folder of the references; the checkout's by default.
     """
     place, found, iteration = _named(name, folder)
     if iteration is not None:
@@ -141,10 +141,10 @@ def add(
 
     Args:
         run: The run.
-        name: Name of the reference; that of the run by default.
-        to: Folder of the references; that of the checkout by default.
+        name: Name of the reference; the run's name by default.
+        to: Folder of the references; the checkout's by default.
         learners: Iterations from one stored learner to the next: fewer learners make a smaller archive, and `verify`
-            computes up to so many iterations.
+            computes up to this number of iterations.
     """
     if to is None and not (late.shipped() / late.INDEX).exists():
         raise UsageError("found no checkout, whose references it would be among; required a folder: --to FOLDER")

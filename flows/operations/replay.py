@@ -40,7 +40,7 @@ def replay(
     Args:
         run: The run.
         iteration: The iteration, counted from the end when negative; all complete ones when None.
-        stage: Only this stage, such as adapt; `metaloom graph RUN` lists those of a run.
+        stage: Only this stage, such as adapt; `metaloom graph RUN` lists the stages of a run.
         step: Only this inner step of the stage.
         until_diff: Stop after the first stage that differs.
         trust: Import the modules that the run's settings name, now and later.
@@ -63,7 +63,7 @@ def replay(
 def materialise(
     run: RunAtArgument, iteration: Iteration = None, *, trust: Trust = False, backend: InProcess = IN_PROCESS
 ) -> "list[StageRef]":
-    """Compute thinned outputs again, and store those that come out with their old digests.
+    """Compute thinned outputs again, and store the ones that have their old digests.
 
     Args:
         run: The run.

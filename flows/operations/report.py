@@ -42,10 +42,10 @@ def report(
     Args:
         run: The run.
         out: Folder for the files; reports/NAME in the runs folder by default.
-        static: Pictures in place of charts to zoom into: a page that runs no scripts.
+        static: Use pictures instead of zoomable charts: a page that runs no scripts.
         video: A film on the page: the best task of the last iteration, before and after adaptation.
-        figures: Folder for every chart as a file of its own besides, for a paper.
-        format: Of those files: svg (the default) or pdf.
+        figures: Folder in which to write every chart as a separate file too, for a paper.
+        format: Format of these files: svg (the default) or pdf.
         trust: Import the modules that the run's settings name, now and later.
     """
     if figures is None:

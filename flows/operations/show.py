@@ -47,12 +47,12 @@ def show(
         run: The run.
         iteration: The iteration; the run itself when None.
         stage: A stage of the iteration: its inputs, and its arrays with axes, units and meaning. Of sample_transitions,
-            the transitions behind the row numbers that it drew, and where each comes from; of process_samples, the
-            parameters of the baselines that it fitted.
+            the transitions of the rows that it drew, and where each comes from; of process_samples, the parameters of
+            the baselines that it fitted.
         step: Inner step of the stage; 0 by default.
         update: Gradient step of the iteration whose transitions to show; the first by default.
         rows: Transitions of the minibatch: N or FROM:TO, counted like Python slices; 0:20 by default, `:` for all.
-        context: Show the transitions that tasks were inferred from instead of those that were learned from.
+        context: Show the transitions that tasks were inferred from, not the transitions that were learned from.
         trust: Import the modules that the run's settings name, now and later.
 
     Returns:

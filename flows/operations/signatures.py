@@ -28,7 +28,7 @@ def is_python_only(annotation: Any) -> bool:
 
 
 def is_backend(annotation: Any) -> bool:
-    """Return True for where rollouts run, which options of its own say."""
+    """Return True for a choice of backend, which has separate options."""
     return annotation in (Backend, InProcess)
 
 

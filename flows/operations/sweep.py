@@ -31,7 +31,7 @@ def sweep(
         str,
         Parameter(
             completer=complete_recipes,
-            help="A recipe or a file of settings; or the name of a stored sweep, to go on with it.",
+            help="A recipe or a file of settings; or the name of a stored sweep, to continue it.",
         ),
     ],
     name: Annotated[str | None, Parameter(name="--name")] = None,
@@ -46,7 +46,7 @@ def sweep(
         Sequence[str] | Annotated[Mapping[str, str | Sequence[Any]], PythonOnly],
         Parameter(
             help="Search a range or a list of values, with `--optuna`: `--search algorithm.inner_lr=0.01:0.3:log`, "
-            "`algorithm.num_epochs=1:10` for whole numbers, `policy.activation=tanh,relu`. Repeatable."
+            "`algorithm.num_epochs=1:10` for integers, `policy.activation=tanh,relu`. Repeatable."
         ),
     ] = (),
     metric: str | None = None,
@@ -66,7 +66,7 @@ def sweep(
 
     With `--optuna` and `--search` each trial's settings are suggested by the scores of the trials before it.
 
-    Whatever interrupts it, the same command goes on: runs that are complete are not trained again. Ctrl-C finishes
+    After an interruption, the same command continues: runs that are complete are not trained again. Ctrl-C finishes
     the current stages. Which runs there are is kept in `sweeps/NAME.json` in the runs folder. Exit code 1 when a run
     failed, of a search when all trials did; the others are trained all the same.
 
@@ -82,7 +82,7 @@ def sweep(
         metric: What the score is, as the mean over the last tenth of the iterations of each of a trial's runs: `return`
             after adaptation (by default), `evaluation`, or any metric that `metaloom show` lists.
         overrides: Settings that change, as KEY=VALUE.
-        parallel: Runs to train at once, each in a process of its own; these sample in their processes by default.
+        parallel: Runs to train at once, each in a separate process, in which it also samples by default.
         extend: Add runs to a stored sweep: the same settings with more seeds or more values, or more trials.
         many: Do not refuse a sweep of more than a thousand runs.
         backend: Where rollouts run.
@@ -92,7 +92,7 @@ def sweep(
         **settings: Settings that change in all runs; see `train`.
 
     Returns:
-        Its runs; of a search those that are complete, with the trials in order.
+        Its runs; for a search, only its complete runs, with the trials in order.
 
     Raises:
         ConfigError, EnvError, UsageError: Settings are wrong, or the stored sweep of this name has others; nothing was

@@ -29,8 +29,8 @@ def thin(
     The episodes, samples and adapted parameters of iterations go; everything else stays.
 
     An off-policy run keeps its episodes as well, since they are its replay buffer: only minibatches and adapted
-    parameters go. `metaloom replay RUN@ITERATION --materialise` recomputes what was removed, bit for bit. So refused
-    are iterations that used a plug-in, such as an environment of your own, whose source has changed since.
+    parameters go. `metaloom replay RUN@ITERATION --materialise` recomputes what was removed, bit for bit. Iterations
+    that used a plug-in, such as a custom environment, are therefore refused if its source has changed since.
 
     Example: `metaloom thin first --keep-every 10 --keep-last 5 --dry-run`
 

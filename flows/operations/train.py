@@ -48,7 +48,7 @@ Recipe = Annotated[
     ),
 ]
 Shown = Annotated[bool | Callable[..., Any], PythonOnly]
-"""Whether to print progress; a command passes the function that shows the work, whose result is then returned."""
+"""True to print progress. A command passes the function that shows the work; its result is then returned."""
 
 
 @checked
@@ -85,7 +85,7 @@ def train(
         film_every: With `log`, number of iterations from one film to the next; the last iteration has one too.
         metrics_port: Port at which Prometheus can read the training.
         progress: Print every iteration.
-        **settings: Settings that change, fields of RunConfig; of a section, a mapping of those that change.
+        **settings: Settings that change, fields of RunConfig; for a section, a mapping of the fields that change.
 
     Raises:
         ConfigError, EnvError: A setting is wrong.
@@ -167,7 +167,7 @@ def iterate(
     log: Sequence[str] = (),
     **settings: Any,
 ) -> "Generator[FinishedIteration]":
-    """Train a run in a loop over its iterations, with the numbers of `train`.
+    """Train a run in a loop over its iterations, with the results of `train`.
 
     Leaving the loop, by `break` or an exception, stops the run after that iteration; `resume` or another loop over the
     opened run continues it.
@@ -224,7 +224,7 @@ def new_settings(recipe: "str | RunConfig", overrides: Sequence[str], **short: A
     Args:
         recipe: A recipe, a file of settings, or settings.
         overrides: Settings that change, as KEY=VALUE.
-        **short: Settings that have options of their own; None where they do not change.
+        **short: Settings that have separate options; None where they do not change.
 
     Raises:
         ConfigError: A setting is wrong.

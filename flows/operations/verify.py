@@ -12,7 +12,7 @@ from metaloom.storage import open_run, verify_run
 def verify(run: RunArgument) -> Verification:
     """Check every stored file against its record.
 
-    Exit code 0 when all are intact, 1 when one is damaged, missing or foreign. `metaloom resume RUN --repair` mends
+    Exit code 0 when all are intact, 1 when one is damaged, missing or foreign. `metaloom resume RUN --repair` repairs
     what is damaged or missing, or computes it again; what does not belong to the run is left to you.
 
     Example: `metaloom verify first`

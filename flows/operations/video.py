@@ -46,13 +46,13 @@ def video(
         run: The run.
         out: File to write: .gif, .webp, .mp4 (needs `metaloom[video]`), or .png for the last picture alone.
         iteration: The iteration, counted from the end when negative; the newest complete one when None.
-        task: Place of the task in the iteration; 0 by default.
+        task: Index of the task in the iteration; 0 by default.
         best: The task with the highest mean return after adaptation.
         worst: The task with the lowest.
-        episode: Place of the episode among those of its task; by default the one of median return, of each step.
+        episode: Index of the episode within its task; by default the one of median return, at each step.
         steps: Inner step whose episode is shown; repeatable, side by side. By default the first and the last one.
         size: Width and height of each picture in pixels, for MuJoCo's robots.
-        every: Show every so many steps only.
+        every: Number of steps from one picture to the next.
         renderer: What draws MuJoCo's robots. auto: the first of egl, glfw and osmesa that works, else flat shapes,
             which need no OpenGL.
         trust: Import the modules that the run's settings name, now and later.

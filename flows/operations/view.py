@@ -45,5 +45,5 @@ def view(
     if runs is not None and url_of(place) is None and not place.exists() and Path(runs).is_dir():
         place = Path(runs)  # a folder of runs beside the runs folder, or that folder itself, by its name
     if url_of(place) is None and not place.is_dir():
-        raise UsageError(f"{place}: found no such folder; required one of runs, or a run. `metaloom ls` lists runs")
+        raise UsageError(f"{place}: found no such folder; required a run or a folder of runs. `metaloom ls` lists runs")
     late.serve_viewer(place, port, opened)

@@ -48,7 +48,7 @@ ITERATION_DONE = "metaloom.iteration.done"
 class TrainingPage:
     """The artifacts of a flow run that trains.
 
-    Keys are made from the run's name, so that a run that goes on in another flow run adds to its own artifacts.
+    Keys are made from the run's name, so that a run that continues in another flow run adds to its own artifacts.
     """
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -62,7 +62,7 @@ class TrainingPage:
         self._report = Reporting(self._logger, clock, self._updated.clear)
 
     def open(self, also: Callable[[], None] = lambda: None) -> None:
-        """Show where the run lies before there is anything in it; `also` tells Prefect something else."""
+        """Show where the run lies before there is anything in it; `also` sends further data to Prefect."""
 
         def show() -> None:
             also()
@@ -147,7 +147,7 @@ class TrainingPage:
 
 
 def publish_replay(folder: Path, outcomes: Sequence[StageReplay]) -> None:
-    """A table of the replayed stages, the differing arrays of each in a row of their own."""
+    """Publish a table of the replayed stages, with one row per array that differs."""
     rows: list[dict[str, Cell]] = []
     for outcome in outcomes:
         stage = f"i={outcome.ref.iteration} {stage_name(outcome.ref)}"
@@ -165,7 +165,7 @@ def publish_replay(folder: Path, outcomes: Sequence[StageReplay]) -> None:
             }
             for difference in outcome.differences
         )
-    # One set of columns for all rows, or the page shows only those of the first.
+    # All rows need the same columns: the page shows only the columns of the first row.
     columns = list(dict.fromkeys(name for row in rows for name in row))
     table = [{name: row.get(name) for name in columns} for row in rows]
     create_table_artifact(table, key=artifact_key("replay", folder.name), description=f"Replay of {folder}")
@@ -202,7 +202,7 @@ def table_of(metrics: Mapping[str, float]) -> list[dict[str, Cell]]:
 
 
 def _class_table(report: IterationReport) -> list[dict[str, Cell]]:
-    """Returns by class of task as rows behind the metrics."""
+    """Return the rows below the metrics: mean returns by class of task."""
     return [
         {
             "metric": f"step_{k}.average_return, class {name}",
@@ -242,7 +242,7 @@ def resource_of(run: str) -> dict[str, str]:
 
 
 def event_of(report: IterationReport) -> dict[str, Any]:
-    """What an event tells of an iteration; None for what is not finite."""
+    """Return the payload of an iteration's event, with None for values that are not finite."""
     return {
         "iteration": report.iteration,
         "iterations": report.iterations,

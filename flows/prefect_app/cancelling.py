@@ -1,4 +1,4 @@
-"""How a flow run ends that is asked to: behind its current stage, as after Ctrl-C, unless that takes too long."""
+"""Stop a flow run on request: after its current stage, as after Ctrl-C, unless that takes too long."""
 
 import os
 import signal
@@ -20,10 +20,10 @@ from metaloom.flows.prefect_app.flow_runs import STAGE_SECONDS
 
 @dataclass
 class StopRequest:
-    """Whether somebody has asked this process to end, by SIGTERM as Prefect does.
+    """Request to end this process, by SIGTERM as Prefect sends it.
 
     Attributes:
-        received: somebody has.
+        received: True once the request has come.
         before: Prefect's own handler.
     """
 
@@ -47,10 +47,10 @@ class StopRequest:
         os.kill(os.getpid(), signal.SIGTERM)
 
     def outcome(self, done: str) -> State:
-        """Return the state of the flow run, which has stopped behind a stage because it was cancelled.
+        """Return the state of the flow run, which has stopped after a stage because it was cancelled.
 
-        Where it was not, as when its worker ends or the machine goes down, Prefect gets the signal after all: the flow
-        run is Crashed then, and goes on elsewhere.
+        If it was not cancelled, as when its worker ends or the machine goes down, Prefect gets the signal after all.
+        The flow run is then Crashed, and continues elsewhere.
         """
         if self._timer is not None:
             self._timer.cancel()
@@ -61,7 +61,7 @@ class StopRequest:
 
 @contextmanager
 def finishing_the_stage() -> Iterator[StopRequest]:
-    """Yield what tells whether the flow run is asked to end."""
+    """Yield a `StopRequest` that shows whether the flow run is asked to end."""
     asked = StopRequest()
     if current_thread() is not main_thread():  # a flow that is called from a thread; signals are for its caller
         yield asked
@@ -70,7 +70,7 @@ def finishing_the_stage() -> Iterator[StopRequest]:
     try:
         yield asked
     finally:
-        # Once asked, Prefect need not hear it again, and would take it for a crash while it tells how the run ended.
+        # After a request, Prefect's handler stays off: it would take a second signal for a crash.
         if not asked.received:
             signal.signal(signal.SIGTERM, asked.before)
 
@@ -80,5 +80,5 @@ def _is_cancelling() -> bool:
     with suppress(Exception), get_client(sync_client=True) as client:
         state = client.read_flow_run(UUID(flow_run.get_id())).state
         return state is not None and (state.is_cancelling() or state.is_cancelled())
-    get_run_logger().warning("Prefect's server does not tell whether this flow run is cancelled")
+    get_run_logger().warning("Prefect's server does not answer whether this flow run is cancelled")
     return False

@@ -39,7 +39,7 @@ def require_answer(url: str) -> None:
             f"--database: {without_password(url)} cannot be read; required postgresql://USER@HOST:PORT/DATABASE, and "
             'in a password %XX for whatever is no letter or digit, such as %2F for "/"'
         ) from None
-    except Exception as error:  # a driver's errors have no common class, nor do those of a network
+    except Exception as error:  # neither drivers' errors nor network errors have a common class
         raise UsageError(
             f"--database: {without_password(url)} cannot be used ({type(error).__name__}: {error}); required a "
             "database that exists and whose owner the user is. `createdb` makes one"

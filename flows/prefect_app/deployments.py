@@ -1,7 +1,7 @@
 """`meta-train`, `replay` and `evaluate` as Prefect flows: what a page shows of work that the functions below them do.
 
 Prefect's state is a view. What was computed is kept in the run's store, and a flow run that starts again, for whatever
-reason, goes on at the first stage that is missing there.
+reason, continues at the first stage that is missing there.
 
 This module must not import annotations from __future__: Prefect makes a deployment's form from the annotations
 themselves.
@@ -87,14 +87,14 @@ def meta_train(
     trust: bool = False,
     overrides: list[str] = [],  # noqa: B006
 ) -> State:
-    """Meta-train a policy by named settings, or go on with a run that exists.
+    """Meta-train a policy by named settings, or continue a run that exists.
 
     Args:
         recipe: Named settings, most of them from a paper; first-steps takes a minute. A run that exists keeps its own.
-        iterations: Meta-updates in the run; 0 for as many as the recipe, or the run that exists, has. A larger number
+        iterations: Meta-updates in the run; 0 for the number in the recipe or in the run that exists. A larger number
             extends a run that exists.
         seed: Seed of the run. A run that exists keeps its own.
-        run: Name under the runs folder, or a path; made from recipe and flow run if empty. A run that exists goes on
+        run: Name under the runs folder, or a path; made from recipe and flow run if empty. A run that exists continues
             where it stopped.
         workers: Dask worker processes for rollouts here; 0 samples in the flow's own process, as a run of one task
             always does.
@@ -127,12 +127,12 @@ def meta_train_custom(
     film_every: Natural = 0,
     trust: bool = False,
 ) -> State:
-    """Meta-train a policy by settings of one's own, or go on with a run that exists and has the same.
+    """Meta-train a policy by custom settings, or continue a run that exists and has the same settings.
 
     Args:
-        config: All settings. What is left out of them has its default value.
-        run: Name under the runs folder, or a path; made from the flow run if empty. A run that exists goes on where it
-            stopped.
+        config: All settings. An omitted setting has its default value.
+        run: Name under the runs folder, or a path; made from the flow run if empty. A run that exists continues where
+            it stopped.
         workers: Dask worker processes for rollouts here; 0 samples in the flow's own process, as a run of one task
             always does.
         scheduler: Address of a running Dask scheduler, tcp://host:port, used instead of starting workers.
@@ -235,8 +235,8 @@ class StageTasks:
     """Runs every stage as a Prefect task named after it, linked to the tasks whose outputs it reads."""
 
     def __init__(self) -> None:
-        # Prefect recognises what a task returned by its identity, so none of these may be freed and its place in memory
-        # be taken by another.
+        # Prefect recognises the results of tasks by identity. None of them may be freed: another object could get its
+        # address.
         self._done: dict[StageRef, object] = {}
 
     def __call__(self, ref: StageRef, inputs: Sequence[StageRef], compute: Callable[[], StageRef]) -> StageRef:
@@ -254,12 +254,12 @@ def is_new(folder: Path) -> bool:
 
 
 def stored_config(run: storage.Run, parameters: Mapping[str, Any], *, trust: bool) -> RunConfig:
-    """Return the settings of a run that a flow run goes on with.
+    """Return the settings of a run that a flow run continues.
 
     Args:
         run: the run.
         parameters: the flow run's own settings. What they name its user trusts: a flow run that is retried on another
-            machine is to go on with the run that it began.
+            machine must continue the run that it began.
         trust: the user trusts what the run's settings name.
     """
     if trust or {*names_of_run(run)} <= {*names_in(parameters)}:
@@ -289,7 +289,7 @@ def settings_for(folder: Path, stored: RunConfig | None, asked: Asked) -> RunCon
         return wanted
     raise ConfigError(
         f"{folder} was trained with other settings: {'; '.join(_differences(stored, wanted))}. Choose another name for "
-        "a new run, or leave recipe and seed as the form has them to go on with this one"
+        "a new run, or leave recipe and seed as the form has them to continue this one"
     )
 
 

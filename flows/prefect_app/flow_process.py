@@ -16,7 +16,7 @@ MODULE = "metaloom.flows.prefect_app.flow_process"
 
 
 class NoSettings(InitSettingsSource):
-    """Takes the place of what reads a file of the folder."""
+    """Replaces the source that reads a file of the folder."""
 
     def __init__(self, settings_cls: type[BaseSettings], **_: Any) -> None:
         super().__init__(settings_cls, {})

@@ -1,4 +1,4 @@
-"""What `metaloom serve` does about flow runs whose process is gone: it has them go on from where the store is.
+"""Restart flow runs whose process is gone, under `metaloom serve`. They continue from what is stored.
 
 Prefect leaves them be: one whose process was killed stays Crashed, one whose worker or server was gone at that moment
 stays Running for ever, and one whose worker lost the server's messages meanwhile can no longer be cancelled.
@@ -34,7 +34,7 @@ STAGE_SECONDS = 10.0
 DEAF_SECONDS = 3.0
 # A worker may be late to report that a process has ended, and would report it of the one that is started meanwhile.
 SETTLED_SECONDS = 5.0
-# A process that has told that it crashed is gone by then.
+# A process that has reported its crash is gone by then.
 ENDED_SECONDS = 20.0
 # What crashes so often in so short a time would do so for ever.
 CRASHES, CRASH_SECONDS = 3, 600.0
@@ -55,12 +55,12 @@ class Caretaker:
         self._missed: set[UUID] = set()
 
     def worker_lost(self) -> None:
-        """End the processes of flow runs whose worker is gone, which nobody watches any more, behind their stage."""
+        """End, after their stage, the processes of flow runs whose worker is gone: nobody watches them any more."""
         end_processes(flow_processes(self._home).values(), STAGE_SECONDS + 2)
         self._worker_began = datetime.now(UTC)
 
     def look(self, client: "SyncPrefectClient") -> None:
-        """Have every flow run go on that has lost its process, and stop those that are cancelled."""
+        """Restart every flow run that has lost its process, and stop the cancelled ones."""
         processes = flow_processes(self._home)
         missed: set[UUID] = set()
         for run in [*flow_runs(client, *UNFINISHED), *flow_runs(client, "CRASHED", "CANCELLED", since=self._began)]:
@@ -102,27 +102,27 @@ class Caretaker:
             self._given_up.add(run.id)
             self._say(
                 f"flow run {run.name} has crashed {len(recent) + 1} times within {CRASH_SECONDS / 60:.0f} minutes and "
-                f"is left as it is; `prefect flow-run retry {run.id}` goes on with it"
+                f"is left as it is; `prefect flow-run retry {run.id}` continues it"
             )
             if not state_of(run).is_crashed():
                 client.set_flow_run_state(run.id, late.Crashed(message="its process is gone"), force=True)
             return
         self._asked.discard(run.id)
         self._restarts[run.id] = [*recent, now]
-        self._say(f"flow run {run.name} has lost its process; it goes on from what is stored")
-        message = "Its process was gone; it goes on from what is stored."
+        self._say(f"flow run {run.name} has lost its process; it continues from what is stored")
+        message = "Its process was gone; it continues from what is stored."
         client.set_flow_run_state(run.id, late.AwaitingRetry(message=message), force=True)
 
 
 def go_on_with_left_over(client: "SyncPrefectClient", home: Path, say: Callable[[str], None]) -> None:
-    """Have flow runs go on that an earlier server and worker left when they died: nothing else would ever do so."""
+    """Restart flow runs that an earlier server and worker left when they died: nothing else would ever do so."""
     end_processes(flow_processes(home).values(), STAGE_SECONDS + 2)
     for run in flow_runs(client, *UNFINISHED):
         if state_of(run).is_cancelling():
             _set_cancelled(client, run)
         else:
-            say(f"flow run {run.name} was left without a worker; it goes on from what is stored")
-            message = "Its worker was gone; it goes on from what is stored."
+            say(f"flow run {run.name} was left without a worker; it continues from what is stored")
+            message = "Its worker was gone; it continues from what is stored."
             client.set_flow_run_state(run.id, late.AwaitingRetry(message=message), force=True)
 
 
@@ -138,7 +138,7 @@ def cancel_all(client: "SyncPrefectClient", seconds: float) -> None:
 
 
 def leave_all(client: "SyncPrefectClient", home: Path, stop_worker: Callable[[], None]) -> None:
-    """End flow runs behind their stage, and have the next worker go on with them."""
+    """End flow runs after their stage; the next worker continues them."""
     began = datetime.now(UTC)
     end_processes(flow_processes(home).values(), STAGE_SECONDS + 2)
     stop_worker()
@@ -146,7 +146,7 @@ def leave_all(client: "SyncPrefectClient", home: Path, stop_worker: Callable[[],
     end_processes(flow_processes(home).values(), STAGE_SECONDS + 2)
     for run in [*flow_runs(client, *UNFINISHED), *flow_runs(client, "CRASHED", since=began)]:
         if not state_of(run).is_cancelling():
-            message = "metaloom serve was stopped; it goes on from what is stored when that is started again."
+            message = "metaloom serve was stopped; it continues from what is stored when that is started again."
             client.set_flow_run_state(run.id, late.AwaitingRetry(message=message), force=True)
 
 
@@ -195,7 +195,7 @@ def ask_to_end(process: psutil.Process) -> None:
 
 
 def end_processes(processes: Iterable[psutil.Process], seconds: float) -> None:
-    """End processes of flow runs, behind their stage if that does not take longer."""
+    """End processes of flow runs, after their stage if that ends within `seconds`."""
     found = [*processes]
     for process in found:
         ask_to_end(process)

@@ -51,7 +51,7 @@ def guarded(prefect: ASGIApp, *, any_host: bool) -> ASGIApp:
         path, app = scope.get("path", ""), prefect
         if scope["type"] == "http" and path == OPEN:
             app = _OPENING
-        # Those of the API itself are behind the password.
+        # The API's own documentation pages need the password.
         elif scope["type"] == "http" and path.endswith(_DOCS) and not path.startswith("/api/"):
             app = _CLOSED
         await app(scope, receive, send)

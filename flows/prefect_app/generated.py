@@ -26,7 +26,7 @@ from metaloom.flows.operations.signatures import is_backend, is_python_only, mar
 from metaloom.flows.rollouts.backend import Backend
 
 _WORKERS = (
-    "    workers: Dask worker processes for rollouts here, two if left out, none for a replay, an evaluation or a run "
+    "    workers: Dask worker processes for rollouts here, two by default, none for a replay, an evaluation or a run "
     "of one task; 0 samples in the flow's own process."
 )
 
@@ -52,7 +52,7 @@ def make_flow(operation: Operation, ended: Callable[[Any, Any], State] | None = 
         for p in declared
         if p.annotation is Iteration or not is_python_only(p.annotation)
     ]
-    # All can be given by position, so those that are required come first.
+    # All can be given by position, so required ones come first.
     form = Signature(sorted(parameters, key=lambda p: p.default is not P.empty))
 
     def work(*args: Any, **options: Any) -> State:

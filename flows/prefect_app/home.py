@@ -1,4 +1,4 @@
-"""What `metaloom serve` keeps of its own in a folder, in `.prefect`, and what lies there for Prefect's commands.
+"""Files that `metaloom serve` keeps in `.prefect` of a folder, for itself and for Prefect's commands.
 
 Of Prefect's settings in a folder (`prefect.toml`, `pyproject.toml`, `.env`) `metaloom serve` follows none: they can
 name programs, and may be somebody else's. It looks only whether commands typed there find its server by them.
@@ -24,7 +24,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 API, AUTH = "PREFECT_API_URL", "PREFECT_API_AUTH_STRING"
 ENVIRONMENT = Path(".prefect") / "environment"
-"""What a shell reads to reach the server; plugin.py does so for `prefect` commands that are typed in the folder."""
+"""File that a shell reads to reach the server; plugin.py reads it for `prefect` commands typed in the folder."""
 LOOPBACK = ("127.0.0.1", "localhost")
 TEMPLATE = Path(__file__).parent / "prefect.toml"
 
@@ -33,8 +33,8 @@ def make_home(folder: Path, *, trust: bool) -> tuple[Path, str]:
     """Make the folder of the server's own files; returns it and its password.
 
     Args:
-        folder: where it is made.
-        trust: use what is there, whoever has made it, but no `.prefect` that others own or can write.
+        folder: Parent folder.
+        trust: Use what is there, whoever has made it, but no `.prefect` that others own or can write.
     """
     home = folder / ENVIRONMENT.parent
     try:
@@ -45,11 +45,11 @@ def make_home(folder: Path, *, trust: bool) -> tuple[Path, str]:
         _require_own(home)
         return home, _password(home, trust=trust)
     except OSError as error:
-        raise ServeError(f"{folder} cannot be served from ({error}); start it in a folder of your own") from None
+        raise ServeError(f"{folder} cannot be served from ({error}); start it in a folder that you own") from None
 
 
 def _require_kept(folder: Path) -> None:
-    """Require that nobody else can put another `.prefect` in the place of ours."""
+    """Require that nobody else can replace `.prefect`."""
     found = folder.stat()
     mode = stat.S_IMODE(found.st_mode)
     is_shared = mode & stat.S_IWOTH or (mode & stat.S_IWGRP and found.st_gid != os.getegid())
@@ -79,7 +79,7 @@ def _require_own(home: Path) -> None:
         home.chmod(0o700)
         return
     raise UsageError(
-        f"{home} {fault}; required a folder of your own that you alone can write, since what is in it can run programs "
+        f"{home} {fault}; required a folder that you own and you alone can write, since what is in it can run programs "
         "as you. Remove it, or start in another folder"
     )
 
@@ -161,7 +161,7 @@ def folder_variables(folder: Path) -> dict[str, str | None]:
 
 
 def write(file: Path, text: str) -> None:
-    """Write a file that this user alone can read. A link in its place is replaced and not followed."""
+    """Write a file that this user alone can read. A link at its path is replaced, not followed."""
     part = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
     with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as out:
         out.write(text)

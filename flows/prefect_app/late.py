@@ -1,4 +1,4 @@
-"""What `metaloom serve` uses of Prefect, which may be imported in no folder of others; see `pipeline/lazy.py`."""
+"""Names of Prefect for `metaloom serve`. Prefect must not be imported in a foreign folder; see `pipeline/lazy.py`."""
 
 # pyright: reportUnusedImport=false
 from typing import TYPE_CHECKING

@@ -23,7 +23,7 @@ def serve(
 
     It starts a server, its page, deployments and a worker. Runs go to this folder.
 
-    What dies is started again, and flow runs go on from what is stored.
+    What dies is started again, and flow runs continue from what is stored.
 
     Example: `metaloom serve --port 4300`
 

@@ -48,12 +48,12 @@ class Part:
     """A command of Prefect, run as a process.
 
     Attributes:
-        name: as messages call it.
-        arguments: of Python: a module and what it takes.
-        log: the file its output goes to; None for this process's own output.
-        answers: tells if it does its work; by default a process that lives does.
-        ended: is called when it has ended by itself, before it is started again.
-        inherits: file descriptors that the process gets under the same numbers.
+        name: Name in messages.
+        arguments: Arguments of Python: a module and its arguments.
+        log: File for its output; None for this process's output.
+        answers: Returns True if the process works; by default any live process does.
+        ended: Called when it has ended by itself, before it is started again.
+        inherits: File descriptors that the process inherits unchanged.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Part:
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT if self._output else None,
-            # A group of its own: Ctrl-C in a terminal reaches this process alone, which stops the parts in order.
+            # A separate group: Ctrl-C in a terminal reaches this process alone, which stops the parts in order.
             start_new_session=True,
             preexec_fn=_END_WITH_PARENT,
             pass_fds=self.inherits,
@@ -111,7 +111,7 @@ class Part:
 
     @property
     def lives(self) -> bool:
-        """Whether there is a process; none between its end and the next start."""
+        """True while there is a process, False between its end and the next start."""
         process = self._process
         return process is not None and process.poll() is None
 
@@ -123,7 +123,7 @@ class Part:
         return ServeError("\n".join([f"{self.name} {problem}; the end of {self.log}:", *tail]))
 
     def revive(self, say: Callable[[str], None]) -> bool:
-        """Start the process again if it has ended or is stuck; tells whether it does its work now."""
+        """Start the process again if it has ended or is stuck. Return True if it works now."""
         now = self.clock()
         if self._due is not None:
             if now >= self._due:
@@ -190,14 +190,14 @@ def alone(folder: Path, home: Path) -> Iterator[None]:
             if time.monotonic() > deadline:
                 raise ServeError(
                     f"{folder} is being served by another `metaloom serve`; required one for a folder. Stop it, or "
-                    "start this one in a folder of its own"
+                    "start this one in another folder"
                 )
             time.sleep(0.02)
         yield
 
 
 def is_served(home: Path) -> bool:
-    """Tell whether a `metaloom serve` of this user holds the folder of its own files now."""
+    """Return True if a `metaloom serve` of this user holds this `.prefect` folder now."""
     try:
         with open(os.open(home / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             is_own = os.fstat(file.fileno()).st_uid == os.geteuid()
@@ -208,7 +208,7 @@ def is_served(home: Path) -> bool:
 
 
 def _opened(file: Path) -> BinaryIO:
-    """Open a file to add to it. A link in its place is not followed, and nobody is waited for at a pipe."""
+    """Open a file for appending, without following a link or waiting for the reader of a pipe."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         opened = os.fdopen(os.open(file, flags, 0o600), "ab")

@@ -1,4 +1,4 @@
-"""What Prefect's log leaves out under `metaloom serve`: alarms about what `serve` mends, and about cancelled runs."""
+"""Filter of Prefect's log under `metaloom serve`: no alarms about faults that `serve` repairs or cancelled runs."""
 
 import logging
 from importlib.util import find_spec
@@ -7,7 +7,7 @@ from typing import Any
 
 from metaloom.flows.prefect_app.home import write
 
-# They tell a worker of cancelled flow runs until its server is gone once; from then on the caretaker does.
+# They notify a worker of cancelled flow runs until its server is gone once; from then on the caretaker does.
 OBSERVERS = ("FlowRunCancellingObserver", "FlowRunSuspendingObserver")
 # Exceptions that a flow run ends with because it was cancelled, or `serve` was stopped, which Prefect takes for
 # unexpected.
@@ -34,10 +34,10 @@ class WithoutFalseAlarms(logging.Filter):
 
 
 def write_settings(home: Path) -> Path:
-    """Write Prefect's own settings of its log with the filter added; returns the file, which Prefect is to read."""
+    """Write Prefect's log settings with the filter added, and return the file for Prefect to read."""
     import yaml
 
-    # Without importing Prefect, which would read what lies in its place.
+    # find_spec does not import Prefect, which would read settings files of the folder.
     prefect = find_spec("prefect")
     assert prefect is not None
     assert prefect.origin is not None

@@ -1,4 +1,4 @@
-"""What Prefect's server is told while a run trains. If it is gone, training goes on: the store is the truth."""
+"""Reports to Prefect's server while a run trains. If it is gone, training continues: the store is the truth."""
 
 import logging
 import math
@@ -25,7 +25,7 @@ class Reporting:
         self._asked = -math.inf
 
     def __call__(self, show: Callable[[], None]) -> None:
-        """Report something. What the page cannot show is said once, and training goes on."""
+        """Report something. Warn once about what the page cannot show; training continues."""
         if self._is_away and not self._is_back():
             return
         try:
@@ -35,13 +35,13 @@ class Reporting:
         except TransportError as error:
             self._is_away, self._asked = True, self._clock()
             self._logger.warning(
-                "Prefect's server does not answer (%s); training goes on, and the page when it answers again",
+                "Prefect's server does not answer (%s); training continues, and the page waits for the server",
                 type(error).__name__,
             )
         except Exception as error:
             if not self._is_troubled:
                 self._is_troubled = True
-                self._logger.warning("The page does not show all of this training, which goes on: %s", error)
+                self._logger.warning("The page does not show all of this training, which continues: %s", error)
 
     def _is_back(self) -> bool:
         """Ask whether the server answers again, now and then."""

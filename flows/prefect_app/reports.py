@@ -16,7 +16,7 @@ from metaloom.flows.viewer.gate import refusal_of_other_pages
 from metaloom.storage import url_of
 
 VARIABLE = "METALOOM_REPORTS_URL"
-"""Environment variable that tells flows where reports are served."""
+"""Environment variable with the URL at which reports are served, for flows."""
 
 
 def reports_root() -> Path:
@@ -82,7 +82,7 @@ class _Reports(SimpleHTTPRequestHandler):
             return False
 
     def end_headers(self) -> None:
-        """Have the browser ask again: a run that goes on has a new report under the same address."""
+        """Disable the browser's cache: a run that continues has a new report under the same address."""
         self.send_header("Cache-Control", "no-cache")
         self.send_header("X-Content-Type-Options", "nosniff")
         super().end_headers()

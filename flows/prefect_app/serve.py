@@ -1,6 +1,6 @@
 """`metaloom serve`: a Prefect server with its page, the deployments and a worker, for as long as it runs.
 
-Each part is a process, started here in the right order, told the same address and password, started again if it ends,
+Each part is a process. All get the same address and password. They are started in order, started again if they end,
 and stopped together. Whoever gets into a Prefect server can run what it deploys, so it has a password and a gate
 against other pages in the user's browser (front.py), and listens beyond this machine only with a chosen password.
 """
@@ -84,7 +84,7 @@ class Address:
 
     @property
     def is_private(self) -> bool:
-        """Whether only this machine reaches it."""
+        """True if only this machine can reach the address."""
         return self.host in LOOPBACK
 
     @property
@@ -102,8 +102,8 @@ class Address:
 def serve(folder: Path, port: int, *, host: str = HOST, database: str | None = None, trust: bool = False) -> None:
     """Start everything in a folder, where flows will run, and stop everything on Ctrl-C or SIGTERM.
 
-    Ctrl-C cancels flow runs in progress. After SIGTERM, which systemd, Docker and Kubernetes send, the next one goes on
-    with them.
+    Ctrl-C cancels flow runs in progress. After SIGTERM, which systemd, Docker and Kubernetes send, the next
+    `metaloom serve` continues them.
     """
     address = Address(port, host)
     _require_password(address)
@@ -142,7 +142,7 @@ def settings(home: Path, address: Address, password: str) -> dict[str, str]:
         AUTH: password,
         API: address.api,
         "PREFECT_HOME": str(home),
-        # Written anew: such a file can have anything called, and Prefect looks there for one.
+        # Written at every start: such a file can call any code, and Prefect looks for one at this path.
         "PREFECT_LOGGING_SETTINGS_PATH": str(write_settings(home)),
         "PREFECT_PROFILES_PATH": str(PROFILES),
         "PREFECT_PROFILE": "metaloom",
@@ -179,12 +179,12 @@ def _serve(
         stack.callback(_end_runs, stop, server, worker, home)
         _say(ready)
         _keep_running(stop, server, worker, caretaker, home)
-        what = "can be resumed" if stop.for_good else "goes on when `metaloom serve` is started again"
+        what = "can be resumed" if stop.for_good else "continues when `metaloom serve` is started again"
         _say(f"\nstopping; a run that is being trained keeps every stage it has stored, and {what} ...")
 
 
 def _go_on(server: Part, home: Path) -> None:
-    """Have flow runs go on that were left over."""
+    """Restart the flow runs that were left over."""
     try:
         with _client() as client:
             go_on_with_left_over(client, home, _tell)
@@ -195,7 +195,7 @@ def _go_on(server: Part, home: Path) -> None:
 
 
 def _keep_running(stop: Event, server: Part, worker: Part, caretaker: Caretaker, home: Path) -> None:
-    """Start again what ends, and have flow runs go on that lose their process, until Ctrl-C."""
+    """Restart parts that end and flow runs that lose their process, until Ctrl-C."""
     # Prefect's client asks for a minute, in which nobody would start a server again that has died meanwhile.
     at_once: dict[Any, Any] = {late.PREFECT_CLIENT_MAX_RETRIES: 0}
     database = home / "prefect.db"
@@ -203,7 +203,7 @@ def _keep_running(stop: Event, server: Part, worker: Part, caretaker: Caretaker,
     while not stop.wait(LOOK_SECONDS):
         if _identity(database) != opened:
             runs = runs_of(flow_processes(home).values())
-            go_on = "".join(f"\ngo on with: metaloom resume {argument(run)}" for run in runs)
+            go_on = "".join(f"\ncontinue with: metaloom resume {argument(run)}" for run in runs)
             raise ServeError(
                 f"{database} was removed, and with it flow runs, schedules and what was set on the page. Stored runs "
                 f"are whole; start `metaloom serve` again{go_on}"
@@ -230,7 +230,7 @@ def _wait(stop: Event, server: Part, step: Part | None = None, seconds: float = 
     """Return when a step is done that is a process, or else when the server answers."""
     deadline = time.monotonic() + seconds
     while True:
-        # Before anything is asked of it, and told the password.
+        # Checked before a request sends the password.
         if server.code is not None:
             raise server.explain(f"ended with code {server.code}")
         if step is not None and step.code:
@@ -246,7 +246,7 @@ def _wait(stop: Event, server: Part, step: Part | None = None, seconds: float = 
 def _require_password(address: Address) -> None:
     chosen = os.environ.get(PASSWORD, "")
     if not chosen.isascii():
-        raise UsageError(f"{PASSWORD} has other characters than those of ASCII, which Prefect's page cannot send")
+        raise UsageError(f"{PASSWORD} has characters outside ASCII, which Prefect's page cannot send")
     user, _, password = chosen.partition(":")
     if not address.is_private and not (user and password):
         raise UsageError(

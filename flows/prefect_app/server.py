@@ -1,6 +1,6 @@
 """Prefect's server behind a gate, as `metaloom serve` starts it: `python -P -m metaloom.flows.prefect_app.server`.
 
-Faults of Prefect's server are mended, two of them under SQLite:
+It works around faults of Prefect's server, two of them under SQLite:
 
 - Transactions take their lock when they begin, and wait for it. Prefect 3.8 takes it at the first write, which fails at
   once with "database is locked" when another transaction has written since this one has read.
@@ -92,9 +92,9 @@ def main(host: str, listening: str) -> None:
     """Serve until SIGTERM.
 
     Args:
-        host: address that is listened on.
-        listening: descriptor of the socket, which `metaloom serve` holds all the time: a port that is free for a moment
-            is one that somebody else can take, and be told the password.
+        host: Address to listen on.
+        listening: Descriptor of the socket, which `metaloom serve` holds all the time. If the port were free for a
+            moment, somebody else could take it and receive the password.
     """
     lock_at_once()
     skip_stored_events()

@@ -37,8 +37,8 @@ class Recipe:
     """A recipe of the package; called, it returns its configuration.
 
     Attributes:
-        about: what it trains and where it is from.
-        settings: as in a file of settings.
+        about: Description of what it trains and where it is from.
+        settings: Settings, as in a file of settings.
     """
 
     about: str
@@ -95,7 +95,7 @@ class Recipes(Mapping[str, "Callable[[], RunConfig]"]):
         return load(path)
 
     def __iter__(self) -> Iterator[str]:
-        """All names, those of the package first."""
+        """Iterate over all names, built-in recipes first."""
         return iter([*_entries(), *(name for name in self.plugins.names() if name not in _entries())])
 
     def __len__(self) -> int:
@@ -116,7 +116,7 @@ def new_config(recipe_or_file: str, assignments: Iterable[str] = ()) -> "RunConf
     recipe, assignments = load_settings(recipe_or_file), [*assignments]
     networks = [value for key, _, value in (a.partition("=") for a in assignments) if key == "policy.network"]
     if networks and networks[-1] not in SIZED_NETWORKS and not is_settings_file(recipe_or_file):
-        # Sizes of the recipe's networks are not those of the user's own.
+        # The recipe's sizes do not apply to a custom network.
         for section in recipe.keys() & {"policy", "algorithm"}:
             fields = recipe[section].items()
             recipe[section] = {name: value for name, value in fields if not name.endswith("hidden_sizes")}
@@ -162,7 +162,7 @@ def load_settings(recipe_or_file: str) -> dict[str, Any]:
             f"no recipe {recipe_or_file!r}: `metaloom recipes` lists all, and a file of settings ends in .yaml, .json "
             f"or .toml{suggestion(recipe_or_file, RECIPES)}"
         ) from None
-    # What a recipe leaves to the algorithm and the environment is decided anew when one of them is replaced.
+    # What a recipe leaves to the algorithm and the environment is decided again when one of them is replaced.
     with step_limits_left_open():
         config = recipe()
     return config.model_dump(mode="json", include=config.model_fields_set, exclude={"env": config.env.left_open})

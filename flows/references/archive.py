@@ -109,13 +109,13 @@ def _scratch() -> AbstractContextManager[Path]:
 def _writing(place: Path) -> AbstractContextManager[None]:
     """Report system errors within the context as one error about a path that is written to."""
     needed = f"room and permission to write {place}, and to make folders in {gettempdir()}"
-    return system_errors(place, required=needed, action="Free space, or choose another place")
+    return system_errors(place, required=needed, action="Free space, or choose another path")
 
 
 def _require_free(path: Path) -> None:
     if path.exists():
         raise storage.RunExists(
-            path, found="something is there already", required="a free place", action="Choose another name with --run"
+            path, found="something is there already", required="a free path", action="Choose another name with --run"
         )
 
 
@@ -189,7 +189,7 @@ def _put(archive: Path, folder: Path) -> None:
     place = folder / archive.name
     if place.exists():
         raise UsageError(
-            f"{place}: found a file that the index does not know; required a free place: move it away, or --name NAME"
+            f"{place}: found a file that the index does not know; required a free path: move it away, or --name NAME"
         )
     replace_file(place, archive.read_bytes(), folder / f".{archive.name}.part")
 
@@ -208,12 +208,12 @@ def _held(folder: Path) -> Iterator[None]:
 def _require_learners(run: Run, every: int) -> None:
     if gone := _thinned_learners(run, every):
         raise UsageError(
-            f"{run.location}: found learner {gone[0]} thinned; required those of every {plural(every, 'iteration')}: "
+            f"{run.location}: found learner {gone[0]} thinned; required one every {plural(every, 'iteration')}: "
             f"`metaloom replay {storage.argument(run.path)} --materialise` stores them again, or say which there are: "
             "--learners N"
         )
 
 
 def _thinned_learners(run: Run, every: int) -> list[int]:
-    """List the iterations whose initial learner is missing, of those that a reference must have."""
+    """List the iterations whose initial learner is missing although a reference must have it."""
     return [i for i in run.iterations if not i % every and run.is_thinned(run.learner_ref(i))]

@@ -30,7 +30,7 @@ def require_repeatable(run: Run) -> None:
         if start := mapping(info.get("config")).get("init_from"):
             raise UsageError(
                 f"{run.location}: found init_from={mapping(start).get('run')}, a run that others do not have; required "
-                "a run whose first learner comes of its seed: train one without init_from"
+                "a run whose first learner comes from its seed: train one without init_from"
             )
     # Installed packages bring plug-ins under names without a module.
     environments = [run.info["environment"], *(session.environment for session in run.sessions())]

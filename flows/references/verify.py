@@ -84,7 +84,7 @@ class Verified:
         ]
         if self.first_difference is None and places:
             return (
-                f"{about}: all {self.proved}, but NOT what the run tells of them, {' and '.join(places)}: `show`, "
+                f"{about}: all {self.proved}, but NOT what the run says of them, {' and '.join(places)}: `show`, "
                 "`report` and `compare` show something else than was computed"
             )
         if self.first_difference is None:
@@ -98,7 +98,7 @@ class Verified:
         false = f". Whatever the bits, the run is wrong {' and '.join(places)}" if places else ""
         if not self.differs:
             return (
-                f"{about}: NOT identical from {where} on{far}. Versions and processor are those of the record, so this "
+                f"{about}: NOT identical from {where} on{far}. Versions and processor match the record, so this "
                 f"is an error: of this machine, of the reference, or of Metaloom{false}"
             )
         return (

@@ -227,7 +227,7 @@ def verdicts(pairs: Sequence[Pair], num_runs: Mapping[str, int]) -> tuple[str, .
         least = min(pair.smallest_p for pair in pairs)
         return (
             f"too few seeds to order any two of {plural(len(num_runs), 'group')}: with {len(pairs)} pairs "
-            f"the smallest p there can be is {_p(least)}; {runs_needed(len(pairs))} runs of each could tell",
+            f"the smallest possible p is {_p(least)}; {runs_needed(len(pairs))} runs of each could decide",
         )
     return tuple(_verdict(pair, (num_runs[pair.a], num_runs[pair.b]), len(pairs)) for pair in pairs)
 
@@ -242,8 +242,8 @@ def _verdict(pair: Pair, runs: tuple[int, int], num_pairs: int) -> str:
     if not pair.attainable:
         return (
             f"too few seeds to order {pair.a} and {pair.b}: with {runs[0]} and {runs[1]} runs"
-            f"{f' and {num_pairs} pairs' if num_pairs > 1 else ''} the smallest p there can be is "
-            f"{_p(pair.smallest_p)}; {runs_needed(num_pairs)} runs of each could tell"
+            f"{f' and {num_pairs} pairs' if num_pairs > 1 else ''} the smallest possible p is "
+            f"{_p(pair.smallest_p)}; {runs_needed(num_pairs)} runs of each could decide"
         )
     return f"no order of {pair.a} and {pair.b} is shown: the difference is {_by(pair.difference)} ({tested})"
 

@@ -80,7 +80,7 @@ class Replay(Shown, list[StageReplay]):
     """Stages run again, in order."""
 
     def shown(self) -> tuple[str, list[Row]]:
-        """Return the number of stages, and those that differ; see pipeline.shown."""
+        """Return the number of stages, and the stages that differ; see pipeline.shown."""
         different = [outcome for outcome in self if not outcome.identical]
         proved = f"all {self[-1].proved}" if self and not different else f"{len(different)} differ"
         rows = [

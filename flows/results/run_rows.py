@@ -41,7 +41,7 @@ class Facts(Shown, dict[str, Any]):
     """Facts by name, as `--json` prints them."""
 
     def shown(self) -> tuple[str, list[shown.Row]]:
-        """Every fact that is no list or mapping, and the sizes of those that are; see pipeline.shown."""
+        """Return every fact, with a list or mapping replaced by its size; see pipeline.shown."""
         return plural(len(self), "fact"), [(name, _short(value)) for name, value in self.items()]
 
 

@@ -48,6 +48,6 @@ def what_helps(folder: Path, damages: Sequence[Damage]) -> Iterator[str]:
         yield f"links are no files of a run; make a run of what they lead to: cp -rL {argument(folder)} COPY"
         return
     elif any(not damage.is_foreign for damage in damages):
-        yield f"mend it with: metaloom resume {argument(folder)} --repair"
+        yield f"repair it with: metaloom resume {argument(folder)} --repair"
     if any(damage.is_foreign for damage in damages):
         yield "remove yourself, or move away, what does not belong to the run: Metaloom removes no files of others"

@@ -17,7 +17,7 @@ DEFAULT_RETRIES = 3
 class Backend:
     """Choice of where rollouts run.
 
-    A run of one task, which has one shard, still has two workers if it is to be watched (`step_timeout_seconds` or
+    A run of one task, which has one shard, still has two workers if it must be watched (`step_timeout_seconds` or
     `retries` are given). Dask workers have one physics thread each. An environment that takes too long ends its worker
     and the run; sampling in this process waits for ever: it is where one debugs. For a running scheduler, configure
     `distributed.scheduler.allowed-failures` there instead of `retries`.
@@ -49,7 +49,7 @@ class Backend:
         if self.workers is not None and self.scheduler is not None:
             raise UsageError(
                 f"found workers={self.workers} and scheduler={self.scheduler}; required one of them: a scheduler has "
-                "workers of its own"
+                "its workers already"
             )
         self._check_supervision()
         if (self.workers or 0) < 0 or self.threads < 1:

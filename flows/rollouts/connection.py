@@ -73,7 +73,7 @@ class Connection:
                 if losses > _MOST_LOSSES:
                     raise WorkersError(
                         f"{where}: the Dask scheduler was lost {losses} times in this stage; it may lack memory. What "
-                        "is stored is safe; go on with `metaloom resume`"
+                        "is stored is safe; continue with `metaloom resume`"
                     ) from error
                 self._reopen(where, error)
 
@@ -100,7 +100,7 @@ class Connection:
                     continue
                 raise WorkersError(
                     f"{where}: the Dask scheduler is gone and has not come back for {most:.0f} s: {error}. What is "
-                    "stored is safe; go on with `metaloom resume`"
+                    "stored is safe; continue with `metaloom resume`"
                 ) from lost
             break
         waited = time.monotonic() - began

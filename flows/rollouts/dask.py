@@ -1,4 +1,4 @@
-"""Rollouts on Dask worker processes, local or behind a scheduler's address.
+"""Rollouts on Dask worker processes, local or at a scheduler's address.
 
 Dask is used as a plain client inside one stage: task runners that make every shard an orchestrated task cost 7 to 30
 times as much and run finished work again when a worker dies.
@@ -60,8 +60,8 @@ class DaskWorkers(RolloutWorkers):
         """Start the workers of a backend, whose recordings are removed at the end.
 
         Raises:
-            WorkersError: as `connected`.
-            EnvError: its workers cannot build the environment.
+            WorkersError: The connection failed; see `connected`.
+            EnvError: The workers cannot build the environment.
         """
         session, elsewhere, timeout = secrets.token_hex(8), backend.scheduler is not None, backend.step_timeout_seconds
         assert timeout is not None
@@ -160,8 +160,8 @@ class DaskWorkers(RolloutWorkers):
         at, stop = shard.position, shard.position.first_task + len(shard.tasks)
         return WorkersError(
             f"iteration {at.iteration}, inner step {at.step}: several workers in a row died in the "
-            f"same shard, tasks {at.first_task} to {stop - 1}, but not in one place (first task, first episode, step, "
-            f"row: {places}): they may lack memory, or somebody kills them. What is stored is safe; go on with "
+            f"same shard, tasks {at.first_task} to {stop - 1}, but not at one point (first task, first episode, step, "
+            f"row: {places}): they may lack memory, or somebody kills them. What is stored is safe; continue with "
             "`metaloom resume`"
         )
 

@@ -117,7 +117,7 @@ class FlightRecorder(RolloutWatch):
         count = int(np.prod(shape))
         if count > len(self._floats):
             self._map(count, self._header)
-        # The reset first: in between, the last step of the episodes before these is not to be taken for one of these.
+        # The reset first: in between, the last step of the episodes before must not be taken for one of these.
         self._position[:] = RESET, -1
         self._header["shape"], self._header["first"] = shape, (position.first_task, position.first_episode)
         self._header["round"] = position.iteration, position.step

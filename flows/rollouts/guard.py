@@ -190,8 +190,8 @@ class _Trainer(NamedTuple):
             found = f"Environments that were being called then:{places}\n{again}"
         if not (folder / _ASKED).exists():
             sys.stderr.write(
-                f"metaloom: the trainer's process was killed. {found} What is stored is safe: `metaloom resume` goes "
-                "on\n"
+                f"metaloom: the trainer's process was killed. {found} What is stored is safe: `metaloom resume` "
+                "continues it\n"
             )
         end_marked(self.mark)
         shutil.rmtree(folder, ignore_errors=True)

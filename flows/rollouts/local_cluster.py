@@ -90,7 +90,7 @@ def ending_of(pid: int) -> str | None:
     if code >= 0:
         return f"with exit status {code}, as by os._exit"
     name = signal.Signals(-code).name
-    return f"by {name}{', from outside or for want of memory' if name == 'SIGKILL' else ''}"
+    return f"by {name}{', from outside or for lack of memory' if name == 'SIGKILL' else ''}"
 
 
 @contextmanager

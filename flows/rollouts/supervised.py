@@ -134,8 +134,8 @@ def collect_watched(shard: Shard, params: TaskParams, supervision: Supervision) 
     """Collect episodes of a shard, unless it would end the process as an earlier attempt did. Runs on a worker.
 
     Raises:
-        RolloutError: as `collect_rollouts`; or an earlier attempt ended itself, and this one would too.
-        WorkersError: this worker computes with other versions than the trainer.
+        RolloutError: An error of `collect_rollouts`; or an earlier attempt ended itself, and this one would too.
+        WorkersError: This worker has other versions than the trainer.
     """
     if multiprocessing.parent_process() is not None:  # what environments print: the trainer's output is inherited
         print_to_errors()
@@ -177,7 +177,7 @@ def try_environment(spec: SamplerSpec, supervision: Supervision) -> EnvError | N
 
 
 def _cause_of_death(recordings: Sequence[Recording], timeout_seconds: float, ending: str | None) -> str:
-    times = "" if len(recordings) == 1 else f" {len(recordings)} times in the same place"
+    times = "" if len(recordings) == 1 else f" {len(recordings)} times at the same point"
     if recordings[-1].stopped:
         return (
             f"its process was stopped (SIGSTOP, by itself or from outside) and had not gone on after "
@@ -190,5 +190,5 @@ def _cause_of_death(recordings: Sequence[Recording], timeout_seconds: float, end
         )
     if recordings[-1].traceback:
         return f"its process died{times}: {recordings[-1].traceback.splitlines()[0]}"
-    told = ending or "as by os._exit, or by kill -9 from outside or for want of memory"
+    told = ending or "as by os._exit, or by kill -9 from outside or for lack of memory"
     return f"its process died{times} without a word, {told}; required that it stays alive"

@@ -1,4 +1,4 @@
-"""Versions in a process: those that must be equal on trainer and workers, and those that only should be.
+"""Versions in a process. Some must be equal on trainer and workers; others only should be.
 
 Workers import this module: no torch.
 """

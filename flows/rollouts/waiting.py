@@ -58,9 +58,9 @@ class Patience:
         if not workers:
             raise no_worker_for(self._most)
         raise PausedWorkers(
-            f"Dask has paused {len(paused)} of {len(workers)} workers for want of memory, and for {self._most:g} s "
+            f"Dask has paused {len(paused)} of {len(workers)} workers for lack of memory, and for {self._most:g} s "
             "they have not begun what they were given; required more memory for each, by `dask worker --memory-limit` "
-            "or fewer --workers. What is stored is safe; go on with `metaloom resume`"
+            "or fewer --workers. What is stored is safe; continue with `metaloom resume`"
         )
 
     def _wait_for(self, futures: Sequence[Future[Any]], paused: set[str], num_workers: int) -> bool:
@@ -93,7 +93,7 @@ LONGER = (
 def no_worker_for(seconds: float) -> WorkersError:
     """Build the error for a scheduler that has had no worker for `seconds`."""
     return WorkersError(
-        f"the Dask scheduler has had no worker for {seconds:g} s; start one with `dask worker`, and go on with "
+        f"the Dask scheduler has had no worker for {seconds:g} s; start one with `dask worker`, and continue with "
         f"`metaloom resume`. {LONGER}"
     )
 

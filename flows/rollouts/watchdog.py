@@ -81,7 +81,7 @@ class EndOfCopy(Watchdog):
 
 _FORKED = (
     b"metaloom: the environment forked its process (os.fork) and the copy came back from the call as well; the copy is "
-    b"ended each time, the run goes on in the original\n"
+    b"ended each time, the run continues in the original\n"
 )
 
 

@@ -160,7 +160,7 @@ def _dimension(key: str, text: str) -> Dimension:
     if bounds.low >= bounds.high:
         raise UsageError(f"{found}, an empty range; required a lower bound below the upper one, or --set for one value")
     if not whole and bounds.high - bounds.low < _NARROWEST * max(abs(bounds.low), abs(bounds.high)):
-        raise UsageError(f"{found}, a range of few numbers; required bounds that differ in their first nine digits")
+        raise UsageError(f"{found}, a range of few values; required bounds that differ in their first nine digits")
     if log and bounds.low <= 0:
         raise UsageError(f"{found}, the logarithm of {low}; required a lower bound above 0, or no :log")
     return bounds

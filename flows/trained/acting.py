@@ -137,7 +137,7 @@ class Acting:
             return
         if self._awaits:
             raise UsageError(
-                "found a policy with a memory that was not told what its last actions earned; required "
+                "found a policy with a memory that did not receive the rewards of its last actions; required "
                 "`policy.observe(reward, ended)` after every step, or `policy.reset()` to begin a trial"
             )
         memory = self._last.actor.memory
@@ -145,7 +145,7 @@ class Acting:
             return
         if (found := steps.actor.actions.shape[1]) != (kept := self._last.actor.actions.shape[1]):
             raise UsageError(
-                f"found {found} observations for a policy that remembers {kept}; required as many as in the steps "
+                f"found {found} observations for a policy that remembers {kept}; required the number of the steps "
                 "before, or `policy.reset()` to begin a trial"
             )
         steps.actor.recall(memory)

@@ -126,7 +126,7 @@ class Blueprint:
             )
         if not _same_actions(actions, self.actions):
             raise ValueError(
-                f"{type(env.unwrapped).__name__}: found the action space {actions}; required {self.actions}, that of "
+                f"{type(env.unwrapped).__name__}: found the action space {actions}; required {self.actions}, as in "
                 f"{self.config.env.name}, which the policy was trained in{_remedy(actions, self.actions)}"
             )
         return PolicyActions(inner, self.config.env.action_scale)

@@ -41,7 +41,7 @@ class TrainedPolicy:
         blueprint: Description of the run.
         state: Learner state, as an iteration acts and learns with it.
         params: Parameters with which every task acts; None for the learner's own, for one task.
-        rounds: Episodes that led to them, a batch for every adaptation step.
+        rounds: Episodes that led to these parameters, a batch for every adaptation step.
         seed: Decides all draws.
         particle: Index of the policy before adaptation, if the algorithm learns several side by side: SVPG's particles;
             0 for all others.
@@ -315,7 +315,7 @@ class TrainedPolicy:
         found = (batch.observations.shape[-1], 0 if discrete else batch.actions.shape[-1])
         if found != (spaces.observation_size, spaces.action_size):
             raise ValueError(
-                f"found episodes with {found[0]} numbers in an observation and "
+                f"found episodes with {found[0]} values in an observation and "
                 f"{'discrete actions' if discrete else f'{found[1]} in an action'}; required "
                 f"{spaces.observation_size} and {spaces.action_size or 'discrete actions'}"
             )

@@ -37,7 +37,7 @@ class Shelf:
     """The runs in a folder or under a URL, or a single one.
 
     Attributes:
-        place: Folder of runs, or of one run.
+        place: Path or URL of a folder of runs, or of one run.
         only: Name of the run if it is a single one.
     """
 

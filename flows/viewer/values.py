@@ -46,7 +46,7 @@ def slice_of(
     shown = [axis for axis in (rows, columns) if axis is not None]
     axes = range(len(spec.shape))
     if len(at) != len(axes) or len({*shown}) != len(shown) or any(axis not in axes for axis in shown):
-        raise UsageError(f"found the axes {shown} and {len(at)} indices; required those of {spec.dims[1:]}")
+        raise UsageError(f"found the axes {shown} and {len(at)} indices; required axes of {spec.dims[1:]}")
     for axis in axes:
         if axis not in shown and not 0 <= at[axis] < spec.shape[axis]:
             raise UsageError(f"found {spec.dims[axis + 1]} {at[axis]}; required one from 0 to {spec.shape[axis] - 1}")
@@ -133,7 +133,7 @@ def _signals(run: Run, ref: StageRef, task: int, index: int, length: int) -> lis
         values = run.files.read_row(run.record(ref), chunk, [task])[0][0, index]
         values = values[: length + (spec.dims[3] == "t_with_final")]
         if values.size > MOST_NUMBERS:
-            raise UsageError(f"{name}: found {values.size} numbers in an episode; the page shows {MOST_NUMBERS}")
+            raise UsageError(f"{name}: found {values.size} values in an episode; the page shows {MOST_NUMBERS}")
         flat = values.reshape(len(values), -1).T
         labels = next((names for dim, names in names_along(run, spec).items() if dim == spec.dims[-1]), None)
         found.append(

@@ -44,7 +44,7 @@ class History:
     """Learning history of a run, one row per complete iteration.
 
     Attributes:
-        iterations: Iteration numbers, [I].
+        iterations: Iteration indices, [I].
         metrics: Metrics by name, [I] float64 each; NaN where an iteration has no such metric.
         task_returns: Mean episode return by inner step and task, [I, K+1, B].
         by_class: Returns by class of task, of every inner step, [I]; empty where the environment has no classes.
@@ -92,7 +92,7 @@ def load_history(run: Run, iterations: Sequence[int] | None = None, *, on_progre
     if not chosen:
         raise UsageError(
             f"{run.path} has no complete iteration, so there is nothing to report yet; "
-            f"go on with: metaloom resume {argument(run.path)}"
+            f"continue with: metaloom resume {argument(run.path)}"
         )
     classes, history = classes_of(run), None
     # In blocks: a row per episode takes far more memory than what is kept of it.
@@ -169,7 +169,7 @@ def _task_returns(episodes: pa.Table, num_iterations: int) -> Array:
 
 def success_lines(history: History) -> Iterator[Lines]:
     """Yield the share of successful episodes, if the environment reports success."""
-    note = f"Episodes in any step of which the environment told of success{steps_note(history.last_step)}."
+    note = f"Episodes with at least one step that the environment reported as success{steps_note(history.last_step)}."
     steps = _of_steps(history, "success_rate")
     yield from _lines(history, "success_rate", "Success rate", "share of episodes", steps, note)
 
@@ -225,7 +225,7 @@ def optimization_lines(history: History) -> Iterator[Lines]:
         (
             *("meta_gradient_agreement", "Agreement of two halves of the tasks", "cosine of their meta-gradients"),
             {"meta_gradient_split_cosine": ("cosine", AFTER)},
-            "1: both halves lead the same way; around 0: the direction of the update is that of noise.",
+            "1: both halves lead the same way; around 0: the direction of the update is noise.",
         ),
         (
             *("explained_variance", "Explained variance of the baseline", "share of variance"),

@@ -124,7 +124,7 @@ def _task_charts(history: History) -> Iterator[Chart]:
     when = f" {adaptation_label(last, last)}" if last else ""
     yield Chart(
         "task_returns", "Tasks", "points", f"Return of every task{when}", STEPS, "mean episode return",
-        f"one point per task and iteration{shown}: tasks are drawn anew in each iteration", "",
+        f"one point per task and iteration{shown}: each iteration draws new tasks", "",
         np.repeat(history.env_steps[rows], num_tasks),
         _by_kind(names, kinds[rows].ravel(), history.task_returns[rows, last].ravel()),
         iterations=np.repeat(history.iterations[rows], num_tasks),

@@ -225,12 +225,12 @@ def fork_view(fork: "Fork", parent: Path) -> RenderableType:
     if fork.copied_files:
         copied = f"{plural(fork.copied_files, 'file')}, {size(fork.copied_bytes)}: the file system cannot share them"
         facts.append(("copied", Text(copied)))
-    return Group(fact_grid([*facts, ("go on with", as_text(f"metaloom resume {argument(fork.path)}"))]))
+    return Group(fact_grid([*facts, ("continue with", as_text(f"metaloom resume {argument(fork.path)}"))]))
 
 
 _UNSEALED = (
-    "\nThe session that wrote last was killed, is still writing, or is of an earlier version: nobody could tell if its "
-    "newest records had been taken away. The next session that ends seals them."
+    "\nThe session that wrote last was killed, is still writing, or is of an earlier version: a loss of its newest "
+    "records would not be noticed. The next session that ends seals them."
 )
 
 
@@ -245,7 +245,7 @@ def verification_view(found: "Verification") -> RenderableType:
 
 def export_view(done: "Export") -> RenderableType:
     """`metaloom export`: what was skipped, and what was written."""
-    lines = [f"iteration {i} left out: {reason}" for i, reason in done.skipped]
+    lines = [f"iteration {i} skipped: {reason}" for i, reason in done.skipped]
     lines.append(f"{plural(done.iterations, 'iteration')}, {plural(done.rows, 'row')}  {done.path}")
     return as_text("\n".join(lines))
 

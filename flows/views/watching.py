@@ -102,7 +102,7 @@ class Watch:
         """Return the state of the run, once nobody writes it."""
         run, total = self.run, self.run.capacity
         how = f"{len(run.iterations)} of {plural(total, 'iteration')}"
-        again = f"go on with: metaloom resume {argument(run.path)}"
+        again = f"continue with: metaloom resume {argument(run.path)}"
         if state_of(run, None) == "complete":
             return Ending("complete", f"complete: {how}")
         if self._error:

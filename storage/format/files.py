@@ -32,7 +32,7 @@ def read_file(path: Path, *, limit: int) -> bytes:
     with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > limit:
-            raise damaged(path, f"holds {size} bytes, more than the {limit} that its place allows")
+            raise damaged(path, f"holds {size} bytes, more than the {limit} allowed for this file")
         try:
             return file.readall() or b""
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Arrays that keep an output of each type: their axes, units and meaning; those of a user's type say so themselves."""
+"""Arrays that store an output of each type: their axes, units and meaning. Custom types declare their arrays."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

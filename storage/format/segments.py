@@ -124,7 +124,7 @@ class Seal:
         return any(ref.iteration in part for part in self.outputs.get((ref.stage, ref.step), ()))
 
     def refs(self, iterations: Collection[int] | None = None) -> Iterator[StageRef]:
-        """Go through the outputs that it has, or those of some iterations."""
+        """Yield references to its outputs, of all or some iterations."""
         for (stage, step), parts in self.outputs.items():
             found = chain(*parts) if iterations is None else (i for i in iterations if any(i in part for part in parts))
             yield from (StageRef(i, stage, step) for i in found)

@@ -21,7 +21,7 @@ CLOSED = ".closed"
 PART_NAME = re.compile(r"[0-9]{8,}\.part")
 _NUMBER = "([0-9]{6}|[1-9][0-9]{6,})"
 _LARGEST_LEAP = 1000
-"""Largest gap between the numbers of two sessions. A power cut can remove the claims of sessions between them."""
+"""Largest gap between two session numbers. A power cut can remove the claims of sessions between them."""
 CLAIM_NAME = re.compile(rf"{_NUMBER}\.claim")
 _SESSION_NAME = re.compile(rf"{_NUMBER}-([0-9a-f]{{16}})(\.closed)?")
 
@@ -57,7 +57,7 @@ def session_number(name: str) -> int:
 
 
 def stray_sessions(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """Find claims and undescribed session folders whose numbers do not continue the ones before them.
+    """Find claims and undescribed session folders whose number does not continue the sequence.
 
     Args:
         folder: Folder of sessions.

@@ -32,7 +32,7 @@ class StoredStage:
         output: Name of the type of its output, such as EpisodeBatch.
         thinnable: True if thinning may remove its arrays, because they can be computed again.
         ends_iteration: True if its output (next learner and metrics) completes the iteration.
-        schema: Description of its output, if that is of a class of the user's.
+        schema: Description of its output, if the class is user-defined.
     """
 
     name: str
@@ -84,7 +84,7 @@ class StageTable(StageOrder):
         if name not in self._by_name:  # not damage, which a repair would compute again
             raise IncompatibleFormat(
                 "run.json",
-                found=f"no stage {name!r} among those of the run: {', '.join(self._by_name)}",
+                found=f"no stage {name!r} in the run, which has {', '.join(self._by_name)}",
                 required="the stages whose outputs the run stores",
                 action="Restore run.json from a copy of the run",
             )

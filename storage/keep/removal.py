@@ -20,7 +20,7 @@ REMOVED = ".metaloom-removed"
 """Folder, beside the runs, for runs being removed."""
 
 _OWN = {"run.json", "_commits", "_sessions", "_segments", "_thinned", "_quarantine", FOLDER, "data.zarr", "tables"}
-_ACTION = "Mend that; `metaloom rm` goes on with what was begun"
+_ACTION = "Fix that; `metaloom rm` then continues"
 
 
 def check_removable(path: Path) -> Path:

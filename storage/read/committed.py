@@ -210,7 +210,7 @@ class CommittedFiles:
         return {}
 
     def thinned_in(self, iterations: range) -> dict[StageRef, str]:
-        """Return marked outputs as `thinned` for several iterations, skipping those that cannot have markers."""
+        """Return marked outputs as `thinned` for several iterations, skipping iterations that cannot have markers."""
         live = {*self.live_markers()}
         marked = (i for i in iterations if i in live or self.segments.about(i) is not None)
         return {ref: sha256 for i in marked for ref, sha256 in self.thinned(i).items()}
@@ -314,7 +314,7 @@ class CommittedFiles:
         lengths = arrays["lengths"][0]
         T = self.spec(f"{group}/rewards").shape[2]
         if not (lengths.ndim == 2 and lengths.any() and lengths.min() >= 0 and lengths.max() <= T):
-            raise damaged(self.record_place(record.ref), f"its lengths are not those of episodes of at most {T} steps")
+            raise damaged(self.record_place(record.ref), f"its lengths do not fit episodes of at most {T} steps")
         return lengths
 
     def read_experience(self, record: StageRecord) -> EpisodeBatch:

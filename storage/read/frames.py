@@ -50,7 +50,7 @@ class StepFilter:
     """Selection of step rows to read.
 
     Attributes:
-        iterations: Iteration numbers.
+        iterations: Iteration indices.
         steps: Inner steps; None for all.
         stage: Group of arrays, such as `rollouts_1` or `memory_fill`; None for the rollouts of all inner steps.
         task, episode: Indices in the batch.

@@ -166,7 +166,7 @@ def describe_missing(positions: Sequence[int], known: SessionFacts | None) -> st
     found = f"the records at positions {', '.join(parts)} of the history are missing"
     if known is None or known.head is None or known.head.sequence not in positions:
         return found
-    return f"{found}; the newest that session {known.number} knew of was that of {known.head.ref}"
+    return f"{found}; the newest that session {known.number} knew of is {known.head.ref}"
 
 
 def head_problems(files: CommittedFiles, links: Iterable[Link], known: SessionFacts | None) -> Iterable[DamagedRun]:

@@ -38,7 +38,7 @@ def whole_numbers(chosen: Any, what: str) -> list[int]:
             raise TypeError
         return [index(number) for number in numbers]
     except TypeError:
-        raise ValueError(f"found {what} {chosen!r}; required whole numbers, such as 0 or [0, 2]") from None
+        raise ValueError(f"found {what} {chosen!r}; required integers, such as 0 or [0, 2]") from None
 
 
 def chosen_steps(chosen: Steps) -> list[int] | None:

@@ -239,7 +239,7 @@ class Segment:
             self._group = (row // size, [str(document) for document in documents])
         record = parse_record(self._group[1][row % size].encode(), self.folder / RECORDS)
         if record.ref != ref:
-            raise damaged(self.folder / RECORDS, f"has the record of {record.ref} in place of that of {ref}")
+            raise damaged(self.folder / RECORDS, f"has the record of {record.ref} instead of {ref}")
         if record.digest != self._digests[row]:
             raise damaged(self.folder / RECORDS, f"names another digest of {ref} than its record does")
         return record

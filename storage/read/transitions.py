@@ -35,7 +35,7 @@ class StoredRound:
 
 
 def stored_rounds(run: StoredOutputs) -> Iterator[StoredRound]:
-    """Yield the stored batches of episodes in the order of their row numbers.
+    """Yield the stored batches of episodes in the order of their rows.
 
     Raises:
         StageMissing: a batch is missing although later ones are stored, so their rows would be miscounted.
@@ -57,7 +57,7 @@ def read_transitions(run: StoredOutputs, rows: Array) -> pa.Table:
         ValueError: a number is negative.
     """
     if rows.size and rows.min() < 0:
-        raise ValueError(f"rows: found {rows.min()}; required numbers from 0 on. -1 stands for no row")
+        raise ValueError(f"rows: found {rows.min()}; required indices from 0 on. -1 stands for no row")
     rounds, index = _index(run, int(rows.max(initial=-1)))
     found = index.locate(rows)
     of_rows = [rounds[number] for number in found.rounds]
@@ -83,7 +83,7 @@ def minibatch_table(run: StoredOutputs, batches: Minibatches, update: int, *, co
 
     Args:
         run: The run.
-        batches: Row numbers of an iteration.
+        batches: Row indices of an iteration.
         update: Gradient step, from 0.
         context: Read the transitions that tasks were inferred from instead.
         chosen: Selection of the K x N rows, in this order.

@@ -410,7 +410,7 @@ class _Verification:
         for name in differing(record.arrays, array_digests(value)):
             yield self._damage(file, "the stored array does not have the recorded digest", record.ref, name)
         if output_digest({name: entry.sha256 for name, entry in record.arrays.items()}) != record.digest:
-            yield self._damage(file, "its digest is not that of its arrays", record.ref)
+            yield self._damage(file, "its digest does not match its arrays", record.ref)
 
     def _foreign(self) -> Iterator[Damage]:
         committed = {file.path for r in self.records.values() for file in (*r.chunks, *r.tables)}

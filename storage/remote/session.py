@@ -64,7 +64,7 @@ class RemoteSession:
                     log.objects.url,
                     found=f"process {who.get('pid')} on {who.get('host')} has been writing it since {who.get('since')}",
                     required="one writer at a time",
-                    action=f"Wait for it or stop it. Nobody can tell from here whether it is dead; if it is: {dead}",
+                    action=f"Wait for it or stop it. This machine cannot know whether it is dead; if it is: {dead}",
                 )
             log.claim(token)
             session = cls(log, token)
@@ -108,7 +108,7 @@ class RemoteSession:
                     self._log.objects.url,
                     found=f"session {self._token} of this process was ended by a later writer",
                     required="the newest session of the run",
-                    action="Stop this process; the later writer goes on with what was committed",
+                    action="Stop this process; the later writer continues from what was committed",
                 )
             # What nothing names any more is of no use; until the entry is there, it is named.
             named = {file.key for file in files.values()}

@@ -402,7 +402,7 @@ def _too_far(where: Path, found: str) -> DamagedRun:
     return DamagedRun(
         where,
         found=f"names {found}",
-        required=f"a number below {MOST_SESSIONS} that continues those of earlier sessions",
+        required=f"a number below {MOST_SESSIONS} that continues the sequence of earlier sessions",
         action="Nothing of the run is in it if `metaloom verify` says that it does not belong to the run: remove it",
     )
 
@@ -412,7 +412,7 @@ def _fenced_out(root: Path, number: int) -> FencedOut:
         root,
         found=f"session {number} of this process was ended by a later writer",
         required="the newest session of the run",
-        action="Stop this process; the later writer goes on with what was published",
+        action="Stop this process; the later writer continues from what was published",
     )
 
 

@@ -53,7 +53,7 @@ def say(tmp_path, monkeypatch, capsys, caplog):
 
 def changed(run, session, before, after):
     digests = f"had the SHA-256 {DIGESTS[before][:12]}..., found {DIGESTS[after][:12]}..."
-    return f"runs/{run}, session {session}: the source of own_scale {digests}; numbers may differ"
+    return f"runs/{run}, session {session}: the source of own_scale {digests}; results may differ"
 
 
 def source(run, iteration):

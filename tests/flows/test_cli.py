@@ -387,7 +387,7 @@ def test_ctrl_c_leaves_a_run_that_can_be_resumed(runs, interrupts, capsys):
     assert trainer.returncode == 130
     assert "finishing the current stage" in err
     if interrupts == 1:
-        assert "go on with: metaloom resume" in out
+        assert "continue with: metaloom resume" in out
     stored = storage.open_run(runs / "stopped")
     done = len(stored.iterations)
     assert done < 500

@@ -220,7 +220,7 @@ def test_too_few_seeds_are_said_plainly(runs):
     found = compare(runs)
     (verdict,) = found.verdicts
     assert verdict.startswith("too few seeds to order algorithm.inner_lr=")
-    assert verdict.endswith("with 2 and 2 runs the smallest p there can be is 0.33; 4 runs of each could tell")
+    assert verdict.endswith("with 2 and 2 runs the smallest possible p is 0.33; 4 runs of each could decide")
     assert compare(runs[:1]).verdicts == ("one group: nothing to order",)
     assert np.isnan(compare(runs[:1]).groups[0].iqm.low)
 

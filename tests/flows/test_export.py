@@ -129,7 +129,7 @@ def test_the_command_names_what_it_left_out(tmp_path, tiny_config, capsys):
         file.unlink()
     assert cli.run(["export", str(tmp_path / "run"), "--to", "parquet", "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
-    assert "iteration 0 left out: no episodes" in printed
+    assert "iteration 0 skipped: no episodes" in printed
     assert "1 iteration," in printed
 
 

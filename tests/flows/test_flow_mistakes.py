@@ -771,7 +771,7 @@ def test_a_learner_with_hidden_state_replays_as_different_though_all_iterations_
     ]
     assert cli.run(["replay", "run"]) == 1
     told = capsys.readouterr().out.replace("\n", " ")
-    assert "nothing that is recorded; own_flow:CountingLater, own_flow:CountingLaterLearner may keep numbers" in told
+    assert "nothing that is recorded; own_flow:CountingLater, own_flow:CountingLaterLearner may keep values" in told
     assert cli.run(["optimize", "run@3"]) == 0
     assert "with the run's own settings the stage does NOT give the stored bits" in capsys.readouterr().out
     before = storage.open_run("run").refs()

@@ -77,7 +77,7 @@ def hostile(tiny_config, tmp_path):
 
 # fault -> retries, words of the error
 DEATHS = {
-    "exit": (1, "its process died N times in the same place without a word, with exit status 3"),
+    "exit": (1, "its process died N times at the same point without a word, with exit status 3"),
     "alarm": (0, "its process died without a word, by SIGALRM"),
     "become_a_daemon": (0, "its process died without a word, with exit status 0"),
     "stop_itself": (3, "its process was stopped (SIGSTOP"),
@@ -428,5 +428,5 @@ def test_a_trainer_that_is_killed_between_calls_blames_no_environment(tmp_path, 
     _Trainer(None, "no process has this mark", "env").tidy_up(tmp_path / "recordings", [])
     assert capsys.readouterr().err == (
         "metaloom: the trainer's process was killed. No environment was being called then. What is stored is safe: "
-        "`metaloom resume` goes on\n"
+        "`metaloom resume` continues it\n"
     )

@@ -215,5 +215,5 @@ def test_the_panel_shows_the_request_and_an_end_at_once_leaves_a_cursor_and_how_
     how = "press Ctrl-C again to stop at once" if numbers[0] == signal.SIGINT else "after 1 s it is abandoned"
     assert how in shown
     assert "finishing the current stage" not in shown
-    assert shown.endswith(f"\x1b[?25h\r\nstopped at once; go on with: metaloom resume {storage.argument(run)}\r\n")
+    assert shown.endswith(f"\x1b[?25h\r\nstopped at once; continue with: metaloom resume {storage.argument(run)}\r\n")
     assert storage.verify_run(run) == []

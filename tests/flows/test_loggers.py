@@ -265,9 +265,9 @@ def test_a_logger_that_fails_is_said_once_and_the_run_goes_on(
         result = train(tiny_config(), path, backend=IN_PROCESS, observer=observer)
     assert (result.iterations_done, result.stopped) == (3, False)
     assert seen == told
-    (line,) = (record.getMessage() for record in caplog.records if "goes on" in record.getMessage())
+    (line,) = (record.getMessage() for record in caplog.records if "which continues" in record.getMessage())
     assert line.endswith(
-        f"tensorboard logs no more of this training, which goes on: ConnectionError: {where} of a server that is gone"
+        f"tensorboard logs no more of this training, which continues: ConnectionError: {where} of a server that is gone"
     )
     assert digests(path) == digests(copy_tiny_run(tmp_path / "as it is without"))
 
@@ -410,7 +410,7 @@ def test_a_function_is_called_with_each_iteration_once_all_of_it_is_stored(
 def test_a_function_that_fails_is_not_called_again_and_the_training_continues(watch, tiny_config, tmp_path, caplog):
     run = metaloom.train(tiny_config(), tmp_path / "run", log=["my_watch:fail"], progress=False)
     assert (watch.SEEN, len(run)) == ([0], 3)
-    assert "my_watch:fail logs no more of this training, which goes on: RuntimeError: of a function" in caplog.text
+    assert "my_watch:fail logs no more of this training, which continues: RuntimeError: of a function" in caplog.text
 
 
 def asked_of(proxy):

@@ -209,7 +209,7 @@ def test_a_broken_operation_of_a_package_is_named_and_every_other_command_works(
     assert "(unspoken:spoken) cannot be used" in shown
     assert "(raising:boom) cannot be used: RuntimeError: no such library" in done.stderr
     for module, name in (("takes_train", "train"), ("takes_run", "open_run"), ("dashed", "--help")):
-        assert f"{module}: left out the operation {name!r}" in done.stderr
+        assert f"{module}: skipped the operation {name!r}" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_a_database_that_is_removed_ends_serve_behind_a_stage_and_costs_no_run(
     folder = tmp_path / "served"
     run, config = folder / "runs" / "first", tiny_config(iterations=100)
     folder.mkdir()
-    last_words = f"go on with: metaloom resume {run}\n"
+    last_words = f"continue with: metaloom resume {run}\n"
     with serving(PROGRAMS, folder, tmp_path / "log", last_words=last_words) as served:
         served.start("meta-train-custom", run="first", workers=0, config=config.model_dump(mode="json"))
         wait_for(lambda: iterations_of(run) > 2, "it trains")

@@ -203,7 +203,7 @@ class TestCaretaker:
         assert server.set == []
         caretaker.look(server)
         assert server.set == ["AwaitingRetry"]
-        assert said == ["flow run first has lost its process; it goes on from what is stored"]
+        assert said == ["flow run first has lost its process; it continues from what is stored"]
 
     def test_a_flow_run_whose_process_is_about_to_start_is_left_alone(self, caretaker):
         server = Server(Pending())
@@ -236,7 +236,7 @@ class TestCaretaker:
         assert server.set == ["AwaitingRetry"] * 3
         assert said[3:] == [
             "flow run first has crashed 4 times within 10 minutes and is left as it is; "
-            f"`prefect flow-run retry {ID}` goes on with it"
+            f"`prefect flow-run retry {ID}` continues it"
         ]
 
     def test_crashes_far_apart_are_mended_each_time(self, caretaker, now):
@@ -383,7 +383,7 @@ class TestPage:
             now.time += 1
             report(lambda: shown.append(now.time))
         assert [record.getMessage() for record in caplog.records] == [
-            "Prefect's server does not answer (ConnectError); training goes on, and the page when it answers again",
+            "Prefect's server does not answer (ConnectError); training continues, and the page waits for the server",
             "Prefect's server answers again",
         ]
         assert shown == [1010.0, 1011.0]

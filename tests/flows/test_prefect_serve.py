@@ -140,7 +140,7 @@ def test_half_a_password_is_none(password, monkeypatch, tmp_path):
 
 def test_a_password_that_the_page_cannot_send_is_refused(monkeypatch, tmp_path):
     monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "lab:gehe\u00efm")
-    with pytest.raises(UsageError, match=r"has other characters than those of ASCII"):
+    with pytest.raises(UsageError, match=r"has characters outside ASCII"):
         serve_flows(tmp_path, 4300)
 
 
@@ -324,7 +324,7 @@ class TestHome:
             monkeypatch.setattr(os, "geteuid", lambda: user)
             monkeypatch.setattr(home_module, "_require_kept", lambda folder: None)  # which would refuse it first
         with pytest.raises(
-            UsageError, match=r"prefect (can be|belongs|is a).*required a folder of your own.*Remove it"
+            UsageError, match=r"prefect (can be|belongs|is a).*required a folder that you own.*Remove it"
         ):
             make_home(home.parent, trust=trust)
         assert home.is_file() or not any(home.iterdir())
@@ -356,7 +356,7 @@ class TestHome:
         if name == ".":
             (folder / ".prefect").rmdir()
             (folder / ".prefect").symlink_to(target.parent)
-            with pytest.raises(UsageError, match="is a link; required a folder of your own"):
+            with pytest.raises(UsageError, match="is a link; required a folder that you own"):
                 make_home(folder, trust=False)
         else:
             (folder / ".prefect" / name).symlink_to(target)

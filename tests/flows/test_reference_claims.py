@@ -103,7 +103,7 @@ def test_a_record_that_names_another_origin_is_told(forged, change, told):
     outcome = verify(forged, 1)
     assert outcome.false_records == (f"{told} of adapt k=0 of iteration 1",)
     assert (outcome.first_difference, outcome.false_tables, outcome.identical) == (None, (), False)
-    assert f"but NOT what the run tells of them, in its records: {told} of adapt k=0 of iteration 1" in str(outcome)
+    assert f"but NOT what the run says of them, in its records: {told} of adapt k=0 of iteration 1" in str(outcome)
 
 
 def test_evaluations_that_the_settings_ask_for_have_to_be_stored(forged):

@@ -299,7 +299,7 @@ def test_a_table_that_says_something_else_than_was_computed_is_told(made, tmp_pa
     assert outcome.false_tables == (name,)
     assert outcome.first_difference is None
     assert not outcome.identical
-    assert f"but NOT what the run tells of them, in its tables of {name}" in str(outcome)
+    assert f"but NOT what the run says of them, in its tables of {name}" in str(outcome)
     assert verify(forged, 3).identical
     assert not verify(forged, None).identical
     files = {path.relative_to(forged).as_posix(): raw for path, raw in contents(forged).items()}
@@ -359,7 +359,7 @@ def test_an_environment_that_is_recorded_as_another_is_told(made, tmp_path, chan
     assert storage.verify_run(forged) == []
     outcome = verify(forged, 4)
     assert (outcome.false_facts, outcome.false_tables, outcome.identical) == ((told,), (), False)
-    assert f"but NOT what the run tells of them, in what it records of its environment: {told}" in str(outcome)
+    assert f"but NOT what the run says of them, in what it records of its environment: {told}" in str(outcome)
 
 
 def test_what_an_earlier_version_does_not_record_of_an_environment_is_no_matter(made, tmp_path):
@@ -446,7 +446,7 @@ def test_a_run_that_has_met_its_end_is_complete(tiny_config, tmp_path):
 
 
 def test_learners_that_a_run_lacks_are_not_promised(extracted, tmp_path):
-    with pytest.raises(UsageError, match="found learner 2 thinned; required those of every 2 iterations"):
+    with pytest.raises(UsageError, match="found learner 2 thinned; required one every 2 iterations"):
         add(extracted, tmp_path / "more", learners=2)
     assert verify(extracted, ITERATIONS - 1).start == EVERY
     add(extracted, tmp_path / "more", learners=2 * EVERY)

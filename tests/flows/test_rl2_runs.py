@@ -300,14 +300,12 @@ def test_a_comparison_says_whose_return_of_training_is_that_of_whole_trials(made
     train(recipe_config("promp", [*SMALL, "env=navigation-2d"]), tmp_path / "promp", backend=SERIAL)
     found = metaloom.compare([str(made("robot")), str(tmp_path / "promp")], metric="return")
     assert {group.name for group in found.groups} == {"algorithm.name=promp", "algorithm.name=rl2"}
-    assert any("that of whole trials" in note for note in found.notes)
+    assert any("covers whole trials" in note for note in found.notes)
     assert not metaloom.compare([str(made("robot")), str(made("lstm"))], metric="return").notes
     found = metaloom.compare([str(made("robot")), str(made("lstm")), str(tmp_path / "promp")], metric="return")
     (verdict,) = found.verdicts
     # One run of each: of two runs and two groups there are two ways to divide them, both as extreme.
-    assert verdict.startswith(
-        "too few seeds to order any two of 3 groups: with 3 pairs the smallest p there can be is 1;"
-    )
+    assert verdict.startswith("too few seeds to order any two of 3 groups: with 3 pairs the smallest possible p is 1;")
 
 
 @pytest.mark.parametrize("recipe", ["rl2", "rl2-trpo", "varibad"])

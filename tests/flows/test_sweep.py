@@ -161,7 +161,7 @@ def test_ctrl_c_stops_runs_in_several_processes_in_order(runs_folder):
     rest, errors = process.communicate(timeout=60)
     assert process.returncode == 130, (said, rest, errors)
     assert "finishing the current stage" in errors
-    assert "go on with the same command, or: metaloom sweep lr" in rest
+    assert "continue with the same command, or: metaloom sweep lr" in rest
     assert find_sweep("lr") is not None
     assert all(storage.current_writer(folder) is None for folder in storage.find_runs(runs_folder))
 

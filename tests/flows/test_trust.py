@@ -328,7 +328,7 @@ def test_a_module_of_the_same_name_in_another_folder_is_not_the_trusted_one(monk
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(user / "work")])
     monkeypatch.chdir(user / "evil")
     line = says("replay own@0", capsys, 2)
-    assert f"found own_measure (in {user / 'evil' / 'own_measure.py'}), which you have trusted in another place" in line
+    assert f"found own_measure (in {user / 'evil' / 'own_measure.py'}), which you have trusted at another path" in line
     assert not Path("IMPORTED").exists()
 
 

@@ -91,6 +91,6 @@ def test_a_worker_that_dask_has_paused_is_told():
         dask.config.set({"distributed.worker.memory.pause": 1e-6}),
         LocalCluster(host="127.0.0.1", silence_logs=logging.CRITICAL, **workers, **ports) as cluster,
         Client(cluster) as client,
-        pytest.raises(PausedWorkers, match="paused 1 of 1 workers for want of memory"),
+        pytest.raises(PausedWorkers, match="paused 1 of 1 workers for lack of memory"),
     ):
         wait_for_ever(client)

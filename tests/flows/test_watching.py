@@ -74,7 +74,7 @@ class TestAnotherProcess:
         assert f"asked process {process.pid} on {socket.gethostname()}" in told
         assert process.wait() == EXIT_INTERRUPTED
         done = len(storage.open_run(path).iterations)
-        assert f"stopped after {done} of 100,000 iterations; go on with: metaloom resume {path}" in told
+        assert f"stopped after {done} of 100,000 iterations; continue with: metaloom resume {path}" in told
         assert "stops, asked by `metaloom cancel`" in [line.message for line in lines(path)]
         assert [*(path / "_operator").glob("stop-*")] == []
         assert storage.verify_run(path) == []
@@ -271,7 +271,7 @@ class TestLog:
         out = io.StringIO()
         ending = watch_run(path, mode="plain", out=out, wait=time.sleep)
         assert (ending.how, ending.went_well) == ("failed", False)
-        assert "failed after 1 of 3 iterations: ends with RuntimeError: power; go on with: " in ending.message
+        assert "failed after 1 of 3 iterations: ends with RuntimeError: power; continue with: " in ending.message
 
     def test_a_line_that_a_kill_tore_is_left_out_and_the_next_session_begins_a_new_one(self, copy_tiny_run, tmp_path):
         path = copy_tiny_run(tmp_path / "run")
@@ -381,7 +381,7 @@ def test_a_writer_that_is_stopped_is_told_of_with_what_helps(copy_tiny_run, tmp_
             cli.run(["cancel", str(path)])
         finally:
             process.kill()
-    assert f"`kill -CONT {process.pid}` lets it go on, `kill -9 {process.pid}` ends it" in capsys.readouterr().out
+    assert f"`kill -CONT {process.pid}` lets it continue, `kill -9 {process.pid}` ends it" in capsys.readouterr().out
 
 
 def test_a_writer_on_another_machine_that_shares_the_folder_is_asked(copy_tiny_run, tmp_path, monkeypatch):

@@ -136,7 +136,7 @@ def test_damage_of_what_one_stage_wrote_advises_to_repair_the_run_by_its_path(ma
 def test_damage_of_what_all_iterations_share_advises_repair_too(make_run, file):
     path = make_run(1, name="first")
     os.truncate(path / file, 9)
-    with pytest.raises(storage.DamagedRun, match=f"`metaloom resume {path} --repair` mends it"):
+    with pytest.raises(storage.DamagedRun, match=f"`metaloom resume {path} --repair` repairs it"):
         storage.open_run(path)[0].rollouts(0)
 
 

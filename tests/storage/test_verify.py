@@ -264,9 +264,7 @@ def test_newest_records_that_were_taken_away_are_missed_by_all_and_computed_agai
         run.files.record_path(ref).unlink()
     (damage,) = storage.verify_run(path)
     positions = f"{first} to {last}" if count > 1 else f"{last}"
-    about = (
-        f"records at positions {positions} of the history are missing; the newest that session 0 knew of was that of"
-    )
+    about = f"records at positions {positions} of the history are missing; the newest that session 0 knew of is"
     assert f"{about} meta_optimize(i=1" in str(damage)
     storage.open_run(path)
     assert "its newest record, of meta_optimize(i=1, k=0) at position" in caplog.text
