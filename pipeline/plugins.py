@@ -168,7 +168,7 @@ def _not_found(path: str, problem: BaseException) -> str:
         )
     return (
         f"found {path!r}: {type(problem).__name__}: {problem}; required module:Class (of a metric or recipe "
-        f"module:function), with the module in {os.getcwd()} or installed"
+        f"module:function, of a graph or export format module:NAME), with the module in {os.getcwd()} or installed"
     )
 
 
