@@ -71,10 +71,16 @@ class Context:
         """Initialize a learner that is not kept: only with parameters does an optimizer say what it refuses.
 
         Raises:
-            ConfigError: it refuses an option, or the policy cannot act with the parameters.
+            ConfigError: it refuses an option, a network gives other outputs than float32, or the policy cannot act
+                with the parameters.
             StageFault: the learner gives no state.
         """
+        # Where runs are only read, nothing imports torch.
+        from metaloom.pipeline.nn.modules import require_float32
+
         config = self.config
+        encoder = [config.policy.encoder.name] if config.policy.encoder else []
+        require_float32([config.policy.network, *encoder, *config.algorithm.networks])
         with normal_numerics(config.device):
             state = initialized(self.learner, run_seed=config.seed)
             params = acting_params(self.learner, Update(state, {}), At(config.seed, 0), 1).params

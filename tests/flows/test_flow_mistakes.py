@@ -638,6 +638,13 @@ def test_a_mistake_is_refused_by_a_sentence_that_says_where_and_what_is_required
     assert Path("run").exists() == (mistake in OF_DATA)
 
 
+def test_a_stored_run_whose_network_gives_float64_replays_identical(flow, tiny_config, monkeypatch):
+    with monkeypatch.context() as earlier:
+        earlier.setattr("metaloom.pipeline.nn.modules.require_float32", lambda names: None)
+        train(tiny_config(iterations=1, policy={"network": "own_flow:DoubleOutputs"}), Path("run"), backend=SERIAL)
+    assert all(outcome.identical for outcome in replay(Path("run")))
+
+
 def test_an_output_that_would_lose_its_mask_in_the_store_is_refused(flow, tiny_config):
     with pytest.raises(StageFault, match="masked k=0: advantages is MaskedArray; required a plain NumPy array"):
         train(tiny_config(iterations=1, algorithm="own_flow:Masked"), Path("run"), backend=SERIAL)
