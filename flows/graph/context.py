@@ -15,6 +15,7 @@ from metaloom.pipeline.dataflow.graph import Graph
 from metaloom.pipeline.dataflow.stage import At, tools_of
 from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.estimation.diagnostics import Measures
+from metaloom.pipeline.nn.spec import of_encoder
 from metaloom.pipeline.numerics import normal_numerics
 from metaloom.pipeline.policies.acting import check_actor_params
 from metaloom.pipeline.schema import ConfigError
@@ -79,8 +80,9 @@ class Context:
         from metaloom.pipeline.nn.modules import require_float32
 
         config = self.config
-        encoder = [config.policy.encoder.name] if config.policy.encoder else []
-        require_float32([config.policy.network, *encoder, *config.algorithm.networks])
+        require_float32([config.policy.network, *config.algorithm.networks])
+        with of_encoder():
+            require_float32([config.policy.encoder.name] if config.policy.encoder else [])
         with normal_numerics(config.device):
             state = initialized(self.learner, run_seed=config.seed)
             params = acting_params(self.learner, Update(state, {}), At(config.seed, 0), 1).params

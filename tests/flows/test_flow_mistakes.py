@@ -533,6 +533,10 @@ STRUCTURAL = {
         {"policy": {"network": "own_flow:DoubleOutputs"}},
         "outputs of torch.float64; required torch.fl",
     ),
+    "an encoder with outputs in float64": (
+        {"algorithm": "rl2", "episodes_per_task": 4, "policy": {"encoder": "own_flow:DoubleOutputs"}},
+        "policy.encoder: own_flow:DoubleOutputs gives outputs of torch.float64; required torch.fl",
+    ),
     "a network on a GPU": (
         {"policy": {"network": "own_flow:GpuNet"}},
         "own_flow:GpuNet raised .*; required tensors on the",
