@@ -15,6 +15,7 @@ from metaloom.pipeline.dataflow.graph import Graph
 from metaloom.pipeline.dataflow.stage import At, tools_of
 from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.estimation.diagnostics import Measures
+from metaloom.pipeline.nn.spec import of_encoder
 from metaloom.pipeline.numerics import normal_numerics
 from metaloom.pipeline.policies.acting import check_actor_params
 from metaloom.pipeline.schema import ConfigError
@@ -71,10 +72,17 @@ class Context:
         """Initialize a learner that is not kept: only with parameters does an optimizer say what it refuses.
 
         Raises:
-            ConfigError: it refuses an option, or the policy cannot act with the parameters.
+            ConfigError: it refuses an option, a network gives other outputs than float32, or the policy cannot act
+                with the parameters.
             StageFault: the learner gives no state.
         """
+        # Where runs are only read, nothing imports torch.
+        from metaloom.pipeline.nn.modules import require_float32
+
         config = self.config
+        require_float32([config.policy.network, *config.algorithm.networks])
+        with of_encoder():
+            require_float32([config.policy.encoder.name] if config.policy.encoder else [])
         with normal_numerics(config.device):
             state = initialized(self.learner, run_seed=config.seed)
             params = acting_params(self.learner, Update(state, {}), At(config.seed, 0), 1).params

@@ -225,5 +225,19 @@ def _check_outputs(name: str, inputs: Tensor, output_size: int, outputs: Any) ->
             f"policy.network: {name} gives {found} for inputs of shape {tuple(inputs.shape)}; "
             f"required {(len(inputs), output_size)}"
         )
-    if outputs.dtype != torch.float32:
-        raise ConfigError(f"policy.network: {name} gives outputs of {outputs.dtype}; required torch.float32")
+    _dtypes[name] = outputs.dtype
+
+
+_dtypes: dict[str, torch.dtype] = {}
+"""By name, what networks gave when they were checked."""
+
+
+def require_float32(names: Sequence[str]) -> None:
+    """Reject networks that were seen to give outputs of another dtype, which stored runs of earlier versions may do.
+
+    Raises:
+        ConfigError: naming the network and the dtype.
+    """
+    for name in names:
+        if (dtype := _dtypes.get(name, torch.float32)) != torch.float32:
+            raise ConfigError(f"policy.network: {name} gives outputs of {dtype}; required torch.float32")

@@ -184,7 +184,7 @@ class ModuleCell:
         with seeded(0):
             inputs = [torch.rand(4, size) for size in (spec.input_size, self.state_size)]
             require_function(self._module, spec.name, inputs, self._check_outputs)
-        if hasattr(self._module, "sequence"):
+        if _offers_sequence(self._module):
             _require_same_sequence(self._class, spec.name, spec.input_size, json.dumps(dict(spec.options)))
 
     @property
@@ -235,6 +235,11 @@ def _shapes(outputs: Any) -> list[object]:
     return [tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__ for part in parts]
 
 
+def _offers_sequence(cell: nn.Module) -> bool:
+    """Return True for a cell whose class has a method `sequence`; a layer or a number of that name is none."""
+    return callable(getattr(type(cell), "sequence", None))
+
+
 class _Along(nn.Module):
     """A custom cell along sequences [L, N, in]; its parameters have the names that a policy has them under."""
 
@@ -244,7 +249,7 @@ class _Along(nn.Module):
 
     def forward(self, inputs: Tensor, state: Tensor, *, step_by_step: bool = False) -> tuple[Tensor, Tensor]:
         # A single input is a step of acting, which must have the same bits as the cell itself.
-        if not step_by_step and len(inputs) > 1 and hasattr(self.cell, "sequence"):
+        if not step_by_step and len(inputs) > 1 and _offers_sequence(self.cell):
             return self.cell.sequence(inputs, state)
         features: list[Tensor] = []
         for rows in inputs:
@@ -275,22 +280,41 @@ def _require_same_sequence(factory: Any, name: str, input_size: int, options: st
             inputs[..., -1] = (inputs[..., -1] > 0.8).double()  # ends of episodes
             for state in (torch.zeros, torch.rand):
                 before = state(4, along.cell.state_size, dtype=torch.float64)
-                expected = along(inputs, before, step_by_step=True)
-                try:
-                    found = along(inputs, before)
-                except Exception as problem:
-                    raise ConfigError(
-                        f"policy.network: {name}.sequence raised {type(problem).__name__} on inputs of shape "
-                        f"{tuple(inputs.shape)} and states of shape {tuple(before.shape)}, both float64: {problem}"
-                    ) from problem
+                given = [part.clone() for part in (inputs, before)]
+                with _explained(f"{name}, called step by step,", given):
+                    expected = along(*given, step_by_step=True)
+                    weights = [torch.rand_like(part) for part in expected]
+                    required = _gradients(learned, expected, weights)
+                given = [part.clone() for part in (inputs, before)]
+                with _explained(f"{name}.sequence", given):
+                    found = along(*given)
                 shapes = [tuple(part.shape) for part in expected]
-                if (given := _shapes(found)) != shapes:
-                    raise ConfigError(f"policy.network: {name}.sequence gives {given}; required {shapes}")
+                if (of_sequence := _shapes(found)) != shapes:
+                    raise ConfigError(f"policy.network: {name}.sequence gives {of_sequence}; required {shapes}")
+                for what, part, as_given in zip(("inputs", "states"), given, (inputs, before), strict=True):
+                    if not torch.equal(part, as_given):
+                        raise ConfigError(
+                            f"policy.network: {name}.sequence writes into the {what} that it is given, which others "
+                            "read; required a copy, as of inputs * 2 or state.clone()"
+                        )
                 _require_same(f"{name}.sequence gives", ("features", "states"), found, expected)
-                weights = [torch.rand_like(part) for part in expected]
-                gradients = [_gradients(learned, parts, weights) for parts in (found, expected)]
+                with _explained(f"the gradient of {name}.sequence", given):
+                    gradients = _gradients(learned, found, weights)
                 names = [f"the gradient of {path.removeprefix('cell.')}" for path in learned_parameters(along)]
-                _require_same(f"by {name}.sequence", names, *gradients)
+                _require_same(f"by {name}.sequence", names, gradients, required)
+
+
+@contextmanager
+def _explained(what: str, given: Sequence[Tensor]) -> Generator[None]:
+    """Raise errors of a cell in the block as errors of the settings that name it."""
+    try:
+        yield
+    except Exception as problem:
+        inputs, states = (tuple(part.shape) for part in given)
+        raise ConfigError(
+            f"policy.network: {what} raised {type(problem).__name__} on inputs of shape {inputs} and states of shape "
+            f"{states}, both float64: {problem}"
+        ) from problem
 
 
 def _gradients(learned: list[nn.Parameter], parts: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:

@@ -533,6 +533,10 @@ STRUCTURAL = {
         {"policy": {"network": "own_flow:DoubleOutputs"}},
         "outputs of torch.float64; required torch.fl",
     ),
+    "an encoder with outputs in float64": (
+        {"algorithm": "rl2", "episodes_per_task": 4, "policy": {"encoder": "own_flow:DoubleOutputs"}},
+        "policy.encoder: own_flow:DoubleOutputs gives outputs of torch.float64; required torch.fl",
+    ),
     "a network on a GPU": (
         {"policy": {"network": "own_flow:GpuNet"}},
         "own_flow:GpuNet raised .*; required tensors on the",
@@ -636,6 +640,13 @@ def test_a_mistake_is_refused_by_a_sentence_that_says_where_and_what_is_required
         train(tiny_config(**{"iterations": 1, **settings}), Path("run"), backend=SERIAL)
     assert re.search(sentence, str(caught.value)), str(caught.value)
     assert Path("run").exists() == (mistake in OF_DATA)
+
+
+def test_a_stored_run_whose_network_gives_float64_replays_identical(flow, tiny_config, monkeypatch):
+    with monkeypatch.context() as earlier:
+        earlier.setattr("metaloom.pipeline.nn.modules.require_float32", lambda names: None)
+        train(tiny_config(iterations=1, policy={"network": "own_flow:DoubleOutputs"}), Path("run"), backend=SERIAL)
+    assert all(outcome.identical for outcome in replay(Path("run")))
 
 
 def test_an_output_that_would_lose_its_mask_in_the_store_is_refused(flow, tiny_config):

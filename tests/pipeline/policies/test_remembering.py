@@ -77,6 +77,8 @@ class Sums(nn.Module):
         self.layer, self.scale = nn.Linear(input_size, size), nn.Parameter(torch.ones(size))
 
     def forward(self, inputs, state):
+        if self.wrong == "steps":
+            state = state + nn.functional.linear(torch.zeros(len(inputs), inputs.shape[1]), self.layer.weight)
         # Nothing is kept of the episode before.
         state = state * (1 - inputs[:, -1:]) + self.layer(inputs)
         return torch.tanh(self.scale * state), state
@@ -92,7 +94,22 @@ class Sums(nn.Module):
         counts = torch.tril((ends.T[:, :, None] == ends.T[:, None]).to(inputs.dtype))
         states = torch.einsum("nts,snf->tnf", counts, added) + state * (ends == 0)[..., None]
         features = torch.tanh(self.scale * states)
+        if self.wrong == "writes":
+            inputs.mul_(0.5)
+        if self.wrong == "backward":
+            power = features.exp()
+            features = power.log() + 0 * power.add_(0)
         return features if self.wrong == "shape" else (features, states[0 if self.wrong == "last" else -1])
+
+class LayerNamedSequence(nn.Module):
+    def __init__(self, input_size):
+        super().__init__()
+        self.state_size = self.feature_size = 5
+        self.sequence = nn.Sequential(nn.Linear(input_size + 5, 5), nn.Tanh())
+
+    def forward(self, inputs, state):
+        state = self.sequence(torch.cat([inputs, state], -1))
+        return state, state
 
 class Eye(nn.Module):
     def __init__(self, input_shape, output_size):
@@ -304,6 +321,9 @@ def test_a_cell_that_does_not_keep_to_the_contract_is_refused(name, reason):
         ("gradient", r"by own_cells:Sums.sequence the gradient of layer.weight 0 at .*, but step by step -?\d"),
         ("shape", r"Sums.sequence gives \['Tensor'|sequence gives \[\(2, 4, 5\)\]; required \[\(2, 4, 5\), \(4, 5\)\]"),
         ("raises", r"Sums.sequence raised ValueError on inputs of shape \(2, 4, 7\) .* float64: of a sequence"),
+        ("writes", "Sums.sequence writes into the inputs that it is given, which others read; required a copy"),
+        ("backward", "the gradient of own_cells:Sums.sequence raised RuntimeError .* by an inplace operation"),
+        ("steps", "Sums, called step by step, raised RuntimeError .* both float64: .* same dtype"),
     ],
 )
 def test_a_sequence_that_is_not_the_steps_of_its_cell_is_refused_with_both_values(wrong, reason):
@@ -326,6 +346,13 @@ def test_learning_calls_the_sequence_that_a_cell_offers_and_acting_its_steps(mon
     assert called == [6]
     monkeypatch.delattr(cell_class, "sequence")
     torch.testing.assert_close(features, policy.features(tensors, inputs))
+
+
+def test_a_layer_that_is_called_sequence_is_learned_step_by_step():
+    _config, policy, params, _of_tasks = made("own_cells:LayerNamedSequence", CONTINUOUS)
+    inputs = torch.rand(6, 2, policy.cell.spec.input_size)
+    features = policy.features({name: torch.tensor(value) for name, value in params.items()}, inputs)
+    assert features.shape == (6, 2, 5)
 
 
 def test_what_a_cell_freezes_is_what_its_constructor_makes_and_no_parameter():
