@@ -99,7 +99,7 @@ def test_finite_numbers_whose_sum_overflows_pass():
 def test_opposite_infinities_do_not_hide_each_other():
     value = samples()
     value.returns[0, 0, 0], value.returns[1, 1, 1] = np.inf, -np.inf
-    with pytest.raises(NotFinite, match=r"returns holds inf at task 0, episode 0, step 0.*\(2 of 24 numbers"):
+    with pytest.raises(NotFinite, match=r"returns holds inf at task 0, episode 0, step 0.*\(2 of 24 values"):
         require_finite(value, stage="process_samples", iteration=0, step=0)
 
 
