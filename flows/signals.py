@@ -12,9 +12,11 @@ def kept_from_children(*numbers: signal.Signals) -> Iterator[None]:
 
     None is lost: what comes meanwhile is delivered to this process at the end.
     """
-    resource_tracker.ensure_running()  # whose start unblocks some, so that it has to happen before
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
+        # It has no handler of SIGHUP, and no lock can be made while it is gone. Its start unblocks SIGINT and SIGTERM.
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -185,14 +185,31 @@ def test_signals_to_all_processes_of_a_sweep_lose_no_run_in_its_first_moments(nu
     while process.poll() is None and len(others) < 4:  # with the tracker of semaphores
         for other in others:
             with suppress(psutil.NoSuchProcess):
-                if "resource_tracker" not in str(other.cmdline()):  # Python's own, without which it makes no locks
-                    other.send_signal(number)
+                other.send_signal(number)
         others = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(number)
-    said, _ = process.communicate(timeout=300)
+    said, _ = process.communicate(timeout=60)
     assert process.returncode == 130, said
     assert "failed" not in said
     assert "exit code" not in said
+
+
+def test_a_hangup_does_not_end_the_tracker_without_which_no_lock_can_be_made():
+    code = """
+import signal
+from multiprocessing import resource_tracker
+from pathlib import Path
+from metaloom.flows.signals import kept_from_children
+
+with kept_from_children(signal.SIGHUP, signal.SIGINT):
+    within = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+after = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+tracker = Path(f"/proc/{resource_tracker._resource_tracker._pid}/status").read_text()
+blocked = int(tracker.partition("SigBlk:")[2].split()[0], 16)
+print(sorted(map(int, within)), sorted(after), bool(blocked & 1 << signal.SIGHUP - 1))
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said == f"{[1, 2]} [] True\n"
 
 
 def test_a_changed_grid_is_told_and_refused_but_more_of_it_can_be_added(runs_folder, capsys):
