@@ -125,7 +125,7 @@ class Runner:
     def run(self, ref: StageRef, inputs: Mapping[str, Any]) -> Value:
         """Compute a stage's output from its inputs by name; what a witness is played from is not among them."""
         declared = {name: value for name, value in inputs.items() if name not in WITNESS}
-        return self._compute(self.graph[ref.stage], At(self.config.seed, ref.iteration, ref.step), declared)
+        return self._compute(self.graph[ref.stage], At(self.config.seed, ref.iteration, ref.step), declared, ref.where)
 
     def witnessed(self, ref: StageRef, value: Value, inputs: Mapping[str, Any]) -> Value:
         """Add to an update whether an episode of its iteration came out again; return other outputs as they are."""
@@ -157,14 +157,13 @@ class Runner:
                 f"graph {self.graph.name}: {stage.name} reads {', '.join(required) or 'nothing'}, but after training "
                 "there is the learner alone; required one input without a default"
             )
-        found: object = self._compute(stage, at, {required[0]: Update(learner, {})}, where=where, tested=tested)
+        found: object = self._compute(stage, at, {required[0]: Update(learner, {})}, where, tested=tested)
         if not isinstance(found, Evaluation):
             raise StageFault(f"{where}: the stage {stage.name} gave {type(found).__name__}; required Evaluation")
         return found
 
-    def _compute(self, stage: Stage, at: At, inputs: Mapping[str, Any], *, where: str = "", **tools: Any) -> Any:
+    def _compute(self, stage: Stage, at: At, inputs: Mapping[str, Any], where: str, **tools: Any) -> Any:
         """Call a stage's function with the settings of runs and without global random state."""
-        where = where or f"iteration {at.iteration}, {stage.name} k={at.step}"
         watch, work = self.watches[stage.samples], partial(_call, stage, at, inputs, tools)
         with normal_numerics(self.config.device):
             found, draw = watch.draw_of(

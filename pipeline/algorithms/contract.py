@@ -160,7 +160,7 @@ class AlgorithmSettings(PluginSettings, Settings):
     """The settings of an algorithm: data only, so that reading a configuration imports no torch.
 
     A subclass names the graph of its runs and builds their learner. Settings shared by several algorithms are in
-        groups, which a class lists before this one: `class ProMP(MetaAdam, GradientBased, AlgorithmSettings)`.
+    groups, which a class lists before this one: `class ProMP(MetaAdam, GradientBased, AlgorithmSettings)`.
     """
 
     graph: ClassVar[str] = ""

@@ -237,7 +237,7 @@ class Stage:
 
 
 def tools_of(make: Callable[..., object]) -> Sequence[str]:
-    """Return the names of the tools that a function takes which makes a shared object."""
+    """Return the names of the tools taken by a function that makes a shared object."""
     try:
         found = inspect.signature(make).parameters.values()
     except ValueError:  # a class written in C, such as dict

@@ -58,13 +58,7 @@ def open_file(path: Path) -> FileIO:
             raise linked(path) from error
         if error.errno in (errno.ENXIO, errno.ENOTDIR):
             raise damaged(path, "is no regular file") from error
-        # Nothing is wrong with the run, so this must not count as damage, which repair throws away.
-        raise StorageFailed(
-            path,
-            found=error.strerror or str(error),
-            required="a file that can be read",
-            action="Check its permissions, its disk, and the limit of open files (`ulimit -n`)",
-        ) from error
+        raise _refused(path, error, required="a file that can be read") from error
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):  # a folder, of which Python makes no file object; or a device, which may have no end
         os.close(descriptor)
@@ -85,12 +79,13 @@ def folder_entries(folder: Path) -> list[os.DirEntry[str]]:
     except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError as error:
-        raise StorageFailed(
-            folder,
-            found=error.strerror or str(error),
-            required="a folder that can be listed",
-            action="Check its permissions, its disk, and the limit of open files (`ulimit -n`)",
-        ) from error
+        raise _refused(folder, error, required="a folder that can be listed") from error
+
+
+def _refused(path: Path, error: OSError, *, required: str) -> StorageFailed:
+    # Nothing is wrong with the run, so this must not count as damage, which repair throws away.
+    action = "Check its permissions, its disk, and the limit of open files (`ulimit -n`)"
+    return StorageFailed(path, found=error.strerror or str(error), required=required, action=action)
 
 
 def read_at(descriptor: int, size: int, offset: int) -> bytes:
