@@ -99,7 +99,7 @@ class TableCheck:
         self._rounds: dict[int, EpisodeSummary] = {}
         self._loose: set[str] = set()
 
-    def see(self, ref: StageRef, value: Value, *, identical: bool = True) -> Iterator[str]:
+    def see(self, ref: StageRef, value: Value, *, identical: bool) -> Iterator[str]:
         """Yield the names of the tables that end with an output and contradict it.
 
         Args:

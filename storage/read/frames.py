@@ -175,7 +175,7 @@ def read_tables(files: CommittedFiles, name: str, iterations: Sequence[int]) -> 
         table = pa.concat_tables(parts, promote_options="default")
     except pa.ArrowException as error:
         raise damaged(files.root / "tables", f"has tables of {name} that do not go together ({error})") from None
-    return table if iterations else table.slice(0, 0)
+    return table if iterations else table[:0]
 
 
 def read_metrics(files: CommittedFiles, iterations: Sequence[int]) -> pa.Table:
@@ -200,7 +200,7 @@ def read_metrics(files: CommittedFiles, iterations: Sequence[int]) -> pa.Table:
     if not parts:
         raise _nothing(files, "no table of metrics")
     table = pa.concat_tables([part.select(parts[0].column_names) for part in parts]).combine_chunks()
-    return table if iterations else table.slice(0, 0)
+    return table if iterations else table[:0]
 
 
 def lineage(records: Iterable[StageRecord]) -> pa.Table:
