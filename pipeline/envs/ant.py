@@ -56,6 +56,7 @@ class Ant(MujocoRobot, MetaEnv):
     derived: tuple[str, ...] = ("xpos", "cfrc_ext")
     derived_before: tuple[str, ...] = ("xpos",)
     reset_noise: float = 0.1
+    normal_start = True
     control_cost: float = 0.5
     contact_cost: float = 5e-4
     shows_place = False
@@ -65,10 +66,6 @@ class Ant(MujocoRobot, MetaEnv):
     def __init__(self, obs_style: ObsStyle = "promp", render_mode: str | None = None) -> None:
         self.obs_style = check_obs_style(self, obs_style, ("promp", "pearl", "v5"))
         super().__init__(mujoco.MjModel.from_xml_path(str(GYMNASIUM_MODELS / "ant.xml")), render_mode)
-
-    def start(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        qpos = self.model.qpos0 + rng.uniform(-self.reset_noise, self.reset_noise, self.model.nq)
-        return qpos, self.reset_noise * rng.standard_normal(self.model.nv)
 
     def observe(self, qpos: Array, qvel: Array) -> Array:
         return np.concatenate([qpos[:, 0 if self.shows_place else 2 :], qvel], axis=1)
@@ -109,10 +106,6 @@ class AntWalk:
 
     def task_terms(self, place: Array, velocity: Array, tasks: Array) -> dict[str, Array]:
         return {"run": self.run_reward(velocity, tasks), "survive": np.ones(len(place))}
-
-    @abstractmethod
-    def run_reward(self, velocity: Array, tasks: Array) -> Array:
-        """Return the velocity [n, 2] along the direction of the task, [n]."""
 
     def terminal(self, motion: Motion, tasks: Array) -> Array:
         finite = np.isfinite(motion.qpos).all(axis=1) & np.isfinite(motion.qvel).all(axis=1)

@@ -2,7 +2,6 @@
 # pyright: reportAttributeAccessIssue=false, reportUnknownParameterType=false
 # MuJoCo's compiled modules have no type stubs.
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
@@ -10,15 +9,7 @@ import mujoco
 import numpy as np
 
 from metaloom.pipeline.envs.contract import MetaEnv, TaskField
-from metaloom.pipeline.envs.mujoco_robot import (
-    GYMNASIUM_MODELS,
-    Motion,
-    MujocoRobot,
-    ObsStyle,
-    PearlRobot,
-    check_obs_style,
-    squared_norm,
-)
+from metaloom.pipeline.envs.mujoco_robot import GYMNASIUM_MODELS, MujocoRobot, ObsStyle, PearlRobot, check_obs_style
 from metaloom.pipeline.envs.task_classes import Classes, bins
 from metaloom.pipeline.envs.task_sets import AtSpeed, OneWayOrTheOther
 from metaloom.pipeline.types import Array, EpisodeBatch
@@ -50,6 +41,7 @@ class HalfCheetah(MujocoRobot, MetaEnv):
 
     frame_skip = 5
     reset_noise: float = 0.1
+    normal_start = True
     control_cost: float = 0.05
     total_mass: float = 14.0
 
@@ -64,28 +56,16 @@ class HalfCheetah(MujocoRobot, MetaEnv):
         mujoco.mj_setConst(model, mujoco.MjData(model))
         super().__init__(model, render_mode)
 
-    def start(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        qpos = self.model.qpos0 + rng.uniform(-self.reset_noise, self.reset_noise, self.model.nq)
-        return qpos, self.reset_noise * rng.standard_normal(self.model.nv)
-
     def observe(self, qpos: Array, qvel: Array) -> Array:
         return np.concatenate([qpos[:, 1:], qvel], axis=1)
 
     def sense(self, derived: Mapping[str, Array]) -> Sequence[Array]:
         return [derived["xpos"][:, 1]] if self.obs_style == "pearl" else []
 
-    def reward_terms(self, motion: Motion, tasks: Array) -> dict[str, Array]:
-        velocity = (motion.qpos[:, 0] - motion.qpos_before[:, 0]) / motion.dt
-        return {"run": self.run_reward(velocity, tasks), "control": -self.control_cost * squared_norm(motion.actions)}
-
     def diagnostics(self, episodes: EpisodeBatch) -> Mapping[str, float]:
         """Return `forward_velocity`: mean over all steps, in m/s, of observation 8 at their ends."""
         velocity = episodes.observations[:, :, 1:, 8].astype(np.float64)
         return {"forward_velocity": float(velocity[episodes.mask == 1].mean())}
-
-    @abstractmethod
-    def run_reward(self, velocity: Array, tasks: Array) -> Array:
-        """Return the reward of a forward velocity [n] in m/s, [n]."""
 
 
 class RunInDirection(OneWayOrTheOther):

@@ -7,9 +7,9 @@ import numpy as np
 
 from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.envs.mujoco_robot import GYMNASIUM_MODELS, MujocoRobot
-from metaloom.pipeline.envs.planar_walker import PlanarWalker
 from metaloom.pipeline.envs.random_dynamics import RandomDynamics
 from metaloom.pipeline.envs.task_sets import FixedTasks
+from metaloom.pipeline.envs.walker2d import PlanarWalker
 from metaloom.pipeline.types import Array
 
 
@@ -62,10 +62,6 @@ class HopperRandParams(RandomDynamics, Hopper):
     leg, foot. 34 fields in all.
     """
 
-    def __init__(self, render_mode: str | None = None) -> None:
-        super().__init__(render_mode)
-        self.vary_model()
-
 
 class PearlHopperRandParams(FixedTasks, RandomDynamics, Hopper):
     """HopperRandParams with 40 bodies to train on and 10 others to test with, always the same; ids 0-39.
@@ -75,5 +71,4 @@ class PearlHopperRandParams(FixedTasks, RandomDynamics, Hopper):
 
     def __init__(self, render_mode: str | None = None, *, num_train_tasks: int = 40, num_test_tasks: int = 10) -> None:
         super().__init__(render_mode)
-        self.vary_model()
         self.set_task(np.array(self.fix_tasks(num_train_tasks, num_test_tasks)[0]))

@@ -2,7 +2,6 @@
 # pyright: reportAttributeAccessIssue=false
 # MuJoCo's compiled modules have no type stubs.
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
 import mujoco
@@ -98,10 +97,6 @@ class Humanoid(MujocoRobot, MetaEnv):
     def terminal(self, motion: Motion, tasks: Array) -> Array:
         height = motion.qpos[:, 2]
         return ~((height >= self.heights[0]) & (height <= self.heights[1]))
-
-    @abstractmethod
-    def run_reward(self, velocity: Array, tasks: Array) -> Array:
-        """Return the velocity [n, 2] in m/s of the centre of mass along the direction of the task, [n]."""
 
     def _mass_center(self, places: Array) -> Array:
         """Return the centre of mass [n, 2] from the centres of the bodies [n, bodies, 3]."""

@@ -64,6 +64,11 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
     """Physics steps per control step."""
     reset_noise: ClassVar[float]
     """Largest distance of joint positions from rest when an episode starts."""
+    normal_start: ClassVar[bool] = False
+    """True where velocities at the start are normal with `reset_noise` as standard deviation, not uniform."""
+    control_cost: float
+    alive_bonus: float | None = None
+    """Reward for every step, that which ends an episode included; None: there is no such term."""
     derived: tuple[str, ...] = ()
     """Fields of MjData that the rules read besides joint positions and velocities.
 
@@ -88,6 +93,7 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
         self.action_space: gymnasium.Space[Any] = Box(low, high, dtype=np.float64)
         self.action_components: Sequence[tuple[str, str]] | None = action_components(model)
         self._renderer: mujoco.Renderer | None = None
+        self.prepare_model()
 
     @cached_property
     def observation_components(self) -> Sequence[tuple[str, str]] | None:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -96,10 +102,10 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
         return found if found is not None and self.observation_space.shape == (len(found),) else None
 
     def start(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        """Return the first joint positions [nq] and velocities [nv] of an episode, by default uniform around rest."""
-        noise = self.reset_noise
+        """Return the first joint positions [nq] and velocities [nv] of an episode, by default around rest."""
+        noise, nv = self.reset_noise, self.model.nv
         qpos = self.model.qpos0 + rng.uniform(-noise, noise, self.model.nq)
-        return qpos, rng.uniform(-noise, noise, self.model.nv)
+        return qpos, noise * rng.standard_normal(nv) if self.normal_start else rng.uniform(-noise, noise, nv)
 
     @abstractmethod
     def observe(self, qpos: Array, qvel: Array) -> Array:
@@ -109,13 +115,27 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
         """Return the observation's further columns, [n, ...] each, from the `derived` fields; the default is none."""
         return ()
 
-    @abstractmethod
     def reward_terms(self, motion: Motion, tasks: Array) -> dict[str, Array]:
-        """Return the terms of the reward for a step by name, [n] each."""
+        """Return the terms of the reward for a step by name, [n] each.
+
+        By default `run`, from the mean forward velocity of the step if joint 0 is the distance forward; `alive`, where
+        it is paid; `control` = -control_cost ‖action‖².
+        """
+        velocity = (motion.qpos[:, 0] - motion.qpos_before[:, 0]) / motion.dt
+        alive = {} if self.alive_bonus is None else {"alive": np.full(len(velocity), self.alive_bonus)}
+        control = -self.control_cost * squared_norm(motion.actions)
+        return {"run": self.run_reward(velocity, tasks), **alive, "control": control}
+
+    @abstractmethod
+    def run_reward(self, velocity: Array, tasks: Array) -> Array:
+        """Return the reward [n] of a velocity in m/s, [n] forward or [n, 2] in the plane."""
 
     def terminal(self, motion: Motion, tasks: Array) -> Array:
         """Return True where a step ended the episode, [n]; the default is never."""
         return np.zeros(len(motion.qpos), np.bool_)
+
+    def prepare_model(self) -> None:
+        """Complete the robot once its model is there; the default is nothing."""
 
     def write_models(self, batch: ModelBatch, tasks: Array) -> None:
         """Write the physics of the tasks [N, P] into the rows of a `physics_batch`; the default is nothing.

@@ -61,9 +61,6 @@ class PointCorner(PointRobot, MetaEnv):
         if success_radius is not None:
             self.facts: tuple[Fact, Fact] = (Fact("success", "flag"), Fact("goal_distance", unit="m"))
 
-    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        return np.array(CORNERS)[rng.integers(len(CORNERS), size=num_tasks)]
-
     def start(self, rng: np.random.Generator) -> Array:
         return rng.uniform(-0.2, 0.2, 2)
 
@@ -132,7 +129,7 @@ class PointWalls(PointCorner):
         super().__init__(reward, success_radius)
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        goals = super().sample_tasks(num_tasks, rng)
+        goals = np.array(CORNERS)[rng.integers(len(CORNERS), size=num_tasks)]
         angles = rng.uniform(0, 2 * np.pi, (num_tasks, 2))
         inner, outer = (r * np.stack([np.cos(a), np.sin(a)], axis=1) for r, a in zip((1, 2), angles.T, strict=True))
         return np.concatenate([goals, inner, outer], axis=1)

@@ -8,14 +8,7 @@ import mujoco
 import numpy as np
 
 from metaloom.pipeline.envs.contract import MetaEnv
-from metaloom.pipeline.envs.mujoco_robot import (
-    GYMNASIUM_MODELS,
-    Motion,
-    MujocoRobot,
-    ObsStyle,
-    check_obs_style,
-    squared_norm,
-)
+from metaloom.pipeline.envs.mujoco_robot import GYMNASIUM_MODELS, MujocoRobot, ObsStyle, check_obs_style
 from metaloom.pipeline.envs.task_classes import Classes, bins
 from metaloom.pipeline.envs.task_sets import AtSpeed
 from metaloom.pipeline.types import Array
@@ -64,7 +57,3 @@ class SwimmerVel(AtSpeed, MujocoRobot, MetaEnv):
 
     def observe(self, qpos: Array, qvel: Array) -> Array:
         return np.concatenate([qpos[:, 2:], qvel], axis=1)
-
-    def reward_terms(self, motion: Motion, tasks: Array) -> dict[str, Array]:
-        velocity = (motion.qpos[:, 0] - motion.qpos_before[:, 0]) / motion.dt
-        return {"run": self.run_reward(velocity, tasks), "control": -self.control_cost * squared_norm(motion.actions)}

@@ -8,15 +8,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from metaloom.pipeline.envs.contract import (
-    BatchEnv,
-    BatchStep,
-    EnvError,
-    MetaEnv,
-    TaskField,
-    keeps_rules,
-    require_count,
-)
+from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv, Rows, TaskField, require_count
 from metaloom.pipeline.types import Array
 
 _DRAWN_AHEAD = 32
@@ -76,8 +68,6 @@ class TabularMDP(MetaEnv):
         self.observation_components: Sequence[tuple[str, str]] | None = tuple(
             (f"state_{n}", "1") for n in range(states)
         )
-        self._state, self._t = 0, 0
-        self._chances = np.zeros((2, _DRAWN_AHEAD))
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
         return rng.integers(2**53, size=(num_tasks, 1)).astype(np.float64)
@@ -90,31 +80,11 @@ class TabularMDP(MetaEnv):
                 f"{type(self).__name__}.set_task: found mdp {number}; required a whole number from 0 on, below 2^53"
             )
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
-        super().reset(seed=seed)
-        self._state, self._t = 0, 0
-        return self._seen(), {}
-
-    def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
-        place = self._t % _DRAWN_AHEAD
-        if place == 0:
-            self._chances = _draw(self.np_random)
-        self._t += 1
-        means, transitions = draw_tables(int(self.task[0]), *self.sizes)
-        at = self._state, int(action)
-        uniform, noise = self._chances[:, place]
-        self._state = int(_next(transitions[at][None], uniform[None])[0])
-        terms = {"mean_reward": float(means[at]), "noise": float(noise)}
-        return self._seen(), sum(terms.values()), False, False, {"reward_terms": terms}
-
-    def _seen(self) -> Array:
-        return np.eye(self.sizes[0])[self._state]
-
-    def batch(self, num_rows: int, num_threads: int) -> "TabularBatch | None":
-        return TabularBatch(num_rows, *self.sizes) if keeps_rules(self, TabularMDP) else None
+    def rows(self, num_rows: int, num_threads: int) -> "TabularBatch":
+        return TabularBatch(num_rows, *self.sizes)
 
 
-class TabularBatch(BatchEnv):
+class TabularBatch(Rows):
     """N processes, stepped as arrays."""
 
     action_size = 1
@@ -127,16 +97,18 @@ class TabularBatch(BatchEnv):
         self._states = np.zeros(num_rows, np.int64)
         self._steps = np.zeros(num_rows, np.int64)
         self._chances = np.zeros((num_rows, 2, _DRAWN_AHEAD))
-        self._generators: list[np.random.Generator] = []
+        self._generators: Sequence[np.random.Generator] = ()
         # Rows of one task share its tables.
         self._process = np.zeros(num_rows, np.int64)
         self._tables = Tables(np.zeros((1, *self._sizes)), np.zeros((1, *self._sizes, num_states)))
 
-    def reset(self, tasks: Array, seeds: Array) -> Array:
+    def take(self, tasks: Array) -> None:
         numbers, self._process = np.unique(tasks[:, 0], return_inverse=True)
         drawn = [draw_tables(int(number), *self._sizes) for number in numbers.tolist()]
         self._tables = Tables(np.stack([d.means for d in drawn]), np.stack([d.transitions for d in drawn]))
-        self._generators = [np.random.Generator(np.random.PCG64(seed)) for seed in seeds.tolist()]
+
+    def begin(self, rngs: Sequence[np.random.Generator]) -> Array:
+        self._generators = rngs
         self._states[:] = 0
         self._steps[:] = 0
         return self._unit[self._states]

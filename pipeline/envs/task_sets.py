@@ -16,11 +16,6 @@ def draw_directions(num_tasks: int, rng: np.random.Generator) -> Array:
     return vectors / np.hypot(vectors[:, :1], vectors[:, 1:])
 
 
-def draw_signs(num_tasks: int, rng: np.random.Generator) -> Array:
-    """Draw -1 or +1, equally likely, [num_tasks, 1]."""
-    return 2.0 * rng.integers(2, size=(num_tasks, 1)) - 1.0
-
-
 def draw_on_disk(num_tasks: int, rng: np.random.Generator, *, radius: float) -> Array:
     """Draw points [num_tasks, 2] uniform on the disk around the origin."""
     angles, areas = rng.uniform(0, 2 * np.pi, num_tasks), rng.uniform(0, 1, num_tasks)
@@ -65,10 +60,6 @@ class OneWayOrTheOther:
 
     task_set: tuple[tuple[float], tuple[float]] = ((-1.0,), (1.0,))
     task_classes = ONE_WAY_OR_THE_OTHER
-
-    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        """Draw -1 or +1, equally likely, [B, 1]."""
-        return draw_signs(num_tasks, rng)
 
     def run_reward(self, velocity: Array, tasks: Array) -> Array:
         """Return the velocity, [n] forward or [n, 2], along the direction of the task, [n]."""

@@ -2,14 +2,14 @@
 # pyright: reportAttributeAccessIssue=false
 # MuJoCo's compiled modules have no type stubs.
 
+from abc import abstractmethod
 from typing import ClassVar, Literal
 
 import mujoco
 import numpy as np
 
 from metaloom.pipeline.envs.contract import EnvError, MetaEnv, TaskField
-from metaloom.pipeline.envs.mujoco_robot import GYMNASIUM_MODELS, MujocoRobot
-from metaloom.pipeline.envs.planar_walker import PlanarWalker
+from metaloom.pipeline.envs.mujoco_robot import GYMNASIUM_MODELS, Motion, MujocoRobot
 from metaloom.pipeline.envs.random_dynamics import RandomDynamics
 from metaloom.pipeline.envs.task_classes import Classes, bins
 from metaloom.pipeline.envs.task_sets import AtSpeed, FixedTasks, OneWayOrTheOther
@@ -17,6 +17,29 @@ from metaloom.pipeline.types import Array
 
 ModelName = Literal["original", "v5"]
 MODEL_FILES: dict[ModelName, str] = {"original": "walker2d.xml", "v5": "walker2d_v5.xml"}
+
+
+class PlanarWalker:
+    """Rules of robots that walk in a plane and can fall. Go before MujocoRobot.
+
+    Joint 0 is the distance forward, which observations omit, 1 the height, 2 the angle of the trunk.
+    """
+
+    reset_noise: float = 0.005
+    control_cost: float = 1e-3
+    alive_bonus: float = 1.0
+    max_observed_velocity: float = 10.0
+
+    def observe(self, qpos: Array, qvel: Array) -> Array:
+        limit = self.max_observed_velocity
+        return np.concatenate([qpos[:, 1:], np.clip(qvel, -limit, limit)], axis=1)
+
+    def terminal(self, motion: Motion, tasks: Array) -> Array:
+        return ~self.healthy(motion.qpos, motion.qvel)
+
+    @abstractmethod
+    def healthy(self, qpos: Array, qvel: Array) -> Array:
+        """Return True where the robot is up, [n]; False where a value is not finite."""
 
 
 class Walker2d(PlanarWalker, MujocoRobot, MetaEnv):
@@ -111,10 +134,6 @@ class Walker2dRandParams(RandomDynamics, Walker2d):
     GEOM: these and floor; JOINT: these without torso. 58 fields in all.
     """
 
-    def __init__(self, model: ModelName = "original", render_mode: str | None = None) -> None:
-        super().__init__(model, render_mode)
-        self.vary_model()
-
 
 class PearlWalker2dRandParams(FixedTasks, RandomDynamics, Walker2d):
     """Walker2dRandParams with 40 bodies to train on and 10 others to test with, always the same; ids 0-39.
@@ -131,5 +150,4 @@ class PearlWalker2dRandParams(FixedTasks, RandomDynamics, Walker2d):
         num_test_tasks: int = 10,
     ) -> None:
         super().__init__(model, render_mode)
-        self.vary_model()
         self.set_task(np.array(self.fix_tasks(num_train_tasks, num_test_tasks)[0]))
