@@ -116,22 +116,16 @@ class AntWalk:
 class AntDir(AlongX, AntWalk, Ant):
     """Walk forward or backward along x, as the reward requires (ProMP's AntRandDirec).
 
-    Observation, action, start: see Ant. Reward terms: see AntWalk. Terminates unless the torso is 0 to 1 m high.
-
-    | task field | unit | distribution                                 |
-    | ---------- | ---- | -------------------------------------------- |
-    | direction  | 1    | -1 or +1, each with probability 1/2; id 0, 1 |
+    Observation, action, start: see Ant. Task: see OneWayOrTheOther. Reward terms: see AntWalk. Terminates unless the
+    torso is 0 to 1 m high.
     """
 
 
 class AntDir2D(AnyDirection, AntWalk, Ant):
     """Walk in a direction known only from the reward (ProMP's AntRandDirec2D).
 
-    Observation, action, start: see Ant. Reward terms: see AntWalk. Terminates unless the torso is 0 to 1 m high.
-
-    | task field               | unit | distribution                     |
-    | ------------------------ | ---- | -------------------------------- |
-    | direction_x, direction_y | 1    | unit vector, uniform in its angle |
+    Observation, action, start: see Ant. Task: see AnyDirection. Reward terms: see AntWalk. Terminates unless the torso
+    is 0 to 1 m high.
     """
 
 
@@ -172,14 +166,8 @@ class AntGoal(ToGoal, Ant):
 class PearlAntDir(PearlRobot, AnyDirection, AntWalk, Ant):
     """Walk in one of 100 directions, as PEARL's ant-dir: AntDir2D without contact forces in the observation (27).
 
-    Terminates unless the torso is 0.2 to 1 m high.
-
-    | task field               | unit | distribution                                                             |
-    | ------------------------ | ---- | ------------------------------------------------------------------------ |
-    | direction_x, direction_y | 1    | one of 100 draws, uniform in the angle, made once; 30 more are `test_task_set` |
-
-    Options `num_train_tasks` and `num_test_tasks`: how many of each. Option `forward_backward`: (1, 0) and (-1, 0)
-    are the two tasks instead, and there is none to hold out.
+    Terminates unless the torso is 0.2 to 1 m high. Task: see AnyDirection and PearlRobot. Option `forward_backward`:
+    (1, 0) and (-1, 0) are the two tasks instead, and there is none to hold out.
 
     Differs from the original, which tests on the two directions that it trains on; and whose contact cost was 0 on the
     MuJoCo of its time.
@@ -213,14 +201,7 @@ class PearlAntDir(PearlRobot, AnyDirection, AntWalk, Ant):
 
 
 class PearlAntGoal(PearlRobot, ToGoal, Ant):
-    """Go to one of 150 goals, as PEARL's ant-goal: AntGoal with fixed goals.
-
-    | task field     | unit | distribution                                                                        |
-    | -------------- | ---- | ----------------------------------------------------------------------------------- |
-    | goal_x, goal_y | m    | one of 150 draws on the disk of radius 3, made once; 30 more are `test_task_set`    |
-
-    Options `num_train_tasks` and `num_test_tasks`: how many of each.
-    """
+    """Go to one of 150 goals, as PEARL's ant-goal: AntGoal with fixed goals. Task: see ToGoal and PearlRobot."""
 
     def __init__(
         self,

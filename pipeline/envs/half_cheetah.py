@@ -69,11 +69,7 @@ class HalfCheetah(MujocoRobot, MetaEnv):
 
 
 class RunInDirection(OneWayOrTheOther):
-    """Rules of a half-cheetah that runs one way or the other. Go before HalfCheetah.
-
-    | task field | unit | distribution                                 |
-    | ---------- | ---- | -------------------------------------------- |
-    | direction  | 1    | -1 or +1, each with probability 1/2; id 0, 1 |
+    """Rules of a half-cheetah that runs one way or the other; task: see OneWayOrTheOther. Go before HalfCheetah.
 
     | reward term | value                                            | unit  |
     | ----------- | ------------------------------------------------ | ----- |
@@ -131,11 +127,7 @@ class PearlCheetahDir(RunInDirection, HalfCheetah):
 class PearlCheetahVel(PearlRobot, RunAtSpeed, HalfCheetah):
     """Run forward at one of 100 speeds, as PEARL's cheetah-vel: HalfCheetahVel with PEARL's observations.
 
-    | task field | unit | distribution                                                                      |
-    | ---------- | ---- | --------------------------------------------------------------------------------- |
-    | velocity   | m/s  | one of 100 draws of U(0, 3), made once; 30 more are `test_task_set`               |
-
-    Options `num_train_tasks` and `num_test_tasks`: how many of each.
+    The speeds are 100 draws of U(0, 3): see PearlRobot.
 
     The original draws its tasks by seeding numpy's global generator, which changes everything else that draws from it;
     ours come from a separate generator, so the speeds differ.

@@ -111,32 +111,20 @@ class Humanoid(MujocoRobot, MetaEnv):
 class HumanoidDir(AlongX, Humanoid):
     """Walk forward or backward along x, as the reward requires (ProMP's HumanoidRandDirec).
 
-    Observation, action, reward terms, start, termination: see Humanoid.
-
-    | task field | unit | distribution                                 |
-    | ---------- | ---- | -------------------------------------------- |
-    | direction  | 1    | -1 or +1, each with probability 1/2; id 0, 1 |
+    Observation, action, reward terms, start, termination: see Humanoid. Task: see OneWayOrTheOther.
     """
 
 
 class HumanoidDir2D(AnyDirection, Humanoid):
     """Walk in a direction known only from the reward (ProMP's HumanoidRandDirec2D).
 
-    Observation, action, reward terms, start, termination: see Humanoid.
-
-    | task field               | unit | distribution                      |
-    | ------------------------ | ---- | --------------------------------- |
-    | direction_x, direction_y | 1    | unit vector, uniform in its angle |
+    Observation, action, reward terms, start, termination: see Humanoid. Task: see AnyDirection.
     """
 
 
 class PearlHumanoidDir(PearlRobot, AnyDirection, Humanoid):
     """Walk in one of 100 directions, as PEARL's humanoid-dir: HumanoidDir2D with fixed directions.
 
-    | task field               | unit | distribution                                                                  |
-    | ------------------------ | ---- | ----------------------------------------------------------------------------- |
-    | direction_x, direction_y | 1    | one of 100 draws, uniform in the angle, made once; 30 more are `test_task_set` |
-
-    Options `num_train_tasks` and `num_test_tasks`: how many of each. A change of task never moves the robot; in
-    the original it forgets to reset it.
+    Task: see AnyDirection and PearlRobot. A change of task never moves the robot; in the original it forgets to reset
+    it.
     """

@@ -196,7 +196,13 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
 
 
 class PearlRobot(FixedTasks):
-    """A robot with PEARL's observations and a fixed set of tasks. Goes before the class of its rules."""
+    """A robot with PEARL's observations and a fixed set of tasks. Goes before the class of its rules.
+
+    | option            | tasks, drawn once from the distribution of the rules         |
+    | ----------------- | ------------------------------------------------------------ |
+    | `num_train_tasks` | to train on, 100 unless said, all equally likely; id from 0  |
+    | `num_test_tasks`  | `test_task_set`, 30 unless said                              |
+    """
 
     def __init__(
         self,

@@ -89,6 +89,10 @@ GOAL = (
 class PointRobot(gymnasium.Env[Array, Array]):
     """A point whose whole state is observed; a class of points derives from it and MetaEnv, with rules for n at once.
 
+    | observation | unit | | action | unit | range                 |
+    | ----------- | ---- |-| ------ | ---- | --------------------- |
+    | x, y        | m    | | dx, dy | m    | ±0.1; to corners ±0.2 |
+
     One point (`step`) and many (`batch`) go through the same rules, and every operation in them works on each row by
     itself, so both give the same bits.
     """
@@ -191,12 +195,8 @@ class PointBatch(Rows):
 class Point2D(PointRobot, MetaEnv):
     """Go to the origin from anywhere: one task, for checks without adaptation (MetaPointEnv).
 
-    | observation | unit | | action | unit | range |
-    | ----------- | ---- |-| ------ | ---- | ----- |
-    | x, y        | m    | | dx, dy | m    | ±0.1  |
-
-    Task parameters: none. Start: U(-2, 2) per axis. Reward term: distance = -‖s'‖, m. Terminates when |x| and |y|
-    are both below 0.01 m.
+    Observation and action: see PointRobot. Task parameters: none. Start: U(-2, 2) per axis. Reward term: distance =
+    -‖s'‖, m. Terminates when |x| and |y| are both below 0.01 m.
     """
 
     task_set: tuple[tuple[()]] = ((),)
@@ -240,16 +240,13 @@ class _GoalPoint(PointRobot, MetaEnv):
 class Point2DGoal(_GoalPoint):
     """Go from the origin to a goal that the observation does not show (MetaPointEnv, version 2).
 
-    | observation | unit | | action | unit | range |
-    | ----------- | ---- |-| ------ | ---- | ----- |
-    | x, y        | m    | | dx, dy | m    | ±0.1  |
-
     | task field     | unit | distribution |
     | -------------- | ---- | ------------ |
     | goal_x, goal_y | m    | U(-2, 2)     |
 
-    Start: the origin. Reward term: distance = -‖s' - goal‖, m. Terminates when the point is within 0.01 m of the goal
-    on both axes. Differs from the original, which tests for nearness to the origin, where every episode starts.
+    Observation and action: see PointRobot. Start: the origin. Reward term: distance = -‖s' - goal‖, m. Terminates when
+    the point is within 0.01 m of the goal on both axes. Differs from the original, which tests for nearness to the
+    origin, where every episode starts.
     """
 
     goal_range: float = 2.0
@@ -258,16 +255,12 @@ class Point2DGoal(_GoalPoint):
 class Navigation2D(_GoalPoint):
     """Go from the origin to a near goal that the observation does not show (2-D navigation of MAML's paper).
 
-    | observation | unit | | action | unit | range |
-    | ----------- | ---- |-| ------ | ---- | ----- |
-    | x, y        | m    | | dx, dy | m    | ±0.1  |
-
     | task field     | unit | distribution |
     | -------------- | ---- | ------------ |
     | goal_x, goal_y | m    | U(-0.5, 0.5) |
 
-    Start: the origin. Reward term: distance = -‖s' - goal‖, m. Terminates when the point is within 0.01 m of the goal
-    on both axes.
+    Observation and action: see PointRobot. Start: the origin. Reward term: distance = -‖s' - goal‖, m. Terminates when
+    the point is within 0.01 m of the goal on both axes.
     """
 
     goal_range: float = 0.5

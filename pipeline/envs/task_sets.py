@@ -56,7 +56,12 @@ class FixedTasks:
 
 
 class OneWayOrTheOther:
-    """Tasks of a robot that moves forward or backward. Goes before the robot's class, and names the task field."""
+    """Tasks of a robot that moves forward or backward. Goes before the robot's class, and names the task field.
+
+    | task field | unit | distribution                                 |
+    | ---------- | ---- | -------------------------------------------- |
+    | direction  | 1    | -1 or +1, each with probability 1/2; id 0, 1 |
+    """
 
     task_set: tuple[tuple[float], tuple[float]] = ((-1.0,), (1.0,))
     task_classes = ONE_WAY_OR_THE_OTHER
@@ -89,7 +94,12 @@ class AtSpeed:
 
 
 class AnyDirection:
-    """Tasks of a robot that walks in some direction. Goes before the robot's class."""
+    """Tasks of a robot that walks in some direction. Goes before the robot's class.
+
+    | task field               | unit | distribution                      |
+    | ------------------------ | ---- | --------------------------------- |
+    | direction_x, direction_y | 1    | unit vector, uniform in its angle |
+    """
 
     task_fields: tuple[TaskField, TaskField] = (
         TaskField("direction_x", "1", "unit vector of the way to go, first coordinate"),

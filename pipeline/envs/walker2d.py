@@ -88,11 +88,8 @@ class Walker2d(PlanarWalker, MujocoRobot, MetaEnv):
 class Walker2dDir(OneWayOrTheOther, Walker2d):
     """Walk forward or backward, as the reward requires (ProMP's Walker2DRandDirec).
 
-    Observation, action, option, start and termination: see Walker2d. A control step is 0.016 s (eight physics steps).
-
-    | task field | unit | distribution                                 |
-    | ---------- | ---- | -------------------------------------------- |
-    | direction  | 1    | -1 or +1, each with probability 1/2; id 0, 1 |
+    Observation, action, option, start and termination: see Walker2d. Task: see OneWayOrTheOther. A control step is
+    0.016 s (eight physics steps).
 
     | reward term | value                                        | unit |
     | ----------- | -------------------------------------------- | ---- |
