@@ -1,16 +1,12 @@
 """The ant: four legs on a ball, which runs in a direction or to a goal."""
-# pyright: reportAttributeAccessIssue=false
-# MuJoCo's compiled modules have no type stubs.
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
-import mujoco
 import numpy as np
 
 from metaloom.pipeline.envs.contract import EnvError, MetaEnv
 from metaloom.pipeline.envs.mujoco_robot import (
-    GYMNASIUM_MODELS,
     Motion,
     MujocoRobot,
     ObsStyle,
@@ -65,7 +61,7 @@ class Ant(MujocoRobot, MetaEnv):
 
     def __init__(self, obs_style: ObsStyle = "promp", render_mode: str | None = None) -> None:
         self.obs_style = check_obs_style(self, obs_style, ("promp", "pearl", "v5"))
-        super().__init__(mujoco.MjModel.from_xml_path(str(GYMNASIUM_MODELS / "ant.xml")), render_mode)
+        super().__init__("ant.xml", render_mode)
 
     def observe(self, qpos: Array, qvel: Array) -> Array:
         return np.concatenate([qpos[:, 0 if self.shows_place else 2 :], qvel], axis=1)
@@ -105,7 +101,8 @@ class AntWalk:
     heights: tuple[float, float] = (0.0, 1.0)
 
     def task_terms(self, place: Array, velocity: Array, tasks: Array) -> dict[str, Array]:
-        return {"run": self.run_reward(velocity, tasks), "survive": np.ones(len(place))}
+        run: Array = self.run_reward(velocity, tasks)  # pyright: ignore[reportAttributeAccessIssue]
+        return {"run": run, "survive": np.ones(len(place))}
 
     def terminal(self, motion: Motion, tasks: Array) -> Array:
         finite = np.isfinite(motion.qpos).all(axis=1) & np.isfinite(motion.qvel).all(axis=1)

@@ -7,7 +7,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv, Rows, TaskField, require_count
+from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv, RowBatch, TaskField, require_count
 from metaloom.pipeline.types import Array
 
 
@@ -50,7 +50,7 @@ class BernoulliBandit(MetaEnv):
         return BanditBatch(num_rows)
 
 
-class BanditBatch(Rows):
+class BanditBatch(RowBatch):
     """N bandits, pulled together."""
 
     observation_size = 1

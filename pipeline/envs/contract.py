@@ -126,7 +126,7 @@ class BatchEnv(Protocol):
         """Close the simulators, if there are any."""
 
 
-class Rows(BatchEnv):
+class RowBatch(BatchEnv):
     """A batch of rows that follow rules for any number of them.
 
     Attributes:
@@ -236,7 +236,7 @@ class MetaEnv(gymnasium.Env[Array, Array]):
         """True where `diagnostics` returns values."""
         return type(self).diagnostics is not MetaEnv.diagnostics
 
-    def rows(self, num_rows: int, num_threads: int) -> Rows:
+    def rows(self, num_rows: int, num_threads: int) -> RowBatch:
         """Return N environments as rows with common rules.
 
         Raises:
@@ -245,7 +245,7 @@ class MetaEnv(gymnasium.Env[Array, Array]):
         raise EnvError(f"{type(self).__name__} has no step and reset, and no rows; required `step` and `reset`")
 
     @cached_property
-    def _row(self) -> Rows:
+    def _row(self) -> RowBatch:
         return self.rows(1, 1)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:

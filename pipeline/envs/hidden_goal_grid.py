@@ -7,7 +7,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from metaloom.pipeline.envs.contract import BatchStep, EnvError, Fact, MetaEnv, Rows, TaskField, require_count
+from metaloom.pipeline.envs.contract import BatchStep, EnvError, Fact, MetaEnv, RowBatch, TaskField, require_count
 from metaloom.pipeline.types import Array
 
 Excluded = Literal["block", "start"]
@@ -81,7 +81,7 @@ class HiddenGoalGrid(MetaEnv):
         return GridBatch(num_rows, self.size)
 
 
-class GridBatch(Rows):
+class GridBatch(RowBatch):
     """N grids, stepped as arrays."""
 
     action_size = 1

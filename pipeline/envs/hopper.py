@@ -1,12 +1,9 @@
 """The hopper: a planar robot with one leg that can fall, given a new body with every task."""
-# pyright: reportAttributeAccessIssue=false
-# MuJoCo's compiled modules have no type stubs.
 
-import mujoco
 import numpy as np
 
 from metaloom.pipeline.envs.contract import MetaEnv
-from metaloom.pipeline.envs.mujoco_robot import GYMNASIUM_MODELS, MujocoRobot
+from metaloom.pipeline.envs.mujoco_robot import MujocoRobot
 from metaloom.pipeline.envs.random_dynamics import RandomDynamics
 from metaloom.pipeline.envs.task_sets import FixedTasks
 from metaloom.pipeline.envs.walker2d import PlanarWalker
@@ -39,7 +36,7 @@ class Hopper(PlanarWalker, MujocoRobot, MetaEnv):
     max_state: float = 100.0
 
     def __init__(self, render_mode: str | None = None) -> None:
-        super().__init__(mujoco.MjModel.from_xml_path(str(GYMNASIUM_MODELS / "hopper.xml")), render_mode)
+        super().__init__("hopper.xml", render_mode)
 
     def healthy(self, qpos: Array, qvel: Array) -> Array:
         height, angle = qpos[:, 1], qpos[:, 2]

@@ -1,15 +1,11 @@
 """The humanoid: a walking figure of seventeen motors, to be sent in a direction."""
-# pyright: reportAttributeAccessIssue=false
-# MuJoCo's compiled modules have no type stubs.
 
 from collections.abc import Mapping, Sequence
 
-import mujoco
 import numpy as np
 
 from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.envs.mujoco_robot import (
-    GYMNASIUM_MODELS,
     Motion,
     MujocoRobot,
     ObsStyle,
@@ -74,7 +70,7 @@ class Humanoid(MujocoRobot, MetaEnv):
 
     def __init__(self, obs_style: ObsStyle = "promp", render_mode: str | None = None) -> None:
         self.obs_style = check_obs_style(self, obs_style, ("promp", "pearl", "v5"))
-        super().__init__(mujoco.MjModel.from_xml_path(str(GYMNASIUM_MODELS / "humanoid.xml")), render_mode)
+        super().__init__("humanoid.xml", render_mode)
 
     def observe(self, qpos: Array, qvel: Array) -> Array:
         return np.concatenate([qpos[:, 2:], qvel], axis=1)

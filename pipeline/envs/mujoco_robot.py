@@ -18,7 +18,7 @@ from gymnasium.spaces import Box
 from mujoco.batch import Batch
 
 from metaloom.pipeline.envs.contact_batch import CONTACT_FORCES, ModelBatch, PhysicsBatch, contact_batch, mujoco_library
-from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv, keeps_rules
+from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv, RowBatch, keeps_rules
 from metaloom.pipeline.envs.mujoco_components import action_components, observed_components
 from metaloom.pipeline.envs.task_sets import FixedTasks
 from metaloom.pipeline.types import Array
@@ -79,10 +79,13 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
     derived_before: tuple[str, ...] = ()
     """The `derived` fields that `reward_terms` also reads as they were before the step."""
 
-    def __init__(self, model: mujoco.MjModel, render_mode: str | None = None) -> None:
+    def __init__(self, model: mujoco.MjModel | str, render_mode: str | None = None) -> None:
+        """Take a model, or the name of one of gymnasium's files."""
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise EnvError(f"{type(self).__name__}: render_mode is {render_mode!r}; required None or 'rgb_array'")
-        self.model = model
+        if isinstance(model, str):
+            model = mujoco.MjModel.from_xml_path(str(GYMNASIUM_MODELS / model))
+        self.model: mujoco.MjModel = model
         self.data: Any = mujoco.MjData(model)
         self.render_mode = render_mode
         self.dt: Any = model.opt.timestep * self.frame_skip
@@ -216,7 +219,7 @@ class PearlRobot(FixedTasks):
         self.fix_tasks(num_train_tasks, num_test_tasks)
 
 
-class MujocoBatch:
+class MujocoBatch(RowBatch):
     """N simulations of one robot on `num_threads` threads; the bits do not depend on their number."""
 
     def __init__(self, robot: MujocoRobot, num_rows: int, num_threads: int) -> None:
@@ -227,20 +230,17 @@ class MujocoBatch:
         self._batch = physics_batch(robot.model, num_rows, num_threads, contact_forces=contact_forces)
         self._qpos, self._qvel, self._ctrl = (self._batch.bind(name) for name in ("qpos", "qvel", "ctrl"))
         self._derived = {name: self._batch.bind(name) for name in robot.derived}
-        assert isinstance(robot, MetaEnv), "a robot has tasks"
-        self._tasks = np.zeros((num_rows, len(robot.task_fields)))
         self.num_rows = num_rows
         self.observation_size: int = robot.observation_space.shape[0]  # pyright: ignore[reportOptionalSubscript]
         self.action_size: Any = robot.model.nu
 
-    def reset(self, tasks: Array, seeds: Array) -> Array:
+    def begin(self, rngs: Sequence[np.random.Generator]) -> Array:
         stop_profiling_timer()
-        self._tasks = tasks.copy()
         if isinstance(self._batch, Batch):
-            self._robot.write_models(self._batch, tasks)
+            self._robot.write_models(self._batch, self.tasks)
         self._batch.reset(stage=mujoco.mjtStage.mjSTAGE_NONE.value)
-        for row, seed in enumerate(seeds.tolist()):
-            self._qpos[row], self._qvel[row] = self._robot.start(np.random.Generator(np.random.PCG64(seed)))
+        for row, rng in enumerate(rngs):
+            self._qpos[row], self._qvel[row] = self._robot.start(rng)
         # As in a single robot's reset: the solver's first step starts from the state left here.
         self._batch.forward()
         return self._robot.observations(self._qpos, self._qvel, self._derived)
@@ -252,7 +252,7 @@ class MujocoBatch:
         derived_before = {name: self._derived[name][at].copy() for name in robot.derived_before}
         self._ctrl[at] = actions
         self._batch.step(ids=ids, nstep=robot.frame_skip)
-        qpos, qvel, tasks = self._qpos[at], self._qvel[at], self._tasks[at]
+        qpos, qvel, tasks = self._qpos[at], self._qvel[at], self.tasks[at]
         derived = {name: field[at] for name, field in self._derived.items()}
         motion = Motion(qpos_before, qpos, qvel, actions, robot.dt, derived_before, derived)
         terms = robot.reward_terms(motion, tasks)

@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
 
-from metaloom.pipeline.envs.contract import BatchStep, Component, MetaEnv, Rows, TaskField, keeps_rules
+from metaloom.pipeline.envs.contract import BatchStep, Component, MetaEnv, RowBatch, TaskField, keeps_rules
 from metaloom.pipeline.types import Array
 
 SIDE = 320
@@ -162,7 +162,7 @@ class PointRobot(gymnasium.Env[Array, Array]):
         return self.rows(num_rows, num_threads) if keeps_rules(self, PointRobot) else None
 
 
-class PointBatch(Rows):
+class PointBatch(RowBatch):
     """N points, stepped as arrays."""
 
     action_size = 2

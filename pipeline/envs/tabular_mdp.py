@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv, Rows, TaskField, require_count
+from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv, RowBatch, TaskField, require_count
 from metaloom.pipeline.types import Array
 
 _DRAWN_AHEAD = 32
@@ -84,7 +84,7 @@ class TabularMDP(MetaEnv):
         return TabularBatch(num_rows, *self.sizes)
 
 
-class TabularBatch(Rows):
+class TabularBatch(RowBatch):
     """N processes, stepped as arrays."""
 
     action_size = 1
@@ -98,11 +98,9 @@ class TabularBatch(Rows):
         self._steps = np.zeros(num_rows, np.int64)
         self._chances = np.zeros((num_rows, 2, _DRAWN_AHEAD))
         self._generators: Sequence[np.random.Generator] = ()
-        # Rows of one task share its tables.
-        self._process = np.zeros(num_rows, np.int64)
-        self._tables = Tables(np.zeros((1, *self._sizes)), np.zeros((1, *self._sizes, num_states)))
 
     def take(self, tasks: Array) -> None:
+        # Rows of one task share its tables.
         numbers, self._process = np.unique(tasks[:, 0], return_inverse=True)
         drawn = [draw_tables(int(number), *self._sizes) for number in numbers.tolist()]
         self._tables = Tables(np.stack([d.means for d in drawn]), np.stack([d.transitions for d in drawn]))
@@ -116,10 +114,15 @@ class TabularBatch(Rows):
     def step(self, actions: Array, rows: Array) -> BatchStep:
         places = self._steps[rows] % _DRAWN_AHEAD
         for row in rows[places == 0].tolist():
-            self._chances[row] = _draw(self._generators[row])
+            # For the next steps: uniform values for the next states, and the noise of the rewards.
+            rng = self._generators[row]
+            self._chances[row] = rng.random(_DRAWN_AHEAD), rng.standard_normal(_DRAWN_AHEAD)
         self._steps[rows] += 1
         at = self._process[rows], self._states[rows], actions.reshape(-1)
-        self._states[rows] = _next(self._tables.transitions[at], self._chances[rows, 0, places])
+        # By inverting distribution functions. Rounding may leave their last value below 1, so the last state takes
+        # whatever is above the others.
+        below = np.cumsum(self._tables.transitions[at], axis=1)
+        self._states[rows] = (self._chances[rows, 0, places, None] >= below[:, :-1]).sum(1)
         terms = {"mean_reward": self._tables.means[at], "noise": self._chances[rows, 1, places]}
         none = np.zeros(len(rows), np.bool_)
         return BatchStep(self._unit[self._states[rows]], terms, none, none)
@@ -127,15 +130,3 @@ class TabularBatch(Rows):
     @property
     def state(self) -> Array:
         return self._states[:, None].astype(np.float64)
-
-
-def _draw(rng: np.random.Generator) -> Array:
-    """Draw [2, 32] for the next steps: uniform values for the next states, and the noise of the rewards."""
-    return np.stack([rng.random(_DRAWN_AHEAD), rng.standard_normal(_DRAWN_AHEAD)])
-
-
-def _next(probabilities: Array, uniform: Array) -> Array:
-    """Return next states [n] by inverting the distribution functions of probabilities [n, S] at values [n]."""
-    below = np.cumsum(probabilities, axis=1)
-    # Rounding may leave the last sum below 1, so the last state takes whatever is above the others.
-    return (uniform[:, None] >= below[:, :-1]).sum(1)

@@ -1,15 +1,12 @@
 """The walker: a planar robot with two legs that can fall, sent in a direction, to a speed, or given a new body."""
-# pyright: reportAttributeAccessIssue=false
-# MuJoCo's compiled modules have no type stubs.
 
 from abc import abstractmethod
 from typing import ClassVar, Literal
 
-import mujoco
 import numpy as np
 
 from metaloom.pipeline.envs.contract import EnvError, MetaEnv, TaskField
-from metaloom.pipeline.envs.mujoco_robot import GYMNASIUM_MODELS, Motion, MujocoRobot
+from metaloom.pipeline.envs.mujoco_robot import Motion, MujocoRobot
 from metaloom.pipeline.envs.random_dynamics import RandomDynamics
 from metaloom.pipeline.envs.task_classes import Classes, bins
 from metaloom.pipeline.envs.task_sets import AtSpeed, FixedTasks, OneWayOrTheOther
@@ -78,7 +75,7 @@ class Walker2d(PlanarWalker, MujocoRobot, MetaEnv):
     def __init__(self, model: ModelName = "original", render_mode: str | None = None) -> None:
         if model not in tuple(MODEL_FILES):
             raise EnvError(f"{type(self).__name__}: model is {model!r}; required one of {', '.join(MODEL_FILES)}")
-        super().__init__(mujoco.MjModel.from_xml_path(str(GYMNASIUM_MODELS / MODEL_FILES[model])), render_mode)
+        super().__init__(MODEL_FILES[model], render_mode)
 
     def healthy(self, qpos: Array, qvel: Array) -> Array:
         height, angle = qpos[:, 1], qpos[:, 2]

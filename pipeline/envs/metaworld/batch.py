@@ -5,7 +5,7 @@ from typing import Literal, Protocol, get_args
 
 import numpy as np
 
-from metaloom.pipeline.envs.contract import BatchStep, EnvError, Fact, Rows
+from metaloom.pipeline.envs.contract import BatchStep, EnvError, Fact, RowBatch
 from metaloom.pipeline.envs.metaworld.oracle import INFO, OfficialClass, OracleRows, RowPhysics, RowsStep
 from metaloom.pipeline.envs.metaworld.rows.table import ROW_TASKS
 from metaloom.pipeline.envs.metaworld.rows.vectorized import VectorizedRows
@@ -83,7 +83,7 @@ _MAX_JOINTS = 35
 """Positions and velocities of the class that has the most, stick-push; the state of the others ends in zeros."""
 
 
-class MetaWorldBatch(Rows):
+class MetaWorldBatch(RowBatch):
     """N rows of a benchmark; a reset may give each another class.
 
     Args:

@@ -120,12 +120,10 @@ class MetaWorld(FixedTasks, MetaEnv):
         self.observation_space: gymnasium.Space[Any] = Box(-np.inf, np.inf, (size,), np.float64)
         self.action_space: gymnasium.Space[Any] = Box(-1, 1, (ACTION_SIZE,), np.float32)
         self.observation_components: tuple[tuple[str, str], ...] = _components(self._one_hot)
-        self.action_components: tuple[
-            tuple[Literal["hand_x"], Literal["0.01 m"]],
-            tuple[Literal["hand_y"], Literal["0.01 m"]],
-            tuple[Literal["hand_z"], Literal["0.01 m"]],
-            tuple[Literal["gripper"], Literal["1"]],
-        ] = (("hand_x", "0.01 m"), ("hand_y", "0.01 m"), ("hand_z", "0.01 m"), ("gripper", "1"))
+        self.action_components: tuple[tuple[str, str], ...] = (
+            *((f"hand_{axis}", "0.01 m") for axis in "xyz"),
+            ("gripper", "1"),
+        )
         self._row: MetaWorldBatch = self.rows(1, 1)  # pyright: ignore[reportIncompatibleVariableOverride]
         self._episode: tuple[Array, list[Array]] | None = None
         self._renderer: mujoco.Renderer | None = None
