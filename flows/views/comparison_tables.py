@@ -25,7 +25,7 @@ def counterfactual_table(result: "Counterfactual") -> Table:
             continue
         style = "" if stored == changed else "bold"
         note = meaning(name, stored) and meaning(name, changed)
-        table.add_row(as_text(name), optional(stored), Text(optional(changed), style), note)
+        table.add_row(name, optional(stored), Text(optional(changed), style), note)
     table.add_row("time", short_time(result.stored.seconds), short_time(result.changed.seconds))
     distance = ", ".join(f"{name.replace('_', ' ')} {number(value)}" for name, value in result.distance().items())
     same = "identical to what is stored" if result.changed.identical else f"apart: {distance}"
@@ -48,9 +48,8 @@ def grid_table(results: Sequence["Counterfactual"]) -> Table:
         "as in the run", *(optional(stored.get(n)) for n in names), *blank, short_time(results[0].stored.seconds)
     )
     for result, row, distance in zip(results, rows, distances, strict=True):
-        values = (optional(row.get(name)) for name in names)
-        time = short_time(result.changed.seconds)
-        table.add_row(as_text(_settings(result)), *values, *(number(d) for d in distance.values()), time)
+        values = (*(optional(row.get(name)) for name in names), *map(number, distance.values()))
+        table.add_row(_settings(result), *values, short_time(result.changed.seconds))
     table.caption = _stored_words(results[0])
     return table
 
@@ -60,11 +59,8 @@ def diff_view(diff: "RunDiff") -> RenderableType:
     parts: list[RenderableType] = []
     for title, rows in (("settings", diff.settings), ("code, packages, machine", diff.environment)):
         if rows:
-            table = new_table("", diff.a.name, diff.b.name)
-            for row in rows:
-                values = ("-" if value is None else value for value in (row.a, row.b))
-                table.add_row(as_text(row.name), *map(as_text, values))
-            parts += [heading(title), table]
+            cells = ((row.name, *("-" if value is None else value for value in (row.a, row.b))) for row in rows)
+            parts += [heading(title), new_table("", diff.a.name, diff.b.name, rows=cells)]
     if diff.first is not None:
         parts += [heading(f"first difference: iteration {diff.first.iteration}, {stage_name(diff.first)}")]
         parts += [difference_table(diff.arrays, ("a", "b"))]
