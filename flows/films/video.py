@@ -237,7 +237,7 @@ def _recordings(
             required="an iteration that has sampled some",
             action=f"`metaloom show {storage.argument(run.path)}` lists what is stored",
         )
-    stored = {ref.step: ref for ref in sorted(refs, key=lambda ref: ref.step)}
+    stored = {ref.step: ref for ref in refs}
     chosen = [*dict.fromkeys((min(stored), max(stored)) if steps is None else steps)]
     for step in chosen:
         if step not in stored:

@@ -30,7 +30,7 @@ SERIAL = Backend(workers=0)
 FLOW = '''
 import random
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import gymnasium
 import numpy as np
@@ -55,7 +55,11 @@ from metaloom.stages.meta_optimize import META_OPTIMIZE
 UNREAD = {"use_attribute_docstrings": False}
 
 
-def halve(*, samples: Samples) -> Samples:
+class HasAdvantages(Protocol):  # an annotation that is not judged
+    advantages: np.ndarray
+
+
+def halve(*, samples: HasAdvantages) -> Samples:
     return replace(samples, advantages=(samples.advantages / 2).astype(np.float32))
 
 

@@ -36,7 +36,7 @@ from metaloom.flows.films.painters import (
 )
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.point_corner import PointCorner
-from metaloom.storage import Retention
+from metaloom.storage import Retention, StageRef
 
 pytestmark = pytest.mark.slow
 
@@ -256,6 +256,12 @@ def test_what_cannot_be_filmed_is_refused_and_leaves_nothing(points, tmp_path, o
     with pytest.raises(UsageError, match=told):
         metaloom.video(points, tmp_path / options.pop("out"), 1, **options)
     assert [*tmp_path.iterdir()] == []
+
+
+def test_an_iteration_that_has_sampled_no_episode_yet_is_refused(points, tmp_path, monkeypatch):
+    monkeypatch.setattr(storage.Run, "refs", lambda run: [StageRef(1, "sample_tasks")])
+    with pytest.raises(storage.StageMissing, match="no episodes of iteration 1 are stored"):
+        metaloom.video(points, tmp_path / "film.gif", 1)
 
 
 def test_an_environment_without_pictures_is_refused(monkeypatch):
