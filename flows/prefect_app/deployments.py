@@ -41,7 +41,6 @@ from metaloom.flows.rollouts.backend import (
     DEFAULT_STEP_TIMEOUT_SECONDS,
     DEFAULT_WORKERS,
     Backend,
-    Mathematics,
 )
 from metaloom.flows.rollouts.rehearsal import settled
 from metaloom.flows.runs import RunAt, run_folder
@@ -122,7 +121,6 @@ def meta_train_custom(
     scheduler: str = "",
     step_timeout: Seconds = DEFAULT_STEP_TIMEOUT_SECONDS,
     retries: Natural = DEFAULT_RETRIES,
-    mathematics: Mathematics = "here",
     log: Loggers = [],  # noqa: B006
     film_every: Natural = 0,
     trust: bool = False,
@@ -138,13 +136,12 @@ def meta_train_custom(
         scheduler: Address of a running Dask scheduler, tcp://host:port, used instead of starting workers.
         step_timeout: Seconds a worker waits for one call of an environment before it gives up.
         retries: How often work is done again whose worker process died.
-        mathematics: Without effect: the trainer computes all updates. `here` and `auto` are accepted, as before.
         log: Where else to log, for which an extra of Metaloom's is needed: tensorboard, wandb (offline) or mlflow;
             or module:function, called with each iteration.
         film_every: Log a film of every N-th iteration; 0 for one at the end.
         trust: Import the modules that the settings of a run that exists name, now and later.
     """
-    backend = backend_of(workers, scheduler, step_timeout, retries, mathematics)
+    backend = backend_of(workers, scheduler, step_timeout, retries)
     return _train(Asked(config=config), run, backend, log, film_every=film_every or None, trust=trust)
 
 
@@ -171,7 +168,6 @@ def backend_of(
     scheduler: str,
     step_timeout: float = DEFAULT_STEP_TIMEOUT_SECONDS,
     retries: int = DEFAULT_RETRIES,
-    mathematics: Mathematics = "here",
 ) -> Backend:
     """Return where rollouts run: at a scheduler if one is named.
 
@@ -183,7 +179,6 @@ def backend_of(
         scheduler=scheduler or None,
         step_timeout_seconds=None if step_timeout == DEFAULT_STEP_TIMEOUT_SECONDS else step_timeout,
         retries=None if retries == DEFAULT_RETRIES else retries,
-        mathematics=mathematics,
     )
 
 

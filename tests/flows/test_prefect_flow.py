@@ -227,11 +227,11 @@ class TestForm:
     def test_settings_of_ones_own_are_passed_on(self, tiny_config, monkeypatch):
         asked = []
         monkeypatch.setattr(deployments, "_train", lambda *args, **options: asked.append((*args, options)))
-        meta_train_custom.fn(tiny_config(), workers=3, step_timeout=2.5, retries=0, mathematics="auto", film_every=4)
+        meta_train_custom.fn(tiny_config(), workers=3, step_timeout=2.5, retries=0, film_every=4)
         meta_train_custom.fn(tiny_config(), workers=0)
         ((what, run, backend, log, options), here) = asked
         assert (what, run, log) == (Asked(config=tiny_config()), "", [])
-        assert backend == Backend(workers=3, step_timeout_seconds=2.5, retries=0, mathematics="auto")
+        assert backend == Backend(workers=3, step_timeout_seconds=2.5, retries=0)
         assert here[2] == Backend(workers=0)
         assert options == {"film_every": 4, "trust": False}
 
@@ -261,7 +261,7 @@ class TestForm:
         }
         config = tiny_config(**sections).model_dump(mode="json")
         assert config["stop"]["samples"] == 1000
-        parameters = {"config": config, "step_timeout": 2.5, "retries": 0, "mathematics": "here"}
+        parameters = {"config": config, "step_timeout": 2.5, "retries": 0}
         validate(parameters, form(meta_train_custom), raise_on_error=True)
         schema = form(meta_train_custom)["definitions"]
         for section in ("EvaluationConfig", "RetentionConfig", "StoppingConfig", "WarmStart"):
