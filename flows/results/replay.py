@@ -1,6 +1,7 @@
-"""Stages run again: what differs from what is stored."""
+"""Differences between arrays: of stages run again from what is stored, and between two runs."""
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from metaloom.flows.formatting import finite, plural
@@ -100,3 +101,68 @@ def difference_info(difference: "ArrayDifference") -> dict[str, Any]:
     """Return one difference of `metaloom replay` as plain data."""
     about = asdict(difference)
     return {**about.pop("ref"), **about, "index": list(difference.index), "max_abs": finite(difference.max_abs)}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A setting or version that differs; None where one run has none of that name."""
+
+    name: str
+    a: str | None
+    b: str | None
+
+
+@dataclass(frozen=True, repr=False)
+class RunDiff(Shown):
+    """Differences between two runs.
+
+    Attributes:
+        a, b: Folders of the runs.
+        settings: Settings that differ.
+        environment: Code digest, package versions and machine, where they differ. They explain and do not decide.
+        first: First output that both have and whose digests differ.
+        arrays: Arrays of that output that differ; only their names are known if the output was thinned.
+        compared: Outputs that both have.
+        different: Number of them that differ.
+        only_a, only_b: Number of outputs that one run has and the other lacks.
+    """
+
+    a: Path
+    b: Path
+    settings: tuple[Difference, ...]
+    environment: tuple[Difference, ...]
+    first: StageRef | None
+    arrays: tuple[ArrayDifference, ...]
+    compared: int
+    different: int
+    only_a: int
+    only_b: int
+
+    def shown(self) -> tuple[str, list[Row]]:
+        """Return what differs; see pipeline.shown."""
+        found = f"first difference in {self.first}" if self.first else f"{plural(self.compared, 'output')} equal"
+        missing = f"; {self.only_a} and {self.only_b} outputs only one has" if self.only_a or self.only_b else ""
+        rows = [(d.name, str(d.a), str(d.b)) for d in (*self.settings, *self.environment)]
+        header = [("setting", self.a.name, self.b.name)] if rows else []
+        return f"RunDiff of {self.a.name} and {self.b.name}: {found}{missing}", [*header, *rows]
+
+    @property
+    def equal(self) -> bool:
+        """True if settings and outputs are the same."""
+        return not (self.settings or self.different or self.only_a or self.only_b)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the comparison as plain data."""
+        first = self.first
+        return {
+            "a": str(self.a),
+            "b": str(self.b),
+            "equal": self.equal,
+            "settings": {d.name: {"a": d.a, "b": d.b} for d in self.settings},
+            "environment": {d.name: {"a": d.a, "b": d.b} for d in self.environment},
+            "first": first and {**asdict(first), "arrays": [difference_info(array) for array in self.arrays]},
+            "compared": self.compared,
+            "different": self.different,
+            "only_a": self.only_a,
+            "only_b": self.only_b,
+        }

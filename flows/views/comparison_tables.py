@@ -13,7 +13,7 @@ from metaloom.flows.views.tables import difference_table, meaning
 
 if TYPE_CHECKING:
     from metaloom.flows.results.counterfactual import Counterfactual
-    from metaloom.flows.results.diff import RunDiff
+    from metaloom.flows.results.replay import RunDiff
 
 
 def counterfactual_table(result: "Counterfactual") -> Table:
