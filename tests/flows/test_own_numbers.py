@@ -31,6 +31,9 @@ def spread(step: Step) -> dict[str, float]:
 def clash(episodes: EpisodeBatch) -> dict[str, float]:
     return {"average_return": 0.0}
 
+def numbered(episodes: EpisodeBatch) -> dict[int, float]:
+    return {1: 0.0}
+
 def ratio(episodes: EpisodeBatch) -> dict[str, float]:
     return {"ratio": float("nan")}
 
@@ -84,6 +87,7 @@ def test_metrics_of_ones_own_are_stored_and_replayed():
     ("changes", "message"),
     [
         ({"metrics": ["own_numbers:clash"]}, r"found step_0\.average_return, which every run has"),
+        ({"metrics": ["own_numbers:numbered"]}, r"returned \{1: 0\.0\}; required a mapping from names to floats"),
         ({"metrics": ["own_numbers:nothing"]}, "no attribute 'nothing'"),
         (
             {"metrics": ["own_numbers:spread"], "env": "Pendulum-v1", "algorithm": {"name": "sac"}, "num_tasks": 1},

@@ -34,7 +34,7 @@ from metaloom.storage.remote.session import RemoteSession
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.usefixtures("credentials"),
+    pytest.mark.usefixtures("credentials", "warm"),
     # botocore's own, of what its next version will ask for.
     pytest.mark.filterwarnings("ignore::DeprecationWarning:botocore", "ignore::DeprecationWarning:aiobotocore"),
 ]

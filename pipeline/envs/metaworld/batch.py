@@ -5,7 +5,7 @@ from typing import Literal, Protocol, get_args
 
 import numpy as np
 
-from metaloom.pipeline.envs.contract import BatchStep, EnvError, Fact
+from metaloom.pipeline.envs.contract import BatchStep, EnvError, Fact, RowBatch
 from metaloom.pipeline.envs.metaworld.oracle import INFO, OfficialClass, OracleRows, RowPhysics, RowsStep
 from metaloom.pipeline.envs.metaworld.rows.table import ROW_TASKS
 from metaloom.pipeline.envs.metaworld.rows.vectorized import VectorizedRows
@@ -83,7 +83,7 @@ _MAX_JOINTS = 35
 """Positions and velocities of the class that has the most, stick-push; the state of the others ends in zeros."""
 
 
-class MetaWorldBatch:
+class MetaWorldBatch(RowBatch):
     """N rows of a benchmark; a reset may give each another class.
 
     Args:
@@ -120,9 +120,10 @@ class MetaWorldBatch:
             self._officials[number] = self._make(number)
         return self._officials[number]
 
-    def reset(self, tasks: Array, seeds: Array) -> Array:
-        # The goal determines the start; seeds have no effect.
+    def begin(self, rngs: Sequence[np.random.Generator]) -> Array:
+        # The goal determines the start; random values have no effect.
         stop_profiling_timer()
+        tasks = self.tasks
         numbers = tasks[:, 0].astype(np.int64)
         self._groups.clear()
         self._until_success[:], self._succeeded[:] = 0, False
