@@ -15,13 +15,10 @@ from typing import Any
 from metaloom.pipeline.shown import size as size
 from metaloom.storage import StageRef
 from metaloom.storage.format import settings
-from metaloom.storage.format.stages import EARLIER
+from metaloom.storage.format.stages import StageTable
 
-_STEPPED = {stage.name for table in EARLIER.values() for stage in table.stages if stage.stepped}
 TRIAL_RETURNS = ("first_episode_return", "last_episode_return")
 """Metrics of algorithms that learn from trials; equal where a trial is one episode."""
-
-# Labels are made without a run. For a plug-in's stage, k is therefore shown from 1 on.
 
 
 def stage_name(ref: StageRef) -> str:
@@ -31,7 +28,7 @@ def stage_name(ref: StageRef) -> str:
 
 def stage_label(stage: str, step: int) -> str:
     """A stage by name and inner step: "adapt k=0", "meta_optimize"."""
-    return f"{stage} k={step}" if stage in _STEPPED or step else stage
+    return f"{stage} k={step}" if stage in StageTable.stepped or step else stage
 
 
 def adaptation_returns(metrics: Mapping[str, float]) -> list[float]:

@@ -141,7 +141,7 @@ def output_info(run: Run, ref: StageRef) -> dict[str, Any]:
         "iteration": ref.iteration,
         **stage_info(run, record),
         "output": stage.output,
-        "description": stage.schema.description if stage.schema else "",
+        "description": stage.description,
         "arrays": arrays_of(run, record),
     }
 

@@ -4,7 +4,7 @@
 
 import numpy as np
 
-from metaloom.pipeline.envs.metaworld.oracle import INFO, MAX_STEPS, OfficialClass, RowPhysics, RowsStep
+from metaloom.pipeline.envs.metaworld.oracle import INFO, MAX_STEPS, ClassRows, OfficialClass, RowPhysics, RowsStep
 from metaloom.pipeline.envs.metaworld.rows.scene import FRAME_SIZE, Moment, RowsEvaluation, Scene, clip_hand
 from metaloom.pipeline.envs.metaworld.rows.shaping import norm
 from metaloom.pipeline.envs.metaworld.rows.table import ROW_TASKS
@@ -40,24 +40,22 @@ class Touch:
         return touching
 
 
-class VectorizedRows:
-    """N rows of one class: MuJoCo's batch steps them, and the class's rules evaluate all of them together.
+class VectorizedRows(ClassRows):
+    """Rows that MuJoCo's batch steps, and the class's rules evaluate together.
 
     They agree with OracleRows to rounding, and are a row's own: no bit of them depends on the other rows.
     """
 
     def __init__(self, official: OfficialClass, goals: Array, num_threads: int) -> None:
-        starts = [official.start(goal) for goal in goals]
+        super().__init__(official, goals, num_threads)
         self._task = ROW_TASKS[official.name]
-        self.physics: RowPhysics = RowPhysics(official.env, starts, num_threads)
         self._scene = Scene(self._task, official.model, self.physics.batch)
         self._touch = Touch(official, self.physics) if self._task.touched else None
         self._start = {
-            name: np.array([start.attributes[attribute] for start in starts], np.float64)
+            name: np.array([start.attributes[attribute] for start in self._starts], np.float64)
             for name, attribute in self._task.start.items()
         }
-        self._steps = np.zeros(len(starts), np.int64)
-        self.observations: Array = np.stack([start.observation for start in starts])
+        self._steps = np.zeros(len(goals), np.int64)
         # The first observation is not clipped to the observation space; what later ones repeat of it is.
         self._frames = self.observations[:, :FRAME_SIZE].copy()
         clip_hand(self._frames)
