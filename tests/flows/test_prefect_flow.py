@@ -18,7 +18,7 @@ from metaloom.flows.commands.train import IterationReport
 from metaloom.flows.prefect_app import artifacts as prefect_page
 from metaloom.flows.prefect_app import deployments
 from metaloom.flows.prefect_app.artifacts import TrainingPage, artifact_key, iteration_line, summary, table_of
-from metaloom.flows.prefect_app.deployments import Asked, is_new, meta_train, meta_train_custom, settings_for
+from metaloom.flows.prefect_app.deployments import Asked, meta_train, meta_train_custom, settings_for
 from metaloom.flows.recipes import RECIPES
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views.report import ReportFiles
@@ -163,10 +163,10 @@ class TestSettings:
                 settings_for(FOLDER, before, Asked(config=after))
 
     def test_an_empty_folder_counts_as_new(self, tmp_path):
-        assert is_new(tmp_path)
-        assert is_new(tmp_path / "missing")
+        assert not storage.run_exists(tmp_path)
+        assert not storage.run_exists(tmp_path / "missing")
         (tmp_path / "run.json").touch()
-        assert not is_new(tmp_path)
+        assert storage.run_exists(tmp_path)
 
 
 def form(flow):
