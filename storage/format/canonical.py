@@ -26,25 +26,8 @@ def render(document: Mapping[str, Any], *, indented: bool = False) -> bytes:
         ValueError: it holds a NaN or an infinity.
         TypeError: it holds something that JSON does not know.
     """
-    return (_indented(document, "\n") if indented else _compact(document)).encode() + b"\n"
-
-
-def _compact(value: object, separators: tuple[str, str] = (",", ":")) -> str:
-    return json.dumps(value, sort_keys=True, allow_nan=False, ensure_ascii=False, separators=separators)
-
-
-def _indented(value: Any, end: str) -> str:
-    """Do as `json.dumps` with indent=1, which is Python code: C writes all that holds no further list or object."""
-    if not isinstance(value, dict | list | tuple) or not value:
-        return _compact(value)
-    inner, items = end + " ", value.values() if isinstance(value, dict) else value
-    if not any(isinstance(item, dict | list | tuple) for item in items):
-        text = _compact(value, ("," + inner, ": "))
-        return f"{text[0]}{inner}{text[1:-1]}{end}{text[-1]}"
-    if isinstance(value, dict):
-        parts = (f"{_compact({key: 0})[1:-3]}: {_indented(value[key], inner)}" for key in sorted(value))
-        return f"{{{inner}{f',{inner}'.join(parts)}{end}}}"
-    return f"[{inner}{f',{inner}'.join(_indented(item, inner) for item in value)}{end}]"
+    layout: dict[str, Any] = {"indent": 1} if indented else {"separators": (",", ":")}
+    return json.dumps(document, sort_keys=True, allow_nan=False, ensure_ascii=False, **layout).encode() + b"\n"
 
 
 def sealed(document: Mapping[str, Any], *, holder: str | None = None) -> Document:

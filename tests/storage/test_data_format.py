@@ -6,12 +6,9 @@ import runpy
 from fnmatch import fnmatchcase
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from metaloom import storage
 from metaloom.storage import StageRef
-from metaloom.storage.format.canonical import render
 
 
 @pytest.fixture(scope="module")
@@ -82,20 +79,3 @@ def test_every_field_of_a_record_is_documented(make_run, make_off_policy_run, do
     assert off_policy.keys() - record.keys() == spans.keys()
     assert spans["spans"][0].keys() == off_policy["spans"][0].keys()
     assert all(spans["spans"][0][end].keys() == off_policy["spans"][0][end].keys() for end in ("first", "last"))
-
-
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda parts: st.lists(parts) | st.dictionaries(st.text() | st.integers(), parts),
-)
-
-
-@given(st.dictionaries(st.text(), VALUES))
-def test_indented_documents_have_the_bytes_that_python_s_encoder_gives_them(document):
-    try:
-        expected = json.dumps(document, sort_keys=True, ensure_ascii=False, indent=1)
-    except TypeError:  # keys of two kinds have no order
-        with pytest.raises(TypeError):
-            render(document, indented=True)
-    else:
-        assert render(document, indented=True) == expected.encode() + b"\n"
