@@ -172,28 +172,16 @@ def output_page(run: Run, ref: StageRef) -> dict[str, Any]:
     # Readers belong to its own iteration, and to the next one, which reads the learner.
     near = (other for i in (ref.iteration, ref.iteration + 1) for other in _records(run, i)[0])
     return {
-        "iteration": ref.iteration,
-        "stage": ref.stage,
-        "step": ref.step,
-        "label": stage_name(ref),
+        **stage_info(run, record),
+        **_ref(ref),
         "output": run.stages[ref.stage].output,
-        "thinned": run.is_thinned(ref),
-        "digest": record.digest,
-        "sha256": record.sha256,
-        "previous": record.previous,
-        "sequence": record.sequence,
-        "session": record.session,
-        "started": record.started,
-        "seconds": record.seconds,
-        "bytes": record.stored_bytes,
+        **{name: getattr(record, name) for name in ("sha256", "previous", "sequence", "config_digest")},
         "seed_position": [*record.seed_position],
-        "config_digest": record.config_digest,
         "versions": dict(record.versions),
         "environment": [*dotted(run.environment_of(ref))],
         "inputs": [
             {**_ref(item.ref), "digest": item.digest, "stored": run.contains(item.ref)} for item in record.inputs
         ],
-        "spans": [item.as_dict() for item in record.spans],
         "read_by": [_ref(other.ref) for other in near if any(item.ref == ref for item in other.inputs)],
         "arrays": arrays_of(run, record),
         "commands": [_command("replay", run, ref.iteration, ref)],

@@ -1,6 +1,6 @@
 """Remove damaged outputs from a run, so that they can be computed again, and rewrite what the rest determines.
 
-What each kind of damaged file comes back from:
+How each kind of damaged file is restored:
 
 | file | from |
 | --- | --- |

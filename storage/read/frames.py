@@ -22,8 +22,8 @@ from metaloom.storage.read.segments import Segment
 
 _POSITION = ("iteration", "step", "task", "episode", "t")
 _NAMES = {"observations": "observation", "actions": "action", "rewards": "reward"}
-_SAMPLE_NAMES = {"returns": "return", "values": "value", "advantages": "advantage"}
-_DICE_SAMPLE_NAMES = {"adjusted_rewards": "adjusted_reward"}
+_ADJUSTED = "adjusted_rewards"  # of the DiCE kind alone
+_SAMPLE_NAMES = {"returns": "return", "values": "value", "advantages": "advantage", _ADJUSTED: "adjusted_reward"}
 
 
 @dataclass(frozen=True)
@@ -232,10 +232,10 @@ def _step_sources(files: CommittedFiles, batches: Sequence[StageRef]) -> dict[st
     }
     if not files.stages.named("samples"):  # off policy there are no samples
         return sources | ends
-    names = dict(_SAMPLE_NAMES)
     # Which columns there are is asked of the folder: a damaged record of samples is no reason to hide the rollouts.
-    names |= {array: name for array, name in _DICE_SAMPLE_NAMES.items() if (files.data / "samples_0" / array).is_dir()}
-    return sources | {name: _Source(array, pa.float32()) for array, name in names.items()} | ends
+    adjusted = (files.data / "samples_0" / _ADJUSTED).is_dir()
+    names = _SAMPLE_NAMES.items()
+    return sources | {name: _Source(a, pa.float32()) for a, name in names if adjusted or a != _ADJUSTED} | ends
 
 
 def _column_name(array: str) -> str | None:
@@ -276,7 +276,7 @@ def _step_rows(files: CommittedFiles, round: "_Rows", sources: dict[str, _Source
     wanted = {sources[name].array for name in schema.names if name in sources}
     arrays = _arrays(files, ref, wanted | {"lengths"}, round.tasks)
     samples = files.stages.in_group("samples", ref.iteration, ref.step)
-    if samples and wanted & {*_SAMPLE_NAMES, *_DICE_SAMPLE_NAMES} and files.contains(samples):
+    if samples and wanted & {*_SAMPLE_NAMES} and files.contains(samples):
         arrays |= _arrays(files, samples, wanted, round.tasks)
     if [*round.episodes] != [*range(arrays["lengths"].shape[1])]:
         arrays = {name: array[:, round.episodes] for name, array in arrays.items()}

@@ -355,6 +355,19 @@ def test_tasks_of_a_finite_set_are_drawn_evenly_and_an_environment_without_any_s
         type("Endless", (Corners,), {"task_set": None})().sample_tasks(1, np.random.default_rng(0))
 
 
+def test_an_environment_without_a_step_and_without_rules_for_rows_says_what_it_needs() -> None:
+    class Idle(MetaEnv):
+        task_set = ((),)
+
+        def __init__(self) -> None:
+            self.action_space = Discrete(2)
+
+    env = Idle()
+    for ask in (lambda: env.step(0), lambda: env.batch(2, 1)):
+        with pytest.raises(EnvError, match="Idle has no step and reset, and no rows; required `step` and `reset`"):
+            ask()
+
+
 def test_single_task_env_has_one_task_without_parameters() -> None:
     env = SingleTask(make_env(EnvConfig(name="point-corner")))
     assert env.sample_tasks(3, np.random.default_rng(0)).shape == (3, 0)
