@@ -91,6 +91,11 @@ def number(value: float) -> str:
     return text.replace("-", "−")
 
 
+def interval(low: float, high: float, missing: str = "-") -> str:
+    """An interval: "1.2 to 3.4"; `missing` where there is none."""
+    return missing if math.isnan(low) else f"{number(low)} to {number(high)}"
+
+
 def count(value: float) -> str:
     """A large count in at most four characters and a letter: 950, 39.2 k, 1.92 M."""
     for scale, letter in ((1e9, " G"), (1e6, " M"), (1e3, " k")):

@@ -46,7 +46,7 @@ class IterationReport:
 
 @dataclass(frozen=True)
 class Observer:
-    """Callbacks of whoever watches a run train; by default they do nothing and never stop it.
+    """Callbacks during the training of a run; by default they do nothing and never stop it.
 
     Attributes:
         stage_started, iteration_done: Called before a stage and after an iteration.

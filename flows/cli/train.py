@@ -1,4 +1,7 @@
-"""Terminal part of `metaloom train` and `metaloom resume`: progress, Ctrl-C, and what to look at next."""
+"""Terminal part of `metaloom train` and `metaloom resume`: progress, Ctrl-C, and what to look at next.
+
+Their options are in `flows.operations.train`.
+"""
 
 import sys
 from collections.abc import Callable, Sequence

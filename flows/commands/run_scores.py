@@ -70,7 +70,7 @@ def read_histories(runs: Sequence[Run], metric: str | None, *, mixed: bool) -> t
 
 
 def scored(found: Histories, groups: Mapping[str, RunGroup], common: float, last: int) -> dict[str, Scores]:
-    """The scores of groups of runs by name, task by task where they are known so, after `common` environment steps."""
+    """Compute the scores of groups of runs by name after `common` environment steps, by task if the tasks are known."""
     rows: dict[Path, Array] = {}
     tasks: dict[Path, tuple[str, bytes] | None] = {}
     for run, history in zip(found.runs, found.histories, strict=True):

@@ -13,7 +13,7 @@ from metaloom import storage
 from metaloom.flows.errors import UsageError
 from metaloom.flows.films.film import Panel, check_film_file, write_film
 from metaloom.flows.films.opengl import RendererName
-from metaloom.flows.films.painters import Painter, drawable, painter_of
+from metaloom.flows.films.painters import Painter, drawable, painter_of, position_of
 from metaloom.flows.graph.recomputed import Recomputed
 from metaloom.flows.graph.run_stages import stages_of_run
 from metaloom.flows.rollouts.workers import Backend
@@ -160,7 +160,12 @@ def film_of(
     `adapts` is True if their steps are adaptation steps; None for the behavior in training.
     """
     with ExitStack() as stack:
-        panels = [_Panels(recording, size, renderer, stack, adapts=adapts) for recording in recordings]
+        panels = [_Panels(recording, stack, adapts=adapts) for recording in recordings]
+        # One camera for all panels, so that they can be compared.
+        way = np.concatenate([panel.way() for panel in panels])
+        for panel in panels:
+            panel.painter = painter_of(panel.env, size, renderer, way if len(way) else None)
+            stack.callback(panel.painter.close)
         fps = min(panels[0].fps / every, 50.0)
         write_film(_frames(panels, every), out, fps, caption)
     # The first picture is of what reset returns, the last one always of the last step.
@@ -175,23 +180,22 @@ def film_of(
 class _Panels:
     """The pictures of one episode."""
 
-    def __init__(
-        self,
-        recording: Recording,
-        size: tuple[int, int],
-        renderer: RendererName,
-        stack: ExitStack,
-        *,
-        adapts: bool | None,
-    ) -> None:
+    painter: Painter
+
+    def __init__(self, recording: Recording, stack: ExitStack, *, adapts: bool | None) -> None:
         self._recording = recording
         self._adapts = bool(recording.config.algorithm.adaptation_steps) if adapts is None else adapts
-        self._env = drawable(recording.config.env)
-        stack.callback(self._env.close)
-        self._painter: Painter = painter_of(self._env, size, renderer)
-        stack.callback(self._painter.close)
-        self.fps = float(self._env.metadata.get("render_fps") or 20)
+        self.env = drawable(recording.config.env)
+        stack.callback(self.env.close)
+        self._position = position_of(self.env)
+        self.fps = float(self.env.metadata.get("render_fps") or 20)
         self.largest_difference = 0.0
+
+    def way(self) -> Array:
+        """Return the positions [n, 3] of a robot that moves about, in m; none for any other environment."""
+        if self._position is None:
+            return np.empty((0, 3))
+        return np.array([self._position() for _ in self._recording.simulate(self.env)])
 
     def pictures(self, every: int) -> Iterator[Panel]:
         recording = self._recording
@@ -200,12 +204,17 @@ class _Panels:
         if self._adapts:
             when = f"after {k} step{'s' * (k > 1)} of adaptation" if k else "before adaptation"
         else:
-            when = f"round {k}" if k else "episode"
+            when = f"inner step {k}" if k else "episode"
         above = f"{when}: return {sums[-1]:.2f}"
-        for t, difference in enumerate(recording.simulate(self._env)):
+        start, moved = None, ""
+        for t, difference in enumerate(recording.simulate(self.env)):
             self.largest_difference = max(self.largest_difference, difference)
+            if self._position is not None:
+                position = self._position()
+                start = position if start is None else start
+                moved = f"{round(position[0] - start[0], 1) + 0.0:+.1f} m   "  # 0.0 lest it be -0.0
             if t % every == 0 or t == recording.length:
-                yield Panel(self._painter.draw(), above, f"step {t}   reward so far {sums[t]:.2f}")
+                yield Panel(self.painter.draw(), above, f"step {t}   {moved}reward so far {sums[t]:.2f}")
 
 
 def _frames(panels: Sequence[_Panels], every: int) -> Iterator[list[Panel]]:
@@ -228,7 +237,7 @@ def _recordings(
             required="an iteration that has sampled some",
             action=f"`metaloom show {storage.argument(run.path)}` lists what is stored",
         )
-    stored = {ref.step: ref for ref in sorted(refs, key=lambda ref: ref.step)}
+    stored = {ref.step: ref for ref in refs}
     chosen = [*dict.fromkeys((min(stored), max(stored)) if steps is None else steps)]
     for step in chosen:
         if step not in stored:

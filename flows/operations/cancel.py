@@ -33,7 +33,7 @@ def cancel(run: RunArgument, *, asked: Annotated[Callable[[Writer], None] | None
     `kill -9 PID` ends it, which loses nothing that is stored. If its machine is gone, `metaloom resume RUN --take-over`
     continues without it.
 
-    Exit code 0 when the run stopped, was complete first, or is written by nobody; 1 when it failed instead.
+    Exit code 0 if the run stopped, had completed before, or no process writes it; 1 if it failed instead.
 
     Example: `metaloom cancel first`
 
@@ -59,7 +59,7 @@ def cancel(run: RunArgument, *, asked: Annotated[Callable[[Writer], None] | None
 
 
 def ask_to_stop(path: Path) -> Writer | None:
-    """Ask the process that writes a run to finish its stage and stop; returns which, None where nobody writes it.
+    """Ask the process that writes a run to finish its stage and stop; returns which, None if there is none.
 
     Raises:
         UsageError: it cannot be reached from here.

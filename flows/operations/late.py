@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from metaloom.flows.trained.of_run import policy_of
     from metaloom.flows.trust import trust_run
     from metaloom.flows.viewer.server import serve as serve_viewer
-    from metaloom.flows.views.comparison_tables import counterfactual_table, grid_table
+    from metaloom.flows.views.counterfactual_tables import counterfactual_table, grid_table
     from metaloom.flows.views.diagrams import FORMATS, diagram_of
     from metaloom.flows.views.evaluation_plots import check_plot_file, per_shot_curve, write_plot
     from metaloom.flows.views.page import Picture

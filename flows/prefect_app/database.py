@@ -31,7 +31,7 @@ def without_password(url: str) -> str:
 
 
 def require_answer(url: str) -> None:
-    """Refuse a database that nobody can connect to, before anything is started."""
+    """Refuse a database that refuses connections, before anything is started."""
     try:
         asyncio.run(_connect(url.replace("+asyncpg", "", 1)))
     except ValueError:  # whose words may be part of the password

@@ -49,7 +49,7 @@ def make_home(folder: Path, *, trust: bool) -> tuple[Path, str]:
 
 
 def _require_kept(folder: Path) -> None:
-    """Require that nobody else can replace `.prefect`."""
+    """Require that no other user can replace `.prefect`."""
     found = folder.stat()
     mode = stat.S_IMODE(found.st_mode)
     is_shared = mode & stat.S_IWOTH or (mode & stat.S_IWGRP and found.st_gid != os.getegid())
@@ -66,7 +66,7 @@ def _require_kept(folder: Path) -> None:
 
 
 def _require_own(home: Path) -> None:
-    """Require that nobody else has put anything in a folder, or can; close it to those who can only read it."""
+    """Require that no other user has put or can put anything in a folder; close it to those who can only read it."""
     found = home.lstat()
     mode = stat.S_IMODE(found.st_mode)
     if not stat.S_ISDIR(found.st_mode):
@@ -107,7 +107,7 @@ def _password(home: Path, *, trust: bool) -> str:
 
 
 def write_environment(folder: Path, api: str, password: str | None) -> None:
-    """Write what a shell reads to reach the server; without a password that the user has chosen."""
+    """Write the file that a shell sources to reach the server, without a user-defined password."""
     values = {API: api, **({AUTH: password} if password else {}), **unproxied(os.environ, api)}
     lines = [f"export {name}={shlex.quote(value)}\n" for name, value in values.items()]
     write(folder / ENVIRONMENT, "".join(lines))

@@ -354,7 +354,7 @@ stop             Ctrl-C
 
 
 def _tell(words: str) -> None:
-    """Say what happened while nobody looked."""
+    """Report what happened since the last look."""
     _say(f"{datetime.now():%Y-%m-%d %H:%M:%S} | metaloom serve: {words}")
 
 

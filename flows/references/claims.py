@@ -16,11 +16,11 @@ from metaloom.pipeline.envs.facts import component_facts, env_facts
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.types import EpisodeBatch, Evaluation, TaskBatch, Update
 from metaloom.storage import Run, Span, StageRef
-from metaloom.storage.format.codec import Value
+from metaloom.storage.format.codec import Value, flatten
 from metaloom.storage.format.records import Input
 from metaloom.storage.read.frames import read_tables
 from metaloom.storage.read.parquet import parse_table
-from metaloom.storage.read.tables import EpisodeSummary, evaluation_file, iteration_tables, summarize
+from metaloom.storage.read.tables import Columns, episode_columns, evaluation_file, iteration_tables
 
 _MAY_MOVE = "class"  # the module of an environment, from version to version
 
@@ -96,10 +96,10 @@ class TableCheck:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._tasks: TaskBatch | None = None
-        self._rounds: dict[int, EpisodeSummary] = {}
+        self._rounds: dict[int, Columns] = {}
         self._loose: set[str] = set()
 
-    def see(self, ref: StageRef, value: Value, *, identical: bool = True) -> Iterator[str]:
+    def see(self, ref: StageRef, value: Value, *, identical: bool) -> Iterator[str]:
         """Yield the names of the tables that end with an output and contradict it.
 
         Args:
@@ -111,7 +111,7 @@ class TableCheck:
             self._tasks = value
             self._loose |= set() if identical else {"tasks", "episodes"}
         elif isinstance(value, EpisodeBatch) and ref.stage == self._run.stages.named("rollouts"):
-            self._rounds[ref.step] = summarize(value)
+            self._rounds[ref.step] = episode_columns(flatten(value))
             self._loose |= set() if identical else {"episodes"}
         elif isinstance(value, Evaluation):
             loose: set[str] = set() if identical else {"evaluations"}

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from metaloom.flows.formatting import adaptation_returns, duration, plural, size
 from metaloom.flows.references.index import Reference
-from metaloom.flows.views.parts import as_text, new_table, optional
+from metaloom.flows.views.parts import new_table, optional
 from metaloom.pipeline.shown import Row, Shown
 
 
@@ -68,14 +68,12 @@ class Added:
 def references_table(rows: References) -> Table:
     """`metaloom reference ls`, naming the folder unless it is the checkout's."""
     columns = ("reference", "environment", "algorithm", ">seed", ">iterations", ">last return", ">took", ">size")
-    table = new_table(*columns, drop=("size", "took", "seed", "environment", "algorithm"))
-    for row in rows:
-        table.add_row(
-            *(as_text(row[name]) for name in ("name", "env", "algorithm", "seed", "iterations")),
-            optional(row["last_return"]),
-            duration(row["wall_seconds"]),
-            size(row["size"]),
-        )
+    told = ("name", "env", "algorithm", "seed", "iterations")
+    cells = (
+        (*(r[name] for name in told), optional(r["last_return"]), duration(r["wall_seconds"]), size(r["size"]))
+        for r in rows
+    )
+    table = new_table(*columns, rows=cells, drop=("size", "took", "seed", "environment", "algorithm"))
     total = size(sum(row["size"] for row in rows))
     command = f"metaloom reference verify NAME@ITERATION{'' if rows.folder is None else f' --from {rows.folder}'}"
     table.caption = f"{total} in all; `{command}` recomputes any of their iterations"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from metaloom.flows.formatting import count, finite, number, plural
+from metaloom.flows.formatting import count, finite, interval, number, plural
 from metaloom.pipeline.comparison.groups import Band, Estimate, Pair, runs_needed
 from metaloom.pipeline.comparison.intervals import CONFIDENCE
 from metaloom.pipeline.comparison.scores import Scores
@@ -110,7 +110,7 @@ class Comparison(Shown):
     def shown(self) -> tuple[str, list[Row]]:
         """Interquartile mean of each group with its interval, and the verdicts; see pipeline.shown."""
         rows = [
-            (group.name, str(len(group.scores)), number(group.iqm.value), _interval(group.iqm)) for group in self.groups
+            (g.name, str(len(g.scores)), number(g.iqm.value), interval(g.iqm.low, g.iqm.high, "")) for g in self.groups
         ]
         title = f"Comparison by {self.metric} after {count(self.env_steps)} environment steps"
         header = ("group", "runs", "interquartile mean", "95 % interval")
@@ -249,12 +249,8 @@ def _verdict(pair: Pair, runs: tuple[int, int], num_pairs: int) -> str:
 
 
 def _by(difference: Estimate) -> str:
-    interval = _interval(difference)
-    return number(difference.value) + (f", 95 % interval {interval}" if interval else "")
-
-
-def _interval(estimate: Estimate) -> str:
-    return "" if np.isnan(estimate.low) else f"{number(estimate.low)} to {number(estimate.high)}"
+    ends = interval(difference.low, difference.high, "")
+    return number(difference.value) + (f", 95 % interval {ends}" if ends else "")
 
 
 def _p(p: float) -> str:

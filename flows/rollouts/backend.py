@@ -19,7 +19,7 @@ class Backend:
 
     A run of one task, which has one shard, still has two workers if it must be watched (`step_timeout_seconds` or
     `retries` are given). Dask workers have one physics thread each. An environment that takes too long ends its worker
-    and the run; sampling in this process waits for ever: it is where one debugs. For a running scheduler, configure
+    and the run; sampling in this process waits forever: it is where one debugs. For a running scheduler, configure
     `distributed.scheduler.allowed-failures` there instead of `retries`.
 
     Attributes:

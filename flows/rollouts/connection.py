@@ -126,7 +126,7 @@ def connected(backend: Backend, spec: SamplerSpec, session: str) -> Iterator[Con
 @contextmanager
 def _client(address: str, spec: SamplerSpec) -> Iterator[Client]:
     try:
-        # Dask waits for ever for the first word of what has accepted its connection.
+        # Dask waits forever for the first word of what has accepted its connection.
         LoopRunner().run_sync(_require_answer, address)
         client = Client(address, timeout=_ANSWER_SECONDS)
     except (OSError, ValueError) as error:

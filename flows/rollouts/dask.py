@@ -65,21 +65,27 @@ class DaskWorkers(RolloutWorkers):
         """
         session, elsewhere, timeout = secrets.token_hex(8), backend.scheduler is not None, backend.step_timeout_seconds
         assert timeout is not None
-        with connected(backend, spec, session) as connection:
-            versions = fingerprint(spec)
+        try:
+            with connected(backend, spec, session) as connection:
+                versions = fingerprint(spec)
 
-            def supervise() -> Supervision:
-                return Supervision(session, secrets.token_hex(8), timeout, versions)
+                def supervise() -> Supervision:
+                    return Supervision(session, secrets.token_hex(8), timeout, versions)
 
-            rounds = Rounds(connection, session, supervise, partial(_recordings, connection, elsewhere))
-            workers = cls(spec, connection, session, elsewhere, supervise, rounds)
-            tell_who_trains(recordings_folder(session), session, spec.env.name)
-            try:
-                if not spec.env.is_built_in:  # one of ours is not tried before it is used
-                    workers.try_environment()
-                yield workers
-            finally:
-                workers.clean_up()
+                rounds = Rounds(connection, session, supervise, partial(_recordings, connection, elsewhere))
+                workers = cls(spec, connection, session, elsewhere, supervise, rounds)
+                tell_who_trains(recordings_folder(session), session, spec.env.name)
+                try:
+                    if not spec.env.is_built_in:  # one of ours is not tried before it is used
+                        workers.try_environment()
+                    yield workers
+                finally:
+                    if elsewhere:
+                        with suppress(Exception):
+                            workers.client.run(remove_recordings, session, on_error="ignore")
+        finally:
+            # Once the local workers are gone: one that is asked to end may just have begun to record.
+            remove_recordings(session)
 
     def collect(self, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
         """E complete episodes of every task.
@@ -139,13 +145,6 @@ class DaskWorkers(RolloutWorkers):
             ) from error
         if unusable is not None:
             raise unusable
-
-    def clean_up(self) -> None:
-        """Remove the recordings, also on the workers' machines, as far as they can still be reached."""
-        remove_recordings(self.session)
-        if self.elsewhere:
-            with suppress(Exception):
-                self.client.run(remove_recordings, self.session, on_error="ignore")
 
     def _death(self, shard: Shard, watch: Supervision) -> Exception:
         """Make the error for a shard that killed every worker that tried it."""

@@ -132,7 +132,7 @@ class Acting:
             return {*actor.behavior_by_step, *actor.behavior_by_task}
 
     def _go_on(self, steps: _Steps) -> None:
-        """Make a policy with a memory act on its stored memory, whoever acted last."""
+        """Restore this policy's own memory before it acts, since another copy may have acted last."""
         if self._last is None:
             return
         if self._awaits:

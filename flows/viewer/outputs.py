@@ -95,7 +95,7 @@ def iteration_page(run: Run, iteration: int) -> dict[str, Any]:
 def _records(run: Run, iteration: int) -> tuple[list[StageRecord], list[str]]:
     """Return the records of an iteration in order of writing, and the problems of unreadable ones."""
     found, problems = list[StageRecord](), list[str]()
-    for ref in run.stages.sort(run.files.refs_of({iteration})):
+    for ref in run.refs_of([iteration]):
         try:
             found.append(run.record(ref))
         except StoreError as problem:
@@ -144,9 +144,9 @@ def returns_by_task(run: Run, iteration: int) -> dict[str, Any]:
 
 def _episodes_under_way(run: Run, iteration: int) -> pa.Table:
     name, rows = run.stages.named("rollouts"), list[dict[str, Any]]()
-    refs = [ref for ref in run.files.refs_of({iteration}) if ref.stage == name]
+    refs = [ref for ref in run.refs_of([iteration]) if ref.stage == name]
     tasks: Mapping[str, Any] = {}
-    for ref in sorted(refs, key=lambda ref: ref.step):
+    for ref in refs:
         arrays = run.files.read_arrays(run.record(ref), ("rewards", "lengths"))[run.stages.group_of(ref)]
         rewards, lengths = arrays["rewards"][0], arrays["lengths"][0]
         real = np.arange(rewards.shape[2]) < lengths[..., None]

@@ -206,7 +206,7 @@ def bytes_by_group(run: Run) -> Counter[str]:
 
 
 def _usage_of(run: Run, disk_bytes: int) -> dict[str, Any] | None:
-    """Return what a run took, and what its first iterations predicted of all; None where nobody measured."""
+    """Return what a run took, and what its first iterations predicted of all; None if it was not measured."""
     from metaloom.flows.usage import read_usage  # which imports what training needs
 
     if (usage := read_usage(run.path)) is None:
@@ -264,7 +264,7 @@ def list_run_row(folder: Path) -> dict[str, Any]:
 
 
 def state_of(run: Run, writer: storage.Writer | None) -> State:
-    """Return True if somebody writes a run; if not, whether it has all its iterations; if not, how its writer ended."""
+    """Return the state of a run: in training, complete, or how its writer ended."""
     if writer is not None:
         return "training"
     if len(run.iterations) >= run.capacity or _has_met_its_end(run):

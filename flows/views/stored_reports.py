@@ -45,7 +45,7 @@ class StoredReports:
 
 
 def seconds_of(when: str) -> float:
-    """Seconds since 1970 of a time in ISO 8601; 0 for what is none, as a foreign log may have."""
+    """Seconds since 1970 of a time in ISO 8601; 0 if it is invalid, as in a foreign log."""
     try:
         return datetime.fromisoformat(when).timestamp()
     except ValueError:

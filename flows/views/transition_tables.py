@@ -38,9 +38,9 @@ def minibatch_view(info: Mapping[str, Any]) -> Table:
     )
     for row in info["transitions"]:
         table.add_row(
-            *(str(row[name]) for name in ("memory", "row", "iteration")),
+            *(row[name] for name in ("memory", "row", "iteration")),
             stage_label(row["stage"], row["step"]),
-            *(str(row[name]) for name in ("task", "episode", "t")),
+            *(row[name] for name in ("task", "episode", "t")),
             *(_numbers(row[name]) for name in ("observation", "action", "reward", "next_observation")),
             "yes" if row["terminated"] else "",
         )

@@ -99,7 +99,7 @@ class Watch:
         return max(refs, key=lambda ref: self.run.record(ref).sequence, default=None)
 
     def ending(self) -> Ending:
-        """Return the state of the run, once nobody writes it."""
+        """Return the state of the run, once no process writes it."""
         run, total = self.run, self.run.capacity
         how = f"{len(run.iterations)} of {plural(total, 'iteration')}"
         again = f"continue with: metaloom resume {argument(run.path)}"
@@ -145,7 +145,7 @@ class WatchPanel(Panel):
 
 
 def watch_run(path: Path, *, mode: ProgressMode, out: TextIO | None = None, wait: Callable[[float], None]) -> Ending:
-    """Show a run until nobody writes it: a live panel in a terminal, else a line for each iteration."""
+    """Show a run until no process writes it: a live panel in a terminal, else a line for each iteration."""
     watch, stream = Watch(path), sys.stdout if out is None else out
     console = Console(file=stream, highlight=False)
     pause = LOOK_SECONDS if watch.run.files.remote is None else REMOTE_LOOK_SECONDS

@@ -236,7 +236,7 @@ def _shapes(outputs: Any) -> list[object]:
 
 
 def _offers_sequence(cell: nn.Module) -> bool:
-    """Return True for a cell whose class has a method `sequence`; a layer or a number of that name is none."""
+    """Return True for a cell whose class has a method `sequence`; a layer or a number of that name does not count."""
     return callable(getattr(type(cell), "sequence", None))
 
 

@@ -173,11 +173,7 @@ def _stored_stage(schema: Mapping[str, Any] | None = None, **stage: Any) -> Stor
     return StoredStage(**stage, schema=OutputSchema.parse(stage["output"], schema) if schema else None)
 
 
-def _learner(name: str, *, ends_iteration: bool) -> StoredStage:
-    return StoredStage(name, LEARNER, "Update", ends_iteration=ends_iteration)
-
-
-_FIRST = _learner("initialize", ends_iteration=False)
+_FIRST = StoredStage("initialize", LEARNER, "Update")
 _TASKS = StoredStage("sample_tasks", "tasks", "TaskBatch")
 _ADAPT = StoredStage("adapt", "adapted_{step}", "TaskParams", thinnable=True)
 _EVALUATE = StoredStage("evaluate", "evaluation", "Evaluation")
@@ -189,7 +185,7 @@ ON_POLICY = StageTable(
         StoredStage("collect_rollouts", "rollouts_{step}", "EpisodeBatch", thinnable=True),
         StoredStage("process_samples", "samples_{step}", "Samples", thinnable=True),
         _ADAPT,
-        _learner("meta_optimize", ends_iteration=True),
+        StoredStage("meta_optimize", LEARNER, "Update", ends_iteration=True),
         _EVALUATE,
     )
 )
@@ -201,7 +197,7 @@ OFF_POLICY = StageTable(
         StoredStage("collect_rollouts", "rollouts_{step}", "EpisodeBatch"),
         _ADAPT,
         StoredStage("sample_transitions", "minibatches", "Minibatches", thinnable=True),
-        _learner("update", ends_iteration=True),
+        StoredStage("update", LEARNER, "Update", ends_iteration=True),
         _EVALUATE,
     )
 )

@@ -30,7 +30,7 @@ SERIAL = Backend(workers=0)
 FLOW = '''
 import random
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import gymnasium
 import numpy as np
@@ -51,8 +51,15 @@ from metaloom.stages.collect_rollouts import COLLECT_ROLLOUTS
 from metaloom.stages.graphs.on_policy import ON_POLICY
 from metaloom.stages.meta_optimize import META_OPTIMIZE
 
+# Pydantic would look for the source of every class that is made without one.
+UNREAD = {"use_attribute_docstrings": False}
 
-def halve(*, samples: Samples) -> Samples:
+
+class HasAdvantages(Protocol):  # an annotation that is not judged
+    advantages: np.ndarray
+
+
+def halve(*, samples: HasAdvantages) -> Samples:
     return replace(samples, advantages=(samples.advantages / 2).astype(np.float32))
 
 
@@ -191,14 +198,14 @@ GRAPHS = {
 for _name, _graph in GRAPHS.items():
     globals()[f"{_name}Graph"] = _graph
     _body = {"__module__": __name__, "__annotations__": {"graph": ClassVar[str]}, "graph": f"own_flow:{_name}Graph"}
-    globals()[_name] = type(_name, (ProMP,), _body)
+    globals()[_name] = type(_name, (ProMP,), _body, **UNREAD)
 
 
 def own(name, **body):
     """Settings of ProMP with a learner that does otherwise."""
     globals()[f"{name}Learner"] = type(f"{name}Learner", (ProMPLearner,), {"__module__": __name__, **body})
     settings = {"__module__": __name__, "__annotations__": {"learner": ClassVar[str]}}
-    globals()[name] = type(name, (ProMP,), {**settings, "learner": f"own_flow:{name}Learner"})
+    globals()[name] = type(name, (ProMP,), {**settings, "learner": f"own_flow:{name}Learner"}, **UNREAD)
 
 
 def moved(learner, way, state, experience, **options):
@@ -286,7 +293,7 @@ def __getattr__(name):
 
 for _name in ("UnknownProducer", "ArgumentName"):
     _body = {"__module__": __name__, "__annotations__": {"graph": ClassVar[str]}, "graph": f"own_flow:{_name}Graph"}
-    globals()[_name] = type(_name, (ProMP,), _body)
+    globals()[_name] = type(_name, (ProMP,), _body, **UNREAD)
 
 
 class NoLearner(AlgorithmSettings):

@@ -158,6 +158,9 @@ class TestSettings:
             asked = Asked(config=tiny_config(init_from=start))
             with pytest.raises(ConfigError, match=r"init_from\.run is"):
                 settings_for(FOLDER, stored, asked)
+        for before, after in ((stored, tiny_config()), (tiny_config(), stored)):
+            with pytest.raises(ConfigError, match=r"init_from\b"):
+                settings_for(FOLDER, before, Asked(config=after))
 
     def test_an_empty_folder_counts_as_new(self, tmp_path):
         assert is_new(tmp_path)

@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from forging import forge
@@ -380,3 +381,11 @@ def test_flows_of_stored_runs_take_the_word_of_who_starts_them(monkeypatch, user
     with pytest.raises(trust.UntrustedRun):
         deployments.replay.fn("own", iteration=0, stage="adapt")
     assert deployments.replay.fn("own", iteration=0, stage="adapt", trust=True).is_completed()
+
+
+def test_names_are_told_in_their_order_whatever_the_order_of_settings():
+    config = {"metrics": [f"mine:{letter}" for letter in "fbeadc"]}
+    names = [f"mine:{letter}" for letter in "abcdef"]
+    assert trust.Settings.of_policy("mine.safetensors", json.dumps(config)).names == names
+    run = SimpleNamespace(info={"config": config, "ancestors": [{"config": {"env": "mine:Env"}}]})
+    assert trust.names_of_run(run) == ["mine:Env", *names]

@@ -24,10 +24,19 @@ from metaloom.flows.commands.thin import thin
 from metaloom.flows.errors import ExtraMissing, UsageError
 from metaloom.flows.films import film, opengl
 from metaloom.flows.films import video as commands_video
-from metaloom.flows.films.painters import FlatPainter, _camera, _lines_around, _View, drawable, painter_of
+from metaloom.flows.films.painters import (
+    FlatPainter,
+    _camera,
+    _lines_around,
+    _View,
+    camera_of_way,
+    drawable,
+    painter_of,
+    position_of,
+)
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.point_corner import PointCorner
-from metaloom.storage import Retention
+from metaloom.storage import Retention, StageRef
 
 pytestmark = pytest.mark.slow
 
@@ -164,6 +173,48 @@ def test_the_camera_is_the_models_own_or_follows_what_moves_freely(inside, kind)
     assert (camera.trackbodyid == 2) == (kind == mujoco.mjtCamera.mjCAMERA_TRACKING)
 
 
+@pytest.mark.parametrize(
+    ("name", "ends", "least"),
+    [
+        ("half-cheetah-dir", [[-6.5, 0, 0.7], [0.3, 0, 0.5]], 0.7),
+        ("ant-dir", [[-1, -2, 0.5], [1, 3, 0.8]], 0.3),
+        ("ant-dir", [[0, 0, 0.5], [0, 0, 0.5]], 0),
+    ],
+)
+def test_one_camera_shows_the_whole_way_of_a_robot(name, ends, least):
+    model, size = drawable(EnvConfig(name=name)).unwrapped.model, (320, 240)
+    scene = mujoco.MjvScene(model=model, maxgeom=1000)
+    camera, every = camera_of_way(model, np.array(ends), size), mujoco.mjtCatBit.mjCAT_ALL
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    mujoco.mjv_updateScene(model, data, mujoco.MjvOption(), None, camera, every, scene)
+    shares = np.array(_View(scene.camera, *size).pixels(np.array(ends))) / size
+    assert ((shares > 0.05) & (shares < 0.95)).all()
+    assert np.abs(shares[0] - shares[1]).max() >= least
+
+
+def test_a_robot_that_runs_far_is_followed_and_one_that_moves_nowhere_has_no_position():
+    env = drawable(EnvConfig(name="half-cheetah-dir"))
+    far = camera_of_way(env.unwrapped.model, np.array([[0, 0, 0.5], [14, 0, 0.5]]), (320, 240))
+    assert far.type == mujoco.mjtCamera.mjCAMERA_FIXED
+    env.reset(seed=0)
+    before = position_of(env)()
+    env.unwrapped.data.qpos[0] += 2
+    mujoco.mj_forward(env.unwrapped.model, env.unwrapped.data)
+    np.testing.assert_allclose(position_of(env)() - before, [2, 0, 0])
+    assert position_of(drawable(EnvConfig(name="InvertedPendulum-v5"))) is None
+    assert position_of(drawable(EnvConfig(name="point-corner"))) is None
+
+
+def test_captions_of_a_robot_say_how_far_it_has_moved(robot, tmp_path, monkeypatch):
+    captions = []
+    monkeypatch.setattr(commands_video, "write_film", lambda frames, *_: captions.extend(frames))
+    assert metaloom.video(robot, tmp_path / "film.gif", renderer="flat").agrees
+    x = [[float(panel.below.split()[2]) for panel in panels] for panels in captions]
+    assert x[0] == [0, 0]
+    assert all(panel.below.startswith(f"step {t}   ") for t, panels in enumerate(captions) for panel in panels)
+
+
 def test_flat_drawing_covers_what_opengl_draws(tmp_path):
     if opengl.problem_with("egl") is not None:
         pytest.skip("EGL does not work here")
@@ -205,6 +256,12 @@ def test_what_cannot_be_filmed_is_refused_and_leaves_nothing(points, tmp_path, o
     with pytest.raises(UsageError, match=told):
         metaloom.video(points, tmp_path / options.pop("out"), 1, **options)
     assert [*tmp_path.iterdir()] == []
+
+
+def test_an_iteration_that_has_sampled_no_episode_yet_is_refused(points, tmp_path, monkeypatch):
+    monkeypatch.setattr(storage.Run, "refs", lambda run: [StageRef(1, "sample_tasks")])
+    with pytest.raises(storage.StageMissing, match="no episodes of iteration 1 are stored"):
+        metaloom.video(points, tmp_path / "film.gif", 1)
 
 
 def test_an_environment_without_pictures_is_refused(monkeypatch):
