@@ -58,7 +58,7 @@ def create_run(
         InvalidRunName: the path cannot be printed on one line.
         RunExists: there is something at the path.
         RunLocked: another process is creating the same run.
-        StorageFailed: the system does not let us write there.
+        StorageFailed: the system refuses the write.
     """
     path = check_path(folder_of(path))
     if capacity < 1:
@@ -101,7 +101,7 @@ def open_writer(
         RunNotFound, NotARun, IncompatibleFormat: there is no run of this format at the path.
         RunLocked: another process writes it.
         DamagedRun: a record is damaged, or a file that one commits is missing or cut short.
-        StorageFailed: the system does not let us write there.
+        StorageFailed: the system refuses the write.
     """
     path = folder_of(path)
     follow(path)

@@ -36,12 +36,11 @@ from metaloom.storage import Run, argument, location, url_of
 if TYPE_CHECKING:
     # Listing runs should not wait for torch.
     from metaloom.flows.results.doctor import Check
-    from metaloom.flows.results.evaluation import EvaluationOutcome
-    from metaloom.flows.results.evaluation_summary import AdaptationSummary
+    from metaloom.flows.results.evaluation import AdaptationSummary, EvaluationOutcome
     from metaloom.flows.results.replay import ArrayDifference, StageReplay
     from metaloom.flows.results.run_rows import Rows
     from metaloom.flows.results.verification import Verification
-    from metaloom.storage import Damage, Fork
+    from metaloom.storage import Fork
     from metaloom.storage.export import Export
 
 
@@ -60,11 +59,8 @@ DIGEST_PREFIX = 12
 
 def runs_view(rows: "Rows") -> RenderableType:
     """`metaloom ls`: the runs, or why there are none."""
-    return runs_table(rows) if rows else as_text(rows.nothing)
-
-
-def runs_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """`metaloom ls`."""
+    if not rows:
+        return as_text(rows.nothing)
     # A column for the environments that report success, if there are any.
     told = [">success rate"] if any("last_success_rate" in row for row in rows) else []
     columns = ("run", "started", "environment", "algorithm", ">iterations", ">last return", *told, ">on disk", "state")
@@ -90,10 +86,10 @@ def run_view(run: Run, *, path: str | None = None, everything: bool = False) -> 
     """
     require_settings(run)
     info = run_info(run)
-    config = info["config"]
+    config, state = info["config"], Text(info["state"], STATE_STYLES[info["state"]])
     facts: dict[str, object] = {
         "path": info["path"] if path is None else path,
-        "state": _state_text(info),
+        "state": Text.assemble(state, f" ({printable(info['writer'])})") if info["writer"] else state,
         "iterations": f"{info['iterations_done']} / {info['iterations']}",
         "created": f"{info['created'][:19].replace('T', ' ')} UTC",
         "environment": config["env"]["name"],
@@ -230,8 +226,13 @@ def verification_view(found: "Verification") -> RenderableType:
     """`metaloom verify`: what is damaged, and what helps."""
     from metaloom.flows.results.verification import what_helps
 
+    table = new_table("file", ">iteration", "stage", "array", "problem")
+    for damage in found.damages:
+        stage = stage_label(damage.stage, damage.step or 0) if damage.stage else ""
+        iteration = "" if damage.iteration is None else damage.iteration
+        table.add_row(damage.file, iteration, stage, damage.array or "", as_text(damage.problem, "red"))
     if not found.intact:
-        return Group(damage_table(found.damages), *what_helps(found.path, found.damages))
+        return Group(table, *what_helps(found.path, found.damages))
     return as_text(f"{location(found.path)}: every file is intact{'' if found.sealed else _UNSEALED}")
 
 
@@ -240,16 +241,6 @@ def export_view(done: "Export") -> RenderableType:
     lines = [f"iteration {i} skipped: {reason}" for i, reason in done.skipped]
     lines.append(f"{plural(done.iterations, 'iteration')}, {plural(done.rows, 'row')}  {done.path}")
     return as_text("\n".join(lines))
-
-
-def damage_table(damages: Sequence["Damage"]) -> Table:
-    """`metaloom verify`."""
-    table = new_table("file", ">iteration", "stage", "array", "problem")
-    for damage in damages:
-        stage = stage_label(damage.stage, damage.step or 0) if damage.stage else ""
-        iteration = "" if damage.iteration is None else damage.iteration
-        table.add_row(damage.file, iteration, stage, damage.array or "", as_text(damage.problem, "red"))
-    return table
 
 
 def replay_line(outcome: "StageReplay") -> Text:
@@ -418,12 +409,6 @@ def _sizes(config: Mapping[str, Any]) -> str:
         + (f", {plural(algorithm['inner_steps'], 'inner step')}" if "inner_steps" in algorithm else "")
         + (f", until {' and '.join(enough)} are reached" if enough else "")
     )
-
-
-def _state_text(row: Mapping[str, Any]) -> Text:
-    detail = row.get("writer") or row.get("problem")
-    state = Text(row["state"], STATE_STYLES[row["state"]])
-    return state if not detail else Text.assemble(state, " (", printable(detail), ")")
 
 
 def _metrics_view(metrics: Mapping[str, float | None]) -> RenderableType:

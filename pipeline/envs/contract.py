@@ -114,7 +114,7 @@ class BatchEnv(Protocol):
         ...
 
     def step(self, actions: Array, rows: Array) -> BatchStep:
-        """Step the n rows (sorted, unique) with actions [n, A]; the other rows stand still."""
+        """Step the n rows (sorted, unique) with actions [n, A]; the other rows keep their state."""
         ...
 
     @property

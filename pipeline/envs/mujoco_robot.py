@@ -100,7 +100,7 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
 
     @cached_property
     def observation_components(self) -> Sequence[tuple[str, str]] | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Read off the model and the rules; None where an observation is more than a choice of its entries."""
+        """Names and units, from the model and the rules; None if an observation is more than a selection of entries."""
         found = observed_components(self.model, self.observations, self._read(self.derived))
         return found if found is not None and self.observation_space.shape == (len(found),) else None
 

@@ -92,7 +92,7 @@ class Classes:
     def among(self, of: Array) -> Array:
         """Return the classes, in order, that tasks of the classes `of` [B] were drawn from.
 
-        All of them, but where some are held out: those alone, or those without them, if no task says otherwise.
+        If some classes are held out, only these if all tasks are of them, and only the others if none is.
         """
         numbers = np.arange(len(self.names))
         held_out = np.isin(self.names, self.held_out)

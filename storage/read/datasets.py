@@ -54,9 +54,9 @@ def to_xarray(
     named = {axis: units for axis, units in components if units and sizes.get(axis) == len(units)}
     coordinates |= {axis: xr.Variable((axis,), [*units]) for axis, units in named.items()}
     coordinates |= {f"{axis}_unit": xr.Variable((axis,), [*units.values()]) for axis, units in named.items()}
-    schema = files.stages[refs[-1].stage].schema
-    about = {} if schema is None or not schema.description else {"description": schema.description}
-    return xr.Dataset(found, coordinates, attrs={"iteration": refs[0].iteration, "step": refs[0].step, **about})
+    about = {"iteration": refs[0].iteration, "step": refs[0].step}
+    description = files.stages[refs[-1].stage].description
+    return xr.Dataset(found, coordinates, attrs={**about, **({"description": description} if description else {})})
 
 
 def _arrays(files: CommittedFiles, ref: StageRef, tasks: Sequence[int] | None) -> dict[str, tuple[ArraySpec, Array]]:

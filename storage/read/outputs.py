@@ -160,7 +160,7 @@ class StoredOutputs:
         try:
             return self.files.record(ref)
         except FileNotFoundError:
-            steps = sorted(r.step for r in self.files.refs_of({ref.iteration}) if r.stage == ref.stage)
+            steps = [r.step for r in self.refs_of([ref.iteration]) if r.stage == ref.stage]
         if steps and ref.iteration in self.iterations:
             raise StageMissing(
                 self.location,

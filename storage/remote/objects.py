@@ -109,10 +109,10 @@ _AT_ONCE = 128
 
 
 class ObjectFolder:
-    """The objects whose keys begin with a URL. Connects when it is first asked something.
+    """The objects whose keys begin with a URL. Connects on first use.
 
-    Every method raises StorageFailed when the store refuses, or cannot be reached, or does not answer in time, however
-    often it is asked (`Deadlines`).
+    Every method raises StorageFailed if the store refuses, cannot be reached, or does not answer in time after all
+    attempts (`Deadlines`).
     """
 
     def __init__(self, url: str) -> None:

@@ -14,7 +14,7 @@ from metaworld.policies import ENV_POLICY_MAP
 import metaloom
 from metaloom.flows import cli
 from metaloom.flows.films.painters import drawable, painter_of
-from metaloom.flows.results.evaluation_summary import summarize_steps
+from metaloom.flows.results.evaluation import summarize_steps
 from metaloom.flows.results.success import success_rows
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.metaworld.names import BENCHMARKS, CLASSES

@@ -1,7 +1,6 @@
 """A kind of run that is a table of one's own: an on-policy iteration with a stage more."""
 
 import json
-from typing import Protocol
 
 import numpy as np
 import pytest
@@ -21,13 +20,7 @@ from metaloom.storage import Retention, StageRef
 SERIAL = Backend(workers=0)
 
 
-class HasMask(Protocol):
-    """Annotates an input that may be of any class."""
-
-    mask: np.ndarray
-
-
-def audit(*, episodes: tuple[EpisodeBatch, ...], samples: HasMask) -> Samples:
+def audit(*, episodes: tuple[EpisodeBatch, ...], samples: Samples) -> Samples:
     """Samples before adaptation, with the reward of every step in place of its value."""
     first = episodes[0]
     return Samples(first.rewards, first.rewards, np.zeros_like(first.rewards), samples.mask)

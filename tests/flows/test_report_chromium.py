@@ -9,8 +9,7 @@ from driving import open_page
 
 from metaloom import storage
 from metaloom.flows.views.history import load_history
-from metaloom.flows.views.interactive import Drawings, plotly_file
-from metaloom.flows.views.page import Drawn, Page
+from metaloom.flows.views.page import Drawings, Drawn, Page, plotly_file
 from metaloom.flows.views.report import write_report
 from metaloom.flows.views.run_charts import run_charts
 from metaloom.flows.views.series import Chart, Panel, Series

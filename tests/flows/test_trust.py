@@ -17,7 +17,7 @@ from metaloom.flows import cli, trust
 from metaloom.flows.commands.train import train
 from metaloom.flows.prefect_app import deployments
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.flows.viewer import server
+from metaloom.flows.viewer import pages
 from metaloom.flows.views import charts
 from metaloom.pipeline.config.run import build_config
 from metaloom.storage import StageRef
@@ -123,9 +123,9 @@ def user(tmp_path, monkeypatch):
     monkeypatch.setattr(trust, "_trusted_here", {})
     monkeypatch.setattr(sys, "path", [*sys.path])
     # Instead of waiting for a browser, ask what one would.
-    tokens, gate = [], server.token_gate
-    monkeypatch.setattr(server, "token_gate", lambda app, token: tokens.append(token) or gate(app, token))
-    monkeypatch.setattr(server, "run_server", lambda app, listening: visit(app, tokens[-1]))
+    tokens, gate = [], pages.token_gate
+    monkeypatch.setattr(pages, "token_gate", lambda app, token: tokens.append(token) or gate(app, token))
+    monkeypatch.setattr(pages, "run_server", lambda app, listening: visit(app, tokens[-1]))
     yield tmp_path
     for name in ("evil_module", "own_measure"):
         sys.modules.pop(name, None)
