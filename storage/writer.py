@@ -195,7 +195,6 @@ class RunWriter:
         self.flush()
         with self._writing():
             self._session.describe({"environment": dict(environment)})
-            self._session.share()
 
     def thin(self, iterations: Iterable[int], progress: Progress = unseen) -> Thinned:
         """Remove the arrays of iterations that can be computed again (`StoredStage.thinnable`); all else stays.

@@ -6,6 +6,7 @@ whatever number it has got, and any process that shares the folder can ask.
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -14,10 +15,26 @@ from metaloom.flows.arguments import checked
 from metaloom.flows.errors import UsageError
 from metaloom.flows.operations import late
 from metaloom.flows.operations.options import PythonOnly, RunArgument
-from metaloom.flows.results.cancel import Cancelled
 from metaloom.flows.runs import folder_of
 from metaloom.storage import Writer
 from metaloom.storage.errors import system_errors
+
+
+@dataclass(frozen=True)
+class Cancelled:
+    """State of a run after its writer was asked to stop.
+
+    Attributes:
+        went_well: True if it stopped or was complete first, or nobody wrote it; False if it failed.
+        message: State of the run, in words.
+    """
+
+    went_well: bool
+    message: str
+
+    def __str__(self) -> str:
+        return self.message
+
 
 LOOK_SECONDS = 0.2
 

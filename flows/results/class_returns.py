@@ -14,7 +14,6 @@ from metaloom.flows.formatting import finite, number, plural
 from metaloom.pipeline.estimation.statistics import BALANCED, ClassEstimate, ClassReturns
 from metaloom.pipeline.types import Array
 from metaloom.storage import IncompatibleFormat, Run
-from metaloom.storage.format.columns import to_numpy
 from metaloom.storage.read.sessions import mapping
 
 if TYPE_CHECKING:
@@ -99,6 +98,8 @@ def episode_classes(episodes: "pa.Table", classes: "Classes") -> "tuple[dict[int
     fields = [f"task_{field}" for field in classes.fields]
     if not {*fields} <= {*episodes.column_names}:  # a custom graph may draw no tasks
         return {}, None
+    from metaloom.storage.format.columns import to_numpy  # which imports pyarrow, and the list of runs does without
+
     # Not `group_by`: Arrow's imports pandas, half a second of every `metaloom ls`.
     columns = {name: to_numpy(episodes[name]) for name in ("iteration", "step", "task", "return", *fields)}
     order = np.lexsort((columns["task"], columns["step"], columns["iteration"]))

@@ -8,13 +8,8 @@ that does not exist, and fail.
 Which session is the later one is decided by its number. A session claims it by creating a file that must not exist,
 then makes its folder, and only then looks who else is there. Of two sessions at least one so sees the other: the later
 one sees the folder of the earlier one and closes it, or the earlier one sees the claim of the later one and gives up.
-
-Large files are written past the page cache. Copying a batch into it takes the kernel more CPU than compressing it takes
-us, and a batch is hardly ever read again soon: the next stage gets it from memory.
 """
 
-import errno
-import mmap
 import os
 import secrets
 import shutil
@@ -25,7 +20,7 @@ from typing import Any
 
 from metaloom.storage.errors import DamagedRun, FencedOut
 from metaloom.storage.format.canonical import render, sealed
-from metaloom.storage.format.files import Content, flags, make_folder, sync_folder
+from metaloom.storage.format.files import Content, make_folder, sync_folder
 from metaloom.storage.format.provenance import utc, versions
 from metaloom.storage.format.records import MOST_SESSIONS
 from metaloom.storage.format.sessions import (
@@ -40,91 +35,8 @@ from metaloom.storage.format.sessions import (
 )
 from metaloom.storage.remote.log import RemoteLog
 from metaloom.storage.remote.session import RemoteSession
+from metaloom.storage.write.files import FileCreator
 from metaloom.storage.write.holder import WriterLock, acquire_lock
-
-_BLOCK = 4096
-_BUFFER = 4 * 2**20
-_WORTHWHILE = 256 * 2**10
-_UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP)
-_CREATE = flags("O_WRONLY", "O_CREAT", "O_EXCL", "O_CLOEXEC")
-
-
-class FileCreator:
-    """Creates files; not for use by two threads at once."""
-
-    def __init__(self) -> None:
-        # Direct writes want memory that begins on a page.
-        self._buffer = memoryview(mmap.mmap(-1, _BUFFER))
-        self._direct = getattr(os, "O_DIRECT", 0)
-
-    def create(self, path: Path, content: Content) -> int:
-        """Write a new file; returns its descriptor, for the caller to sync and close.
-
-        Raises:
-            FileExistsError: there is one already.
-        """
-        direct = self._direct if sum(map(len, content)) >= _WORTHWHILE else 0
-        descriptor = self._open(path, direct)
-        try:
-            self._write(descriptor, content)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return descriptor
-
-    def _open(self, path: Path, direct: int) -> int:
-        try:
-            return os.open(path, _CREATE | direct, 0o666)
-        except OSError as error:
-            if not direct or error.errno not in _UNSUPPORTED:
-                raise
-        self._direct = 0
-        path.unlink(missing_ok=True)  # some systems create the file before they refuse the flag
-        return os.open(path, _CREATE, 0o666)
-
-    def _write(self, descriptor: int, content: Content) -> None:
-        import fcntl  # which a system need not have that runs are only read on
-
-        if not fcntl.fcntl(descriptor, fcntl.F_GETFL) & getattr(os, "O_DIRECT", 0):
-            _write_all(descriptor, content)
-            return
-        try:
-            self._write_blocks(descriptor, content)
-        except OSError as error:
-            if error.errno not in _UNSUPPORTED:
-                raise
-            # Opened, but the device wants larger blocks: this file goes the ordinary way, and the next ones too.
-            self._direct = 0
-            fcntl.fcntl(descriptor, fcntl.F_SETFL, 0)
-            os.lseek(descriptor, 0, os.SEEK_SET)
-            os.truncate(descriptor, 0)
-            _write_all(descriptor, content)
-
-    def _write_blocks(self, descriptor: int, content: Content) -> None:
-        filled = total = 0
-        for piece in content:
-            rest = memoryview(piece)
-            total += len(rest)
-            while rest:
-                taken = min(len(rest), _BUFFER - filled)
-                self._buffer[filled : filled + taken] = rest[:taken]
-                rest = rest[taken:]
-                filled += taken
-                if filled == _BUFFER:
-                    _write_all(descriptor, (self._buffer,))
-                    filled = 0
-        if filled:
-            padded = -(-filled // _BLOCK) * _BLOCK
-            _write_all(descriptor, (self._buffer[:padded],))
-            os.truncate(descriptor, total)
-
-
-def _write_all(descriptor: int, content: tuple[bytes | memoryview, ...]) -> None:
-    for piece in content:
-        rest = memoryview(piece)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
-
 
 _MOST_ATTEMPTS = 100
 

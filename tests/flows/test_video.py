@@ -19,10 +19,10 @@ from PIL import Image, ImageSequence
 import metaloom
 from metaloom import storage
 from metaloom.flows import cli
-from metaloom.flows.commands import evaluation_film
+from metaloom.flows.commands import evaluate as of_evaluation
 from metaloom.flows.commands.thin import thin
 from metaloom.flows.errors import ExtraMissing, UsageError
-from metaloom.flows.films import film, opengl
+from metaloom.flows.films import opengl
 from metaloom.flows.films import video as commands_video
 from metaloom.flows.films.painters import (
     FlatPainter,
@@ -36,7 +36,7 @@ from metaloom.flows.films.painters import (
 )
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.point_corner import PointCorner
-from metaloom.storage import Retention
+from metaloom.storage import Retention, StageRef
 
 pytestmark = pytest.mark.slow
 
@@ -258,6 +258,12 @@ def test_what_cannot_be_filmed_is_refused_and_leaves_nothing(points, tmp_path, o
     assert [*tmp_path.iterdir()] == []
 
 
+def test_an_iteration_that_has_sampled_no_episode_yet_is_refused(points, tmp_path, monkeypatch):
+    monkeypatch.setattr(storage.Run, "refs", lambda run: [StageRef(1, "sample_tasks")])
+    with pytest.raises(storage.StageMissing, match="no episodes of iteration 1 are stored"):
+        metaloom.video(points, tmp_path / "film.gif", 1)
+
+
 def test_an_environment_without_pictures_is_refused(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "hostile"))
     with pytest.raises(UsageError, match=r"render_modes \[\]; required rgb_array"):
@@ -268,7 +274,7 @@ def test_an_evaluation_that_could_not_be_filmed_is_refused_before_it_samples(poi
     def no_pictures(env):
         raise UsageError(f"{env.name} has no pictures")
 
-    monkeypatch.setattr(evaluation_film, "drawable", no_pictures)
+    monkeypatch.setattr(of_evaluation, "drawable", no_pictures)
     assert cli.run(["evaluate", str(points.path), "--video", str(tmp_path / "film.gif")]) == 2
     assert capsys.readouterr() == ("", "metaloom: point-corner has no pictures\n")
 
@@ -276,7 +282,7 @@ def test_an_evaluation_that_could_not_be_filmed_is_refused_before_it_samples(poi
 def test_an_mp4_without_the_package_that_writes_it_is_refused(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     with pytest.raises(ExtraMissing, match=r"^imageio with imageio-ffmpeg is not installed; .*metaloom\[video\]"):
-        film.check_film_file(tmp_path / "film.mp4")
+        commands_video.check_film_file(tmp_path / "film.mp4")
 
 
 def test_an_mp4_without_ffmpeg_is_refused(monkeypatch, tmp_path):
@@ -285,7 +291,7 @@ def test_an_mp4_without_ffmpeg_is_refused(monkeypatch, tmp_path):
 
     monkeypatch.setattr("imageio_ffmpeg.get_ffmpeg_exe", no_program)
     with pytest.raises(UsageError, match="needs ffmpeg; found none"):
-        film.check_film_file(tmp_path / "film.mp4")
+        commands_video.check_film_file(tmp_path / "film.mp4")
 
 
 def test_a_renderer_that_does_not_work_is_told_with_what_helps(monkeypatch):
@@ -349,7 +355,7 @@ def test_an_evaluation_is_told_even_if_its_pictures_cannot_be_written(
     def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(film, "_write_animation", full)
+    monkeypatch.setattr(commands_video, "_write_animation", full)
     monkeypatch.setattr(Path, "write_bytes", full)
     words = ["evaluate", str(points.path), "--workers", "0", "--num-tasks", "1", "--test-episodes", "1", "--json"]
     assert cli.run([*words, option, str(tmp_path / name)]) == 1
@@ -388,9 +394,9 @@ def test_each_side_of_a_test_film_says_after_how_many_steps_of_adaptation_it_is(
 
 def test_captions_have_room_beside_small_pictures():
     small = np.arange(2 * 90 * 3, dtype=np.uint8).reshape(2, 90, 3)
-    shown = np.asarray(film.compose([film.Panel(small, "", "")] * 2, ""))
+    shown = np.asarray(commands_video.compose([commands_video.Panel(small, "", "")] * 2, ""))
     # 2 x 90 pixels are enlarged three times, to 540: twice would be 360, and captions need 400.
     assert shown.shape == (2 * 3 + 3 * 26, 2 * 270 + 4, 3)
     assert (shown[52:58:3, 0:270:3] == small).all()
     wide = np.zeros((2, 400, 3), np.uint8)
-    assert film.compose([film.Panel(wide, "", "")], "").width == 400
+    assert commands_video.compose([commands_video.Panel(wide, "", "")], "").width == 400
