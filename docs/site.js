@@ -8,6 +8,7 @@ const complete = () => {
     ["aria-label", "aria-labelledby", "aria-expanded"].forEach((name) => nav.removeAttribute(name));
   });
 };
+document.querySelector(".md-search")?.setAttribute("aria-label", "Search");
 new MutationObserver(complete).observe(document.body, { childList: true, subtree: true });
 complete();
 
