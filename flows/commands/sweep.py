@@ -238,7 +238,7 @@ def train_sweep(
 
 
 def _try_settings(configs: Sequence[RunConfig]) -> None:
-    """Build what each combination of settings trains with, which finds what settings alone do not show."""
+    """Build the learner of each combination of settings, which finds faults that settings alone do not show."""
     for config in map(pinned, configs):
         with stages_of(config, Backend(workers=0), partial(check_sizes, config)) as stages:
             stages.context.try_learner()

@@ -155,7 +155,7 @@ class FusedSteps(ActorCriticSteps):
         min_std: float,
         learn_std: bool,
     ) -> None:
-        """Copy the arrays that the steps change; `prefix` is of the policy's network."""
+        """Copy the arrays that the steps change; `prefix` is the prefix of the names in the policy's network."""
         flat, judge = FlatParams(state.params), FlatParams(prefixed(unprefixed(state.extra, CRITIC), CRITIC))
         policy_descent, critic_descent = (
             FlatDescent(settings.optimizer.name, params, unprefixed(state.optimizer, name))
