@@ -62,12 +62,13 @@ leaks: $(READY)  ## the suite once more, looking for what a test leaves to those
 coverage: $(READY)  ## the lines that the suite does not reach; takes half as long again
 	$(TEMPORARY) $(BIN)/pytest $(IN_TWO) $(SUITE) --cov --cov-report=term-missing:skip-covered $(ARGS)
 
-lint: $(READY) style  ## the checks that need no run: ruff, pyright, import-linter
+lint: $(READY) style  ## the checks that need no run: ruff, the word list, pyright, import-linter
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync types layers
 
 style: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tests/wordlist.py
 
 types: $(READY)  ## pyright; then that it knows the type of every public name, as a user's type checker sees them
 	$(BIN)/pyright

@@ -25,8 +25,7 @@ from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.results.evaluation import EvaluationOutcome
 from metaloom.flows.runs import run_folder
 from metaloom.flows.views import charts
-from metaloom.flows.views.charts import INK
-from metaloom.flows.views.evaluation_plots import check_plot_file, write_plot
+from metaloom.flows.views.charts import INK, check_plot_file, write_plot
 from metaloom.flows.views.series import AFTER, BEFORE, BETWEEN
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.config.run import RunConfig

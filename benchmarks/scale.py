@@ -29,7 +29,7 @@ from distributed import Client, LocalCluster
 from metaloom import storage
 from metaloom.flows.commands.train import train
 from metaloom.flows.recipes import load_settings
-from metaloom.flows.rollouts.shards import tasks_per_shard
+from metaloom.flows.rollouts.dask import tasks_per_shard
 from metaloom.flows.rollouts.workers import Backend, usable_cores
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import RunConfig, build_config

@@ -1,4 +1,4 @@
-"""What the documentation's site does besides: pages stay as they are read beside the sources."""
+"""Hooks of the documentation's site, which leave the pages readable beside the sources."""
 
 import json
 import re

@@ -3,7 +3,7 @@
     python independent_reader.py runs/first
 
 prints the arrays of every stored output, after it has checked every byte and the chain of hashes.
-docs/data_format.md specifies the format.
+docs/data_format.md and docs/records.md specify the format.
 """
 
 import hashlib

@@ -88,7 +88,11 @@ def required(annotation: Any) -> str:
 def _kinds(annotation: Any) -> list[str]:
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        limits = "".join(_text(limit) for mark in args[1:] for limit in limits_of(mark))
+        limits = "".join(
+            f" of at least {limit.gte}" if limit.lte is None else f" from {limit.gte} to {limit.lte}"
+            for mark in args[1:]
+            for limit in limits_of(mark)
+        )
         return [f"{kind}{limits}" for kind in _kinds(args[0])]
     if origin in (Union, UnionType):
         return [kind for each in args for kind in _kinds(each)]
@@ -124,7 +128,3 @@ def _within(value: object, limit: Number) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _text(limit: Number) -> str:
-    return f" of at least {limit.gte}" if limit.lte is None else f" from {limit.gte} to {limit.lte}"

@@ -98,7 +98,7 @@ def _flags(about: Mapping[str, object]) -> frozenset[str]:
 
 
 def _recorded(run: Run, iterations: Collection[int]) -> tuple[dict[str, str], tuple[str, ...], bool]:
-    """Return the code that computed the last of some iterations, what of it is not recorded, and if others differ.
+    """Return the code that computed the last iteration, its unrecorded parts, and True if other iterations differ.
 
     Earlier versions recorded no code, or not NumPy's: then it is the code that the recorded processor takes by default.
     """

@@ -3,10 +3,11 @@
 import json
 import math
 import os
+import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,10 @@ from typing import Any
 from metaloom.pipeline.shown import size as size
 from metaloom.storage import StageRef
 from metaloom.storage.format import settings
-from metaloom.storage.format.stages import EARLIER
+from metaloom.storage.format.stages import StageTable
 
-_STEPPED = {stage.name for table in EARLIER.values() for stage in table.stages if stage.stepped}
 TRIAL_RETURNS = ("first_episode_return", "last_episode_return")
 """Metrics of algorithms that learn from trials; equal where a trial is one episode."""
-
-# Labels are made without a run. For a plug-in's stage, k is therefore shown from 1 on.
 
 
 def stage_name(ref: StageRef) -> str:
@@ -30,7 +28,7 @@ def stage_name(ref: StageRef) -> str:
 
 def stage_label(stage: str, step: int) -> str:
     """A stage by name and inner step: "adapt k=0", "meta_optimize"."""
-    return f"{stage} k={step}" if stage in _STEPPED or step else stage
+    return f"{stage} k={step}" if stage in StageTable.stepped or step else stage
 
 
 def adaptation_returns(metrics: Mapping[str, float]) -> list[float]:
@@ -44,6 +42,12 @@ def by_inner_step(metrics: Mapping[str, float], name: str) -> list[float]:
     while (key := f"step_{len(values)}.{name}") in metrics:
         values.append(metrics[key])
     return values
+
+
+def last_return(metrics: Iterable[str]) -> str | None:
+    """Name of the metric by which runs are compared, the return after the last inner step; None if there is none."""
+    names = [name for name in metrics if re.fullmatch(r"step_\d+\.average_return", name)]
+    return max(names, key=lambda name: int(name[5:].partition(".")[0]), default=None)
 
 
 def trial_length(config: Mapping[str, Any]) -> int:
@@ -94,6 +98,11 @@ def number(value: float) -> str:
     return text.replace("-", "−")
 
 
+def interval(low: float, high: float, missing: str = "-") -> str:
+    """An interval: "1.2 to 3.4"; `missing` where there is none."""
+    return missing if math.isnan(low) else f"{number(low)} to {number(high)}"
+
+
 def count(value: float) -> str:
     """A large count in at most four characters and a letter: 950, 39.2 k, 1.92 M."""
     for scale, letter in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
@@ -118,12 +127,12 @@ def short_time(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
-def seconds_of(moment: object) -> float:
-    """Seconds since 1970 of a stored moment; minus infinity where it is none."""
+def seconds_of(moment: object, otherwise: float = -math.inf) -> float:
+    """Seconds since 1970 of a stored moment; `otherwise` where it is none, as a foreign run may have."""
     try:
         return datetime.fromisoformat(str(moment)).timestamp()
     except (ValueError, OverflowError):
-        return -math.inf
+        return otherwise
 
 
 def age(moment: object) -> str:
@@ -140,6 +149,15 @@ def age(moment: object) -> str:
 def finite(value: float) -> float | None:
     """Return the value, or None where JSON has no word for it."""
     return value if math.isfinite(value) else None
+
+
+def as_json(value: Any) -> Any:
+    """Return values in lists and mappings as data for JSON, with None where it has no word for a number."""
+    if isinstance(value, Mapping):
+        return {name: as_json(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [as_json(part) for part in value]
+    return finite(value) if isinstance(value, float) else value
 
 
 def dotted(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

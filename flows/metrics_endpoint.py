@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, make_wsgi_app, 
 from metaloom.flows.errors import UsageError
 from metaloom.flows.loggers.numbers import scalars
 from metaloom.flows.observer import IterationReport, Observer
-from metaloom.flows.rollouts.traffic import Traffic
+from metaloom.flows.rollouts.backend import Traffic
 from metaloom.flows.this_machine import REQUIRED_HOST, names_this_machine
 from metaloom.storage import StageRef
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from metaloom.flows.rollouts.traffic import Traffic
+from metaloom.flows.rollouts.backend import Traffic
 from metaloom.pipeline.envs.config import REPRODUCED
 from metaloom.pipeline.estimation.statistics import ClassReturns
 from metaloom.pipeline.types import Array, Evaluation
@@ -46,7 +46,7 @@ class IterationReport:
 
 @dataclass(frozen=True)
 class Observer:
-    """Callbacks of whoever watches a run train; by default they do nothing and never stop it.
+    """Callbacks during the training of a run; by default they do nothing and never stop it.
 
     Attributes:
         stage_started, iteration_done: Called before a stage and after an iteration.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from metaloom.flows.datasets import RunDataset, Unit
     from metaloom.flows.observer import IterationReport
     from metaloom.flows.trained.policy import TrainedPolicy
-    from metaloom.flows.views.plots import Plots
+    from metaloom.flows.views.run_charts import Plots
     from metaloom.pipeline.types import Metrics
 
 
@@ -45,14 +45,14 @@ class Run(storage.Run):
             EnvError: the run's environment cannot be made.
         """
         # Here, because a policy needs torch and the environment, and reading what is stored needs neither.
-        from metaloom.flows.trained.of_run import policy_of
+        from metaloom.flows.trained.policy import policy_of
 
         return policy_of(self, iteration, seed=seed)
 
     @property
     def plot(self) -> Plots:
         """The charts of the run; `run.plot.learning_curve()` draws one."""
-        from metaloom.flows.views.plots import Plots  # matplotlib takes a second to import
+        from metaloom.flows.views.run_charts import Plots  # matplotlib takes a second to import
 
         return Plots(self)
 

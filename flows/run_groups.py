@@ -158,7 +158,7 @@ def _examples(by_name: Mapping[str, str]) -> str:
 
 
 def difference_notes(groups: Collection[RunGroup]) -> Iterator[str]:
-    """Say what groups differ in besides the settings in their names, which of different algorithms leave some out."""
+    """Describe further differences between groups: names of groups of several algorithms do not show all settings."""
     settings = [settings_of(group.runs[0]) for group in groups]
     told = {name for group in groups for name in group.settings}
     shared = (name for name in settings[0] if all(name in found for found in settings))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from metaloom import storage
 from metaloom.flows.errors import UsageError
+from metaloom.flows.formatting import last_return
 from metaloom.pipeline.types import LearnerState, Update
 
 RunLike = str | Path | storage.Run
@@ -146,9 +147,7 @@ def best_iteration(run: storage.Run) -> int:
         storage.StageMissing: no iteration is complete.
     """
     table = run.metrics()
-    returns_by_step = [name for name in table.column_names if re.fullmatch(r"step_\d+\.average_return", name)]
-    last = max(returns_by_step, key=lambda name: int(name[5:].split(".")[0]))
-    returns = table[last].to_pylist()
+    returns = table[last_return(table.column_names)].to_pylist()
     return int(table["iteration"].to_pylist()[returns.index(max(returns))])
 
 

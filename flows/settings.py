@@ -1,21 +1,27 @@
-"""Changes of settings as Python has them, mappings by section, written as `--set` takes them."""
+"""Settings as text: changes as `--set` takes them, and all of them as a file that `metaloom train` reads back."""
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from metaloom.flows.errors import UsageError
+from metaloom.pipeline.config.run import RunConfig, build_config
+from metaloom.pipeline.config.yaml import dump, parse
 from metaloom.pipeline.plugins import path_of
 from metaloom.pipeline.schema import ConfigError
+from metaloom.storage.format.settings import dotted
 
 
 def assignments(settings: Mapping[str, Any]) -> list[str]:
     """Changes of settings as `--set` takes them: KEY=VALUE, with a key for every field of a section."""
     # A section without changes stays; as a value, {} would replace it.
     changes = {name: value for name, value in settings.items() if value != {}}
-    return [f"{key}={json.dumps(value, default=plain)}" for key, value in _fields(changes)]
+    return [f"{key}={json.dumps(value, default=plain)}" for key, value in dotted(changes)]
 
 
 def plain(value: Any) -> Any:
@@ -29,9 +35,37 @@ def plain(value: Any) -> Any:
     raise ConfigError(f"found the setting {value!r}; required numbers, text, lists or mappings")
 
 
-def _fields(settings: Mapping[str, Any], *sections: str) -> Iterator[tuple[str, Any]]:
+SettingsFormat = Literal["yaml", "toml", "json"]
+
+
+def settings_file(config: RunConfig, form: SettingsFormat) -> str:
+    """Return a file with all settings of a run, from which `metaloom train` makes the same run."""
+    settings = config.model_dump(mode="json")
+    write, read = _FORMATS[form]
+    text = write(settings)
+    try:
+        same = build_config(read(text)) == config
+    except ValueError:
+        same = False
+    if not same:
+        raise UsageError(f"found settings that a {form} file cannot hold; required another --format, such as json")
+    return text
+
+
+def _toml_lines(settings: Mapping[str, Any], *sections: str) -> Iterator[str]:
+    """Yield a line for every setting, named as in `--set`. TOML has no null, so null settings are skipped."""
     for name, value in settings.items():
+        path = (*sections, name)
         if isinstance(value, Mapping) and value:
-            yield from _fields(value, *sections, name)
-        else:
-            yield ".".join((*sections, name)), value
+            yield from _toml_lines(value, *path)
+        elif value is not None:
+            # JSON scalars, strings and lists of them are valid TOML.
+            keys = (key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key) for key in path)
+            yield f"{'.'.join(keys)} = {json.dumps(value)}"
+
+
+_FORMATS: Mapping[SettingsFormat, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
+    "yaml": (dump, parse),
+    "toml": (lambda settings: "".join(f"{line}\n" for line in _toml_lines(settings)), tomllib.loads),
+    "json": (lambda settings: json.dumps(settings, indent=2) + "\n", json.loads),
+}

@@ -184,7 +184,7 @@ def _file(sha256: str) -> Path:
 
 
 def remember(sha256: str, where: str, places: Places) -> None:
-    """Remember that this user trusts what has a hash.
+    """Record that this user trusts the settings with a hash.
 
     Args:
         sha256: The hash.

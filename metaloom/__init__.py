@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from metaloom.flows.commands.baselines import fitted_baselines as fitted_baselines
+    from metaloom.flows.commands.optimize import fitted_baselines as fitted_baselines
     from metaloom.flows.opened import FinishedIteration as FinishedIteration
     from metaloom.flows.opened import Run as Run
     from metaloom.flows.opened import Runs as Runs

@@ -10,13 +10,14 @@ A run stores the schema and not the class, so that reading it does not need the 
 import keyword
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass, make_dataclass
+from dataclasses import dataclass, fields, is_dataclass, make_dataclass
 from functools import cache
 from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
-from metaloom.pipeline.shown import arrays_in, as_html, as_text
+from metaloom.pipeline.shown import Shown
 from metaloom.pipeline.types import Array
 
 DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
@@ -182,20 +183,10 @@ class OutputSchema:
             OutputError: it is no schema.
         """
         try:
-            found = [
-                OutputField(
-                    str(entry["name"]),
-                    tuple(map(str, entry["axes"])),
-                    str(entry["dtype"]),
-                    str(entry["unit"]),
-                    str(entry["description"]),
-                    bool(entry["mapping"]),
-                )
-                for entry in document["fields"]
-            ]
-            return cls(name, tuple(found), str(document["description"])).checked()
-        except (KeyError, TypeError) as problem:
-            raise OutputError(f"no schema of an output ({type(problem).__name__}: {problem})") from None
+            found = _PLAIN.validate_python({**document, "name": name})
+        except (ValidationError, TypeError):
+            raise OutputError(f"no schema of an output: found {document!r:.200}") from None
+        return found.checked()
 
     def checked(self) -> "OutputSchema":
         """Return the schema.
@@ -221,7 +212,7 @@ class OutputSchema:
 
     def document(self) -> dict[str, Any]:
         """Return the schema as plain data, without its name."""
-        return {"description": self.description, "fields": [{**asdict(f), "axes": [*f.axes]} for f in self.fields]}
+        return _PLAIN.dump_python(self, mode="json", exclude={"name"})
 
     def differences(self, stored: "OutputSchema") -> list[str]:
         """List how it differs from a stored schema in fields, axes, dtypes and units, half a sentence each."""
@@ -251,6 +242,9 @@ class OutputSchema:
     def record(self, values: Mapping[str, Any]) -> Any:
         """Make an output from its fields, of a plain class with the same fields as the user's."""
         return _record_class(self)(**values)
+
+
+_PLAIN = TypeAdapter(OutputSchema)
 
 
 def as_declared(declared: type[Any], value: Any) -> Any:
@@ -295,15 +289,10 @@ def _words(found: OutputField) -> str:
 
 @cache
 def _record_class(schema: OutputSchema) -> Callable[..., Any]:
-    def represent(value: object) -> str:
-        return as_text(schema.name, [*arrays_in(value)])
-
     members: dict[str, Any] = {
         "__doc__": schema.description,
         "__module__": __name__,
-        "__repr__": represent,
-        "_repr_html_": lambda value: as_html(schema.name, [*arrays_in(value)]),
         "__reduce__": lambda value: (schema.record, ({f.name: getattr(value, f.name) for f in schema.fields},)),
     }
     kinds = [(f.name, Mapping[str, Array] if f.mapping else Array) for f in schema.fields]
-    return make_dataclass(schema.name, kinds, frozen=True, repr=False, eq=False, namespace=members)
+    return make_dataclass(schema.name, kinds, bases=(Shown,), frozen=True, repr=False, eq=False, namespace=members)

@@ -125,12 +125,9 @@ def import_module(path: str) -> types.ModuleType:
         sys.path.append(os.getcwd())
     try:
         return importlib.import_module(module)
-    except ModuleNotFoundError as problem:
-        if not f"{module}.".startswith(f"{problem.name}.") and "metaloom.flows.graph" not in str(problem):
-            raise ConfigError(_raised(path, problem)) from problem
-        raise ConfigError(_not_found(path, problem)) from problem
     except (Exception, SystemExit) as problem:
-        raise ConfigError(_raised(path, problem) if module else _not_found(path, problem)) from problem
+        missing = isinstance(problem, ModuleNotFoundError) and f"{module}.".startswith(f"{problem.name}.")
+        raise ConfigError((_raised if module and not missing else _not_found)(path, problem)) from problem
 
 
 def place_of(module: str) -> str | None:
@@ -161,11 +158,6 @@ def is_installed(file: str) -> bool:
 
 
 def _not_found(path: str, problem: BaseException) -> str:
-    if "metaloom.flows.graph" in str(problem):
-        return (
-            f"found {path!r}, written for the graphs of an earlier version ({problem}); required stages and named "
-            "edges, from metaloom.pipeline.dataflow, metaloom.stages and metaloom.stages.graphs: see docs/dataflows.md"
-        )
     return (
         f"found {path!r}: {type(problem).__name__}: {problem}; required module:Class (of a metric or recipe "
         f"module:function, of a graph or export format module:NAME), with the module in {os.getcwd()} or installed"
@@ -176,6 +168,11 @@ def _raised(path: str, problem: BaseException) -> str:
     """Describe the error by which the import of a module ended, with the line of it that is not a library's."""
     if isinstance(problem, ConfigError):  # of stages that do not fit each other: it says what does
         return f"found {path!r}, whose module cannot be imported: {problem}"
+    if isinstance(problem, ImportError) and "metaloom.flows.graph" in str(problem):
+        return (
+            f"found {path!r}, written for the graphs of an earlier version ({problem}); required stages and named "
+            "edges, from metaloom.pipeline.dataflow, metaloom.stages and metaloom.stages.graphs: see docs/dataflows.md"
+        )
     lines = reversed(traceback.extract_tb(problem.__traceback__))
     own = (f for f in lines if f.filename != __file__ and f.filename[0] != "<" and not is_installed(f.filename))
     at = next((f" in {f.filename}, line {f.lineno}" for f in own), "")

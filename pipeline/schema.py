@@ -130,9 +130,9 @@ class Settings(BaseModel):
 
 
 class PluginSettings(BaseModel, use_attribute_docstrings=True):
-    """Group of settings of a class that is found by `name`: built in, an entry point's, or module:Class of a user.
+    """Settings of a class that `name` selects: a built-in one, an entry point, or module:Class.
 
-    A group is a base of settings beside Settings, so that a class lists its parts.
+    A settings class inherits from Settings and from groups such as this one, and so lists its parts.
     """
 
     name: str = ""

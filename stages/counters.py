@@ -59,13 +59,19 @@ def initialized(learner: Learner[Any, Any], *, run_seed: int) -> LearnerState:
     """Initialize a learner; see Learner.initialize.
 
     Raises:
-        StageFault: the result is not a learner state of arrays, with float32 parameters.
+        StageFault: the result is not a learner state of arrays.
     """
     return require_state(learner.initialize(run_seed=run_seed), learner, "initialize of")
 
 
-def require_state(found: object, learner: Learner[Any, Any], what: str) -> LearnerState:
-    """Return the state from a learner, after checking that it holds arrays, and float32 parameters.
+def require_state(found: object, learner: Learner[Any, Any], what: str, like: Params | None = None) -> LearnerState:
+    """Return the state from a learner, after checking that it holds arrays.
+
+    Args:
+        found: Value that the learner returned.
+        learner: The learner.
+        what: Function that returned it, for messages.
+        like: Parameters whose dtypes it has to have, and float32 besides. None: any, as in runs of earlier versions.
 
     Raises:
         StageFault: naming the value that the learner returned instead.
@@ -81,10 +87,12 @@ def require_state(found: object, learner: Learner[Any, Any], what: str) -> Learn
                     f"{what} {_name(learner)} returned {part.name}[{name!r}] as {type(value).__name__}; required a "
                     "NumPy array, as of np.asarray(...) or tensor.numpy(), which the run can store"
                 )
-            if part.name == "params" and value.dtype != np.float32:
-                raise StageFault(
-                    f"{what} {_name(learner)} returned params[{name!r}] as {value.dtype}; required float32"
-                )
+            if part.name == "params" and like is not None:
+                required = like[name].dtype if name in like else np.dtype(np.float32)
+                if value.dtype != required:
+                    raise StageFault(
+                        f"{what} {_name(learner)} returned params[{name!r}] as {value.dtype}; required {required}"
+                    )
     return found
 
 
@@ -108,7 +116,7 @@ def updated(
     found: object = learner.update(before, experience, run_seed=at.run_seed, iteration=at.iteration, parallel=parallel)
     match found:
         case (LearnerState() as after, Mapping() as described):
-            require_state(after, learner, "the update of")
+            require_state(after, learner, "the update of", before.params)
             of_update = {name: _number(name, value) for name, value in described.items()}
         case _:
             kinds = f"({', '.join(type(part).__name__ for part in found)})" if isinstance(found, tuple) else ""

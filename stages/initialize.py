@@ -42,8 +42,7 @@ INITIALIZE = Stage(initialize, ONCE, group="learner")
 def _taken(needed: Mapping[str, Array], given: Mapping[str, Array], of: str) -> Params:
     shapes = [{name: value.shape for name, value in arrays.items()} for arrays in (needed, given)]
     if shapes[0] != shapes[1]:
-        differing = sorted(name for name in {*shapes[0], *shapes[1]} if shapes[0].get(name) != shapes[1].get(name))
-        name = differing[0]
+        name = min(name for name in {*shapes[0], *shapes[1]} if shapes[0].get(name) != shapes[1].get(name))
         raise ConfigError(
             f"init_from: {of} parameter {name} has shape {shapes[1].get(name)} there; required "
             f"{shapes[0].get(name)}, as in this run's {of}"

@@ -80,7 +80,7 @@ def export_folder(out: Path) -> Generator[Path, None, None]:
 
     Raises:
         ExportExists: there is something at `out`.
-        StorageFailed: the system does not let us write there.
+        StorageFailed: the system refuses the write.
     """
     with system_errors(out, required=_WRITABLE, action="Free space, or choose another folder"):
         if out.is_symlink() or (out.exists() and not (out.is_dir() and not any(out.iterdir()))):

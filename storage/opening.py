@@ -58,7 +58,7 @@ def create_run(
         InvalidRunName: the path cannot be printed on one line.
         RunExists: there is something at the path.
         RunLocked: another process is creating the same run.
-        StorageFailed: the system does not let us write there.
+        StorageFailed: the system refuses the write.
     """
     path = check_path(folder_of(path))
     if capacity < 1:
@@ -101,14 +101,21 @@ def open_writer(
         RunNotFound, NotARun, IncompatibleFormat: there is no run of this format at the path.
         RunLocked: another process writes it.
         DamagedRun: a record is damaged, or a file that one commits is missing or cut short.
-        StorageFailed: the system does not let us write there.
+        StorageFailed: the system refuses the write.
     """
     path = folder_of(path)
     follow(path)
     if not (repair and can_restore_info(path)):
         read_info(path)
     with system_errors(path, required=WRITABLE, action="Free space, or check the folder's permissions and its disk"):
-        _refuse_links(path)
+        # Writing through folders that are links, as a run from elsewhere may have, would change their targets.
+        inner = ("data.zarr/*", "data.zarr/*/*", "tables/*")
+        names = ("run.json", "_commits", "_sessions", "_thinned", "_segments", "data.zarr", "tables")
+        folders = [path / name for name in names]
+        for pattern in (*inner, "_segments/*", *(f"_segments/*/{name}" for name in ("*", *inner))):
+            folders += path.glob(pattern)
+        if links := [folder for folder in folders if folder.is_symlink()]:
+            raise linked(links[0])
         session = begin_session(path, take_over=take_over)
         try:
             return _run_writer(path, session, capacity, repair=repair, retention=retention)
@@ -119,18 +126,6 @@ def open_writer(
         except BaseException:
             session.close()
             raise
-
-
-def _refuse_links(path: Path) -> None:
-    """Refuse folders that are links, as a run from elsewhere may have: writing through them changes the targets."""
-    names = ("run.json", "_commits", "_sessions", "_thinned", "_segments", "data.zarr", "tables")
-    folders = [path / name for name in names]
-    inner = ("data.zarr/*", "data.zarr/*/*", "tables/*")
-    for pattern in (*inner, "_segments/*", *(f"_segments/*/{name}" for name in ("*", *inner))):
-        folders += path.glob(pattern)
-    for entry in folders:
-        if entry.is_symlink():
-            raise linked(entry)
 
 
 def _run_writer(path: Path, session: Session, capacity: int | None, *, repair: bool, retention: Retention) -> RunWriter:

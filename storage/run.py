@@ -177,8 +177,7 @@ class Iteration(Shown):
         ref = self.ref(stage or "rollouts", k)
         chosen, samples = self.run.chosen_tasks(self.run.record(ref), task), self._in("samples", k)
         refs = [ref] if stage or samples is None else [ref, samples]
-        components = {axis: self.run.components(axis) for axis in ("observation", "action")}
-        return late.to_xarray(self.run.files, refs, self._in("tasks"), chosen, components, self.run.facts)
+        return late.to_xarray(self.run, refs, self._in("tasks"), chosen)
 
     def ref(self, stage: str, k: int = 0) -> StageRef:
         """Return the output of a stage, stored or not, by its name or its group's name."""
@@ -384,9 +383,8 @@ class Run(StoredOutputs):
         episode: Places = None,
     ) -> "pa.RecordBatchReader":
         """Yield what `steps` gives, one inner step of an iteration at a time, so that memory stays bounded."""
-        chosen = late.StepFilter(self.select(iterations), steps, stage, task, episode)
-        components = {axis: self.components(axis) for axis in ("observation", "action")}
-        return late.scan_steps(self.files, chosen, columns, components, self.facts)
+        chosen = self.select(iterations)
+        return late.scan_steps(self, chosen, columns, steps, stage=stage, task=task, episode=episode)
 
     def episodes(
         self, iterations: Iterations = None, steps: Steps = None, *, task: Places = None, episode: Places = None
@@ -396,7 +394,7 @@ class Run(StoredOutputs):
         Facts of the environment become `fact_*`: for a flag, True if any step has it; for other facts, the value at the
         last step. The selection works as in `steps`.
         """
-        return late.read_episodes(self.files, late.StepFilter(self.select(iterations), steps, None, task, episode))
+        return late.read_episodes(self.files, self.select(iterations), steps, task, episode)
 
     def tasks(self, iterations: Iterations = None) -> "pa.Table":
         """Read one row per task with its parameters as `task_*`."""

@@ -184,7 +184,7 @@ class RunWriter:
         return self._session.number
 
     def is_asked_to_stop(self) -> bool:
-        """Return True if somebody has asked this writer to stop; see `storage.ask_to_stop`."""
+        """Return True if another process has asked this writer to stop; see `storage.ask_to_stop`."""
         return is_asked_to_stop(self.run.path, self._session.token)
 
     def describe(self, environment: Mapping[str, Any]) -> None:
@@ -195,7 +195,6 @@ class RunWriter:
         self.flush()
         with self._writing():
             self._session.describe({"environment": dict(environment)})
-            self._session.share()
 
     def thin(self, iterations: Iterable[int], progress: Progress = unseen) -> Thinned:
         """Remove the arrays of iterations that can be computed again (`StoredStage.thinnable`); all else stays.

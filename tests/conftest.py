@@ -51,6 +51,8 @@ _LONG_FILES = (
     "tests/flows/test_references.py",
     "tests/flows/test_training.py",
     "tests/flows/test_sweep.py",
+    "tests/storage/test_verify.py",
+    "tests/test_wheel.py",
 )
 
 

@@ -127,3 +127,29 @@ def f(a: 1, b):
         ("constant", b"return sorted(-a * 3)"),
         ("and-or", b"return (a) or (b)"),
     }
+
+
+def test_the_word_list_finds_a_turn_of_phrase_in_pages_docstrings_and_messages_but_not_in_code(
+    monkeypatch, pytestconfig, tmp_path
+) -> None:
+    monkeypatch.syspath_prepend(pytestconfig.rootpath / "tests")
+    from wordlist import INSTEAD, found_in
+
+    (tmp_path / "page.md").write_text("One fact.\n\nIt is left out, for want of room.\n")
+    assert [fault.split(": found ")[1].split(";")[0] for fault in found_in(tmp_path / "page.md")] == [
+        "'left out'",
+        "'for want of'",
+    ]
+    source = [
+        "def f(shall, so_many):",
+        '    """How many.',
+        "",
+        "    Args:",
+        "        shall: that it changes.",
+        '    """',
+        '    raise ValueError(f"{shall} of the user\'s")  # it goes on with the next',
+    ]
+    (tmp_path / "f.py").write_text("\n".join(source) + "\n")
+    lines = [int(fault.split(":")[1]) for fault in found_in(tmp_path / "f.py")]
+    assert lines == [2, 5, 5, 7, 7]
+    assert len(INSTEAD) > 10

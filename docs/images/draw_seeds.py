@@ -2,7 +2,7 @@
 
     python docs/images/draw_seeds.py FOLDER RUNS
 
-RUNS holds p1d1, p1d2, ..., p3d3: pNdM begins with the policy of seed N and goes on with the draws of seed M.
+RUNS holds p1d1, p1d2, ..., p3d3: pNdM begins with the policy of seed N and continues with the draws of seed M.
 FOLDER gets seeds.png: what adaptation gains in every iteration, on a logarithmic scale.
 """
 

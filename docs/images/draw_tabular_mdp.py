@@ -2,8 +2,8 @@
 
     PYTHONPATH=tests/helpers python docs/images/draw_tabular_mdp.py FOLDER RUN ...
 
-RUN are those of the recipe rl2-tabular-mdp. FOLDER gets rl2_tabular_mdp.png: returns of the episodes of a trial of most
-likely actions, a line for each run, and of strategies that are told the prior, in the processes of the first run.
+RUN: runs of the recipe rl2-tabular-mdp. FOLDER gets rl2_tabular_mdp.png: returns of the episodes of a trial of most
+likely actions, a line for each run, and of strategies that know the prior, in the processes of the first run.
 """
 
 import sys
@@ -20,7 +20,7 @@ from metaloom.pipeline.envs.tabular_mdp import Tables, draw_tables
 
 EPISODES, HORIZON, NUM_MDPS, STATES, ACTIONS = 10, 10, 2000, 10, 5
 STRATEGIES = [("greedy", True, "-"), ("greedy", False, "--"), ("opsrl", False, "-."), ("psrl", False, ":")]
-"""Whether they plan at every step, and their lines."""
+"""Strategies: name, True if it plans at every step, line style."""
 
 
 def main() -> None:

@@ -5,35 +5,43 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import asdict
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from metaloom.flows.cli.generated import Call, show_result
-from metaloom.flows.cli.output import OutputClosed, answer, console, say
-from metaloom.flows.errors import UsageError
-from metaloom.flows.formatting import plural, size
+from metaloom.flows.cli.output import OutputClosed, answer, console, print_json, say
+from metaloom.flows.errors import FAILURE, UsageError
+from metaloom.flows.films.opengl import choose_renderer
+from metaloom.flows.formatting import plural, size, stage_label
 from metaloom.flows.operations import late, operations
-from metaloom.flows.operations.options import agree
+from metaloom.flows.operations.options import Overrides, agree, complete_recipes, refuse_with, refuse_without
+from metaloom.flows.operations.replay import materialise
 from metaloom.flows.operations.rm import check_removable, dependents
 from metaloom.flows.operations.show import found
 from metaloom.flows.results.disk import bytes_freed
+from metaloom.flows.rollouts.backend import Backend
 from metaloom.flows.runs import RunAt, folders_of, require_one_iteration, run_folder
+from metaloom.flows.views.parts import as_text
 from metaloom.flows.views.status import STATUS
 from metaloom.pipeline.shown import printable
-from metaloom.storage import Writer, current_writer, open_run
+from metaloom.storage import Writer, argument, current_writer, open_run
 
 if TYPE_CHECKING:
     from metaloom.flows.opened import Run
-    from metaloom.flows.results.cancel import Cancelled
+    from metaloom.flows.operations.cancel import Cancelled
     from metaloom.flows.results.comparison import Comparison
     from metaloom.flows.results.counterfactual import Counterfactual
     from metaloom.flows.results.disk import Removed
+    from metaloom.flows.results.evaluation import EvaluationOutcome
+    from metaloom.flows.results.replay import Replay, StageReplay
     from metaloom.flows.run_log import LogLine
     from metaloom.flows.trained.policy import TrainedPolicy
     from metaloom.flows.views.watching import Ending
+    from metaloom.pipeline.types import EpisodeBatch
 
 
 def fork(call: "Call[Run]") -> int:
@@ -213,4 +221,199 @@ def show(
     """Print what is found as data or drawn."""
     given = {**call.given}
     answer(as_json, *found(RunAt.parse(given.pop("run")), **given, everything=everything))
+    return 0
+
+
+def replay(
+    call: "Call[Replay]",
+    *,
+    pdb: Annotated[
+        bool,
+        Parameter(help="Run one stage, stored or not, in this process, and enter Python's debugger where it fails."),
+    ] = False,
+    materialise: Annotated[
+        bool, Parameter(help="Recompute what was thinned and store it again, provided that it has its old digest.")
+    ] = False,
+    quarantine: Annotated[
+        bool, Parameter(help="Rerun, in this process, the episode that was kept because an environment failed in it.")
+    ] = False,
+    as_recorded: Annotated[
+        bool,
+        Parameter(
+            help="Compute by the machine code of BLAS, torch and NumPy that the run records, as far as the processor "
+            "can. Without this it is the processor's own."
+        ),
+    ] = False,
+    as_json: bool = False,
+) -> int:
+    """Print each stage as it is compared, and what differs."""
+    stage, step, until_diff, backend = (call[name] for name in ("stage", "step", "until_diff", "backend"))
+    if quarantine or pdb:
+        STATUS.end()  # the debugger talks to the terminal
+        usual = asdict(Backend(workers=0, threads=backend.threads if backend.workers == 0 else 1))
+        elsewhere = {
+            name.removesuffix("_seconds"): value for name, value in asdict(backend).items() if value != usual[name]
+        }
+        option = "--quarantine" if quarantine else "--pdb"
+        refuse_with(option, until_diff=until_diff, materialise=materialise, json=as_json, **elsewhere)
+    at = RunAt.parse(call["run"])
+    agree(at.path, call["trust"])
+    if as_recorded:
+        run = open_run(at.path)
+        iterations = run.select(None) if at.iteration is None else [at.iteration]
+        late.start_as_recorded(run, iterations)
+        if not as_json:
+            console().print(as_text(late.arithmetic_of(run, iterations)))
+    if quarantine:
+        if at.iteration is None:
+            raise UsageError(f"{at.path}: --quarantine is about one iteration, such as {at.path}@0")
+        from pdb import Pdb
+
+        entry = late.reproduce_kept(at.path, at.iteration, stage, step, debugger=Pdb() if pdb else None)
+        told = f"the episode of {entry.path} went well this time. It failed with:\n{entry.message}"
+        console().print(told, markup=False)
+        return 0
+    if pdb:
+        return _debug(at, stage, step, backend)
+    if materialise:
+        return _restore(at, backend, whole=stage is None and step is None and not until_diff, as_json=as_json)
+    return _replay(call, as_recorded=as_recorded, as_json=as_json)
+
+
+def _replay(call: "Call[Replay]", *, as_recorded: bool, as_json: bool) -> int:
+    stages = 0
+
+    def replayed(outcome: "StageReplay") -> None:
+        nonlocal stages
+        stages += 1
+        STATUS.far(plural(stages, "stage"))
+        if not as_json:
+            console().print(late.replay_line(outcome))
+
+    outcomes = call(replayed=replayed)
+    different = [outcome for outcome in outcomes if not outcome.identical]
+    if as_json:
+        print_json([outcome.as_dict() for outcome in outcomes])
+    elif different:
+        console().print(
+            late.difference_table([difference for outcome in different for difference in outcome.differences])
+        )
+        changed = dict.fromkeys(change for outcome in different for change in outcome.changed)
+        told = "; ".join(changed) or "nothing that is recorded"
+        console().print(as_text(f"Other than when it was computed: {told}"))
+        if not as_recorded and any(change.startswith("arithmetic of ") for change in changed):
+            console().print("`--as-recorded` computes by the recorded machine code, where the processor can")
+    elif outcomes:
+        thinned = sum(outcome.with_record for outcome in outcomes)
+        about = f"; {thinned} of them were thinned and compared with their records only" if thinned else ""
+        console().print(f"{plural(len(outcomes), 'stage')} replayed: all {outcomes[-1].proved}{about}")
+    else:
+        console().print("nothing to replay")
+    return 1 if different else 0
+
+
+def _debug(at: RunAt, stage: str | None, step: int | None, backend: Backend) -> int:
+    if at.iteration is None or stage is None:
+        raise UsageError(
+            f"{at.path}: --pdb is for one stage; name it as in: "
+            f"metaloom replay {argument(at.path)}@0 --stage adapt --pdb"
+        )
+    outcome = late.debug_stage(
+        at.path, at.iteration, stage, step or 0, backend=backend, say=lambda words: console().out(words)
+    )
+    console().print(str(outcome))
+    return 1 if outcome.fault else 0
+
+
+def _restore(at: RunAt, backend: Backend, *, whole: bool, as_json: bool) -> int:
+    if not whole:
+        raise UsageError("found --materialise with --stage, --step or --until-diff; it is about whole iterations")
+
+    refs = materialise(at.path, at.iteration, backend=backend)
+    if as_json:
+        print_json([asdict(ref) for ref in refs])
+    for ref in () if as_json else refs:
+        console().print(f"{ref.iteration} {stage_label(ref.stage, ref.step)}: stored again, its old digest")
+    if not refs and not as_json:
+        console().print("nothing was thinned there")
+    return 0
+
+
+def evaluate(
+    call: "Call[EvaluationOutcome]",
+    *,
+    plot: Annotated[
+        Path | None, Parameter(help="Plot return against adaptation episodes into this .png, .svg or .pdf file.")
+    ] = None,
+    video: Annotated[
+        Path | None,
+        Parameter(
+            help="Film test episodes before and after adaptation into this .gif, .webp or .mp4 file (.png: the last "
+            "picture alone): of the task of median return, its episodes of median return."
+        ),
+    ] = None,
+    as_json: bool = False,
+) -> int:
+    """Print returns, and write the pictures that are wanted."""
+    at = RunAt.of(call["run"], learner=True)
+    if plot is not None:
+        late.check_plot_file(plot)
+    agree(at.path, call["trust"])
+    film = None
+    if video is not None:
+        renderer = choose_renderer("auto")  # before MuJoCo is imported
+        film = late.EvaluationFilm(video, late.config_of(open_run(at.path)).env, renderer)
+
+    def tested(k: int, episodes: "EpisodeBatch") -> None:
+        STATUS.far(f"tested after {plural(k, 'step')}")
+        if film is not None:
+            film.tested(k, episodes)
+
+    outcome = call(tested=tested)
+    # First, since a full disk may keep pictures from being written.
+    show_result(operations()["evaluate"], outcome, as_json)
+    if plot is not None:
+        late.write_plot(plot, outcome.plot())
+    if film is None:
+        return 0
+    done = film.write(outcome, at.path.name)
+    shown = ", ".join(f"{value:.2f} after {plural(k, 'step')}" for k, value in done.returns.items())
+    say(as_json, f"{done.path}  {done.frames} frames, task {done.task}, return {shown}\n{done.agreement}")
+    return 0 if done.agrees else FAILURE
+
+
+def recipes(
+    call: Call[list[str]],
+    recipe: Annotated[
+        str | None,
+        Parameter(help="Print all settings of this recipe, or of this file of settings.", completer=complete_recipes),
+    ] = None,
+    *,
+    form: Annotated[
+        Literal["yaml", "toml", "json"] | None, Parameter(name="--format", help="Kind of file; yaml by default.")
+    ] = None,
+    overrides: Overrides = (),
+    schema: Annotated[bool, Parameter(help="Print the JSON schema of every setting instead.")] = False,
+    envs: Annotated[
+        bool, Parameter(help="List the environments instead; recipes take any of them with `--set env=NAME`.")
+    ] = False,
+    as_json: bool = False,
+) -> int:
+    """Print recipes, the settings of one, environments or the schema."""
+    if recipe is not None:
+        refuse_with("a recipe", schema=schema, envs=envs, json=as_json)
+        text = late.settings_file(late.new_config(recipe, overrides), form or "yaml")
+        STATUS.end()
+        print(text, end="")
+        return 0
+    refuse_without("a recipe", format=form, set=overrides or None)
+    if envs:
+        refuse_with("--envs", schema=schema)
+        names = late.PLUGINS.names()
+        answer(as_json, lambda: names, lambda: "\n".join(names))
+        return 0
+    if schema:
+        print_json(late.RunConfig.model_json_schema())
+    else:
+        answer(as_json, late.recipe_rows, lambda: late.recipes_table(late.recipe_rows()))
     return 0

@@ -1,4 +1,7 @@
-"""Terminal part of `metaloom train` and `metaloom resume`: progress, Ctrl-C, and what to look at next."""
+"""Terminal parts of `train`, `resume` and `sweep`: progress, Ctrl-C, and what to look at next.
+
+Their options are in `flows.operations`.
+"""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -15,7 +18,7 @@ from metaloom.flows.cli.output import answer, console, say, unless_closed
 from metaloom.flows.errors import EXIT_INTERRUPTED, USAGE, ExtraMissing, explained
 from metaloom.flows.formatting import plural, program
 from metaloom.flows.operations import late
-from metaloom.flows.operations.options import refuse_without
+from metaloom.flows.operations.options import refuse_with, refuse_without
 from metaloom.flows.operations.report import write
 from metaloom.flows.operations.train import check_log, new_folder, new_settings, require_witness
 from metaloom.flows.results.verification import what_helps
@@ -26,9 +29,9 @@ from metaloom.storage import argument, location, open_run
 
 if TYPE_CHECKING:
     from metaloom.flows.commands.train import Observer, TrainResult
-    from metaloom.flows.opened import Run
-    from metaloom.flows.rollouts.backend import Backend
-    from metaloom.pipeline.config.run import RunConfig
+    from metaloom.flows.opened import Run, Runs
+    from metaloom.flows.results.sweep import SweepObserver, SweepResult
+    from metaloom.flows.sweeps.stored import Sweep
 
 
 def train(
@@ -57,21 +60,17 @@ def train(
     config = new_settings(call["recipe"], call["overrides"], **short)
     require_witness(call["strict"], witness=False)
     folder = new_folder(call["recipe"], call["run"], config)
-    return _dry_run(config, folder, call["backend"], probe=probe, as_json=as_json)
-
-
-def shown(call: "Call[Run]", *, as_json: bool = False) -> int:
-    """Show the training of a run."""
-    return cast(int, call(progress=partial(_train, call["log"], as_json)))
-
-
-def _dry_run(config: "RunConfig", folder: Path, backend: "Backend", *, probe: bool, as_json: bool) -> int:
-    found = late.dry_run(config, folder, backend, probe=probe)
+    found = late.dry_run(config, folder, call["backend"], probe=probe)
     answer(as_json, found.document, found.table)
     if found.refusal is None:
         return 0
     print(f"metaloom: {printable(found.refusal)}", file=sys.stderr)
     return USAGE
+
+
+def shown(call: "Call[Run]", *, as_json: bool = False) -> int:
+    """Show the training of a run."""
+    return cast(int, call(progress=partial(_train, call["log"], as_json)))
 
 
 def _train(log: Sequence[str], as_json: bool, folder: Path, start: "Callable[[Observer], TrainResult]") -> int:
@@ -133,3 +132,64 @@ def _next_steps(folder: Path) -> str:
             f"  {program('python')} -c {question!r}",
         ]
     )
+
+
+def sweep(
+    call: "Call[Runs]",
+    *,
+    status: Annotated[
+        bool, Parameter(help="Train nothing: show what is done. RECIPE is then the name of the sweep.")
+    ] = False,
+    dry_run: Annotated[bool, Parameter(help="Train nothing: show which runs there would be.")] = False,
+    as_json: bool = False,
+) -> int:
+    """Train a sweep, or show it."""
+    if status:
+        chosen = {name: call[name] or None for name in ("grid", "optuna", "search", "metric")}
+        given = {"seeds": call["seeds"], **chosen, "set": call["overrides"] or None, "name": call["name"]}
+        refuse_with("--status", **given, extend=call["extend"])
+        return _show_sweep(late.require_sweep(call["recipe"]), as_json=as_json)
+    shown = (
+        (lambda planned, start: _show_sweep(planned, as_json=as_json)) if dry_run else partial(_train_sweep, as_json)
+    )
+    return cast(int, call(progress=shown))
+
+
+def _show_sweep(sweep: "Sweep", *, as_json: bool) -> int:
+    trials = late.trials_of(sweep)
+    rows = late.sweep_rows(sweep, trials)
+    about = {"sweep": sweep.name, "recipe": sweep.recipe, "runs": rows}
+    answer(as_json, lambda: about | late.search_info(sweep, trials), lambda: late.sweep_table(sweep, rows))
+    if not as_json and rows and (lines := late.best_lines(sweep, trials)):
+        say(as_json, "\n".join(lines))
+    return 0
+
+
+def _train_sweep(as_json: bool, planned: "Sweep", start: "Callable[[SweepObserver], SweepResult]") -> int:
+    done = sum(late.is_complete(planned.folder(run)) for run in planned.runs)
+    tell = unless_closed(say)
+    tell(as_json, f"sweep {planned.name}: {plural(planned.num_runs, 'run')}, {done} complete")
+    go_on = f"continue with the same command, or: metaloom sweep {planned.name}"
+    STATUS.end()
+    with (
+        late.stop_on_interrupt(lambda: go_on) as stop,
+        late.sweep_progress(
+            planned.num_runs, done, "json" if as_json else "auto", stop=stop, out=sys.stdout
+        ) as observer,
+    ):
+        begun, ended = unless_closed(observer.begun), unless_closed(observer.ended)
+        result = start(replace(observer, begun=begun, ended=ended))
+    if result.stopped:
+        tell(as_json, f"stopped; {go_on}")
+        return EXIT_INTERRUPTED
+    if result.failed:
+        lines = [f"failed  {outcome.run.name}  {outcome.message}" for outcome in result.failed]
+        tell(as_json, "\n".join([*lines, f"the same command tries again: metaloom sweep {planned.name}"]))
+        if planned.search is None:
+            return 1
+    if not as_json:
+        _show_sweep(result.sweep, as_json=False)
+    if planned.search is not None:
+        return 0 if late.best_of(late.trials_of(result.sweep)) is not None else 1
+    tell(as_json, f"compare them: metaloom compare {planned.name}")
+    return 0

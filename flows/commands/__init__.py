@@ -1,1 +1,1 @@
-"""One module per command: train, evaluate, replay, fork, optimize and the others."""
+"""The longer work of operations, which `operations.late` imports when it begins."""

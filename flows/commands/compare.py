@@ -1,23 +1,278 @@
-"""Groups of stored runs compared: runs that differ only in their seed are one group."""
+"""Groups of stored runs compared: what each run was worth at every point of its training, and task by task.
 
-from collections.abc import Sequence
+Runs that differ only in their seed are one group.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
-from metaloom.flows.commands.run_scores import described, read_histories, scored
+from metaloom import storage
+from metaloom.flows import opened
 from metaloom.flows.errors import UsageError
-from metaloom.flows.formatting import count
+from metaloom.flows.formatting import count, last_return, plural, trial_length
 from metaloom.flows.results.comparison import Comparison, Group, History
-from metaloom.flows.run_groups import check_comparable, difference_notes, fork_notes, grouped, kin_notes
-from metaloom.flows.runs import check_seed, require_settings
+from metaloom.flows.run_groups import (
+    RunGroup,
+    check_comparable,
+    difference_notes,
+    environment_of,
+    fork_notes,
+    grouped,
+    kin_notes,
+    section,
+    settings_of,
+)
+from metaloom.flows.runs import RunLike, check_seed, require_settings
+from metaloom.flows.sweeps.stored import find_sweep
 from metaloom.pipeline.comparison.groups import Resampled
 from metaloom.pipeline.comparison.intervals import RESAMPLES
+from metaloom.pipeline.comparison.scores import Scores
+from metaloom.pipeline.schema import suggestion
 from metaloom.pipeline.types import Array
-from metaloom.storage import Run
+from metaloom.storage import Run, run_exists
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+def runs_named(names: Sequence[RunLike]) -> list[opened.Run]:
+    """Open the runs of names, paths, patterns and names of sweeps. Of a sweep, open the runs that have begun.
+
+    Raises:
+        UsageError: a pattern matches none.
+        storage.StoreError: there is no such run, or it cannot be read.
+    """
+    found: list[opened.Run] = []
+    for name in names:
+        if isinstance(name, storage.Run):
+            found.append(name if isinstance(name, opened.Run) else opened.Run.open(name.path))
+        elif isinstance(name, str) and "://" not in name and ("*" in name or "?" in name):
+            found += opened.open_runs(name)
+        elif isinstance(name, str) and "/" not in name and (sweep := find_sweep(name)) is not None:
+            found += [opened.Run.open(folder) for run in sweep.runs if run_exists(folder := sweep.folder(run))]
+        else:
+            found.append(opened.open_run(name))
+    return found
+
+
+EVALUATION, AFTER_ADAPTATION = "evaluation", "return"
+_NOT_MEASURED = ("evaluation.every", "evaluation.seed")
+"""Settings of an evaluation that do not decide what its returns mean."""
+
+
+class NoFiniteScore(UsageError):
+    """A run has an iteration whose score is no finite number."""
+
+
+@dataclass(frozen=True)
+class Histories:
+    """Scores of several runs by one metric."""
+
+    metric: str
+    runs: tuple[Run, ...]
+    histories: tuple[History, ...]
+
+
+def read_histories(runs: Sequence[Run], metric: str | None, *, mixed: bool) -> tuple[Histories, tuple[str, ...]]:
+    """Read the scores of runs by a metric, with notes on its choice."""
+    evaluated = [run for run in runs if _evaluations(run) is not None] if metric in (None, EVALUATION) else []
+    notes: tuple[str, ...] = ()
+    if metric is None:
+        metric = EVALUATION if len(evaluated) == len(runs) else AFTER_ADAPTATION
+        if evaluated and metric == AFTER_ADAPTATION:
+            notes = (
+                f"{len(evaluated)} of {plural(len(runs), 'run')} have stored evaluations: compared by the return of "
+                "training instead",
+            )
+    if metric == EVALUATION:
+        if missing := [run.name for run in runs if run not in evaluated]:
+            raise UsageError(
+                f"{missing[0]} has no stored evaluation; required some in all runs: train with "
+                "--set evaluation.every=10, or compare by --metric return"
+            )
+        _require_same_evaluations(runs, mixed=mixed)
+        return Histories(metric, tuple(runs), tuple(map(_evaluated, runs))), notes
+    if metric == AFTER_ADAPTATION:
+        in_trials = [trial_length(run.config) > 1 for run in runs]
+        if any(in_trials) and not all(in_trials):
+            like = runs[in_trials.index(True)].name
+            notes = (
+                *notes,
+                f"the training return of {like} and runs like it covers whole trials, their first episodes "
+                "included: returns once adapted are compared by evaluations, --set evaluation.every=10",
+            )
+    histories = tuple(map(partial(_trained, metric=metric), runs))
+    return Histories(metric, tuple(runs), histories), notes
+
+
+def scored(found: Histories, groups: Mapping[str, RunGroup], common: float, last: int) -> dict[str, Scores]:
+    """Compute the scores of groups of runs by name after `common` environment steps, by task if the tasks are known."""
+    rows: dict[Path, Array] = {}
+    tasks: dict[Path, tuple[str, bytes] | None] = {}
+    for run, history in zip(found.runs, found.histories, strict=True):
+        done = history.before(common)
+        if found.metric == EVALUATION:
+            rows[run.path], about = _by_task(run, int(done[-1]))
+            tasks[run.path] = history.environment, about
+        else:
+            rows[run.path] = history.values[: len(done)][-last:]
+            tasks[run.path] = None
+    if found.metric == AFTER_ADAPTATION:
+        by_task = {
+            h.path: _training_returns(r, h, common, last) for r, h in zip(found.runs, found.histories, strict=True)
+        }
+        if all(row is not None for row in by_task.values()):
+            rows = {path: row for path, row in by_task.items() if row is not None}
+    strata = {history.path: history.environment for history in found.histories}
+    by_environment = len({tuple(sorted({strata[run.path] for run in group.runs})) for group in groups.values()}) == 1
+    # As many different sets of tasks as environments: all runs of an environment had the same tasks. Those of another
+    # one are never the same, however many there are.
+    different = len(set(strata.values())) if by_environment else 1
+    same = None not in tasks.values() and len(set(tasks.values())) == different
+    return {
+        name: Scores(
+            tuple(rows[run.path] for run in group.runs),
+            # Groups of one environment each, such as by --group env.name, are compared across them.
+            tuple(strata[run.path] if by_environment else "" for run in group.runs),
+            same,
+        )
+        for name, group in groups.items()
+    }
+
+
+def described(found: Histories, last: int) -> str:
+    """Describe what was compared."""
+    if found.metric == EVALUATION:
+        return "return of test episodes after the last adaptation step, by task, of the last common evaluation"
+    over = f"of at most the last {last} iterations" if last > 1 else "of the last iteration"
+    if found.metric == AFTER_ADAPTATION:
+        return f"return of training after adaptation, by task, {over}"
+    return f"{found.metric} {over}"
+
+
+def _trained(run: Run, *, metric: str) -> History:
+    try:
+        table = run.metrics()
+    except storage.StageMissing:
+        raise UsageError(
+            f"{run.name} has no complete iteration; required one or more in each. "
+            f"`metaloom resume {storage.argument(run.path)}` continues it, or leave it out"
+        ) from None
+    column = last_return(table.column_names) if metric == AFTER_ADAPTATION else metric
+    if column is None:
+        raise UsageError(f"{run.name} has no returns among its metrics; required --metric NAME")
+    metrics = [name for name in table.column_names if name != "iteration"]
+    if column not in metrics:
+        raise UsageError(
+            f"{run.name} has no metric {metric!r}; required evaluation, return or one of its metrics, which "
+            f"`metaloom show {storage.argument(run.path)}` lists"
+            f"{suggestion(metric, [EVALUATION, AFTER_ADAPTATION, *metrics])}"
+        )
+    values = table[column].to_numpy().astype(np.float64)
+    return _history(run, table, table["iteration"].to_numpy(), values)
+
+
+def _evaluated(run: Run) -> History:
+    table = _evaluations(run)
+    assert table is not None
+    tests = _last_tests(table)
+    iterations, places = np.unique(tests["iteration"].to_numpy(), return_inverse=True)
+    values = np.bincount(places, tests["return"].to_numpy()) / np.bincount(places)
+    return _history(run, run.metrics(), iterations, values)
+
+
+def _history(run: Run, metrics: pa.Table, iterations: Array, values: Array) -> History:
+    steps = dict(zip(metrics["iteration"].to_pylist(), metrics["env_steps"].to_pylist(), strict=True))
+    known = np.isfinite(values)
+    if not known.all():
+        raise NoFiniteScore(
+            f"{run.name}: found no finite score in iteration {iterations[~known][0]}; required one in all. Compare by "
+            "another --metric"
+        )
+    return History(
+        path=run.path,
+        name=run.name,
+        seed=int(run.config["seed"]),
+        environment=environment_of(run),
+        iterations=iterations,
+        steps=np.array([steps[int(i)] for i in iterations], np.float64),
+        values=values,
+    )
+
+
+def _training_returns(run: Run, history: History, common: float, last: int) -> Array | None:
+    """Mean return of every task of the last iterations, after adaptation; None if episodes do not show it."""
+    window = history.before(common)[-last:]
+    table = run.episodes([int(i) for i in window])
+    steps = table["step"].to_numpy()
+    final, returns = steps.max(), table["return"].to_numpy()
+    chosen = steps == final
+    iteration, task = table["iteration"].to_numpy()[chosen], table["task"].to_numpy()[chosen]
+    metrics = run.metrics([int(i) for i in window])
+    column = f"step_{final}.num_episodes"
+    # Inference from experience collects separate rollout batches, which are not the steps that metrics count.
+    if column not in metrics.column_names or int(sum(metrics[column].to_pylist())) != int(chosen.sum()):
+        return None
+    _, places = np.unique(np.stack([iteration, task]), axis=1, return_inverse=True)
+    places = places.ravel()
+    return np.bincount(places, returns[chosen]) / np.bincount(places)
+
+
+def _by_task(run: Run, iteration: int) -> tuple[Array, bytes]:
+    """Mean return of every task of an evaluation, [B], in the order of their parameters; and what these are."""
+    tests = _last_tests(run.evaluations(iteration))
+    task = tests["task"].to_numpy()
+    means = np.bincount(task, tests["return"].to_numpy()) / np.bincount(task)
+    first = np.unique(task, return_index=True)[1]
+    names = [name for name in tests.column_names if name.startswith("task_")]
+    # Drawn from the same ones, tasks stand in another order for every seed.
+    params = np.array([tests[name].to_numpy()[first].astype(np.float64) for name in names]).reshape(-1, len(means))
+    order = np.lexsort(params) if names else np.arange(len(means))
+    return means[order], f"{params.shape}".encode() + params[:, order].tobytes()
+
+
+def _last_tests(table: pa.Table) -> pa.Table:
+    """The test episodes after the last adaptation step."""
+    steps = table["adaptation_steps"].to_numpy()
+    test = table["test"].to_numpy(zero_copy_only=False).astype(bool)
+    return table.filter(pa.array(test & (steps == steps[test].max())))
+
+
+def _evaluations(run: Run) -> pa.Table | None:
+    try:
+        table = run.evaluations()
+    except storage.StageMissing:
+        return None
+    return table if table.num_rows else None
+
+
+def _require_same_evaluations(runs: Sequence[Run], *, mixed: bool) -> None:
+    first = _measured(runs[0])
+    for run in runs:
+        other = _measured(run)
+        differ = [name for name in sorted({*first, *other}) if first.get(name) != other.get(name)]
+        if differ and not mixed:
+            name = differ[0]
+            raise UsageError(
+                f"found runs with different evaluations: {name} is {first.get(name)} in {runs[0].name} and "
+                f"{other.get(name)} in {run.name}; their returns mean different things. Compare by --metric return, or "
+                "say --mixed (in Python: mixed=True)"
+            )
+
+
+def _measured(run: Run) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in settings_of(run).items()
+        if section(name) == "evaluation" and name not in _NOT_MEASURED
+    }
+
 
 CURVE_POINTS, PROFILE_POINTS = 60, 101
 LAST = 10

@@ -14,6 +14,7 @@ from contextlib import redirect_stderr
 from importlib import import_module, metadata
 from io import StringIO
 from pathlib import Path
+from typing import Literal
 
 from packaging.requirements import Requirement
 
@@ -59,10 +60,8 @@ def check_all(runs_root: Path) -> list[Check]:
 
 def check_python(version: tuple[int, int] = sys.version_info[:2]) -> Check:
     """The interpreter."""
-    found = f"{version[0]}.{version[1]}"
-    if version >= (3, 11):
-        return Check("python", "ok", found, ">= 3.11")
-    return Check("python", "fail", found, ">= 3.11", f"install Python 3.11 or newer, then {REINSTALL}")
+    advice = f"install Python 3.11 or newer, then {REINSTALL}"
+    return _held("python", version >= (3, 11), f"{version[0]}.{version[1]}", ">= 3.11", advice, "fail")
 
 
 def check_packages(requirements: list[str] | None = None) -> Iterator[Check]:
@@ -83,11 +82,8 @@ def check_packages(requirements: list[str] | None = None) -> Iterator[Check]:
         except metadata.PackageNotFoundError:
             yield Check(name, "fail", "not installed", required, REINSTALL)
             continue
-        if requirement.specifier.contains(found, prereleases=True):
-            yield Check(name, "ok", found, required)
-        else:
-            advice = f"{sys.executable} -m pip install '{name}{requirement.specifier}'"
-            yield Check(name, "fail", found, required, advice)
+        advice = f"{sys.executable} -m pip install '{name}{requirement.specifier}'"
+        yield _held(name, requirement.specifier.contains(found, prereleases=True), found, required, advice, "fail")
 
 
 def check_cores() -> Check:
@@ -95,10 +91,8 @@ def check_cores() -> Check:
     # Imported here, so that a broken installation becomes a line of the table.
     from metaloom.flows.rollouts.workers import usable_cores
 
-    cores = usable_cores()
-    if cores > 1:
-        return Check("cores", "ok", str(cores), "2 or more")
-    return Check("cores", "warn", "1", "2 or more", "train with --workers 0: a worker process would only take turns")
+    cores, advice = usable_cores(), "train with --workers 0: a worker process would only take turns"
+    return _held("cores", cores > 1, str(cores), "2 or more", advice)
 
 
 def check_memory(available_bytes: float | None = None) -> Check:
@@ -110,10 +104,9 @@ def check_memory(available_bytes: float | None = None) -> Check:
             found = next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
         except (OSError, StopIteration):
             found = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    if found >= LOW_MEMORY_BYTES:
-        return Check("memory", "ok", f"{size(found)} free", f"{size(LOW_MEMORY_BYTES)} free")
     advice = "close other programs, or use fewer workers or tasks: --workers 0 --set num_tasks=10"
-    return Check("memory", "warn", f"{size(found)} free", f"{size(LOW_MEMORY_BYTES)} free", advice)
+    enough = found >= LOW_MEMORY_BYTES
+    return _held("memory", enough, f"{size(found)} free", f"{size(LOW_MEMORY_BYTES)} free", advice)
 
 
 def check_physics() -> Check:
@@ -155,29 +148,23 @@ def check_disk_space(runs_root: Path, free_bytes: float | None = None) -> Check:
     """Room for runs."""
     free = shutil.disk_usage(_existing(runs_root)).free if free_bytes is None else free_bytes
     found, required = f"{size(free)} free", f"{size(LOW_DISK_BYTES)} free"
-    if free >= LOW_DISK_BYTES:
-        return Check("disk space", "ok", found, required)
-    status = "warn" if free >= FULL_DISK_BYTES else "fail"
     advice = "delete runs you do not need (metaloom ls shows their sizes), or export METALOOM_RUNS=/path/to/runs"
-    return Check("disk space", status, found, required, advice)
+    otherwise = "warn" if free >= FULL_DISK_BYTES else "fail"
+    return _held("disk space", free >= LOW_DISK_BYTES, found, required, advice, otherwise)
 
 
 def check_disk_speed(runs_root: Path) -> Check:
     """Measure how fast data reaches the disk for good."""
     rate = _fsync_bytes_per_second(_existing(runs_root))
     found, required = f"{size(rate)}/s with fsync", f"{size(SLOW_FSYNC_BYTES_PER_SECOND)}/s"
-    if rate >= SLOW_FSYNC_BYTES_PER_SECOND:
-        return Check("disk speed", "ok", found, required)
     advice = "training will wait for the disk; keep runs on a faster one: export METALOOM_RUNS=/path/to/runs"
-    return Check("disk speed", "warn", found, required, advice)
+    return _held("disk speed", rate >= SLOW_FSYNC_BYTES_PER_SECOND, found, required, advice)
 
 
 def check_git() -> Check:
     """Check for git, which gives the code version that a run records."""
-    found = shutil.which("git")
-    if found:
-        return Check("git", "ok", found, "optional")
-    return Check("git", "warn", "not installed", "optional", "install git, so that runs record the version of the code")
+    found, advice = shutil.which("git"), "install git, so that runs record the version of the code"
+    return _held("git", bool(found), found or "not installed", "optional", advice)
 
 
 def check_dask_settings() -> Check:
@@ -210,6 +197,13 @@ def check_prefect_server(url: str | None = None) -> Check:
             return Check("prefect server", "ok", f"{url} answers", required)
     except OSError:
         return Check("prefect server", "ok", f"{url} is not running", required, "metaloom serve starts it")
+
+
+def _held(
+    name: str, is_met: bool, found: str, required: str, advice: str, otherwise: Literal["warn", "fail"] = "warn"
+) -> Check:
+    """Hold what was found against what is required; the advice is for where that is not met."""
+    return Check(name, "ok" if is_met else otherwise, found, required, "" if is_met else advice)
 
 
 def _existing(folder: Path) -> Path:

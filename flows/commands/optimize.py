@@ -2,6 +2,7 @@
 
 No environment takes a step and nothing is stored. Processing is repeated too, so settings of `processing` and
 `baseline` take effect in the update that follows it; and off policy the drawing of minibatches, so their sizes do.
+Baselines that a stored stage fitted are not stored either: the stored episodes give them again.
 """
 
 import itertools
@@ -16,7 +17,7 @@ from metaloom.flows.commands.replay import require_known
 from metaloom.flows.errors import UsageError
 from metaloom.flows.graph.changes import tell_changed_sources
 from metaloom.flows.graph.faults import compute_checked, run_checked
-from metaloom.flows.graph.run_stages import config_at, require_stored_outputs, stages_of
+from metaloom.flows.graph.run_stages import config_at, config_of, require_stored_outputs, stages_of
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.graph.tables import graph_of
 from metaloom.flows.results.counterfactual import Counterfactual, Outcome
@@ -24,7 +25,9 @@ from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.config.sources import plugin_sources
-from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Update
+from metaloom.pipeline.estimation.processing import baseline_parameters
+from metaloom.pipeline.seeding import seed_for
+from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Params, Update
 from metaloom.storage import Run, StageRef
 
 CHANGEABLE = ("algorithm", "baseline", "processing", "seed")
@@ -208,3 +211,20 @@ def _fitted(stored: LearnerState, wanted: LearnerState, asked: str) -> LearnerSt
                 )
         parts[name] = {entry: value for entry, value in have.items() if entry in need}
     return LearnerState(**parts)
+
+
+def fitted_baselines(run: Run, iteration: int, step: int = 0) -> dict[str, Params]:
+    """Return what `process_samples` fitted to the episodes of an inner step: parameters [B, ...] by baseline and name.
+
+    Raises:
+        UsageError: the run's algorithm has no baseline.
+        storage.StoreError: the episodes are not stored, or no longer.
+    """
+    config = config_of(run, StageRef(iteration, "collect_rollouts", step))
+    episodes = run.load(StageRef(iteration, "collect_rollouts", step))
+    assert isinstance(episodes, EpisodeBatch)
+    seed = seed_for(config.seed, "baseline", iteration, step)
+    fitted = baseline_parameters(episodes, config.baseline.build(), config.processing, seed=seed)
+    if not any(fitted.values()):
+        raise UsageError(f"{run.path.name}: its baseline is {config.baseline.name}, which has no parameters")
+    return fitted

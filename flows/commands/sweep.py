@@ -1,28 +1,195 @@
 """Train all runs of a sweep, one after the other or several at once; what is stored already is not trained again."""
 
+import multiprocessing
+import os
+import signal
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from threading import Thread
 from typing import Protocol
 
-from metaloom.flows.commands.run_scores import AFTER_ADAPTATION, EVALUATION
-from metaloom.flows.commands.sweep_runs import Job, require_own, train_runs, was_stopped
+from metaloom import storage
+from metaloom.flows.commands import train as training
+from metaloom.flows.commands.compare import AFTER_ADAPTATION, EVALUATION
 from metaloom.flows.commands.trial_scores import mean_score, runs_of, score_of
-from metaloom.flows.errors import UsageError
+from metaloom.flows.errors import UsageError, exit_code
 from metaloom.flows.estimate import check_sizes
 from metaloom.flows.formatting import plural
 from metaloom.flows.graph.run_stages import stages_of
 from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.loggers import LogPlan, check_loggers
-from metaloom.flows.observer import IterationReport
-from metaloom.flows.results.sweep import Outcome, SweepObserver, SweepResult
+from metaloom.flows.loggers.live import logging_to
+from metaloom.flows.observer import IterationReport, Observer
+from metaloom.flows.results.sweep import Ending, Outcome, SweepObserver, SweepResult
+from metaloom.flows.rollouts.guard import tell_asked_to_end
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.signals import kept_from_children
 from metaloom.flows.sweeps.plan import check_unchanged, probe_configs, trial_runs
 from metaloom.flows.sweeps.space import Search, require_optuna
 from metaloom.flows.sweeps.stored import PlannedRun, Sweep, find_sweep, held
 from metaloom.flows.views.run_info import is_complete
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.schema import ConfigError
+
+Job = tuple[PlannedRun, RunConfig, Path]
+"""A run to train, its settings and its folder."""
+
+LOOK_SECONDS = 0.2
+_FOR_ALL = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class _Working:
+    """A process that trains a run, and the end of the pipe that receives its reports."""
+
+    run: PlannedRun
+    process: ForkServerProcess
+    told: Connection
+
+
+def train_runs(
+    jobs: Sequence[Job], parallel: int, backend: Backend, observer: SweepObserver, logs: LogPlan
+) -> list[Outcome]:
+    """Train runs, at most `parallel` at a time. On a stop request, every run finishes its stage.
+
+    Returns:
+        Outcomes of all runs that were begun.
+    """
+    if parallel == 1:
+        return _train_one_by_one(jobs, backend, observer, logs)
+    # What depends on this process's folder and environment is settled here: others may have begun elsewhere.
+    waiting = [(run, pinned(config), folder.absolute()) for run, config, folder in jobs]
+    context = multiprocessing.get_context("forkserver")
+    # So that processes that follow need not import numerics again.
+    context.set_forkserver_preload(["metaloom.flows.commands.train"])
+    # From their first moment on, before they can say for themselves what signals mean.
+    with kept_from_children(*_FOR_ALL):
+        forkserver.ensure_running()
+    stop, working = context.Event(), list[_Working]()
+    outcomes: list[Outcome] = []
+    try:
+        while working or (waiting and not stop.is_set()):
+            if observer.should_stop():
+                stop.set()
+            while waiting and len(working) < parallel and not stop.is_set():
+                run, config, folder = waiting.pop(0)
+                told, tell = context.Pipe(duplex=False)
+                process = context.Process(target=_work, args=(config, folder, backend, stop, tell, logs), name=run.name)
+                process.start()
+                tell.close()  # else the end of the process would not end the pipe
+                working.append(_Working(run, process, told))
+                observer.begun(run)
+            for told in wait([one.told for one in working], LOOK_SECONDS):
+                one = next(one for one in working if one.told is told)
+                ended = _listen(one, observer)
+                if ended is not None:
+                    working.remove(one)
+                    outcomes.append(ended)
+                    observer.ended(ended)
+    finally:
+        stop.set()
+        for one in working:
+            one.process.join()
+    return outcomes
+
+
+def _listen(one: _Working, observer: SweepObserver) -> Outcome | None:
+    """Receive a message of a process; return its outcome if that is the last message."""
+    try:
+        message: IterationReport | tuple[Ending, str] = one.told.recv()
+    except EOFError:
+        one.process.join()
+        return Outcome(
+            one.run, "failed", f"its process ended with exit code {one.process.exitcode}; see `metaloom logs`"
+        )
+    if isinstance(message, IterationReport):
+        observer.iteration_done(one.run, message)
+        return None
+    one.process.join()
+    return Outcome(one.run, *message)
+
+
+def _work(config: RunConfig, folder: Path, backend: Backend, stop: Event, tell: Connection, logs: LogPlan) -> None:
+    """Train a run in this process and report its progress."""
+    for number in _FOR_ALL:
+        # What this process starts ignores what it ignores, and is ended by SIGTERM.
+        signal.signal(number, (lambda *_: None) if number == signal.SIGTERM else signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FOR_ALL)
+    Thread(target=_end_with_parent, args=(stop,), daemon=True).start()
+
+    def iteration_done(report: IterationReport) -> None:
+        with suppress(BrokenPipeError):
+            tell.send(report)
+
+    observer = Observer(iteration_done=iteration_done, should_stop=stop.is_set)
+    tell.send(_train_or_resume(config, folder, backend, observer, logs))
+
+
+def _end_with_parent(stop: Event) -> None:
+    """End this process when the one that started it is gone, even by kill -9: what is committed is committed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    if stop.is_set():
+        tell_asked_to_end()
+    os._exit(1)
+
+
+def _train_or_resume(
+    config: RunConfig, folder: Path, backend: Backend, observer: Observer, logs: LogPlan
+) -> tuple[Ending, str]:
+    """Train a run from where it stands; an error that its message explains is how it ended."""
+    try:
+        with logging_to(logs.names, folder, observer, film_every=logs.film_every) as watching:
+            if storage.run_exists(folder):
+                result = training.resume(folder, backend=backend, observer=watching)
+            else:
+                result = training.train(config, folder, backend=backend, observer=watching)
+    except Exception as error:  # one run's failure must not end the others; what is a bug still shows itself
+        if exit_code(error) is None:
+            raise
+        return "failed", str(error)
+    return ("stopped" if result.stopped else "complete"), ""
+
+
+def _train_one_by_one(jobs: Sequence[Job], backend: Backend, observer: SweepObserver, logs: LogPlan) -> list[Outcome]:
+    """Train runs one after the other, until asked to stop."""
+    outcomes: list[Outcome] = []
+    for run, config, folder in jobs:
+        if observer.should_stop():
+            break
+        observer.begun(run)
+        told = Observer(iteration_done=partial(observer.iteration_done, run), should_stop=observer.should_stop)
+        outcome = Outcome(run, *_train_or_resume(config, folder, backend, told, logs))
+        outcomes.append(outcome)
+        observer.ended(outcome)
+    return outcomes
+
+
+def was_stopped(jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> bool:
+    """Tell whether work on runs was asked to stop before all of them had ended."""
+    return len(outcomes) < len(jobs) or any(outcome.ending == "stopped" for outcome in outcomes)
+
+
+def require_own(sweep: Sweep, run: PlannedRun, config: RunConfig) -> None:
+    """Refuse a run that has the name of one of the sweep and other settings."""
+    folder = sweep.folder(run)
+    if not storage.run_exists(folder):
+        return
+    found = storage.open_run(folder)
+    config = config.model_copy(update={"env": config.env.as_in(found.config["env"])})
+    if found.info["config_digest"] != training.recorded(pinned(config)).digest():
+        raise UsageError(
+            f"{folder}: found a run of other settings than the sweep {sweep.name} has for this name; required the "
+            "sweep's run, or none. Begin a sweep of another --name, or `metaloom rm` the run"
+        )
 
 
 def train_sweep(

@@ -433,7 +433,7 @@ def _update(writer: RunWriter, iteration: int) -> Update:
 
 
 def _returns_of_tasks(stages: Runner, writer: RunWriter, iteration: int) -> tuple[list[Array], list[ClassReturns]]:
-    """Returns of every inner step, by task and by class of task; nothing where episodes are not there to ask."""
+    """Compute the returns of every inner step, by task and by class of task; empty if episodes are thinned."""
     classes, refs = stages.context.env.task_classes, stages.order(iteration)
     drawn = [ref for ref in refs if stages.graph[ref.stage].output is TaskBatch]
     rounds = [ref for ref in refs if ref.stage == writer.run.stages.named("rollouts")]

@@ -24,7 +24,7 @@ def trials_of(sweep: Sweep) -> list[Trial]:
 def score_of(folder: Path, metric: str) -> float | None:
     """The mean of a metric over the last tenth of a run's iterations; None if some iteration has no finite one."""
     # Not above, because it imports torch, for which the status of a grid need not wait.
-    from metaloom.flows.commands.run_scores import NoFiniteScore, read_histories
+    from metaloom.flows.commands.compare import NoFiniteScore, read_histories
 
     run = storage.open_run(folder)
     try:

@@ -19,8 +19,9 @@ import pyarrow.parquet as pq
 from metaloom.flows.exports import By, ExportFormat
 from metaloom.pipeline.types import Array, EpisodeBatch, TaskBatch
 from metaloom.storage.export import Export
+from metaloom.storage.format.codec import flatten
 from metaloom.storage.format.columns import column, column_type
-from metaloom.storage.read.tables import summarize
+from metaloom.storage.read.tables import episode_columns
 from metaloom.storage.run import Iterations, Run
 
 _OPEN_FILES = 128
@@ -100,7 +101,7 @@ def _rows(iteration: int, k: int, tasks: TaskBatch, episodes: EpisodeBatch, plac
         "step": column(np.full(len(b), k, np.int32)),
         "task": column(b.astype(np.int32)),
         "episode": column(e.astype(np.int32)),
-        **{name: column(values[b, e]) for name, values in summarize(episodes).columns.items()},
+        **{name: column(values[b, e]) for name, values in episode_columns(flatten(episodes)).items()},
         "task_id": column(tasks.ids[b]),
     }
     for p, name in enumerate(tasks.names):

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from metaloom.flows.exports import ExportFormat
+from metaloom.flows.formatting import seconds_of
 from metaloom.flows.loggers.tensorboard import EventFile
-from metaloom.flows.views.stored_reports import StoredReports, seconds_of
+from metaloom.flows.views.stored_reports import StoredReports
 from metaloom.storage import Run, StageRef
 from metaloom.storage.export import Export
 from metaloom.storage.run import Iterations
@@ -21,7 +22,7 @@ def export_tensorboard(run: Run, folder: Path, done: Export, *, iterations: Iter
         for i in chosen:
             done.progress(done.iterations, len(chosen))
             record = run.record(run.last_ref(i))
-            done.rows += events.iteration(reports.of(i, refs[i]), seconds_of(record.started) + record.seconds)
+            done.rows += events.iteration(reports.of(i, refs[i]), seconds_of(record.started, 0.0) + record.seconds)
             done.iterations += 1
     finally:
         events.close()

@@ -25,6 +25,11 @@ _FAR = 25
 _CORNERS = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], np.float64)
 _FACES = ((0, 1, 3, 2), (4, 5, 7, 6), (0, 1, 5, 4), (2, 3, 7, 6), (0, 2, 6, 4), (1, 3, 7, 5))
 
+_WIDEST = 15.0
+"""Meters that a picture shows at most. On longer ways the camera follows the robot."""
+_AROUND = 1.0
+"""Meters shown around the way of a robot."""
+
 Point = tuple[float, float]
 
 
@@ -55,14 +60,34 @@ def drawable(config: EnvConfig) -> MetaEnv:
     return make_env(config.model_copy(update={"options": {**config.options, "render_mode": "rgb_array"}}))
 
 
-def painter_of(env: MetaEnv, size: tuple[int, int], renderer: RendererName = "auto") -> Painter:
-    """Choose the renderer of an environment."""
+def painter_of(
+    env: MetaEnv, size: tuple[int, int], renderer: RendererName = "auto", way: Array | None = None
+) -> Painter:
+    """Choose the renderer of an environment.
+
+    Args:
+        env: The environment.
+        size: Width and height of a picture, in pixels.
+        renderer: Renderer of MuJoCo's robots.
+        way: Positions [n, 3] of a robot that moves about: one camera sees all of them. None: it follows the robot.
+    """
     if scene := _scene(env):
         return _Scene(scene, size, choose_renderer(renderer))
     if not _is_robot(env):
         return _Own(env)
     robot: Any = env.unwrapped
-    return _of_mujoco(robot.model, robot.data, _camera(robot.model), size, choose_renderer(renderer))
+    camera = _camera(robot.model) if way is None else camera_of_way(robot.model, way, size)
+    return _of_mujoco(robot.model, robot.data, camera, size, choose_renderer(renderer))
+
+
+def position_of(env: MetaEnv) -> Callable[[], Array] | None:
+    """Return a function for the position of a robot that moves about, [3] in m; None for any other environment."""
+    if _scene(env) or not _is_robot(env):
+        return None
+    robot: Any = env.unwrapped
+    if _camera(robot.model).type == mujoco.mjtCamera.mjCAMERA_FREE:
+        return None
+    return lambda: robot.data.xpos[robot.model.jnt_bodyid[0]].copy()
 
 
 def _of_mujoco(model: Any, data: Any, camera: Any, size: tuple[int, int], backend: RendererName) -> Painter:
@@ -89,6 +114,22 @@ def _camera(model: Any) -> Any:
         camera.type, camera.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, track
     elif model.njnt and model.jnt_type[0] == mujoco.mjtJoint.mjJNT_FREE:
         camera.type, camera.trackbodyid = mujoco.mjtCamera.mjCAMERA_TRACKING, model.jnt_bodyid[0]
+    return camera
+
+
+def camera_of_way(model: Any, way: Array, size: tuple[int, int]) -> Any:
+    """Return a fixed camera that sees positions [n, 3] of a robot, or one that follows it if they are far apart."""
+    low, high = way.min(axis=0), way.max(axis=0)
+    along, across = high[:2] - low[:2] + 2 * _AROUND
+    if max(along, across) > _WIDEST:
+        return _camera(model)
+    camera = mujoco.MjvCamera()
+    camera.type, camera.lookat[:] = mujoco.mjtCamera.mjCAMERA_FREE, (low + high) / 2
+    # From the side for a robot in the plane; from above for one that can turn.
+    turns = model.jnt_type[0] == mujoco.mjtJoint.mjJNT_FREE
+    camera.azimuth, camera.elevation = 90, -40 if turns else -8
+    tangent = np.tan(np.radians(model.vis.global_.fovy) / 2)
+    camera.distance = max(along * size[1] / size[0], across * turns) / (2 * tangent)
     return camera
 
 

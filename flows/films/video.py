@@ -1,6 +1,6 @@
 """Film stored episodes, before and after adaptation side by side."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from PIL import Image, ImageDraw, ImageFont
 
 from metaloom import storage
-from metaloom.flows.errors import UsageError
-from metaloom.flows.films.film import Panel, check_film_file, write_film
+from metaloom.flows.errors import ExtraMissing, UsageError
 from metaloom.flows.films.opengl import RendererName
-from metaloom.flows.films.painters import Painter, drawable, painter_of
+from metaloom.flows.films.painters import Painter, drawable, painter_of, position_of
 from metaloom.flows.graph.recomputed import Recomputed
 from metaloom.flows.graph.run_stages import stages_of_run
 from metaloom.flows.rollouts.workers import Backend
@@ -23,6 +23,118 @@ from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.types import Array, EpisodeBatch, TaskBatch
 from metaloom.stages.rollouts.faults import RolloutPosition
 from metaloom.storage import Run
+from metaloom.storage.errors import system_errors
+from metaloom.storage.unfinished import unfinished_folder
+
+FORMATS = (".gif", ".webp", ".mp4", ".png")
+"""Formats of a film; .png is its last picture."""
+_INK, _PAPER, _BAR = (30, 30, 30), (255, 255, 255), 26
+_NARROWEST = 400
+"""Pixels that captions need."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A picture of a film.
+
+    Attributes:
+        picture: Pixels [height, width, 3] uint8.
+        above, below: Captions.
+    """
+
+    picture: Array
+    above: str
+    below: str
+
+
+def check_film_file(out: Path, option: str = "--out") -> None:
+    """Refuse a file that no film can be written to, before anything is drawn."""
+    if out.suffix.lower() not in FORMATS:
+        raise UsageError(f"{option} {out}: found {out.suffix or 'no ending'}; required one of {', '.join(FORMATS)}")
+    if not out.absolute().parent.is_dir():
+        raise UsageError(f"{option} {out}: found no folder {out.absolute().parent}; required one that exists")
+    if out.is_dir():
+        raise UsageError(f"{option} {out}: found a folder; required a file, which may exist")
+    if out.suffix.lower() == ".mp4":
+        _mp4_writer()
+
+
+def write_film(frames: Iterable[Sequence[Panel]], out: Path, fps: float, caption: str) -> None:
+    """Write frames, each of the same number of panels, to a file that appears whole or not at all."""
+    suffix = out.suffix.lower()
+    with (
+        system_errors(out, required="room and permission to write a film", action="Free space, or choose another file"),
+        unfinished_folder(out.absolute().parent, out.stem) as folder,
+    ):
+        unfinished = folder / f"film{suffix}"
+        pictures = (compose(panels, caption) for panels in frames)
+        if suffix == ".mp4":
+            # Every player shows this pixel format, and none of ours is a photograph.
+            with _mp4_writer()(unfinished, fps=fps, codec="libx264", pixelformat="yuv420p", macro_block_size=2) as film:
+                for picture in pictures:
+                    film.append_data(np.asarray(picture))
+        elif suffix == ".png":
+            *_, last = pictures
+            last.save(unfinished)
+        else:
+            _write_animation(pictures, unfinished, fps)
+        unfinished.replace(out)
+
+
+def compose(panels: Sequence[Panel], caption: str) -> Image.Image:
+    """Draw one picture: the film's caption, and the panels side by side under it."""
+    # Every pixel becomes several where captions would be wider than all pictures.
+    times = -(-_NARROWEST // sum(panel.picture.shape[1] for panel in panels))
+    pictures = [panel.picture.repeat(times, axis=0).repeat(times, axis=1) for panel in panels]
+    widths = [picture.shape[1] for picture in pictures]
+    height = max(picture.shape[0] for picture in pictures)
+    image = Image.new("RGB", (sum(widths) + 4 * (len(panels) - 1), height + 3 * _BAR), _PAPER)
+    canvas, left = ImageDraw.Draw(image), 0
+    _write(canvas, caption, 0, image.width, 0)
+    for panel, picture, width in zip(panels, pictures, widths, strict=True):
+        _write(canvas, panel.above, left, width, _BAR)
+        image.paste(Image.fromarray(picture), (left, 2 * _BAR))
+        _write(canvas, panel.below, left, width, 2 * _BAR + height)
+        left += width + 4
+    # Video codecs want even sides.
+    return image.crop((0, 0, image.width + image.width % 2, image.height + image.height % 2))
+
+
+def _write(canvas: ImageDraw.ImageDraw, text: str, left: int, width: int, top: int) -> None:
+    """Write a line in the middle of a bar, as large as it fits."""
+    for size in (15, 13, 11, 9):
+        font = ImageFont.load_default(size)
+        if canvas.textlength(text, font=font) <= width - 8:
+            break
+    canvas.text((left + width / 2, top + _BAR / 2), text, fill=_INK, font=font, anchor="mm")
+
+
+def _write_animation(pictures: Iterable[Image.Image], out: Path, fps: float) -> None:
+    rest = iter(pictures)
+    if out.suffix == ".gif":
+        # Without dithering, which changes every pixel of a film from frame to frame, and is three times as large.
+        few: dict[str, Any] = {"method": Image.Quantize.FASTOCTREE, "dither": Image.Dither.NONE}
+        rest = (picture.quantize(128, **few) for picture in pictures)
+    first = next(rest)
+    # Both formats count whole milliseconds, GIF tens of them, and what is shown for less is slowed down by viewers.
+    duration = max(round(1000 / fps), 20)
+    options: dict[str, Any] = {"quality": 80} if out.suffix == ".webp" else {"optimize": False}
+    first.save(out, save_all=True, append_images=rest, duration=duration, loop=0, **options)
+
+
+def _mp4_writer() -> Any:
+    try:
+        import imageio_ffmpeg  # pyright: ignore[reportMissingImports]
+        from imageio import get_writer  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
+    except ImportError:
+        raise ExtraMissing("video", "imageio with imageio-ffmpeg") from None
+    try:
+        imageio_ffmpeg.get_ffmpeg_exe()  # pyright: ignore[reportUnknownMemberType]
+    except RuntimeError:
+        # Its wheels bring one for most machines only.
+        raise UsageError("an .mp4 needs ffmpeg; found none. Install it, or write a .webp or .gif") from None
+    return get_writer  # pyright: ignore[reportUnknownVariableType]
+
 
 WhichTask = int | Literal["best", "worst"]
 AGREES = 1e-5
@@ -160,7 +272,12 @@ def film_of(
     `adapts` is True if their steps are adaptation steps; None for the behavior in training.
     """
     with ExitStack() as stack:
-        panels = [_Panels(recording, size, renderer, stack, adapts=adapts) for recording in recordings]
+        panels = [_Panels(recording, stack, adapts=adapts) for recording in recordings]
+        # One camera for all panels, so that they can be compared.
+        way = np.concatenate([panel.way() for panel in panels])
+        for panel in panels:
+            panel.painter = painter_of(panel.env, size, renderer, way if len(way) else None)
+            stack.callback(panel.painter.close)
         fps = min(panels[0].fps / every, 50.0)
         write_film(_frames(panels, every), out, fps, caption)
     # The first picture is of what reset returns, the last one always of the last step.
@@ -175,23 +292,22 @@ def film_of(
 class _Panels:
     """The pictures of one episode."""
 
-    def __init__(
-        self,
-        recording: Recording,
-        size: tuple[int, int],
-        renderer: RendererName,
-        stack: ExitStack,
-        *,
-        adapts: bool | None,
-    ) -> None:
+    painter: Painter
+
+    def __init__(self, recording: Recording, stack: ExitStack, *, adapts: bool | None) -> None:
         self._recording = recording
         self._adapts = bool(recording.config.algorithm.adaptation_steps) if adapts is None else adapts
-        self._env = drawable(recording.config.env)
-        stack.callback(self._env.close)
-        self._painter: Painter = painter_of(self._env, size, renderer)
-        stack.callback(self._painter.close)
-        self.fps = float(self._env.metadata.get("render_fps") or 20)
+        self.env = drawable(recording.config.env)
+        stack.callback(self.env.close)
+        self._position = position_of(self.env)
+        self.fps = float(self.env.metadata.get("render_fps") or 20)
         self.largest_difference = 0.0
+
+    def way(self) -> Array:
+        """Return the positions [n, 3] of a robot that moves about, in m; none for any other environment."""
+        if self._position is None:
+            return np.empty((0, 3))
+        return np.array([self._position() for _ in self._recording.simulate(self.env)])
 
     def pictures(self, every: int) -> Iterator[Panel]:
         recording = self._recording
@@ -200,12 +316,17 @@ class _Panels:
         if self._adapts:
             when = f"after {k} step{'s' * (k > 1)} of adaptation" if k else "before adaptation"
         else:
-            when = f"round {k}" if k else "episode"
+            when = f"inner step {k}" if k else "episode"
         above = f"{when}: return {sums[-1]:.2f}"
-        for t, difference in enumerate(recording.simulate(self._env)):
+        start, moved = None, ""
+        for t, difference in enumerate(recording.simulate(self.env)):
             self.largest_difference = max(self.largest_difference, difference)
+            if self._position is not None:
+                position = self._position()
+                start = position if start is None else start
+                moved = f"{round(position[0] - start[0], 1) + 0.0:+.1f} m   "  # 0.0 lest it be -0.0
             if t % every == 0 or t == recording.length:
-                yield Panel(self._painter.draw(), above, f"step {t}   reward so far {sums[t]:.2f}")
+                yield Panel(self.painter.draw(), above, f"step {t}   {moved}reward so far {sums[t]:.2f}")
 
 
 def _frames(panels: Sequence[_Panels], every: int) -> Iterator[list[Panel]]:
@@ -228,7 +349,7 @@ def _recordings(
             required="an iteration that has sampled some",
             action=f"`metaloom show {storage.argument(run.path)}` lists what is stored",
         )
-    stored = {ref.step: ref for ref in sorted(refs, key=lambda ref: ref.step)}
+    stored = {ref.step: ref for ref in refs}
     chosen = [*dict.fromkeys((min(stored), max(stored)) if steps is None else steps)]
     for step in chosen:
         if step not in stored:

@@ -15,12 +15,11 @@ from metaloom.pipeline.dataflow.graph import Graph
 from metaloom.pipeline.dataflow.stage import At, tools_of
 from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.estimation.diagnostics import Measures
-from metaloom.pipeline.nn.spec import of_encoder
 from metaloom.pipeline.numerics import normal_numerics
 from metaloom.pipeline.policies.acting import check_actor_params
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import BatchError, LearnerState, ParallelMap, Update
-from metaloom.stages.counters import initialized
+from metaloom.stages.counters import require_state
 from metaloom.stages.evaluate import unseen
 from metaloom.stages.tools import acting_params
 
@@ -77,15 +76,13 @@ class Context:
             StageFault: the learner gives no state.
         """
         # Where runs are only read, nothing imports torch.
-        from metaloom.pipeline.nn.modules import require_float32
+        from metaloom.pipeline.nn.modules import float32_alone
 
         config = self.config
-        require_float32([config.policy.network, *config.algorithm.networks])
-        with of_encoder():
-            require_float32([config.policy.encoder.name] if config.policy.encoder else [])
-        with normal_numerics(config.device):
-            state = initialized(self.learner, run_seed=config.seed)
-            params = acting_params(self.learner, Update(state, {}), At(config.seed, 0), 1).params
+        with normal_numerics(config.device), float32_alone():
+            learner = config.algorithm.build(self.setup)
+            state = require_state(learner.initialize(run_seed=config.seed), learner, "initialize of", {})
+            params = acting_params(learner, Update(state, {}), At(config.seed, 0), 1).params
             try:
                 check_actor_params(config.algorithm.actor, config.policy, params, self.setup)
             except BatchError as problem:

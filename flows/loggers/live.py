@@ -118,8 +118,7 @@ class _Loggers:
         self._waiting = dict(openers)
         self._open: dict[str, RunLogger] = {}
         self._folder, self._film_every = folder, film_every
-        self._renderer: RendererName = renderer or "auto"
-        self._films = renderer is not None
+        self._renderer: RendererName | None = renderer
         self._to_film: IterationReport | None = None
 
     def open(self) -> None:
@@ -135,7 +134,7 @@ class _Loggers:
         self._film(is_last_chance=False)
         self._tell(lambda logger: logger.iteration(report, ended))
         number = report.iteration + 1
-        if not self._films:
+        if self._renderer is None:
             return
         if number >= report.iterations or (self._film_every is not None and number % self._film_every == 0):
             self._to_film = report
@@ -150,7 +149,7 @@ class _Loggers:
     def _film(self, *, is_last_chance: bool) -> None:
         """Log a film if one is due. It waits for an iteration that is not yet stored for others to see."""
         report = self._to_film
-        if report is None or not self._open:
+        if report is None or self._renderer is None or not self._open:
             return
         from metaloom.flows.films.video import video
 
@@ -161,7 +160,7 @@ class _Loggers:
             except Exception as error:
                 if isinstance(error, StageMissing) and not is_last_chance:
                     return
-                self._films = False
+                self._renderer = None
                 log.warning("%s: no films are logged: %s", location(self._folder), error)
             else:
                 self._tell(lambda logger: logger.film(file, report))

@@ -1,15 +1,13 @@
 """An iteration as metrics whose names are grouped by a slash, for all loggers and the export."""
 
 import math
-import re
 
 import numpy as np
 
+from metaloom.flows.formatting import last_return
 from metaloom.flows.observer import IterationReport
 from metaloom.flows.results.class_returns import BALANCED, named_estimates
 from metaloom.pipeline.types import Array
-
-LAST_RETURN = re.compile(r"step_\d+\.average_return")
 
 
 def scalars(report: IterationReport) -> dict[str, float]:
@@ -43,8 +41,8 @@ def distributions(report: IterationReport) -> dict[str, Array]:
 
 def return_name(report: IterationReport) -> str | None:
     """Return the name of the return after the last inner step, by which runs are compared; None if there is none."""
-    names = [name for name in report.metrics if LAST_RETURN.fullmatch(name)]
-    return _grouped(max(names, key=lambda name: int(name[5:].partition(".")[0]))) if names else None
+    name = last_return(report.metrics)
+    return None if name is None else _grouped(name)
 
 
 def _grouped(metric: str) -> str:

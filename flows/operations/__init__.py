@@ -103,7 +103,7 @@ _BUILT_IN = (
         "sweep",
         "Train",
         f"{HERE}.sweep:sweep",
-        terminal=f"{_CLI}.sweep:sweep",
+        terminal=f"{_CLI}.train:sweep",
         of_terminal={"status": '`open_runs("NAME-*")` opens the runs there are', "dry_run": "prints the planned runs"},
     ),
     Operation("watch", "Train", f"{HERE}.watch:watch", terminal=f"{_CLI}.terminal:watch"),
@@ -112,7 +112,7 @@ _BUILT_IN = (
         "recipes",
         "Train",
         f"{HERE}.recipes:recipes",
-        terminal=f"{_CLI}.recipes:recipes",
+        terminal=f"{_CLI}.terminal:recipes",
         of_terminal={
             "recipe": "`load_settings(RECIPE)`",
             "format": "prints a file",
@@ -141,7 +141,7 @@ _BUILT_IN = (
         "Debug",
         f"{HERE}.replay:replay",
         good="identical",
-        terminal=f"{_CLI}.replay:replay",
+        terminal=f"{_CLI}.terminal:replay",
         of_terminal={
             "pdb": "enters the debugger, which needs the terminal",
             "materialise": "`materialise(RUN, ITERATION)`",
@@ -162,7 +162,7 @@ _BUILT_IN = (
         "Compare",
         f"{HERE}.evaluate:evaluate",
         view=f"{_VIEWS}.tables:evaluation_view",
-        terminal=f"{_CLI}.evaluate:evaluate",
+        terminal=f"{_CLI}.terminal:evaluate",
         of_terminal={"plot": "`evaluate(...).plot()`", "video": "writes a file; `tested=` receives the test episodes"},
     ),
     Operation(
@@ -173,7 +173,7 @@ _BUILT_IN = (
         terminal=f"{_CLI}.terminal:compare",
         of_terminal={"plot": "`compare(...).plot()`"},
     ),
-    Operation("diff", "Compare", f"{HERE}.diff:diff", view=f"{_VIEWS}.comparison_tables:diff_view", good="equal"),
+    Operation("diff", "Compare", f"{HERE}.diff:diff", view=f"{_VIEWS}.diff:diff_view", good="equal"),
     Operation("reference", "Compare", command=f"{_CLI}.reference:reference"),
     Operation("verify", "Keep", f"{HERE}.verify:verify", view=f"{_VIEWS}.tables:verification_view", good="intact"),
     Operation("du", "Keep", f"{HERE}.du:du", view=f"{_VIEWS}.disk_tables:disk_view"),
@@ -193,7 +193,7 @@ _BUILT_IN = (
 )
 
 REFERENCE = (
-    Operation("ls", "", f"{HERE}.reference:ls", view="metaloom.flows.references.tables:references_table"),
+    Operation("ls", "", f"{HERE}.reference:ls", view="metaloom.flows.references.index:references_table"),
     Operation("show", "", f"{HERE}.reference:show", terminal=f"{_CLI}.reference:show"),
     Operation("verify", "", f"{HERE}.reference:verify", good="identical", terminal=f"{_CLI}.reference:verify"),
     Operation("extract", "", f"{HERE}.reference:extract"),

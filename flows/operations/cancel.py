@@ -6,6 +6,7 @@ whatever number it has got, and any process that shares the folder can ask.
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -14,10 +15,26 @@ from metaloom.flows.arguments import checked
 from metaloom.flows.errors import UsageError
 from metaloom.flows.operations import late
 from metaloom.flows.operations.options import PythonOnly, RunArgument
-from metaloom.flows.results.cancel import Cancelled
 from metaloom.flows.runs import folder_of
 from metaloom.storage import Writer
 from metaloom.storage.errors import system_errors
+
+
+@dataclass(frozen=True)
+class Cancelled:
+    """State of a run after its writer was asked to stop.
+
+    Attributes:
+        went_well: True if it stopped or was complete first, or nobody wrote it; False if it failed.
+        message: State of the run, in words.
+    """
+
+    went_well: bool
+    message: str
+
+    def __str__(self) -> str:
+        return self.message
+
 
 LOOK_SECONDS = 0.2
 
@@ -33,7 +50,7 @@ def cancel(run: RunArgument, *, asked: Annotated[Callable[[Writer], None] | None
     `kill -9 PID` ends it, which loses nothing that is stored. If its machine is gone, `metaloom resume RUN --take-over`
     continues without it.
 
-    Exit code 0 when the run stopped, was complete first, or is written by nobody; 1 when it failed instead.
+    Exit code 0 if the run stopped, had completed before, or no process writes it; 1 if it failed instead.
 
     Example: `metaloom cancel first`
 
@@ -59,7 +76,7 @@ def cancel(run: RunArgument, *, asked: Annotated[Callable[[Writer], None] | None
 
 
 def ask_to_stop(path: Path) -> Writer | None:
-    """Ask the process that writes a run to finish its stage and stop; returns which, None where nobody writes it.
+    """Ask the process that writes a run to finish its stage and stop; returns which, None if there is none.
 
     Raises:
         UsageError: it cannot be reached from here.

@@ -121,4 +121,4 @@ def evaluate(
 
 
 def _draw(found: "EvaluationOutcome") -> "Figure":
-    return late.per_shot_curve(f"{found.run} after {plural(found.updates, 'update')}", found.evaluation)
+    return late.draw(late.per_shot_chart(f"{found.run} after {plural(found.updates, 'update')}", found.evaluation))

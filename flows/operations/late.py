@@ -7,21 +7,20 @@ from metaloom.pipeline.lazy import lazily
 
 if TYPE_CHECKING:
     from metaloom.flows.as_recorded import arithmetic_of, start_as_recorded
-    from metaloom.flows.commands.baselines import fitted_baselines
     from metaloom.flows.commands.check_env import check_environment, env_config
     from metaloom.flows.commands.compare import compare as compare_runs
-    from metaloom.flows.commands.debug import debug_stage, reproduce_kept
+    from metaloom.flows.commands.compare import runs_named
     from metaloom.flows.commands.doctor import check_all
     from metaloom.flows.commands.dry_run import dry_run
-    from metaloom.flows.commands.evaluation_film import EvaluationFilm
+    from metaloom.flows.commands.evaluate import EvaluationFilm, load_tasks
     from metaloom.flows.commands.fork import fork as fork_run
+    from metaloom.flows.commands.optimize import fitted_baselines
     from metaloom.flows.commands.optimize import optimize as optimize_run
     from metaloom.flows.commands.optimize import sweep as optimize_grid
     from metaloom.flows.commands.replay import compare as compare_arrays
-    from metaloom.flows.commands.replay import compare_digests
+    from metaloom.flows.commands.replay import compare_digests, debug_stage, reproduce_kept
     from metaloom.flows.commands.replay import replay as replay_run
     from metaloom.flows.commands.sweep import train_sweep
-    from metaloom.flows.commands.task_file import load_tasks
     from metaloom.flows.commands.thin import materialise as materialise_run
     from metaloom.flows.commands.thin import thin as thin_run
     from metaloom.flows.commands.train import resume as resume_run
@@ -41,39 +40,37 @@ if TYPE_CHECKING:
     from metaloom.flows.references.archive import add as add_reference
     from metaloom.flows.references.archive import extract as extract_reference
     from metaloom.flows.references.archive import opened as opened_reference
-    from metaloom.flows.references.index import INDEX, read_index, shipped
+    from metaloom.flows.references.index import INDEX, Added, Extracted, References, read_index, reference_rows, shipped
     from metaloom.flows.references.index import find as find_reference
-    from metaloom.flows.references.tables import Added, Extracted, References, reference_rows
     from metaloom.flows.references.verify import verify as verify_reference
     from metaloom.flows.results.doctor import Checks
     from metaloom.flows.results.evaluation import EvaluationOutcome
     from metaloom.flows.results.sweep import SweepObserver, best_of
     from metaloom.flows.run_groups import settings_of
     from metaloom.flows.run_log import LogLine, LogLines, LogReader
-    from metaloom.flows.run_names import runs_named
-    from metaloom.flows.settings import assignments, plain
+    from metaloom.flows.settings import assignments, plain, settings_file
     from metaloom.flows.sweeps.plan import plan, plan_search
     from metaloom.flows.sweeps.space import parse_grid, parse_space, wanted_search
     from metaloom.flows.sweeps.stored import find_sweep, require_sweep
-    from metaloom.flows.trained.of_run import policy_of
+    from metaloom.flows.trained.policy import policy_of
     from metaloom.flows.trust import trust_run
-    from metaloom.flows.viewer.server import serve as serve_viewer
-    from metaloom.flows.views.comparison_tables import counterfactual_table, grid_table
+    from metaloom.flows.viewer.pages import serve as serve_viewer
+    from metaloom.flows.views.charts import check_plot_file, draw, write_plot
+    from metaloom.flows.views.counterfactual_tables import counterfactual_table, grid_table
     from metaloom.flows.views.diagrams import FORMATS, diagram_of
-    from metaloom.flows.views.evaluation_plots import check_plot_file, per_shot_curve, write_plot
+    from metaloom.flows.views.history import per_shot_chart
     from metaloom.flows.views.page import Picture
     from metaloom.flows.views.progress import progress as shown_progress
+    from metaloom.flows.views.progress import sweep_progress
     from metaloom.flows.views.report import write_figures, write_report
     from metaloom.flows.views.run_info import (
         bytes_by_group,
         is_complete,
         iteration_info,
-        list_run_rows,
+        list_run_row,
         output_info,
         run_info,
     )
-    from metaloom.flows.views.settings_files import settings_file
-    from metaloom.flows.views.sweep_progress import sweep_progress
     from metaloom.flows.views.sweep_tables import best_lines, search_info, sweep_rows, sweep_table
     from metaloom.flows.views.tables import (
         difference_table,

@@ -13,7 +13,7 @@ from metaloom.flows.operations import late
 from metaloom.flows.operations.options import Positive
 from metaloom.flows.results.run_rows import Row, Rows
 from metaloom.flows.runs import runs_root
-from metaloom.storage import location
+from metaloom.storage import find_runs, location
 
 Status = Literal["complete", "training", "stopped", "killed", "damaged", "unreadable"]
 Order = Literal["started", "return", "size", "name"]
@@ -61,7 +61,7 @@ def ls(
         limit: Maximum number of runs.
     """
     earliest = -math.inf if since is None else _moment(since).timestamp()
-    found = late.list_run_rows(runs_root())
+    found = [*map(late.list_run_row, find_runs(runs_root()))]
     wanted = {"algorithm": algorithm, "env": env, "state": status}
     rows = Rows(
         row

@@ -21,8 +21,7 @@ from metaloom.storage import Run, open_run
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from metaloom.flows.references.index import Reference
-    from metaloom.flows.references.tables import Added, Extracted, References
+    from metaloom.flows.references.index import Added, Extracted, Reference, References
     from metaloom.flows.references.verify import Verified
 
 From = Annotated[

@@ -84,7 +84,7 @@ def write(run: Run, folder: Path, *, static: bool = False, film: "Picture | None
     """Write the report of a run to a folder.
 
     Raises:
-        StorageFailed: the system does not let us write there.
+        StorageFailed: the system refuses the write.
     """
     with system_errors(
         folder,

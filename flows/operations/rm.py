@@ -19,7 +19,7 @@ def rm(runs: RemovedArguments = ()) -> Removed:
 
     Without RUN, it finishes removals that were interrupted.
 
-    Forks keep what they share with a run. Refused are runs that somebody writes, folders that hold anything else,
+    Forks keep what they share with a run. Refused are runs that a process writes, folders that hold anything else,
     links, and runs under object storage. Reports beside the run stay.
 
     Example: `metaloom rm second --yes`
@@ -42,7 +42,7 @@ def check_removable(path: Path) -> Path:
 
     Raises:
         UsageError: the run is under object storage.
-        storage.StoreError: it is not there, is no run, holds other files, or somebody writes it.
+        storage.StoreError: it is not there, is no run, holds other files, or a process writes it.
     """
     if url := storage.url_of(path):
         raise UsageError(

@@ -138,9 +138,13 @@ def planned_sweep(
         ConfigError, UsageError: The settings are wrong.
     """
     if (seeds, optuna, metric, name) == (None, None, None, None) and not (grid or search or settings):
-        found = _stored(recipe)
-        if found is not None:
-            return found
+        # Unless it is the name of a recipe or file.
+        is_other = recipe in late.RECIPES or late.is_settings_file(recipe) or "/" in recipe
+        if (found := None if is_other else late.find_sweep(recipe)) is not None:
+            if found.search is None:
+                return found, found.configs()
+            found.require_trust()
+            return found, []
     if isinstance(grid, Mapping):
         values = {key: [_text(value) for value in tried] for key, tried in grid.items()}
     else:
@@ -156,17 +160,6 @@ def planned_sweep(
         return late.plan(recipe, name, seeds=numbers, grid=values, settings=settings, many=many)
     numbers = 1 if numbers is None else numbers
     return late.plan_search(recipe, name, search=wanted, seeds=numbers, settings=settings, many=many), []
-
-
-def _stored(name: str) -> "tuple[Sweep, list[RunConfig]] | None":
-    """Return the stored sweep of this name, unless it is the name of a recipe or file."""
-    found = None if name in late.RECIPES or late.is_settings_file(name) or "/" in name else late.find_sweep(name)
-    if found is None:
-        return None
-    if found.search is not None:
-        found.require_trust()
-        return found, []
-    return found, found.configs()
 
 
 def _seeds(text: str) -> int | list[int]:

@@ -1,6 +1,7 @@
 """Artifacts on Prefect's page besides the stages: progress, last metrics, where the run is."""
 
 import base64
+import logging
 import math
 import re
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from httpx import TransportError
 from prefect import get_client, get_run_logger
 from prefect.artifacts import (
     create_image_artifact,
@@ -18,13 +20,14 @@ from prefect.artifacts import (
     create_table_artifact,
     update_progress_artifact,
 )
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.events import emit_event
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from metaloom import storage
 from metaloom.flows.commands.train import IterationReport
 from metaloom.flows.formatting import adaptation_returns, duration, finite, number, plural, speed, stage_name
-from metaloom.flows.prefect_app.reporting import Reporting
 from metaloom.flows.prefect_app.reports import address_of
 from metaloom.flows.results.class_returns import classes_text, headline_returns, named_estimates
 from metaloom.flows.results.evaluation import EvaluationOutcome
@@ -33,6 +36,58 @@ from metaloom.flows.runs import report_folder
 from metaloom.flows.views.charts import png_bytes
 from metaloom.flows.views.history import load_history
 from metaloom.flows.views.report import ReportFiles, learning_curve, write_report
+
+ASK_SECONDS = 5.0
+# A server that does not answer within it counts as away.
+ANSWER_SECONDS = 3.0
+
+Logger = logging.Logger | logging.LoggerAdapter[logging.Logger]
+
+
+class Reporting:
+    """Calls what reports to the server, unless that does not answer."""
+
+    def __init__(self, logger: Logger, clock: Callable[[], float], answers_again: Callable[[], None]) -> None:
+        self._logger, self._clock, self._answers_again = logger, clock, answers_again
+        self._is_away = self._is_troubled = False
+        self._asked = -math.inf
+
+    def __call__(self, show: Callable[[], None]) -> None:
+        """Report something. Warn once about what the page cannot show; training continues."""
+        if self._is_away and not self._is_back():
+            return
+        try:
+            # Prefect's client would try again for a minute, in which nothing is trained.
+            with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
+                show()
+        except TransportError as error:
+            self._is_away, self._asked = True, self._clock()
+            self._logger.warning(
+                "Prefect's server does not answer (%s); training continues, and the page waits for the server",
+                type(error).__name__,
+            )
+        except Exception as error:
+            if not self._is_troubled:
+                self._is_troubled = True
+                self._logger.warning("The page does not show all of this training, which continues: %s", error)
+
+    def _is_back(self) -> bool:
+        """Ask whether the server answers again, now and then."""
+        now = self._clock()
+        if now - self._asked < ASK_SECONDS:
+            return False
+        self._asked = now
+        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), _quick_client() as client:
+            self._is_away = client.api_healthcheck() is not None
+        if not self._is_away:
+            self._logger.info("Prefect's server answers again")
+            self._answers_again()
+        return not self._is_away
+
+
+def _quick_client() -> SyncPrefectClient:
+    return get_client(httpx_settings={"timeout": ANSWER_SECONDS}, sync_client=True)
+
 
 Cell = str | int | float | None
 
@@ -73,7 +128,11 @@ class TrainingPage:
     def iteration_done(self, report: IterationReport) -> None:
         """Show an iteration; an Observer's callback."""
         self._logger.info(iteration_line(report))
-        emit_event(ITERATION_DONE, resource_of(self._folder.name), payload=event_of(report))
+        name, metrics = self._folder.name, {name: finite(value) for name, value in report.metrics.items()}
+        key = f"metaloom.run.{artifact_key('run', name)[4:]}"
+        about: dict[str, Any] = {"iteration": report.iteration, "iterations": report.iterations, "metrics": metrics}
+        about["evaluation_returns"] = [finite(value) for value in report.evaluation_returns]
+        emit_event(ITERATION_DONE, {"prefect.resource.id": key, "prefect.resource.name": name}, payload=about)
         self._report(lambda: self._show(report))
 
     def close(self) -> None:
@@ -234,21 +293,6 @@ def curve_of(run: storage.Run) -> str:
     written.replace(file)
     # Another address for another picture, or the page shows the one that it has.
     return f"{address}?iterations={len(run.iterations)}"
-
-
-def resource_of(run: str) -> dict[str, str]:
-    """The resource that events about a run name."""
-    return {"prefect.resource.id": f"metaloom.run.{artifact_key('run', run)[4:]}", "prefect.resource.name": run}
-
-
-def event_of(report: IterationReport) -> dict[str, Any]:
-    """Return the payload of an iteration's event, with None for values that are not finite."""
-    return {
-        "iteration": report.iteration,
-        "iterations": report.iterations,
-        "metrics": {name: finite(value) for name, value in report.metrics.items()},
-        "evaluation_returns": [finite(value) for value in report.evaluation_returns],
-    }
 
 
 def summary(folder: Path, report: ReportFiles | None) -> str:

@@ -8,14 +8,19 @@ themselves.
 """
 
 import functools
+import os
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from threading import Timer, current_thread, main_thread
+from types import FrameType
 from typing import Annotated, Any
 from uuid import UUID
 
-from prefect import Flow, Task, flow, get_client, task
+from prefect import Flow, Task, flow, get_client, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
@@ -31,7 +36,7 @@ from metaloom.flows.loggers import MODULES
 from metaloom.flows.loggers.live import logging_to
 from metaloom.flows.operations import operations
 from metaloom.flows.prefect_app.artifacts import TrainingPage, publish_evaluation, publish_replay
-from metaloom.flows.prefect_app.cancelling import finishing_the_stage
+from metaloom.flows.prefect_app.flow_runs import STAGE_SECONDS
 from metaloom.flows.prefect_app.generated import make_flow, quiet_libraries
 from metaloom.flows.recipes import RECIPES, load_settings
 from metaloom.flows.results.evaluation import EvaluationOutcome
@@ -41,7 +46,6 @@ from metaloom.flows.rollouts.backend import (
     DEFAULT_STEP_TIMEOUT_SECONDS,
     DEFAULT_WORKERS,
     Backend,
-    Mathematics,
 )
 from metaloom.flows.rollouts.rehearsal import settled
 from metaloom.flows.runs import RunAt, run_folder
@@ -51,6 +55,73 @@ from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.envs.registry import with_all_options
 from metaloom.storage import StageRef
 from metaloom.storage.format.settings import changed
+
+
+@dataclass
+class StopRequest:
+    """Request to end this process, by SIGTERM as Prefect sends it.
+
+    Attributes:
+        received: True once the request has come.
+        before: Prefect's own handler.
+    """
+
+    received: bool = False
+    before: Any = None
+    _is_late: bool = False
+    _timer: Timer | None = None
+
+    def heard(self, number: int, frame: FrameType | None) -> None:
+        """Take the signal; the one that comes when the stage takes too long goes to Prefect, which breaks it off."""
+        if self._is_late:
+            self.before(number, frame)
+        elif not self.received:
+            self.received = True
+            self._timer = Timer(STAGE_SECONDS, self._break_off)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _break_off(self) -> None:
+        self._is_late = True
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def outcome(self, done: str) -> State:
+        """Return the state of the flow run, which has stopped after a stage because it was cancelled.
+
+        If it was not cancelled, as when its worker ends or the machine goes down, Prefect gets the signal after all.
+        The flow run is then Crashed, and continues elsewhere.
+        """
+        if self._timer is not None:
+            self._timer.cancel()
+        if not _is_cancelling():
+            self.before(signal.SIGTERM, None)
+        return Cancelled(message=f"cancelled after {done}")
+
+
+@contextmanager
+def finishing_the_stage() -> Iterator[StopRequest]:
+    """Yield a `StopRequest` that shows whether the flow run is asked to end."""
+    asked = StopRequest()
+    if current_thread() is not main_thread():  # a flow that is called from a thread; signals are for its caller
+        yield asked
+        return
+    asked.before = signal.signal(signal.SIGTERM, asked.heard)
+    try:
+        yield asked
+    finally:
+        # After a request, Prefect's handler stays off: it would take a second signal for a crash.
+        if not asked.received:
+            signal.signal(signal.SIGTERM, asked.before)
+
+
+def _is_cancelling() -> bool:
+    # Without an answer it counts as not: a flow run that is cancelled all the same is not started again.
+    with suppress(Exception), get_client(sync_client=True) as client:
+        state = client.read_flow_run(UUID(flow_run.get_id())).state
+        return state is not None and (state.is_cancelling() or state.is_cancelled())
+    get_run_logger().warning("Prefect's server does not answer whether this flow run is cancelled")
+    return False
+
 
 # What an untouched form does is small, and shows adaptation. A default also means "as stored" for a run that exists.
 DEFAULT_RECIPE, DEFAULT_SEED = "first-steps", 1
@@ -122,7 +193,6 @@ def meta_train_custom(
     scheduler: str = "",
     step_timeout: Seconds = DEFAULT_STEP_TIMEOUT_SECONDS,
     retries: Natural = DEFAULT_RETRIES,
-    mathematics: Mathematics = "here",
     log: Loggers = [],  # noqa: B006
     film_every: Natural = 0,
     trust: bool = False,
@@ -138,13 +208,12 @@ def meta_train_custom(
         scheduler: Address of a running Dask scheduler, tcp://host:port, used instead of starting workers.
         step_timeout: Seconds a worker waits for one call of an environment before it gives up.
         retries: How often work is done again whose worker process died.
-        mathematics: Without effect: the trainer computes all updates. `here` and `auto` are accepted, as before.
         log: Where else to log, for which an extra of Metaloom's is needed: tensorboard, wandb (offline) or mlflow;
             or module:function, called with each iteration.
         film_every: Log a film of every N-th iteration; 0 for one at the end.
         trust: Import the modules that the settings of a run that exists name, now and later.
     """
-    backend = backend_of(workers, scheduler, step_timeout, retries, mathematics)
+    backend = backend_of(workers, scheduler, step_timeout, retries)
     return _train(Asked(config=config), run, backend, log, film_every=film_every or None, trust=trust)
 
 
@@ -171,7 +240,6 @@ def backend_of(
     scheduler: str,
     step_timeout: float = DEFAULT_STEP_TIMEOUT_SECONDS,
     retries: int = DEFAULT_RETRIES,
-    mathematics: Mathematics = "here",
 ) -> Backend:
     """Return where rollouts run: at a scheduler if one is named.
 
@@ -183,7 +251,6 @@ def backend_of(
         scheduler=scheduler or None,
         step_timeout_seconds=None if step_timeout == DEFAULT_STEP_TIMEOUT_SECONDS else step_timeout,
         retries=None if retries == DEFAULT_RETRIES else retries,
-        mathematics=mathematics,
     )
 
 
@@ -191,7 +258,8 @@ def _train(
     asked: Asked, run: str, backend: Backend, loggers: Sequence[str], *, film_every: int | None = None, trust: bool
 ) -> State:
     folder = run_folder(run or run_name())
-    stored = None if is_new(folder) else stored_config(storage.open_run(folder), asked.named, trust=trust)
+    exists = storage.run_exists(folder)
+    stored = stored_config(storage.open_run(folder), asked.named, trust=trust) if exists else None
     settings = settings_for(folder, stored, asked)
     page = TrainingPage(folder)
     page.open(partial(_tag_flow_run, settings))
@@ -246,11 +314,6 @@ class StageTasks:
         name = f"{ref.stage} i={ref.iteration} k={ref.step}"
         self._done[ref] = _stage_task(ref.stage)(name, upstream, compute)
         return ref
-
-
-def is_new(folder: Path) -> bool:
-    """Tell if a run is still to be created in a folder: the file that makes it one is missing."""
-    return not storage.run_exists(folder)
 
 
 def stored_config(run: storage.Run, parameters: Mapping[str, Any], *, trust: bool) -> RunConfig:

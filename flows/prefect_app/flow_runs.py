@@ -1,7 +1,7 @@
 """Restart flow runs whose process is gone, under `metaloom serve`. They continue from what is stored.
 
 Prefect leaves them be: one whose process was killed stays Crashed, one whose worker or server was gone at that moment
-stays Running for ever, and one whose worker lost the server's messages meanwhile can no longer be cancelled.
+stays Running forever, and one whose worker lost the server's messages meanwhile can no longer be cancelled.
 """
 
 import signal
@@ -36,7 +36,7 @@ DEAF_SECONDS = 3.0
 SETTLED_SECONDS = 5.0
 # A process that has reported its crash is gone by then.
 ENDED_SECONDS = 20.0
-# What crashes so often in so short a time would do so for ever.
+# What crashes so often in so short a time would do so forever.
 CRASHES, CRASH_SECONDS = 3, 600.0
 UNFINISHED = ("PENDING", "RUNNING", "CANCELLING")
 

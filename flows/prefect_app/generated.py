@@ -87,7 +87,7 @@ def form_parameter(parameter: P, annotation: Any) -> P:
 
 
 def form_type(annotation: Any) -> Any:
-    """Return a type whose limits a form shows."""
+    """Return an annotation whose limits Prefect's form shows."""
     if get_origin(annotation) in (Union, UnionType):
         return Union[*map(form_type, get_args(annotation))]
     if get_origin(annotation) is not Annotated:

@@ -13,6 +13,7 @@ import stat
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,6 +26,8 @@ log: logging.Logger = logging.getLogger(__name__)
 API, AUTH = "PREFECT_API_URL", "PREFECT_API_AUTH_STRING"
 ENVIRONMENT = Path(".prefect") / "environment"
 """File that a shell reads to reach the server; plugin.py reads it for `prefect` commands typed in the folder."""
+OPEN = "/open"
+"""Path of the page that takes the password, which is what follows `#` in its address and so is never sent or logged."""
 LOOPBACK = ("127.0.0.1", "localhost")
 TEMPLATE = Path(__file__).parent / "prefect.toml"
 
@@ -49,7 +52,7 @@ def make_home(folder: Path, *, trust: bool) -> tuple[Path, str]:
 
 
 def _require_kept(folder: Path) -> None:
-    """Require that nobody else can replace `.prefect`."""
+    """Require that no other user can replace `.prefect`."""
     found = folder.stat()
     mode = stat.S_IMODE(found.st_mode)
     is_shared = mode & stat.S_IWOTH or (mode & stat.S_IWGRP and found.st_gid != os.getegid())
@@ -66,7 +69,7 @@ def _require_kept(folder: Path) -> None:
 
 
 def _require_own(home: Path) -> None:
-    """Require that nobody else has put anything in a folder, or can; close it to those who can only read it."""
+    """Require that no other user has put or can put anything in a folder; close it to those who can only read it."""
     found = home.lstat()
     mode = stat.S_IMODE(found.st_mode)
     if not stat.S_ISDIR(found.st_mode):
@@ -107,7 +110,7 @@ def _password(home: Path, *, trust: bool) -> str:
 
 
 def write_environment(folder: Path, api: str, password: str | None) -> None:
-    """Write what a shell reads to reach the server; without a password that the user has chosen."""
+    """Write the file that a shell sources to reach the server, without a user-defined password."""
     values = {API: api, **({AUTH: password} if password else {}), **unproxied(os.environ, api)}
     lines = [f"export {name}={shlex.quote(value)}\n" for name, value in values.items()]
     write(folder / ENVIRONMENT, "".join(lines))
@@ -170,3 +173,47 @@ def write(file: Path, text: str) -> None:
 
 def _hash(password: str) -> str:
     return hashlib.sha256(password.encode()).hexdigest()
+
+
+# They notify a worker of cancelled flow runs until its server is gone once; from then on the caretaker does.
+OBSERVERS = ("FlowRunCancellingObserver", "FlowRunSuspendingObserver")
+# Exceptions that a flow run ends with because it was cancelled, or `serve` was stopped, which Prefect takes for
+# unexpected.
+ENDED = ("CancelledRun", "TerminationSignal")
+# What `serve` has asked to end, before or after the handler is there by which a training finishes its stage.
+ABORTED = "Crash detected! Execution was aborted by a termination signal"
+# One for each event that did not reach a server which is gone; the flow says so once.
+LOST_EVENT = "Service 'EventsWorker' failed to process item"
+
+
+class WithoutFalseAlarms(logging.Filter):
+    """Lets through what is worth reading."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Tell if a record is shown."""
+        message = record.getMessage()
+        kind = record.exc_info[0] if record.exc_info else None
+        return not (
+            record.name.rpartition(".")[2] in OBSERVERS
+            or (record.name == "asyncio" and any(name in message for name in OBSERVERS))
+            or (kind is not None and kind.__name__ in ENDED)
+            or message.startswith((LOST_EVENT, ABORTED))
+        )
+
+
+def write_settings(home: Path) -> Path:
+    """Write Prefect's log settings with the filter added, and return the file for Prefect to read."""
+    import yaml
+
+    # find_spec does not import Prefect, which would read settings files of the folder.
+    prefect = find_spec("prefect")
+    assert prefect is not None
+    assert prefect.origin is not None
+    own = Path(prefect.origin).parent / "logging" / "logging.yml"
+    settings: dict[str, Any] = yaml.safe_load(own.read_text("utf-8"))
+    settings["filters"] = {"false_alarms": {"()": f"{__name__}.{WithoutFalseAlarms.__name__}"}}
+    for handler in settings["handlers"].values():
+        handler["filters"] = ["false_alarms"]
+    file = home / "logging.yml"
+    write(file, yaml.safe_dump(settings))
+    return file

@@ -26,7 +26,7 @@ def reports_root() -> Path:
 
 
 def address_of(run: Path, file: str) -> str | None:
-    """Return the address of a file of a run's report; None where nobody serves it."""
+    """Return the address of a file of a run's report; None if it is not served."""
     served = os.environ.get(VARIABLE)
     folder = report_path(run).resolve()
     if not served or folder.parent != reports_root().resolve():

@@ -2,11 +2,13 @@
 
 Each part is a process. All get the same address and password. They are started in order, started again if they end,
 and stopped together. Whoever gets into a Prefect server can run what it deploys, so it has a password and a gate
-against other pages in the user's browser (front.py), and listens beyond this machine only with a chosen password.
+against other pages in the user's browser (server.py), and listens beyond this machine only with a chosen password.
 """
 
+import asyncio
 import base64
 import os
+import re
 import select
 import shlex
 import signal
@@ -27,7 +29,6 @@ from urllib.request import ProxyHandler, build_opener
 from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import program
 from metaloom.flows.prefect_app import late
-from metaloom.flows.prefect_app.database import require_answer, server_url
 from metaloom.flows.prefect_app.flow_runs import (
     POOL,
     STAGE_SECONDS,
@@ -39,12 +40,12 @@ from metaloom.flows.prefect_app.flow_runs import (
     leave_all,
     runs_of,
 )
-from metaloom.flows.prefect_app.front import OPEN
 from metaloom.flows.prefect_app.home import (
     API,
     AUTH,
     ENVIRONMENT,
     LOOPBACK,
+    OPEN,
     TEMPLATE,
     folder_settings,
     folder_variables,
@@ -53,14 +54,62 @@ from metaloom.flows.prefect_app.home import (
     unproxied,
     write,
     write_environment,
+    write_settings,
 )
 from metaloom.flows.prefect_app.parts import START_SECONDS, Part, ServeError, Stop, alone, running
-from metaloom.flows.prefect_app.quiet import write_settings
 from metaloom.flows.prefect_app.reports import VARIABLE, served_reports
 from metaloom.storage import argument
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
+
+ANSWER_SECONDS = 10
+# As PostgreSQL and as SQLAlchemy spell it.
+_SCHEMES = ("postgres", "postgresql", "postgresql+asyncpg")
+
+
+def server_url(named: str) -> str:
+    """Return the URL of a database as Prefect takes it, with the driver that Prefect brings."""
+    scheme, _, rest = named.partition("://")
+    if scheme not in _SCHEMES or not re.search(r"^[^/]*/[^/?]+", rest):
+        raise UsageError(
+            f"--database: found {without_password(named)!r}; required postgresql://USER@HOST:PORT/DATABASE. Without "
+            "--database it is a SQLite file in .prefect"
+        )
+    return f"postgresql+asyncpg://{rest}"
+
+
+def without_password(url: str) -> str:
+    """Return a URL that may be shown, also one with a slip of the pen or with an "@" in its password."""
+    before, at, after = url.rpartition("@")
+    scheme, found, login = before.partition("://")
+    user, secret, _ = login.partition(":")
+    shown = f"{scheme}://{user}{':...' if secret else ''}" if found else "..." if at else ""
+    return shown + at + re.sub(r"(?i)(pass\w*=)[^&]*", r"\1...", after)
+
+
+def require_answer(url: str) -> None:
+    """Refuse a database that refuses connections, before anything is started."""
+    try:
+        asyncio.run(_connect(url.replace("+asyncpg", "", 1)))
+    except ValueError:  # whose words may be part of the password
+        raise UsageError(
+            f"--database: {without_password(url)} cannot be read; required postgresql://USER@HOST:PORT/DATABASE, and "
+            'in a password %XX for whatever is no letter or digit, such as %2F for "/"'
+        ) from None
+    except Exception as error:  # neither drivers' errors nor network errors have a common class
+        raise UsageError(
+            f"--database: {without_password(url)} cannot be used ({type(error).__name__}: {error}); required a "
+            "database that exists and whose owner the user is. `createdb` makes one"
+        ) from None
+
+
+async def _connect(url: str) -> None:
+    import asyncpg
+
+    connection = await asyncpg.connect(url, timeout=ANSWER_SECONDS)
+    await connection.close()
+
 
 HOST, EVERYWHERE = LOOPBACK[0], "0.0.0.0"
 DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
@@ -354,7 +403,7 @@ stop             Ctrl-C
 
 
 def _tell(words: str) -> None:
-    """Say what happened while nobody looked."""
+    """Report what happened since the last look."""
     _say(f"{datetime.now():%Y-%m-%d %H:%M:%S} | metaloom serve: {words}")
 
 

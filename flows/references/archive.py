@@ -1,27 +1,138 @@
 """Archives of reference runs: how one is made of a run, and how it becomes a run again."""
 
+import errno
 import hashlib
+import io
 import os
+import re
 import shutil
 import stat
+import struct
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from tempfile import gettempdir
-from typing import Any
+from typing import Any, cast
+from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 from metaloom import storage
 from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import plural
-from metaloom.flows.references.index import INDEX, Reference, read_index, write_index
-from metaloom.flows.references.remedies import broken, told_of_archive
-from metaloom.flows.references.repeatable import require_repeatable
-from metaloom.flows.references.zips import LARGEST_ARCHIVE, pack, unpack
-from metaloom.storage import Run
+from metaloom.flows.graph.run_stages import stages_of_run
+from metaloom.flows.references.index import INDEX, Reference, broken, read_index, told_of_archive, write_index
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.trust import names_of_run
+from metaloom.flows.views.run_info import state_of
+from metaloom.storage import Run, argument
 from metaloom.storage.errors import damaged, system_errors
 from metaloom.storage.format.files import lock, make_folders, read_file, replace_file
 from metaloom.storage.format.places import check_run_name
+from metaloom.storage.read.sessions import mapping
 from metaloom.storage.unfinished import unfinished_folder
+
+_PATH = re.compile(r"/|~|\.\.?/")
+"""Beginning of a path, which is one of this machine; names of environments have a slash only within."""
+
+
+def require_repeatable(run: Run) -> None:
+    """Refuse a run that others could not compute again."""
+    done = len(run.iterations)
+    if not done or state_of(run, None) != "complete":
+        raise UsageError(
+            f"{run.location}: found {done} of {plural(run.capacity, 'iteration')}; required a complete run: "
+            f"metaloom resume {argument(run.path)}"
+        )
+    infos: list[Mapping[str, Any]] = [run.info, *run.info.get("ancestors", [])]
+    for info in infos:
+        if start := mapping(info.get("config")).get("init_from"):
+            raise UsageError(
+                f"{run.location}: found init_from={mapping(start).get('run')}, a run that others do not have; required "
+                "a run whose first learner comes from its seed: train one without init_from"
+            )
+    # Installed packages bring plug-ins under names without a module.
+    environments = [run.info["environment"], *(session.environment for session in run.sessions())]
+    plugins = {str(name) for environment in environments for name in mapping(environment.get("plugins"))}
+    if names := [*names_of_run(run), *sorted(plugins)]:
+        raise UsageError(
+            f"{run.location}: found settings that name {', '.join(names)}; required a run of nothing but what Metaloom "
+            "brings, since others could not compute it again"
+        )
+    if paths := sorted({path for info in infos for path in _paths_in(info.get("config"))}):
+        raise UsageError(
+            f"{run.location}: found settings that name {', '.join(paths)}, a path of this machine; required a run of "
+            "nothing but what Metaloom brings, since others could not compute it again"
+        )
+    # A complete iteration may lack an output, such as an evaluation before which the run was killed.
+    with stages_of_run(run, Backend(workers=0)) as stages:
+        for ref in (ref for i in run.iterations for ref in stages.order(i) if not run.contains(ref)):
+            raise UsageError(
+                f"{run.location}: found no {ref.stage} of iteration {ref.iteration}, which the settings ask for; "
+                f"required a complete run: metaloom resume {argument(run.path)}"
+            )
+
+
+def _paths_in(settings: object) -> Iterator[str]:
+    if isinstance(settings, str) and _PATH.match(settings):
+        yield settings
+    elif isinstance(settings, Mapping):
+        for value in cast(Mapping[object, object], settings).values():
+            yield from _paths_in(value)
+    elif isinstance(settings, list | tuple):
+        for value in cast(list[object], settings):
+            yield from _paths_in(value)
+
+
+LARGEST_ARCHIVE = 2**28
+_LARGEST_RUN = 2**30
+_MOST_FILES = 10_000
+_DEEPEST = 16
+_ENTRY = b"PK\x01\x02"  # begins every entry in the table of contents of a zip
+_NO_ARCHIVE = (BadZipFile, OSError, RuntimeError, ValueError, EOFError, zlib.error, struct.error)
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE)
+_BEGINNING = (1980, 1, 1, 0, 0, 0)  # of time, to zip
+
+
+def pack(folder: Path, archive: Path) -> Path:
+    """Write all files of a folder into an archive, the same bytes for the same files."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "writer.lock")
+    with ZipFile(archive, "w", ZIP_DEFLATED, compresslevel=9) as opened_archive:
+        for path in files:
+            info = ZipInfo(path.relative_to(folder).as_posix(), _BEGINNING)
+            info.external_attr = 0o644 << 16
+            opened_archive.writestr(info, path.read_bytes(), ZIP_DEFLATED)
+    return archive
+
+
+def unpack(raw: bytes, archive: Path, folder: Path) -> None:
+    """Unpack what was read of an archive, which somebody may have replaced since."""
+    if raw.count(_ENTRY) > _MOST_FILES:
+        raise broken(archive, f"holds more than {_MOST_FILES} files, more than any reference does")
+    try:
+        with ZipFile(io.BytesIO(raw)) as opened_archive:
+            _require_plain(archive, opened_archive)
+            opened_archive.extractall(folder)
+    except _NO_ARCHIVE as error:
+        if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
+            raise
+        raise broken(archive, f"cannot be unpacked ({type(error).__name__}: {error})") from None
+
+
+def _require_plain(archive: Path, opened_archive: ZipFile) -> None:
+    """Refuse what `pack` does not write: other names than of files within, twice the same one, more than fits."""
+    entries, names = opened_archive.infolist(), opened_archive.namelist()
+    for entry in entries:
+        name = PurePosixPath(entry.filename)
+        is_within = not name.is_absolute() and ".." not in name.parts and str(name) == entry.filename
+        # Others may give gigabytes for each kilobyte, all at once.
+        is_known = entry.compress_type in (ZIP_STORED, ZIP_DEFLATED)
+        if not (is_within and is_known and len(name.parts) <= _DEEPEST):
+            raise broken(archive, f"holds {entry.filename[:80]!r}, which no reference does")
+    if len({*names}) < len(names):
+        raise broken(archive, "holds several files of the same name")
+    if (size := sum(entry.file_size for entry in entries)) > _LARGEST_RUN:
+        raise broken(archive, f"holds {size} bytes, more than any reference does")
+
 
 _LEFT_OUT = ("_operator", "_quarantine", "writer.lock")
 
@@ -39,7 +150,12 @@ def add(path: Path, folder: Path, name: str | None = None, *, learners: int = 20
     if learners < 1:
         raise UsageError(f"found --learners {learners}; required 1 or more")
     require_repeatable(run)
-    _require_learners(run, learners)
+    if gone := _thinned_learners(run, learners):
+        raise UsageError(
+            f"{run.location}: found learner {gone[0]} thinned; required one every {plural(learners, 'iteration')}: "
+            f"`metaloom replay {storage.argument(run.path)} --materialise` stores them again, or say which there are: "
+            "--learners N"
+        )
     with _writing(folder), _scratch() as place:
         copied = place / name
         shutil.copytree(path, copied, ignore=_left_out)
@@ -203,15 +319,6 @@ def _held(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _require_learners(run: Run, every: int) -> None:
-    if gone := _thinned_learners(run, every):
-        raise UsageError(
-            f"{run.location}: found learner {gone[0]} thinned; required one every {plural(every, 'iteration')}: "
-            f"`metaloom replay {storage.argument(run.path)} --materialise` stores them again, or say which there are: "
-            "--learners N"
-        )
 
 
 def _thinned_learners(run: Run, every: int) -> list[int]:

@@ -3,19 +3,47 @@
 References stand in one folder: `index.json`, and beside it NAME.zip for every run in it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table
+
 import metaloom
+from metaloom import storage
 from metaloom.flows.errors import UsageError
-from metaloom.flows.references.remedies import broken
+from metaloom.flows.formatting import adaptation_returns, duration, plural, size
+from metaloom.flows.views.parts import new_table, optional
 from metaloom.pipeline.schema import suggestion
+from metaloom.pipeline.shown import Row, Shown
 from metaloom.storage import DamagedRun
 from metaloom.storage.format.canonical import read_sealed, render, sealed
 from metaloom.storage.format.files import replace_file
 from metaloom.storage.format.places import check_run_name
+
+_AGAIN = "Get the folder's archives and index.json again from where they come from"
+
+
+def broken(place: Path, found: str, *, action: str = _AGAIN) -> storage.DamagedRun:
+    """Make the error for an archive or an index that is not what was added."""
+    return storage.DamagedRun(place, found=found, required="what `metaloom reference add` wrote", action=action)
+
+
+@contextmanager
+def told_of_archive(archive: Path, unpacked: Path) -> Iterator[None]:
+    """Report damage to a temporarily unpacked run as damage to its archive."""
+    try:
+        yield
+    except (storage.DamagedRun, storage.NotARun, storage.StageMissing) as error:
+        if str(unpacked) not in error.where:
+            raise
+        inside = error.where.replace(str(unpacked), "").lstrip("/") or "its run"
+        found = error.found.replace(f"{unpacked}/", "")
+        action = f"The index names this very archive, so it was added like this. {_AGAIN}, or ask who added it"
+        raise broken(archive, f"{inside}: {found}", action=action) from None
+
 
 INDEX = "index.json"
 SCHEMA = "metaloom-references/1"
@@ -118,3 +146,70 @@ def find(folder: Path, name: str) -> Reference:
             f"found no reference {name!r} in {folder}; `metaloom reference ls` lists all{suggestion(name, [*known])}"
         )
     return known[name]
+
+
+def reference_rows(references: Sequence[Reference]) -> list[dict[str, Any]]:
+    """Return a row per reference; `last_return`: average of its last iteration, after adaptation if there is any."""
+    return [asdict(found) | {"last_return": (adaptation_returns(found.metrics) or [None])[-1]} for found in references]
+
+
+class References(Shown, list[dict[str, Any]]):
+    """Rows of references.
+
+    Attributes:
+        folder: Folder of the references; None for the checkout's.
+    """
+
+    def __init__(self, rows: Sequence[dict[str, Any]], folder: Path | str | None = None) -> None:
+        super().__init__(rows)
+        self.folder = folder
+
+    def shown(self) -> tuple[str, list[Row]]:
+        """Return what each reference is of; see pipeline.shown."""
+        columns = ("name", "env", "algorithm", "seed", "iterations", "last_return")
+        return plural(len(self), "reference"), [columns, *(tuple(str(row[name]) for name in columns) for row in self)]
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """A run that was made of a reference."""
+
+    path: Path
+    reference: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the run as plain data."""
+        return {"run": str(self.path)}
+
+    def __str__(self) -> str:
+        return f"{self.path} is {self.reference} as a run"
+
+
+@dataclass(frozen=True)
+class Added:
+    """A reference that was made of a run."""
+
+    reference: Reference
+    folder: Path
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the row of the reference."""
+        return reference_rows([self.reference])[0]
+
+    def __str__(self) -> str:
+        return f"{self.folder / self.reference.archive}: {size(self.reference.size)}"
+
+
+def references_table(rows: References) -> Table:
+    """`metaloom reference ls`, naming the folder unless it is the checkout's."""
+    columns = ("reference", "environment", "algorithm", ">seed", ">iterations", ">last return", ">took", ">size")
+    told = ("name", "env", "algorithm", "seed", "iterations")
+    cells = (
+        (*(r[name] for name in told), optional(r["last_return"]), duration(r["wall_seconds"]), size(r["size"]))
+        for r in rows
+    )
+    table = new_table(*columns, rows=cells, drop=("size", "took", "seed", "environment", "algorithm"))
+    total = size(sum(row["size"] for row in rows))
+    command = f"metaloom reference verify NAME@ITERATION{'' if rows.folder is None else f' --from {rows.folder}'}"
+    table.caption = f"{total} in all; `{command}` recomputes any of their iterations"
+    return table

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from metaloom.flows.formatting import count, finite, number, plural
+from metaloom.flows.formatting import as_json, count, interval, number, plural
 from metaloom.pipeline.comparison.groups import Band, Estimate, Pair, runs_needed
 from metaloom.pipeline.comparison.intervals import CONFIDENCE
 from metaloom.pipeline.comparison.scores import Scores
@@ -110,7 +110,7 @@ class Comparison(Shown):
     def shown(self) -> tuple[str, list[Row]]:
         """Interquartile mean of each group with its interval, and the verdicts; see pipeline.shown."""
         rows = [
-            (group.name, str(len(group.scores)), number(group.iqm.value), _interval(group.iqm)) for group in self.groups
+            (g.name, str(len(g.scores)), number(g.iqm.value), interval(g.iqm.low, g.iqm.high, "")) for g in self.groups
         ]
         title = f"Comparison by {self.metric} after {count(self.env_steps)} environment steps"
         header = ("group", "runs", "interquartile mean", "95 % interval")
@@ -175,13 +175,13 @@ class Comparison(Shown):
             "env_steps": self.env_steps,
             "confidence": CONFIDENCE,
             "bootstrap": {"seed": self.seed, "resamples": self.resamples, "resampled": "runs", "interval": "student"},
-            "groups": _json(self.table()),
-            "pairs": _json(self.differences()),
+            "groups": as_json(self.table().to_pylist()),
+            "pairs": as_json(self.differences().to_pylist()),
             "verdicts": list(self.verdicts),
             "notes": list(self.notes),
-            "scores": _json(self.scores()),
-            "profiles": _json(self.profiles()),
-            "curves": _json(self.curves()),
+            "scores": as_json(self.scores().to_pylist()),
+            "profiles": as_json(self.profiles().to_pylist()),
+            "curves": as_json(self.curves().to_pylist()),
         }
 
     def plot(self) -> "Figure":
@@ -209,14 +209,6 @@ def _pair_row(pair: Pair) -> dict[str, Any]:
         "smallest_p": pair.test.smallest,
     }
     return {"a": pair.a, "b": pair.b, **estimates, **tested, "shown": pair.shown, "attainable": pair.attainable}
-
-
-def _json(table: pa.Table) -> list[dict[str, Any]]:
-    """Return the rows of a table, with null for non-finite values."""
-    return [
-        {name: finite(value) if isinstance(value, float) else value for name, value in row.items()}
-        for row in table.to_pylist()
-    ]
 
 
 def verdicts(pairs: Sequence[Pair], num_runs: Mapping[str, int]) -> tuple[str, ...]:
@@ -249,12 +241,8 @@ def _verdict(pair: Pair, runs: tuple[int, int], num_pairs: int) -> str:
 
 
 def _by(difference: Estimate) -> str:
-    interval = _interval(difference)
-    return number(difference.value) + (f", 95 % interval {interval}" if interval else "")
-
-
-def _interval(estimate: Estimate) -> str:
-    return "" if np.isnan(estimate.low) else f"{number(estimate.low)} to {number(estimate.high)}"
+    ends = interval(difference.low, difference.high, "")
+    return number(difference.value) + (f", 95 % interval {ends}" if ends else "")
 
 
 def _p(p: float) -> str:

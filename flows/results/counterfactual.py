@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from metaloom.flows.errors import UsageError
-from metaloom.flows.formatting import finite, number
+from metaloom.flows.formatting import as_json, number
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.shown import Row, Shown
 from metaloom.pipeline.types import Array, LearnerState, Samples, Update
@@ -108,10 +108,8 @@ class Counterfactual(Shown):
             "as_stored": self.stored.identical,
             "identical": self.changed.identical,
             "first_changed": None if self.first_changed is None else asdict(self.first_changed),
-            "quantities": {
-                name: {"stored": _json(s), "changed": _json(c)} for name, (s, c) in self.quantities().items()
-            },
-            **{name: _json(value) for name, value in self.distance().items()},
+            "quantities": as_json({name: {"stored": s, "changed": c} for name, (s, c) in self.quantities().items()}),
+            **as_json(self.distance()),
         }
 
     def _describe(self, outcome: Outcome) -> Iterator[tuple[str, float]]:
@@ -124,10 +122,6 @@ class Counterfactual(Shown):
         if self.start:
             yield "step_length", _norm(_minus(_numbers(outcome.value), self.start))
         yield "seconds", outcome.seconds
-
-
-def _json(value: float | None) -> float | None:
-    return None if value is None else finite(value)
 
 
 def _numbers(value: Value) -> dict[str, Array]:

@@ -1,27 +1,141 @@
 """Returns of a learner after 0 ... K adaptation steps."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
-from metaloom.flows.formatting import finite, number, plural
+from metaloom.flows.formatting import as_json, number, plural
 from metaloom.flows.results.class_returns import ByStep, class_rows
-from metaloom.flows.results.evaluation_summary import (
-    AdaptationSummary,
-    summarize_classes,
-    summarize_steps,
-    summarize_tasks,
-)
-from metaloom.flows.results.success import success_rows
+from metaloom.flows.results.success import official_success, success_rows
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.task_classes import Classes
+from metaloom.pipeline.estimation.diagnostics import fact_means
+from metaloom.pipeline.estimation.statistics import ClassReturns, bootstrap, interquartile_mean, mean
 from metaloom.pipeline.shown import Row, Shown
-from metaloom.pipeline.types import Evaluation, TaskBatch
+from metaloom.pipeline.types import Array, Evaluation, TaskBatch
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from metaloom.pipeline.envs.task_classes import Classes
+
+# Of the resampling alone: an evaluation that is repeated gives the same intervals.
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class AdaptationSummary:
+    """Return of the test episodes after some adaptation steps, over tasks.
+
+    Intervals are NaN where one episode of one task is all there is.
+
+    Attributes:
+        adaptation_steps: Number k of steps per task: gradient steps of its policy copy, or inferences of the task.
+        adaptation_episodes: Episodes per task used for adaptation, over all k steps.
+        adaptation_env_steps: Mean number of environment steps in them.
+        average_return: Mean over tasks of their mean return.
+        average_low, average_high: Ends of its 95 % bootstrap interval.
+        iqm_return: Interquartile mean of the tasks' mean returns.
+        iqm_low, iqm_high: Ends of its interval.
+        lower_quartile, upper_quartile: Quartiles of the tasks' mean returns.
+        facts: Means over test episodes of the environment's facts, such as `success_rate`; see `fact_means`. For
+            Meta-World also `official_success_rate`; see `official_success`.
+    """
+
+    adaptation_steps: int
+    adaptation_episodes: int
+    adaptation_env_steps: float
+    average_return: float
+    average_low: float
+    average_high: float
+    iqm_return: float
+    iqm_low: float
+    iqm_high: float
+    lower_quartile: float
+    upper_quartile: float
+    facts: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def columns(self) -> dict[str, float]:
+        """All of it side by side."""
+        about = asdict(self)
+        return about | about.pop("facts")
+
+
+def summarize_steps(evaluation: Evaluation, classes: "Classes | None" = None) -> list[AdaptationSummary]:
+    """Average over tasks for every number of adaptation steps; `classes` are the environment's task classes."""
+    summaries: list[AdaptationSummary] = []
+    for k in range(evaluation.adaptation_steps + 1):
+        returns = evaluation.test_returns[:, k]
+        rng = np.random.default_rng([_SEED, k])
+        average, iqm = (bootstrap(returns, statistic, rng) for statistic in (mean, interquartile_mean))
+        lower, upper = np.quantile(returns.mean(axis=1), [0.25, 0.75])
+        summaries.append(
+            AdaptationSummary(
+                adaptation_steps=k,
+                adaptation_episodes=k * evaluation.episodes_per_step,
+                adaptation_env_steps=float(_steps_before(evaluation, k).mean()),
+                average_return=average.estimate,
+                average_low=average.low,
+                average_high=average.high,
+                iqm_return=iqm.estimate,
+                iqm_low=iqm.low,
+                iqm_high=iqm.high,
+                lower_quartile=float(lower),
+                upper_quartile=float(upper),
+                facts=fact_means({name: values[:, k] for name, values in evaluation.test_facts.items()})
+                | official_success(evaluation, k, classes),
+            )
+        )
+    return summaries
+
+
+def summarize_tasks(evaluation: Evaluation) -> list[dict[str, Any]]:
+    """Return one row per number of adaptation steps and task: mean return with interval, and task parameters."""
+    rows: list[dict[str, Any]] = []
+    for k in range(evaluation.adaptation_steps + 1):
+        for b in range(len(evaluation.task_ids)):
+            returns = evaluation.test_returns[b, k]
+            interval = bootstrap(returns[None], mean, np.random.default_rng([_SEED, k, b]))
+            seen = evaluation.adaptation_returns[b, k] if k < evaluation.adaptation_steps else None
+            rows.append(
+                {
+                    "adaptation_steps": k,
+                    "adaptation_episodes": k * evaluation.episodes_per_step,
+                    "adaptation_env_steps": int(_steps_before(evaluation, k)[b]),
+                    "task": b,
+                    "task_id": int(evaluation.task_ids[b]),
+                    **dict(zip(evaluation.names, evaluation.task_params[b].tolist(), strict=True)),
+                    "average_return": interval.estimate,
+                    "return_low": interval.low,
+                    "return_high": interval.high,
+                    "std_return": float(returns.std()),
+                    "num_episodes": len(returns),
+                    "average_length": float(evaluation.test_lengths[b, k].mean()),
+                    "termination_rate": float(evaluation.test_terminated[b, k].mean()),
+                    **fact_means({name: values[b, k] for name, values in evaluation.test_facts.items()}),
+                    # What is adapted to next explores with the same policy; None where nothing follows.
+                    "next_adaptation_return": None if seen is None else float(seen.mean()),
+                }
+            )
+    return rows
+
+
+def summarize_classes(evaluation: Evaluation, classes: "Classes | None") -> list[ClassReturns]:
+    """Test returns by class of task after every number of adaptation steps; nothing where there are no classes."""
+    if classes is None:
+        return []
+    of = classes.of(evaluation.task_params, evaluation.names)
+    means = evaluation.test_returns.mean(axis=2)
+    return [classes.returns(means[:, k], of) for k in range(evaluation.adaptation_steps + 1)]
+
+
+def _steps_before(evaluation: Evaluation, k: int) -> Array:
+    """Count the environment steps in the episodes that k steps adapted to, [B]."""
+    return evaluation.adaptation_lengths[:, :k].sum(axis=(1, 2))
 
 
 @dataclass(frozen=True, repr=False)
@@ -92,7 +206,7 @@ class EvaluationOutcome(Shown):
         return self.draw(self)
 
     def table(self) -> pa.Table:
-        """Return one row per adaptation step and task; see `flows/results/evaluation_summary.py`."""
+        """Return one row per adaptation step and task; see `flows/results/evaluation.py`."""
         return pa.Table.from_pylist(summarize_tasks(self.evaluation))
 
     def as_dict(self) -> dict[str, Any]:
@@ -104,8 +218,8 @@ class EvaluationOutcome(Shown):
             "extrapolation": self.extrapolation or None,
             "env_steps": self.env_steps,
             "evaluation": self.config.evaluation.model_dump(mode="json", exclude={"every"}),
-            "adaptation": [_finite(step.columns) for step in self.summary()],
-            "tasks": [_finite(row) for row in self.table().to_pylist()],
+            "adaptation": [as_json(step.columns) for step in self.summary()],
+            "tasks": as_json(self.table().to_pylist()),
             "classes": [{"adaptation_steps": row.pop("step"), **row} for row in class_rows(self.by_class())],
             "success": success_rows(self.evaluation, self.classes),
         }
@@ -117,7 +231,3 @@ class EvaluationOutcome(Shown):
     def by_class(self) -> ByStep:
         """Test returns by class of task after every number of adaptation steps; nothing without classes."""
         return summarize_classes(self.evaluation, self.classes)
-
-
-def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: finite(value) if isinstance(value, float) else value for name, value in row.items()}

@@ -1,4 +1,4 @@
-"""Stages run again: what differs from what is stored."""
+"""Outcomes of stages that are computed again from what is stored."""
 
 from dataclasses import asdict, dataclass
 from typing import Any

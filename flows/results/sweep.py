@@ -35,7 +35,7 @@ class SweepResult:
 
 @dataclass(frozen=True)
 class SweepObserver:
-    """Callbacks of whoever watches a sweep; by default they do nothing and never stop it."""
+    """Callbacks during a sweep; by default they do nothing and never stop it."""
 
     begun: Callable[[PlannedRun], None] = lambda run: None
     iteration_done: Callable[[PlannedRun, IterationReport], None] = lambda run, report: None

@@ -19,7 +19,7 @@ class Backend:
 
     A run of one task, which has one shard, still has two workers if it must be watched (`step_timeout_seconds` or
     `retries` are given). Dask workers have one physics thread each. An environment that takes too long ends its worker
-    and the run; sampling in this process waits for ever: it is where one debugs. For a running scheduler, configure
+    and the run; sampling in this process waits forever: it is where one debugs. For a running scheduler, configure
     `distributed.scheduler.allowed-failures` there instead of `retries`.
 
     Attributes:
@@ -104,3 +104,21 @@ class Backend:
 
 IN_PROCESS = Backend(workers=0)
 """Rollouts in this process: worker processes need a script that guards its main part."""
+
+
+@dataclass
+class Traffic:
+    """Totals of a session.
+
+    Attributes:
+        submitted: Shards sent to workers, including retries.
+        repeated: Shards sent a second time because the first attempt took too long.
+        sent_bytes, received_bytes: Bytes of parameters and tasks sent, and of episodes received.
+        threads: Total number of worker threads now.
+    """
+
+    submitted: int = 0
+    repeated: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    threads: int = 0

@@ -5,31 +5,71 @@ times as much and run finished work again when a worker dies.
 """
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from typing import TypeVar, cast
 
 from distributed import Client, KilledWorker
 
 from metaloom.flows.errors import WorkersError
-from metaloom.flows.rollouts.backend import Backend
-from metaloom.flows.rollouts.connection import Connection, connected
+from metaloom.flows.rollouts.backend import Backend, Traffic
+from metaloom.flows.rollouts.connection import Connection, connected, wait_for
 from metaloom.flows.rollouts.flight_recorder import Recording, recordings_folder, remove_recordings
 from metaloom.flows.rollouts.guard import NOT_YET, tell_who_trains
 from metaloom.flows.rollouts.local_cluster import ending_of
 from metaloom.flows.rollouts.rounds import Piece, Rounds, ShardDied, pieces_of
-from metaloom.flows.rollouts.shards import ShardCosts
-from metaloom.flows.rollouts.supervised import Collected, Shard, Supervision, try_environment
-from metaloom.flows.rollouts.traffic import Traffic
-from metaloom.flows.rollouts.versions import fingerprint
-from metaloom.flows.rollouts.waiting import wait_for
+from metaloom.flows.rollouts.supervised import Collected, Shard, Supervision, fingerprint, try_environment
 from metaloom.flows.rollouts.workers import RolloutWorkers, SamplerSpec
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition
 from metaloom.stages.rollouts.sampler import tasks_together
+
+SECONDS_PER_SHARD = 1.0
+"""Target time limit of a shard with several tasks: the most that a rollout batch can lose while workers idle."""
+LEAST_SECONDS_PER_SHARD = 0.1
+FEWEST_SHARDS = 4
+_ENOUGH_SHARDS = 8
+_SHARDS_PER_THREAD = 2
+_STEPS_PER_SECOND = 16_000  # assumed before any measurement
+
+
+@dataclass(frozen=True)
+class ShardCosts:
+    """Seconds per task in the last rollout batch of every kind, as workers reported."""
+
+    _by_kind: dict[str, float] = field(default_factory=dict[str, float])
+
+    def tell(self, spec: SamplerSpec, seconds_per_task: float) -> None:
+        """Store the mean seconds per task of a rollout batch."""
+        self._by_kind[spec.model_dump_json()] = seconds_per_task
+
+    def bounds(self, spec: SamplerSpec, num_tasks: int, threads: int = 0) -> Sequence[tuple[int, int]]:
+        """Return the first and last + 1 task of every shard, in order, for workers with this number of threads."""
+        seconds = self._by_kind.get(spec.model_dump_json()) or most_steps(spec) / _STEPS_PER_SECOND
+        size = tasks_per_shard(num_tasks, seconds, threads)
+        return list(pairwise([*range(0, num_tasks, size), num_tasks]))
+
+
+def most_steps(spec: SamplerSpec) -> int:
+    """Return the maximum environment steps of a task in a rollout batch, if the first block of episodes is enough."""
+    return spec.episodes_at_once * spec.episodes_per_trial * spec.max_episode_steps
+
+
+def tasks_per_shard(num_tasks: int, seconds_per_task: float, threads: int = 0) -> int:
+    """Return the tasks of every shard but the last: a power of two, since workers keep simulators for few sizes.
+
+    A shard takes an eighth of the rollout batch's work, at least LEAST_SECONDS_PER_SHARD, below which handing it
+    out costs more than it gains, and at most SECONDS_PER_SHARD. If there are enough tasks, there are at least
+    FEWEST_SHARDS, and two for each thread.
+    """
+    seconds = min(SECONDS_PER_SHARD, max(LEAST_SECONDS_PER_SHARD, num_tasks * seconds_per_task / _ENOUGH_SHARDS))
+    most = min(seconds / seconds_per_task, num_tasks / max(FEWEST_SHARDS, _SHARDS_PER_THREAD * threads))
+    return 1 << max(0, int(most).bit_length() - 1)
+
 
 T = TypeVar("T")
 
@@ -65,21 +105,27 @@ class DaskWorkers(RolloutWorkers):
         """
         session, elsewhere, timeout = secrets.token_hex(8), backend.scheduler is not None, backend.step_timeout_seconds
         assert timeout is not None
-        with connected(backend, spec, session) as connection:
-            versions = fingerprint(spec)
+        try:
+            with connected(backend, spec, session) as connection:
+                versions = fingerprint(spec)
 
-            def supervise() -> Supervision:
-                return Supervision(session, secrets.token_hex(8), timeout, versions)
+                def supervise() -> Supervision:
+                    return Supervision(session, secrets.token_hex(8), timeout, versions)
 
-            rounds = Rounds(connection, session, supervise, partial(_recordings, connection, elsewhere))
-            workers = cls(spec, connection, session, elsewhere, supervise, rounds)
-            tell_who_trains(recordings_folder(session), session, spec.env.name)
-            try:
-                if not spec.env.is_built_in:  # one of ours is not tried before it is used
-                    workers.try_environment()
-                yield workers
-            finally:
-                workers.clean_up()
+                rounds = Rounds(connection, session, supervise, partial(_recordings, connection, elsewhere))
+                workers = cls(spec, connection, session, elsewhere, supervise, rounds)
+                tell_who_trains(recordings_folder(session), session, spec.env.name)
+                try:
+                    if not spec.env.is_built_in:  # one of ours is not tried before it is used
+                        workers.try_environment()
+                    yield workers
+                finally:
+                    if elsewhere:
+                        with suppress(Exception):
+                            workers.client.run(remove_recordings, session, on_error="ignore")
+        finally:
+            # Once the local workers are gone: one that is asked to end may just have begun to record.
+            remove_recordings(session)
 
     def collect(self, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
         """E complete episodes of every task.
@@ -139,13 +185,6 @@ class DaskWorkers(RolloutWorkers):
             ) from error
         if unusable is not None:
             raise unusable
-
-    def clean_up(self) -> None:
-        """Remove the recordings, also on the workers' machines, as far as they can still be reached."""
-        remove_recordings(self.session)
-        if self.elsewhere:
-            with suppress(Exception):
-                self.client.run(remove_recordings, self.session, on_error="ignore")
 
     def _death(self, shard: Shard, watch: Supervision) -> Exception:
         """Make the error for a shard that killed every worker that tried it."""

@@ -1,8 +1,8 @@
 """Watch worker processes from outside: a separate process, one per machine and session, that runs this file.
 
-The watchdog of a worker's own process (`watchdog.py`) can say more, but does nothing when its process is stopped, or
-when the environment has switched it off. A trainer that is killed cannot tidy up. This process does both. It imports
-neither Metaloom nor numpy, so that it is there in the time of a step.
+The watchdog of a worker's own process (`flight_recorder.py`) can say more, but does nothing when its process is
+stopped, or when the environment has switched it off. A trainer that is killed cannot clean up. This process covers
+both cases. It imports neither Metaloom nor numpy, so that it starts within the time of a step.
 """
 
 import fcntl

@@ -11,12 +11,10 @@ from typing import cast
 
 from distributed import Client, Future, KilledWorker
 
-from metaloom.flows.rollouts.connection import Connection
+from metaloom.flows.rollouts.backend import Traffic
+from metaloom.flows.rollouts.connection import Connection, NoWorkerError, Patience, no_worker_for
 from metaloom.flows.rollouts.flight_recorder import Recording
-from metaloom.flows.rollouts.sizes import num_bytes
-from metaloom.flows.rollouts.supervised import Collected, Shard, Supervision, collect_watched
-from metaloom.flows.rollouts.traffic import Traffic
-from metaloom.flows.rollouts.waiting import NoWorkerError, Patience, no_worker_for
+from metaloom.flows.rollouts.supervised import Collected, Shard, Supervision, collect_watched, num_bytes
 from metaloom.pipeline.types import TaskParams
 
 log: logging.Logger = logging.getLogger(__name__)

@@ -2,15 +2,22 @@
 
 import multiprocessing
 import random
+import socket
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
 
 import dask.sizeof
 import distributed.utils_comm
 import numpy as np
+from dask.sizeof import sizeof
 
+from metaloom.flows.errors import WorkersError
 from metaloom.flows.rollouts.flight_recorder import (
     NOT_YET,
     FlightRecorder,
@@ -19,17 +26,113 @@ from metaloom.flows.rollouts.flight_recorder import (
     recorded,
     recordings_folder,
 )
-from metaloom.flows.rollouts.sizes import num_bytes
-from metaloom.flows.rollouts.versions import require_own_versions
-from metaloom.flows.rollouts.workers import SamplerSpec, collect_shard
+from metaloom.flows.rollouts.workers import SamplerSpec, code_digest, collect_shard
 from metaloom.flows.streams import print_to_errors
+from metaloom.pipeline.arithmetic import acting_facts
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.envs.registry import make_env
-from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
+from metaloom.pipeline.plugin_files import acting_paths, digest_of, files_of, sources_of
+from metaloom.pipeline.types import EpisodeBatch, Samples, Step, TaskBatch, TaskParams, Update
 from metaloom.stages.collect_rollouts import RolloutPosition
 from metaloom.stages.faults import StageFault
 from metaloom.stages.rollouts.faults import Circumstances, RolloutError
 from metaloom.stages.sample_tasks import draw_tasks
+
+_PACKAGES = ("numpy", "mujoco", "gymnasium")
+
+
+def fingerprint(spec: SamplerSpec) -> dict[str, str]:
+    """Return the versions of everything that affects a rollout in this process, including user-supplied sources."""
+    return {**_versions(), **_torch_version(), **_named(sources_of(acting_paths(spec.env, spec.policy)))}
+
+
+def check_worker(spec: SamplerSpec) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Report versions and machine code of a worker, after it has built the environment once. Runs on the worker."""
+    make_env(spec.env).close()
+    return _fingerprint_here(spec), acting_facts()
+
+
+def require_own_versions(required: Mapping[str, str], spec: SamplerSpec) -> None:
+    """Refuse versions that are not the trainer's, of this process, which is a worker.
+
+    One that the trainer has started imports what is there by then, and may be started again much later.
+
+    Raises:
+        WorkersError: they differ, and so would digests.
+    """
+    require_versions(required, _fingerprint_here(spec), f"on {socket.gethostname()}")
+
+
+def require_versions(required: Mapping[str, str], found: Mapping[str, str], worker: str) -> None:
+    """Refuse versions of a worker that are not the trainer's.
+
+    A worker may do without torch, and may have a plug-in without its source.
+    """
+    differing = [
+        f"{name} {found.get(name)} there, {here} here"
+        for name, here in required.items()
+        if found.get(name, None if name in _versions() else here) != here
+    ]
+    if differing:
+        raise WorkersError(
+            f"the Dask worker {worker} computes with something else: {'; '.join(differing)}; required the same as "
+            "the trainer's, or digests would differ. A worker that has it by now has to be started again"
+        )
+
+
+@cache
+def _versions() -> dict[str, str]:
+    return {"metaloom's code": code_digest()[:12]} | {name: version(name) for name in _PACKAGES}
+
+
+def _torch_version() -> dict[str, str]:
+    # Of a process that computes with it: the plain MLP acts without.
+    return {"torch": version("torch")} if "torch" in sys.modules else {}
+
+
+def _fingerprint_here(spec: SamplerSpec) -> dict[str, str]:
+    paths = acting_paths(spec.env, spec.policy)
+    sources = {name: digest for path in paths for name, digest in _first_seen(path).items()}
+    return {**_versions(), **_torch_version(), **_named(sources)}
+
+
+@cache
+def _first_seen(path: str) -> dict[str, str]:
+    """Return the sources of a plug-in when this process first saw it: it computes with these in any case."""
+    return {name: _digest_first_seen(file) for name, file in files_of([path]).items()}
+
+
+@cache
+def _digest_first_seen(file: Path) -> str:
+    # A module beside this plug-in may have been imported for another one, and have changed since.
+    return digest_of(file)
+
+
+def _named(sources: Mapping[str, str]) -> dict[str, str]:
+    return {f"the source of {name}": digest[:12] for name, digest in sources.items()}
+
+
+_SENT = (TaskBatch, TaskParams, EpisodeBatch, Samples, Step, Update)
+
+
+def num_bytes(value: object) -> int:
+    """Return the bytes of all arrays in a batch, or of what is bytes already."""
+    if isinstance(value, bytes | str):
+        return len(value)
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if isinstance(value, Mapping):
+        return sum(map(num_bytes, value.values()))
+    if isinstance(value, tuple):
+        return sum(map(num_bytes, value))
+    if is_dataclass(value):
+        return sum(num_bytes(getattr(value, each.name)) for each in fields(value))
+    return 0
+
+
+for _kind in _SENT:
+    sizeof.register(_kind, num_bytes)
+
 
 # Dask's threads draw from `random` in the trainer and in workers. They get a separate generator, so that the global one
 # changes only if the work draws.

@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_limits
 
 from metaloom import pipeline, stages
 from metaloom.flows.rollouts.backend import Backend as Backend
-from metaloom.flows.rollouts.traffic import Traffic
+from metaloom.flows.rollouts.backend import Traffic
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.global_random import GlobalRandomWatch
 from metaloom.pipeline.numerics import normal_numerics

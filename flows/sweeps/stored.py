@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import TypeAdapter
+from pydantic_core import from_json
 
 from metaloom.flows import recipes
 from metaloom.flows.errors import UsageError
@@ -114,15 +115,8 @@ class Sweep:
 
     def document(self) -> dict[str, Any]:
         """Return the content of the file."""
-        document = {
-            "format": FORMAT,
-            "recipe": self.recipe,
-            "settings": list(self.settings),
-            "grid": {key: list(values) for key, values in self.grid.items()},
-            "seeds": list(self.seeds),
-            "runs": [asdict(run) for run in self.runs],
-        }
-        return document if self.search is None else document | {"search": asdict(self.search)}
+        written = asdict(self)
+        return {"format": FORMAT} | {name: written[name] for name in _FIELDS if written[name] is not None}
 
     def _named(self) -> Settings:
         """Return the modules that settings may name, for trust. YAML can spell a colon without one, so parse them."""
@@ -199,27 +193,17 @@ def _file(root: Path, name: str) -> Path:
     return root / "sweeps" / f"{name}.json"
 
 
-class _Document(BaseModel):
-    """The file of a sweep, which may come from anybody."""
-
-    model_config = ConfigDict(strict=True)
-
-    format: Literal["metaloom-sweep/1"]
-    recipe: str
-    settings: tuple[str, ...]
-    grid: Mapping[str, tuple[str, ...]]
-    seeds: tuple[int, ...]
-    runs: tuple[PlannedRun, ...]
-    search: Search | None = None
-
-
 def _parsed(text: bytes, root: Path, name: str) -> Sweep:
-    document = _Document.model_validate_json(text)
-    for run in document.runs:  # a run's name must not lead out of the runs folder
+    """Read the file of a sweep, which may come from anybody."""
+    document: Any = from_json(text)
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise ValueError("another format")
+    own = {field: value for field, value in document.items() if field in _FIELDS} | {"name": name, "root": str(root)}
+    sweep = TypeAdapter(Sweep).validate_json(json.dumps(own), strict=True)
+    for run in sweep.runs:  # a run's name must not lead out of the runs folder
         check_run_name(run.name)
-    if len({run.name for run in document.runs}) < len(document.runs):
+    if len({run.name for run in sweep.runs}) < len(sweep.runs):
         raise ValueError("a run twice")
-    sweep = Sweep(name, root, **{field: getattr(document, field) for field in _FIELDS})
     if sweep.search is None:
         return sweep
     # The runs must belong to trials of the search, each with all seeds.

@@ -33,7 +33,8 @@ class Acting:
     """Actor in B tasks, step by step, for one thread at a time.
 
     Attributes:
-        num_tasks: B.
+        blueprint: Description of the run.
+        num_tasks: Number of tasks B that it acts in.
         seed: Decides all draws, with the episode and the step.
 
     Raises:
@@ -46,7 +47,7 @@ class Acting:
         check_actor_params(config.algorithm.actor, config.policy, params.params, blueprint.spaces)
         self.num_tasks: int = len(next(iter(params.params.values())))
         self.seed = check_seed(seed)
-        self._blueprint, self._params = blueprint, params
+        self.blueprint, self._params = blueprint, params
         self._episode = 0
         self._actors: dict[tuple[int, bool], _Steps] = {}
         # Of a policy with a memory: who acted last, and whether it has to hear what that earned.
@@ -61,8 +62,15 @@ class Acting:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _turn=RLock())
 
-    def reset(self, seed: int | None) -> None:
-        """Begin the next episode, or the first one of another seed."""
+    def reset(self, *, seed: int | None = None) -> None:
+        """Begin an episode: a policy that infers its task draws its latent task again.
+
+        One that adapts by its memory begins a trial, with what it remembered when it was adapted, at first nothing. Its
+        memory lasts until then, also from one episode to the next, which `observe` reports to it.
+
+        Args:
+            seed: Restart from the beginning, with draws that this seed decides.
+        """
         seed = None if seed is None else check_seed(seed)
         with self._turn:
             self._episode = self._episode + 1 if seed is None else 0
@@ -70,20 +78,44 @@ class Acting:
             self._actors.clear()
             self._last, self._awaits = None, False
 
-    def act(self, observations: Any, *, deterministic: bool) -> Array:
-        """See TrainedPolicy.act."""
-        rows, leading = self.rows(observations)
+    def act(self, observations: Any, *, deterministic: bool = True) -> Array:
+        """Return actions as the policy emits and batches store them, before they are mapped to an environment's.
+
+        Args:
+            observations: One as the environment shows it, such as a dict, or as batches store it, flattened; or arrays
+                with any leading axes, flattened where the space is not a Box; with B > 1 tasks the
+                first axis is B.
+            deterministic: Take the most likely actions; else draw them, as in training.
+
+        Returns:
+            [A] float32 or one int64, with the same leading axes as the observations have.
+        """
+        rows, leading = self._rows(observations)
         with self._turn:
             steps = self._steps(rows.shape[1], deterministic)
             self._go_on(steps)
             actions = steps.act(rows)
             self._last, self._awaits = (
-                (steps, True) if self._blueprint.config.algorithm.trial is not None else (None, False)
+                (steps, True) if self.blueprint.config.algorithm.trial is not None else (None, False)
             )
             return np.array(actions.reshape((*leading, *actions.shape[1:])))
 
-    def observe(self, rewards: Array, ended: Array) -> None:
-        """See TrainedPolicy.observe."""
+    def observe(self, rewards: Array | float, ended: Array | bool) -> None:
+        """Report the rewards of the last actions to a policy that adapts by its memory; required after every step.
+
+        One that remembers its episode alone, as recurrent PPO's does, forgets it where it ended.
+
+        Args:
+            rewards: Rewards of the last actions, with their leading axes: a scalar for a single observation.
+            ended: True if an episode ended with them, terminated or truncated; a reset produces the next observation.
+
+        Raises:
+            UsageError: the policy has no memory, or has not acted since.
+            ValueError: there are more or fewer rewards than actions, or they are not finite.
+        """
+        algorithm = self.blueprint.config.algorithm
+        if algorithm.trial is None:
+            raise UsageError(f"found {algorithm.name}, whose policy keeps no memory; leave `observe` out")
         with self._turn:
             if not self._awaits or self._last is None:
                 raise UsageError("found rewards before actions; required `policy(observations)` before each of them")
@@ -98,7 +130,7 @@ class Acting:
                     "reward of each, and whether an episode ended with it"
                 )
             actor.learn_of(np.arange(num_rows), earned, flags)
-            if not self._blueprint.config.algorithm.adapts:
+            if not algorithm.adapts:
                 # Its memory lasts one episode: reset the rows [N] whose episodes have ended.
                 memory, goes_on = actor.memory, ~flags[None, :, None]
                 if memory is not None:
@@ -106,9 +138,17 @@ class Acting:
             self._awaits = False
 
     def log_prob(self, observations: Any, actions: Array) -> Array:
-        """See TrainedPolicy.log_prob."""
-        rows, leading = self.rows(observations)
-        num_actions, action_size = self._blueprint.spaces.num_actions, self._blueprint.spaces.action_size
+        """Compute the log-density (log-probability for discrete actions) of actions, joint over their dimensions.
+
+        Args:
+            observations: As for `act`.
+            actions: Actions as `act` returns them and batches store them.
+
+        Returns:
+            float32, with the leading axes of the observations.
+        """
+        rows, leading = self._rows(observations)
+        num_actions, action_size = self.blueprint.spaces.num_actions, self.blueprint.spaces.action_size
         own = () if num_actions else (action_size,)
         if np.shape(actions) != (*leading, *own):
             raise ValueError(f"found actions of shape {np.shape(actions)}; required {(*leading, *own)}")
@@ -125,14 +165,14 @@ class Acting:
             return found.float().expand(rows.shape[:2]).numpy().reshape(leading)
 
     @property
-    def recorded(self) -> set[str]:
+    def _recorded(self) -> set[str]:
         """Names of the values that describe the acting distribution, as in EpisodeBatch.behavior."""
         with self._turn:
             actor = self._steps(1, deterministic=True).actor
             return {*actor.behavior_by_step, *actor.behavior_by_task}
 
     def _go_on(self, steps: _Steps) -> None:
-        """Make a policy with a memory act on its stored memory, whoever acted last."""
+        """Restore this policy's own memory before it acts, since another copy may have acted last."""
         if self._last is None:
             return
         if self._awaits:
@@ -163,7 +203,7 @@ class Acting:
             name: torch.as_tensor(value[0].reshape(*rows.shape[:2], *value.shape[2:]))
             for name, value in actor.behavior_by_step.items()
         }
-        match self._blueprint.config.algorithm.actor:
+        match self.blueprint.config.algorithm.actor:
             case "tanh_gaussian":
                 return TanhGaussian(**found)
             case "q_values":
@@ -171,32 +211,32 @@ class Acting:
                 return epsilon_greedy(found["action_values"], torch.tensor(self._params.params[EPSILON]))
             case kind:
                 by_task = {name: torch.as_tensor(v)[:, None] for name, v in actor.behavior_by_task.items()}
-                config, spaces = self._blueprint.config.policy, self._blueprint.spaces
+                config, spaces = self.blueprint.config.policy, self.blueprint.spaces
                 recurrent = kind == "recurrent"
                 policy = RecurrentPolicy(spaces, config) if recurrent else build_policy(config, spaces)
                 return policy.recorded(without_posterior({**found, **by_task}))
 
     @property
     def latent(self) -> Array | None:
-        """Latent draw for an episode of every task, [B, Z]; None if nothing is drawn."""
+        """Latent variable drawn for this episode of every task, [B, Z] float32; None unless it infers its tasks."""
         with self._turn:
             found = self._steps(1, deterministic=True).actor.behavior_by_task.get("latent")
             return None if found is None else found[:, 0].copy()
 
-    def rows(self, observations: Any) -> tuple[Array, tuple[int, ...]]:
+    def _rows(self, observations: Any) -> tuple[Array, tuple[int, ...]]:
         """Return the observations as [B, N, O] float32, and their leading axes."""
-        spaces = self._blueprint.spaces
+        spaces = self.blueprint.spaces
         tasks = () if self.num_tasks == 1 else (self.num_tasks,)
         required = ", ".join(map(str, (*tasks, "...", *spaces.observation_shape)))
         try:
             with np.errstate(over="ignore"):
-                found = np.asarray(self._blueprint.flattened(observations), np.float32)
+                found = np.asarray(self.blueprint.flattened(observations), np.float32)
         except EnvError:
             raise
         except (TypeError, ValueError):
             raise ValueError(
                 f"found {observations!r:.100} as the observation; required numbers of shape ({required}), the vector "
-                f"that gymnasium.spaces.utils.flatten makes of the observations in {self._blueprint.config.env.name}"
+                f"that gymnasium.spaces.utils.flatten makes of the observations in {self.blueprint.config.env.name}"
             ) from None
         if not np.isfinite(found).all():
             raise ValueError("found observations that are not finite; required finite numbers within float32")
@@ -215,7 +255,7 @@ class Acting:
                 # These count no steps, so that one is enough for callers with any number of rows.
                 self._actors = {other: steps for other, steps in self._actors.items() if not other[1]}
             self._actors[key] = _Steps(
-                self._blueprint, self._params, (self.seed, self._episode), num_rows, deterministic
+                self.blueprint, self._params, (self.seed, self._episode), num_rows, deterministic
             )
         return self._actors[key]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ import numpy as np
 from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import plural
 from metaloom.flows.graph.adaptation import GraphAdaptation
+from metaloom.flows.graph.run_stages import config_of, require_stored_sizes
 from metaloom.flows.graph.tables import graph_of
+from metaloom.flows.runs import learner_after, updates_at
 from metaloom.flows.trained.acting import Acting
 from metaloom.flows.trained.blueprint import Blueprint
 from metaloom.flows.trained.deployment import DeployedPolicy, save_onnx, save_program
@@ -25,9 +29,10 @@ from metaloom.pipeline.shown import arrays_in, as_html
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition
+from metaloom.storage import Run
 
 
-class TrainedPolicy:
+class TrainedPolicy(Acting):
     """The policy that a run has learned, for B tasks: one unless it has adapted to a batch of several.
 
     An instance never changes what it has learned: `adapt` returns another. It only counts its episodes and steps, from
@@ -56,16 +61,14 @@ class TrainedPolicy:
         seed: int = 0,
         particle: int = 0,
     ) -> None:
-        self.blueprint = blueprint
         self.state = state
         self.particle = particle
         self._adapted = params is not None
         if params is None:
             # Tasks take the policies that are learned side by side in turn.
             params = blueprint.learner().acting_params(state, particle + 1).slice(particle, particle + 1)
-        self._params = params
         self._rounds = tuple(rounds)
-        self._acting = Acting(blueprint, self._params, seed)
+        super().__init__(blueprint, params, seed)
 
     def __repr__(self) -> str:
         config = self.blueprint.config
@@ -85,24 +88,9 @@ class TrainedPolicy:
         return self._params.params
 
     @property
-    def num_tasks(self) -> int:
-        """Number of tasks B that it acts in."""
-        return self._acting.num_tasks
-
-    @property
-    def seed(self) -> int:
-        """Decides all that is drawn."""
-        return self._acting.seed
-
-    @property
     def adapted(self) -> bool:
         """True once it has adapted to tasks."""
         return self._adapted
-
-    @property
-    def latent(self) -> Array | None:
-        """Latent variable drawn for this episode of every task, [B, Z] float32; None unless it infers its tasks."""
-        return self._acting.latent
 
     @property
     def unadapted(self) -> TrainedPolicy:
@@ -129,61 +117,6 @@ class TrainedPolicy:
         """
         actions = self.blueprint.action_map(self.act(observations, deterministic=deterministic))
         return actions.astype(self.blueprint.actions.dtype)
-
-    def act(self, observations: Any, *, deterministic: bool = True) -> Array:
-        """Return actions as the policy emits and batches store them, before they are mapped to an environment's.
-
-        Args:
-            observations: One as the environment shows it, such as a dict, or as batches store it, flattened; or arrays
-                with any leading axes, flattened where the space is not a Box; with B > 1 tasks the
-                first axis is B.
-            deterministic: Take the most likely actions; else draw them, as in training.
-
-        Returns:
-            [A] float32 or one int64, with the same leading axes as the observations have.
-        """
-        return self._acting.act(observations, deterministic=deterministic)
-
-    def log_prob(self, observations: Any, actions: Array) -> Array:
-        """Compute the log-density (log-probability for discrete actions) of actions, joint over their dimensions.
-
-        Args:
-            observations: As for `act`.
-            actions: Actions as `act` returns them and batches store them.
-
-        Returns:
-            float32, with the leading axes of the observations.
-        """
-        return self._acting.log_prob(observations, actions)
-
-    def reset(self, *, seed: int | None = None) -> None:
-        """Begin an episode: a policy that infers its task draws its latent task again.
-
-        One that adapts by its memory begins a trial, with what it remembered when it was adapted, at first nothing. Its
-        memory lasts until then, also from one episode to the next, which `observe` reports to it.
-
-        Args:
-            seed: Restart from the beginning, with draws that this seed decides.
-        """
-        self._acting.reset(seed)
-
-    def observe(self, rewards: Array | float, ended: Array | bool) -> None:
-        """Report the rewards of the last actions to a policy that adapts by its memory; required after every step.
-
-        One that remembers its episode alone, as recurrent PPO's does, forgets it where it ended.
-
-        Args:
-            rewards: Rewards of the last actions, with their leading axes: a scalar for a single observation.
-            ended: True if an episode ended with them, terminated or truncated; a reset produces the next observation.
-
-        Raises:
-            UsageError: the policy has no memory, or has not acted since.
-            ValueError: there are more or fewer rewards than actions, or they are not finite.
-        """
-        algorithm = self.blueprint.config.algorithm
-        if algorithm.trial is None:
-            raise UsageError(f"found {algorithm.name}, whose policy keeps no memory; leave `observe` out")
-        self._acting.observe(np.asarray(rewards), np.asarray(ended))
 
     def adapt(
         self,
@@ -310,7 +243,7 @@ class TrainedPolicy:
         return TrainedPolicy(self.blueprint, self.state, adapted, rounds, self.seed)
 
     def _check_like_ours(self, batch: EpisodeBatch) -> None:
-        spaces, recorded = self.blueprint.spaces, self._acting.recorded
+        spaces, recorded = self.blueprint.spaces, self._recorded
         discrete = batch.actions.dtype == np.int64
         found = (batch.observations.shape[-1], 0 if discrete else batch.actions.shape[-1])
         if found != (spaces.observation_size, spaces.action_size):
@@ -373,3 +306,22 @@ _FORMATS: dict[str, Callable[[TrainedPolicy, Path], None]] = {
     ".pt2": lambda policy, path: save_program(policy.deployed(), path),
 }
 """By the suffix of the file."""
+
+
+def policy_of(run: Run, iteration: int = -1, *, seed: int = 0) -> TrainedPolicy:
+    """Return the policy that an iteration starts from; see flows.opened.Run.policy."""
+    updates = updates_at(run, iteration)
+    state, config = learner_after(run, updates), config_of(run, run.learner_ref(updates))
+    origin = {
+        "run": run.name,
+        "run_id": str(run.info["id"]),
+        "iteration": str(updates),
+        "learner_sha256": run.record(run.learner_ref(updates)).digest,
+    }
+    for axis in ("observation", "action"):
+        if units := run.components(axis):
+            origin |= {f"{axis}_names": json.dumps([*units]), f"{axis}_units": json.dumps([*units.values()])}
+    blueprint = replace(Blueprint.of(config), origin=origin)
+    learner = blueprint.learner()
+    require_stored_sizes(run, learner)
+    return TrainedPolicy(blueprint, learner.at_start(state, run_seed=config.seed), seed=seed)

@@ -45,7 +45,7 @@ def _ways(run: Run, iteration: int) -> dict[str, Any] | None:
         return None
     columns = [names.index(axis) for axis in _PLANE]
     stage = run.stages.named("rollouts")
-    stored = sorted(ref.step for ref in run.files.refs_of({iteration}) if ref.stage == stage)
+    stored = [ref.step for ref in run.refs_of([iteration]) if ref.stage == stage]
     if not stored:
         return None
     last, in_trial = stored[-1], trial_length(run.config)
@@ -96,7 +96,7 @@ def _policies(run: Run, iteration: int) -> dict[str, Any] | None:
     parameters are adapted; else (a posterior, say) of the differences from their mean.
     """
     stage = run.stages.named("adapted")
-    refs = sorted((ref for ref in run.files.refs_of({iteration}) if ref.stage == stage), key=lambda ref: ref.step)
+    refs = [ref for ref in run.refs_of([iteration]) if ref.stage == stage]
     if not refs:
         return None
     adapted = [run.load(ref) for ref in refs]

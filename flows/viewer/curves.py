@@ -1,6 +1,6 @@
 """The curves of a run as data for the page, read once and extended as the run continues."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from threading import Lock
 from typing import Any
 
@@ -9,17 +9,16 @@ import numpy as np
 from metaloom.flows.views.history import (
     History,
     class_lines,
-    learning_lines,
+    evaluation_lines,
+    learning_chart,
     load_history,
     optimization_lines,
     success_lines,
-    training_lines,
-    training_lines_by_class,
     trial_lines,
 )
-from metaloom.flows.views.series import Lines, evenly_spaced, numbers, series_data
+from metaloom.flows.views.series import evenly_spaced, numbers, series_data
 from metaloom.pipeline.shown import error_text
-from metaloom.pipeline.types import Array, Evaluation
+from metaloom.pipeline.types import Evaluation
 from metaloom.storage import Run, StoreError
 
 MOST_POINTS = 2000
@@ -126,38 +125,25 @@ def spark(run: Run) -> list[float | None]:
     if not done:
         return []
     history = load_history(run, evenly_spaced(done, SPARK_POINTS).tolist())
-    return numbers(learning_lines(run.name, history).series[-1].values)
+    return numbers(learning_chart(run.name, history).panels[0].series[-1].values)
 
 
 def _charts(
     run: Run, history: History, evaluations: Mapping[int, tuple[float, Evaluation]]
 ) -> Iterator[dict[str, Any]]:
-    steps = history.env_steps if "env_steps" in history.metrics else history.iterations
-    shown: list[tuple[str, Iterable[Lines]]] = [
-        ("Return", [learning_lines(run.name, history), *trial_lines(history)]),
-        ("By class of task", class_lines(history)),
-        ("Success", success_lines(history)),
-        ("Optimization", optimization_lines(history)),
+    charts = [
+        *(learning_chart(run.name, history), *trial_lines(history), *class_lines(history)),
+        *(*success_lines(history), *optimization_lines(history)),
     ]
-    for heading, charts in shown:
-        yield from (_chart(heading, lines, steps, history.iterations) for lines in charts)
     if evaluations:
-        iterations = sorted(evaluations)
-        steps, found = np.array([evaluations[i][0] for i in iterations]), [evaluations[i][1] for i in iterations]
-        yield _chart("Evaluation", training_lines(run.name, found), steps, iterations)
-        if history.classes is not None:
-            by_class = training_lines_by_class(run.name, found, history.classes)
-            yield _chart("Evaluation", by_class, steps, iterations)
-
-
-def _chart(heading: str, lines: Lines, steps: Array, iterations: Sequence[int] | Array) -> dict[str, Any]:
-    return {
-        "heading": heading,
-        "title": lines.title,
-        "y_label": lines.y_label,
-        "note": lines.note,
-        "band": lines.band,
-        "env_steps": numbers(steps),
-        "iterations": [int(i) for i in iterations],
-        "series": [series_data(series) for series in lines.series],
-    }
+        found = {i: evaluations[i][1] for i in sorted(evaluations)}
+        steps = np.array([evaluations[i][0] for i in found])
+        charts += evaluation_lines(run.name, found, steps, history.classes)
+    for chart in charts:
+        yield {
+            "heading": chart.section,
+            **{name: getattr(chart, name) for name in ("title", "y_label", "note", "band")},
+            "env_steps": numbers(chart.x),
+            "iterations": [] if chart.iterations is None else chart.iterations.tolist(),
+            "series": [series_data(series) for series in chart.panels[0].series],
+        }

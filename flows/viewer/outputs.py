@@ -95,7 +95,7 @@ def iteration_page(run: Run, iteration: int) -> dict[str, Any]:
 def _records(run: Run, iteration: int) -> tuple[list[StageRecord], list[str]]:
     """Return the records of an iteration in order of writing, and the problems of unreadable ones."""
     found, problems = list[StageRecord](), list[str]()
-    for ref in run.stages.sort(run.files.refs_of({iteration})):
+    for ref in run.refs_of([iteration]):
         try:
             found.append(run.record(ref))
         except StoreError as problem:
@@ -144,9 +144,9 @@ def returns_by_task(run: Run, iteration: int) -> dict[str, Any]:
 
 def _episodes_under_way(run: Run, iteration: int) -> pa.Table:
     name, rows = run.stages.named("rollouts"), list[dict[str, Any]]()
-    refs = [ref for ref in run.files.refs_of({iteration}) if ref.stage == name]
+    refs = [ref for ref in run.refs_of([iteration]) if ref.stage == name]
     tasks: Mapping[str, Any] = {}
-    for ref in sorted(refs, key=lambda ref: ref.step):
+    for ref in refs:
         arrays = run.files.read_arrays(run.record(ref), ("rewards", "lengths"))[run.stages.group_of(ref)]
         rewards, lengths = arrays["rewards"][0], arrays["lengths"][0]
         real = np.arange(rewards.shape[2]) < lengths[..., None]
@@ -172,28 +172,16 @@ def output_page(run: Run, ref: StageRef) -> dict[str, Any]:
     # Readers belong to its own iteration, and to the next one, which reads the learner.
     near = (other for i in (ref.iteration, ref.iteration + 1) for other in _records(run, i)[0])
     return {
-        "iteration": ref.iteration,
-        "stage": ref.stage,
-        "step": ref.step,
-        "label": stage_name(ref),
+        **stage_info(run, record),
+        **_ref(ref),
         "output": run.stages[ref.stage].output,
-        "thinned": run.is_thinned(ref),
-        "digest": record.digest,
-        "sha256": record.sha256,
-        "previous": record.previous,
-        "sequence": record.sequence,
-        "session": record.session,
-        "started": record.started,
-        "seconds": record.seconds,
-        "bytes": record.stored_bytes,
+        **{name: getattr(record, name) for name in ("sha256", "previous", "sequence", "config_digest")},
         "seed_position": [*record.seed_position],
-        "config_digest": record.config_digest,
         "versions": dict(record.versions),
         "environment": [*dotted(run.environment_of(ref))],
         "inputs": [
             {**_ref(item.ref), "digest": item.digest, "stored": run.contains(item.ref)} for item in record.inputs
         ],
-        "spans": [item.as_dict() for item in record.spans],
         "read_by": [_ref(other.ref) for other in near if any(item.ref == ref for item in other.inputs)],
         "arrays": arrays_of(run, record),
         "commands": [_command("replay", run, ref.iteration, ref)],

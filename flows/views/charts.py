@@ -3,8 +3,9 @@
 import base64
 import io
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -15,8 +16,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from metaloom.flows.errors import UsageError
 from metaloom.flows.views.series import Chart, Series
 from metaloom.pipeline.types import Array
+from metaloom.storage.errors import system_errors
 
 if mpl.matplotlib_fname() == "matplotlibrc":
     # A file of the working folder, which may be somebody else's. The user's own settings stay.
@@ -283,3 +286,24 @@ def _scaled(x: Array) -> tuple[Array, str]:
     if largest >= 1e4:
         return x / 1e3, " (thousands)"
     return x, ""
+
+
+WRITERS: dict[str, Callable[[Figure], bytes]] = {
+    ".png": png_bytes,
+    ".svg": svg_bytes,
+    ".pdf": pdf_bytes,
+}
+
+
+def check_plot_file(path: Path) -> None:
+    """Refuse a picture that could not be written, before any work is done."""
+    if path.suffix not in WRITERS or not path.absolute().parent.is_dir() or path.is_dir():
+        raise UsageError(f"found plot file {str(path)!r}; required a .png, .svg or .pdf file in a folder that exists")
+
+
+def write_plot(path: Path, figure: Figure) -> None:
+    """Write a figure as PNG, SVG or PDF, as the suffix says."""
+    with system_errors(
+        path, required="room and permission to write a plot", action="Free space, or choose another file"
+    ):
+        path.write_bytes(WRITERS[path.suffix](figure))

@@ -33,7 +33,7 @@ class Edge:
 
     @property
     def label(self) -> str:
-        """Name and which, as a diagram shows them."""
+        """Label in a diagram: name, and which output of it."""
         return f"{self.name}, {self.which}" if self.which else self.name
 
 

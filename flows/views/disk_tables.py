@@ -16,8 +16,7 @@ def disk_view(usage: DiskUsage) -> RenderableType:
     for use, path in zip(uses, paths, strict=True):
         known = size(use.thinning) if not use.problem else ""
         note = use.problem or (f"{size(use.only_remote)} not in the cache" if use.only_remote else "")
-        freed = size(bytes_freed([path]))
-        table.add_row(as_text(use.name), size(use.num_bytes), size(use.shared), known, freed, as_text(note))
+        table.add_row(use.name, size(use.num_bytes), size(use.shared), known, size(bytes_freed([path])), note)
     table.add_section()
     table.add_row("together", size(bytes_together(paths)))
     parts: list[RenderableType] = [table] if uses else []
@@ -25,10 +24,8 @@ def disk_view(usage: DiskUsage) -> RenderableType:
         ranges = {f"{first} to {last}": num_bytes for (first, last), num_bytes in (use.ranges or {}).items()}
         for what, sizes in (("group", use.groups), ("stage", use.stages), ("iteration", ranges)):
             if sizes:
-                rows = new_table(what, ">size")
-                for name, num_bytes in sizes.items():
-                    rows.add_row(as_text(name), size(num_bytes))
-                parts += [heading(f"{use.name}, by {what}"), rows]
+                rows = ((name, size(num_bytes)) for name, num_bytes in sizes.items())
+                parts += [heading(f"{use.name}, by {what}"), new_table(what, ">size", rows=rows)]
     if leftovers:
         left = plural(len(leftovers), "interrupted removal")
         parts.append(as_text(f"{left}, {size(bytes_together(leftovers))}: `metaloom rm` finishes that", "yellow"))

@@ -1,6 +1,6 @@
 """Learning history of a run, iteration by iteration, and the curves that show it. Needs no torch."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,13 +9,14 @@ import pyarrow as pa
 from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import TRIAL_RETURNS, adaptation_label
 from metaloom.flows.results.class_returns import ByStep, classes_of, count_alike, episode_classes
-from metaloom.flows.results.evaluation_summary import AdaptationSummary, summarize_classes, summarize_steps
+from metaloom.flows.results.evaluation import AdaptationSummary, summarize_classes, summarize_steps
 from metaloom.flows.views.series import (
     AFTER,
     BEFORE,
     CLASS_NOTE,
     ERROR_BAND,
-    Lines,
+    Chart,
+    Panel,
     Series,
     class_color,
     estimates_series,
@@ -30,6 +31,7 @@ from metaloom.storage.progress import Progress, unseen
 
 _BLOCK = 200
 """Iterations whose episodes are in memory at once."""
+STEPS = "environment steps"
 BAND_NOTE = "line: mean over episodes; band: middle half (25–75 %) of the tasks' means"
 BAND = "middle half of the tasks"
 BALANCED_NOTE = (
@@ -114,7 +116,26 @@ def load_history(run: Run, iterations: Sequence[int] | None = None, *, on_progre
     return history
 
 
-def learning_lines(name: str, history: History) -> Lines:
+def _over_training(
+    history: History,
+    section: str,
+    name: str,
+    title: str,
+    y_label: str,
+    series: Iterable[Series],
+    note: str,
+    band: str = "",
+    *,
+    wide: bool = False,
+) -> Chart:
+    """Make a chart of lines over the environment steps of training."""
+    x, panels = history.metrics.get("env_steps", history.iterations), (Panel("", tuple(series)),)
+    about = (name, section, "lines", title, STEPS, y_label, note, band, x, panels)
+    chart = Chart(*about, iterations=history.iterations, wide=wide)
+    return explain_gaps(chart) if band == ERROR_BAND else chart
+
+
+def learning_chart(name: str, history: History) -> Chart:
     """Average episode return before and after adaptation.
 
     All classes count alike where `count_alike` says so: which ones an iteration drew more of does not show then.
@@ -131,14 +152,14 @@ def learning_lines(name: str, history: History) -> Lines:
             low, high = np.quantile(by_task, [0.25, 0.75], axis=1)
             band = (low, high) if k in (0, last) and by_task.shape[1] > 1 else None
             series.append(Series(label, color, by_task.mean(axis=1), band))
-    title, unshown = f"Learning curve of {name}", steps_note(last)
+    y_label, note, band = "average episode return", BAND_NOTE, BAND
     if is_balanced:
-        note, y_label = BALANCED_NOTE + unshown, "class-balanced episode return"
-        return explain_gaps(Lines("learning_curve", title, y_label, note, ERROR_BAND, tuple(series)))
-    return Lines("learning_curve", title, "average episode return", BAND_NOTE + unshown, BAND, tuple(series))
+        y_label, note, band = "class-balanced episode return", BALANCED_NOTE, ERROR_BAND
+    title, note = f"Learning curve of {name}", note + steps_note(last)
+    return _over_training(history, "Return", "learning_curve", title, y_label, series, note, band, wide=True)
 
 
-def class_lines(history: History) -> Iterator[Lines]:
+def class_lines(history: History) -> Iterator[Chart]:
     """Average episode return of each class of task: after adaptation, and before it."""
     last, names = history.last_step, history.by_class[0][0].names if history.by_class else ()
     for k in sorted({last, 0}, reverse=True) if names else ():
@@ -148,7 +169,8 @@ def class_lines(history: History) -> Iterator[Lines]:
             estimates_series(label, class_color(c), [steps[k].estimates[c] for steps in history.by_class])
             for c, label in enumerate(names)
         )
-        yield explain_gaps(Lines(name, title, "average episode return", CLASS_NOTE, ERROR_BAND, tuple(series)))
+        y_label, section = "average episode return", "By class of task"
+        yield _over_training(history, section, name, title, y_label, series, CLASS_NOTE, ERROR_BAND)
 
 
 def metric_columns(table: pa.Table) -> dict[str, Array]:
@@ -167,14 +189,14 @@ def _task_returns(episodes: pa.Table, num_iterations: int) -> Array:
     return means["return_mean"].to_numpy().reshape(num_iterations, inner_steps, -1)
 
 
-def success_lines(history: History) -> Iterator[Lines]:
+def success_lines(history: History) -> Iterator[Chart]:
     """Yield the share of successful episodes, if the environment reports success."""
     note = f"Episodes with at least one step that the environment reported as success{steps_note(history.last_step)}."
     steps = _of_steps(history, "success_rate")
-    yield from _lines(history, "success_rate", "Success rate", "share of episodes", steps, note)
+    yield from _of_metrics(history, "Success", "success_rate", "Success rate", "share of episodes", steps, note)
 
 
-def trial_lines(history: History) -> Iterator[Lines]:
+def trial_lines(history: History) -> Iterator[Chart]:
     """Yield the returns of the first and the last episodes of trials, where trials have several."""
     first, last = (history.metrics.get(name) for name in TRIAL_RETURNS)
     if first is None or last is None or np.array_equal(first, last, equal_nan=True):
@@ -184,10 +206,10 @@ def trial_lines(history: History) -> Iterator[Lines]:
         zip(TRIAL_RETURNS, (("first episode", BEFORE), ("last episode", AFTER)), strict=True)
     )
     title = "First and last episode of a trial"
-    yield from _lines(history, "trial_returns", title, "average episode return", ends, note)
+    yield from _of_metrics(history, "Trials", "trial_returns", title, "average episode return", ends, note)
 
 
-def optimization_lines(history: History) -> Iterator[Lines]:
+def optimization_lines(history: History) -> Iterator[Chart]:
     """Yield curves of the updates, if the algorithm has such metrics."""
     shown = steps_note(history.last_step)
     gained = "; the gap is what the update gained on them" if "loss_before" in history.metrics else ""
@@ -234,7 +256,7 @@ def optimization_lines(history: History) -> Iterator[Lines]:
         ),
     )
     for name, title, y_label, lines, note in charts:
-        yield from _lines(history, name, title, y_label, lines, note)
+        yield from _of_metrics(history, "Optimization", name, title, y_label, lines, note)
 
 
 def _of_steps(history: History, metric: str) -> dict[str, tuple[str, str]]:
@@ -242,17 +264,17 @@ def _of_steps(history: History, metric: str) -> dict[str, tuple[str, str]]:
     return {f"step_{k}.{metric}": (adaptation_label(k, last), color) for k, color in shown_steps(last).items()}
 
 
-def _lines(
-    history: History, name: str, title: str, y_label: str, lines: Mapping[str, tuple[str, str]], note: str
-) -> Iterator[Lines]:
+def _of_metrics(
+    history: History, section: str, name: str, title: str, y_label: str, lines: Mapping[str, tuple[str, str]], note: str
+) -> Iterator[Chart]:
     """Yield the lines of metrics, name -> (label, colour), if the run has any of them."""
-    series = tuple(
+    series = tuple(  # a chart without lines is none
         Series(label, color, history.metrics[metric])
         for metric, (label, color) in lines.items()
         if metric in history.metrics
     )
     if series:
-        yield Lines(name, title, y_label, note, "", series)
+        yield _over_training(history, section, name, title, y_label, series, note)
 
 
 def stored_evaluations(run: Run) -> dict[int, Evaluation]:
@@ -261,35 +283,59 @@ def stored_evaluations(run: Run) -> dict[int, Evaluation]:
     return {ref.iteration: run[ref.iteration].evaluation() for ref in kept if ref is not None and run.contains(ref)}
 
 
-def training_lines(name: str, evaluations: list[Evaluation]) -> Lines:
-    """Interquartile mean of the test return of every evaluation, after every number of adaptation steps."""
-    last = evaluations[0].adaptation_steps
-    summaries = [summarize_steps(evaluation) for evaluation in evaluations]
-    series: list[Series] = []
+def evaluation_lines(
+    name: str, evaluations: Mapping[int, Evaluation], env_steps: Array, classes: Classes | None
+) -> Iterator[Chart]:
+    """Yield the test returns of evaluations during training, by the iteration that each follows.
+
+    First their interquartile means, after every number of adaptation steps; then the means of each class of task after
+    the last one, if the environment has classes.
+    """
+    found = [*evaluations.values()]
+    last, summaries, series = found[0].adaptation_steps, [*map(summarize_steps, found)], list[Series]()
     for k, color in shown_steps(last).items():
         line, band = interquartile_means([steps[k] for steps in summaries])
         # Between the first and the last a band would only cover the others.
         label = adaptation_label(k, last) if last else "test return"
         series.append(Series(label, color, line, band if k in (0, last) else None))
-    y_label = "return of test episodes (interquartile mean)"
-    note = INTERVAL_NOTE + steps_note(last)
-    return Lines("evaluation", f"Evaluation of {name}", y_label, note, INTERVAL, tuple(series))
-
-
-def training_lines_by_class(name: str, evaluations: list[Evaluation], classes: Classes) -> Lines:
-    """Test return of every evaluation after the last adaptation step, by class of task."""
-    returns = [summarize_classes(evaluation, classes)[-1] for evaluation in evaluations]
-    series = (
-        estimates_series(name, class_color(c), [by_class.estimates[c] for by_class in returns])
+    title, x_label, y_label = f"Evaluation of {name}", f"{STEPS} of training", "return of test episodes"
+    note, panels = INTERVAL_NOTE + steps_note(last), (Panel("", tuple(series)),)
+    averages = f"{y_label} (interquartile mean)"
+    about = ("evaluation", "Evaluation", "lines", title, x_label, averages, note, INTERVAL, env_steps, panels)
+    chart = Chart(*about, iterations=np.array([*evaluations]), wide=True)
+    yield chart
+    if classes is None:
+        return
+    returns = [summarize_classes(evaluation, classes)[-1] for evaluation in found]
+    by_class = (
+        estimates_series(name, class_color(c), [of_classes.estimates[c] for of_classes in returns])
         for c, name in enumerate(returns[0].names)
     )
-    title = f"Evaluation of {name} by class of task"
-    return explain_gaps(
-        Lines("evaluation_by_class", title, "return of test episodes", CLASS_NOTE, ERROR_BAND, tuple(series))
-    )
+    words = {"name": "evaluation_by_class", "title": f"{title} by class of task", "y_label": y_label}
+    words |= {"note": CLASS_NOTE, "band": ERROR_BAND}
+    yield explain_gaps(replace(chart, **words, panels=(Panel("", tuple(by_class)),)))
 
 
 def interquartile_means(steps: list[AdaptationSummary]) -> tuple[Array, tuple[Array, Array]]:
     """Interquartile means, and the ends of their intervals."""
     low, high = np.array([s.iqm_low for s in steps]), np.array([s.iqm_high for s in steps])
     return np.array([s.iqm_return for s in steps]), (low, high)
+
+
+def per_shot_chart(title: str, evaluation: Evaluation) -> Chart:
+    """Test return against the number of episodes that a task's policy has adapted to."""
+    steps, n = summarize_steps(evaluation), evaluation.episodes_per_step
+    note = f"an adaptation step after every {'episode' if n == 1 else f'{n} episodes'}; {INTERVAL_NOTE}"
+    series = (
+        Series("interquartile mean", AFTER, *interquartile_means(steps)),
+        Series("mean", BEFORE, np.array([step.average_return for step in steps])),
+    )
+    episodes = np.array([step.adaptation_episodes for step in steps], np.float64)
+    return Chart(
+        *("evaluation_adaptation", "Evaluation", "lines", title, "adaptation episodes per task"),
+        "return of test episodes",
+        note if evaluation.adaptation_steps else INTERVAL_NOTE,
+        INTERVAL,
+        episodes,
+        (Panel("", series),),
+    )

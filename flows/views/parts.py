@@ -1,6 +1,7 @@
 """Pieces that the tables of all commands are made of. Stored text never reaches rich as markup."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -29,6 +30,10 @@ class FittedTable(Table):
 
     drop: Sequence[str] = ()
     prose: Sequence[str] = ()
+
+    def add_row(self, *cells: Any, style: Any = None, end_section: bool = False) -> None:
+        """Add a row of texts and other values, which are written out."""
+        super().add_row(*map(as_text, cells), style=style, end_section=end_section)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if not self.drop:
@@ -60,23 +65,27 @@ class FittedTable(Table):
         return table
 
 
-def new_table(*columns: str, drop: Sequence[str] = (), prose: Sequence[str] = ()) -> Table:
+def new_table(
+    *columns: str, rows: Iterable[Iterable[object]] = (), drop: Sequence[str] = (), prose: Sequence[str] = ()
+) -> FittedTable:
     """Make a table without a frame; a column whose name starts with ">" is a number, on the right; see FittedTable."""
     table = FittedTable(box=_HEAD, pad_edge=False, title_justify="left", caption_justify="left")
     table.drop, table.prose = drop, prose
     for name in columns:
         justify = "right" if name.startswith(">") else "left"
         table.add_column(as_text(name.removeprefix(">")), justify=justify, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
-def fact_grid(rows: Iterable[tuple[str, Text]]) -> Table:
+def fact_grid(rows: Iterable[tuple[str, object]]) -> Table:
     """Make a grid of names and values."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column(overflow="fold")
-    for name, value in rows:
-        grid.add_row(as_text(name), value)
+    for row in rows:
+        grid.add_row(*map(as_text, row))
     return grid
 
 
@@ -92,4 +101,4 @@ def optional(value: float | None) -> str:
 
 def as_text(value: object, style: str = "") -> Text:
     """Make text of a value: of a string, rich would read [brackets] in a user's name as markup."""
-    return Text(printable(value), style)
+    return value if isinstance(value, Text) else Text(printable(value), style)

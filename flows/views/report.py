@@ -11,10 +11,9 @@ from metaloom.flows.formatting import adaptation_label, count, dotted, duration,
 from metaloom.flows.results.class_returns import headline_returns, named_estimates, plus_minus
 from metaloom.flows.runs import require_settings
 from metaloom.flows.views import charts
-from metaloom.flows.views.history import History, load_history
-from metaloom.flows.views.interactive import Drawings, plotly_file
-from metaloom.flows.views.page import Drawn, Figure, Page, Picture
-from metaloom.flows.views.run_charts import learning_chart, run_charts, stage_seconds
+from metaloom.flows.views.history import History, learning_chart, load_history
+from metaloom.flows.views.page import Drawings, Drawn, Figure, Page, Picture, plotly_file
+from metaloom.flows.views.run_charts import run_charts, stage_seconds
 from metaloom.flows.views.series import Chart
 from metaloom.pipeline.types import Array
 from metaloom.storage import Run, StageRef

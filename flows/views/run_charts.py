@@ -5,18 +5,20 @@ from dataclasses import replace
 
 import numpy as np
 
+from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import adaptation_label, plural, short_time, stage_name
-from metaloom.flows.views.charts import stage_color
-from metaloom.flows.views.evaluation_plots import per_shot_chart
+from metaloom.flows.views.charts import Drawing, draw, stage_color
 from metaloom.flows.views.history import (
+    STEPS,
     History,
     class_lines,
-    learning_lines,
+    evaluation_lines,
+    learning_chart,
+    load_history,
     optimization_lines,
+    per_shot_chart,
     stored_evaluations,
     success_lines,
-    training_lines,
-    training_lines_by_class,
     trial_lines,
 )
 from metaloom.flows.views.series import (
@@ -25,10 +27,8 @@ from metaloom.flows.views.series import (
     ERROR_BAND,
     MOST_STEPS,
     Chart,
-    Lines,
     Panel,
     Series,
-    chart_of,
     class_color,
     estimates_series,
     evenly_spaced,
@@ -39,7 +39,6 @@ from metaloom.pipeline.types import Array
 from metaloom.storage import Run, StageRef
 from metaloom.storage.progress import Progress, unseen
 
-STEPS = "environment steps"
 _TOLD_EVERY = 1000
 """Records between two reports of progress."""
 MOST_ITERATIONS, MOST_POINTS = 100, 20_000
@@ -48,33 +47,16 @@ MOST_ITERATIONS, MOST_POINTS = 100, 20_000
 
 def run_charts(run: Run, history: History, seconds: Mapping[StageRef, Array] | None = None) -> list[Chart]:
     """Return every chart of a run, in page order. `seconds` as from `stage_seconds`, read if omitted."""
-    of_metrics: Sequence[tuple[str, Iterator[Lines]]] = (
-        ("Trials", trial_lines(history)),
-        ("Success", success_lines(history)),
-        ("Optimization", optimization_lines(history)),
-    )
-    trials, success, optimization = (
-        [_over_training(lines, section, history) for lines in charts] for section, charts in of_metrics
-    )
     return [
         learning_chart(run.path.name, history),
-        *trials,
+        *trial_lines(history),
         *_class_charts(history),
         *_task_charts(history),
-        *success,
+        *success_lines(history),
         *_evaluation_charts(run, history),
-        *optimization,
+        *optimization_lines(history),
         *_time_charts(run, history, stage_seconds(run, len(history.iterations)) if seconds is None else seconds),
     ]
-
-
-def learning_chart(name: str, history: History) -> Chart:
-    """Average episode return before and after adaptation against environment steps."""
-    return _over_training(learning_lines(name, history), "Return", history, wide=True)
-
-
-def _over_training(lines: Lines, section: str, history: History, *, wide: bool = False) -> Chart:
-    return chart_of(lines, section, history.env_steps, STEPS, iterations=history.iterations, wide=wide)
 
 
 def _class_charts(history: History) -> Iterator[Chart]:
@@ -87,16 +69,13 @@ def _class_charts(history: History) -> Iterator[Chart]:
         series = (estimates_series(adaptation_label(k, last), colors[k], estimates) for k, estimates in ends)
         panels.append(Panel(name, tuple(series)))
     if len(names) > 1 and last:
-        # Lines of all panels together, to see whether any of them has a gap.
-        every = tuple(line for panel in panels for line in panel.series)
-        told = explain_gaps(Lines("", "", "", CLASS_NOTE, ERROR_BAND, every))
         title = "Before and after adaptation, each class of task"
-        yield Chart(
-            "classes", section, "lines", title, STEPS, "average episode return", told.note, told.band,
+        chart = Chart(
+            "classes", section, "lines", title, STEPS, "average episode return", CLASS_NOTE, ERROR_BAND,
             history.env_steps, tuple(panels), iterations=history.iterations, wide=True,
         )  # fmt: skip
-    for lines in class_lines(history):
-        yield _over_training(lines, section, history)
+        yield explain_gaps(chart)
+    yield from class_lines(history)
 
 
 def _task_charts(history: History) -> Iterator[Chart]:
@@ -145,13 +124,9 @@ def _evaluation_charts(run: Run, history: History) -> Iterator[Chart]:
     evaluations = {i: e for i, e in stored_evaluations(run).items() if i in done}
     if not evaluations:
         return
-    rows, latest, name = [*evaluations], max(evaluations), run.path.name
-    env_steps, stored = history.env_steps[np.searchsorted(history.iterations, rows)], [*evaluations.values()]
-    lines = [training_lines(name, stored)]
-    if history.classes is not None:
-        lines.append(training_lines_by_class(name, stored, history.classes))
-    for each in lines:
-        yield chart_of(each, "Evaluation", env_steps, f"{STEPS} of training", iterations=np.array(rows), wide=True)
+    rows, latest = [*evaluations], max(evaluations)
+    env_steps = history.env_steps[np.searchsorted(history.iterations, rows)]
+    yield from evaluation_lines(run.path.name, evaluations, env_steps, history.classes)
     yield per_shot_chart(f"Adaptation after {plural(latest + 1, 'update')}", evaluations[latest])
 
 
@@ -159,7 +134,14 @@ def _time_charts(run: Run, history: History, seconds: Mapping[StageRef, Array]) 
     if not seconds:
         return
     layers = [*_layers(seconds, run)]
-    typical = np.array([_typical_seconds(layer.values) for layer in layers])
+    # Medians over iterations; of a stage that only some of them have, its share of each.
+    missing = [np.isnan(layer.values) for layer in layers]
+    typical = np.array(
+        [
+            np.where(gaps, 0, layer.values).mean() if gaps.any() else np.median(layer.values)
+            for layer, gaps in zip(layers, missing, strict=True)
+        ]
+    )
     shares = typical / max(float(typical.sum()), 1e-12)
     bars = tuple(
         Series(layer.label, layer.color, np.array([value])) for layer, value in zip(layers, typical, strict=True)
@@ -192,12 +174,6 @@ def _layers(seconds: Mapping[StageRef, Array], run: Run) -> Iterator[Series]:
             yield Series(name, color, np.sum([seconds[each] for each in refs], axis=0))
 
 
-def _typical_seconds(seconds: Array) -> float:
-    """Median over iterations; of a stage that only some of them have, its share of each."""
-    missing = np.isnan(seconds)
-    return float(np.where(missing, 0, seconds).mean() if missing.any() else np.median(seconds))
-
-
 def stage_seconds(run: Run, num_iterations: int, on_progress: Progress = unseen) -> dict[StageRef, Array]:
     """Wall seconds of every stage, [I] each, in the order in which stages run; keys are of iteration 0."""
     # What makes the first learner has no share in an iteration.
@@ -211,3 +187,58 @@ def stage_seconds(run: Run, num_iterations: int, on_progress: Progress = unseen)
         seconds.setdefault(stage, np.full(num_iterations, np.nan))[ref.iteration] = record.seconds
         written[stage] = min(record.sequence, written.get(stage, record.sequence))
     return {stage: seconds[stage] for stage in sorted(seconds, key=written.__getitem__)}
+
+
+class Plots:
+    """Draws the charts of `metaloom report`, each as a matplotlib figure that a notebook shows.
+
+    A chart that the run does not have raises UsageError, which names the available ones.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def __repr__(self) -> str:
+        return f"Plots({self._run.location}: {', '.join(self.names())})"
+
+    def names(self) -> list[str]:
+        """List the charts that the run has."""
+        return [*self._charts()]
+
+    def draw(self, name: str) -> Drawing:
+        """Draw a chart by its name."""
+        charts = self._charts()
+        if name not in charts:
+            raise UsageError(f"{self._run.location}: found no chart {name!r}; required one of {', '.join(charts)}")
+        return draw(charts[name])
+
+    def learning_curve(self) -> Drawing:
+        """Average episode return before and after adaptation against environment steps."""
+        return self.draw("learning_curve")
+
+    def classes(self) -> Drawing:
+        """Returns before and after adaptation, a panel for each class of task."""
+        return self.draw("classes")
+
+    def returns_by_class(self) -> Drawing:
+        """Draw returns after adaptation, a line for each class of task."""
+        return self.draw("returns_by_class")
+
+    def adaptation(self) -> Drawing:
+        """Draw returns of the last iteration's tasks after adaptation against returns before it."""
+        return self.draw("adaptation")
+
+    def task_returns(self) -> Drawing:
+        """Draw the return of every task over training."""
+        return self.draw("task_returns")
+
+    def evaluation(self) -> Drawing:
+        """Test returns of the evaluations during training."""
+        return self.draw("evaluation")
+
+    def stage_seconds(self) -> Drawing:
+        """Draw the seconds per iteration by stage."""
+        return self.draw("stage_seconds")
+
+    def _charts(self) -> dict[str, Chart]:
+        return {chart.name: chart for chart in run_charts(self._run, load_history(self._run))}

@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from metaloom.flows.formatting import count, number, plural
+from metaloom.flows.formatting import count, interval, number, plural
 from metaloom.flows.views import charts
 from metaloom.flows.views.parts import as_text, heading, new_table
 from metaloom.flows.views.series import AFTER, BEFORE, BETWEEN
@@ -74,15 +74,9 @@ def _groups_table(found: "Comparison") -> Table:
     )
     for group in found.groups:
         means = group.scores.run_means
-        table.add_row(
-            as_text(group.name),
-            str(len(group.scores)),
-            number(group.iqm.value),
-            _ends(group.iqm),
-            number(group.mean.value),
-            _ends(group.mean),
-            f"{number(float(means.min()))} to {number(float(means.max()))}",
-        )
+        estimates = (text for e in (group.iqm, group.mean) for text in (number(e.value), interval(e.low, e.high)))
+        ends = f"{number(float(means.min()))} to {number(float(means.max()))}"
+        table.add_row(group.name, len(group.scores), *estimates, ends)
     table.title = as_text(f"{found.about}; after {count(float(found.env_steps))} environment steps")
     table.caption = as_text(_band_note(found))
     return table
@@ -92,14 +86,10 @@ def _pairs_table(found: "Comparison") -> Table:
     columns = ("a", "b", ">a - b", "95 % interval", ">P(a > b)", "its 95 % interval", ">p")
     table = new_table(*columns, drop=("its 95 % interval", "P(a > b)", "p"))
     for pair in found.pairs:
+        difference, better = pair.difference, pair.improvement
         table.add_row(
-            as_text(pair.a),
-            as_text(pair.b),
-            number(pair.difference.value),
-            _ends(pair.difference),
-            f"{pair.improvement.value:.2f}",
-            _ends(pair.improvement),
-            f"{pair.adjusted_p:.2g}",
+            *(pair.a, pair.b, number(difference.value), interval(difference.low, difference.high)),
+            *(f"{better.value:.2f}", interval(better.low, better.high), f"{pair.adjusted_p:.2g}"),
         )
     unit = "of one task" if found.groups[0].scores.same_tasks else "by their mean scores"
     table.caption = as_text(
@@ -114,10 +104,6 @@ def _band_note(found: "Comparison") -> str:
         f"intervals: 95 % over seeds, {plural(found.resamples, 'bootstrap resample')} of whole runs, "
         f"seed {found.seed}; Student's t"
     )
-
-
-def _ends(estimate: Estimate) -> str:
-    return "-" if np.isnan(estimate.low) else f"{number(estimate.low)} to {number(estimate.high)}"
 
 
 def _estimates(axes: Axes, title: str, labels: list[str], values: list[Estimate], colors: list[str]) -> None:

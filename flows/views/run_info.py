@@ -22,11 +22,6 @@ from metaloom.storage.read.committed import bytes_in
 State = Literal["complete", "training", "stopped", "killed", "damaged", "unreadable"]
 
 
-def list_run_rows(root: Path) -> list[dict[str, Any]]:
-    """List the runs in a folder, newest first, a row each; an unreadable run is listed as damaged, with the reason."""
-    return [list_run_row(folder) for folder in storage.find_runs(root)]
-
-
 def run_info(run: Run) -> dict[str, Any]:
     """Describe a run: its settings, how far it got, its last metrics, and what it takes on disk."""
     done, sizes = len(run.iterations), bytes_by_group(run)
@@ -48,11 +43,20 @@ def run_info(run: Run) -> dict[str, Any]:
         "thinned_iterations": len(run.thinned_iterations()),
         "last_iteration": done - 1 if done else None,
         "witness": _witness(run),
-        "last_metrics": _metrics(run),
+        "last_metrics": iteration_metrics(run, done - 1),
         "last_class_returns": class_returns_of(run, done - 1),
         "bytes": dict(sizes),
         "usage": _usage_of(run, sizes.total()),
-        "quarantine": [_quarantined(run, entry) for entry in storage.read_quarantine(run.path)],
+        "quarantine": [
+            {
+                **asdict(entry.ref),
+                **{"path": str(entry.path), "message": entry.message, "when": entry.when},
+                "arrays": {name: asdict(form) for name, form in entry.forms.items()},
+                "about": dict(entry.about),
+                "stored_since": run.contains(entry.ref),
+            }
+            for entry in storage.read_quarantine(run.path)
+        ],
     }
 
 
@@ -137,7 +141,7 @@ def output_info(run: Run, ref: StageRef) -> dict[str, Any]:
         "iteration": ref.iteration,
         **stage_info(run, record),
         "output": stage.output,
-        "description": stage.schema.description if stage.schema else "",
+        "description": stage.description,
         "arrays": arrays_of(run, record),
     }
 
@@ -206,7 +210,7 @@ def bytes_by_group(run: Run) -> Counter[str]:
 
 
 def _usage_of(run: Run, disk_bytes: int) -> dict[str, Any] | None:
-    """Return what a run took, and what its first iterations predicted of all; None where nobody measured."""
+    """Return what a run took, and what its first iterations predicted of all; None if it was not measured."""
     from metaloom.flows.usage import read_usage  # which imports what training needs
 
     if (usage := read_usage(run.path)) is None:
@@ -224,27 +228,15 @@ def _usage_of(run: Run, disk_bytes: int) -> dict[str, Any] | None:
     }
 
 
-def _quarantined(run: Run, entry: storage.Quarantined) -> dict[str, Any]:
-    return {
-        **asdict(entry.ref),
-        "path": str(entry.path),
-        "message": entry.message,
-        "when": entry.when,
-        "arrays": {name: asdict(form) for name, form in entry.forms.items()},
-        "about": dict(entry.about),
-        "stored_since": run.contains(entry.ref),
-    }
-
-
 def list_run_row(folder: Path) -> dict[str, Any]:
-    """Return the row of one run; see `list_run_rows`."""
+    """Return the row of one run; an unreadable one is listed as damaged, with the reason."""
     row: dict[str, Any] = {"name": folder.name, "path": storage.location(folder), "bytes": bytes_in(folder)}
     try:
         run = storage.open_run(folder)
         require_settings(run)
         row["bytes"] = run.files.num_bytes()
         writer = storage.current_writer(folder, run.files.remote)
-        metrics = _metrics(run)
+        metrics: dict[str, Any] = {**iteration_metrics(run, len(run.iterations) - 1)}
         (returns, statistic), success = headline_return(run), by_inner_step(metrics, "success_rate")
         return row | {
             "state": state_of(run, writer),
@@ -264,7 +256,7 @@ def list_run_row(folder: Path) -> dict[str, Any]:
 
 
 def state_of(run: Run, writer: storage.Writer | None) -> State:
-    """Return True if somebody writes a run; if not, whether it has all its iterations; if not, how its writer ended."""
+    """Return the state of a run: in training, complete, or how its writer ended."""
     if writer is not None:
         return "training"
     if len(run.iterations) >= run.capacity or _has_met_its_end(run):
@@ -288,7 +280,3 @@ def _has_met_its_end(run: Run) -> bool:
     # The last ones are all that the criteria look at.
     first = max(0, done - (stop["convergence_window"] or 1))
     return StoppingConfig(**stop).met([run[i].metrics() for i in range(first, done)])
-
-
-def _metrics(run: Run) -> dict[str, Any]:
-    return {**iteration_metrics(run, len(run.iterations) - 1)}

@@ -39,27 +39,6 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Lines:
-    """Lines of a chart and their description.
-
-    Attributes:
-        name: Name of the chart: of its file, and in Python.
-        title: Title of the chart.
-        y_label: Label of the y axis.
-        note: Meaning of line and band.
-        band: Name of the band in the legend.
-        series: The lines.
-    """
-
-    name: str
-    title: str
-    y_label: str
-    note: str
-    band: str
-    series: tuple[Series, ...]
-
-
-@dataclass(frozen=True)
 class Panel:
     """Lines that share their axes.
 
@@ -108,25 +87,17 @@ class Chart:
     wide: bool = False
 
 
-def chart_of(lines: Lines, section: str, x: Array, x_label: str, **more: Any) -> Chart:
-    """Make a chart of lines over x."""
-    panels = (Panel("", lines.series),)
-    return Chart(
-        lines.name, section, "lines", lines.title, x_label, lines.y_label, lines.note, lines.band, x, panels, **more
-    )
-
-
 def estimates_series(label: str, color: str, estimates: Sequence[ClassEstimate]) -> Series:
     """Return the means with a band of ± 1 standard error."""
     means, errors = (np.array(column) for column in zip(*estimates, strict=True))
     return Series(label, color, means, (means - errors, means + errors))
 
 
-def explain_gaps(lines: Lines) -> Lines:
+def explain_gaps(chart: Chart) -> Chart:
     """Explain gaps in the bands of returns by class, if there are any."""
-    bands = [series.band[0] for series in lines.series if series.band is not None]
+    bands = [series.band[0] for panel in chart.panels for series in panel.series if series.band is not None]
     gaps = any(np.isnan(band).any() for band in bands)
-    return replace(lines, note=lines.note + GAP_NOTE) if gaps else lines
+    return replace(chart, note=chart.note + GAP_NOTE) if gaps else chart
 
 
 def series_data(series: Series) -> dict[str, Any]:

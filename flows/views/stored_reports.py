@@ -1,8 +1,8 @@
 """Reports of a stored run's iterations, identical to the reports during training."""
 
 from collections.abc import Sequence
-from datetime import datetime
 
+from metaloom.flows.formatting import seconds_of
 from metaloom.flows.observer import IterationReport, mean_test_returns
 from metaloom.flows.results.class_returns import classes_of, returns_by_class
 from metaloom.pipeline.types import Array
@@ -24,8 +24,8 @@ class StoredReports:
         """
         run = self._run
         records = [run.record(ref) for ref in refs if ref.stage != run.stages.first]
-        first = min(seconds_of(record.started) for record in records)
-        last = max(seconds_of(record.started) + record.seconds for record in records)
+        first = min(seconds_of(record.started, 0.0) for record in records)
+        last = max(seconds_of(record.started, 0.0) + record.seconds for record in records)
         if self._base is None:
             self._base = first
         evaluations = [record for record in records if run.stages[record.ref.stage].output == "Evaluation"]
@@ -42,14 +42,6 @@ class StoredReports:
             evaluation_returns=mean_test_returns(run.load(record.ref) for record in evaluations),
             task_returns=_task_returns(run, iteration),
         )
-
-
-def seconds_of(when: str) -> float:
-    """Seconds since 1970 of a time in ISO 8601; 0 for what is none, as a foreign log may have."""
-    try:
-        return datetime.fromisoformat(when).timestamp()
-    except ValueError:
-        return 0.0
 
 
 def _task_returns(run: Run, iteration: int) -> list[Array]:

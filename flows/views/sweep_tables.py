@@ -50,11 +50,9 @@ def sweep_table(sweep: Sweep, rows: Sequence[Row]) -> Table:
         done = f"{row['iterations_done']} / {row['iterations']}" if row["iterations"] else ""
         detail = row.get("problem") or row.get("writer")
         table.add_row(
-            as_text(row["run"]),
-            *(as_text(_short(row["settings"].get(key, ""))) for key in sweep.keys),
-            str(row["seed"]),
-            done,
-            optional(row["last_return"]),
+            row["run"],
+            *(_short(row["settings"].get(key, "")) for key in sweep.keys),
+            *(row["seed"], done, optional(row["last_return"])),
             *(optional(row["score"]) for _ in scored),
             as_text(row["state"] + (f" ({detail})" if detail else ""), STATE_STYLES[row["state"]]),
         )

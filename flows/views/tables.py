@@ -1,6 +1,5 @@
 """Output of the commands, as rich renderables and as plain data for `--json`. Nothing here prints."""
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from inspect import getdoc
@@ -16,6 +15,7 @@ from metaloom.flows.formatting import (
     age,
     dotted,
     duration,
+    interval,
     number,
     plural,
     size,
@@ -36,12 +36,11 @@ from metaloom.storage import Run, argument, location, url_of
 if TYPE_CHECKING:
     # Listing runs should not wait for torch.
     from metaloom.flows.results.doctor import Check
-    from metaloom.flows.results.evaluation import EvaluationOutcome
-    from metaloom.flows.results.evaluation_summary import AdaptationSummary
+    from metaloom.flows.results.evaluation import AdaptationSummary, EvaluationOutcome
     from metaloom.flows.results.replay import ArrayDifference, StageReplay
     from metaloom.flows.results.run_rows import Rows
     from metaloom.flows.results.verification import Verification
-    from metaloom.storage import Damage, Fork
+    from metaloom.storage import Fork
     from metaloom.storage.export import Export
 
 
@@ -60,28 +59,22 @@ DIGEST_PREFIX = 12
 
 def runs_view(rows: "Rows") -> RenderableType:
     """`metaloom ls`: the runs, or why there are none."""
-    return runs_table(rows) if rows else as_text(rows.nothing)
-
-
-def runs_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """`metaloom ls`."""
+    if not rows:
+        return as_text(rows.nothing)
     # A column for the environments that report success, if there are any.
     told = [">success rate"] if any("last_success_rate" in row for row in rows) else []
     columns = ("run", "started", "environment", "algorithm", ">iterations", ">last return", *told, ">on disk", "state")
-    table = new_table(*columns, drop=("on disk", "algorithm", "environment", "success rate", "started"))
-    for row in rows:
-        known = "iterations" in row
-        table.add_row(
-            as_text(row["name"]),
-            age(row.get("started")),
-            as_text(row.get("env", "")),
-            as_text(row.get("algorithm", "")),
-            f"{row['iterations_done']} / {row['iterations']}" if known else "",
+    cells = (
+        (
+            *(row["name"], age(row.get("started")), row.get("env", ""), row.get("algorithm", "")),
+            f"{row['iterations_done']} / {row['iterations']}" if "iterations" in row else "",
             optional(row.get("last_return")),
             *(optional(row.get("last_success_rate")) for _ in told),
-            size(row["bytes"]),
-            Text(row["state"], STATE_STYLES[row["state"]]),
+            *(size(row["bytes"]), Text(row["state"], STATE_STYLES[row["state"]])),
         )
+        for row in rows
+    )
+    table = new_table(*columns, rows=cells, drop=("on disk", "algorithm", "environment", "success rate", "started"))
     details = ((row["name"], row.get("writer") or row.get("problem")) for row in rows)
     return Group(table, *(as_text(f"{name}: {detail}") for name, detail in details if detail))
 
@@ -93,54 +86,50 @@ def run_view(run: Run, *, path: str | None = None, everything: bool = False) -> 
     """
     require_settings(run)
     info = run_info(run)
-    config = info["config"]
-    facts = [
-        ("path", as_text(info["path"] if path is None else path)),
-        ("state", _state_text(info)),
-        ("iterations", Text(f"{info['iterations_done']} / {info['iterations']}")),
-        ("created", as_text(f"{info['created'][:19].replace('T', ' ')} UTC")),
-        ("environment", as_text(config["env"]["name"])),
-        ("algorithm", as_text(config["algorithm"]["name"])),
-        ("sizes", as_text(_sizes(config))),
-        ("seed", as_text(config["seed"])),
-        ("on disk", Text(size(sum(info["bytes"].values())))),
-    ]
+    config, state = info["config"], Text(info["state"], STATE_STYLES[info["state"]])
+    facts: dict[str, object] = {
+        "path": info["path"] if path is None else path,
+        "state": Text.assemble(state, f" ({printable(info['writer'])})") if info["writer"] else state,
+        "iterations": f"{info['iterations_done']} / {info['iterations']}",
+        "created": f"{info['created'][:19].replace('T', ' ')} UTC",
+        "environment": config["env"]["name"],
+        "algorithm": config["algorithm"]["name"],
+        "sizes": _sizes(config),
+        "seed": config["seed"],
+        "on disk": size(sum(info["bytes"].values())),
+    }
     if info["usage"] is not None:
-        facts.append(
-            (
-                "took" if info["iterations_done"] >= info["iterations"] else "took so far",
-                Text(_usage_line(info["usage"])),
-            )
-        )
+        is_done = info["iterations_done"] >= info["iterations"]
+        facts["took" if is_done else "took so far"] = _usage_line(info["usage"])
     # Runs that are older than this fact have none.
     if kernel := info["environment"].get("kernel"):
-        facts.append(("updates by", as_text(", ".join(f"{value}" for _, value in dotted(kernel)))))
+        facts["updates by"] = ", ".join(f"{value}" for _, value in dotted(kernel))
     if witness := info["witness"]:
         replayed = plural(witness["replayed"], "episode")
-        facts.append(("witness", Text(f"{replayed} played again, {witness['reproduced']:,} reproduced bit for bit")))
+        facts["witness"] = f"{replayed} played again, {witness['reproduced']:,} reproduced bit for bit"
     if info["parent"]:
-        facts.append(("forked from", as_text(f"{info['parent']['name']}@{info['parent']['iteration']}")))
+        facts["forked from"] = f"{info['parent']['name']}@{info['parent']['iteration']}"
     if info["thinned_iterations"]:
-        facts.append(("thinned", Text(plural(info["thinned_iterations"], "iteration"))))
-    parts: list[RenderableType] = [heading(info["name"]), fact_grid(facts)]
+        facts["thinned"] = plural(info["thinned_iterations"], "iteration")
+    parts: list[RenderableType] = [heading(info["name"]), fact_grid(facts.items())]
     if info["last_metrics"]:
         parts += [heading(f"metrics of iteration {info['last_iteration']}"), _metrics_view(info["last_metrics"])]
     parts += _classes_view(info["last_class_returns"])
     if everything:
-        parts += [heading("on disk"), _disk_table(info["bytes"])]
+        sizes = new_table("group", ">size", rows=((name, size(taken)) for name, taken in info["bytes"].items()))
+        sizes.add_section()
+        sizes.add_row("all", size(sum(info["bytes"].values())))
+        parts += [heading("on disk"), sizes]
     # Runs that are older than these facts have none.
     if everything and (env := info["environment"].get("env")):
-        parts += [
-            heading("environment, with defaults"),
-            fact_grid([(name, as_text(value)) for name, value in dotted(env)]),
-        ]
+        parts += [heading("environment, with defaults"), fact_grid(dotted(env))]
     if info["sessions"]:
         parts += [heading("sessions that computed with something else"), _sessions_table(info["sessions"])]
     if info["quarantine"]:
         parts += [heading("quarantine: what stages failed with"), _quarantine_table(info["quarantine"])]
     settings = list(dotted(config)) if everything else changed_settings(config)
     title = "settings" if everything else "settings that differ from the defaults (--all shows all)"
-    parts += [heading(title), fact_grid([(name, as_text(value)) for name, value in settings])]
+    parts += [heading(title), fact_grid(settings)]
     return Group(*parts)
 
 
@@ -159,7 +148,7 @@ def _sessions_table(sessions: Sequence[Mapping[str, Any]]) -> Table:
             first = ("", "") if n else (str(session["session"]), session["started"][:19].replace("T", " "))
             told = ["-" if value is None else str(value) for value in values]
             told = [text[:DIGEST_PREFIX] if re.fullmatch("[0-9a-f]{64}", text) else text for text in told]
-            table.add_row(*map(as_text, (*first, name, *told)))
+            table.add_row(*first, name, *told)
     return table
 
 
@@ -167,9 +156,7 @@ def iteration_view(run: Run, iteration: int) -> RenderableType:
     """`metaloom show RUN@ITERATION`."""
     info = iteration_info(run, iteration)
     state = "" if info["complete"] else " (not complete)"
-    table = new_table(*_STAGE_COLUMNS)
-    for stage in info["stages"]:
-        table.add_row(*_stage_row(stage, iteration))
+    table = _stage_table(info["stages"], iteration)
     parts: list[RenderableType] = [heading(f"{info['run']}, iteration {iteration}{state}"), table]
     if info["metrics"]:
         parts += [heading("metrics"), _metrics_view(info["metrics"])]
@@ -177,10 +164,12 @@ def iteration_view(run: Run, iteration: int) -> RenderableType:
     return Group(*parts)
 
 
-_STAGE_COLUMNS = ("stage", ">seconds", ">on disk", "digest", "computed from")
+def _stage_table(stages: Sequence[Mapping[str, Any]], iteration: int) -> Table:
+    rows = (_stage_row(stage, iteration) for stage in stages)
+    return new_table("stage", ">seconds", ">on disk", "digest", "computed from", rows=rows)
 
 
-def _stage_row(stage: Mapping[str, Any], iteration: int) -> Sequence[RenderableType]:
+def _stage_row(stage: Mapping[str, Any], iteration: int) -> Sequence[str]:
     inputs = [
         stage_label(i["stage"], i["step"]) + (f" i={i['iteration']}" if i["iteration"] != iteration else "")
         for i in stage["inputs"]
@@ -194,21 +183,20 @@ def _stage_row(stage: Mapping[str, Any], iteration: int) -> Sequence[RenderableT
         stage_label(stage["stage"], stage["step"]),
         f"{stage['seconds']:.3f}",
         "thinned" if stage["thinned"] else size(stage["bytes"]),
-        as_text(stage["digest"][:DIGEST_PREFIX]),
+        stage["digest"][:DIGEST_PREFIX],
         ", ".join(inputs),
     )
 
 
 def output_view(info: Mapping[str, Any]) -> RenderableType:
     """`metaloom show RUN@ITERATION --stage STAGE`: where an output comes from, and what its arrays are."""
-    table, arrays = new_table(*_STAGE_COLUMNS), new_table("array", "axes", "dtype", "unit", "meaning")
-    table.add_row(*_stage_row(info, info["iteration"]))
+    table, arrays = _stage_table([info], info["iteration"]), new_table("array", "axes", "dtype", "unit", "meaning")
     for array in info["arrays"]:
         if "problem" in array:
-            arrays.add_row(as_text(array["name"]), "", "", "", as_text(array["problem"]))
+            arrays.add_row(array["name"], "", "", "", array["problem"])
             continue
         axes = ", ".join(f"{dim} {length}" for dim, length in zip(array["dims"], array["shape"], strict=True))
-        arrays.add_row(*map(as_text, (array["name"], axes, array["dtype"], array["unit"], array["description"])))
+        arrays.add_row(array["name"], axes, array["dtype"], array["unit"], array["description"])
     about = f"{info['output']}: {info['description']}" if info["description"] else info["output"]
     return Group(heading(f"{info['run']}, iteration {info['iteration']}"), table, heading(about), arrays)
 
@@ -216,16 +204,16 @@ def output_view(info: Mapping[str, Any]) -> RenderableType:
 def fork_view(fork: "Fork", parent: Path) -> RenderableType:
     """`metaloom fork`."""
     shared, place = f"{plural(fork.shared_files, 'file')}, {size(fork.shared_bytes)}", location(fork.path)
-    facts = [
-        ("run", as_text(place)),
-        ("begins with", as_text(f"{plural(fork.iteration, 'iteration')} of {location(parent)}")),
+    facts = {
+        "run": place,
+        "begins with": f"{plural(fork.iteration, 'iteration')} of {location(parent)}",
         # An object store has no links: only the cache shares.
-        ("shared with it", Text(shared if url_of(fork.path) is None else f"{shared} in the cache; all was uploaded")),
-    ]
+        "shared with it": shared if url_of(fork.path) is None else f"{shared} in the cache; all was uploaded",
+    }
     if fork.copied_files:
         copied = f"{plural(fork.copied_files, 'file')}, {size(fork.copied_bytes)}: the file system cannot share them"
-        facts.append(("copied", Text(copied)))
-    return Group(fact_grid([*facts, ("continue with", as_text(f"metaloom resume {argument(fork.path)}"))]))
+        facts["copied"] = copied
+    return fact_grid([*facts.items(), ("continue with", f"metaloom resume {argument(fork.path)}")])
 
 
 _UNSEALED = (
@@ -238,8 +226,13 @@ def verification_view(found: "Verification") -> RenderableType:
     """`metaloom verify`: what is damaged, and what helps."""
     from metaloom.flows.results.verification import what_helps
 
+    table = new_table("file", ">iteration", "stage", "array", "problem")
+    for damage in found.damages:
+        stage = stage_label(damage.stage, damage.step or 0) if damage.stage else ""
+        iteration = "" if damage.iteration is None else damage.iteration
+        table.add_row(damage.file, iteration, stage, damage.array or "", as_text(damage.problem, "red"))
     if not found.intact:
-        return Group(damage_table(found.damages), *what_helps(found.path, found.damages))
+        return Group(table, *what_helps(found.path, found.damages))
     return as_text(f"{location(found.path)}: every file is intact{'' if found.sealed else _UNSEALED}")
 
 
@@ -248,18 +241,6 @@ def export_view(done: "Export") -> RenderableType:
     lines = [f"iteration {i} skipped: {reason}" for i, reason in done.skipped]
     lines.append(f"{plural(done.iterations, 'iteration')}, {plural(done.rows, 'row')}  {done.path}")
     return as_text("\n".join(lines))
-
-
-def damage_table(damages: Sequence["Damage"]) -> Table:
-    """`metaloom verify`."""
-    table = new_table("file", ">iteration", "stage", "array", "problem")
-    for damage in damages:
-        stage = stage_label(damage.stage, damage.step or 0) if damage.stage else ""
-        iteration = "" if damage.iteration is None else str(damage.iteration)
-        table.add_row(
-            as_text(damage.file), iteration, as_text(stage), as_text(damage.array or ""), as_text(damage.problem, "red")
-        )
-    return table
 
 
 def replay_line(outcome: "StageReplay") -> Text:
@@ -280,12 +261,9 @@ def difference_table(
     for difference in differences:
         comparable = difference.count >= 0
         table.add_row(
-            str(difference.ref.iteration),
-            stage_name(difference.ref),
-            as_text(difference.array),
-            as_text(list(difference.index)) if comparable else "shape or dtype",
-            as_text(difference.stored),
-            as_text(difference.replayed),
+            *(difference.ref.iteration, stage_name(difference.ref), difference.array),
+            list(difference.index) if comparable else "shape or dtype",
+            *(difference.stored, difference.replayed),
             f"{difference.max_abs:.3g}" if comparable else "",
             "" if difference.max_ulp is None else f"{difference.max_ulp:,}",
             f"{difference.count:,}" if comparable else "all",
@@ -317,20 +295,20 @@ def recipes_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     table = new_table(*columns, drop=("sizes", "algorithm", "environment"), prose=("sizes", "about"))
     for row in rows:
         if "problem" in row:
-            table.add_row(as_text(row["name"]), "", "", "", as_text(f"broken: {row['problem']}", "red"))
+            table.add_row(row["name"], "", "", "", as_text(f"broken: {row['problem']}", "red"))
         else:
-            table.add_row(row["name"], row["env"], row["algorithm"], row["sizes"], Text(row["about"]))
+            table.add_row(*(row[name] for name in ("name", "env", "algorithm", "sizes", "about")))
     return table
 
 
 def parameters_table(fitted: Mapping[str, Params]) -> Table:
     """`metaloom show RUN@N --stage process_samples`: one row per parameter of a baseline, over all tasks."""
-    table = new_table("baseline", "parameter", ">shape", ">mean", ">smallest", ">largest")
-    for baseline, params in fitted.items():
-        for name, value in params.items():
-            shape = " x ".join(map(str, value.shape))
-            table.add_row(baseline, name, shape, *map(number, (value.mean(), value.min(), value.max())))
-    return table
+    rows = (
+        (baseline, name, " x ".join(map(str, v.shape)), *map(number, (v.mean(), v.min(), v.max())))
+        for baseline, params in fitted.items()
+        for name, v in params.items()
+    )
+    return new_table("baseline", "parameter", ">shape", ">mean", ">smallest", ">largest", rows=rows)
 
 
 def evaluation_table(outcome: "EvaluationOutcome") -> Table:
@@ -344,13 +322,12 @@ def evaluation_table(outcome: "EvaluationOutcome") -> Table:
     table.title = f"learner after {plural(outcome.updates, 'update')}, {outcome.counted_tasks}{new}"
     for row in outcome.summary():
         table.add_row(
-            str(row.adaptation_steps),
-            str(row.adaptation_episodes),
+            *(row.adaptation_steps, row.adaptation_episodes),
             number(row.average_return),
-            _range(row.average_low, row.average_high),
+            interval(row.average_low, row.average_high),
             number(row.iqm_return),
-            _range(row.iqm_low, row.iqm_high),
-            _range(row.lower_quartile, row.upper_quartile),
+            interval(row.iqm_low, row.iqm_high),
+            interval(row.lower_quartile, row.upper_quartile),
         )
     test_episodes = outcome.evaluation.test_returns.shape[2]
     notes = [
@@ -374,10 +351,9 @@ def facts_view(steps: Sequence["AdaptationSummary"]) -> list[RenderableType]:
     """Show the environment's facts for test episodes, steps side by side; empty without facts."""
     if not steps[0].facts:
         return []
-    table = new_table("of test episodes", *(f">{plural(step.adaptation_steps, 'adaptation step')}" for step in steps))
-    for name in steps[0].facts:
-        table.add_row(as_text(name.replace("_", " ")), *(number(step.facts[name]) for step in steps))
-    return [table]
+    columns = (f">{plural(step.adaptation_steps, 'adaptation step')}" for step in steps)
+    rows = ((name.replace("_", " "), *(number(step.facts[name]) for step in steps)) for name in steps[0].facts)
+    return [new_table("of test episodes", *columns, rows=rows)]
 
 
 def success_view(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
@@ -390,7 +366,7 @@ def success_view(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
         if row["class"] == BALANCED:
             table.add_section()
         rates = [row[name] for name in ("success_rate", OFFICIAL) if name in row]
-        table.add_row(as_text(row["class"]), str(row["num_tasks"]), *map(number, rates))
+        table.add_row(row["class"], row["num_tasks"], *map(number, rates))
     if OFFICIAL in rows[0]:
         table.caption = (
             "success rate: of all test episodes; official: of the first three of a class to finish, where success ends "
@@ -399,21 +375,16 @@ def success_view(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
     return [heading(f"success by class of task, after {plural(last, 'adaptation step')}"), table]
 
 
-def _range(low: float, high: float) -> str:
-    return "-" if math.isnan(low) else f"{number(low)} to {number(high)}"
-
-
 def doctor_view(checks: Sequence["Check"]) -> RenderableType:
     """`metaloom doctor`: a table, and below it what failed, in full width."""
-    table = new_table("check", "", "found", "required", "what helps")
-    for check in checks:
-        table.add_row(
-            check.name,
-            Text(check.status, CHECK_STYLES[check.status]),
-            as_text(check.found if check.ok else "see below"),
-            check.required,
-            as_text(check.advice if check.ok else ""),
+    rows = (
+        (
+            *(check.name, Text(check.status, CHECK_STYLES[check.status])),
+            *(check.found if check.ok else "see below", check.required, check.advice if check.ok else ""),
         )
+        for check in checks
+    )
+    table = new_table("check", "", "found", "required", "what helps", rows=rows)
     below: list[Text] = []
     for check in checks:
         if not check.ok:
@@ -440,29 +411,23 @@ def _sizes(config: Mapping[str, Any]) -> str:
     )
 
 
-def _state_text(row: Mapping[str, Any]) -> Text:
-    detail = row.get("writer") or row.get("problem")
-    state = Text(row["state"], STATE_STYLES[row["state"]])
-    return state if not detail else Text.assemble(state, " (", printable(detail), ")")
-
-
 def _metrics_view(metrics: Mapping[str, float | None]) -> RenderableType:
     """Show metrics of the inner steps side by side, and below them metrics of the whole iteration."""
     by_step: dict[str, dict[int, str]] = {}
-    others: list[tuple[str, Text]] = []
+    others: list[tuple[str, str]] = []
     for name, value in metrics.items():
         prefix, _, short = name.partition(".")
         k = prefix.removeprefix("step_")
         if short and k.isdecimal():
             by_step.setdefault(short, {})[int(k)] = optional(value)
         else:
-            others.append((name, Text(f"{optional(value)}  {meaning(name, value)}".rstrip())))
+            others.append((name, f"{optional(value)}  {meaning(name, value)}".rstrip()))
     last = max((k for values in by_step.values() for k in values), default=-1)
     table = new_table("by inner step", *(f">{adaptation_label(k, last)}" for k in range(last + 1)))
     table.columns[0].no_wrap = True
     # What training is about comes first.
     for name in sorted(by_step, key=lambda name: (name != "average_return", name)):
-        table.add_row(as_text(name), *(by_step[name].get(k, "") for k in range(last + 1)))
+        table.add_row(name, *(by_step[name].get(k, "") for k in range(last + 1)))
     return Group(table, fact_grid(others)) if by_step else fact_grid(others)
 
 
@@ -486,29 +451,17 @@ def _classes_view(rows: Sequence[Mapping[str, Any]], labels: Sequence[str] | Non
             table.add_section()
         returns = ((row["average_return"], row["standard_error"]) for row in of_class)
         cells = (optional(mean) if error is None else f"{number(mean)} ± {number(error)}" for mean, error in returns)
-        table.add_row(as_text(first["class"]), str(first["num_tasks"]), *cells)
+        table.add_row(first["class"], first["num_tasks"], *cells)
     table.caption = "mean over tasks ± its standard error; balanced: every class counts alike"
     return [heading("return by class of task"), table]
 
 
-def _disk_table(sizes: Mapping[str, int]) -> Table:
-    table = new_table("group", ">size")
-    for name, num_bytes in sizes.items():
-        table.add_row(as_text(name), size(num_bytes))
-    table.add_section()
-    table.add_row("all", size(sum(sizes.values())))
-    return table
-
-
 def _quarantine_table(entries: Sequence[Mapping[str, Any]]) -> Table:
-    table = new_table("when", ">iteration", "stage", "what", "kept in", "")
-    for entry in entries:
-        table.add_row(
-            as_text(entry["when"][:19].replace("T", " ")),
-            str(entry["iteration"]),
-            stage_label(entry["stage"], entry["step"]),
-            as_text(entry["message"]),
-            as_text(entry["path"]),
-            "stored since" if entry["stored_since"] else "",
+    rows = (
+        (
+            *(entry["when"][:19].replace("T", " "), entry["iteration"], stage_label(entry["stage"], entry["step"])),
+            *(entry["message"], entry["path"], "stored since" if entry["stored_since"] else ""),
         )
-    return table
+        for entry in entries
+    )
+    return new_table("when", ">iteration", "stage", "what", "kept in", "", rows=rows)

@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
-from metaloom.flows.formatting import finite, number, stage_label
+from metaloom.flows.formatting import as_json, number, stage_label
 from metaloom.flows.views.parts import new_table
 from metaloom.storage import Run
 
@@ -26,7 +26,7 @@ def minibatch_info(run: Run, iteration: int, update: int, rows: slice, *, contex
         "context": context,
         "tasks": batches.task_ids[update].tolist(),
         "rows_per_task": numbers.shape[2],
-        "transitions": [{name: _plain(value) for name, value in row.items()} for row in table.to_pylist()],
+        "transitions": as_json(table.to_pylist()),
     }
 
 
@@ -38,9 +38,9 @@ def minibatch_view(info: Mapping[str, Any]) -> Table:
     )
     for row in info["transitions"]:
         table.add_row(
-            *(str(row[name]) for name in ("memory", "row", "iteration")),
+            *(row[name] for name in ("memory", "row", "iteration")),
             stage_label(row["stage"], row["step"]),
-            *(str(row[name]) for name in ("task", "episode", "t")),
+            *(row[name] for name in ("task", "episode", "t")),
             *(_numbers(row[name]) for name in ("observation", "action", "reward", "next_observation")),
             "yes" if row["terminated"] else "",
         )
@@ -60,10 +60,3 @@ def _numbers(value: Any) -> str:
         return "-" if value is None else number(value)
     shown = ", ".join(_numbers(component) for component in value[:_MOST_COMPONENTS])
     return shown if len(value) <= _MOST_COMPONENTS else f"{shown}, ... ({len(value)})"
-
-
-def _plain(value: Any) -> Any:
-    """Convert a value to JSON data."""
-    if isinstance(value, list):
-        return [_plain(component) for component in value]
-    return finite(value) if isinstance(value, float) else value

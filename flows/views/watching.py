@@ -12,13 +12,13 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from metaloom import storage
-from metaloom.flows.formatting import plural, size, stage_name
+from metaloom.flows.formatting import plural, seconds_of, size, stage_name
 from metaloom.flows.observer import IterationReport
 from metaloom.flows.run_log import LogLine, LogReader
 from metaloom.flows.views.parts import as_text
 from metaloom.flows.views.progress import SPARKLINE_WIDTH, Panel, PlainLines, ProgressMode, is_live, json_line
 from metaloom.flows.views.run_info import state_of
-from metaloom.flows.views.stored_reports import StoredReports, seconds_of
+from metaloom.flows.views.stored_reports import StoredReports
 from metaloom.storage import StageRef, argument
 
 LOOK_SECONDS, REMOTE_LOOK_SECONDS, WEIGH_SECONDS = 0.5, 5.0, 10.0
@@ -80,7 +80,7 @@ class Watch:
                 self.workers, self._error, self.stage = str(line.fields["workers"]), "", None
                 self.warnings.clear()
             elif line.level == "debug" and line.ref is not None:
-                self.stage = line.ref, seconds_of(line.time)
+                self.stage = line.ref, seconds_of(line.time, 0.0)
             elif line.level == "error" and "ended_by" in line.fields:
                 self._error = line.message
             elif line.is_at_least("warning"):
@@ -99,7 +99,7 @@ class Watch:
         return max(refs, key=lambda ref: self.run.record(ref).sequence, default=None)
 
     def ending(self) -> Ending:
-        """Return the state of the run, once nobody writes it."""
+        """Return the state of the run, once no process writes it."""
         run, total = self.run, self.run.capacity
         how = f"{len(run.iterations)} of {plural(total, 'iteration')}"
         again = f"continue with: metaloom resume {argument(run.path)}"
@@ -125,7 +125,7 @@ class WatchPanel(Panel):
         for report in reports:
             self.iteration_done(report)
         watch, writer = self._watch, self._watch.writer
-        self._began = seconds_of(writer.since) if writer else None
+        self._began = seconds_of(writer.since, 0.0) if writer else None
         self._stage = watch.stage if writer and watch.stage and not watch.run.contains(watch.stage[0]) else None
         self._stored = watch.newest() if writer and self._stage is None else None
 
@@ -145,7 +145,7 @@ class WatchPanel(Panel):
 
 
 def watch_run(path: Path, *, mode: ProgressMode, out: TextIO | None = None, wait: Callable[[float], None]) -> Ending:
-    """Show a run until nobody writes it: a live panel in a terminal, else a line for each iteration."""
+    """Show a run until no process writes it: a live panel in a terminal, else a line for each iteration."""
     watch, stream = Watch(path), sys.stdout if out is None else out
     console = Console(file=stream, highlight=False)
     pause = LOOK_SECONDS if watch.run.files.remote is None else REMOTE_LOOK_SECONDS

@@ -8,7 +8,6 @@ from itertools import combinations, product
 import numpy as np
 
 from metaloom.pipeline.comparison.intervals import (
-    IntervalEnds,
     degrees_of_freedom,
     improvement_interval,
     probability_of_improvement,
@@ -244,9 +243,9 @@ class Resampled:
                 a,
                 b,
                 self._difference(a, b),
-                _with(
+                Estimate(
                     probability_of_improvement(self.groups[a], self.groups[b]),
-                    improvement_interval(self.groups[a], self.groups[b]),
+                    *improvement_interval(self.groups[a], self.groups[b]),
                 ),
                 test,
                 p,
@@ -258,9 +257,8 @@ class Resampled:
 
     def _estimate(self, name: str, measure: Callable[..., Array]) -> Estimate:
         scores = self.groups[name]
-        error = standard_error(scores, measure(scores, self._weights[name]))
-        value = float(measure(scores))
-        return _with(value, student_interval(value, float(error), degrees_of_freedom(scores)))
+        value, error = float(measure(scores)), self._error(name, measure)
+        return Estimate(value, *student_interval(value, error, degrees_of_freedom(scores)))
 
     def _band(self, scores: Scores, values: Array, resampled: Array) -> Band:
         errors, degrees = standard_error(scores, resampled), degrees_of_freedom(scores)
@@ -270,14 +268,9 @@ class Resampled:
     def _difference(self, a: str, b: str) -> Estimate:
         x, y = self.groups[a], self.groups[b]
         value = float(interquartile_mean(x) - interquartile_mean(y))
-        errors = (self._error_of_iqm(a), self._error_of_iqm(b))
+        errors = (self._error(a, interquartile_mean), self._error(b, interquartile_mean))
         degrees = welch_degrees(errors, (degrees_of_freedom(x), degrees_of_freedom(y)))
-        return _with(value, student_interval(value, float(np.hypot(*errors)), degrees))
+        return Estimate(value, *student_interval(value, float(np.hypot(*errors)), degrees))
 
-    def _error_of_iqm(self, name: str) -> float:
-        scores = self.groups[name]
-        return float(standard_error(scores, interquartile_mean(scores, self._weights[name])))
-
-
-def _with(value: float, interval: IntervalEnds) -> Estimate:
-    return Estimate(value, *interval)
+    def _error(self, name: str, measure: Callable[..., Array]) -> float:
+        return float(standard_error(self.groups[name], measure(self.groups[name], self._weights[name])))

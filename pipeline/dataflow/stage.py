@@ -13,7 +13,7 @@ from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.dataflow.refs import NAME, Span, StageRef
 from metaloom.pipeline.outputs import OutputSchema, as_declared
 from metaloom.pipeline.schema import ConfigError
-from metaloom.pipeline.seeding import own_generator
+from metaloom.pipeline.seeding import own_generator, seed_for
 
 Input = StageRef | tuple[StageRef, ...] | Span
 """Input of a stage: one output, outputs of several steps, or a span, of which it reads what it needs."""
@@ -62,10 +62,15 @@ class At:
     def generator(self, name: str) -> np.random.Generator:
         """Return a generator of a stream of the stage's own at this position, see `own_generator`.
 
+        After training it equals none of training, whatever the seeds.
+
         Args:
             name: Name of the stream, such as the stage's name.
         """
-        return own_generator(self.run_seed, name, self.iteration, self.step, self.task)
+        position = (self.iteration, self.step, self.task)
+        if self.training:
+            return own_generator(self.run_seed, name, *position)
+        return own_generator(seed_for(self.run_seed, "evaluation", *position) // 2, name)
 
 
 @dataclass(frozen=True)

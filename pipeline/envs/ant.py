@@ -1,16 +1,12 @@
 """The ant: four legs on a ball, which runs in a direction or to a goal."""
-# pyright: reportAttributeAccessIssue=false
-# MuJoCo's compiled modules have no type stubs.
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
-import mujoco
 import numpy as np
 
 from metaloom.pipeline.envs.contract import EnvError, MetaEnv
 from metaloom.pipeline.envs.mujoco_robot import (
-    GYMNASIUM_MODELS,
     Motion,
     MujocoRobot,
     ObsStyle,
@@ -56,6 +52,7 @@ class Ant(MujocoRobot, MetaEnv):
     derived: tuple[str, ...] = ("xpos", "cfrc_ext")
     derived_before: tuple[str, ...] = ("xpos",)
     reset_noise: float = 0.1
+    normal_start = True
     control_cost: float = 0.5
     contact_cost: float = 5e-4
     shows_place = False
@@ -64,11 +61,7 @@ class Ant(MujocoRobot, MetaEnv):
 
     def __init__(self, obs_style: ObsStyle = "promp", render_mode: str | None = None) -> None:
         self.obs_style = check_obs_style(self, obs_style, ("promp", "pearl", "v5"))
-        super().__init__(mujoco.MjModel.from_xml_path(str(GYMNASIUM_MODELS / "ant.xml")), render_mode)
-
-    def start(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        qpos = self.model.qpos0 + rng.uniform(-self.reset_noise, self.reset_noise, self.model.nq)
-        return qpos, self.reset_noise * rng.standard_normal(self.model.nv)
+        super().__init__("ant.xml", render_mode)
 
     def observe(self, qpos: Array, qvel: Array) -> Array:
         return np.concatenate([qpos[:, 0 if self.shows_place else 2 :], qvel], axis=1)
@@ -108,11 +101,8 @@ class AntWalk:
     heights: tuple[float, float] = (0.0, 1.0)
 
     def task_terms(self, place: Array, velocity: Array, tasks: Array) -> dict[str, Array]:
-        return {"run": self.run_reward(velocity, tasks), "survive": np.ones(len(place))}
-
-    @abstractmethod
-    def run_reward(self, velocity: Array, tasks: Array) -> Array:
-        """Return the velocity [n, 2] along the direction of the task, [n]."""
+        run: Array = self.run_reward(velocity, tasks)  # pyright: ignore[reportAttributeAccessIssue]
+        return {"run": run, "survive": np.ones(len(place))}
 
     def terminal(self, motion: Motion, tasks: Array) -> Array:
         finite = np.isfinite(motion.qpos).all(axis=1) & np.isfinite(motion.qvel).all(axis=1)
@@ -123,22 +113,16 @@ class AntWalk:
 class AntDir(AlongX, AntWalk, Ant):
     """Walk forward or backward along x, as the reward requires (ProMP's AntRandDirec).
 
-    Observation, action, start: see Ant. Reward terms: see AntWalk. Terminates unless the torso is 0 to 1 m high.
-
-    | task field | unit | distribution                                 |
-    | ---------- | ---- | -------------------------------------------- |
-    | direction  | 1    | -1 or +1, each with probability 1/2; id 0, 1 |
+    Observation, action, start: see Ant. Task: see OneWayOrTheOther. Reward terms: see AntWalk. Terminates unless the
+    torso is 0 to 1 m high.
     """
 
 
 class AntDir2D(AnyDirection, AntWalk, Ant):
     """Walk in a direction known only from the reward (ProMP's AntRandDirec2D).
 
-    Observation, action, start: see Ant. Reward terms: see AntWalk. Terminates unless the torso is 0 to 1 m high.
-
-    | task field               | unit | distribution                     |
-    | ------------------------ | ---- | -------------------------------- |
-    | direction_x, direction_y | 1    | unit vector, uniform in its angle |
+    Observation, action, start: see Ant. Task: see AnyDirection. Reward terms: see AntWalk. Terminates unless the torso
+    is 0 to 1 m high.
     """
 
 
@@ -179,14 +163,8 @@ class AntGoal(ToGoal, Ant):
 class PearlAntDir(PearlRobot, AnyDirection, AntWalk, Ant):
     """Walk in one of 100 directions, as PEARL's ant-dir: AntDir2D without contact forces in the observation (27).
 
-    Terminates unless the torso is 0.2 to 1 m high.
-
-    | task field               | unit | distribution                                                             |
-    | ------------------------ | ---- | ------------------------------------------------------------------------ |
-    | direction_x, direction_y | 1    | one of 100 draws, uniform in the angle, made once; 30 more are `test_task_set` |
-
-    Options `num_train_tasks` and `num_test_tasks`: how many of each. Option `forward_backward`: (1, 0) and (-1, 0)
-    are the two tasks instead, and there is none to hold out.
+    Terminates unless the torso is 0.2 to 1 m high. Task: see AnyDirection and PearlRobot. Option `forward_backward`:
+    (1, 0) and (-1, 0) are the two tasks instead, and there is none to hold out.
 
     Differs from the original, which tests on the two directions that it trains on; and whose contact cost was 0 on the
     MuJoCo of its time.
@@ -220,14 +198,7 @@ class PearlAntDir(PearlRobot, AnyDirection, AntWalk, Ant):
 
 
 class PearlAntGoal(PearlRobot, ToGoal, Ant):
-    """Go to one of 150 goals, as PEARL's ant-goal: AntGoal with fixed goals.
-
-    | task field     | unit | distribution                                                                        |
-    | -------------- | ---- | ----------------------------------------------------------------------------------- |
-    | goal_x, goal_y | m    | one of 150 draws on the disk of radius 3, made once; 30 more are `test_task_set`    |
-
-    Options `num_train_tasks` and `num_test_tasks`: how many of each.
-    """
+    """Go to one of 150 goals, as PEARL's ant-goal: AntGoal with fixed goals. Task: see ToGoal and PearlRobot."""
 
     def __init__(
         self,

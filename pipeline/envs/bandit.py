@@ -7,15 +7,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from metaloom.pipeline.envs.contract import (
-    BatchEnv,
-    BatchStep,
-    EnvError,
-    MetaEnv,
-    TaskField,
-    keeps_rules,
-    require_count,
-)
+from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv, RowBatch, TaskField, require_count
 from metaloom.pipeline.types import Array
 
 
@@ -54,19 +46,11 @@ class BernoulliBandit(MetaEnv):
         if not ((self.task >= 0) & (self.task <= 1)).all():
             raise EnvError(f"{type(self).__name__}.set_task: found {self.task.tolist()}; required probabilities")
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
-        super().reset(seed=seed)
-        return np.zeros(1), {}
-
-    def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
-        payout = float(self.np_random.random() < self.task[int(action)])
-        return np.zeros(1), payout, False, False, {"reward_terms": {"payout": payout}}
-
-    def batch(self, num_rows: int, num_threads: int) -> "BanditBatch | None":
-        return BanditBatch(num_rows) if keeps_rules(self, BernoulliBandit) else None
+    def rows(self, num_rows: int, num_threads: int) -> "BanditBatch":
+        return BanditBatch(num_rows)
 
 
-class BanditBatch(BatchEnv):
+class BanditBatch(RowBatch):
     """N bandits, pulled together."""
 
     observation_size = 1
@@ -75,14 +59,12 @@ class BanditBatch(BatchEnv):
 
     def __init__(self, num_rows: int) -> None:
         self.num_rows = num_rows
-        self._probabilities = np.zeros((num_rows, 0))
-        self._generators: list[np.random.Generator] = []
+        self._generators: Sequence[np.random.Generator] = ()
         self._numbers = np.zeros((num_rows, self._DRAWN_AHEAD))
         self._pulls = np.zeros(num_rows, np.int64)
 
-    def reset(self, tasks: Array, seeds: Array) -> Array:
-        self._probabilities = tasks.copy()
-        self._generators = [np.random.Generator(np.random.PCG64(seed)) for seed in seeds.tolist()]
+    def begin(self, rngs: Sequence[np.random.Generator]) -> Array:
+        self._generators = rngs
         self._pulls[:] = 0
         return np.zeros((self.num_rows, 1))
 
@@ -92,7 +74,7 @@ class BanditBatch(BatchEnv):
             self._numbers[row] = self._generators[row].random(self._DRAWN_AHEAD)
         numbers = self._numbers[rows, self._pulls[rows] % self._DRAWN_AHEAD]
         self._pulls[rows] += 1
-        payouts = (numbers < self._probabilities[rows, actions.reshape(-1)]).astype(np.float64)
+        payouts = (numbers < self.tasks[rows, actions.reshape(-1)]).astype(np.float64)
         none = np.zeros(len(rows), np.bool_)
         return BatchStep(np.zeros((len(rows), 1)), {"payout": payouts}, none, none)
 

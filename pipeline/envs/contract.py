@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -113,7 +114,7 @@ class BatchEnv(Protocol):
         ...
 
     def step(self, actions: Array, rows: Array) -> BatchStep:
-        """Step the n rows (sorted, unique) with actions [n, A]; the other rows stand still."""
+        """Step the n rows (sorted, unique) with actions [n, A]; the other rows keep their state."""
         ...
 
     @property
@@ -125,12 +126,38 @@ class BatchEnv(Protocol):
         """Close the simulators, if there are any."""
 
 
+class RowBatch(BatchEnv):
+    """A batch of rows that follow rules for any number of them.
+
+    Attributes:
+        tasks: [N, P].
+    """
+
+    tasks: Array
+
+    def take(self, tasks: Array) -> None:
+        """Set the tasks of all rows; the next `step` already uses them."""
+        self.tasks = tasks.copy()
+
+    def begin(self, rngs: Sequence[np.random.Generator]) -> Array:
+        """Return first observations [N, O] of new episodes, whose random values are from a generator for each row."""
+        ...
+
+    def reset(self, tasks: Array, seeds: Array) -> Array:
+        self.take(tasks)
+        return self.begin([np.random.Generator(np.random.PCG64(seed)) for seed in seeds.tolist()])
+
+
+_ONLY_ROW = np.zeros(1, np.int64)
+
+
 class MetaEnv(gymnasium.Env[Array, Array]):
     """A gymnasium Env with a distribution of tasks.
 
     A subclass names its task parameters in `task_fields` and uses `self.task` in `step`; it puts the terms of the
     reward into `info["reward_terms"]`, name -> number, summing to the reward, and the facts that it declares into
-    `info["facts"]`, name -> number or flag. Task ranges in the class docstring.
+    `info["facts"]`, name -> number or flag. Task ranges in the class docstring. Instead of `step` and `reset` it may
+    give `rows`, of which a single environment is one alone.
 
     An environment sets no time limit: the sampler's `max_episode_steps` ends its episodes.
     """
@@ -209,9 +236,35 @@ class MetaEnv(gymnasium.Env[Array, Array]):
         """True where `diagnostics` returns values."""
         return type(self).diagnostics is not MetaEnv.diagnostics
 
+    def rows(self, num_rows: int, num_threads: int) -> RowBatch:
+        """Return N environments as rows with common rules.
+
+        Raises:
+            EnvError: the environment has no such rules.
+        """
+        raise EnvError(f"{type(self).__name__} has no step and reset, and no rows; required `step` and `reset`")
+
+    @cached_property
+    def _row(self) -> RowBatch:
+        return self.rows(1, 1)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        super().reset(seed=seed)
+        if type(self).rows is MetaEnv.rows:  # the environment's own reset begins with this one
+            return np.zeros(0), {}
+        self._row.take(self.task[None])
+        return self._row.begin([self.np_random])[0], {}
+
+    def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        self._row.take(self.task[None])
+        step = self._row.step(np.array(action, self.action_space.dtype)[None], _ONLY_ROW)
+        terms = {name: float(term[0]) for name, term in step.reward_terms.items()}
+        info = {"reward_terms": terms, "facts": {name: values[0].item() for name, values in step.facts.items()}}
+        return step.observations[0], sum(terms.values()), bool(step.terminated[0]), bool(step.truncated[0]), info
+
     def batch(self, num_rows: int, num_threads: int) -> BatchEnv | None:
         """Return a BatchEnv that equals this env bit for bit, or None if only a loop over copies is available."""
-        return None
+        return self.rows(num_rows, num_threads) if keeps_rules(self, MetaEnv) else None
 
 
 def keeps_rules(env: gymnasium.Env[Any, Any], base: type[gymnasium.Env[Any, Any]]) -> bool:

@@ -2,7 +2,6 @@
 # pyright: reportAttributeAccessIssue=false, reportUnknownParameterType=false
 # MuJoCo's compiled modules have no type stubs.
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
@@ -10,15 +9,7 @@ import mujoco
 import numpy as np
 
 from metaloom.pipeline.envs.contract import MetaEnv, TaskField
-from metaloom.pipeline.envs.mujoco_robot import (
-    GYMNASIUM_MODELS,
-    Motion,
-    MujocoRobot,
-    ObsStyle,
-    PearlRobot,
-    check_obs_style,
-    squared_norm,
-)
+from metaloom.pipeline.envs.mujoco_robot import GYMNASIUM_MODELS, MujocoRobot, ObsStyle, PearlRobot, check_obs_style
 from metaloom.pipeline.envs.task_classes import Classes, bins
 from metaloom.pipeline.envs.task_sets import AtSpeed, OneWayOrTheOther
 from metaloom.pipeline.types import Array, EpisodeBatch
@@ -50,6 +41,7 @@ class HalfCheetah(MujocoRobot, MetaEnv):
 
     frame_skip = 5
     reset_noise: float = 0.1
+    normal_start = True
     control_cost: float = 0.05
     total_mass: float = 14.0
 
@@ -64,36 +56,20 @@ class HalfCheetah(MujocoRobot, MetaEnv):
         mujoco.mj_setConst(model, mujoco.MjData(model))
         super().__init__(model, render_mode)
 
-    def start(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        qpos = self.model.qpos0 + rng.uniform(-self.reset_noise, self.reset_noise, self.model.nq)
-        return qpos, self.reset_noise * rng.standard_normal(self.model.nv)
-
     def observe(self, qpos: Array, qvel: Array) -> Array:
         return np.concatenate([qpos[:, 1:], qvel], axis=1)
 
     def sense(self, derived: Mapping[str, Array]) -> Sequence[Array]:
         return [derived["xpos"][:, 1]] if self.obs_style == "pearl" else []
 
-    def reward_terms(self, motion: Motion, tasks: Array) -> dict[str, Array]:
-        velocity = (motion.qpos[:, 0] - motion.qpos_before[:, 0]) / motion.dt
-        return {"run": self.run_reward(velocity, tasks), "control": -self.control_cost * squared_norm(motion.actions)}
-
     def diagnostics(self, episodes: EpisodeBatch) -> Mapping[str, float]:
         """Return `forward_velocity`: mean over all steps, in m/s, of observation 8 at their ends."""
         velocity = episodes.observations[:, :, 1:, 8].astype(np.float64)
         return {"forward_velocity": float(velocity[episodes.mask == 1].mean())}
 
-    @abstractmethod
-    def run_reward(self, velocity: Array, tasks: Array) -> Array:
-        """Return the reward of a forward velocity [n] in m/s, [n]."""
-
 
 class RunInDirection(OneWayOrTheOther):
-    """Rules of a half-cheetah that runs one way or the other. Go before HalfCheetah.
-
-    | task field | unit | distribution                                 |
-    | ---------- | ---- | -------------------------------------------- |
-    | direction  | 1    | -1 or +1, each with probability 1/2; id 0, 1 |
+    """Rules of a half-cheetah that runs one way or the other; task: see OneWayOrTheOther. Go before HalfCheetah.
 
     | reward term | value                                            | unit  |
     | ----------- | ------------------------------------------------ | ----- |
@@ -151,11 +127,7 @@ class PearlCheetahDir(RunInDirection, HalfCheetah):
 class PearlCheetahVel(PearlRobot, RunAtSpeed, HalfCheetah):
     """Run forward at one of 100 speeds, as PEARL's cheetah-vel: HalfCheetahVel with PEARL's observations.
 
-    | task field | unit | distribution                                                                      |
-    | ---------- | ---- | --------------------------------------------------------------------------------- |
-    | velocity   | m/s  | one of 100 draws of U(0, 3), made once; 30 more are `test_task_set`               |
-
-    Options `num_train_tasks` and `num_test_tasks`: how many of each.
+    The speeds are 100 draws of U(0, 3): see PearlRobot.
 
     The original draws its tasks by seeding numpy's global generator, which changes everything else that draws from it;
     ours come from a separate generator, so the speeds differ.

@@ -1,21 +1,13 @@
 """A grid with a hidden goal: one has to search for it once, and then to remember where it is (VariBAD's gridworld)."""
 
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from metaloom.pipeline.envs.contract import (
-    BatchEnv,
-    BatchStep,
-    EnvError,
-    Fact,
-    MetaEnv,
-    TaskField,
-    keeps_rules,
-    require_count,
-)
+from metaloom.pipeline.envs.contract import BatchStep, EnvError, Fact, MetaEnv, RowBatch, TaskField, require_count
 from metaloom.pipeline.types import Array
 
 Excluded = Literal["block", "start"]
@@ -78,7 +70,6 @@ class HiddenGoalGrid(MetaEnv):
         self.observation_components: tuple[tuple[str, Literal["1"]], ...] = tuple(
             (f"cell_{n // size}_{n % size}", "1") for n in range(size * size)
         )
-        self._grid = GridBatch(1, size)
 
     def set_task(self, task: Array) -> None:
         super().set_task(task)
@@ -86,27 +77,12 @@ class HiddenGoalGrid(MetaEnv):
             found = f"{type(self).__name__}.set_task: found the goal {self.task.tolist()}"
             raise EnvError(f"{found}; required a cell, whole numbers from 0 to {self.size - 1}")
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
-        super().reset(seed=seed)
-        return self._grid.reset(self.task[None], np.zeros(1, np.uint64))[0], {}
-
-    def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
-        self._grid.goals = self.task[None]
-        result = self._grid.step(np.array([action]), np.zeros(1, np.int64))
-        terms = {name: float(term[0]) for name, term in result.reward_terms.items()}
-        info = {"reward_terms": terms, "facts": {"success": bool(result.facts["success"][0])}}
-        return result.observations[0], sum(terms.values()), False, False, info
-
-    def batch(self, num_rows: int, num_threads: int) -> "GridBatch | None":
-        return GridBatch(num_rows, self.size) if keeps_rules(self, HiddenGoalGrid) else None
+    def rows(self, num_rows: int, num_threads: int) -> "GridBatch":
+        return GridBatch(num_rows, self.size)
 
 
-class GridBatch(BatchEnv):
-    """N grids, stepped as arrays.
-
-    Attributes:
-        goals: [N, 2].
-    """
+class GridBatch(RowBatch):
+    """N grids, stepped as arrays."""
 
     action_size = 1
 
@@ -115,17 +91,15 @@ class GridBatch(BatchEnv):
         self.observation_size: int = size * size
         self._size, self._unit = size, np.eye(size * size)
         self._cells = np.zeros((num_rows, 2), np.int64)
-        self.goals = np.zeros((num_rows, 2))
 
-    def reset(self, tasks: Array, seeds: Array) -> Array:
-        self.goals: Array = tasks.copy()
+    def begin(self, rngs: Sequence[np.random.Generator]) -> Array:
         self._cells[:] = 0
         return self._seen(self._cells)
 
     def step(self, actions: Array, rows: Array) -> BatchStep:
         cells = np.clip(self._cells[rows] + MOVES[actions.reshape(-1)], 0, self._size - 1)
         self._cells[rows] = cells
-        found = (cells == self.goals[rows]).all(axis=1)
+        found = (cells == self.tasks[rows]).all(axis=1)
         terms = {"goal": np.where(found, GOAL_REWARD, 0.0), "search": np.where(found, 0.0, STEP_REWARD)}
         none = np.zeros(len(rows), np.bool_)
         return BatchStep(self._seen(cells), terms, none, none, {"success": found})

@@ -1,15 +1,12 @@
 """The hopper: a planar robot with one leg that can fall, given a new body with every task."""
-# pyright: reportAttributeAccessIssue=false
-# MuJoCo's compiled modules have no type stubs.
 
-import mujoco
 import numpy as np
 
 from metaloom.pipeline.envs.contract import MetaEnv
-from metaloom.pipeline.envs.mujoco_robot import GYMNASIUM_MODELS, MujocoRobot
-from metaloom.pipeline.envs.planar_walker import PlanarWalker
+from metaloom.pipeline.envs.mujoco_robot import MujocoRobot
 from metaloom.pipeline.envs.random_dynamics import RandomDynamics
 from metaloom.pipeline.envs.task_sets import FixedTasks
+from metaloom.pipeline.envs.walker2d import PlanarWalker
 from metaloom.pipeline.types import Array
 
 
@@ -39,7 +36,7 @@ class Hopper(PlanarWalker, MujocoRobot, MetaEnv):
     max_state: float = 100.0
 
     def __init__(self, render_mode: str | None = None) -> None:
-        super().__init__(mujoco.MjModel.from_xml_path(str(GYMNASIUM_MODELS / "hopper.xml")), render_mode)
+        super().__init__("hopper.xml", render_mode)
 
     def healthy(self, qpos: Array, qvel: Array) -> Array:
         height, angle = qpos[:, 1], qpos[:, 2]
@@ -62,10 +59,6 @@ class HopperRandParams(RandomDynamics, Hopper):
     leg, foot. 34 fields in all.
     """
 
-    def __init__(self, render_mode: str | None = None) -> None:
-        super().__init__(render_mode)
-        self.vary_model()
-
 
 class PearlHopperRandParams(FixedTasks, RandomDynamics, Hopper):
     """HopperRandParams with 40 bodies to train on and 10 others to test with, always the same; ids 0-39.
@@ -75,5 +68,4 @@ class PearlHopperRandParams(FixedTasks, RandomDynamics, Hopper):
 
     def __init__(self, render_mode: str | None = None, *, num_train_tasks: int = 40, num_test_tasks: int = 10) -> None:
         super().__init__(render_mode)
-        self.vary_model()
         self.set_task(np.array(self.fix_tasks(num_train_tasks, num_test_tasks)[0]))

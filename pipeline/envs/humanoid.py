@@ -1,16 +1,11 @@
 """The humanoid: a walking figure of seventeen motors, to be sent in a direction."""
-# pyright: reportAttributeAccessIssue=false
-# MuJoCo's compiled modules have no type stubs.
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
-import mujoco
 import numpy as np
 
 from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.envs.mujoco_robot import (
-    GYMNASIUM_MODELS,
     Motion,
     MujocoRobot,
     ObsStyle,
@@ -75,7 +70,7 @@ class Humanoid(MujocoRobot, MetaEnv):
 
     def __init__(self, obs_style: ObsStyle = "promp", render_mode: str | None = None) -> None:
         self.obs_style = check_obs_style(self, obs_style, ("promp", "pearl", "v5"))
-        super().__init__(mujoco.MjModel.from_xml_path(str(GYMNASIUM_MODELS / "humanoid.xml")), render_mode)
+        super().__init__("humanoid.xml", render_mode)
 
     def observe(self, qpos: Array, qvel: Array) -> Array:
         return np.concatenate([qpos[:, 2:], qvel], axis=1)
@@ -99,10 +94,6 @@ class Humanoid(MujocoRobot, MetaEnv):
         height = motion.qpos[:, 2]
         return ~((height >= self.heights[0]) & (height <= self.heights[1]))
 
-    @abstractmethod
-    def run_reward(self, velocity: Array, tasks: Array) -> Array:
-        """Return the velocity [n, 2] in m/s of the centre of mass along the direction of the task, [n]."""
-
     def _mass_center(self, places: Array) -> Array:
         """Return the centre of mass [n, 2] from the centres of the bodies [n, bodies, 3]."""
         masses = self.model.body_mass
@@ -116,32 +107,20 @@ class Humanoid(MujocoRobot, MetaEnv):
 class HumanoidDir(AlongX, Humanoid):
     """Walk forward or backward along x, as the reward requires (ProMP's HumanoidRandDirec).
 
-    Observation, action, reward terms, start, termination: see Humanoid.
-
-    | task field | unit | distribution                                 |
-    | ---------- | ---- | -------------------------------------------- |
-    | direction  | 1    | -1 or +1, each with probability 1/2; id 0, 1 |
+    Observation, action, reward terms, start, termination: see Humanoid. Task: see OneWayOrTheOther.
     """
 
 
 class HumanoidDir2D(AnyDirection, Humanoid):
     """Walk in a direction known only from the reward (ProMP's HumanoidRandDirec2D).
 
-    Observation, action, reward terms, start, termination: see Humanoid.
-
-    | task field               | unit | distribution                      |
-    | ------------------------ | ---- | --------------------------------- |
-    | direction_x, direction_y | 1    | unit vector, uniform in its angle |
+    Observation, action, reward terms, start, termination: see Humanoid. Task: see AnyDirection.
     """
 
 
 class PearlHumanoidDir(PearlRobot, AnyDirection, Humanoid):
     """Walk in one of 100 directions, as PEARL's humanoid-dir: HumanoidDir2D with fixed directions.
 
-    | task field               | unit | distribution                                                                  |
-    | ------------------------ | ---- | ----------------------------------------------------------------------------- |
-    | direction_x, direction_y | 1    | one of 100 draws, uniform in the angle, made once; 30 more are `test_task_set` |
-
-    Options `num_train_tasks` and `num_test_tasks`: how many of each. A change of task never moves the robot; in
-    the original it forgets to reset it.
+    Task: see AnyDirection and PearlRobot. A change of task never moves the robot; in the original it forgets to reset
+    it.
     """

@@ -15,7 +15,15 @@ _CODE = 2.0**-20
 """Spacing of the values that stand for components: the robots clip none that is so small."""
 
 _XYZ = ("x", "y", "z")
-_QUATERNION = ("qw", "qx", "qy", "qz")
+_METERS, _TURNS = [(axis, "m") for axis in _XYZ], [(f"angular_{axis}", "rad") for axis in _XYZ]
+_QUATERNION = [(axis, "1") for axis in ("qw", "qx", "qy", "qz")]
+_OF_JOINTS = {
+    mujoco.mjtJoint.mjJNT_FREE: ([*_METERS, *_QUATERNION], [*_METERS, *_TURNS]),
+    mujoco.mjtJoint.mjJNT_BALL: (_QUATERNION, _TURNS),
+    mujoco.mjtJoint.mjJNT_SLIDE: ([("", "m")], [("", "m")]),
+    mujoco.mjtJoint.mjJNT_HINGE: ([("", "rad")], [("", "rad")]),
+}
+"""Coordinates of each type of joint in qpos and in qvel, with their units."""
 _INERTIA = ("ixx", "iyy", "izz", "ixy", "ixz", "iyz")
 _SPATIAL: Mapping[str, tuple[tuple[str, str], ...]] = {
     "xpos": tuple((axis, "m") for axis in _XYZ),
@@ -51,13 +59,16 @@ def gymnasium_components(env: Any) -> tuple[Sequence[Component] | None, Sequence
 
 def position_components(model: mujoco.MjModel) -> list[Component]:
     """Name the entries of qpos after their joints."""
-    return [component for joint in range(model.njnt) for component in _positions(model, joint)]
+    return [component for joint in range(model.njnt) for component in _axes(model, joint, moving=False)]
 
 
 def velocity_components(model: mujoco.MjModel) -> list[Component]:
     """Name the entries of qvel after their joints."""
-    axes = [axis for joint in range(model.njnt) for axis in _freedoms(model, joint)]
-    return [Component(f"{name}_velocity", f"{unit}/s") for name, unit in axes]
+    return [Component(f"{name}_velocity", f"{unit}/s") for name, unit in _freedoms(model)]
+
+
+def _freedoms(model: mujoco.MjModel) -> list[Component]:
+    return [component for joint in range(model.njnt) for component in _axes(model, joint, moving=True)]
 
 
 def observed_components(
@@ -87,41 +98,16 @@ def observed_components(
     return tuple(known[number] for number in numbers)
 
 
-def _positions(model: mujoco.MjModel, joint: int) -> Sequence[Component]:
+def _axes(model: mujoco.MjModel, joint: int, *, moving: bool) -> list[Component]:
+    """Name the coordinates of a joint in qpos or, if `moving`, in qvel, with the units that they move in."""
     name = model.joint(joint).name or f"joint_{joint}"
-    match model.jnt_type[joint]:
-        case mujoco.mjtJoint.mjJNT_FREE:
-            return [
-                *(Component(f"{name}_{axis}", "m") for axis in _XYZ),
-                *(Component(f"{name}_{axis}", "1") for axis in _QUATERNION),
-            ]
-        case mujoco.mjtJoint.mjJNT_BALL:
-            return [Component(f"{name}_{axis}", "1") for axis in _QUATERNION]
-        case mujoco.mjtJoint.mjJNT_SLIDE:
-            return [Component(name, "m")]
-        case _:
-            return [Component(name, "rad")]
-
-
-def _freedoms(model: mujoco.MjModel, joint: int) -> Sequence[tuple[str, str]]:
-    """Return the degrees of freedom of a joint with the units that they move in."""
-    name = model.joint(joint).name or f"joint_{joint}"
-    turns = [(f"{name}_angular_{axis}", "rad") for axis in _XYZ]
-    match model.jnt_type[joint]:
-        case mujoco.mjtJoint.mjJNT_FREE:
-            return [*((f"{name}_{axis}", "m") for axis in _XYZ), *turns]
-        case mujoco.mjtJoint.mjJNT_BALL:
-            return turns
-        case mujoco.mjtJoint.mjJNT_SLIDE:
-            return [(name, "m")]
-        case _:
-            return [(name, "rad")]
+    axes = _OF_JOINTS[mujoco.mjtJoint(int(model.jnt_type[joint]))][moving]
+    return [Component(f"{name}_{axis}" if axis else name, unit) for axis, unit in axes]
 
 
 def _derived(model: mujoco.MjModel, name: str) -> list[Component]:
     if name == "qfrc_actuator":
         forces = {"m": "N", "rad": "N m"}
-        axes = [axis for joint in range(model.njnt) for axis in _freedoms(model, joint)]
-        return [Component(f"{axis}_actuator_force", forces[unit]) for axis, unit in axes]
+        return [Component(f"{axis}_actuator_force", forces[unit]) for axis, unit in _freedoms(model)]
     bodies = [model.body(i).name or f"body_{i}" for i in range(model.nbody)]
     return [Component(f"{body}_{what}", unit) for body in bodies for what, unit in _SPATIAL.get(name, ())]

@@ -18,7 +18,7 @@ from gymnasium.spaces import Box
 from mujoco.batch import Batch
 
 from metaloom.pipeline.envs.contact_batch import CONTACT_FORCES, ModelBatch, PhysicsBatch, contact_batch, mujoco_library
-from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv, keeps_rules
+from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv, RowBatch, keeps_rules
 from metaloom.pipeline.envs.mujoco_components import action_components, observed_components
 from metaloom.pipeline.envs.task_sets import FixedTasks
 from metaloom.pipeline.types import Array
@@ -64,6 +64,11 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
     """Physics steps per control step."""
     reset_noise: ClassVar[float]
     """Largest distance of joint positions from rest when an episode starts."""
+    normal_start: ClassVar[bool] = False
+    """True where velocities at the start are normal with `reset_noise` as standard deviation, not uniform."""
+    control_cost: float
+    alive_bonus: float | None = None
+    """Reward for every step, that which ends an episode included; None: there is no such term."""
     derived: tuple[str, ...] = ()
     """Fields of MjData that the rules read besides joint positions and velocities.
 
@@ -74,10 +79,13 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
     derived_before: tuple[str, ...] = ()
     """The `derived` fields that `reward_terms` also reads as they were before the step."""
 
-    def __init__(self, model: mujoco.MjModel, render_mode: str | None = None) -> None:
+    def __init__(self, model: mujoco.MjModel | str, render_mode: str | None = None) -> None:
+        """Take a model, or the name of one of gymnasium's files."""
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise EnvError(f"{type(self).__name__}: render_mode is {render_mode!r}; required None or 'rgb_array'")
-        self.model = model
+        if isinstance(model, str):
+            model = mujoco.MjModel.from_xml_path(str(GYMNASIUM_MODELS / model))
+        self.model: mujoco.MjModel = model
         self.data: Any = mujoco.MjData(model)
         self.render_mode = render_mode
         self.dt: Any = model.opt.timestep * self.frame_skip
@@ -88,18 +96,19 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
         self.action_space: gymnasium.Space[Any] = Box(low, high, dtype=np.float64)
         self.action_components: Sequence[tuple[str, str]] | None = action_components(model)
         self._renderer: mujoco.Renderer | None = None
+        self.prepare_model()
 
     @cached_property
     def observation_components(self) -> Sequence[tuple[str, str]] | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Read off the model and the rules; None where an observation is more than a choice of its entries."""
+        """Names and units, from the model and the rules; None if an observation is more than a selection of entries."""
         found = observed_components(self.model, self.observations, self._read(self.derived))
         return found if found is not None and self.observation_space.shape == (len(found),) else None
 
     def start(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        """Return the first joint positions [nq] and velocities [nv] of an episode, by default uniform around rest."""
-        noise = self.reset_noise
+        """Return the first joint positions [nq] and velocities [nv] of an episode, by default around rest."""
+        noise, nv = self.reset_noise, self.model.nv
         qpos = self.model.qpos0 + rng.uniform(-noise, noise, self.model.nq)
-        return qpos, rng.uniform(-noise, noise, self.model.nv)
+        return qpos, noise * rng.standard_normal(nv) if self.normal_start else rng.uniform(-noise, noise, nv)
 
     @abstractmethod
     def observe(self, qpos: Array, qvel: Array) -> Array:
@@ -109,13 +118,27 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
         """Return the observation's further columns, [n, ...] each, from the `derived` fields; the default is none."""
         return ()
 
-    @abstractmethod
     def reward_terms(self, motion: Motion, tasks: Array) -> dict[str, Array]:
-        """Return the terms of the reward for a step by name, [n] each."""
+        """Return the terms of the reward for a step by name, [n] each.
+
+        By default `run`, from the mean forward velocity of the step if joint 0 is the distance forward; `alive`, where
+        it is paid; `control` = -control_cost ‖action‖².
+        """
+        velocity = (motion.qpos[:, 0] - motion.qpos_before[:, 0]) / motion.dt
+        alive = {} if self.alive_bonus is None else {"alive": np.full(len(velocity), self.alive_bonus)}
+        control = -self.control_cost * squared_norm(motion.actions)
+        return {"run": self.run_reward(velocity, tasks), **alive, "control": control}
+
+    @abstractmethod
+    def run_reward(self, velocity: Array, tasks: Array) -> Array:
+        """Return the reward [n] of a velocity in m/s, [n] forward or [n, 2] in the plane."""
 
     def terminal(self, motion: Motion, tasks: Array) -> Array:
         """Return True where a step ended the episode, [n]; the default is never."""
         return np.zeros(len(motion.qpos), np.bool_)
+
+    def prepare_model(self) -> None:
+        """Complete the robot once its model is there; the default is nothing."""
 
     def write_models(self, batch: ModelBatch, tasks: Array) -> None:
         """Write the physics of the tasks [N, P] into the rows of a `physics_batch`; the default is nothing.
@@ -176,7 +199,13 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
 
 
 class PearlRobot(FixedTasks):
-    """A robot with PEARL's observations and a fixed set of tasks. Goes before the class of its rules."""
+    """A robot with PEARL's observations and a fixed set of tasks. Goes before the class of its rules.
+
+    | option            | tasks, drawn once from the distribution of the rules         |
+    | ----------------- | ------------------------------------------------------------ |
+    | `num_train_tasks` | to train on, 100 unless said, all equally likely; id from 0  |
+    | `num_test_tasks`  | `test_task_set`, 30 unless said                              |
+    """
 
     def __init__(
         self,
@@ -190,7 +219,7 @@ class PearlRobot(FixedTasks):
         self.fix_tasks(num_train_tasks, num_test_tasks)
 
 
-class MujocoBatch:
+class MujocoBatch(RowBatch):
     """N simulations of one robot on `num_threads` threads; the bits do not depend on their number."""
 
     def __init__(self, robot: MujocoRobot, num_rows: int, num_threads: int) -> None:
@@ -201,20 +230,17 @@ class MujocoBatch:
         self._batch = physics_batch(robot.model, num_rows, num_threads, contact_forces=contact_forces)
         self._qpos, self._qvel, self._ctrl = (self._batch.bind(name) for name in ("qpos", "qvel", "ctrl"))
         self._derived = {name: self._batch.bind(name) for name in robot.derived}
-        assert isinstance(robot, MetaEnv), "a robot has tasks"
-        self._tasks = np.zeros((num_rows, len(robot.task_fields)))
         self.num_rows = num_rows
         self.observation_size: int = robot.observation_space.shape[0]  # pyright: ignore[reportOptionalSubscript]
         self.action_size: Any = robot.model.nu
 
-    def reset(self, tasks: Array, seeds: Array) -> Array:
+    def begin(self, rngs: Sequence[np.random.Generator]) -> Array:
         stop_profiling_timer()
-        self._tasks = tasks.copy()
         if isinstance(self._batch, Batch):
-            self._robot.write_models(self._batch, tasks)
+            self._robot.write_models(self._batch, self.tasks)
         self._batch.reset(stage=mujoco.mjtStage.mjSTAGE_NONE.value)
-        for row, seed in enumerate(seeds.tolist()):
-            self._qpos[row], self._qvel[row] = self._robot.start(np.random.Generator(np.random.PCG64(seed)))
+        for row, rng in enumerate(rngs):
+            self._qpos[row], self._qvel[row] = self._robot.start(rng)
         # As in a single robot's reset: the solver's first step starts from the state left here.
         self._batch.forward()
         return self._robot.observations(self._qpos, self._qvel, self._derived)
@@ -226,7 +252,7 @@ class MujocoBatch:
         derived_before = {name: self._derived[name][at].copy() for name in robot.derived_before}
         self._ctrl[at] = actions
         self._batch.step(ids=ids, nstep=robot.frame_skip)
-        qpos, qvel, tasks = self._qpos[at], self._qvel[at], self._tasks[at]
+        qpos, qvel, tasks = self._qpos[at], self._qvel[at], self.tasks[at]
         derived = {name: field[at] for name, field in self._derived.items()}
         motion = Motion(qpos_before, qpos, qvel, actions, robot.dt, derived_before, derived)
         terms = robot.reward_terms(motion, tasks)

@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
 
-from metaloom.pipeline.envs.contract import BatchEnv, BatchStep, Component, MetaEnv, TaskField, keeps_rules
+from metaloom.pipeline.envs.contract import BatchStep, Component, MetaEnv, RowBatch, TaskField, keeps_rules
 from metaloom.pipeline.types import Array
 
 SIDE = 320
@@ -89,6 +89,10 @@ GOAL = (
 class PointRobot(gymnasium.Env[Array, Array]):
     """A point whose whole state is observed; a class of points derives from it and MetaEnv, with rules for n at once.
 
+    | observation | unit | | action | unit | range                 |
+    | ----------- | ---- |-| ------ | ---- | --------------------- |
+    | x, y        | m    | | dx, dy | m    | ±0.1; to corners ±0.2 |
+
     One point (`step`) and many (`batch`) go through the same rules, and every operation in them works on each row by
     itself, so both give the same bits.
     """
@@ -105,8 +109,7 @@ class PointRobot(gymnasium.Env[Array, Array]):
     def __init__(self) -> None:
         self.observation_space: gymnasium.Space[Any] = Box(-np.inf, np.inf, (self.state_size,), np.float64)
         self.action_space: gymnasium.Space[Any] = Box(-self.max_action, self.max_action, (2,), np.float64)
-        self._state = np.zeros(self.state_size)
-        self._path = [self._state]
+        self._path = [np.zeros(self.state_size)]
         if self.state_size != len(self.observation_components or ()):  # a subclass that does not name its own
             self.observation_components = None
 
@@ -131,22 +134,12 @@ class PointRobot(gymnasium.Env[Array, Array]):
         return {}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
-        super().reset(seed=seed)
-        self._state = self.start(self.np_random)
-        self._path = [self._state]
-        return self._state.copy(), {}
+        self._path = [(answer := super().reset(seed=seed))[0]]
+        return answer
 
-    def step(self, action: Array) -> tuple[Array, float, bool, bool, dict[str, Any]]:
-        assert isinstance(self, MetaEnv), "a point has tasks"
-        states, tasks = self._state[None], self.task[None]
-        next_states = self.advance(states, np.asarray(action, np.float64)[None], tasks)
-        terms = {name: float(term[0]) for name, term in self.reward_terms(states, next_states, tasks).items()}
-        terminated = bool(self.terminal(next_states, tasks)[0])
-        self._state = next_states[0]
-        self._path.append(self._state)
-        facts = {name: value[0].item() for name, value in self.facts_of(next_states, tasks).items()}
-        info = {"reward_terms": terms, "facts": facts}
-        return self._state.copy(), sum(terms.values()), terminated, False, info
+    def step(self, action: Any) -> tuple[Array, Any, bool, bool, dict[str, Any]]:
+        self._path.append((answer := super().step(action))[0])
+        return answer
 
     def render(self) -> Any:
         """Return an image [height, width, 3] uint8: the path since the last reset, the goal, and other tasks' goals."""
@@ -162,31 +155,31 @@ class PointRobot(gymnasium.Env[Array, Array]):
     def draw_scene(self, picture: PointPicture) -> None:
         """Draw other objects, below the point's path; the default is nothing."""
 
+    def rows(self, num_rows: int, num_threads: int) -> "PointBatch":
+        return PointBatch(self, num_rows)
+
     def batch(self, num_rows: int, num_threads: int) -> "PointBatch | None":
-        return PointBatch(self, num_rows) if keeps_rules(self, PointRobot) else None
+        return self.rows(num_rows, num_threads) if keeps_rules(self, PointRobot) else None
 
 
-class PointBatch(BatchEnv):
+class PointBatch(RowBatch):
     """N points, stepped as arrays."""
 
     action_size = 2
 
     def __init__(self, robot: PointRobot, num_rows: int) -> None:
-        assert isinstance(robot, MetaEnv), "a point has tasks"
         self._robot = robot
         self.num_rows = num_rows
         self.observation_size: int = robot.state_size
         self._states = np.zeros((num_rows, robot.state_size))
-        self._tasks = np.zeros((num_rows, len(robot.task_fields)))
 
-    def reset(self, tasks: Array, seeds: Array) -> Array:
-        self._tasks = tasks.copy()
-        for row, seed in enumerate(seeds.tolist()):
-            self._states[row] = self._robot.start(np.random.Generator(np.random.PCG64(seed)))
+    def begin(self, rngs: Sequence[np.random.Generator]) -> Array:
+        for row, rng in enumerate(rngs):
+            self._states[row] = self._robot.start(rng)
         return self._states.copy()
 
     def step(self, actions: Array, rows: Array) -> BatchStep:
-        states, tasks = self._states[rows], self._tasks[rows]
+        states, tasks = self._states[rows], self.tasks[rows]
         next_states = self._robot.advance(states, actions, tasks)
         self._states[rows] = next_states
         terms = self._robot.reward_terms(states, next_states, tasks)
@@ -202,12 +195,8 @@ class PointBatch(BatchEnv):
 class Point2D(PointRobot, MetaEnv):
     """Go to the origin from anywhere: one task, for checks without adaptation (MetaPointEnv).
 
-    | observation | unit | | action | unit | range |
-    | ----------- | ---- |-| ------ | ---- | ----- |
-    | x, y        | m    | | dx, dy | m    | ±0.1  |
-
-    Task parameters: none. Start: U(-2, 2) per axis. Reward term: distance = -‖s'‖, m. Terminates when |x| and |y|
-    are both below 0.01 m.
+    Observation and action: see PointRobot. Task parameters: none. Start: U(-2, 2) per axis. Reward term: distance =
+    -‖s'‖, m. Terminates when |x| and |y| are both below 0.01 m.
     """
 
     task_set: tuple[tuple[()]] = ((),)
@@ -251,16 +240,13 @@ class _GoalPoint(PointRobot, MetaEnv):
 class Point2DGoal(_GoalPoint):
     """Go from the origin to a goal that the observation does not show (MetaPointEnv, version 2).
 
-    | observation | unit | | action | unit | range |
-    | ----------- | ---- |-| ------ | ---- | ----- |
-    | x, y        | m    | | dx, dy | m    | ±0.1  |
-
     | task field     | unit | distribution |
     | -------------- | ---- | ------------ |
     | goal_x, goal_y | m    | U(-2, 2)     |
 
-    Start: the origin. Reward term: distance = -‖s' - goal‖, m. Terminates when the point is within 0.01 m of the goal
-    on both axes. Differs from the original, which tests for nearness to the origin, where every episode starts.
+    Observation and action: see PointRobot. Start: the origin. Reward term: distance = -‖s' - goal‖, m. Terminates when
+    the point is within 0.01 m of the goal on both axes. Differs from the original, which tests for nearness to the
+    origin, where every episode starts.
     """
 
     goal_range: float = 2.0
@@ -269,16 +255,12 @@ class Point2DGoal(_GoalPoint):
 class Navigation2D(_GoalPoint):
     """Go from the origin to a near goal that the observation does not show (2-D navigation of MAML's paper).
 
-    | observation | unit | | action | unit | range |
-    | ----------- | ---- |-| ------ | ---- | ----- |
-    | x, y        | m    | | dx, dy | m    | ±0.1  |
-
     | task field     | unit | distribution |
     | -------------- | ---- | ------------ |
     | goal_x, goal_y | m    | U(-0.5, 0.5) |
 
-    Start: the origin. Reward term: distance = -‖s' - goal‖, m. Terminates when the point is within 0.01 m of the goal
-    on both axes.
+    Observation and action: see PointRobot. Start: the origin. Reward term: distance = -‖s' - goal‖, m. Terminates when
+    the point is within 0.01 m of the goal on both axes.
     """
 
     goal_range: float = 0.5

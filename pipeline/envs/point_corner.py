@@ -20,10 +20,6 @@ CORNER_NAMES: dict[str, tuple[float, float]] = dict(
 class PointCorner(PointRobot, MetaEnv):
     """Go to one of four corners, known only from the reward (MetaPointEnvCorner).
 
-    | observation | unit | | action | unit | range |
-    | ----------- | ---- |-| ------ | ---- | ----- |
-    | x, y        | m    | | dx, dy | m    | ±0.2  |
-
     | task field     | unit | distribution                                     |
     | -------------- | ---- | ------------------------------------------------ |
     | goal_x, goal_y | m    | uniform over (±2, ±2), with replacement; id 0-3  |
@@ -39,7 +35,7 @@ class PointCorner(PointRobot, MetaEnv):
     | success                             | flag   | d(s') <= `success_radius`     |
     | goal_distance                       | number | d(s'), m                      |
 
-    Start: U(-0.2, 0.2) per axis. Never terminates.
+    Observation and action: see PointRobot. Start: U(-0.2, 0.2) per axis. Never terminates.
     """
 
     task_fields: tuple[TaskField, TaskField] = GOAL
@@ -60,9 +56,6 @@ class PointCorner(PointRobot, MetaEnv):
         self.success_radius = success_radius
         if success_radius is not None:
             self.facts: tuple[Fact, Fact] = (Fact("success", "flag"), Fact("goal_distance", unit="m"))
-
-    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        return np.array(CORNERS)[rng.integers(len(CORNERS), size=num_tasks)]
 
     def start(self, rng: np.random.Generator) -> Array:
         return rng.uniform(-0.2, 0.2, 2)
@@ -92,10 +85,6 @@ class PointCorner(PointRobot, MetaEnv):
 class PointWalls(PointCorner):
     """Go to one of four corners through two circular walls, each with one gap (MetaPointEnvWalls).
 
-    | observation | unit | | action | unit | range |
-    | ----------- | ---- |-| ------ | ---- | ----- |
-    | x, y        | m    | | dx, dy | m    | ±0.2  |
-
     | task field         | unit | distribution                               |
     | ------------------ | ---- | ------------------------------------------ |
     | goal_x, goal_y     | m    | uniform over (±2, ±2), with replacement    |
@@ -110,10 +99,10 @@ class PointWalls(PointCorner):
     | dense (default) | distance | -d(s')                                             |
     | sparse          | progress | d(s) - d(s') where d(s') < 2 m, else 0             |
 
-    Start: U(-0.2, 0.2) per axis. Never terminates. Differs from the original: the reward is computed where
-    the point really ends, not beyond the wall; the sparse reward is 0 outside its radius, where the
-    original gives none; and a point exactly on a wall counts as inside it, where the original stops with an error.
-    Facts: see PointCorner.
+    Observation and action: see PointRobot. Start: U(-0.2, 0.2) per axis. Never terminates. Facts: see PointCorner.
+    Differs from the original: the reward is computed where the point really ends, not beyond the wall; the sparse
+    reward is 0 outside its radius, where the original gives none; and a point exactly on a wall counts as inside it,
+    where the original stops with an error.
     """
 
     task_fields: tuple[TaskField, TaskField, TaskField, TaskField, TaskField, TaskField] = (
@@ -132,7 +121,7 @@ class PointWalls(PointCorner):
         super().__init__(reward, success_radius)
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        goals = super().sample_tasks(num_tasks, rng)
+        goals = np.array(CORNERS)[rng.integers(len(CORNERS), size=num_tasks)]
         angles = rng.uniform(0, 2 * np.pi, (num_tasks, 2))
         inner, outer = (r * np.stack([np.cos(a), np.sin(a)], axis=1) for r, a in zip((1, 2), angles.T, strict=True))
         return np.concatenate([goals, inner, outer], axis=1)

@@ -15,18 +15,14 @@ NUM_TRAIN_TASKS, NUM_TEST_TASKS = 80, 20
 class PearlPointRobot(FixedTasks, PointRobot, MetaEnv):
     """Go from anywhere to one of 80 goals that the observation does not show (PEARL's point-robot).
 
-    | observation | unit | | action | unit | range |
-    | ----------- | ---- |-| ------ | ---- | ----- |
-    | x, y        | m    | | dx, dy | m    | ±0.1  |
-
     | task field     | unit | distribution                                                                     |
     | -------------- | ---- | -------------------------------------------------------------------------------- |
     | goal_x, goal_y | m    | uniform over 80 fixed draws from U(-1, 1)²; 20 others to test with; id 0-79      |
 
-    Options `num_train_tasks` and `num_test_tasks`: how many of each. Start: U(-1, 1)². Reward term: distance =
-    -‖s' - goal‖, m. Never terminates; PEARL takes episodes of 20 steps. Differs from the original: actions are clipped
-    by the robot too, and the goals come from a separate generator, where the original seeds numpy's for the whole
-    process.
+    Observation and action: see PointRobot. Options `num_train_tasks` and `num_test_tasks`: how many of each. Start:
+    U(-1, 1)². Reward term: distance = -‖s' - goal‖, m. Never terminates; PEARL takes episodes of 20 steps. Differs from
+    the original: actions are clipped by the robot too, and the goals come from a separate generator, where the original
+    seeds numpy's for the whole process.
     """
 
     task_fields: tuple[TaskField, ...] = GOAL
@@ -51,10 +47,6 @@ class PearlPointRobot(FixedTasks, PointRobot, MetaEnv):
 class PearlSparsePointRobot(PearlPointRobot):
     """Go from the origin to one of 80 goals on a half circle (PEARL's sparse-point-robot).
 
-    | observation | unit | | action | unit | range |
-    | ----------- | ---- |-| ------ | ---- | ----- |
-    | x, y        | m    | | dx, dy | m    | ±0.1  |
-
     | task field     | unit | distribution                                                                     |
     | -------------- | ---- | -------------------------------------------------------------------------------- |
     | goal_x, goal_y | m    | uniform over 80 of 100 points evenly spaced on the upper half of the unit circle |
@@ -65,7 +57,8 @@ class PearlSparsePointRobot(PearlPointRobot):
     | dense (default) | distance  | -d                                                |
     | sparse          | nearness  | 1 - d where d <= 0.2 m, else 0                    |
 
-    Options `num_train_tasks` and `num_test_tasks`: how many points to train on and to test with.
+    Observation and action: see PointRobot. Options `num_train_tasks` and `num_test_tasks`: how many points to train on
+    and to test with.
 
     PEARL trains on the dense reward, and infers the task and evaluates by the sparse one, which `sparse_rewards` makes
     from the dense one; with the same seed and actions, both have the same episodes. Start: the origin. Never

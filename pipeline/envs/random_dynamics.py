@@ -68,8 +68,8 @@ class RandomDynamics(MujocoRobot, MetaEnv):
     | alive       | 1                                            | 1    |
     | control     | -0.001 * ‖action‖², of the action in [-1, 1] | 1    |
 
-    A constructor calls `vary_model` once the model is there. A task holds from the next physics step on, and whatever
-    MuJoCo derives from the model follows it; the original leaves derived constants as they were.
+    A task holds from the next physics step on, and whatever MuJoCo derives from the model follows it; the original
+    leaves derived constants as they were.
     """
 
     # For the walker the original asks for 5, and its base class takes 4.
@@ -79,7 +79,7 @@ class RandomDynamics(MujocoRobot, MetaEnv):
         """Return the forward velocity [n]: it is paid for, whatever the body."""
         return velocity
 
-    def vary_model(self) -> None:
+    def prepare_model(self) -> None:
         """Set the task fields from the model, and a first task."""
         fields: list[TaskField] = []
         varied: list[_Varied] = []

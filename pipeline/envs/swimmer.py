@@ -1,21 +1,11 @@
 """The swimmer: three rods in a viscous fluid, to swim at a speed."""
-# pyright: reportAttributeAccessIssue=false
-# MuJoCo's compiled modules have no type stubs.
 
 from typing import ClassVar
 
-import mujoco
 import numpy as np
 
 from metaloom.pipeline.envs.contract import MetaEnv
-from metaloom.pipeline.envs.mujoco_robot import (
-    GYMNASIUM_MODELS,
-    Motion,
-    MujocoRobot,
-    ObsStyle,
-    check_obs_style,
-    squared_norm,
-)
+from metaloom.pipeline.envs.mujoco_robot import MujocoRobot, ObsStyle, check_obs_style
 from metaloom.pipeline.envs.task_classes import Classes, bins
 from metaloom.pipeline.envs.task_sets import AtSpeed
 from metaloom.pipeline.types import Array
@@ -60,11 +50,7 @@ class SwimmerVel(AtSpeed, MujocoRobot, MetaEnv):
 
     def __init__(self, obs_style: ObsStyle = "promp", render_mode: str | None = None) -> None:
         self.obs_style = check_obs_style(self, obs_style, ("promp", "v5"))
-        super().__init__(mujoco.MjModel.from_xml_path(str(GYMNASIUM_MODELS / "swimmer.xml")), render_mode)
+        super().__init__("swimmer.xml", render_mode)
 
     def observe(self, qpos: Array, qvel: Array) -> Array:
         return np.concatenate([qpos[:, 2:], qvel], axis=1)
-
-    def reward_terms(self, motion: Motion, tasks: Array) -> dict[str, Array]:
-        velocity = (motion.qpos[:, 0] - motion.qpos_before[:, 0]) / motion.dt
-        return {"run": self.run_reward(velocity, tasks), "control": -self.control_cost * squared_norm(motion.actions)}

@@ -8,15 +8,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from metaloom.pipeline.envs.contract import (
-    BatchEnv,
-    BatchStep,
-    EnvError,
-    MetaEnv,
-    TaskField,
-    keeps_rules,
-    require_count,
-)
+from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv, RowBatch, TaskField, require_count
 from metaloom.pipeline.types import Array
 
 _DRAWN_AHEAD = 32
@@ -76,8 +68,6 @@ class TabularMDP(MetaEnv):
         self.observation_components: Sequence[tuple[str, str]] | None = tuple(
             (f"state_{n}", "1") for n in range(states)
         )
-        self._state, self._t = 0, 0
-        self._chances = np.zeros((2, _DRAWN_AHEAD))
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
         return rng.integers(2**53, size=(num_tasks, 1)).astype(np.float64)
@@ -90,31 +80,11 @@ class TabularMDP(MetaEnv):
                 f"{type(self).__name__}.set_task: found mdp {number}; required a whole number from 0 on, below 2^53"
             )
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
-        super().reset(seed=seed)
-        self._state, self._t = 0, 0
-        return self._seen(), {}
-
-    def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
-        place = self._t % _DRAWN_AHEAD
-        if place == 0:
-            self._chances = _draw(self.np_random)
-        self._t += 1
-        means, transitions = draw_tables(int(self.task[0]), *self.sizes)
-        at = self._state, int(action)
-        uniform, noise = self._chances[:, place]
-        self._state = int(_next(transitions[at][None], uniform[None])[0])
-        terms = {"mean_reward": float(means[at]), "noise": float(noise)}
-        return self._seen(), sum(terms.values()), False, False, {"reward_terms": terms}
-
-    def _seen(self) -> Array:
-        return np.eye(self.sizes[0])[self._state]
-
-    def batch(self, num_rows: int, num_threads: int) -> "TabularBatch | None":
-        return TabularBatch(num_rows, *self.sizes) if keeps_rules(self, TabularMDP) else None
+    def rows(self, num_rows: int, num_threads: int) -> "TabularBatch":
+        return TabularBatch(num_rows, *self.sizes)
 
 
-class TabularBatch(BatchEnv):
+class TabularBatch(RowBatch):
     """N processes, stepped as arrays."""
 
     action_size = 1
@@ -127,16 +97,16 @@ class TabularBatch(BatchEnv):
         self._states = np.zeros(num_rows, np.int64)
         self._steps = np.zeros(num_rows, np.int64)
         self._chances = np.zeros((num_rows, 2, _DRAWN_AHEAD))
-        self._generators: list[np.random.Generator] = []
-        # Rows of one task share its tables.
-        self._process = np.zeros(num_rows, np.int64)
-        self._tables = Tables(np.zeros((1, *self._sizes)), np.zeros((1, *self._sizes, num_states)))
+        self._generators: Sequence[np.random.Generator] = ()
 
-    def reset(self, tasks: Array, seeds: Array) -> Array:
+    def take(self, tasks: Array) -> None:
+        # Rows of one task share its tables.
         numbers, self._process = np.unique(tasks[:, 0], return_inverse=True)
         drawn = [draw_tables(int(number), *self._sizes) for number in numbers.tolist()]
         self._tables = Tables(np.stack([d.means for d in drawn]), np.stack([d.transitions for d in drawn]))
-        self._generators = [np.random.Generator(np.random.PCG64(seed)) for seed in seeds.tolist()]
+
+    def begin(self, rngs: Sequence[np.random.Generator]) -> Array:
+        self._generators = rngs
         self._states[:] = 0
         self._steps[:] = 0
         return self._unit[self._states]
@@ -144,10 +114,15 @@ class TabularBatch(BatchEnv):
     def step(self, actions: Array, rows: Array) -> BatchStep:
         places = self._steps[rows] % _DRAWN_AHEAD
         for row in rows[places == 0].tolist():
-            self._chances[row] = _draw(self._generators[row])
+            # For the next steps: uniform values for the next states, and the noise of the rewards.
+            rng = self._generators[row]
+            self._chances[row] = rng.random(_DRAWN_AHEAD), rng.standard_normal(_DRAWN_AHEAD)
         self._steps[rows] += 1
         at = self._process[rows], self._states[rows], actions.reshape(-1)
-        self._states[rows] = _next(self._tables.transitions[at], self._chances[rows, 0, places])
+        # By inverting distribution functions. Rounding may leave their last value below 1, so the last state takes
+        # whatever is above the others.
+        below = np.cumsum(self._tables.transitions[at], axis=1)
+        self._states[rows] = (self._chances[rows, 0, places, None] >= below[:, :-1]).sum(1)
         terms = {"mean_reward": self._tables.means[at], "noise": self._chances[rows, 1, places]}
         none = np.zeros(len(rows), np.bool_)
         return BatchStep(self._unit[self._states[rows]], terms, none, none)
@@ -155,15 +130,3 @@ class TabularBatch(BatchEnv):
     @property
     def state(self) -> Array:
         return self._states[:, None].astype(np.float64)
-
-
-def _draw(rng: np.random.Generator) -> Array:
-    """Draw [2, 32] for the next steps: uniform values for the next states, and the noise of the rewards."""
-    return np.stack([rng.random(_DRAWN_AHEAD), rng.standard_normal(_DRAWN_AHEAD)])
-
-
-def _next(probabilities: Array, uniform: Array) -> Array:
-    """Return next states [n] by inverting the distribution functions of probabilities [n, S] at values [n]."""
-    below = np.cumsum(probabilities, axis=1)
-    # Rounding may leave the last sum below 1, so the last state takes whatever is above the others.
-    return (uniform[:, None] >= below[:, :-1]).sum(1)

@@ -4,11 +4,12 @@ Plain data, which a run records: a reader of the run finds the class of a task w
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from metaloom.pipeline.estimation.statistics import BALANCED, ClassReturns, class_returns
 from metaloom.pipeline.types import Array
@@ -91,7 +92,7 @@ class Classes:
     def among(self, of: Array) -> Array:
         """Return the classes, in order, that tasks of the classes `of` [B] were drawn from.
 
-        All of them, but where some are held out: those alone, or those without them, if no task says otherwise.
+        If some classes are held out, only these if all tasks are of them, and only the others if none is.
         """
         numbers = np.arange(len(self.names))
         held_out = np.isin(self.names, self.held_out)
@@ -107,22 +108,22 @@ class Classes:
 
     def facts(self) -> dict[str, Any]:
         """Return the classes as JSON data."""
-        return {name: _as_lists(value) for name, value in asdict(self).items() if value}
+        return _PLAIN.dump_python(self, mode="json", exclude_defaults=True)
 
-    @classmethod
-    def from_facts(cls, facts: Mapping[str, Any]) -> Self:
+    @staticmethod
+    def from_facts(facts: Mapping[str, Any]) -> "Classes":
         """Restore the classes from the result of `facts`.
 
         Raises:
             ValueError: they are of something else.
         """
         try:
-            fields, names = (tuple(map(_text, facts[name])) for name in ("fields", "names"))
-            centers = tuple(tuple(map(float, center)) for center in facts.get("centers", ()))
-            held_out = tuple(map(_text, facts.get("held_out", ())))
-            return cls(fields, names, centers, tuple(map(float, facts.get("edges", ()))), held_out)
-        except (KeyError, TypeError) as problem:
+            return _PLAIN.validate_python(facts)
+        except ValidationError as problem:
             raise ValueError(f"task_classes: found {facts!r:.200}; required what `Classes.facts` gives") from problem
+
+
+_PLAIN = TypeAdapter(Classes)
 
 
 def nearest(
@@ -153,13 +154,3 @@ def bins(field: str, edges: Sequence[float]) -> Classes:
 
 ONE_WAY_OR_THE_OTHER = nearest("direction", {"forward": 1, "backward": -1})
 QUADRANTS = nearest(("direction_x", "direction_y"), {"+x": (1, 0), "+y": (0, 1), "-x": (-1, 0), "-y": (0, -1)})
-
-
-def _as_lists(value: Any) -> Any:
-    return [_as_lists(part) for part in value] if isinstance(value, tuple) else value
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no name")
-    return value

@@ -16,11 +16,6 @@ def draw_directions(num_tasks: int, rng: np.random.Generator) -> Array:
     return vectors / np.hypot(vectors[:, :1], vectors[:, 1:])
 
 
-def draw_signs(num_tasks: int, rng: np.random.Generator) -> Array:
-    """Draw -1 or +1, equally likely, [num_tasks, 1]."""
-    return 2.0 * rng.integers(2, size=(num_tasks, 1)) - 1.0
-
-
 def draw_on_disk(num_tasks: int, rng: np.random.Generator, *, radius: float) -> Array:
     """Draw points [num_tasks, 2] uniform on the disk around the origin."""
     angles, areas = rng.uniform(0, 2 * np.pi, num_tasks), rng.uniform(0, 1, num_tasks)
@@ -61,14 +56,15 @@ class FixedTasks:
 
 
 class OneWayOrTheOther:
-    """Tasks of a robot that moves forward or backward. Goes before the robot's class, and names the task field."""
+    """Tasks of a robot that moves forward or backward. Goes before the robot's class, and names the task field.
+
+    | task field | unit | distribution                                 |
+    | ---------- | ---- | -------------------------------------------- |
+    | direction  | 1    | -1 or +1, each with probability 1/2; id 0, 1 |
+    """
 
     task_set: tuple[tuple[float], tuple[float]] = ((-1.0,), (1.0,))
     task_classes = ONE_WAY_OR_THE_OTHER
-
-    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        """Draw -1 or +1, equally likely, [B, 1]."""
-        return draw_signs(num_tasks, rng)
 
     def run_reward(self, velocity: Array, tasks: Array) -> Array:
         """Return the velocity, [n] forward or [n, 2], along the direction of the task, [n]."""
@@ -98,7 +94,12 @@ class AtSpeed:
 
 
 class AnyDirection:
-    """Tasks of a robot that walks in some direction. Goes before the robot's class."""
+    """Tasks of a robot that walks in some direction. Goes before the robot's class.
+
+    | task field               | unit | distribution                      |
+    | ------------------------ | ---- | --------------------------------- |
+    | direction_x, direction_y | 1    | unit vector, uniform in its angle |
+    """
 
     task_fields: tuple[TaskField, TaskField] = (
         TaskField("direction_x", "1", "unit vector of the way to go, first coordinate"),

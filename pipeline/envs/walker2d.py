@@ -1,15 +1,12 @@
 """The walker: a planar robot with two legs that can fall, sent in a direction, to a speed, or given a new body."""
-# pyright: reportAttributeAccessIssue=false
-# MuJoCo's compiled modules have no type stubs.
 
+from abc import abstractmethod
 from typing import ClassVar, Literal
 
-import mujoco
 import numpy as np
 
 from metaloom.pipeline.envs.contract import EnvError, MetaEnv, TaskField
-from metaloom.pipeline.envs.mujoco_robot import GYMNASIUM_MODELS, MujocoRobot
-from metaloom.pipeline.envs.planar_walker import PlanarWalker
+from metaloom.pipeline.envs.mujoco_robot import Motion, MujocoRobot
 from metaloom.pipeline.envs.random_dynamics import RandomDynamics
 from metaloom.pipeline.envs.task_classes import Classes, bins
 from metaloom.pipeline.envs.task_sets import AtSpeed, FixedTasks, OneWayOrTheOther
@@ -17,6 +14,29 @@ from metaloom.pipeline.types import Array
 
 ModelName = Literal["original", "v5"]
 MODEL_FILES: dict[ModelName, str] = {"original": "walker2d.xml", "v5": "walker2d_v5.xml"}
+
+
+class PlanarWalker:
+    """Rules of robots that walk in a plane and can fall. Go before MujocoRobot.
+
+    Joint 0 is the distance forward, which observations omit, 1 the height, 2 the angle of the trunk.
+    """
+
+    reset_noise: float = 0.005
+    control_cost: float = 1e-3
+    alive_bonus: float = 1.0
+    max_observed_velocity: float = 10.0
+
+    def observe(self, qpos: Array, qvel: Array) -> Array:
+        limit = self.max_observed_velocity
+        return np.concatenate([qpos[:, 1:], np.clip(qvel, -limit, limit)], axis=1)
+
+    def terminal(self, motion: Motion, tasks: Array) -> Array:
+        return ~self.healthy(motion.qpos, motion.qvel)
+
+    @abstractmethod
+    def healthy(self, qpos: Array, qvel: Array) -> Array:
+        """Return True where the robot is up, [n]; False where a value is not finite."""
 
 
 class Walker2d(PlanarWalker, MujocoRobot, MetaEnv):
@@ -55,7 +75,7 @@ class Walker2d(PlanarWalker, MujocoRobot, MetaEnv):
     def __init__(self, model: ModelName = "original", render_mode: str | None = None) -> None:
         if model not in tuple(MODEL_FILES):
             raise EnvError(f"{type(self).__name__}: model is {model!r}; required one of {', '.join(MODEL_FILES)}")
-        super().__init__(mujoco.MjModel.from_xml_path(str(GYMNASIUM_MODELS / MODEL_FILES[model])), render_mode)
+        super().__init__(MODEL_FILES[model], render_mode)
 
     def healthy(self, qpos: Array, qvel: Array) -> Array:
         height, angle = qpos[:, 1], qpos[:, 2]
@@ -65,11 +85,8 @@ class Walker2d(PlanarWalker, MujocoRobot, MetaEnv):
 class Walker2dDir(OneWayOrTheOther, Walker2d):
     """Walk forward or backward, as the reward requires (ProMP's Walker2DRandDirec).
 
-    Observation, action, option, start and termination: see Walker2d. A control step is 0.016 s (eight physics steps).
-
-    | task field | unit | distribution                                 |
-    | ---------- | ---- | -------------------------------------------- |
-    | direction  | 1    | -1 or +1, each with probability 1/2; id 0, 1 |
+    Observation, action, option, start and termination: see Walker2d. Task: see OneWayOrTheOther. A control step is
+    0.016 s (eight physics steps).
 
     | reward term | value                                        | unit |
     | ----------- | -------------------------------------------- | ---- |
@@ -111,10 +128,6 @@ class Walker2dRandParams(RandomDynamics, Walker2d):
     GEOM: these and floor; JOINT: these without torso. 58 fields in all.
     """
 
-    def __init__(self, model: ModelName = "original", render_mode: str | None = None) -> None:
-        super().__init__(model, render_mode)
-        self.vary_model()
-
 
 class PearlWalker2dRandParams(FixedTasks, RandomDynamics, Walker2d):
     """Walker2dRandParams with 40 bodies to train on and 10 others to test with, always the same; ids 0-39.
@@ -131,5 +144,4 @@ class PearlWalker2dRandParams(FixedTasks, RandomDynamics, Walker2d):
         num_test_tasks: int = 10,
     ) -> None:
         super().__init__(model, render_mode)
-        self.vary_model()
         self.set_task(np.array(self.fix_tasks(num_train_tasks, num_test_tasks)[0]))

@@ -50,36 +50,30 @@ class ActionMap:
 
 
 class DiscreteActionMap:
-    """Maps the actions 0 ... n - 1 of a policy to an environment's actions, which may start elsewhere."""
-
-    def __init__(self, space: Discrete, scale: float | None) -> None:
-        _require_no_scale(space, scale)
-        self._start = np.int64(space.start)
-
-    def __call__(self, actions: Array) -> Array:
-        """Return int64 actions, of the shape of `actions`."""
-        return actions + self._start
-
-
-class JointActionMap:
-    """Maps the actions 0 ... n - 1 of a policy to the actions of an environment that chooses several things at once.
+    """Maps the actions 0 ... n - 1 of a policy to an environment's, which may start elsewhere or choose several things.
 
     Every combination is an action, counted with the last part fastest: any distribution over them can be learned.
     """
 
-    def __init__(self, space: MultiDiscrete | MultiBinary, scale: float | None) -> None:
-        _require_no_scale(space, scale)
-        self._shape = space.shape
-        self.sizes: tuple[int, ...] = sizes_of(space)
-        self._start = space.start if isinstance(space, MultiDiscrete) else np.int64(0)
+    def __init__(self, space: Discrete | MultiDiscrete | MultiBinary, scale: float | None) -> None:
+        if scale is not None:
+            raise EnvError(
+                f"env.action_scale: found {scale:g}, but the actions {space} are discrete and have no scale; required "
+                "null: --set env.action_scale=null"
+            )
+        self._shape = space.shape or ()
+        self._sizes = sizes_of(space)
+        self._start = np.int64(0) if isinstance(space, MultiBinary) else space.start
 
     def __call__(self, actions: Array) -> Array:
         """Return int64 actions, of the shape of `actions` followed by the shape of the space."""
-        parts = np.stack(np.unravel_index(actions, self.sizes), axis=-1)
+        if not self._shape:  # a Discrete space: seven times as fast
+            return actions + self._start
+        parts = np.stack(np.unravel_index(actions, self._sizes), axis=-1)
         return parts.reshape(*np.shape(actions), *self._shape) + self._start
 
 
-AnyActionMap = ActionMap | DiscreteActionMap | JointActionMap
+AnyActionMap = ActionMap | DiscreteActionMap
 ActionSpace = Box | Discrete | MultiDiscrete | MultiBinary
 MOST_ACTIONS = 4096
 """Combinations of a MultiDiscrete's or MultiBinary's parts, each of which is an output of the policy's network."""
@@ -87,24 +81,16 @@ MOST_ACTIONS = 4096
 
 def action_map(space: ActionSpace, scale: float | None) -> AnyActionMap:
     """Return the map from a policy's actions into a space."""
-    if isinstance(space, Box):
-        return ActionMap(space, scale)
-    return DiscreteActionMap(space, scale) if isinstance(space, Discrete) else JointActionMap(space, scale)
+    return ActionMap(space, scale) if isinstance(space, Box) else DiscreteActionMap(space, scale)
 
 
-def sizes_of(space: MultiDiscrete | MultiBinary) -> tuple[int, ...]:
+def sizes_of(space: Discrete | MultiDiscrete | MultiBinary) -> tuple[int, ...]:
     """Return the number of choices of each part."""
+    if isinstance(space, Discrete):
+        return (int(space.n),)
     if isinstance(space, MultiBinary):
         return (2,) * math.prod(space.shape)
     return tuple(space.nvec.ravel().tolist())
-
-
-def _require_no_scale(space: gymnasium.Space[Any], scale: float | None) -> None:
-    if scale is not None:
-        raise EnvError(
-            f"env.action_scale: found {scale:g}, but the actions {space} are discrete and have no scale; required "
-            "null: --set env.action_scale=null"
-        )
 
 
 def is_bounded(box: Box) -> bool:
@@ -204,7 +190,7 @@ class PolicyActions(WithTasks):
         if isinstance(space, Box):
             self.action_space = space if scale is None else Box(-scale, scale, space.shape, np.float32)
         else:
-            self.action_space = Discrete(int(space.n) if isinstance(space, Discrete) else math.prod(sizes_of(space)))
+            self.action_space = Discrete(math.prod(sizes_of(space)))
             if not isinstance(space, Discrete):
                 self.action_components: None = None  # each action is a combination of them
 

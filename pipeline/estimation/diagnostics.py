@@ -72,9 +72,6 @@ class Measures:
         return metrics
 
 
-NO_MEASURES = Measures({}, {})
-
-
 def with_own(metrics: Metrics, own: Metrics) -> Metrics:
     """Join a run's standard metrics with its custom ones; warn of custom metrics that are not finite.
 

@@ -37,7 +37,7 @@ class GaussianHead:
         return np.maximum(self._log_std, self._floor)
 
     def log_prob(self, outputs: Array, actions: Array) -> Array:
-        """Return the joint log-densities [n] over the action dimensions; the next `backward` is about them."""
+        """Return the joint log-densities [n] over the action dimensions; the next `backward` differentiates them."""
         log_std = self._clamped
         self._inverse_std = np.exp(-log_std)
         self._z = (actions - outputs) * self._inverse_std
@@ -81,7 +81,7 @@ class CategoricalHead:
         self._actions: Array = np.empty(0, np.int64)
 
     def log_prob(self, outputs: Array, actions: Array) -> Array:
-        """Return the log-probabilities of actions [n] int64; the next `backward` is about them."""
+        """Return the log-probabilities of actions [n] int64; the next `backward` differentiates them."""
         self._log_probs, self._actions = log_softmax(outputs), actions
         return self._log_probs[np.arange(len(actions)), actions]
 

@@ -5,6 +5,7 @@ import json
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache, partial
 from typing import Any
 
@@ -132,6 +133,19 @@ class ModuleCopies(threading.local):
         return self._copies[key]
 
 
+_float32_alone = ContextVar("_float32_alone", default=False)
+
+
+@contextmanager
+def float32_alone() -> Generator[None]:
+    """Refuse, in the block, networks with outputs of another dtype, which stored runs of earlier versions may have."""
+    before = _float32_alone.set(True)
+    try:
+        yield
+    finally:
+        _float32_alone.reset(before)
+
+
 class ModuleNetwork:
     """A custom module, constructed as Class(input_shape, output_size, **options). See Network.
 
@@ -153,7 +167,10 @@ class ModuleNetwork:
             self._class: type[nn.Module] = NETWORKS.find(spec.name, nn.Module)
         except ConfigError as problem:
             raise ConfigError(f"policy.network: {problem}") from problem
-        self._module = _checked(self._class, spec.name, self._shape, spec.output_size, json.dumps(dict(spec.options)))
+        options = json.dumps(dict(spec.options))
+        self._module, dtype = _checked(self._class, spec.name, self._shape, spec.output_size, options)
+        if dtype != torch.float32 and _float32_alone.get():
+            raise ConfigError(f"policy.network: {spec.name} gives outputs of {dtype}; required torch.float32")
         self._copies = ModuleCopies(self._module)
 
     @property
@@ -199,8 +216,10 @@ def _construct(factory: Any, shape: tuple[int, ...], output_size: int, options: 
 
 
 @lru_cache(maxsize=16)
-def _checked(factory: Any, name: str, shape: tuple[int, ...], output_size: int, options: str) -> nn.Module:
-    """Construct the module, with the same buffers in any process, and check it."""
+def _checked(
+    factory: Any, name: str, shape: tuple[int, ...], output_size: int, options: str
+) -> tuple[nn.Module, torch.dtype]:
+    """Construct the module, with the same buffers in any process; check it, and return the dtype of its outputs too."""
     require_room_for(lambda: _construct(factory, shape, output_size, json.loads(options), seed=0))
     arguments = ", ".join([str(shape), str(output_size), *(f"{k}={v!r}" for k, v in json.loads(options).items())])
     try:
@@ -215,7 +234,8 @@ def _checked(factory: Any, name: str, shape: tuple[int, ...], output_size: int, 
     with seeded(0):
         inputs = torch.rand(4, *shape)
         require_function(module, name, [inputs], partial(_check_outputs, name, inputs, output_size))
-    return module
+        with torch.no_grad():
+            return module, module(inputs).dtype
 
 
 def _check_outputs(name: str, inputs: Tensor, output_size: int, outputs: Any) -> None:
@@ -225,19 +245,3 @@ def _check_outputs(name: str, inputs: Tensor, output_size: int, outputs: Any) ->
             f"policy.network: {name} gives {found} for inputs of shape {tuple(inputs.shape)}; "
             f"required {(len(inputs), output_size)}"
         )
-    _dtypes[name] = outputs.dtype
-
-
-_dtypes: dict[str, torch.dtype] = {}
-"""By name, what networks gave when they were checked."""
-
-
-def require_float32(names: Sequence[str]) -> None:
-    """Reject networks that were seen to give outputs of another dtype, which stored runs of earlier versions may do.
-
-    Raises:
-        ConfigError: naming the network and the dtype.
-    """
-    for name in names:
-        if (dtype := _dtypes.get(name, torch.float32)) != torch.float32:
-            raise ConfigError(f"policy.network: {name} gives outputs of {dtype}; required torch.float32")

@@ -236,7 +236,7 @@ def _shapes(outputs: Any) -> list[object]:
 
 
 def _offers_sequence(cell: nn.Module) -> bool:
-    """Return True for a cell whose class has a method `sequence`; a layer or a number of that name is none."""
+    """Return True for a cell whose class has a method `sequence`; a layer or a number of that name does not count."""
     return callable(getattr(type(cell), "sequence", None))
 
 
@@ -260,6 +260,8 @@ class _Along(nn.Module):
 
 _SAME = 1e-6
 """Difference allowed between a `sequence` and single steps in float64, relative to values larger than 1."""
+_SIZES = ((2, 4), (3, 1), (70, 4), (259, 3))
+"""Steps and rows on which they are compared: odd and even, a single row, and more steps than in parts of 64 or 256."""
 
 
 @lru_cache(maxsize=16)
@@ -274,12 +276,13 @@ def _require_same_sequence(factory: Any, name: str, input_size: int, options: st
         learned = [*learned_parameters(along).values()]
         with torch.no_grad():
             for value in learned:  # which may start at zero, where some mistakes do not show
-                value += 0.1 * torch.randn_like(value)
-        for length in (2, 70):
-            inputs = torch.rand(length, 4, input_size, dtype=torch.float64)
-            inputs[..., -1] = (inputs[..., -1] > 0.8).double()  # ends of episodes
-            for state in (torch.zeros, torch.rand):
-                before = state(4, along.cell.state_size, dtype=torch.float64)
+                # Little in wide layers, or differences in the last bits would grow from step to step.
+                value += 0.1 * torch.randn_like(value) / max(value.shape, default=1) ** 0.5
+        for length, rows in _SIZES:
+            inputs = torch.randn(length, rows, input_size, dtype=torch.float64)
+            inputs[..., -1] = (inputs[..., -1] > 0.5).double()  # ends of episodes
+            for state in (torch.zeros, torch.randn):
+                before = state(rows, along.cell.state_size, dtype=torch.float64)
                 given = [part.clone() for part in (inputs, before)]
                 with _explained(f"{name}, called step by step,", given):
                     expected = along(*given, step_by_step=True)

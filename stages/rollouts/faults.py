@@ -41,7 +41,7 @@ class RolloutPosition:
     first_task: int = 0
     first_episode: int = 0
 
-    def reset_seed(self, task: int, episode: int, bits: int = 64) -> int:
+    def reset_seed(self, task: int, episode: int, bits: int) -> int:
         """Return the seed that resets an episode of the shard's task b, `env.seed_bits` of it."""
         return seed_for(self.run_seed, "resets", *self.of_episode(task, episode)) % 2**bits
 

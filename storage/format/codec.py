@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from itertools import accumulate
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast, get_origin
 
 import numpy as np
 
@@ -51,6 +51,8 @@ KINDS: Mapping[str, type[Any]] = {
     kind.__name__: kind for kind in (TaskBatch, EpisodeBatch, Samples, TaskParams, Minibatches, Update, Evaluation)
 }
 """Our types of outputs, by the names that tables of stages say."""
+_DESCRIBED: Mapping[type[Any], str] = {TaskBatch: "params", Evaluation: "task_params"}
+"""Arrays whose attributes keep the names and units of task fields."""
 
 
 @dataclass(frozen=True)
@@ -133,43 +135,22 @@ def decode(stage: StoredStage, group: str, groups: Mapping[str, Stored]) -> Valu
         if problem := schema.problem_of(value):
             raise ValueError(problem)
         return value
-    match stage.output:
-        case "TaskBatch":
-            params, about = arrays["params"]
-            return TaskBatch(params, arrays["ids"][0], tuple(about["names"]), tuple(about["units"]))
-        case "EpisodeBatch":
-            return EpisodeBatch(
-                **{f.name: arrays[f.name][0] for f in fields(EpisodeBatch) if f.name in arrays},
-                behavior=_unprefixed(arrays, "behavior."),
-                reward_terms=_unprefixed(arrays, "reward_terms."),
-                facts=_unprefixed(arrays, "facts."),
-            )
-        case "Samples":
-            return Samples(**_present(Samples, arrays))
-        case "TaskParams":
-            return TaskParams(_unpack(arrays, "params", leading=1))
-        case "Minibatches":
-            return Minibatches(**_present(Minibatches, arrays))
-        case "Update":
-            learner = LearnerState(**{name: _unpack(arrays, name, leading=0) for name in _LEARNER_FIELDS})
-            values, about = groups.get(METRICS_GROUP, {}).get("values", (np.zeros(0), {"names": []}))
-            return Update(learner, dict(zip(about["names"], values.tolist(), strict=True)))
-        case _:
-            about = arrays["task_params"][1]
-            described = ("names", "units", "test_facts", "adaptation_facts")
-            return Evaluation(
-                names=tuple(about["names"]),
-                units=tuple(about["units"]),
-                **{f.name: arrays[f.name][0] for f in fields(Evaluation) if f.name not in described},
-                test_facts=_unprefixed(arrays, "test_facts."),
-                adaptation_facts=_unprefixed(arrays, "adaptation_facts."),
-            )
-
-
-def _present(kind: type[Samples | Minibatches], arrays: Stored) -> Params:
-    """Return the arrays of a value by field; a field with a default is an array that only some algorithms need."""
-    wanted = [f.name for f in fields(kind) if f.default is MISSING or f.name in arrays]
-    return {name: arrays[name][0] for name in wanted}
+    kind = KINDS[stage.output]
+    if kind is Update:
+        learner = LearnerState(**{name: _unpack(arrays, name, leading=0) for name in _LEARNER_FIELDS})
+        values, about = groups.get(METRICS_GROUP, {}).get("values", (np.zeros(0), {"names": []}))
+        return Update(learner, dict(zip(about["names"], values.tolist(), strict=True)))
+    if kind is TaskParams:
+        return TaskParams(_unpack(arrays, "params", leading=1))
+    parts: dict[str, Any] = {}
+    for f in fields(kind):
+        if (origin := get_origin(f.type)) is Mapping:
+            parts[f.name] = _unprefixed(arrays, f"{f.name}.")
+        elif origin is tuple:
+            parts[f.name] = tuple(arrays[_DESCRIBED[kind]][1][f.name])
+        elif f.default is MISSING or f.name in arrays:  # only some algorithms need the others
+            parts[f.name] = arrays[f.name][0]
+    return kind(**parts)
 
 
 def _group_arrays(ref: StageRef, value: Value) -> dict[str, tuple[Array, dict[str, Any]]]:
@@ -182,8 +163,7 @@ def _group_arrays(ref: StageRef, value: Value) -> dict[str, tuple[Array, dict[st
         name: (_storable(ref, name, data), {}) for name, data in flatten(value).items()
     }
     if isinstance(value, TaskBatch | Evaluation):
-        described = arrays["params" if isinstance(value, TaskBatch) else "task_params"][1]
-        described.update(names=list(value.names), units=list(value.units))
+        arrays[_DESCRIBED[type(value)]][1].update(names=list(value.names), units=list(value.units))
     return arrays
 
 

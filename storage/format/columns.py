@@ -16,6 +16,14 @@ def column(values: Array) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(_flat(values.reshape(-1)), type=column_type(values.dtype, size))
 
 
+def to_numpy(column: pa.ChunkedArray) -> Array:
+    """Return the numbers of a column of scalars without nulls, [n]."""
+    # Not `column.to_numpy()`: that imports pandas, half a second of every `metaloom ls`.
+    if pa.types.is_boolean(column.type):
+        return to_numpy(column.cast(pa.uint8())).astype(np.bool_)
+    return np.from_dlpack(column.combine_chunks())
+
+
 def text_column(texts: Sequence[str]) -> pa.Array:
     """Make an Arrow array of texts."""
     raw = [text.encode() for text in texts]

@@ -27,7 +27,7 @@ def read_file(path: Path, *, limit: int) -> bytes:
     Raises:
         FileNotFoundError: there is no such file.
         DamagedRun: it is a symbolic link or something else that is no file, or holds more than `limit` bytes.
-        StorageFailed: the system does not let us read it.
+        StorageFailed: the system refuses the read.
     """
     with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -45,7 +45,7 @@ def open_file(path: Path) -> FileIO:
     Raises:
         FileNotFoundError: there is no such file.
         DamagedRun: it is a symbolic link or something else that is no file.
-        StorageFailed: the system does not let us read it.
+        StorageFailed: the system refuses the read.
     """
     try:
         if not hasattr(os, "O_NOFOLLOW") and path.is_symlink():
@@ -71,7 +71,7 @@ def folder_entries(folder: Path) -> list[os.DirEntry[str]]:
 
     Raises:
         FileNotFoundError, NotADirectoryError: there is no such folder.
-        StorageFailed: the system does not let us list it.
+        StorageFailed: the system refuses the listing.
     """
     try:
         with os.scandir(folder) as entries:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from metaloom.pipeline.outputs import LETTERS
 from metaloom.storage.format.stages import LEARNER, METRICS_GROUP, StageTable, StoredStage
 
 
@@ -25,113 +26,86 @@ class ArrayPlan:
     description: str
 
 
+def _plan(pattern: str, axes: str, description: str, unit: str = "1") -> ArrayPlan:
+    """Return a plan with axes as custom outputs write them, in letters or full names."""
+    return ArrayPlan(pattern, tuple(LETTERS.get(axis, axis) for axis in axes.split()), unit, description)
+
+
 _EPISODES = (
-    ArrayPlan(
-        "observations",
-        ("task", "episode", "t_with_final", "observation"),
-        "mixed",
-        "observation before step t; the entry at `lengths` follows the last step",
+    _plan(
+        "observations", "B E T+1 O", "observation before step t; the entry at `lengths` follows the last step", "mixed"
     ),
-    ArrayPlan("actions", ("task", "episode", "t", "action"), "1", "action as the policy emitted it"),
-    ArrayPlan("rewards", ("task", "episode", "t"), "1", "reward of step t"),
-    ArrayPlan("terminated", ("task", "episode"), "1", "the task ended the episode"),
-    ArrayPlan("truncated", ("task", "episode"), "1", "the step limit ended the episode"),
-    ArrayPlan(
-        "lengths", ("task", "episode"), "steps", "steps in the episode, 0 where there is none; what follows is padding"
+    _plan("actions", "B E T A", "action as the policy emitted it"),
+    _plan("rewards", "B E T", "reward of step t"),
+    _plan("terminated", "B E", "the task ended the episode"),
+    _plan("truncated", "B E", "the step limit ended the episode"),
+    _plan("lengths", "B E", "steps in the episode, 0 where there is none; what follows is padding", "steps"),
+    _plan("initial_state", "B E S", "state of the simulator after the reset", "mixed"),
+    _plan("behavior.mean", "B E T A", "mean of the acting Gaussian"),
+    _plan("behavior.log_std", "B A", "log standard deviation of the acting Gaussian"),
+    _plan(
+        "behavior.log_stds", "B E T A", "log standard deviation of the acting Gaussian, where it depends on the state"
     ),
-    ArrayPlan("initial_state", ("task", "episode", "state"), "mixed", "state of the simulator after the reset"),
-    ArrayPlan("behavior.mean", ("task", "episode", "t", "action"), "1", "mean of the acting Gaussian"),
-    ArrayPlan("behavior.log_std", ("task", "action"), "1", "log standard deviation of the acting Gaussian"),
-    ArrayPlan(
-        "behavior.log_stds",
-        ("task", "episode", "t", "action"),
-        "1",
-        "log standard deviation of the acting Gaussian, where it depends on the state",
-    ),
-    ArrayPlan(
-        "behavior.log_probs",
-        ("task", "episode", "t", "choice"),
-        "1",
-        "log-probability of every choice under the acting distribution",
-    ),
-    ArrayPlan(
-        "behavior.latent", ("task", "episode", "latent"), "1", "the belief's draw z that the episode was acted with"
-    ),
-    ArrayPlan(
-        "behavior.action_values", ("task", "episode", "t", "choice"), "1", "value of every choice that was acted by"
-    ),
-    ArrayPlan(
-        "behavior.posterior_mean",
-        ("task", "episode", "t", "latent"),
-        "1",
-        "mean of the posterior over the task that was acted on",
-    ),
-    ArrayPlan(
+    _plan("behavior.log_probs", "B E T choice", "log-probability of every choice under the acting distribution"),
+    _plan("behavior.latent", "B E latent", "the belief's draw z that the episode was acted with"),
+    _plan("behavior.action_values", "B E T choice", "value of every choice that was acted by"),
+    _plan("behavior.posterior_mean", "B E T latent", "mean of the posterior over the task that was acted on"),
+    _plan(
         "behavior.posterior_log_std",
-        ("task", "episode", "t", "latent"),
-        "1",
+        "B E T latent",
         "log standard deviation of the posterior over the task that was acted on",
     ),
-    ArrayPlan("behavior.epsilon", ("task",), "1", "probability of a uniformly random choice"),
-    ArrayPlan("behavior.*", ("task",), "1", "parameter of the acting distribution"),
-    ArrayPlan("reward_terms.*", ("task", "episode", "t"), "1", "one term of the reward; terms sum to it"),
-    ArrayPlan(
+    _plan("behavior.epsilon", "B", "probability of a uniformly random choice"),
+    _plan("behavior.*", "B", "parameter of the acting distribution"),
+    _plan("reward_terms.*", "B E T", "one term of the reward; terms sum to it"),
+    _plan(
         "facts.*",
-        ("task", "episode", "t"),
-        "mixed",
+        "B E T",
         "a fact that the environment tells, of step t or of the episode; run.json has its unit",
+        "mixed",
     ),
 )
 
 ARRAYS: Mapping[str, tuple[ArrayPlan, ...]] = {
     "TaskBatch": (
-        ArrayPlan("params", ("task", "task_field"), "mixed", "task parameters; attributes name fields and units"),
-        ArrayPlan("ids", ("task",), "1", "index of the task in a fixed set, -1 when drawn from a distribution"),
+        _plan("params", "B P", "task parameters; attributes name fields and units", "mixed"),
+        _plan("ids", "B", "index of the task in a fixed set, -1 when drawn from a distribution"),
     ),
     "EpisodeBatch": _EPISODES,
     "Samples": (
-        ArrayPlan("returns", ("task", "episode", "t"), "1", "discounted sum of the rewards from step t on"),
-        ArrayPlan("values", ("task", "episode", "t"), "1", "prediction of the return by the baseline or critic"),
-        ArrayPlan("advantages", ("task", "episode", "t"), "1", "advantage estimate of step t"),
-        ArrayPlan(
-            "adjusted_rewards",
-            ("task", "episode", "t"),
-            "1",
-            "DiCE only: discounted reward of step t minus its baseline, normalized",
-        ),
-        ArrayPlan("mask", ("task", "episode", "t"), "1", "1 where the step is real, 0 on padding"),
+        _plan("returns", "B E T", "discounted sum of the rewards from step t on"),
+        _plan("values", "B E T", "prediction of the return by the baseline or critic"),
+        _plan("advantages", "B E T", "advantage estimate of step t"),
+        _plan("adjusted_rewards", "B E T", "DiCE only: discounted reward of step t minus its baseline, normalized"),
+        _plan("mask", "B E T", "1 where the step is real, 0 on padding"),
     ),
-    "TaskParams": (
-        ArrayPlan("params.*", ("task", "*_parameter"), "1", "each task's policy parameters after k + 1 inner steps"),
-    ),
+    "TaskParams": (_plan("params.*", "B *_parameter", "each task's policy parameters after k + 1 inner steps"),),
     "Minibatches": (
-        ArrayPlan(
+        _plan(
             "rows",
-            ("update", "place", "n"),
-            "1",
+            "update place n",
             "numbers of the transitions that a gradient step learns from; -1 after the last step",
         ),
-        ArrayPlan("task_ids", ("update", "place"), "1", "the task whose memory they are from; -1 as for rows"),
-        ArrayPlan(
+        _plan("task_ids", "update place", "the task whose memory they are from; -1 as for rows"),
+        _plan(
             "context_rows",
-            ("update", "place", "c"),
-            "1",
+            "update place c",
             "numbers of the transitions that the task is inferred from; -1 as for rows",
         ),
     ),
     "Update": (
-        ArrayPlan("params.*", ("*_parameter",), "1", "policy parameters; row i is the input of iteration i"),
-        ArrayPlan("optimizer.*", ("*_slot",), "1", "state of the outer optimizer; row i is the input of iteration i"),
-        ArrayPlan("extra.*", ("*_entry",), "1", "what else the algorithm keeps; row i is the input of iteration i"),
+        _plan("params.*", "*_parameter", "policy parameters; row i is the input of iteration i"),
+        _plan("optimizer.*", "*_slot", "state of the outer optimizer; row i is the input of iteration i"),
+        _plan("extra.*", "*_entry", "what else the algorithm keeps; row i is the input of iteration i"),
     ),
     "Evaluation": (
-        ArrayPlan("task_params", ("task", "task_field"), "mixed", "parameters of the tasks of the evaluation"),
-        ArrayPlan("task_ids", ("task",), "1", "index of the task in the fixed set it is from, -1 without one"),
+        _plan("task_params", "B P", "parameters of the tasks of the evaluation", "mixed"),
+        _plan("task_ids", "B", "index of the task in the fixed set it is from, -1 without one"),
         *(
-            ArrayPlan(f"{kind}_{name}", ("task", *axes), unit, f"{what} {of}")
+            _plan(f"{kind}_{name}", axes, f"{what} {of}", unit)
             for kind, axes, of in (
-                ("test", ("adaptation_steps", "test_episode"), "of a test episode after k adaptation steps"),
-                ("adaptation", ("adaptation_step", "episode"), "of an episode that adaptation step k + 1 learned from"),
+                ("test", "B adaptation_steps test_episode", "of a test episode after k adaptation steps"),
+                ("adaptation", "B adaptation_step E", "of an episode that adaptation step k + 1 learned from"),
             )
             for name, unit, what in (
                 ("returns", "1", "sum of the rewards"),
@@ -144,7 +118,7 @@ ARRAYS: Mapping[str, tuple[ArrayPlan, ...]] = {
 }
 """The arrays that keep an output, by the name of its type."""
 
-METRICS = ArrayPlan("values", ("metric",), "mixed", "numbers that describe the iteration; attributes name them")
+METRICS = _plan("values", "metric", "numbers that describe the iteration; attributes name them", "mixed")
 """The one array of the group of metrics, which the stage that ends an iteration writes beside the learner."""
 
 

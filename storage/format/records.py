@@ -99,7 +99,7 @@ class StageRecord:
     Attributes:
         ref: The output.
         sequence: Index in the run's history, from 0. It alone defines the order.
-        session: Number of the writing session; `token` identifies the session for ever.
+        session: Number of the writing session; `token` identifies it permanently.
         inputs: Outputs it was computed from, with their digests.
         spans: Further inputs: all outputs of some stages up to its iteration.
         seed_position: Iteration, inner step, ... from which its random streams are derived.

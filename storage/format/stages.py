@@ -3,8 +3,9 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
+from metaloom.pipeline import types
 from metaloom.pipeline.dataflow.refs import StageOrder, StageRef
 from metaloom.pipeline.outputs import OutputSchema
 from metaloom.storage.errors import IncompatibleFormat
@@ -47,9 +48,19 @@ class StoredStage:
         """True if an iteration may have several, one for every inner step."""
         return STEP in self.group
 
+    @property
+    def description(self) -> str:
+        """The first line of the docstring of the class of its output."""
+        if self.schema:
+            return self.schema.description
+        return str(vars(types)[self.output].__doc__).partition("\n")[0]
+
 
 class StageTable(StageOrder):
     """The stages of a run, in the order in which data passes them.
+
+    Attributes:
+        stepped: Names of the stages of all tables so far that may have several outputs in an iteration.
 
     Args:
         stages: The stages. One ends iterations; an earlier one outputs the first learner.
@@ -57,6 +68,8 @@ class StageTable(StageOrder):
     Raises:
         ValueError: two have one name, a group has none that a folder can have, or none or several end an iteration.
     """
+
+    stepped: ClassVar[set[str]] = set()
 
     def __init__(self, stages: Iterable[StoredStage]) -> None:
         self.stages: tuple[StoredStage, ...] = tuple(stages)
@@ -75,6 +88,7 @@ class StageTable(StageOrder):
             )
         self.first: str = starts[0]
         self.last: str = ends[0]
+        StageTable.stepped.update(stage.name for stage in self.stages if stage.stepped)
         super().__init__((stage.name, stage.stepped) for stage in self.stages)
 
     def __contains__(self, name: str) -> bool:
@@ -159,11 +173,7 @@ def _stored_stage(schema: Mapping[str, Any] | None = None, **stage: Any) -> Stor
     return StoredStage(**stage, schema=OutputSchema.parse(stage["output"], schema) if schema else None)
 
 
-def _learner(name: str, *, ends_iteration: bool) -> StoredStage:
-    return StoredStage(name, LEARNER, "Update", ends_iteration=ends_iteration)
-
-
-_FIRST = _learner("initialize", ends_iteration=False)
+_FIRST = StoredStage("initialize", LEARNER, "Update")
 _TASKS = StoredStage("sample_tasks", "tasks", "TaskBatch")
 _ADAPT = StoredStage("adapt", "adapted_{step}", "TaskParams", thinnable=True)
 _EVALUATE = StoredStage("evaluate", "evaluation", "Evaluation")
@@ -175,7 +185,7 @@ ON_POLICY = StageTable(
         StoredStage("collect_rollouts", "rollouts_{step}", "EpisodeBatch", thinnable=True),
         StoredStage("process_samples", "samples_{step}", "Samples", thinnable=True),
         _ADAPT,
-        _learner("meta_optimize", ends_iteration=True),
+        StoredStage("meta_optimize", LEARNER, "Update", ends_iteration=True),
         _EVALUATE,
     )
 )
@@ -187,7 +197,7 @@ OFF_POLICY = StageTable(
         StoredStage("collect_rollouts", "rollouts_{step}", "EpisodeBatch"),
         _ADAPT,
         StoredStage("sample_transitions", "minibatches", "Minibatches", thinnable=True),
-        _learner("update", ends_iteration=True),
+        StoredStage("update", LEARNER, "Update", ends_iteration=True),
         _EVALUATE,
     )
 )

@@ -1,1 +1,1 @@
-"""Keeping part of a run: forks, thinning, quarantine."""
+"""Keeping part of a run: forks, thinning, unpacking, quarantine; repair and removal of runs."""

@@ -87,7 +87,7 @@ def fork_run(
         StageMissing: the parent has fewer complete iterations.
         RunExists: there is something at the path.
         RunLocked: another process is creating the same run.
-        StorageFailed: the system does not let us write there.
+        StorageFailed: the system refuses the write.
     """
     path = check_path(folder_of(path))
     if iteration:

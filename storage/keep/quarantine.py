@@ -75,7 +75,7 @@ def put_in_quarantine(
         The folder.
 
     Raises:
-        StorageFailed: the system does not let us write there.
+        StorageFailed: the system refuses the write.
         DamagedRun: the quarantine is a symbolic link.
     """
     root = run / FOLDER

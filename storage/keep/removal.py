@@ -24,7 +24,7 @@ _ACTION = "Fix that; `metaloom rm` then continues"
 
 
 def check_removable(path: Path) -> Path:
-    """Return the folder of a run, damaged or not, that nobody writes and that holds nothing else.
+    """Return the folder of a run, damaged or not, that no process writes and that holds nothing else.
 
     Raises:
         RunNotFound, NotARun: it is no folder of a run, but perhaps a link to one.
@@ -74,7 +74,7 @@ def remove_run(path: Path) -> None:
 
     Raises:
         RunNotFound, NotARun, RunLocked: see `check_removable`.
-        StorageFailed: the system does not let us.
+        StorageFailed: the system refuses.
     """
     path = check_removable(path)
     token = secrets.token_hex(8)
@@ -99,10 +99,10 @@ def unfinished_removals(root: Path) -> list[Path]:
 
 
 def finish_removals(root: Path) -> Iterator[Path]:
-    """Remove, one by one, what an interruption has left of removed runs.
+    """Finish interrupted removals of runs, one at a time.
 
     Raises:
-        StorageFailed: the system does not let us.
+        StorageFailed: the system refuses.
     """
     for path in unfinished_removals(root):
         _remove(path)

@@ -1,6 +1,6 @@
 """Remove damaged outputs from a run, so that they can be computed again, and rewrite what the rest determines.
 
-What each kind of damaged file comes back from:
+How each kind of damaged file is restored:
 
 | file | from |
 | --- | --- |
@@ -27,7 +27,7 @@ from metaloom.storage.format.records import SCHEMA, StageRecord
 from metaloom.storage.format.segments import spec_in_segment
 from metaloom.storage.format.sessions import ABOUT, FOLDER, INFO_COPY, SessionName, newest_session, session_facts
 from metaloom.storage.format.stages import LEARNER
-from metaloom.storage.format.thinning import marker_path, packed_marker_path
+from metaloom.storage.format.thinning import marker_path
 from metaloom.storage.read.committed import CommittedFiles
 from metaloom.storage.read.history import describe_missing, missing_positions, sealed_links
 from metaloom.storage.read.info import first_session
@@ -118,13 +118,6 @@ class _Repair:
             with suppress(DamagedRun):
                 sound.append(self._files.segments.open(name))
         self._files.segments.use(sound)
-        for segment in self._files.segments.all():
-            try:
-                self._files.packed_markers(segment)
-            except DamagedRun as error:
-                marker = packed_marker_path(self._files.root, segment.iterations)
-                self._session.remove([marker])
-                yield f"{self._name(marker)}: {error.found}"
         yield from self._mend_arrays()
         # Imported here: repairing a run without segments does not need pyarrow.
         from metaloom.storage.keep.unpacking import unpack_damaged
@@ -237,9 +230,9 @@ class _Repair:
             # One that is not thinned, for its arrays are here to be compared with; the first, so that it comes before
             # all that reads the array.
             owners = [r for r in self._records.values() if any(chunk.array == array for chunk in r.chunks)]
-            owners.sort(key=lambda record: (self._is_thinned(record), self._files.stages.position(record.ref)))
-            self._lost.add(owners[0].ref)
-            yield f"{self._name(path)}: written again with {owners[0].ref}, which is computed again"
+            owner = min(owners, key=self._is_thinned).ref
+            self._lost.add(owner)
+            yield f"{self._name(path)}: written again with {owner}, which is computed again"
 
     def _mend_groups(self) -> Iterator[str]:
         arrays = {chunk.array for record in self._records.values() for chunk in record.chunks}

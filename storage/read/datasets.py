@@ -1,6 +1,6 @@
 """Stored batches as xarray datasets."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import xarray as xr
 
@@ -9,41 +9,36 @@ from metaloom.pipeline.types import Array
 from metaloom.storage.format.arrays import ArraySpec
 from metaloom.storage.format.codec import Stored
 from metaloom.storage.read.committed import CommittedFiles
+from metaloom.storage.read.outputs import StoredOutputs
 
 _ATTRIBUTES = {"unit": "units", "description": "description"}
 
 
 def to_xarray(
-    files: CommittedFiles,
-    refs: Sequence[StageRef],
-    drawn: StageRef | None,
-    tasks: Sequence[int] | None,
-    components: Mapping[str, Mapping[str, str]],
-    facts: Mapping[str, str],
+    run: StoredOutputs, refs: Sequence[StageRef], drawn: StageRef | None, tasks: Sequence[int] | None
 ) -> xr.Dataset:
     """Return the arrays of outputs of an inner step of an iteration, of some tasks, with the tasks as coordinates.
 
     Coordinates are also the names of components of the axes `observation` and `action`, with their units as
     `observation_unit` and `action_unit`, where the environment declares them. The variables `facts.NAME` have the
-    units that `facts` says.
+    units that it declares.
 
     Args:
-        files: Files of the run.
+        run: The run.
         refs: The outputs.
         drawn: The tasks of the iteration, if they are stored.
         tasks: Indices of tasks; None for all.
-        components: Units of the named components of vectors by name, by the vector's axis.
-        facts: Units of the environment's facts, by name.
 
     Raises:
         DamagedRun: a file is missing or changed.
     """
+    files = run.files
     found = {
         name: xr.Variable(spec.dims[1:], data, {name: spec.attributes[key] for key, name in _ATTRIBUTES.items()})
         for ref in refs
         for name, (spec, data) in sorted(_arrays(files, ref, tasks).items())
     }
-    for fact, unit in facts.items():
+    for fact, unit in run.facts.items():
         if (name := f"facts.{fact}") in found:
             found[name].attrs["units"] = unit
     sizes = {axis: size for variable in found.values() for axis, size in variable.sizes.items()}
@@ -55,12 +50,13 @@ def to_xarray(
         for name, unit, values in zip(spec.attributes["names"], spec.attributes["units"], params.T, strict=True):
             coordinates[f"task_{name}"] = xr.Variable(("task",), values, {"units": unit})
         coordinates["task_id"] = xr.Variable(("task",), arrays["ids"][1], {"units": "1"})
-    named = {axis: units for axis, units in components.items() if units and sizes.get(axis) == len(units)}
+    components = ((axis, run.components(axis)) for axis in ("observation", "action"))
+    named = {axis: units for axis, units in components if units and sizes.get(axis) == len(units)}
     coordinates |= {axis: xr.Variable((axis,), [*units]) for axis, units in named.items()}
     coordinates |= {f"{axis}_unit": xr.Variable((axis,), [*units.values()]) for axis, units in named.items()}
-    schema = files.stages[refs[-1].stage].schema
-    about = {} if schema is None or not schema.description else {"description": schema.description}
-    return xr.Dataset(found, coordinates, attrs={"iteration": refs[0].iteration, "step": refs[0].step, **about})
+    about = {"iteration": refs[0].iteration, "step": refs[0].step}
+    description = files.stages[refs[-1].stage].description
+    return xr.Dataset(found, coordinates, attrs={**about, **({"description": description} if description else {})})
 
 
 def _arrays(files: CommittedFiles, ref: StageRef, tasks: Sequence[int] | None) -> dict[str, tuple[ArraySpec, Array]]:

@@ -16,14 +16,14 @@ from metaloom.storage.format.columns import column, column_type
 from metaloom.storage.format.places import argument
 from metaloom.storage.format.records import StageRecord
 from metaloom.storage.read.committed import CommittedFiles
-from metaloom.storage.read.outputs import Places, Steps, chosen_steps, places, shape_of_rounds
+from metaloom.storage.read.outputs import Places, Steps, StoredOutputs, chosen_steps, places
 from metaloom.storage.read.parquet import parse_table
 from metaloom.storage.read.segments import Segment
 
 _POSITION = ("iteration", "step", "task", "episode", "t")
 _NAMES = {"observations": "observation", "actions": "action", "rewards": "reward"}
-_SAMPLE_NAMES = {"returns": "return", "values": "value", "advantages": "advantage"}
-_DICE_SAMPLE_NAMES = {"adjusted_rewards": "adjusted_reward"}
+_ADJUSTED = "adjusted_rewards"  # of the DiCE kind alone
+_SAMPLE_NAMES = {"returns": "return", "values": "value", "advantages": "advantage", _ADJUSTED: "adjusted_reward"}
 
 
 @dataclass(frozen=True)
@@ -45,53 +45,33 @@ class _Source:
     about: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-@dataclass(frozen=True)
-class StepFilter:
-    """Selection of step rows to read.
-
-    Attributes:
-        iterations: Iteration indices.
-        steps: Inner steps; None for all.
-        stage: Group of arrays, such as `rollouts_1` or `memory_fill`; None for the rollouts of all inner steps.
-        task, episode: Indices in the batch.
-    """
-
-    iterations: Sequence[int]
-    steps: Steps = None
-    stage: str | None = None
-    task: Places = None
-    episode: Places = None
-
-
 def scan_steps(
-    files: CommittedFiles,
-    chosen: StepFilter,
+    run: StoredOutputs,
+    iterations: Sequence[int],
     columns: Sequence[str] | None,
-    components: Mapping[str, Mapping[str, str]],
-    facts: Mapping[str, str],
+    steps: Steps,
+    *,
+    stage: str | None,
+    task: Places,
+    episode: Places,
 ) -> pa.RecordBatchReader:
-    """Return one row per real step of the selection, one record batch per inner step of an iteration.
-
-    Args:
-        files: Files of the run.
-        chosen: Selection of rows.
-        columns: None for all; `observation.*` stands for all components of a vector, `reward_*` for all terms.
-        components: Units of the named components of vectors by name, by the vector's column.
-        facts: Units of the environment's facts, by name.
+    """Return one row per real step of a selection, one record batch per inner step of an iteration; see `Run.steps`.
 
     Raises:
         StageMissing: the run has no rollouts yet.
         ValueError: there is no such column, stage, task or episode.
     """
-    batches = _batches(files, chosen.stage)
+    files = run.files
+    batches = _batches(files, stage)
     sources = _step_sources(files, batches)
     sources |= {
         name: replace(sources[name], about={"unit": unit})
-        for fact, unit in facts.items()
+        for fact, unit in run.facts.items()
         if (name := f"fact_{fact}") in sources
     }
     known = (*_POSITION, *sources)
-    single = {vector: _components(vector, sources, units) for vector, units in components.items() if units}
+    vectors = ((vector, run.components(vector)) for vector in ("observation", "action"))
+    single = {vector: _components(vector, sources, units) for vector, units in vectors if units}
     names = known if columns is None else tuple(c for column in columns for c in _expanded(column, single, known))
     sources |= {name: source for parts in single.values() for name, source in parts.items()}
     if unknown := [name for name in names if name not in (*_POSITION, *sources)]:
@@ -99,10 +79,10 @@ def scan_steps(
         raise ValueError(f"steps have no columns {unknown}; there are {', '.join(known)}{more}")
     fields = [(n, s.kind, s.about) if (s := sources.get(n)) else (n, pa.int32(), {}) for n in names]
     schema = pa.schema([pa.field(name, kind, metadata=dict(about) or None) for name, kind, about in fields])
-    iterations = set(chosen.iterations)
-    wanted = [_Rows.of_round(files, ref, chosen) for ref in batches if ref.iteration in iterations]
-    steps = _known_steps(chosen.steps, batches)
-    rounds = [rows for rows in wanted if steps is None or rows.ref.step in steps]
+    some = {*iterations}
+    wanted = [_Rows.of_round(files, ref, task, episode) for ref in batches if ref.iteration in some]
+    chosen = _known_steps(steps, batches)
+    rounds = [rows for rows in wanted if chosen is None or rows.ref.step in chosen]
     return pa.RecordBatchReader.from_batches(schema, (_step_rows(files, rows, sources, schema) for rows in rounds))
 
 
@@ -125,9 +105,11 @@ def _known_steps(chosen: Steps, batches: Sequence[StageRef]) -> list[int] | None
     return steps
 
 
-def read_episodes(files: CommittedFiles, chosen: StepFilter) -> pa.Table:
+def read_episodes(
+    files: CommittedFiles, iterations: Sequence[int], steps: Steps, task: Places, episode: Places
+) -> pa.Table:
     """Read rows of the table of episodes; raises as `read_tables`, and ValueError for an unknown task or episode."""
-    table = read_tables(files, "episodes", chosen.iterations)
+    table = read_tables(files, "episodes", iterations)
     if not (batches := _batches(files, None)):
         raise IncompatibleFormat(
             files.root / "run.json",
@@ -135,11 +117,11 @@ def read_episodes(files: CommittedFiles, chosen: StepFilter) -> pa.Table:
             required="the stages whose outputs the run stores",
             action="Restore run.json from a copy of the run",
         )
-    B, E, _ = shape_of_rounds(files, files.stages.group_of(batches[0]))
+    B, E, _ = files.spec(f"{files.stages.group_of(batches[0])}/rewards").shape
     of_columns = {
-        "step": _known_steps(chosen.steps, batches),
-        "task": None if chosen.task is None else places(chosen.task, B, "task"),
-        "episode": None if chosen.episode is None else places(chosen.episode, E, "episode"),
+        "step": _known_steps(steps, batches),
+        "task": None if task is None else places(task, B, "task"),
+        "episode": None if episode is None else places(episode, E, "episode"),
     }
     for name, wanted in of_columns.items():
         if wanted is not None:
@@ -175,7 +157,7 @@ def read_tables(files: CommittedFiles, name: str, iterations: Sequence[int]) -> 
         table = pa.concat_tables(parts, promote_options="default")
     except pa.ArrowException as error:
         raise damaged(files.root / "tables", f"has tables of {name} that do not go together ({error})") from None
-    return table if iterations else table.slice(0, 0)
+    return table if iterations else table[:0]
 
 
 def read_metrics(files: CommittedFiles, iterations: Sequence[int]) -> pa.Table:
@@ -200,7 +182,7 @@ def read_metrics(files: CommittedFiles, iterations: Sequence[int]) -> pa.Table:
     if not parts:
         raise _nothing(files, "no table of metrics")
     table = pa.concat_tables([part.select(parts[0].column_names) for part in parts]).combine_chunks()
-    return table if iterations else table.slice(0, 0)
+    return table if iterations else table[:0]
 
 
 def lineage(records: Iterable[StageRecord]) -> pa.Table:
@@ -250,10 +232,10 @@ def _step_sources(files: CommittedFiles, batches: Sequence[StageRef]) -> dict[st
     }
     if not files.stages.named("samples"):  # off policy there are no samples
         return sources | ends
-    names = dict(_SAMPLE_NAMES)
     # Which columns there are is asked of the folder: a damaged record of samples is no reason to hide the rollouts.
-    names |= {array: name for array, name in _DICE_SAMPLE_NAMES.items() if (files.data / "samples_0" / array).is_dir()}
-    return sources | {name: _Source(array, pa.float32()) for array, name in names.items()} | ends
+    adjusted = (files.data / "samples_0" / _ADJUSTED).is_dir()
+    names = _SAMPLE_NAMES.items()
+    return sources | {name: _Source(a, pa.float32()) for a, name in names if adjusted or a != _ADJUSTED} | ends
 
 
 def _column_name(array: str) -> str | None:
@@ -294,7 +276,7 @@ def _step_rows(files: CommittedFiles, round: "_Rows", sources: dict[str, _Source
     wanted = {sources[name].array for name in schema.names if name in sources}
     arrays = _arrays(files, ref, wanted | {"lengths"}, round.tasks)
     samples = files.stages.in_group("samples", ref.iteration, ref.step)
-    if samples and wanted & {*_SAMPLE_NAMES, *_DICE_SAMPLE_NAMES} and files.contains(samples):
+    if samples and wanted & {*_SAMPLE_NAMES} and files.contains(samples):
         arrays |= _arrays(files, samples, wanted, round.tasks)
     if [*round.episodes] != [*range(arrays["lengths"].shape[1])]:
         arrays = {name: array[:, round.episodes] for name, array in arrays.items()}
@@ -333,10 +315,10 @@ class _Rows:
     lengths: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
 
     @classmethod
-    def of_round(cls, files: CommittedFiles, ref: StageRef, chosen: StepFilter) -> "_Rows":
+    def of_round(cls, files: CommittedFiles, ref: StageRef, task: Places, episode: Places) -> "_Rows":
         """Select rows of a batch."""
-        B, E, T = shape_of_rounds(files, files.stages.group_of(ref))
-        return cls(ref, places(chosen.task, B, "task"), places(chosen.episode, E, "episode"), T)
+        B, E, T = files.spec(f"{files.stages.group_of(ref)}/rewards").shape
+        return cls(ref, places(task, B, "task"), places(episode, E, "episode"), T)
 
     @property
     def count(self) -> int:

@@ -59,16 +59,6 @@ def places(chosen: Places, count: int, what: str) -> list[int]:
     return [number % count for number in numbers]
 
 
-def shape_of_rounds(files: CommittedFiles, group: str) -> tuple[int, int, int]:
-    """B, E and T of the batches of episodes in a group.
-
-    Raises:
-        DamagedRun: there are none, or their metadata is damaged.
-    """
-    B, E, T = files.spec(f"{group}/rewards").shape
-    return B, E, T
-
-
 class StoredOutputs:
     """Outputs of a run, by stage. It follows the run while a writer continues.
 
@@ -170,7 +160,7 @@ class StoredOutputs:
         try:
             return self.files.record(ref)
         except FileNotFoundError:
-            steps = sorted(r.step for r in self.files.refs_of({ref.iteration}) if r.stage == ref.stage)
+            steps = [r.step for r in self.refs_of([ref.iteration]) if r.stage == ref.stage]
         if steps and ref.iteration in self.iterations:
             raise StageMissing(
                 self.location,

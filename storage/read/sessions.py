@@ -17,7 +17,7 @@ class ComputedWith:
 
     Attributes:
         number: Number of the session.
-        token: Identifies the session for ever; "" for the first session of a run whose sessions did not record it.
+        token: Permanent identifier of the session; "" for the first session of a run whose sessions did not record it.
         started: Start time, UTC, ISO 8601.
         environment: Facts that affect results besides the settings.
         versions: Versions of the interpreter and the libraries.

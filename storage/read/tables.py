@@ -2,59 +2,30 @@
 
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
-from metaloom.pipeline.types import EACH_EPISODE, Array, EpisodeBatch, Evaluation, Metrics, TaskBatch, fact_of_episodes
+from metaloom.pipeline.types import EACH_EPISODE, Array, Evaluation, Metrics, TaskBatch, fact_of_episodes
 
 FACTS = "facts."
 """With it the names of the stored arrays begin that hold facts."""
 
 
-@dataclass(frozen=True)
-class EpisodeSummary:
-    """Columns of the table of episodes, shape [B, E] each.
-
-    Attributes:
-        returns: Sums of rewards.
-        others: Arrays of the batch with one value per episode, by name, including `lengths`.
-        facts: Facts of whole episodes, by name.
-    """
-
-    returns: Array
-    others: Mapping[str, Array]
-    facts: Mapping[str, Array]
-
-    @classmethod
-    def of(cls, arrays: Mapping[str, Array]) -> "EpisodeSummary":
-        """Summarize a batch from its `rewards`, `facts.*` and arrays with one value per episode."""
-        others = {name: arrays[name] for name in EACH_EPISODE if name in arrays}
-        told = [name for name in arrays if name.startswith(FACTS)]
-        facts = {name.removeprefix(FACTS): fact_of_episodes(arrays[name], others["lengths"]) for name in told}
-        return cls(arrays["rewards"].sum(axis=2, dtype=np.float64), others, facts)
-
-    @property
-    def lengths(self) -> Array:
-        """Steps in each episode."""
-        return self.others["lengths"]
-
-    @property
-    def columns(self) -> dict[str, Array]:
-        """The arrays under the names of their columns."""
-        named = {"return": self.returns, "length": self.lengths, **self.others}
-        others = {name: array for name, array in named.items() if name != "lengths"}
-        return others | {f"fact_{name}": array for name, array in self.facts.items()}
+Columns = Mapping[str, Array]
+"""Columns of the table of episodes by name, [B, E] each: return, length, how it ended, and the facts of episodes."""
 
 
-def summarize(episodes: EpisodeBatch) -> EpisodeSummary:
-    """Summarize a batch."""
-    facts = {f"{FACTS}{name}": array for name, array in episodes.facts.items()}
-    return EpisodeSummary.of({"rewards": episodes.rewards, **episodes.each_episode, **facts})
+def episode_columns(arrays: Mapping[str, Array]) -> Columns:
+    """Summarize a batch of episodes from its `rewards`, `facts.*` and arrays with one value per episode."""
+    others = {name: arrays[name] for name in EACH_EPISODE if name in arrays}
+    named = {"return": arrays["rewards"].sum(axis=2, dtype=np.float64), "length": others.pop("lengths"), **others}
+    told = (name for name in arrays if name.startswith(FACTS))
+    facts = {name.removeprefix(FACTS): fact_of_episodes(arrays[name], named["length"]) for name in told}
+    return named | {f"fact_{name}": array for name, array in facts.items()}
 
 
 def iteration_tables(
-    iteration: int, tasks: TaskBatch | None, by_step: Mapping[int, EpisodeSummary], metrics: Metrics
+    iteration: int, tasks: TaskBatch | None, by_step: Mapping[int, Columns], metrics: Metrics
 ) -> dict[str, bytes]:
     """Write the Parquet files of one iteration, by table name. Tables without rows are omitted."""
     named = {name: np.array([metrics[name]], np.float64) for name in sorted(metrics)}
@@ -64,7 +35,7 @@ def iteration_tables(
         numbers = {"iteration": np.full(len(tasks), iteration, np.int32), "task": np.arange(len(tasks), dtype=np.int32)}
         files["tasks"] = _parquet({**numbers, "id": tasks.ids, **_task_columns(tasks)}, units)
     if by_step:
-        parts = [_episode_rows(iteration, k, summary, tasks) for k, summary in by_step.items()]
+        parts = [_episode_rows(iteration, k, episodes, tasks) for k, episodes in by_step.items()]
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         files["episodes"] = _parquet(columns, units | {"length": "steps"})
     return files
@@ -103,15 +74,15 @@ def _task_units(tasks: TaskBatch) -> dict[str, str]:
     return {f"task_{name}": unit for name, unit in zip(tasks.names, tasks.units, strict=True)}
 
 
-def _episode_rows(iteration: int, k: int, summary: EpisodeSummary, tasks: TaskBatch | None) -> dict[str, Array]:
-    B, E = summary.returns.shape
+def _episode_rows(iteration: int, k: int, episodes: Columns, tasks: TaskBatch | None) -> dict[str, Array]:
+    B, E = episodes["return"].shape
     repeated = {name: np.repeat(column, E) for name, column in _task_columns(tasks).items()} if tasks else {}
     rows = {
         "iteration": np.full(B * E, iteration, np.int32),
         "step": np.full(B * E, k, np.int32),
         "task": np.repeat(np.arange(B, dtype=np.int32), E),
         "episode": np.tile(np.arange(E, dtype=np.int32), B),
-        **{name: values.reshape(-1) for name, values in summary.columns.items()},
+        **{name: values.reshape(-1) for name, values in episodes.items()},
         **repeated,
     }
     real = rows["length"] > 0

@@ -3,8 +3,8 @@
 import errno
 import os
 import re
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.pipeline.types import EpisodeBatch
 from metaloom.storage.errors import (
-    DamagedRun,
     IncompatibleFormat,
     NotARun,
     RunNotFound,
@@ -115,7 +114,9 @@ def verify_run(path: str | Path, progress: Progress = unseen) -> list[Damage]:
         RunNotFound, NotARun, IncompatibleFormat: there is no run of this format at the path.
     """
     folder = folder_of(path)
-    found = _Verification(folder, follow(folder), progress).damage()
+    verification = _Verification(folder, follow(folder), progress)
+    verification.run()
+    found = verification.found
     return sorted(found, key=lambda d: (-1 if d.iteration is None else d.iteration, d.stage or "", d.file))
 
 
@@ -126,6 +127,7 @@ class _Verification:
         self.root = root
         self.remote = remote
         self.progress = progress
+        self.found: list[Damage] = []
         self.checked = self.total = 0
         self.files = CommittedFiles(root, ON_POLICY, remote)
         self.records: dict[StageRef, StageRecord] = {}
@@ -139,18 +141,20 @@ class _Verification:
         self.reported: set[str] = set()
         self.told: set[tuple[Path | str, str]] = set()
 
-    def damage(self) -> Iterator[Damage]:
-        info = yield from self._info()
+    def run(self) -> None:
+        info = self._info()
         self.files = CommittedFiles(self.root, self._stages(info), self.remote)
         # Before the records are listed, of which a writer may add some meanwhile.
         known = newest_session(self.root, first_session(info) if info else 0)
-        yield from self._read_seals()
-        yield from self._read_records()
-        yield from self._objects()
-        lost = yield from self._sessions(info)
-        yield from self._history(info, lost, known)
-        yield from self._metadata()
-        yield from self._read_markers()
+        self._read_seals()
+        self._read_records()
+        self._objects()
+        lost = self._sessions(info)
+        self._history(info, lost, known)
+        self._metadata()
+        for iteration in self.files.live_markers():
+            with self._reporting(marker_path(self.root, iteration)):
+                self.thinned |= self.files.thinned(iteration)
         packed = self.files.segments.all()
         has_spans = any(record.spans for record in self.records.values())
         with suppress(StoreError, OSError):  # reported when it is the segment's turn
@@ -159,13 +163,26 @@ class _Verification:
             self.sums = SpanSums(lambda ref: self.steps.get(ref, 0))
         self.total = len(self.records) + sum(1 for segment in packed for _ in segment.seal.refs())
         for segment in packed:
-            yield from self._segment(segment)
+            self._segment(segment)
         for record in self.records.values():
-            yield from self._checked_record(record, self.thinned.get(record.ref) == record.sha256)
-        yield from self._spans()
-        yield from self._foreign()
+            self._check_record(record, self.thinned.get(record.ref) == record.sha256)
+        self._spans()
+        self._foreign()
 
-    def _info(self) -> Generator[Damage, None, dict[str, Any] | None]:
+    def _report(self, file: Path | str, problem: str, ref: StageRef | None = None, array: str | None = None) -> None:
+        relative = file if isinstance(file, str) else file.relative_to(self.root).as_posix()
+        output = (None, None, None) if ref is None else (ref.iteration, ref.stage, ref.step)
+        self.found.append(Damage(relative, *output, array, problem))
+
+    @contextmanager
+    def _reporting(self, file: Path | str, ref: StageRef | None = None, array: str | None = None) -> Generator[None]:
+        """Report the error of reading a file in the block."""
+        try:
+            yield
+        except (StoreError, OSError) as error:
+            self._report(file, _problem(error), ref, array)
+
+    def _info(self) -> dict[str, Any] | None:
         with system_errors(
             self.root, required="a folder that can be read", action="Check its permissions and its disk"
         ):
@@ -178,7 +195,7 @@ class _Verification:
             if isinstance(error, NotARun) and not (self.root / "_commits").is_dir():
                 raise
             # A run that lost its run.json is damaged.
-            yield self._damage(self.root / "run.json", error.found)
+            self._report(self.root / "run.json", error.found)
             return None
 
     def _stages(self, info: Mapping[str, Any] | None) -> StageTable:
@@ -189,56 +206,53 @@ class _Verification:
         found = {ref.stage for name in names if (ref := StageRef.from_file_name(name)) is not None}
         return next((table for table in EARLIER.values() if table.last in found), ON_POLICY)
 
-    def _names(self, folder: str) -> Generator[Damage, None, list[str]]:
-        try:
+    def _names(self, folder: str) -> list[str]:
+        with self._reporting(folder):
             return sorted(os.listdir(self.root / folder))
-        except OSError as error:
-            yield self._damage(folder, _problem(error))
-            return []
+        return []
 
-    def _read_seals(self) -> Iterator[Damage]:
+    def _read_seals(self) -> None:
         """Find the segments. Those with damaged seals are skipped, so their outputs are reported missing."""
         for name in self.files.segments.names():
-            try:
+            with self._reporting(self.root / SEGMENTS / name / SEAL):
                 self.segments[name] = self.files.segments.open(name)
-            except (StoreError, OSError) as error:
-                yield self._damage(self.root / SEGMENTS / name / SEAL, _problem(error))
-        yield from (self._damage(*problem) for problem in self.files.segments.use(self.segments.values()))
+        for problem in self.files.segments.use(self.segments.values()):
+            self._report(*problem)
 
-    def _segment(self, segment: Segment) -> Iterator[Damage]:
-        """Yield the damage of a segment. Its records are not kept, or memory would grow with the run."""
+    def _segment(self, segment: Segment) -> None:
+        """Check a segment. Its records are not kept, or memory would grow with the run."""
         for name in segment.seal.files:
             try:
                 segment.check(name)
             except (StoreError, OSError) as error:
                 self.told.add((segment.folder / name, _problem(error)))
                 if (segment.folder / name).relative_to(self.root).as_posix() not in self.reported:
-                    yield self._damage(segment.folder / name, _problem(error))
+                    self._report(segment.folder / name, _problem(error))
         try:
             thinned, links = self.files.thinned_in(segment.iterations), list[Link]()
             for record in segment.records():
                 links.append(Link.of(record))
-                yield from self._checked_record(record, thinned.get(record.ref) == record.sha256)
+                self._check_record(record, thinned.get(record.ref) == record.sha256)
             segment.check_links(links)
         except (StoreError, OSError) as error:  # reported above, unless its content was agreed on with its hash
             self.unreadable.update(segment.seal.refs())
             where = Path(getattr(error, "where", segment.folder))
             if str(getattr(error, "where", "")) not in self.reported:
-                yield self._damage(where if where.is_relative_to(self.root) else segment.folder, _problem(error))
+                self._report(where if where.is_relative_to(self.root) else segment.folder, _problem(error))
         segment.forget()
 
-    def _checked_record(self, record: StageRecord, thinned: bool) -> Iterator[Damage]:
+    def _check_record(self, record: StageRecord, thinned: bool) -> None:
         self.progress(self.checked, self.total)
         self.checked += 1
         file = self.files.record_place(record.ref)
         for item in record.inputs:
             found = self._digest_of(item.ref)
             if found is None and item.ref not in self.unreadable:
-                yield self._damage(file, f"its input {item.ref} is not stored", record.ref)
+                self._report(file, f"its input {item.ref} is not stored", record.ref)
             elif found not in (None, item.digest):
-                yield self._damage(file, f"was computed from another {item.ref} than the one stored", record.ref)
+                self._report(file, f"was computed from another {item.ref} than the one stored", record.ref)
         if not thinned:
-            yield from self._output(record)
+            self._output(record)
         if self.sums is None:
             return
         self.sums.add(record.ref, record.digest)
@@ -246,20 +260,18 @@ class _Verification:
         if "lengths" in record.arrays and record.ref not in self.steps:
             self.uncounted.add(record.ref)
 
-    def _read_records(self) -> Iterator[Damage]:
-        names = yield from self._names("_commits")
-        refs = (ref for name in names if (ref := StageRef.from_file_name(name)) is not None)
+    def _read_records(self) -> None:
+        refs = (ref for name in self._names("_commits") if (ref := StageRef.from_file_name(name)) is not None)
         for ref in self.files.stages.sort(ref for ref in refs if ref.stage in self.files.stages):
             if self.files.segments.holding(ref):  # left by an interrupted packing, and gone with the next session
                 continue
-            try:
+            with self._reporting(self.files.record_path(ref), ref):
                 self.records[ref] = self.files.record(ref)
-            except (StoreError, OSError) as error:
+            if ref not in self.records:
                 self.unreadable.add(ref)
-                yield self._damage(self.files.record_path(ref), _problem(error), ref)
 
-    def _objects(self) -> Iterator[Damage]:
-        """Yield the damage of cached files."""
+    def _objects(self) -> None:
+        """Check cached files."""
         if self.remote is None:
             return
         owners = {chunk.path: (r.ref, chunk.array) for r in self.records.values() for chunk in (*r.chunks, *r.tables)}
@@ -267,82 +279,62 @@ class _Verification:
             ref, array = owners.get(path, (None, None))
             file = self.remote.files.get(path)
             self.reported |= {path, *([f"{self.remote.objects.url}/{file.key}"] if file is not None else [])}
-            yield self._damage(path, problem, ref, array or None)
+            self._report(path, problem, ref, array or None)
 
-    def _read_markers(self) -> Iterator[Damage]:
-        for iteration in self.files.live_markers():
-            try:
-                self.thinned |= self.files.thinned(iteration)
-            except (StoreError, OSError) as error:
-                yield self._damage(marker_path(self.root, iteration), _problem(error))
-
-    def _sessions(self, info: Mapping[str, Any] | None) -> Generator[Damage, None, set[int]]:
-        """Yield the damage of session files; returns the positions of records that a later session knew to be lost."""
+    def _sessions(self, info: Mapping[str, Any] | None) -> set[int]:
+        """Check session files; returns the positions of records that a later session knew to be lost."""
         lost: set[int] = set()
         needed = {(record.session, record.token) for record in self.records.values()}
         needed.update(*(segment.seal.sessions for segment in self.segments.values()))
-        names = yield from self._names("_sessions")
+        names = self._names("_sessions")
         for name, _ in stray_sessions(self.root / "_sessions", names):
-            yield self._damage(self.root / "_sessions" / name, _FOREIGN)
+            self._report(self.root / "_sessions" / name, _FOREIGN)
         for name in names:
             parsed = SessionName.parse(name)
             file = self.root / "_sessions" / name / "session.json"
             if parsed is None:
                 continue
             copy = file.with_name(INFO_COPY)
-            try:
+            with self._reporting(copy), suppress(FileNotFoundError):  # only some sessions have one
                 if read_sealed(copy, indented=True) != info and info is not None:
-                    yield self._damage(copy, "is not a copy of run.json")
-            except FileNotFoundError:  # only some sessions have one
-                pass
-            except (StoreError, OSError) as error:
-                yield self._damage(copy, _problem(error))
+                    self._report(copy, "is not a copy of run.json")
             session = (parsed.number, parsed.token)
             if session not in needed and not file.exists():
                 continue
             needed.discard(session)
-            try:
+            with self._reporting(file):
                 lost |= session_facts(file.parent).lost
-            except (StoreError, OSError) as error:
-                yield self._damage(file, _problem(error))
         for _, token in sorted(needed):
-            yield self._damage(self.root / "_sessions", f"the session {token}, which published records, is missing")
+            self._report(self.root / "_sessions", f"the session {token}, which published records, is missing")
         return lost
 
-    def _history(self, info: Mapping[str, Any] | None, lost: set[int], known: SessionFacts | None) -> Iterator[Damage]:
+    def _history(self, info: Mapping[str, Any] | None, lost: set[int], known: SessionFacts | None) -> None:
         links = sealed_links(self.segments.values(), self.records.values())
         for error in (
             *chain_problems(self.files, links, boundaries(info) if info else {}),
             *head_problems(self.files, links, known),
         ):
             where = Path(error.where)
-            yield self._damage(where, error.found, StageRef.from_file_name(where.name))
+            self._report(where, error.found, StageRef.from_file_name(where.name))
         end = max(links[-1].head.sequence if links else 0, known.known if known else 0)
-        try:
+        with self._reporting(self.root / "_commits"):
             missing = missing_positions(self.root, links, end)
-        except DamagedRun as error:
-            yield self._damage(self.root / "_commits", error.found)
-            return
-        gaps = [sequence for sequence in missing if sequence not in lost]
-        if len(gaps) > len(self.unreadable):
-            yield self._damage(self.root / "_commits", describe_missing(gaps, known))
+            gaps = [sequence for sequence in missing if sequence not in lost]
+            if len(gaps) > len(self.unreadable):
+                self._report(self.root / "_commits", describe_missing(gaps, known))
 
-    def _metadata(self) -> Iterator[Damage]:
+    def _metadata(self) -> None:
         arrays = {chunk.array for record in self.records.values() for chunk in record.chunks}
         arrays.update(*(segment.seal.arrays for segment in self.segments.values()))
         groups = {array.partition("/")[0] for array in arrays} | {""}
         for group in sorted(groups):
             file = self.files.data / group / "zarr.json"
-            try:
+            with self._reporting(file):
                 if read_metadata(file).get("node_type") != "group":
-                    yield self._damage(file, "does not describe a group")
-            except (StoreError, OSError) as error:
-                yield self._damage(file, _problem(error))
+                    self._report(file, "does not describe a group")
         for array in sorted(arrays):
-            try:
+            with self._reporting(self.files.data / array / "zarr.json", array=array):
                 self.files.spec(array)
-            except (StoreError, OSError) as error:
-                yield self._damage(self.files.data / array / "zarr.json", _problem(error), array=array)
 
     def _digest_of(self, ref: StageRef) -> str | None:
         if ref in self.records:
@@ -356,8 +348,8 @@ class _Verification:
             self.unreadable.add(ref)
             return None
 
-    def _spans(self) -> Iterator[Damage]:
-        """Yield the damage of inputs that records name as a span; after all outputs were read."""
+    def _spans(self) -> None:
+        """Check inputs that records name as a span; after all outputs were read."""
         sums = self.sums or SpanSums(lambda ref: 0)
         # The others are thinned or damaged. Damage is reported once, not again for outputs computed from it.
         for ref, item in sorted(self.spans, key=lambda found: self.files.stages.position(found[0])):
@@ -368,9 +360,9 @@ class _Verification:
                 found = replace(found, steps=item.steps)
             if found != item:
                 problem = f"was computed from {_summary(item)}, but stored are {_summary(found)}"
-                yield self._damage(self.files.record_place(ref), problem, ref)
+                self._report(self.files.record_place(ref), problem, ref)
 
-    def _output(self, record: StageRecord) -> Iterator[Damage]:
+    def _output(self, record: StageRecord) -> None:
         arrays: dict[str, dict[str, Any]] = {}
         whole = True
         for chunk in record.chunks:
@@ -386,33 +378,28 @@ class _Verification:
                 if not said.endswith("zarr.json") and not {said, chunk.path} & self.reported:
                     where = Path(said or chunk.path)
                     file = where if where.is_relative_to(self.root / SEGMENTS) else chunk.path
-                    if (file, _problem(error)) in self.told:  # a file that all iterations share
-                        continue
-                    yield self._damage(file, _problem(error), record.ref, chunk.array)
+                    if (file, _problem(error)) not in self.told:  # a file that all iterations share
+                        self._report(file, _problem(error), record.ref, chunk.array)
         for table in () if self.files.segments.holding(record.ref) else record.tables:
-            try:
+            with (
+                suppress(StoreError, OSError)
+                if table.path in self.reported
+                else self._reporting(table.path, record.ref)
+            ):
                 self.files.read_bytes(record, table)
-            except (StoreError, OSError) as error:
-                if table.path not in self.reported:
-                    yield self._damage(table.path, _problem(error), record.ref)
-        if whole:
-            yield from self._digests(record, arrays)
-
-    def _digests(self, record: StageRecord, arrays: Mapping[str, Any]) -> Iterator[Damage]:
-        file = self.files.record_place(record.ref)
-        try:
-            value = self.files.decode(record, arrays)
-        except StoreError as error:
-            yield self._damage(file, _problem(error), record.ref)
+        if not whole:
             return
-        if isinstance(value, EpisodeBatch):
-            self.steps[record.ref] = value.num_steps
-        for name in differing(record.arrays, array_digests(value)):
-            yield self._damage(file, "the stored array does not have the recorded digest", record.ref, name)
-        if output_digest({name: entry.sha256 for name, entry in record.arrays.items()}) != record.digest:
-            yield self._damage(file, "its digest does not match its arrays", record.ref)
+        file = self.files.record_place(record.ref)
+        with self._reporting(file, record.ref):
+            value = self.files.decode(record, arrays)
+            if isinstance(value, EpisodeBatch):
+                self.steps[record.ref] = value.num_steps
+            for name in differing(record.arrays, array_digests(value)):
+                self._report(file, "the stored array does not have the recorded digest", record.ref, name)
+            if output_digest({name: entry.sha256 for name, entry in record.arrays.items()}) != record.digest:
+                self._report(file, "its digest does not match its arrays", record.ref)
 
-    def _foreign(self) -> Iterator[Damage]:
+    def _foreign(self) -> None:
         committed = {file.path for r in self.records.values() for file in (*r.chunks, *r.tables)}
         for folder, folders, names in os.walk(self.root):
             links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
@@ -420,7 +407,7 @@ class _Verification:
                 path = Path(folder) / name
                 relative = path.relative_to(self.root).as_posix()
                 if path.is_symlink():
-                    yield self._damage(path, _LINK)
+                    self._report(path, _LINK)
                     continue
                 match relative.split("/", 2):
                     case [top, segment, file] if top == SEGMENTS and segment_iterations(segment):
@@ -428,13 +415,7 @@ class _Verification:
                     case _:
                         known = may_belong(relative, self.files.stages)
                 if relative not in committed and not known:
-                    yield self._damage(path, _FOREIGN)
-
-    def _damage(self, file: Path | str, problem: str, ref: StageRef | None = None, array: str | None = None) -> Damage:
-        relative = file if isinstance(file, str) else file.relative_to(self.root).as_posix()
-        if ref is None:
-            return Damage(relative, None, None, None, array, problem)
-        return Damage(relative, ref.iteration, ref.stage, ref.step, array, problem)
+                    self._report(path, _FOREIGN)
 
 
 def _summary(item: SpanInput | None) -> str:

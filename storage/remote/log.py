@@ -305,7 +305,6 @@ class RemoteLog:
         return entry
 
     def _keep(self, entry: Entry, raw: bytes) -> None:
-        self._beside.mkdir(parents=True, exist_ok=True)
         with open(self._entries, "ab") as file:
             file.write(raw)
             sync_file(file)
@@ -346,10 +345,8 @@ class RemoteLog:
         """Rename files of the folder to the names that their objects, by key, have from now on."""
         for name, file in self.files.items() if moved else ():
             if file.text is None and file.key in moved:
-                target = self.local_path(moved[file.key])
-                target.parent.mkdir(parents=True, exist_ok=True)
                 with suppress(FileNotFoundError, FileExistsError):
-                    os.link(self.local_path(name), target)
+                    os.link(self.local_path(name), self.local_path(moved[file.key]))
 
     def _drop_surplus_segments(self) -> None:
         """Take away segments that a session of this folder has made and could not commit before the next one began."""

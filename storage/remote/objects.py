@@ -79,16 +79,11 @@ def may_pass(error: Exception) -> bool:
     """Return True if a request that failed so may succeed when it is made again."""
     if isinstance(error, _FINAL):
         return False
-    if isinstance(error, OSError):
-        return not _refusal(error.__cause__)
+    if isinstance(error, OSError):  # unless the store has answered that the request itself is wrong
+        response: dict[str, dict[str, int]] = getattr(error.__cause__, "response", {})
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        return status not in _REFUSED or status in _SLOW_DOWN
     return any(kind.__name__ in _PASSING for kind in type(error).__mro__)
-
-
-def _refusal(answer: object) -> bool:
-    """Return True if a store has answered that the request itself is wrong."""
-    response: dict[str, dict[str, int]] = getattr(answer, "response", {})
-    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    return status in _REFUSED and status not in _SLOW_DOWN
 
 
 def _chosen(name: str, default: float, at_least: float = 0.001) -> float:
@@ -114,10 +109,10 @@ _AT_ONCE = 128
 
 
 class ObjectFolder:
-    """The objects whose keys begin with a URL. Connects when it is first asked something.
+    """The objects whose keys begin with a URL. Connects on first use.
 
-    Every method raises StorageFailed when the store refuses, or cannot be reached, or does not answer in time, however
-    often it is asked (`Deadlines`).
+    Every method raises StorageFailed if the store refuses, cannot be reached, or does not answer in time after all
+    attempts (`Deadlines`).
     """
 
     def __init__(self, url: str) -> None:

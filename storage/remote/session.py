@@ -127,10 +127,7 @@ class RemoteSession:
         """Take files whose objects are damaged for lost; those with a sound copy in the folder are stored again."""
         for name, _ in [*problems(self._log)]:
             if name in self._log.files:
-                self._given_up[name] = file = self._log.files.pop(name)
-                path = self._log.local_path(name)
-                if path.exists() and problem_of(file, read_file(path, limit=LARGEST)):
-                    path.unlink()
+                self._given_up[name] = self._log.files.pop(name)
 
     def end(self) -> None:
         """Let the next session begin, wherever it is. A session that failed or was fenced out is over already."""

@@ -29,7 +29,7 @@ def check_new_run(path: str | Path) -> None:
     Raises:
         InvalidRunName: the path cannot be printed on one line.
         RunExists: there is something at the path.
-        StorageFailed: the system does not let us write there.
+        StorageFailed: the system refuses the write.
     """
     path = check_path(folder_of(path))
     with creating(path):

@@ -38,7 +38,7 @@ class Writer:
     Attributes:
         host, pid: Host and process id.
         since: Start of its session; UTC, ISO 8601.
-        token: Identifies its session for ever.
+        token: Permanent identifier of its session.
         process_started: Start of the process, in clock ticks since its machine booted; None if unknown.
         boot: Identifies the boot within which pid and ticks are valid; "" if
             unknown.
@@ -116,7 +116,7 @@ def current_writer(root: Path, remote: RemoteLog | None = None) -> Writer | None
 
 
 def was_killed(root: Path, remote: RemoteLog | None = None) -> bool:
-    """Return True if the newest session of a run was never closed, while nobody writes it: its process was killed."""
+    """Return True if the newest session of a run was never closed and no process writes it: it was killed."""
     try:
         names = os.listdir(root / SESSIONS)
     except (FileNotFoundError, NotADirectoryError):
@@ -132,7 +132,7 @@ def operator_folder(root: Path) -> Path:
 
     Raises:
         DamagedRun: it is a symbolic link.
-        OSError: the system does not let us make it.
+        OSError: the system refuses the folder.
     """
     folder = root / FOLDER
     if folder.is_symlink():
@@ -146,7 +146,7 @@ def ask_to_stop(root: Path, token: str) -> None:
 
     Raises:
         DamagedRun: the folder for it is a symbolic link.
-        OSError: the system does not let us write there.
+        OSError: the system refuses the write.
     """
     folder, request = operator_folder(root), _request(root, token)
     for old in folder.glob("stop-*"):
@@ -158,7 +158,7 @@ def ask_to_stop(root: Path, token: str) -> None:
 
 
 def is_asked_to_stop(root: Path, token: str) -> bool:
-    """Return True if somebody has asked the session of this token to stop."""
+    """Return True if another process has asked the session of this token to stop."""
     return _request(root, token).exists()
 
 
@@ -207,7 +207,7 @@ class WriterLock:
     descriptor: int
 
     def is_held(self) -> bool:
-        """Return True if nobody has taken the run over."""
+        """Return True if no other process has taken the run over."""
         return _is_file_at(self.descriptor, self.path)
 
     def release(self) -> None:

@@ -74,7 +74,6 @@ class Packer:
             progress(sum(map(len, packed[:n])), sum(map(len, packed)))
             self._pack(iterations)
         self._join_markers()
-        self._session.share()
         return packed
 
     def pack_old(self) -> None:
@@ -88,7 +87,6 @@ class Packer:
                 if len(iterations) == SIZE:
                     self._pack(iterations)
                     self._join_markers()
-                    self._session.share()
         except DamagedRun as error:
             # What is wrong with old iterations is no reason to stop, and trying again would not help.
             self._given_up = True

@@ -7,13 +7,13 @@ from typing import Any
 from metaloom.pipeline.dataflow.refs import Span, StageRef
 from metaloom.pipeline.types import EACH_EPISODE, EpisodeBatch, Evaluation, TaskBatch, Update
 from metaloom.storage.errors import StageExists
-from metaloom.storage.format.codec import Piece, Value, array_digests, output_digest
+from metaloom.storage.format.codec import Piece, Value, array_digests, flatten, output_digest
 from metaloom.storage.format.provenance import utc, versions
 from metaloom.storage.format.records import Input, SpanInput, StageRecord, StoredFile
 from metaloom.storage.read.committed import CommittedFiles, table_path
 from metaloom.storage.read.history import History, SpanSums
 from metaloom.storage.read.info import origin
-from metaloom.storage.read.tables import FACTS, EpisodeSummary, evaluation_file, iteration_tables, summarize
+from metaloom.storage.read.tables import FACTS, Columns, episode_columns, evaluation_file, iteration_tables
 from metaloom.storage.write.array_store import ArrayStore
 from metaloom.storage.write.sessions import Session
 
@@ -43,7 +43,7 @@ class Publisher:
         self._history = history
         self._info = info
         self._tasks: dict[int, TaskBatch] = {}
-        self._episodes: dict[StageRef, EpisodeSummary] = {}
+        self._episodes: dict[StageRef, Columns] = {}
         self._spans: SpanSums | None = None
 
     def publish(self, output: Output) -> int:
@@ -56,7 +56,7 @@ class Publisher:
         if isinstance(output.value, TaskBatch):
             self._tasks = {output.ref.iteration: output.value}
         if isinstance(output.value, EpisodeBatch) and output.ref.stage == self._files.stages.named("rollouts"):
-            self._episodes[output.ref] = summarize(output.value)
+            self._episodes[output.ref] = episode_columns(flatten(output.value))
         chunks = self._arrays.write(output.pieces)
         tables = self._write_tables(output)
         record = self._record(output, chunks, tables)
@@ -108,7 +108,7 @@ class Publisher:
 
     def _num_steps(self, ref: StageRef) -> int:
         if ref in self._episodes:
-            return int(self._episodes[ref].lengths.sum())
+            return int(self._episodes[ref]["length"].sum())
         # Of an earlier session, or what filled the replay buffer.
         record = self._files.record(ref)
         if "lengths" not in record.arrays:
@@ -138,11 +138,11 @@ class Publisher:
         self._episodes.clear()
         return self._arrays.write_tables({table_path(name, iteration): raw for name, raw in tables.items()})
 
-    def _summary(self, ref: StageRef) -> EpisodeSummary:
+    def _summary(self, ref: StageRef) -> Columns:
         # An earlier session may have collected them; then only the disk has them.
         if ref not in self._episodes:
             record = self._files.record(ref)
             facts = {name for chunk in record.chunks if (name := chunk.array.partition("/")[2]).startswith(FACTS)}
             (stored,) = self._files.read_arrays(record, {"rewards", *EACH_EPISODE, *facts}).values()
-            self._episodes[ref] = EpisodeSummary.of({name: array for name, (array, _) in stored.items()})
+            self._episodes[ref] = episode_columns({name: array for name, (array, _) in stored.items()})
         return self._episodes[ref]

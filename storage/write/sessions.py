@@ -138,7 +138,7 @@ class Session:
     Attributes:
         root: Folder of the run.
         number: Number of the session among the run's.
-        token: Identifies the session for ever.
+        token: Permanent identifier of the session.
         remote: Remote half of the session, if the folder caches a run under object storage.
     """
 

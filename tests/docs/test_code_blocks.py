@@ -5,9 +5,11 @@ comment `sizes` only. Rollouts are collected in this process; tests/flows/test_w
 """
 
 import os
+import re
 import shutil
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +29,7 @@ SIZES = ("iterations", "num_tasks", "episodes_per_task", "min_steps", "max_episo
 NOT_RUN = 31
 """Number of blocks of all pages that need a server, a cluster, the checkout itself or an installation."""
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm")]
 
 
 def found(name: str) -> list[Block]:
@@ -90,9 +92,13 @@ def test_every_block_of_a_page_runs_in_order(name, page, small):
     for block in found(name):
         if "not run" in block.notes:
             continue
-        small[:] = block.notes.get("sizes", "").split()
+        text, sizes = block.text, block.notes.get("sizes", "").split()
+        small[:] = [size for size in sizes if not size.startswith("--")]
+        for option, value in (size.split("=") for size in sizes if size.startswith("--")):
+            text, count = re.subn(rf"{option} \d+", f"{option} {value}", text)
+            assert count, f"no {option} in the block at {name}:{block.line}"
         try:
-            page.run(block, f"{name}:{block.line}")
+            page.run(replace(block, text=text), f"{name}:{block.line}")
         except BaseException as problem:
             problem.add_note(f"in the block at {name}:{block.line}")
             raise

@@ -10,7 +10,7 @@ from metaloom.pipeline.algorithms.maml.settings import DiceMAML, VPGDice
 from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.dataflow.stage import At
 from metaloom.pipeline.estimation.config import ProcessingConfig
-from metaloom.pipeline.estimation.diagnostics import NO_MEASURES
+from metaloom.pipeline.estimation.diagnostics import Measures
 from metaloom.pipeline.estimation.processing import process_samples
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.types import EpisodeBatch, Step
@@ -51,5 +51,5 @@ def metrics(algorithm):
     update = initialize(learner, At(0, 0), lambda: None)
     steps = [Step(episodes, samples, k) for k in range(2)]
     episodes, samples = zip(*((step.episodes, step.samples) for step in steps), strict=True)
-    tools = (learner, At(0, 0), map, NO_MEASURES)
+    tools = (learner, At(0, 0), map, Measures({}, {}))
     return meta_optimize(*tools, state=update, episodes=episodes, samples=samples).metrics

@@ -7,6 +7,7 @@ import pytest
 
 import metaloom
 from metaloom import storage
+from metaloom.flows import cli
 from metaloom.flows.commands.fork import fork
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.thin import materialise, thin
@@ -74,3 +75,29 @@ def test_it_adapts_after_training_as_in_training_from_the_unperturbed_start(run)
     adapted = policy.adapt(run[1].rollouts(0))
     assert adapted.num_tasks == 5
     assert not np.array_equal(adapted.params["log_std"], policy.params["log_std"])
+
+
+def test_what_its_stage_gives_is_described_in_show_and_in_xarray(run, capsys, monkeypatch):
+    monkeypatch.setenv("METALOOM_RUNS", str(run.path.parent))
+    assert cli.run(["show", "run@1", "--stage", "perturb"]) == 0
+    described = "Policy parameters of every task: name -> [B, ...] float32."
+    assert f"TaskParams: {described}" in capsys.readouterr().out
+    data = metaloom.open_run(run.path)[1].xarray(stage="perturb")
+    assert data.attrs["description"] == described
+    assert {values.dims[0] for values in data.data_vars.values()} == {"task"}
+
+
+def test_a_package_of_it_is_among_the_recipes(run, tmp_path, monkeypatch, capsys):
+    (tmp_path / "es_recipes.py").write_text(
+        '"""Recipes."""\nfrom metaloom.pipeline.config.run import RunConfig\n\n\ndef corners():\n'
+        '    """Find one of four corners."""\n'
+        '    return RunConfig.model_validate({"env": "point-corner", "algorithm": "es_maml:ESMAML"})\n'
+    )
+    (info := tmp_path / "es_recipes-1.0.dist-info").mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: es_recipes\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[metaloom.recipes]\nes-maml-corners = es_recipes:corners\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert cli.run(["recipes"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "es-maml-corners" in line]
+    assert "broken" not in line
+    assert "es-maml-corners" in metaloom.recipes()

@@ -2,6 +2,9 @@
 
 import io
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -154,6 +157,15 @@ def test_the_report_draws_the_balanced_mean_only_where_every_class_was_drawn(tra
     assert BAND_NOTE in [
         text.get_text() for text in learning_curve("few", load_history(metaloom.open_run(few))).axes[0].texts
     ]
+
+
+def test_a_list_of_runs_with_classes_is_printed_without_pandas(trained):
+    """Arrow imports it for many of its conversions to NumPy, joins and groups: half a second of every `ls`."""
+    script = "import sys; from metaloom.flows.cli import run; run(['ls']); print('pandas' in sys.modules)"
+    root = os.fspath(trained[0].path.parent)
+    told = subprocess.check_output([sys.executable, "-c", script], env={**os.environ, "METALOOM_RUNS": root}, text=True)
+    assert "corners" in told
+    assert told.endswith("False\n")
 
 
 def test_an_evaluation_tells_the_classes_too(trained):

@@ -13,7 +13,7 @@ from prefect_server import FINAL_STATES, wait_for
 from metaloom import storage
 from metaloom.flows.commands.train import train
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.flows.views.settings_files import settings_file
+from metaloom.flows.settings import settings_file
 from metaloom.pipeline.config.run import RunConfig
 
 pytestmark = [pytest.mark.sweep, pytest.mark.timeout(3600)]

@@ -9,6 +9,7 @@ from metaloom import storage
 from metaloom.flows import cli
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.graph.runner import Runner
+from metaloom.flows.operations.diff import _differences
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.storage import StageRef
 
@@ -98,6 +99,11 @@ def test_other_code_that_changes_a_number_is_found_at_its_stage(stored, other, m
     assert (array["array"], array["index"], array["max_ulp"], array["count"]) == ("params.log_std", [2, 1], 1, 1)
     assert cli.run(["diff", str(stored), str(path)]) == 1
     assert "first difference: iteration 0, adapt k=0" in capsys.readouterr().out
+
+
+def test_settings_that_differ_are_in_the_order_of_their_names():
+    names = [found.name for found in _differences(dict.fromkeys("feb", "1"), dict.fromkeys("dcab", "2"))]
+    assert names == [*"abcdef"]
 
 
 def test_a_folder_without_a_run_is_refused(stored, tmp_path, capsys):

@@ -6,14 +6,13 @@ import pytest
 from metaloom import storage
 from metaloom.flows.commands.train import train
 from metaloom.flows.errors import UsageError
-from metaloom.flows.results.evaluation_summary import summarize_steps, summarize_tasks
+from metaloom.flows.results.evaluation import summarize_steps, summarize_tasks
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views import charts
-from metaloom.flows.views.evaluation_plots import check_plot_file, per_shot_curve, write_plot
-from metaloom.flows.views.history import load_history, stored_evaluations, training_lines
+from metaloom.flows.views.charts import check_plot_file, write_plot
+from metaloom.flows.views.history import evaluation_lines, load_history, per_shot_chart, stored_evaluations
 from metaloom.flows.views.report import report_page, write_report
 from metaloom.flows.views.run_charts import run_charts, stage_seconds
-from metaloom.flows.views.series import chart_of
 from metaloom.pipeline.estimation.statistics import interquartile_mean
 
 
@@ -59,7 +58,7 @@ def test_every_task_has_a_row_for_every_number_of_steps(run):
 
 def test_the_curve_of_an_evaluation_is_over_adaptation_episodes(run):
     evaluation = run[3].evaluation()
-    figure = per_shot_curve("title", evaluation)
+    figure = charts.draw(per_shot_chart("title", evaluation))
     assert figure.axes[0].lines[0].get_xdata().tolist() == [0, 2, 4]
     expected = [interquartile_mean(evaluation.test_returns[:, k].mean(axis=1)) for k in range(3)]
     np.testing.assert_allclose(lines(figure)["interquartile mean"], expected)
@@ -69,7 +68,7 @@ def test_the_curve_of_an_evaluation_is_over_adaptation_episodes(run):
 def test_the_curve_over_training_has_every_evaluation(run):
     stored = stored_evaluations(run)
     assert [*stored] == [1, 3]
-    chart = chart_of(training_lines("name", [*stored.values()]), "Evaluation", np.array([10.0, 20.0]), "steps")
+    (chart,) = evaluation_lines("name", stored, np.array([10.0, 20.0]), None)
     figure = charts.draw(chart)
     assert list(lines(figure)) == ["before adaptation", "after 1 inner step", "after adaptation"]
     by_task = run[3].evaluation().test_returns[:, 2].mean(axis=1)
@@ -91,7 +90,7 @@ def test_a_report_shows_the_evaluations(run, tmp_path):
 
 
 def test_a_picture_is_a_png_an_svg_or_a_pdf(run, tmp_path):
-    figure = per_shot_curve("title", run[1].evaluation())
+    figure = charts.draw(per_shot_chart("title", run[1].evaluation()))
     for name, start in (("curve.png", b"\x89PNG"), ("curve.svg", b"<?xml"), ("curve.pdf", b"%PDF")):
         check_plot_file(tmp_path / name)
         write_plot(tmp_path / name, figure)

@@ -12,8 +12,7 @@ import pytest
 
 from metaloom import storage
 from metaloom.flows import cli
-from metaloom.flows.commands.debug import debug_stage
-from metaloom.flows.commands.replay import replay
+from metaloom.flows.commands.replay import debug_stage, replay
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.rollouts.workers import Backend, LocalWorkers

@@ -20,8 +20,8 @@ from metaloom.stages.collect_rollouts import RolloutPosition
 
 folder = Path(sys.argv[1])
 
-def collect_rollouts(key, seconds, then):
-    with recorded(folder, key, 1.0, 2) as recorder:
+def collect_rollouts(key, seconds, then, limit=1.0):
+    with recorded(folder, key, limit, 2) as recorder:
         actions = recorder.actions((3, 2, 1), RolloutPosition(1, 0, 0, 4, 6))
         recorder.entered(None)
         for t in range(2):
@@ -70,8 +70,8 @@ def test_a_process_that_dies_before_it_samples_says_so(tmp_path):
 def test_a_thread_that_hangs_is_found_although_another_goes_on_and_only_it_is_blamed(tmp_path):
     ended = leave(
         tmp_path,
-        "threading.Thread(target=collect_rollouts, args=('busy', 20, int)).start();"
-        "collect_rollouts('stuck', 0, lambda: time.sleep(30))",
+        "threading.Thread(target=collect_rollouts, args=('busy', 20, int, 3.0)).start();"
+        "collect_rollouts('stuck', 0, lambda: time.sleep(30), 3.0)",
     )
     assert ended.returncode == 1
     (stuck,), (busy,) = (read_recordings(tmp_path, key) for key in ("stuck", "busy"))
@@ -82,5 +82,6 @@ def test_a_thread_that_hangs_is_found_although_another_goes_on_and_only_it_is_bl
 
 @pytest.mark.slow
 def test_whoever_gives_signs_of_life_is_not_ended(tmp_path):
-    ended = leave(tmp_path, "collect_rollouts('a', 1.3, lambda: None); time.sleep(1.3); print('alive')")
+    # A limit that a busy machine keeps no process waiting for.
+    ended = leave(tmp_path, "collect_rollouts('a', 3.3, lambda: None, 3.0); time.sleep(3.3); print('alive')")
     assert ended.stdout == "alive\n", ended.stderr

@@ -5,6 +5,7 @@ import random
 import re
 import sys
 import threading
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import metaloom
 from metaloom import storage
 from metaloom.flows import cli
 from metaloom.flows.commands.replay import replay
-from metaloom.flows.commands.train import train
+from metaloom.flows.commands.train import resume, train
 from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline import global_random
@@ -29,7 +30,7 @@ SERIAL = Backend(workers=0)
 FLOW = '''
 import random
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import gymnasium
 import numpy as np
@@ -50,8 +51,15 @@ from metaloom.stages.collect_rollouts import COLLECT_ROLLOUTS
 from metaloom.stages.graphs.on_policy import ON_POLICY
 from metaloom.stages.meta_optimize import META_OPTIMIZE
 
+# Pydantic would look for the source of every class that is made without one.
+UNREAD = {"use_attribute_docstrings": False}
 
-def halve(*, samples: Samples) -> Samples:
+
+class HasAdvantages(Protocol):  # an annotation that is not judged
+    advantages: np.ndarray
+
+
+def halve(*, samples: HasAdvantages) -> Samples:
     return replace(samples, advantages=(samples.advantages / 2).astype(np.float32))
 
 
@@ -171,14 +179,14 @@ GRAPHS = {
 for _name, _graph in GRAPHS.items():
     globals()[f"{_name}Graph"] = _graph
     _body = {"__module__": __name__, "__annotations__": {"graph": ClassVar[str]}, "graph": f"own_flow:{_name}Graph"}
-    globals()[_name] = type(_name, (ProMP,), _body)
+    globals()[_name] = type(_name, (ProMP,), _body, **UNREAD)
 
 
 def own(name, **body):
     """Settings of ProMP with a learner that does otherwise."""
     globals()[f"{name}Learner"] = type(f"{name}Learner", (ProMPLearner,), {"__module__": __name__, **body})
     settings = {"__module__": __name__, "__annotations__": {"learner": ClassVar[str]}}
-    globals()[name] = type(name, (ProMP,), {**settings, "learner": f"own_flow:{name}Learner"})
+    globals()[name] = type(name, (ProMP,), {**settings, "learner": f"own_flow:{name}Learner"}, **UNREAD)
 
 
 def moved(learner, way, state, experience, **options):
@@ -261,7 +269,7 @@ def __getattr__(name):
 
 for _name in ("UnknownProducer", "ArgumentName"):
     _body = {"__module__": __name__, "__annotations__": {"graph": ClassVar[str]}, "graph": f"own_flow:{_name}Graph"}
-    globals()[_name] = type(_name, (ProMP,), _body)
+    globals()[_name] = type(_name, (ProMP,), _body, **UNREAD)
 
 
 class NoLearner(AlgorithmSettings):
@@ -436,6 +444,26 @@ own("Whole", update=measured(3))
 own("String", update=measured("0.1"))
 own("Missing", update=measured(None))
 own("Many", update=measured(np.zeros(2)))
+single, double = (each(lambda value, to=to: value.astype(to)) for to in (np.float32, np.float64))
+
+
+def in_single(method):
+    """A method of ProMP's that gets its state in float32."""
+
+    def called(learner, state, *args, **options):
+        return getattr(super(type(learner), learner), method)(single(state), *args, **options)
+
+    return called
+
+
+def updated_in_double(learner, state, experience, **options):
+    return of_state(double)(in_single("update")(learner, state, experience, **options))
+
+
+own("DoubleStates", **changed("initialize", double))
+for _method in ("acting_params", "process", "adapt"):
+    setattr(DoubleStatesLearner, _method, in_single(_method))
+DoubleStatesLearner.update = updated_in_double
 own("NotTwo", update=lambda learner, state, experience, **options: state)
 own("NoAdapt", adapt=lambda learner, *args, **options: None)
 own("FewTasks", adapt=lambda learner, state, params, evidence, **options: params.slice(0, 3))
@@ -644,9 +672,20 @@ def test_a_mistake_is_refused_by_a_sentence_that_says_where_and_what_is_required
 
 def test_a_stored_run_whose_network_gives_float64_replays_identical(flow, tiny_config, monkeypatch):
     with monkeypatch.context() as earlier:
-        earlier.setattr("metaloom.pipeline.nn.modules.require_float32", lambda names: None)
+        earlier.setattr("metaloom.pipeline.nn.modules.float32_alone", nullcontext)
         train(tiny_config(iterations=1, policy={"network": "own_flow:DoubleOutputs"}), Path("run"), backend=SERIAL)
     assert all(outcome.identical for outcome in replay(Path("run")))
+
+
+def test_a_stored_run_whose_parameters_are_float64_replays_identical_and_resumes(flow, tiny_config, monkeypatch):
+    with monkeypatch.context() as earlier:
+        earlier.setattr("metaloom.flows.graph.context.require_state", lambda state, *others: state)
+        train(tiny_config(iterations=1, algorithm="own_flow:DoubleStates"), Path("run"), backend=SERIAL)
+    assert {value.dtype for value in storage.open_run("run")[0].learner().params.values()} == {np.dtype(np.float64)}
+    assert all(outcome.identical for outcome in replay(Path("run")))
+    resume(Path("run"), iterations=2, backend=SERIAL)
+    with pytest.raises(StageFault, match="as float64; required float32"):
+        train(tiny_config(iterations=1, algorithm="own_flow:DoubleStates"), Path("new"), backend=SERIAL)
 
 
 def test_an_output_that_would_lose_its_mask_in_the_store_is_refused(flow, tiny_config):

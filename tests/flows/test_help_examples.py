@@ -17,8 +17,8 @@ from metaloom.flows.prefect_app import serve
 from metaloom.flows.recipes import RECIPES, new_config
 from metaloom.flows.rollouts import backend
 from metaloom.flows.rollouts.backend import Backend
-from metaloom.flows.viewer import server
-from metaloom.flows.views.settings_files import settings_file
+from metaloom.flows.settings import settings_file
+from metaloom.flows.viewer import pages
 from metaloom.pipeline.config.run import RunConfig
 
 SMALL = {"num_tasks": 2, "episodes_per_task": 2, "max_episode_steps": 4, "policy": {"hidden_sizes": [4]}}
@@ -92,7 +92,7 @@ def test_the_example_of_every_command_runs(here, monkeypatch, capsys):
     # tests/flows/test_prefect_serve.py starts it; here nothing would end it.
     monkeypatch.setattr(serve, "serve", lambda folder, port, **options: served.append(port))
     # tests/flows/test_view_gate.py starts this one.
-    monkeypatch.setattr(server, "serve", lambda place, port, tell: served.append(port))
+    monkeypatch.setattr(pages, "serve", lambda place, port, tell: served.append(port))
     (here / "my_envs.py").write_text(THERMOSTAT)
     for command in ORDER:
         variables, words = split(examples(command)[0])

@@ -17,8 +17,8 @@ import psutil
 import pytest
 from distributed import Client, Security
 
+import metaloom.flows.rollouts.connection
 import metaloom.flows.rollouts.dask
-import metaloom.flows.rollouts.waiting
 from metaloom import storage
 from metaloom.flows.cli import run
 from metaloom.flows.commands.replay import replay
@@ -380,8 +380,8 @@ def test_workers_of_a_scheduler_of_ones_own_are_watched_as_well(hostile, tmp_pat
 @pytest.mark.dask
 @pytest.mark.slow
 def test_a_cluster_whose_last_worker_is_gone_is_not_waited_for_for_ever(hostile, tmp_path, monkeypatch):
-    monkeypatch.setattr(metaloom.flows.rollouts.waiting, "_LOOK_EVERY_SECONDS", 0.5)
-    monkeypatch.setattr(metaloom.flows.rollouts.waiting, "_NO_WORKER_SECONDS", 1.0)
+    monkeypatch.setattr(metaloom.flows.rollouts.connection, "_WAIT_SECONDS", 0.5)
+    monkeypatch.setattr(metaloom.flows.rollouts.connection, "_NO_WORKER_SECONDS", 1.0)
     (tmp_path / "now").touch()
     with cluster("--no-nanny") as address, pytest.raises(WorkersError, match="has had no worker for 1 s"):
         train(hostile("exit"), tmp_path / "run", backend=Backend(scheduler=address, step_timeout_seconds=0.5))

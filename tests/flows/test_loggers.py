@@ -296,11 +296,19 @@ def test_what_cannot_be_filmed_is_said_once_and_logged_without_films(tiny_config
 
 
 def test_films_are_made_as_often_as_asked_and_of_the_last_iteration(tiny_config, tmp_path, monkeypatch):
-    seen = []
+    seen, renderers = [], []
+
+    def video(folder, iteration, file, *, renderer, **options):
+        file.write_bytes(b"GIF")
+        renderers.append(renderer)
+
     monkeypatch.setattr(live, "opener", lambda name: lambda run, folder: Broken("never", seen))
+    monkeypatch.setattr(live, "choose_renderer", lambda name: "egl")
+    monkeypatch.setattr("metaloom.flows.films.video.video", video)
     with logging_to(["wandb"], tmp_path / "run", Observer(), film_every=2) as observer:
         train(tiny_config(), tmp_path / "run", backend=IN_PROCESS, observer=observer)
     assert seen == ["iteration", "iteration", "film", "iteration", "film", "close False"]
+    assert renderers == ["egl", "egl"]
 
 
 def test_loggers_are_told_that_training_failed(tiny_config, tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from metaloom.flows.viewer.adaptation import adaptation_page
 from metaloom.flows.viewer.curves import Curves
 from metaloom.flows.viewer.outputs import returns_by_task
 from metaloom.flows.views import charts
-from metaloom.flows.views.history import History, load_history, training_lines
+from metaloom.flows.views.history import History, evaluation_lines, load_history
 from metaloom.flows.views.report import learning_curve, write_report
 from metaloom.flows.views.run_charts import run_charts
 from metaloom.flows.views.series import AFTER, BEFORE, BETWEEN, MOST_STEPS, evenly_spaced, shown_steps, steps_note
@@ -133,7 +133,7 @@ def test_an_evaluation_after_many_adaptation_steps_has_the_same_lines():
     }
     outcomes["test_returns"] += np.arange(K + 1.0)[:, None]
     evaluation = Evaluation(np.zeros((B, 1)), np.full(B, -1), ("goal",), ("m",), **outcomes)
-    lines = training_lines("name", [evaluation])
-    assert [series.label for series in lines.series] == LABELS
-    np.testing.assert_allclose([series.values for series in lines.series], np.transpose([SHOWN]))
-    assert lines.note.endswith(NOTE)
+    (chart,) = evaluation_lines("name", {0: evaluation}, np.zeros(1), None)
+    assert [series.label for series in chart.panels[0].series] == LABELS
+    np.testing.assert_allclose([series.values for series in chart.panels[0].series], np.transpose([SHOWN]))
+    assert chart.note.endswith(NOTE)

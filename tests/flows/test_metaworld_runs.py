@@ -14,7 +14,7 @@ from metaworld.policies import ENV_POLICY_MAP
 import metaloom
 from metaloom.flows import cli
 from metaloom.flows.films.painters import drawable, painter_of
-from metaloom.flows.results.evaluation_summary import summarize_steps
+from metaloom.flows.results.evaluation import summarize_steps
 from metaloom.flows.results.success import success_rows
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.metaworld.names import BENCHMARKS, CLASSES
@@ -166,7 +166,7 @@ def test_the_example_shows_that_the_packages_evaluator_reports_too_much(capsys):
     assert "metaworld.evaluation.evaluation: success rate 1.00" in shown
     assert "success rate 0.25" in shown
     page = (EXAMPLES.parent / "docs" / "environments" / "metaworld.md").read_text(encoding="utf-8")
-    assert shown in page
+    assert f"```text\n{shown}```" in page
 
 
 def test_success_by_class_is_the_share_of_test_episodes(run):

@@ -15,7 +15,7 @@ from metaloom.flows import cli
 from metaloom.flows.errors import UsageError
 from metaloom.flows.metrics_endpoint import TrainingMetrics, metrics_at
 from metaloom.flows.observer import IterationReport, Observer
-from metaloom.flows.rollouts.traffic import Traffic
+from metaloom.flows.rollouts.backend import Traffic
 from metaloom.flows.views import progress
 from metaloom.storage import StageRef
 

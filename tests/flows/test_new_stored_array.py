@@ -13,8 +13,8 @@ EDITS = {
     ),
     # What is told of it on disk.
     "storage/format/layout.py": (
-        '    ArrayPlan("truncated", ("task", "episode"), "1", "the step limit ended the episode"),\n',
-        '    ArrayPlan("success", ("task", "episode"), "1", "the episode had a step with a positive reward"),\n',
+        '    _plan("truncated", "B E", "the step limit ended the episode"),\n',
+        '    _plan("success", "B E", "the episode had a step with a positive reward"),\n',
     ),
     # Where it is from.
     "stages/collect_rollouts.py": (

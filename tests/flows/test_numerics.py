@@ -1,6 +1,7 @@
 """Settings of the process that decide bits: as runs are computed under while a stage computes, then as they were."""
 
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 from metaloom import storage
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import train
-from metaloom.flows.graph.changes import machine_changes
+from metaloom.flows.graph import changes
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.numerics import normal_numerics, unusual_numerics
 from metaloom.storage import StageRef
@@ -57,7 +58,21 @@ def test_a_process_with_other_settings_trains_the_same_bits_records_them_and_get
     ref = StageRef(0, "meta_optimize")
     assert "numerics" not in usual.environment_of(ref)
     assert unusual.environment_of(ref)["numerics"] == before
-    assert "torch float32 precision was medium in the process that computed it" in [*machine_changes(unusual, ref)]
+    assert "torch float32 precision was medium in the process that computed it" in [
+        *changes.machine_changes(unusual, ref)
+    ]
+
+
+def test_a_processor_is_told_from_another_by_the_flags_that_only_one_has(monkeypatch):
+    run = SimpleNamespace(info={"system": {"cpu_flags": "f e d c b a sse"}}, environment_of=lambda ref: {})
+    monkeypatch.setattr(changes, "system", lambda: {"cpu": "absent", "cpu_flags": "sse avx", "libc": "absent"})
+    assert next(changes.machine_changes(run, None)) == "a processor without a b c d e and 1 more, with avx"
+
+
+def test_stages_compute_with_the_usual_settings_whatever_those_of_the_process(changed):
+    changed()
+    with normal_numerics():
+        assert unusual_numerics() == {}
 
 
 def test_what_is_changed_in_a_stage_is_restored_after_it():

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from metaloom import storage
-from metaloom.flows.commands.debug import debug_stage
 from metaloom.flows.commands.fork import fork
 from metaloom.flows.commands.optimize import optimize
-from metaloom.flows.commands.replay import replay
+from metaloom.flows.commands.replay import debug_stage, replay
 from metaloom.flows.commands.thin import materialise, thin
 from metaloom.flows.commands.train import Observer, resume, train
 from metaloom.flows.errors import UsageError

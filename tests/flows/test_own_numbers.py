@@ -29,7 +29,10 @@ def spread(step: Step) -> dict[str, float]:
     return {"spread": float(step.samples.advantages.std())}
 
 def clash(episodes: EpisodeBatch) -> dict[str, float]:
-    return {"average_return": 0.0}
+    return dict.fromkeys(["std_return", "min_return", "average_return", "max_return"], 0.0)
+
+def numbered(episodes: EpisodeBatch) -> dict[int, float]:
+    return {1: 0.0}
 
 def ratio(episodes: EpisodeBatch) -> dict[str, float]:
     return {"ratio": float("nan")}
@@ -83,7 +86,11 @@ def test_metrics_of_ones_own_are_stored_and_replayed():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"metrics": ["own_numbers:clash"]}, r"found step_0\.average_return, which every run has"),
+        (
+            {"metrics": ["own_numbers:clash"]},
+            r"average_return, step_0\.max_return, step_0\.min_return, step_0\.std_return, which",
+        ),
+        ({"metrics": ["own_numbers:numbered"]}, r"returned \{1: 0\.0\}; required a mapping from names to floats"),
         ({"metrics": ["own_numbers:nothing"]}, "no attribute 'nothing'"),
         (
             {"metrics": ["own_numbers:spread"], "env": "Pendulum-v1", "algorithm": {"name": "sac"}, "num_tasks": 1},

@@ -6,8 +6,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from metaloom.flows.views.interactive import Drawings
-from metaloom.flows.views.page import Drawn, Page, Picture
+from metaloom.flows.views.page import Drawings, Drawn, Page, Picture
 from metaloom.flows.views.series import Chart, Panel, Series
 
 HOSTILE = '"><script>alert(1)</script><img src=http://evil.example/x onerror=alert(1)>'

@@ -18,7 +18,7 @@ from metaloom.flows.commands.train import IterationReport
 from metaloom.flows.prefect_app import artifacts as prefect_page
 from metaloom.flows.prefect_app import deployments
 from metaloom.flows.prefect_app.artifacts import TrainingPage, artifact_key, iteration_line, summary, table_of
-from metaloom.flows.prefect_app.deployments import Asked, is_new, meta_train, meta_train_custom, settings_for
+from metaloom.flows.prefect_app.deployments import Asked, meta_train, meta_train_custom, settings_for
 from metaloom.flows.recipes import RECIPES
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views.report import ReportFiles
@@ -158,12 +158,15 @@ class TestSettings:
             asked = Asked(config=tiny_config(init_from=start))
             with pytest.raises(ConfigError, match=r"init_from\.run is"):
                 settings_for(FOLDER, stored, asked)
+        for before, after in ((stored, tiny_config()), (tiny_config(), stored)):
+            with pytest.raises(ConfigError, match=r"init_from\b"):
+                settings_for(FOLDER, before, Asked(config=after))
 
     def test_an_empty_folder_counts_as_new(self, tmp_path):
-        assert is_new(tmp_path)
-        assert is_new(tmp_path / "missing")
+        assert not storage.run_exists(tmp_path)
+        assert not storage.run_exists(tmp_path / "missing")
         (tmp_path / "run.json").touch()
-        assert not is_new(tmp_path)
+        assert storage.run_exists(tmp_path)
 
 
 def form(flow):
@@ -224,11 +227,11 @@ class TestForm:
     def test_settings_of_ones_own_are_passed_on(self, tiny_config, monkeypatch):
         asked = []
         monkeypatch.setattr(deployments, "_train", lambda *args, **options: asked.append((*args, options)))
-        meta_train_custom.fn(tiny_config(), workers=3, step_timeout=2.5, retries=0, mathematics="auto", film_every=4)
+        meta_train_custom.fn(tiny_config(), workers=3, step_timeout=2.5, retries=0, film_every=4)
         meta_train_custom.fn(tiny_config(), workers=0)
         ((what, run, backend, log, options), here) = asked
         assert (what, run, log) == (Asked(config=tiny_config()), "", [])
-        assert backend == Backend(workers=3, step_timeout_seconds=2.5, retries=0, mathematics="auto")
+        assert backend == Backend(workers=3, step_timeout_seconds=2.5, retries=0)
         assert here[2] == Backend(workers=0)
         assert options == {"film_every": 4, "trust": False}
 
@@ -258,7 +261,7 @@ class TestForm:
         }
         config = tiny_config(**sections).model_dump(mode="json")
         assert config["stop"]["samples"] == 1000
-        parameters = {"config": config, "step_timeout": 2.5, "retries": 0, "mathematics": "here"}
+        parameters = {"config": config, "step_timeout": 2.5, "retries": 0}
         validate(parameters, form(meta_train_custom), raise_on_error=True)
         schema = form(meta_train_custom)["definitions"]
         for section in ("EvaluationConfig", "RetentionConfig", "StoppingConfig", "WarmStart"):

@@ -23,13 +23,13 @@ from prefect.exceptions import CancelledRun, TerminationSignal
 from prefect.states import Cancelled, Cancelling, Completed, Crashed, Pending, Running
 from prefect_server import free_port
 
-from metaloom.flows.prefect_app import cancelling, flow_runs, reporting
-from metaloom.flows.prefect_app.cancelling import finishing_the_stage
+from metaloom.flows.prefect_app import artifacts, deployments, flow_runs
+from metaloom.flows.prefect_app.artifacts import Reporting
+from metaloom.flows.prefect_app.deployments import finishing_the_stage
 from metaloom.flows.prefect_app.flow_process import MODULE
 from metaloom.flows.prefect_app.flow_runs import Caretaker
+from metaloom.flows.prefect_app.home import WithoutFalseAlarms, write_settings
 from metaloom.flows.prefect_app.parts import STUCK_SECONDS, Part, ServeError, running
-from metaloom.flows.prefect_app.quiet import WithoutFalseAlarms, write_settings
-from metaloom.flows.prefect_app.reporting import Reporting
 from metaloom.flows.prefect_app.serve import Address, _listening, _refusing
 
 ID = UUID(int=1)
@@ -332,8 +332,8 @@ class TestCancelling:
 
     def state(self, monkeypatch, state):
         client = SimpleNamespace(read_flow_run=lambda id: SimpleNamespace(state=state))
-        monkeypatch.setattr(cancelling, "get_client", lambda sync_client: nullcontext(client))
-        monkeypatch.setattr(cancelling.flow_run, "get_id", lambda: str(ID))
+        monkeypatch.setattr(deployments, "get_client", lambda sync_client: nullcontext(client))
+        monkeypatch.setattr(deployments.flow_run, "get_id", lambda: str(ID))
 
     @pytest.mark.parametrize("state", [Cancelling(), Cancelled()])
     def test_the_stage_is_finished_and_the_flow_run_is_cancelled(self, prefect, monkeypatch, state):
@@ -356,7 +356,7 @@ class TestCancelling:
         assert prefect == [signal.SIGTERM]
 
     def test_a_long_stage_is_broken_off(self, prefect, monkeypatch):
-        monkeypatch.setattr(cancelling, "STAGE_SECONDS", 0.05)
+        monkeypatch.setattr(deployments, "STAGE_SECONDS", 0.05)
         with finishing_the_stage():
             os.kill(os.getpid(), signal.SIGTERM)
             until(lambda: prefect == [signal.SIGTERM])
@@ -373,7 +373,7 @@ class TestPage:
         caplog.set_level(logging.INFO)
         probes, shown = [OSError(), None], []
         client = SimpleNamespace(api_healthcheck=lambda: probes.pop(0))
-        monkeypatch.setattr(reporting, "_quick_client", lambda: nullcontext(client))
+        monkeypatch.setattr(artifacts, "_quick_client", lambda: nullcontext(client))
 
         def refused():
             raise httpx.ConnectError("refused")

@@ -31,16 +31,32 @@ from metaloom import storage
 from metaloom.flows.errors import UsageError
 from metaloom.flows.prefect_app import home as home_module
 from metaloom.flows.prefect_app import serve as serve_module
-from metaloom.flows.prefect_app.database import require_answer, server_url, without_password
 from metaloom.flows.prefect_app.deploy import FILE
 from metaloom.flows.prefect_app.flow_runs import Caretaker
-from metaloom.flows.prefect_app.front import guarded
-from metaloom.flows.prefect_app.home import API, AUTH, folder_settings, make_home, read_environment, write_environment
+from metaloom.flows.prefect_app.home import (
+    API,
+    AUTH,
+    folder_settings,
+    make_home,
+    read_environment,
+    write_environment,
+    write_settings,
+)
 from metaloom.flows.prefect_app.parts import Part, ServeError, Stop, alone, running
-from metaloom.flows.prefect_app.quiet import write_settings
 from metaloom.flows.prefect_app.reports import address_of, served_reports
-from metaloom.flows.prefect_app.serve import Address, _go_on, _listening, _prepare, _wait, settings
+from metaloom.flows.prefect_app.serve import (
+    Address,
+    _go_on,
+    _listening,
+    _prepare,
+    _wait,
+    require_answer,
+    server_url,
+    settings,
+    without_password,
+)
 from metaloom.flows.prefect_app.serve import serve as serve_flows
+from metaloom.flows.prefect_app.server import guarded
 
 
 def serve(folder: Path, port: int, *options: str) -> "subprocess.CompletedProcess[str]":

@@ -147,7 +147,11 @@ def values_of(stages, learner, place):
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize(
     ("env", "values"),
-    [("Constant", {0: 1}), ("Observed", {-1: -1, 1: 1}), ("Discounted", {0: DISCOUNT, 1: 1})],
+    [
+        pytest.param("Constant", {0: 1}, marks=pytest.mark.sweep),
+        ("Observed", {-1: -1, 1: 1}),
+        ("Discounted", {0: DISCOUNT, 1: 1}),
+    ],
 )
 def test_critics_learn_values_that_are_known(solve, env, values, algorithm):
     stages, learner = solve(env, algorithm, choices=True, iterations=60)

@@ -9,7 +9,7 @@ import pytest
 
 from metaloom import storage
 from metaloom.flows.cli import run as command
-from metaloom.flows.commands.debug import reproduce_kept
+from metaloom.flows.commands.replay import reproduce_kept
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.stages.rollouts.faults import RolloutError

@@ -15,10 +15,9 @@ from metaloom.flows.cli import run as command
 from metaloom.flows.commands.train import train
 from metaloom.flows.errors import UsageError
 from metaloom.flows.recipes import load_settings
-from metaloom.flows.references.archive import add, opened
+from metaloom.flows.references.archive import add, opened, pack
 from metaloom.flows.references.index import INDEX, find, read_index, shipped, write_index
 from metaloom.flows.references.verify import verify
-from metaloom.flows.references.zips import pack
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import build_config

@@ -33,10 +33,9 @@ from metaloom.flows.commands.train import resume, train
 from metaloom.flows.errors import UsageError
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.recipes import load_settings
-from metaloom.flows.references.archive import add, extract, opened
+from metaloom.flows.references.archive import add, extract, opened, pack
 from metaloom.flows.references.index import INDEX, find, read_index, shipped, write_index
 from metaloom.flows.references.verify import Verified, verify
-from metaloom.flows.references.zips import pack
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import build_config
@@ -402,7 +401,7 @@ def test_a_run_that_is_not_complete_or_others_could_not_compute_is_refused(made,
     fork(made / "tiny", 1, tmp_path / "half")
     with pytest.raises(UsageError, match="1 of 6 iterations; required a complete run"):
         add(tmp_path / "half", folder)
-    monkeypatch.setattr("metaloom.flows.references.repeatable.names_of_run", lambda run: ["my_envs:Reach"])
+    monkeypatch.setattr("metaloom.flows.references.archive.names_of_run", lambda run: ["my_envs:Reach"])
     with pytest.raises(UsageError, match="settings that name my_envs:Reach"):
         add(made / "tiny", folder, "own")
 
@@ -615,7 +614,7 @@ def test_a_run_that_is_not_the_one_of_the_index_is_refused(references, tmp_path,
 
 def test_an_archive_that_is_none_or_too_large_is_refused(references, tmp_path, monkeypatch):
     reference = repack(references, {"run.json": "{}" * 1000})
-    monkeypatch.setattr("metaloom.flows.references.zips._LARGEST_RUN", 1999)
+    monkeypatch.setattr("metaloom.flows.references.archive._LARGEST_RUN", 1999)
     with pytest.raises(storage.DamagedRun, match="more than any reference"):
         extract(references, reference, tmp_path / "run")
     (references / "tiny.zip").write_bytes(b"no zip")

@@ -20,11 +20,10 @@ from metaloom.flows.formatting import size
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views import charts, report
 from metaloom.flows.views.history import BAND_NOTE, load_history
-from metaloom.flows.views.interactive import plotly_file
-from metaloom.flows.views.plots import Plots
+from metaloom.flows.views.page import plotly_file
 from metaloom.flows.views.report import learning_curve, report_page, write_figures, write_report
-from metaloom.flows.views.run_charts import run_charts, stage_seconds
-from metaloom.flows.views.series import GAP_NOTE, Lines, Series, explain_gaps
+from metaloom.flows.views.run_charts import Plots, run_charts, stage_seconds
+from metaloom.flows.views.series import GAP_NOTE, Chart, Panel, Series, explain_gaps
 from metaloom.storage import Retention, StageRef
 
 SERIAL = Backend(workers=0)
@@ -202,9 +201,9 @@ def test_a_panel_for_every_class_has_the_returns_before_and_after(run):
 def test_gaps_in_bands_are_explained_where_there_are_any():
     whole = Series("a", "#000000", np.ones(2), (np.zeros(2), np.ones(2)))
     gap = Series("b", "#000000", np.ones(2), (np.array([0, np.nan]), np.array([1, np.nan])))
-    lines_ = Lines("n", "t", "y", "note", "band", (whole,))
-    assert explain_gaps(lines_) == lines_
-    assert explain_gaps(replace(lines_, series=(whole, gap))).note == "note" + GAP_NOTE
+    chart = Chart("n", "s", "lines", "t", "x", "y", "note", "band", np.zeros(2), (Panel("", (whole,)),))
+    assert explain_gaps(chart) is chart
+    assert explain_gaps(replace(chart, panels=(Panel("", (whole, gap)),))).note == "note" + GAP_NOTE
 
 
 def test_every_chart_is_a_file_for_a_paper(run, tmp_path):

@@ -22,15 +22,20 @@ from prefect_server import wait_for
 
 import metaloom.flows.rollouts.connection
 import metaloom.flows.rollouts.rounds
-import metaloom.flows.rollouts.waiting
 from metaloom import storage
 from metaloom.flows.commands.train import Observer, train
 from metaloom.flows.errors import WorkersError
 from metaloom.flows.rollouts.backends import rollout_workers
-from metaloom.flows.rollouts.dask import DaskWorkers
-from metaloom.flows.rollouts.shards import FEWEST_SHARDS, SECONDS_PER_SHARD, ShardCosts, tasks_per_shard
-from metaloom.flows.rollouts.supervised import Collected, Shard, Supervision, collect_watched
-from metaloom.flows.rollouts.versions import fingerprint, require_own_versions, require_versions
+from metaloom.flows.rollouts.dask import FEWEST_SHARDS, SECONDS_PER_SHARD, DaskWorkers, ShardCosts, tasks_per_shard
+from metaloom.flows.rollouts.supervised import (
+    Collected,
+    Shard,
+    Supervision,
+    collect_watched,
+    fingerprint,
+    require_own_versions,
+    require_versions,
+)
 from metaloom.flows.rollouts.workers import Backend, LocalWorkers, SamplerSpec
 from metaloom.pipeline.building import build_learner
 from metaloom.pipeline.envs.registry import make_env
@@ -398,7 +403,7 @@ def _slow_once(tiny_config, folder, monkeypatch, seconds: float, num_tasks: int 
         monkeypatch.syspath_prepend(path)
     monkeypatch.delitem(sys.modules, "slow_once", raising=False)
     monkeypatch.setattr(metaloom.flows.rollouts.rounds, "_STRAGGLES_AFTER_SECONDS", 1.0)
-    monkeypatch.setattr(metaloom.flows.rollouts.waiting, "_LOOK_EVERY_SECONDS", 0.2)
+    monkeypatch.setattr(metaloom.flows.rollouts.connection, "_WAIT_SECONDS", 0.2)
     return tiny_config(env="slow_once:SlowOnce", num_tasks=num_tasks)
 
 

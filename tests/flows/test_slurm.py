@@ -16,7 +16,7 @@ from slurm import Slurm, running_slurm
 from metaloom import storage
 from metaloom.flows.commands.train import train
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.flows.views.settings_files import settings_file
+from metaloom.flows.settings import settings_file
 from metaloom.pipeline.config.run import RunConfig
 
 pytestmark = [pytest.mark.dask, pytest.mark.sweep]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaloom.flows.rollouts import guard, watchdog
+from metaloom.flows.rollouts import flight_recorder, guard
 
 
 class Clock:
@@ -36,9 +36,9 @@ class Clock:
 def test_a_step_is_given_all_of_its_time_and_at_most_a_tenth_more_and_two_from_outside(timeout, steps):
     clock, inside, outside = Clock(), [], []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(watchdog, "time", clock)
-        patch.setattr(watchdog, "_set_deadline", lambda dog, deadline, report: inside.append(deadline))
-        dog = watchdog.Watchdog(timeout, _Report(), outside.append)
+        patch.setattr(flight_recorder, "time", clock)
+        patch.setattr(flight_recorder, "_set_deadline", lambda dog, deadline, report: inside.append(deadline))
+        dog = flight_recorder.Watchdog(timeout, _Report(), outside.append)
         for step in steps:
             dog.alive()
             clock.pass_seconds(step * timeout)
@@ -65,9 +65,9 @@ def test_a_process_that_stopped_itself_in_a_step_is_ended_from_outside_within_tw
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
         clock, told = Clock(), []
         monkeypatch.setattr(guard, "time", clock)
-        monkeypatch.setattr(watchdog, "time", clock)
-        monkeypatch.setattr(watchdog, "_set_deadline", lambda *_: None)
-        watchdog.Watchdog(timeout, _Report(), told.append).alive()
+        monkeypatch.setattr(flight_recorder, "time", clock)
+        monkeypatch.setattr(flight_recorder, "_set_deadline", lambda *_: None)
+        flight_recorder.Watchdog(timeout, _Report(), told.append).alive()
         hung = clock.now
         born = psutil.Process(process.pid).create_time()
         header = guard.Header(process.pid, 0, 2, 0, 4, 1, 1, 0, 0, 0, 0, 1, born, told[-1])

@@ -2,8 +2,8 @@ import io
 import json
 import os
 import shutil
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -16,10 +16,11 @@ from metaloom.flows.formatting import dotted, number
 from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.results.doctor import Check
 from metaloom.flows.results.replay import ArrayDifference, StageReplay, difference_info
+from metaloom.flows.results.verification import Verification
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views import run_info, tables
 from metaloom.flows.views.run_info import bytes_by_group
-from metaloom.storage import StageRef
+from metaloom.storage import Damage, StageRef
 
 SERIAL = Backend(workers=0)
 
@@ -54,7 +55,7 @@ def complete(runs_root):
 
 
 def test_ls_lists_every_run_with_its_state(runs_root):
-    rows = {row["name"]: row for row in run_info.list_run_rows(runs_root)}
+    rows = {row["name"]: row for row in [*map(run_info.list_run_row, storage.find_runs(runs_root))]}
     assert {name: row["state"] for name, row in rows.items()} == {
         "complete": "complete",
         "stopped": "stopped",
@@ -65,7 +66,7 @@ def test_ls_lists_every_run_with_its_state(runs_root):
     assert rows["complete"]["last_return"] == run[1].metrics()["step_1.average_return"]
     assert rows["complete"]["bytes"] == sum(f.stat().st_size for f in run.path.rglob("*") if f.is_file())
     json.dumps(list(rows.values()), allow_nan=False)
-    line = row_with(tables.runs_table(list(rows.values())), "stopped")
+    line = row_with(tables.runs_view(list(rows.values())), "stopped")
     assert line.split()[0] == "stopped"
     assert line.split()[3:9] == ["ago", "point-corner", "promp", "1", "/", "2"]
 
@@ -74,7 +75,7 @@ def test_ls_drops_columns_until_no_word_breaks(runs_root):
     row = run_info.list_run_row(runs_root / "complete") | {"name": "promp-half-cheetah-dir-20261125-171400"}
     ages = {"5 s ago": 5, "2 h ago": 7_300, "4 d ago": 400_000}
     moments = [(datetime.now(UTC) - timedelta(seconds=seconds)).isoformat() for seconds in ages.values()]
-    table = tables.runs_table([{**row, "started": started} for started in (*moments, "never")])
+    table = tables.runs_view([{**row, "started": started} for started in (*moments, "never")])
     for width, shown in ((150, "started environment algorithm"), (90, "started iterations"), (80, "iterations")):
         header, _, *lines = text_of(table, width).splitlines()[1:7]
         assert " ".join(header.split()).startswith(f"run {shown}"), width
@@ -83,7 +84,7 @@ def test_ls_drops_columns_until_no_word_breaks(runs_root):
 
 
 def test_ls_of_a_folder_that_does_not_exist_is_empty(tmp_path):
-    assert run_info.list_run_rows(tmp_path / "nowhere") == []
+    assert [*map(run_info.list_run_row, storage.find_runs(tmp_path / "nowhere"))] == []
 
 
 def test_a_run_that_is_being_written_shows_by_whom(tmp_path, tiny_config):
@@ -94,10 +95,10 @@ def test_a_run_that_is_being_written_shows_by_whom(tmp_path, tiny_config):
         writer = storage.current_writer(path)
         assert writer is not None
         assert writer.pid == os.getpid()
-        (row,) = run_info.list_run_rows(tmp_path)
+        (row,) = [*map(run_info.list_run_row, storage.find_runs(tmp_path))]
         assert row["state"] == "training"
-        assert f"run: process {os.getpid()} on" in text_of(tables.runs_table([row]))
-    assert run_info.list_run_rows(tmp_path)[0]["state"] == "complete"
+        assert f"run: process {os.getpid()} on" in text_of(tables.runs_view([row]))
+    assert next(map(run_info.list_run_row, storage.find_runs(tmp_path)))["state"] == "complete"
 
 
 def test_a_lock_left_by_a_process_that_is_gone_does_not_count_as_training(tmp_path, tiny_config):
@@ -203,20 +204,11 @@ def test_replay_lines_and_differences():
 
 
 def test_damage_names_file_iteration_stage_and_array():
-    @dataclass(frozen=True)
-    class Damage:
-        file: str
-        iteration: int | None
-        stage: str | None
-        step: int | None
-        array: str | None
-        problem: str
-
     found = [
         Damage("data.zarr/rollouts_1/rewards/c.3.0.0.0", 3, "collect_rollouts", 1, "rewards", "is cut short"),
         Damage("run.json", None, None, None, None, "is missing"),
     ]
-    table = tables.damage_table(found)
+    table = tables.verification_view(Verification(Path("run"), tuple(found)))
     assert "3   collect_rollouts k=1   rewards" in row_with(table, "c.3.0.0.0")
     assert row_with(table, "run.json").split() == ["run.json", "is", "missing"]
     assert found[0].array == "rewards"
@@ -298,8 +290,8 @@ def test_doctor_shows_what_helps_and_what_failed_in_full_width():
 def test_names_from_disk_reach_the_terminal_as_text(tmp_path):
     row = {"name": "[red]x[/red]\x1b[31m", "bytes": 1, "state": "damaged", "problem": "[bold]"}
     name = "[red]x[/red]\N{REPLACEMENT CHARACTER}[31m"
-    assert name in row_with(tables.runs_table([row]), "damaged")
-    assert f"{name}: [bold]" in text_of(tables.runs_table([row]))
+    assert name in row_with(tables.runs_view([row]), "damaged")
+    assert f"{name}: [bold]" in text_of(tables.runs_view([row]))
 
 
 def test_a_run_tells_which_implementation_computes_its_updates(tmp_path, capsys):

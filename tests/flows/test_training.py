@@ -159,8 +159,9 @@ def test_serial_and_any_number_of_dask_workers_give_equal_digests(tmp_path, chee
 def test_a_worker_killed_in_the_middle_of_a_rollout_changes_no_digest(tmp_path, tiny_config, digests):
     # Large enough that a rollout takes about a second, so that the kill lands in it.
     config = tiny_config(
-        env="half-cheetah-dir", num_tasks=20, episodes_per_task=20, max_episode_steps=100, iterations=2
+        env="half-cheetah-dir", num_tasks=20, episodes_per_task=20, max_episode_steps=100, iterations=1
     )
+    collected = StageRef(0, "collect_rollouts", 1)  # by workers that have started
     killed_at: list[float] = []
 
     def kill_a_worker() -> None:
@@ -168,13 +169,13 @@ def test_a_worker_killed_in_the_middle_of_a_rollout_changes_no_digest(tmp_path, 
         killed_at.append(time.time())
 
     def watch(ref: StageRef) -> None:
-        if ref == StageRef(1, "collect_rollouts", 0):
+        if ref == collected:
             threading.Timer(0.2, kill_a_worker).start()
 
     train(config, tmp_path / "serial", backend=SERIAL)
     train(config, tmp_path / "killed", backend=Backend(workers=2), observer=Observer(stage_started=watch))
     assert digests(tmp_path / "killed") == digests(tmp_path / "serial")
-    rollout = storage.open_run(tmp_path / "killed").record(StageRef(1, "collect_rollouts", 0))
+    rollout = storage.open_run(tmp_path / "killed").record(collected)
     began = datetime.fromisoformat(rollout.started).timestamp()
     assert began < killed_at[0] < began + rollout.seconds, "the kill missed the rollout, so this proves nothing"
 

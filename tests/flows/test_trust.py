@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from forging import forge
@@ -16,7 +17,7 @@ from metaloom.flows import cli, trust
 from metaloom.flows.commands.train import train
 from metaloom.flows.prefect_app import deployments
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.flows.viewer import server
+from metaloom.flows.viewer import pages
 from metaloom.flows.views import charts
 from metaloom.pipeline.config.run import build_config
 from metaloom.storage import StageRef
@@ -122,9 +123,9 @@ def user(tmp_path, monkeypatch):
     monkeypatch.setattr(trust, "_trusted_here", {})
     monkeypatch.setattr(sys, "path", [*sys.path])
     # Instead of waiting for a browser, ask what one would.
-    tokens, gate = [], server.token_gate
-    monkeypatch.setattr(server, "token_gate", lambda app, token: tokens.append(token) or gate(app, token))
-    monkeypatch.setattr(server, "run_server", lambda app, listening: visit(app, tokens[-1]))
+    tokens, gate = [], pages.token_gate
+    monkeypatch.setattr(pages, "token_gate", lambda app, token: tokens.append(token) or gate(app, token))
+    monkeypatch.setattr(pages, "run_server", lambda app, listening: visit(app, tokens[-1]))
     yield tmp_path
     for name in ("evil_module", "own_measure"):
         sys.modules.pop(name, None)
@@ -380,3 +381,11 @@ def test_flows_of_stored_runs_take_the_word_of_who_starts_them(monkeypatch, user
     with pytest.raises(trust.UntrustedRun):
         deployments.replay.fn("own", iteration=0, stage="adapt")
     assert deployments.replay.fn("own", iteration=0, stage="adapt", trust=True).is_completed()
+
+
+def test_names_are_told_in_their_order_whatever_the_order_of_settings():
+    config = {"metrics": [f"mine:{letter}" for letter in "fbeadc"]}
+    names = [f"mine:{letter}" for letter in "abcdef"]
+    assert trust.Settings.of_policy("mine.safetensors", json.dumps(config)).names == names
+    run = SimpleNamespace(info={"config": config, "ancestors": [{"config": {"env": "mine:Env"}}]})
+    assert trust.names_of_run(run) == ["mine:Env", *names]

@@ -19,15 +19,24 @@ from PIL import Image, ImageSequence
 import metaloom
 from metaloom import storage
 from metaloom.flows import cli
-from metaloom.flows.commands import evaluation_film
+from metaloom.flows.commands import evaluate as of_evaluation
 from metaloom.flows.commands.thin import thin
 from metaloom.flows.errors import ExtraMissing, UsageError
-from metaloom.flows.films import film, opengl
+from metaloom.flows.films import opengl
 from metaloom.flows.films import video as commands_video
-from metaloom.flows.films.painters import FlatPainter, _camera, _lines_around, _View, drawable, painter_of
+from metaloom.flows.films.painters import (
+    FlatPainter,
+    _camera,
+    _lines_around,
+    _View,
+    camera_of_way,
+    drawable,
+    painter_of,
+    position_of,
+)
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.point_corner import PointCorner
-from metaloom.storage import Retention
+from metaloom.storage import Retention, StageRef
 
 pytestmark = pytest.mark.slow
 
@@ -164,6 +173,48 @@ def test_the_camera_is_the_models_own_or_follows_what_moves_freely(inside, kind)
     assert (camera.trackbodyid == 2) == (kind == mujoco.mjtCamera.mjCAMERA_TRACKING)
 
 
+@pytest.mark.parametrize(
+    ("name", "ends", "least"),
+    [
+        ("half-cheetah-dir", [[-6.5, 0, 0.7], [0.3, 0, 0.5]], 0.7),
+        ("ant-dir", [[-1, -2, 0.5], [1, 3, 0.8]], 0.3),
+        ("ant-dir", [[0, 0, 0.5], [0, 0, 0.5]], 0),
+    ],
+)
+def test_one_camera_shows_the_whole_way_of_a_robot(name, ends, least):
+    model, size = drawable(EnvConfig(name=name)).unwrapped.model, (320, 240)
+    scene = mujoco.MjvScene(model=model, maxgeom=1000)
+    camera, every = camera_of_way(model, np.array(ends), size), mujoco.mjtCatBit.mjCAT_ALL
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    mujoco.mjv_updateScene(model, data, mujoco.MjvOption(), None, camera, every, scene)
+    shares = np.array(_View(scene.camera, *size).pixels(np.array(ends))) / size
+    assert ((shares > 0.05) & (shares < 0.95)).all()
+    assert np.abs(shares[0] - shares[1]).max() >= least
+
+
+def test_a_robot_that_runs_far_is_followed_and_one_that_moves_nowhere_has_no_position():
+    env = drawable(EnvConfig(name="half-cheetah-dir"))
+    far = camera_of_way(env.unwrapped.model, np.array([[0, 0, 0.5], [14, 0, 0.5]]), (320, 240))
+    assert far.type == mujoco.mjtCamera.mjCAMERA_FIXED
+    env.reset(seed=0)
+    before = position_of(env)()
+    env.unwrapped.data.qpos[0] += 2
+    mujoco.mj_forward(env.unwrapped.model, env.unwrapped.data)
+    np.testing.assert_allclose(position_of(env)() - before, [2, 0, 0])
+    assert position_of(drawable(EnvConfig(name="InvertedPendulum-v5"))) is None
+    assert position_of(drawable(EnvConfig(name="point-corner"))) is None
+
+
+def test_captions_of_a_robot_say_how_far_it_has_moved(robot, tmp_path, monkeypatch):
+    captions = []
+    monkeypatch.setattr(commands_video, "write_film", lambda frames, *_: captions.extend(frames))
+    assert metaloom.video(robot, tmp_path / "film.gif", renderer="flat").agrees
+    x = [[float(panel.below.split()[2]) for panel in panels] for panels in captions]
+    assert x[0] == [0, 0]
+    assert all(panel.below.startswith(f"step {t}   ") for t, panels in enumerate(captions) for panel in panels)
+
+
 def test_flat_drawing_covers_what_opengl_draws(tmp_path):
     if opengl.problem_with("egl") is not None:
         pytest.skip("EGL does not work here")
@@ -207,6 +258,12 @@ def test_what_cannot_be_filmed_is_refused_and_leaves_nothing(points, tmp_path, o
     assert [*tmp_path.iterdir()] == []
 
 
+def test_an_iteration_that_has_sampled_no_episode_yet_is_refused(points, tmp_path, monkeypatch):
+    monkeypatch.setattr(storage.Run, "refs", lambda run: [StageRef(1, "sample_tasks")])
+    with pytest.raises(storage.StageMissing, match="no episodes of iteration 1 are stored"):
+        metaloom.video(points, tmp_path / "film.gif", 1)
+
+
 def test_an_environment_without_pictures_is_refused(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "hostile"))
     with pytest.raises(UsageError, match=r"render_modes \[\]; required rgb_array"):
@@ -217,7 +274,7 @@ def test_an_evaluation_that_could_not_be_filmed_is_refused_before_it_samples(poi
     def no_pictures(env):
         raise UsageError(f"{env.name} has no pictures")
 
-    monkeypatch.setattr(evaluation_film, "drawable", no_pictures)
+    monkeypatch.setattr(of_evaluation, "drawable", no_pictures)
     assert cli.run(["evaluate", str(points.path), "--video", str(tmp_path / "film.gif")]) == 2
     assert capsys.readouterr() == ("", "metaloom: point-corner has no pictures\n")
 
@@ -225,7 +282,7 @@ def test_an_evaluation_that_could_not_be_filmed_is_refused_before_it_samples(poi
 def test_an_mp4_without_the_package_that_writes_it_is_refused(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     with pytest.raises(ExtraMissing, match=r"^imageio with imageio-ffmpeg is not installed; .*metaloom\[video\]"):
-        film.check_film_file(tmp_path / "film.mp4")
+        commands_video.check_film_file(tmp_path / "film.mp4")
 
 
 def test_an_mp4_without_ffmpeg_is_refused(monkeypatch, tmp_path):
@@ -234,7 +291,7 @@ def test_an_mp4_without_ffmpeg_is_refused(monkeypatch, tmp_path):
 
     monkeypatch.setattr("imageio_ffmpeg.get_ffmpeg_exe", no_program)
     with pytest.raises(UsageError, match="needs ffmpeg; found none"):
-        film.check_film_file(tmp_path / "film.mp4")
+        commands_video.check_film_file(tmp_path / "film.mp4")
 
 
 def test_a_renderer_that_does_not_work_is_told_with_what_helps(monkeypatch):
@@ -298,7 +355,7 @@ def test_an_evaluation_is_told_even_if_its_pictures_cannot_be_written(
     def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(film, "_write_animation", full)
+    monkeypatch.setattr(commands_video, "_write_animation", full)
     monkeypatch.setattr(Path, "write_bytes", full)
     words = ["evaluate", str(points.path), "--workers", "0", "--num-tasks", "1", "--test-episodes", "1", "--json"]
     assert cli.run([*words, option, str(tmp_path / name)]) == 1
@@ -337,9 +394,9 @@ def test_each_side_of_a_test_film_says_after_how_many_steps_of_adaptation_it_is(
 
 def test_captions_have_room_beside_small_pictures():
     small = np.arange(2 * 90 * 3, dtype=np.uint8).reshape(2, 90, 3)
-    shown = np.asarray(film.compose([film.Panel(small, "", "")] * 2, ""))
+    shown = np.asarray(commands_video.compose([commands_video.Panel(small, "", "")] * 2, ""))
     # 2 x 90 pixels are enlarged three times, to 540: twice would be 360, and captions need 400.
     assert shown.shape == (2 * 3 + 3 * 26, 2 * 270 + 4, 3)
     assert (shown[52:58:3, 0:270:3] == small).all()
     wide = np.zeros((2, 400, 3), np.uint8)
-    assert film.compose([film.Panel(wide, "", "")], "").width == 400
+    assert commands_video.compose([commands_video.Panel(wide, "", "")], "").width == 400

@@ -17,10 +17,10 @@ from viewing import TOKEN, Viewer
 
 from metaloom.flows import cli
 from metaloom.flows.errors import ExtraMissing
-from metaloom.flows.prefect_app.front import guarded
-from metaloom.flows.viewer import server
+from metaloom.flows.prefect_app.server import guarded
+from metaloom.flows.viewer import pages
 from metaloom.flows.viewer.gate import HEADERS
-from metaloom.flows.views import interactive
+from metaloom.flows.views import page
 
 PAGE = f"/{TOKEN}/"
 RUNS = f"/{TOKEN}/api/runs"
@@ -151,7 +151,7 @@ def test_names_of_runs_are_text_wherever_they_stand(viewer, tmp_path, copy_tiny_
     graph = page.get("run", name, "iteration", 0)["graph"]
     assert "<img" not in graph
     assert "%3Cimg%20src%3Dx" in graph
-    script = (Path(server.__file__).parent / "static").glob("*.js")
+    script = (Path(pages.__file__).parent / "static").glob("*.js")
     assert not any(
         re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", file.read_text()) for file in script
     )
@@ -179,9 +179,9 @@ def test_a_folder_whose_name_is_no_text_has_one_in_the_list(tmp_path, copy_tiny_
 
 
 def test_without_plotly_the_command_says_what_brings_it(monkeypatch):
-    monkeypatch.setattr(interactive.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(page.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ExtraMissing, match=r"metaloom\[view\]"):
-        interactive.plotly_file()
+        page.plotly_file()
 
 
 def test_a_port_that_is_taken_and_a_folder_that_is_not_there_are_refused(tmp_path, monkeypatch, capsys):

@@ -7,9 +7,9 @@ import dask.config
 import pytest
 from distributed import Client, LocalCluster
 
-import metaloom.flows.rollouts.waiting
+import metaloom.flows.rollouts.connection
 from metaloom.flows.errors import WorkersError
-from metaloom.flows.rollouts.waiting import Patience, PausedWorkers, wait_for
+from metaloom.flows.rollouts.connection import Patience, PausedWorkers, wait_for
 
 RUNNING = {"status": "running", "metrics": {}}
 PAUSED = {"status": "paused", "metrics": {"task_counts": {"ready": 1}}}
@@ -18,8 +18,8 @@ ENDING = {"status": "paused", "metrics": {"task_counts": {"executing": 1}}}
 
 @pytest.fixture(autouse=True)
 def no_patience(monkeypatch):
-    monkeypatch.setattr(metaloom.flows.rollouts.waiting, "_NO_WORKER_SECONDS", 0.0)
-    monkeypatch.setattr(metaloom.flows.rollouts.waiting, "_LOOK_EVERY_SECONDS", 0.05)
+    monkeypatch.setattr(metaloom.flows.rollouts.connection, "_NO_WORKER_SECONDS", 0.0)
+    monkeypatch.setattr(metaloom.flows.rollouts.connection, "_LOOK_EVERY_SECONDS", 0.05)
 
 
 class Workers:
@@ -40,7 +40,7 @@ def look(monkeypatch, workers, given) -> bool:
     def nothing_is_done(futures, timeout):
         raise TimeoutError
 
-    monkeypatch.setattr(metaloom.flows.rollouts.waiting, "wait", nothing_is_done)
+    monkeypatch.setattr(metaloom.flows.rollouts.connection, "wait", nothing_is_done)
     futures = [SimpleNamespace(key=key, done=lambda: False) for key in ("x", "y")]
     return Patience(Workers(workers, given), 0.0).any_done(futures)
 

@@ -18,10 +18,10 @@ from cyclopts import CycloptsError
 from rich.console import Console
 
 from metaloom.flows.cli import app
-from metaloom.flows.commands.task_file import load_tasks
+from metaloom.flows.commands.evaluate import load_tasks
 from metaloom.flows.errors import exit_code
+from metaloom.flows.references.archive import unpack
 from metaloom.flows.references.index import read_index
-from metaloom.flows.references.zips import unpack
 from metaloom.flows.run_log import LogReader
 from metaloom.flows.runs import RunAt, parse_span
 from metaloom.flows.sweeps.stored import Sweep, find_sweep

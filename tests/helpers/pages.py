@@ -6,7 +6,8 @@ shown. HTML comments, which no reader sees, say what else it takes:
 
     <!-- prepare: COMMANDS -->          runs the commands in this place: what the reader is supposed to have
     <!-- save as: FILE -->              the next block is a file of the reader's; it is written and executed
-    <!-- sizes: KEY=VALUE ... -->       settings that take the place of those in the next block, so that it ends soon
+    <!-- sizes: KEY=VALUE ... -->       settings that take the place of those in the next block, so that it ends soon;
+                                        --OPTION=NUMBER is the number of an option
     <!-- exit code: N -->               how the commands of the next block end, if not with 0
     <!-- raises: CLASS -->              the exception with which the next block of Python ends
     <!-- not run: REASON -->            the next block is not run

@@ -6,8 +6,7 @@ from urllib.parse import quote, urlencode
 
 import httpx
 
-from metaloom.flows.viewer.server import viewer_app
-from metaloom.flows.viewer.shelf import Shelf
+from metaloom.flows.viewer.pages import Shelf, viewer_app
 
 TOKEN = "a-token"
 LOCAL = "http://127.0.0.1:8000"

@@ -37,7 +37,7 @@ _COMMANDS = ("metaloom.flows.cli", "metaloom.flows.commands.train", "metaloom.fl
 _WORKERS = (
     "metaloom.flows.rollouts.local_cluster",
     "metaloom.flows.rollouts.workers",
-    "metaloom.flows.rollouts.versions",
+    "metaloom.flows.rollouts.supervised",
 )
 _REHEARSALS = ("metaloom.pipeline.envs.registry", "metaloom.pipeline.global_random")
 _VARYING = ("PYTEST_", "METALOOM_", "AWS_", "TMPDIR", "PYTHONPATH", "COLUMNS", "PWD")

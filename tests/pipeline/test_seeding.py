@@ -43,10 +43,15 @@ def test_a_stream_of_a_plug_in_equals_none_of_ours_whatever_its_name(stream, nam
 
 
 def test_the_stream_of_a_stage_belongs_to_its_name_and_position():
-    places = [At(1, 2), At(1, 2, 1), At(1, 3), At(2, 2), At(1, 2, 0, True, 1)]
+    places = [
+        At(*place, training, task)
+        for place in ((1, 2, 0), (1, 2, 1), (1, 3, 0), (2, 2, 0))
+        for training in (True, False)
+        for task in (0, 1)
+    ]
     draws = [at.generator(name).random() for at in places for name in ("noise", "other")]
-    assert len(set(draws)) == 10
-    assert At(1, 2, training=False).generator("noise").random() == draws[0]
+    assert len(set(draws)) == 32
+    assert At(1, 2, training=False).generator("noise").random() == draws[4]
 
 
 def test_a_generator_is_uniform_whatever_its_position():

@@ -20,6 +20,7 @@ from metaloom.flows.commands.train import resume
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.storage import StageRef
 from metaloom.storage.read.committed import CommittedFiles
+from metaloom.storage.read.segments import Segment
 from metaloom.storage.write import packer
 
 SERIAL = Backend(workers=0)
@@ -84,6 +85,14 @@ def test_packed_iterations_read_like_others(packed, unpacked):
     assert run.lineage().equals(before.lineage())
     assert run[1].xarray(1).equals(before[1].xarray(1))
     assert not [*packed.glob("_commits/0000000[0-3].*")]
+
+
+def test_the_segments_used_last_stay_in_memory(packed, monkeypatch):
+    run, forgotten = storage.open_run(packed), []
+    monkeypatch.setattr(Segment, "forget", lambda segment: forgotten.append(segment.iterations))
+    for i in (0, 3, 0, 3, 0):
+        run.record(StageRef(i, "collect_rollouts"))
+    assert forgotten == []
 
 
 def test_plain_readers_read_segments(packed, unpacked):
@@ -283,6 +292,7 @@ def test_a_folder_in_place_of_a_file_with_rows_is_repaired(copy, packed, array):
     assert name.relative_to(copy).as_posix() in {damage.file for damage in storage.verify_run(copy)}
     assert resume(copy, repair=True, backend=SERIAL).damage == []
     assert read(copy) == read(packed)
+    assert not [*copy.rglob("*.part")]
 
 
 def test_a_damaged_segment_is_taken_apart_where_a_folder_is_in_the_way_of_its_files(copy, packed):

@@ -9,7 +9,7 @@ from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.algorithms.off_policy.settings import CollectionRound
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.dataflow.stage import At
-from metaloom.pipeline.estimation.diagnostics import NO_MEASURES
+from metaloom.pipeline.estimation.diagnostics import Measures
 from metaloom.pipeline.types import EpisodeBatch, LearnerState, Samples, Step
 from metaloom.stages.counters import ENV_STEPS, ENV_STEPS_NOMINAL
 from metaloom.stages.faults import StageFault
@@ -41,7 +41,9 @@ def first(start=None):
 
 def learned(state, steps, iteration, learner=LEARNER):
     episodes, samples = zip(*((step.episodes, step.samples) for step in steps), strict=True)
-    return meta_optimize(learner, At(3, iteration), map, NO_MEASURES, state=state, episodes=episodes, samples=samples)
+    return meta_optimize(
+        learner, At(3, iteration), map, Measures({}, {}), state=state, episodes=episodes, samples=samples
+    )
 
 
 class Replay:
@@ -58,7 +60,7 @@ def updated(monkeypatch):
     monkeypatch.setattr("metaloom.stages.update.plan_of", lambda config: plan)
 
     def stage(learner, state, episodes, iteration, fill=None):
-        tools = (learner, At(3, iteration), map, NO_MEASURES, None, Replay())
+        tools = (learner, At(3, iteration), map, Measures({}, {}), None, Replay())
         return update_stage(*tools, state=state, rounds=None, drawn=None, episodes=episodes, fill=fill)
 
     return stage

@@ -1,4 +1,4 @@
-"""docs/data_format.md lists what is stored."""
+"""docs/data_format.md and docs/records.md list what is stored."""
 
 import json
 import re
@@ -13,7 +13,8 @@ from metaloom.storage import StageRef
 
 @pytest.fixture(scope="module")
 def document(pytestconfig):
-    return (pytestconfig.rootpath / "docs" / "data_format.md").read_text(encoding="utf-8")
+    docs = pytestconfig.rootpath / "docs"
+    return "".join((docs / name).read_text(encoding="utf-8") for name in ("data_format.md", "records.md"))
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,8 @@ Two tests ask a real S3 server process. The others ask fsspec's store in memory,
 what this process does alone, and which answers a hundred times as fast.
 """
 
+import errno
+import os
 import shutil
 import signal
 import subprocess
@@ -178,6 +180,10 @@ def test_a_reader_that_opened_the_run_before_reads_on_while_another_machine_pack
         storage.output_digest(storage.digest(reader.load(StageRef(0, "process_samples"))))
         == run[str(StageRef(0, "process_samples"))]
     )
+    # Of the copies in the cache, what was copied into the segment is gone, and what was moved is not fetched again.
+    folder = storage.folder_of(URL)
+    assert [*folder.glob("data.zarr/rollouts_0/rewards/c.1.*")] == []
+    assert len([*folder.glob("_segments/*/data.zarr/rollouts_0/observations/c.*")]) == 1
     assert reader.episodes().to_pydict() == run["episodes"]
     assert read() == run
 
@@ -249,10 +255,12 @@ def test_a_packer_that_lost_the_run_without_knowing_packs_nothing_and_its_cache_
         assert [*storage.folder_of(URL).glob("_segments/*")]
         assert read() == run
         assert not [*storage.folder_of(URL).glob("_segments/*")]
+        assert not [*(tmp_path / "cache").rglob("*.part")]
         zombie.close()
         other_machine("second")
         heir.thin([1])
         assert heir.pack() == [range(3)]
+        assert any(name.startswith("_segments/") for name in log().files)  # before the session ends
     monkeypatch.setenv("METALOOM_CACHE", str(tmp_path / "cache"))
     with pytest.raises(storage.StageThinned):
         storage.open_run(URL)[1].rollouts(0)
@@ -367,6 +375,28 @@ def test_an_entry_that_appears_while_the_log_is_read_is_not_missed(run, memory, 
     assert len(storage.open_run(URL)) == ITERATIONS
 
 
+def test_an_entry_that_a_power_cut_has_torn_in_the_cache_is_read_again(run, make_batches, put):
+    copies = storage.folder_of(URL).with_name(".first.log") / "entries"
+    os.truncate(copies, copies.stat().st_size - 9)
+    with storage.open_writer(URL) as writer:
+        put(writer, make_batches(T=LONG).iteration(ITERATIONS, rounds=1))
+    assert len(storage.open_run(URL)) == ITERATIONS + 1
+
+
+def test_what_could_not_be_written_into_the_cache_leaves_nothing_there(run, other_machine, monkeypatch):
+    def refused(file):
+        if file.name.endswith(".part"):
+            raise OSError(errno.ENOSPC, "no space left on device")
+
+    other_machine("second")
+    with monkeypatch.context() as full:
+        full.setattr("metaloom.storage.remote.log.sync_file", refused)
+        with pytest.raises(storage.StorageFailed, match="no space left"):
+            storage.open_run(URL)
+    assert not [*storage.folder_of(URL).parent.rglob("*.part")]
+    assert read() == run
+
+
 def test_entries_about_segments_are_refused_by_earlier_versions_and_others_are_not(run):
     assert {schema(raw) for raw in log().cached_entries()} == {entries.SCHEMAS[0]}
     pack()
@@ -393,3 +423,16 @@ def test_the_cache_may_be_removed_after_packing(run, other_machine):
     with storage.open_writer(URL) as writer:
         assert writer.pack() == []
     assert read() == run
+
+
+def test_a_writer_makes_its_cache_what_the_store_has(run):
+    folder = storage.folder_of(URL)
+    surplus = shutil.copy(folder / "tables/tasks/00000003.parquet", folder / "tables/tasks/00000009.parquet")
+    shutil.rmtree(folder / "data.zarr" / "tasks")
+    metadata = folder / "data.zarr" / "samples_0" / "returns" / "zarr.json"
+    metadata.unlink()
+    metadata.mkdir()
+    storage.open_writer(URL).close()
+    assert not surplus.exists()
+    assert read() == run
+    assert storage.verify_run(URL) == []

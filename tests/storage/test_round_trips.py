@@ -45,6 +45,8 @@ def test_every_stage_output_comes_back_bit_for_bit_from_memory_and_from_disk(wri
     for ref, value, _ in outputs:
         assert type(run.load(ref)) is type(value)
         assert same(run.load(ref), value)
+    episodes = run[0].rollouts(0)
+    assert [*episodes.behavior, *episodes.reward_terms] == ["log_std", "mean", "control", "run"]  # by name
 
 
 def test_an_iteration_gives_its_batches_by_name(make_run, make_batches):

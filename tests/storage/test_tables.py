@@ -14,6 +14,7 @@ import xarray as xr
 
 from metaloom import storage
 from metaloom.storage import StageRef
+from metaloom.storage.read import frames
 
 
 @pytest.fixture
@@ -91,6 +92,7 @@ def test_metrics_have_one_row_per_iteration(run):
 def test_lineage_has_one_row_per_output_in_the_order_of_their_making(run):
     lineage = run.lineage()
     assert lineage["sequence"].to_pylist() == list(range(len(run.refs())))
+    assert frames.lineage(run.record(ref) for ref in reversed(run.refs())).equals(lineage)
     row = lineage.filter(pa.compute.equal(lineage["stage"], "adapt")).to_pylist()[1]
     assert (row["iteration"], row["seconds"], row["config_digest"]) == (1, 0.25, "abc")
     assert row["digest"] == run.record(StageRef(1, "adapt")).digest
@@ -290,4 +292,4 @@ def test_metrics_read_from_their_arrays_are_those_in_the_parquet_files(make_run)
     files = sorted((run.path / "tables" / "metrics").iterdir())
     assert run.metrics().equals(pa.concat_tables([pq.read_table(file) for file in files]))
     assert run.metrics([2, 0])["iteration"].to_pylist() == [2, 0]
-    assert run.metrics([]).num_rows == 0
+    assert run.metrics([]).num_rows == run.tasks([]).num_rows == 0

@@ -110,6 +110,13 @@ def test_a_marker_that_is_lost_or_changed_is_damage_that_repair_mends(thinned, p
     assert storage.open_run(thinned).thinned_iterations() == [0]
 
 
+def test_damaged_metadata_comes_back_with_an_output_that_is_not_thinned(thinned):
+    os.truncate(thinned / "data.zarr/rollouts_0/rewards/zarr.json", 9)
+    before = {*storage.open_run(thinned).refs()}
+    with storage.open_writer(thinned, repair=True) as writer:
+        assert before - {*writer.run.refs()} == {StageRef(2, "collect_rollouts"), StageRef(2, "meta_optimize")}
+
+
 @pytest.mark.parametrize("stage", ["initialize", "sample_tasks"])
 def test_what_always_stays_cannot_be_called_thinned(make_run, stage):
     from metaloom.storage.format.thinning import render_marker

@@ -115,7 +115,7 @@ class OffPolicySettings(BaseModel, use_attribute_docstrings=True):
 
 
 class ReplaySettings(LearningRate, OffPolicySettings):
-    """Size of the replay buffer of DQL's and SAC's one task, and the number of gradient steps after new experience."""
+    """Replay settings of DQL and SAC: size of the buffer, and gradient steps per new experience."""
 
     sizes: ClassVar[tuple[str, ...]] = ("batch_size", "num_updates_per_step")
     decides_episodes: ClassVar[tuple[str, ...]] = ("num_init_memory_steps", "use_trained_policy_for_refill")

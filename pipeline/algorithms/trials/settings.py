@@ -132,7 +132,7 @@ class WithMemory(TrialSettings):
 
 
 class RL2(WithMemory, TrialClipping, TrialSteps, AlgorithmSettings):
-    """A recurrent policy that adapts to a task through its memory of episodes there, trained by PPO."""
+    """A recurrent policy that adapts to a task through its memory of earlier episodes, trained by PPO."""
 
     name: Literal["rl2"] = "rl2"
 

@@ -1,12 +1,12 @@
 """Rows of several classes of tasks: one batch of simulations per class inside one environment batch."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
-from metaloom.pipeline.envs.contract import BatchStep, EnvError, Fact
-from metaloom.pipeline.envs.metaworld.oracle import INFO, OfficialClass, OracleRows, RowPhysics, RowsStep
+from metaloom.pipeline.envs.contract import BatchStep, EnvError, Fact, RowBatch
+from metaloom.pipeline.envs.metaworld.oracle import INFO, ClassRows, OfficialClass, OracleRows
 from metaloom.pipeline.envs.metaworld.rows.table import ROW_TASKS
 from metaloom.pipeline.envs.metaworld.rows.vectorized import VectorizedRows
 from metaloom.pipeline.envs.mujoco_robot import stop_profiling_timer
@@ -16,22 +16,6 @@ Computation = Literal["auto", "vectorized", "oracle"]
 """`vectorized` by rules for rows, `oracle` by the package, `auto` by rules for the classes that have them."""
 
 _VERSION_OF_RULES = "v2"
-
-
-class ClassRows(Protocol):
-    """N rows of one class.
-
-    Attributes:
-        physics: Physics that moves the rows.
-        observations: [N, 39], the first ones.
-    """
-
-    physics: RowPhysics
-    observations: Array
-
-    def step(self, actions: Array, rows: Array) -> RowsStep:
-        """Step n of the rows (sorted, unique) with actions [n, 4] float32."""
-        ...
 
 
 def check_computation(where: str, computation: object, reward_version: str, names: Sequence[str]) -> None:
@@ -83,7 +67,7 @@ _MAX_JOINTS = 35
 """Positions and velocities of the class that has the most, stick-push; the state of the others ends in zeros."""
 
 
-class MetaWorldBatch:
+class MetaWorldBatch(RowBatch):
     """N rows of a benchmark; a reset may give each another class.
 
     Args:
@@ -120,9 +104,10 @@ class MetaWorldBatch:
             self._officials[number] = self._make(number)
         return self._officials[number]
 
-    def reset(self, tasks: Array, seeds: Array) -> Array:
-        # The goal determines the start; seeds have no effect.
+    def begin(self, rngs: Sequence[np.random.Generator]) -> Array:
+        # The goal determines the start; random values have no effect.
         stop_profiling_timer()
+        tasks = self.tasks
         numbers = tasks[:, 0].astype(np.int64)
         self._groups.clear()
         self._until_success[:], self._succeeded[:] = 0, False

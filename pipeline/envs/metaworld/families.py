@@ -31,7 +31,6 @@ RewardVersion = Literal["v1", "v2"]
 
 _TABLE = (0.0, 0.55, 0.15)
 """Point at the centre of videos, in m."""
-_ONE_ROW, _ONE_SEED = np.zeros(1, np.int64), np.zeros(1, np.uint64)
 
 
 class MetaWorld(FixedTasks, MetaEnv):
@@ -121,13 +120,11 @@ class MetaWorld(FixedTasks, MetaEnv):
         self.observation_space: gymnasium.Space[Any] = Box(-np.inf, np.inf, (size,), np.float64)
         self.action_space: gymnasium.Space[Any] = Box(-1, 1, (ACTION_SIZE,), np.float32)
         self.observation_components: tuple[tuple[str, str], ...] = _components(self._one_hot)
-        self.action_components: tuple[
-            tuple[Literal["hand_x"], Literal["0.01 m"]],
-            tuple[Literal["hand_y"], Literal["0.01 m"]],
-            tuple[Literal["hand_z"], Literal["0.01 m"]],
-            tuple[Literal["gripper"], Literal["1"]],
-        ] = (("hand_x", "0.01 m"), ("hand_y", "0.01 m"), ("hand_z", "0.01 m"), ("gripper", "1"))
-        self._row = self.batch(1, 1)
+        self.action_components: tuple[tuple[str, str], ...] = (
+            *((f"hand_{axis}", "0.01 m") for axis in "xyz"),
+            ("gripper", "1"),
+        )
+        self._row: MetaWorldBatch = self.rows(1, 1)  # pyright: ignore[reportIncompatibleVariableOverride]
         self._episode: tuple[Array, list[Array]] | None = None
         self._renderer: mujoco.Renderer | None = None
 
@@ -140,22 +137,19 @@ class MetaWorld(FixedTasks, MetaEnv):
         super().set_task(task)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
-        super().reset(seed=seed)
         self._episode = self.task, []
-        return self._row.reset(self.task[None], _ONE_SEED)[0], {}
+        return super().reset(seed=seed)
 
     def step(self, action: Array) -> tuple[Array, float, bool, bool, dict[str, Any]]:
         if self._episode is None:
             raise EnvError(f"{type(self).__name__}.step: found no episode; required a call of reset before")
         self._episode[1].append(np.array(action))
-        step = self._row.step(self._episode[1][-1][None], _ONE_ROW)
-        terms = {name: float(term[0]) for name, term in step.reward_terms.items()}
-        facts = {name: values[0].item() for name, values in step.facts.items()}
-        info = {"reward_terms": terms, "facts": facts}
-        return step.observations[0], sum(terms.values()), False, bool(step.truncated[0]), info
+        return super().step(action)
 
-    def batch(self, num_rows: int, num_threads: int) -> MetaWorldBatch:
+    def rows(self, num_rows: int, num_threads: int) -> MetaWorldBatch:
         return MetaWorldBatch(self._official, self._one_hot, num_rows, num_threads, self.computation)
+
+    batch = rows
 
     def _official(self, number: int) -> OfficialClass:
         return OfficialClass(CLASSES[number], goal_visible=self.goal_visible, reward_version=self.reward_version)
@@ -166,12 +160,12 @@ class MetaWorld(FixedTasks, MetaEnv):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._row = self.batch(1, 1)
+        self._row = self.rows(1, 1)
         if self._episode is not None:
             task, actions = self._episode
-            self._row.reset(task[None], _ONE_SEED)
+            self._row.reset(task[None], np.zeros(1, np.uint64))
             for action in actions:
-                self._row.step(action[None], _ONE_ROW)
+                self._row.step(action[None], np.zeros(1, np.int64))
 
     def render(self) -> Any:
         """Return an image [height, width, 3] uint8, or None without render_mode="rgb_array"."""

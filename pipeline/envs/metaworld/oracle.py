@@ -2,6 +2,7 @@
 # pyright: reportAttributeAccessIssue=false
 # MuJoCo's compiled modules have no type stubs.
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -205,22 +206,37 @@ class OfficialClass:
         return Start(observation, state, self.model.body_pos.copy(), self.model.site_pos.copy(), attributes)
 
 
-class OracleRows:
-    """N rows of one class: MuJoCo's batch steps them, and the package evaluates them one by one.
+class ClassRows:
+    """N rows of one class, at the starts of the episodes with their goals [N, R].
+
+    Attributes:
+        physics: Physics that moves the rows.
+        observations: [N, 39], the first ones.
+    """
+
+    def __init__(self, official: OfficialClass, goals: Array, num_threads: int) -> None:
+        self._official = official
+        self._starts = [official.start(goal) for goal in goals]
+        self.physics: RowPhysics = RowPhysics(official.env, self._starts, num_threads)
+        self.observations: Array = np.stack([start.observation for start in self._starts])
+
+    @abstractmethod
+    def step(self, actions: Array, rows: Array) -> RowsStep:
+        """Step n of the rows (sorted, unique) with actions [n, 4] float32."""
+
+
+class OracleRows(ClassRows):
+    """Rows that MuJoCo's batch steps, and the package evaluates one by one.
 
     The rows share one MjModel and one MjData. Whatever the package keeps of an episode belongs to the row, so that
     neither the order of the rows nor earlier episodes make a difference.
     """
 
     def __init__(self, official: OfficialClass, goals: Array, num_threads: int) -> None:
-        starts = [official.start(goal) for goal in goals]
-        self._official = official
-        self.physics: RowPhysics = RowPhysics(official.env, starts, num_threads)
-        self._rows = [self._row(row, start) for row, start in enumerate(starts)]
-        self.observations: Array = np.stack([start.observation for start in starts])
+        super().__init__(official, goals, num_threads)
+        self._rows = [self._row(row, start) for row, start in enumerate(self._starts)]
 
     def step(self, actions: Array, rows: Array) -> RowsStep:
-        """Step n of the rows (sorted, unique) with actions [n, 4] float32."""
         self.physics.step(actions, rows)
         answers = [self._rows[row].step(action) for row, action in zip(rows.tolist(), actions, strict=True)]
         observations, rewards, _, truncated, infos = zip(*answers, strict=True)

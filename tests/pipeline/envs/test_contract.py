@@ -231,7 +231,8 @@ def test_a_row_of_the_batch_equals_a_single_env_bit_for_bit(config: EnvConfig) -
     num_rows, num_steps = 5, 60
     env = make_env(config)
     batch = make_batch_env(config, num_rows, num_threads=2)
-    assert isinstance(batch, LoopBatch) == (type(env.unwrapped).batch is MetaEnv.batch)  # a loop, if it brings none
+    brings = [getattr(type(env.unwrapped), name) is not getattr(MetaEnv, name) for name in ("batch", "rows")]
+    assert isinstance(batch, LoopBatch) == (not any(brings))
     rng = np.random.default_rng(1)
     tasks = env.sample_tasks(num_rows, rng)
     seeds = rng.integers(2**63, size=num_rows).astype(np.uint64)
@@ -352,6 +353,19 @@ def test_tasks_of_a_finite_set_are_drawn_evenly_and_an_environment_without_any_s
     assert counts.min() > 900  # a binomial of mean 1,000 and standard deviation 26
     with pytest.raises(EnvError, match=r"Endless has no task_set and no method sample_tasks"):
         type("Endless", (Corners,), {"task_set": None})().sample_tasks(1, np.random.default_rng(0))
+
+
+def test_an_environment_without_a_step_and_without_rules_for_rows_says_what_it_needs() -> None:
+    class Idle(MetaEnv):
+        task_set = ((),)
+
+        def __init__(self) -> None:
+            self.action_space = Discrete(2)
+
+    env = Idle()
+    for ask in (lambda: env.step(0), lambda: env.batch(2, 1)):
+        with pytest.raises(EnvError, match="Idle has no step and reset, and no rows; required `step` and `reset`"):
+            ask()
 
 
 def test_single_task_env_has_one_task_without_parameters() -> None:

@@ -35,7 +35,7 @@ def test_corner_agrees_with_the_original_to_1e_6(reward: str) -> None:
         strict=True,
     ):
         env.set_task(goal)
-        point._state = state
+        point._row._states[0] = state
         observation, found, *_ = env.step(action)
         np.testing.assert_allclose(observation, next_state, atol=1e-6, rtol=0)
         assert found == pytest.approx(value, abs=1e-6)
@@ -100,7 +100,7 @@ def walled(action: list[float], gap_1: list[float]) -> tuple[np.ndarray, float]:
     env = PointWalls()
     env.set_task(np.array([2.0, 2.0, *gap_1, 2.0, 0.0]))
     env.reset(seed=0)
-    env._state = np.array([0.95, 0.0])
+    env._row._states[0] = [0.95, 0.0]
     observation, reward, *_ = env.step(np.array(action))
     return observation, reward
 
@@ -170,7 +170,7 @@ def test_the_goal_point_ends_at_its_goal_and_not_at_the_origin() -> None:
 def test_the_plain_point_ends_at_the_origin() -> None:
     env = Point2D()
     env.reset(seed=0)
-    env._state = np.array([0.1, 0.1])
+    env._row._states[0] = [0.1, 0.1]
     assert not env.step(np.array([-0.1, -0.08]))[2]
     _, reward, terminated, _, _ = env.step(np.array([0.0, -0.02]))
     assert terminated

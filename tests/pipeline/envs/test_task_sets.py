@@ -4,9 +4,9 @@ import pytest
 from metaloom.pipeline.envs import ENVS
 from metaloom.pipeline.envs.ant import PearlAntDir
 from metaloom.pipeline.envs.config import EnvConfig
-from metaloom.pipeline.envs.contract import EnvError
+from metaloom.pipeline.envs.contract import EnvError, MetaEnv
 from metaloom.pipeline.envs.registry import make_env
-from metaloom.pipeline.envs.task_sets import draw_directions, draw_on_disk, draw_signs
+from metaloom.pipeline.envs.task_sets import AlongX, draw_directions, draw_on_disk
 
 SIZES = {
     "pearl-cheetah-vel": (100, 30),
@@ -110,6 +110,9 @@ def test_goals_are_uniform_on_the_disk() -> None:
 
 
 def test_signs_are_equally_likely() -> None:
-    signs = draw_signs(2000, np.random.default_rng(0))
+    class Walks(AlongX, MetaEnv):
+        """A robot without a body."""
+
+    signs = Walks().sample_tasks(2000, np.random.default_rng(0))
     assert set(signs[:, 0]) == {-1.0, 1.0}
     assert abs(signs.mean()) < 0.1

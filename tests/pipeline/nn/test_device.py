@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from metaloom.pipeline.arithmetic import numpy_facts
+from metaloom.pipeline.arithmetic import code_for, numpy_facts
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.device import EQUAL_IN_WORDS, EQUALITY
 from metaloom.pipeline.nn import device
@@ -35,6 +35,23 @@ def test_no_device_but_the_cpu_claims_equal_bits_elsewhere(name):
 def test_numpys_instructions_are_those_found_or_else_those_it_was_built_for(extensions, facts, monkeypatch):
     monkeypatch.setattr(np, "show_config", lambda mode: {"SIMD Extensions": extensions} if extensions else {})
     assert numpy_facts.__wrapped__() == facts
+
+
+@pytest.mark.parametrize(
+    ("flags", "code"),
+    [
+        ("avx2", {}),
+        ("avx2 fma", {"blas": "openblas Haswell", "torch": "AVX2", "numpy": ""}),
+        (
+            "avx2 fma bmi1 bmi2 f16c movbe avx512f avx512cd avx512bw avx512dq avx512vl",
+            {"blas": "openblas Haswell", "torch": "AVX512", "numpy": "X86_V3 X86_V4"},
+        ),
+    ],
+)
+def test_the_default_code_of_a_processor_is_what_its_flags_suffice_for(flags, code, monkeypatch):
+    extensions = {"found": ["X86_V4"], "not found": ["X86_V3", "AVX512_SPR"]}
+    monkeypatch.setattr(np, "show_config", lambda mode: {"SIMD Extensions": extensions})
+    assert code_for({*flags.split()}) == code
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

@@ -86,12 +86,18 @@ class Sums(nn.Module):
     def sequence(self, inputs, state):
         if self.wrong == "raises":
             raise ValueError("of a sequence")
-        added, ends = self.layer(inputs), inputs[..., -1].cumsum(0)
+        added, ends = self.layer(inputs.relu() if self.wrong == "negative" else inputs), inputs[..., -1].cumsum(0)
         if self.wrong == "resets":
             ends = torch.zeros_like(ends)
         if self.wrong == "gradient":
             added = added.detach()
         counts = torch.tril((ends.T[:, :, None] == ends.T[:, None]).to(inputs.dtype))
+        if self.wrong == "parts":
+            counts[:, 256:, :256] = 0
+        if self.wrong == "odd":
+            counts[:, :, len(inputs) // 2 * 2 :] = 0
+        if self.wrong == "single" and len(state) == 1:
+            state = torch.zeros_like(state)
         states = torch.einsum("nts,snf->tnf", counts, added) + state * (ends == 0)[..., None]
         features = torch.tanh(self.scale * states)
         if self.wrong == "writes":
@@ -319,6 +325,10 @@ def test_a_cell_that_does_not_keep_to_the_contract_is_refused(name, reason):
         ),
         ("last", r"Sums.sequence gives states -?\d.* at .*, but step by step -?\d"),
         ("gradient", r"by own_cells:Sums.sequence the gradient of layer.weight 0 at .*, but step by step -?\d"),
+        ("negative", r"Sums.sequence gives features -?\d.* at .*, but step by step"),
+        ("parts", r"Sums.sequence gives features -?\d.* at \(25\d, .*\), but step by step"),
+        ("odd", r"Sums.sequence gives features .* at \(2, 0, .*\), but step by step"),
+        ("single", r"Sums.sequence gives features .* at \(0, 0, .*\), but step by step"),
         ("shape", r"Sums.sequence gives \['Tensor'|sequence gives \[\(2, 4, 5\)\]; required \[\(2, 4, 5\), \(4, 5\)\]"),
         ("raises", r"Sums.sequence raised ValueError on inputs of shape \(2, 4, 7\) .* float64: of a sequence"),
         ("writes", "Sums.sequence writes into the inputs that it is given, which others read; required a copy"),

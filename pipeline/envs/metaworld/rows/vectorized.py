@@ -4,60 +4,34 @@
 
 import numpy as np
 
-from metaloom.pipeline.envs.metaworld.oracle import INFO, MAX_STEPS, OfficialClass, RowPhysics, RowsStep
+from metaloom.pipeline.envs.metaworld.oracle import INFO, MAX_STEPS, ClassRows, OfficialClass, RowsStep
 from metaloom.pipeline.envs.metaworld.rows.scene import FRAME_SIZE, Moment, RowsEvaluation, Scene, clip_hand
 from metaloom.pipeline.envs.metaworld.rows.shaping import norm
 from metaloom.pipeline.envs.metaworld.rows.table import ROW_TASKS
 from metaloom.pipeline.types import Array
 
 
-class Touch:
-    """Looks at the contacts of rows of one class."""
-
-    def __init__(self, official: OfficialClass, physics: RowPhysics) -> None:
-        self._official, self._physics = official, physics
-        geoms = [official.model.geom(name) for name in ("objGeom", "leftpad_geom", "rightpad_geom")]
-        places = physics.batch.bind("geom_xpos")
-        self._object, *self._pads = (places[:, geom.id] for geom in geoms)
-        reaches = [float(geom.rbound[0] + geom.margin[0]) for geom in geoms]
-        self._reaches = [reaches[0] + reach for reach in reaches[1:]]
-
-    def of(self, asked: Array | float, rows: Array) -> Array:
-        """Return True where `asked` is True and both pads press on the object, [n].
-
-        The package looks at a row as it is, one at a time; of those rows only where the spheres around both pads meet
-        the object's sphere, without which there is no contact.
-        """
-        touching = np.array(asked, np.bool_)
-        candidates = np.flatnonzero(touching)
-        for pad, reach in zip(self._pads, self._reaches, strict=True):
-            near = norm(pad[rows[candidates]] - self._object[rows[candidates]]) <= reach
-            candidates = candidates[near]
-        touching[:] = False
-        for place in candidates.tolist():
-            self._physics.show(int(rows[place]))
-            touching[place] = self._official.env.touching_main_object
-        return touching
-
-
-class VectorizedRows:
-    """N rows of one class: MuJoCo's batch steps them, and the class's rules evaluate all of them together.
+class VectorizedRows(ClassRows):
+    """Rows that MuJoCo's batch steps, and the class's rules evaluate together.
 
     They agree with OracleRows to rounding, and are a row's own: no bit of them depends on the other rows.
     """
 
     def __init__(self, official: OfficialClass, goals: Array, num_threads: int) -> None:
-        starts = [official.start(goal) for goal in goals]
+        super().__init__(official, goals, num_threads)
         self._task = ROW_TASKS[official.name]
-        self.physics: RowPhysics = RowPhysics(official.env, starts, num_threads)
         self._scene = Scene(self._task, official.model, self.physics.batch)
-        self._touch = Touch(official, self.physics) if self._task.touched else None
+        if self._task.touched:
+            geoms = [official.model.geom(name) for name in ("objGeom", "leftpad_geom", "rightpad_geom")]
+            places = self.physics.batch.bind("geom_xpos")
+            self._object, *self._pads = (places[:, geom.id] for geom in geoms)
+            reaches = [float(geom.rbound[0] + geom.margin[0]) for geom in geoms]
+            self._reaches = [reaches[0] + reach for reach in reaches[1:]]
         self._start = {
-            name: np.array([start.attributes[attribute] for start in starts], np.float64)
+            name: np.array([start.attributes[attribute] for start in self._starts], np.float64)
             for name, attribute in self._task.start.items()
         }
-        self._steps = np.zeros(len(starts), np.int64)
-        self.observations: Array = np.stack([start.observation for start in starts])
+        self._steps = np.zeros(len(goals), np.int64)
         # The first observation is not clipped to the observation space; what later ones repeat of it is.
         self._frames = self.observations[:, :FRAME_SIZE].copy()
         clip_hand(self._frames)
@@ -94,10 +68,26 @@ class VectorizedRows:
         )
 
     def _info(self, found: RowsEvaluation, rows: Array) -> dict[str, Array]:
-        asked = found.grasp_success
-        grasped = self._touch.of(asked, rows) if self._touch is not None else asked
+        grasped = self._touching(found.grasp_success, rows) if self._task.touched else found.grasp_success
         info = np.empty((len(INFO), len(rows)))
         parts = (found.near_object, grasped, found.grasp_reward, found.in_place_reward, found.obj_to_target)
         for place, values in enumerate((*parts, found.rewards)):
             info[place] = values
         return dict(zip(INFO, info, strict=True))
+
+    def _touching(self, asked: Array | float, rows: Array) -> Array:
+        """Return True where `asked` is True and both pads press on the object, [n].
+
+        The package looks at a row as it is, one at a time; of those rows only where the spheres around both pads meet
+        the object's sphere, without which there is no contact.
+        """
+        touching = np.array(asked, np.bool_)
+        candidates = np.flatnonzero(touching)
+        for pad, reach in zip(self._pads, self._reaches, strict=True):
+            near = norm(pad[rows[candidates]] - self._object[rows[candidates]]) <= reach
+            candidates = candidates[near]
+        touching[:] = False
+        for place in candidates.tolist():
+            self.physics.show(int(rows[place]))
+            touching[place] = self._official.env.touching_main_object
+        return touching

@@ -121,6 +121,8 @@ def test_at_the_end_of_a_horizon_particles_start_afresh_and_differently(episodes
     afresh = learner.at_start(second, run_seed=0)
     assert np.abs(afresh.params[name] - second.params[name]).max() > 0.5
     assert not np.array_equal(afresh.params[name], start.params[name])
+    for state in (start, afresh):
+        assert not np.array_equal(*state.params[name])
     assert not np.array_equal(afresh.extra["critic.hidden_0.kernel"], second.extra["critic.hidden_0.kernel"])
     assert not afresh.optimizer["policy.second_moment"].any()
     assert second.optimizer["policy.second_moment"].any()

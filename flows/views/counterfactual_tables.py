@@ -1,19 +1,17 @@
-"""Output of `metaloom optimize` and `metaloom diff`, as rich renderables. Nothing here prints."""
+"""Output of `metaloom optimize` as tables. Nothing here prints."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from metaloom.flows.formatting import number, plural, short_time, stage_name
-from metaloom.flows.views.parts import as_text, heading, new_table, optional
-from metaloom.flows.views.tables import difference_table, meaning
+from metaloom.flows.formatting import number, short_time, stage_name
+from metaloom.flows.views.parts import new_table, optional
+from metaloom.flows.views.tables import meaning
 
 if TYPE_CHECKING:
     from metaloom.flows.results.counterfactual import Counterfactual
-    from metaloom.flows.results.diff import RunDiff
 
 
 def counterfactual_table(result: "Counterfactual") -> Table:
@@ -25,7 +23,7 @@ def counterfactual_table(result: "Counterfactual") -> Table:
             continue
         style = "" if stored == changed else "bold"
         note = meaning(name, stored) and meaning(name, changed)
-        table.add_row(as_text(name), optional(stored), Text(optional(changed), style), note)
+        table.add_row(name, optional(stored), Text(optional(changed), style), note)
     table.add_row("time", short_time(result.stored.seconds), short_time(result.changed.seconds))
     distance = ", ".join(f"{name.replace('_', ' ')} {number(value)}" for name, value in result.distance().items())
     same = "identical to what is stored" if result.changed.identical else f"apart: {distance}"
@@ -48,31 +46,10 @@ def grid_table(results: Sequence["Counterfactual"]) -> Table:
         "as in the run", *(optional(stored.get(n)) for n in names), *blank, short_time(results[0].stored.seconds)
     )
     for result, row, distance in zip(results, rows, distances, strict=True):
-        values = (optional(row.get(name)) for name in names)
-        time = short_time(result.changed.seconds)
-        table.add_row(as_text(_settings(result)), *values, *(number(d) for d in distance.values()), time)
+        values = (*(optional(row.get(name)) for name in names), *map(number, distance.values()))
+        table.add_row(_settings(result), *values, short_time(result.changed.seconds))
     table.caption = _stored_words(results[0])
     return table
-
-
-def diff_view(diff: "RunDiff") -> RenderableType:
-    """`metaloom diff`."""
-    parts: list[RenderableType] = []
-    for title, rows in (("settings", diff.settings), ("code, packages, machine", diff.environment)):
-        if rows:
-            table = new_table("", diff.a.name, diff.b.name)
-            for row in rows:
-                values = ("-" if value is None else value for value in (row.a, row.b))
-                table.add_row(as_text(row.name), *map(as_text, values))
-            parts += [heading(title), table]
-    if diff.first is not None:
-        parts += [heading(f"first difference: iteration {diff.first.iteration}, {stage_name(diff.first)}")]
-        parts += [difference_table(diff.arrays, ("a", "b"))]
-    outputs = f"{plural(diff.compared, 'output')} that both have"
-    words = f"equal: all {outputs}" if diff.equal else f"{diff.different} of {outputs} differ"
-    for run, count in ((diff.a, diff.only_a), (diff.b, diff.only_b)):
-        words += f"; {count} {'is' if count == 1 else 'are'} in {run} only" if count else ""
-    return Group(*parts, as_text(words))
 
 
 def _reach(result: "Counterfactual") -> str:
