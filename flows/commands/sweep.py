@@ -68,7 +68,7 @@ def train_runs(
     waiting = [(run, pinned(config), folder.absolute()) for run, config, folder in jobs]
     context = multiprocessing.get_context("forkserver")
     # So that processes that follow need not import numerics again.
-    context.set_forkserver_preload(["metaloom.flows.commands.train"])
+    context.set_forkserver_preload([__name__])
     # From their first moment on, before they can say for themselves what signals mean.
     with kept_from_children(*_FOR_ALL):
         forkserver.ensure_running()

@@ -401,3 +401,15 @@ def test_meta_train_takes_any_setting_and_refuses_another_one_for_a_run_that_exi
         settings_for(FOLDER, wanted, Asked(overrides=("num_tasks=4",)))
     with pytest.raises(ConfigError, match="iner_lr: unknown key"):
         settings_for(FOLDER, None, Asked(overrides=("algorithm.iner_lr=1",)))
+
+
+def test_a_replay_of_which_a_stage_differs_fails_its_flow_run(monkeypatch):
+    class Outcomes(list):
+        identical = property(lambda outcomes: all(outcome.identical for outcome in outcomes))
+
+    monkeypatch.setattr(deployments, "publish_replay", lambda folder, outcomes: None)
+    same, different = (SimpleNamespace(identical=identical, proved="identical") for identical in (True, False))
+    failed = deployments._replayed("run@0", Outcomes([same, different]))
+    assert failed.is_failed()
+    assert failed.message.startswith("1 of 2 stages differ from what is stored")
+    assert deployments._replayed("run@0", Outcomes([same, same])).is_completed()

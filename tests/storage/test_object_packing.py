@@ -257,6 +257,9 @@ def test_a_packer_that_lost_the_run_without_knowing_packs_nothing_and_its_cache_
         assert not [*storage.folder_of(URL).glob("_segments/*")]
         assert not [*(tmp_path / "cache").rglob("*.part")]
         zombie.close()
+        writer = storage.current_writer(storage.folder_of(URL), log())
+        assert writer is not None
+        assert writer.pid == os.getpid()  # the heir, whom only the log knows here
         other_machine("second")
         heir.thin([1])
         assert heir.pack() == [range(3)]

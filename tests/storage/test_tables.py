@@ -9,12 +9,14 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset
+import pyarrow.parquet as pq
 import pytest
 import xarray as xr
 
 from metaloom import storage
 from metaloom.storage import StageRef
 from metaloom.storage.read import frames
+from metaloom.storage.write.packed_tables import table_file
 
 
 @pytest.fixture
@@ -285,11 +287,15 @@ sys.exit("pandas" in sys.modules)
 
 
 def test_metrics_read_from_their_arrays_are_those_in_the_parquet_files(make_run):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     run = storage.open_run(make_run(3))
     files = sorted((run.path / "tables" / "metrics").iterdir())
     assert run.metrics().equals(pa.concat_tables([pq.read_table(file) for file in files]))
     assert run.metrics([2, 0])["iteration"].to_pylist() == [2, 0]
     assert run.metrics([]).num_rows == run.tasks([]).num_rows == 0
+
+
+def test_rows_of_packed_iterations_are_in_the_order_of_iterations(make_run):
+    run = storage.open_run(make_run(9, B=1, E=1, T=1))
+    records = [run.record(ref) for ref in run.refs() if ref.iteration >= 7]  # of which a set begins with 8
+    raw = table_file(run.files, "tasks", records)
+    assert pq.read_table(pa.BufferReader(raw))["iteration"].to_pylist() == [7, 8]
