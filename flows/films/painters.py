@@ -13,6 +13,7 @@ from metaloom.flows.errors import UsageError
 from metaloom.flows.films.opengl import RendererName, choose_renderer
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import MetaEnv
+from metaloom.pipeline.envs.point import PointRobot
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.shown import error_text
 from metaloom.pipeline.types import Array
@@ -69,11 +70,15 @@ def painter_of(
         env: The environment.
         size: Width and height of a picture, in pixels.
         renderer: Renderer of MuJoCo's robots.
-        way: Positions [n, 3] of a robot that moves about: one camera sees all of them. None: it follows the robot.
+        way: Positions of a robot that moves about, [n, 3], or of a point, [n, 2]: pictures show all of them. None: the
+            camera follows the robot.
     """
     if scene := _scene(env):
         return _Scene(scene, size, choose_renderer(renderer))
     if not _is_robot(env):
+        if way is not None:
+            point: Any = env.unwrapped
+            point.reach = max(point.reach, float(np.abs(way).max()) + 0.2)
         return _Own(env)
     robot: Any = env.unwrapped
     camera = _camera(robot.model) if way is None else camera_of_way(robot.model, way, size)
@@ -81,7 +86,10 @@ def painter_of(
 
 
 def position_of(env: MetaEnv) -> Callable[[], Array] | None:
-    """Return a function for the position of a robot that moves about, [3] in m; None for any other environment."""
+    """Return a function for the position of a robot that moves about, [3], or a point, [2], in m; None for others."""
+    if isinstance(env.unwrapped, PointRobot):
+        point: Any = env.unwrapped
+        return lambda: np.array(point._path[-1][:2])
     if _scene(env) or not _is_robot(env):
         return None
     robot: Any = env.unwrapped

@@ -304,7 +304,7 @@ class _Panels:
         self.largest_difference = 0.0
 
     def way(self) -> Array:
-        """Return the positions [n, 3] of a robot that moves about, in m; none for any other environment."""
+        """Return the positions of a robot that moves about or of a point, in m; none for any other environment."""
         if self._position is None:
             return np.empty((0, 3))
         return np.array([self._position() for _ in self._recording.simulate(self.env)])
@@ -324,7 +324,7 @@ class _Panels:
             if self._position is not None:
                 position = self._position()
                 start = position if start is None else start
-                moved = f"{round(position[0] - start[0], 1) + 0.0:+.1f} m   "  # 0.0 lest it be -0.0
+                moved = f"x {round(position[0] - start[0], 1) + 0.0:+.1f} m   "  # 0.0 lest it be -0.0
             if t % every == 0 or t == recording.length:
                 yield Panel(self.painter.draw(), above, f"step {t}   {moved}reward so far {sums[t]:.2f}")
 

@@ -203,14 +203,22 @@ def test_a_robot_that_runs_far_is_followed_and_one_that_moves_nowhere_has_no_pos
     mujoco.mj_forward(env.unwrapped.model, env.unwrapped.data)
     np.testing.assert_allclose(position_of(env)() - before, [2, 0, 0])
     assert position_of(drawable(EnvConfig(name="InvertedPendulum-v5"))) is None
-    assert position_of(drawable(EnvConfig(name="point-corner"))) is None
+
+
+def test_pictures_of_a_point_show_its_whole_way():
+    env = drawable(EnvConfig(name="point-corner"))
+    env.reset(seed=0)
+    assert position_of(env)().shape == (2,)
+    for ends, reach in (([[0, 0], [1, -2]], 2.5), ([[0, 0], [1, -4]], 4.2)):
+        painter_of(env, (320, 240), way=np.array(ends))
+        assert env.unwrapped.reach == reach
 
 
 def test_captions_of_a_robot_say_how_far_it_has_moved(robot, tmp_path, monkeypatch):
     captions = []
     monkeypatch.setattr(commands_video, "write_film", lambda frames, *_: captions.extend(frames))
     assert metaloom.video(robot, tmp_path / "film.gif", renderer="flat").agrees
-    x = [[float(panel.below.split()[2]) for panel in panels] for panels in captions]
+    x = [[float(panel.below.split()[3]) for panel in panels] for panels in captions]
     assert x[0] == [0, 0]
     assert all(panel.below.startswith(f"step {t}   ") for t, panels in enumerate(captions) for panel in panels)
 
