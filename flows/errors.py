@@ -80,7 +80,7 @@ EXIT_CODES = {
     "metaloom.storage.errors.RunNotFound": USAGE,
     "metaloom.storage.export.ExportExists": USAGE,
     "metaloom.storage.errors.StoreError": FAILURE,
-    "metaloom.pipeline.algorithms.finite_checks.NumericalError": FAILURE,
+    "metaloom.pipeline.algorithms.contract.NumericalError": FAILURE,
     "metaloom.pipeline.baselines.contract.BaselineError": FAILURE,
     "metaloom.stages.faults.StageFault": FAILURE,
     "metaloom.flows.prefect_app.parts.ServeError": FAILURE,

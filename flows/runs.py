@@ -56,7 +56,7 @@ def report_folder(run: Path) -> Path:
 
 
 def new_run_name(recipe: str) -> str:
-    """Make a name for a new run that says what and when and is not taken."""
+    """Make an unused name for a new run, from what it trains and when."""
     stem = f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
     names = [stem, *(f"{stem}-{n}" for n in range(2, 100))]
     return next(name for name in names if not run_folder(name).exists())

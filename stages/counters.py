@@ -76,20 +76,23 @@ def require_state(found: object, learner: Learner[Any, Any], what: str, like: Pa
     Raises:
         StageFault: naming the value that the learner returned instead.
     """
-    what = f"{what} {_name(learner)}"
     if not isinstance(found, LearnerState):
-        raise StageFault(f"{what} returned {type(found).__name__}; required LearnerState(params, optimizer, extra)")
+        raise StageFault(
+            f"{what} {_name(learner)} returned {type(found).__name__}; required LearnerState(params, optimizer, extra)"
+        )
     for part in fields(found):
         for name, value in getattr(found, part.name).items():
             if not isinstance(value, np.ndarray | np.generic):
                 raise StageFault(
-                    f"{what} returned {part.name}[{name!r}] as {type(value).__name__}; required a NumPy array, as of "
-                    "np.asarray(...) or tensor.numpy(), which the run can store"
+                    f"{what} {_name(learner)} returned {part.name}[{name!r}] as {type(value).__name__}; required a "
+                    "NumPy array, as of np.asarray(...) or tensor.numpy(), which the run can store"
                 )
             if part.name == "params" and like is not None:
                 required = like[name].dtype if name in like else np.dtype(np.float32)
                 if value.dtype != required:
-                    raise StageFault(f"{what} returned params[{name!r}] as {value.dtype}; required {required}")
+                    raise StageFault(
+                        f"{what} {_name(learner)} returned params[{name!r}] as {value.dtype}; required {required}"
+                    )
     return found
 
 
@@ -106,7 +109,8 @@ def updated(
     """Update a learner that has counted the episodes of some rollout batches; the counters are metrics too.
 
     Raises:
-        StageFault: the result is not a learner state with numeric metrics; and as `finished`.
+        StageFault: the result is not a learner state with numeric metrics, its parameters have another form, with which
+            no iteration could begin, or its metrics have names that the run always has.
     """
     before = learner.at_start(state.learner, run_seed=at.run_seed)
     found: object = learner.update(before, experience, run_seed=at.run_seed, iteration=at.iteration, parallel=parallel)
@@ -120,37 +124,24 @@ def updated(
                 f"the update of {_name(learner)} returned {kinds or type(found).__name__}; required (LearnerState, "
                 "metrics), with the metrics a mapping from names to numbers"
             )
-    return finished(before, after, rounds, metrics, of_update)
-
-
-def finished(
-    state: LearnerState, updated: LearnerState, rounds: Sequence[EpisodeBatch], metrics: Metrics, of_update: Metrics
-) -> Update:
-    """Return an update whose learner has counted the episodes of some rollout batches. The counters are metrics too.
-
-    Raises:
-        StageFault: the learner returned parameters of another form, with which no iteration could begin, or metrics
-            under names that the run always has.
-    """
-    before, after = (
-        {name: f"{value.dtype}{list(value.shape)}" for name, value in one.params.items()} for one in (state, updated)
-    )
-    if other := sorted(name for name in before | after if before.get(name) != after.get(name)):
-        found, required = (form.get(other[0], "absent") for form in (after, before))
-        raise StageFault(f"the update returned params[{other[0]!r}] as {found}; required {required}, as it was before")
-    made = sum(episodes.num_steps for episodes in rounds)
-    nominal = sum(int(episodes.real.sum()) * episodes.rewards.shape[2] for episodes in rounds)
-    counters: Params = {
-        ENV_STEPS: np.array(int(state.extra[ENV_STEPS]) + made, np.int64),
-        ENV_STEPS_NOMINAL: np.array(int(state.extra[ENV_STEPS_NOMINAL]) + nominal, np.int64),
-    }
+    for name in sorted({*before.params, *after.params}):
+        found, required = (one.params.get(name) for one in (after, before))
+        forms = ["absent" if x is None else f"{x.dtype}{list(x.shape)}" for x in (found, required)]
+        if forms[0] != forms[1]:
+            raise StageFault(
+                f"the update returned params[{name!r}] as {forms[0]}; required {forms[1]}, as it was before"
+            )
+    counters = {name: int(before.extra[name]) for name in (ENV_STEPS, ENV_STEPS_NOMINAL)}
+    for episodes in rounds:
+        counters[ENV_STEPS] += episodes.num_steps
+        counters[ENV_STEPS_NOMINAL] += int(episodes.real.sum()) * episodes.rewards.shape[2]
     numbers = {name: float(count) for name, count in counters.items()}
     if taken := sorted((metrics | numbers).keys() & of_update.keys()):
         raise StageFault(
             f"the update returned the metrics {', '.join(taken)}, which every run has; return them under other names"
         )
-    learner = LearnerState(updated.params, updated.optimizer, updated.extra | counters)
-    return Update(learner, {**metrics, **of_update, **numbers})
+    extra = after.extra | {name: np.array(count, np.int64) for name, count in counters.items()}
+    return Update(LearnerState(after.params, after.optimizer, extra), {**metrics, **of_update, **numbers})
 
 
 def _name(learner: Learner[Any, Any]) -> str:

@@ -24,8 +24,8 @@ def install(*, shell: Shell | None = None, output: Output = None) -> int:
     """Install completion for the shell in use: commands, options, names of runs and recipes.
 
     Args:
-        shell: For this shell; by default for the one that runs the command.
-        output: Write the script there, rather than where the shell looks for it.
+        shell: Shell to complete for; by default the one that runs the command.
+        output: File to write the script to, instead of where the shell looks for it.
     """
     from cyclopts.completion.detect import ShellDetectionError, detect_shell
 

@@ -1,4 +1,4 @@
-"""What an evaluation needs besides a run: tasks from a file, and films of its test episodes, which are not stored."""
+"""Inputs and outputs of an evaluation besides its run: tasks from a file, and films of its unstored test episodes."""
 
 import sys
 from collections.abc import Mapping, Sequence

@@ -68,7 +68,7 @@ def train_runs(
     waiting = [(run, pinned(config), folder.absolute()) for run, config, folder in jobs]
     context = multiprocessing.get_context("forkserver")
     # So that processes that follow need not import numerics again.
-    context.set_forkserver_preload(["metaloom.flows.commands.train"])
+    context.set_forkserver_preload([__name__])
     # From their first moment on, before they can say for themselves what signals mean.
     with kept_from_children(*_FOR_ALL):
         forkserver.ensure_running()
@@ -238,7 +238,7 @@ def train_sweep(
 
 
 def _try_settings(configs: Sequence[RunConfig]) -> None:
-    """Build what each combination of settings trains with, which finds what settings alone do not show."""
+    """Build the learner of each combination of settings, which finds faults that settings alone do not show."""
     for config in map(pinned, configs):
         with stages_of(config, Backend(workers=0), partial(check_sizes, config)) as stages:
             stages.context.try_learner()

@@ -17,6 +17,7 @@ from metaloom.flows.formatting import plural
 from metaloom.flows.graph.changes import tell_changed_sources
 from metaloom.flows.graph.faults import compute_checked, explained, require_repeatable
 from metaloom.flows.graph.recomputed import require_resumable
+from metaloom.flows.graph.rehearsal import rehearse
 from metaloom.flows.graph.run_stages import changed_since, config_of, stages_of, stages_of_run
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.graph.tables import table_of
@@ -111,6 +112,7 @@ def training(
         if config.algorithm.trial is not None:
             # Other policies are checked whenever they are built. Runs that earlier versions began must still resume.
             check_std(config.policy, stages.context.setup)
+        rehearse(stages, observer.should_stop)
         with storage.create_run(
             path,
             config=kept_config.model_dump(mode="json"),

@@ -12,7 +12,7 @@ import numpy as np
 from metaloom import storage
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.graph.tables import table_of
-from metaloom.pipeline.algorithms.finite_checks import NumericalError
+from metaloom.pipeline.algorithms.contract import NumericalError
 from metaloom.pipeline.baselines import BaselineError
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.config.sources import plugin_paths

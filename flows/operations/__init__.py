@@ -70,7 +70,7 @@ class Operation:
         return _checked(found) if self.group == INSTALLED else found
 
     def broken(self, problem: BaseException) -> str:
-        """Return who is at fault where an installed operation cannot be used."""
+        """Describe why an installed operation cannot be used."""
         return (
             f"the operation {self.name!r} of an installed package ({self.run}) cannot be used: "
             f"{type(problem).__name__}: {problem}"

@@ -119,7 +119,7 @@ def unpack(raw: bytes, archive: Path, folder: Path) -> None:
 
 
 def _require_plain(archive: Path, opened_archive: ZipFile) -> None:
-    """Refuse what `pack` does not write: other names than of files within, twice the same one, more than fits."""
+    """Refuse archives that `pack` does not write: paths outside, a name twice, more bytes than fit."""
     entries, names = opened_archive.infolist(), opened_archive.namelist()
     for entry in entries:
         name = PurePosixPath(entry.filename)
@@ -301,7 +301,7 @@ def _told_of(run: Run, copied: Path) -> Iterator[None]:
 
 
 def _put(archive: Path, folder: Path) -> None:
-    """Put an archive among others, over nothing: a file of its name is somebody's, or of an `add` that was killed."""
+    """Move an archive among the others without replacing a file, which another user or a killed `add` left."""
     place = folder / archive.name
     if place.exists():
         raise UsageError(

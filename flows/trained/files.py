@@ -16,7 +16,7 @@ import metaloom
 from metaloom.flows.errors import UsageError
 from metaloom.flows.trained.blueprint import Blueprint
 from metaloom.flows.trust import Settings
-from metaloom.pipeline.nn.flat_networks import unprefixed
+from metaloom.pipeline.nn.flat_networks import renamed
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Array, LearnerState, TaskParams
 
@@ -83,9 +83,9 @@ class PolicyFile:
             raise UsageError(
                 f"{path}: found a description that is damaged ({problem}); save the policy again"
             ) from None
-        state = LearnerState(**{part: unprefixed(arrays, part) for part in _PARTS})
+        state = LearnerState(**{part: renamed(arrays, f"{part}.", "") for part in _PARTS})
         try:
-            params = TaskParams(unprefixed(arrays, "task"))
+            params = TaskParams(renamed(arrays, "task.", ""))
         except ValueError as problem:
             raise UsageError(f"{path}: {problem}; save the policy again") from None
         return cls(replace(blueprint, origin=origin), state, params, adapted, seed, particle)

@@ -1,6 +1,6 @@
-"""The page over runs: the runs that it shows, every route and its answer, and its server, which changes nothing.
+"""Pages of `metaloom view`: the runs, the routes with their answers, and the server, which is read-only.
 
-It is local to this machine and protected by a token. Errors are answers too.
+It listens on this machine only and requires a token. Errors are sent as answers.
 """
 
 import json

@@ -138,7 +138,7 @@ def _over_training(
 def learning_chart(name: str, history: History) -> Chart:
     """Average episode return before and after adaptation.
 
-    All classes count alike where `count_alike` says so: which ones an iteration drew more of does not show then.
+    With `count_alike`, all classes count alike, so the draw of classes does not show.
     """
     last, is_balanced, series = history.last_step, count_alike(history.by_class), list[Series]()
     for k, color in shown_steps(last).items():

@@ -113,7 +113,7 @@ td { padding: 5px 12px 5px 0; border-bottom: 1px solid #eaeef2; vertical-align: 
 tr:last-child td { border-bottom: 0; }
 td:first-child { width: 38%; color: #57606a; }
 summary { cursor: pointer; padding: 8px 0; font-weight: 600; }
-.chart h3 { font-size: 14.5px; margin: 0 0 4px; }
+.chart :is(h2, h3) { font-size: 14.5px; margin: 0 0 4px; }
 .controls { color: #57606a; font-size: 13px; margin: 0 0 12px; }
 .problem { color: #a40e26; }
 @media print { body { background: #fff; } figure, .tile, .card { break-inside: avoid; } }
@@ -216,7 +216,7 @@ class Page:
                 f'<h1>{escape(self.title)}</h1>\n<p class="subtitle">{escape(self.subtitle)}</p>',
                 f'<div class="tiles">{"".join(tiles)}</div>',
                 "" if self.drawings is None else CONTROLS,
-                f'<div class="wide">{_figure(self.main_figure)}</div>',
+                f'<div class="wide">{_figure(self.main_figure, "h2")}</div>',
                 *sections,
                 "<h2>Details</h2>",
                 *tables,
@@ -225,7 +225,7 @@ class Page:
         )
 
 
-def _figure(figure: Figure) -> str:
+def _figure(figure: Figure, heading: str = "h3") -> str:
     caption = f"<figcaption>{escape(figure.caption)}</figcaption>" if figure.caption else ""
     if isinstance(figure, Picture):
         css_class = "" if figure.enlarged else ' class="as-is"'
@@ -233,4 +233,4 @@ def _figure(figure: Figure) -> str:
         return f"<figure{css_class}>{image}{caption}</figure>"
     css_class, name, title = "chart across" if figure.wide else "chart", escape(figure.name), escape(figure.title)
     place = f'<div id="chart-{name}" role="img" aria-label="{title}"></div>'
-    return f'<figure class="{css_class}"><h3>{title}</h3>{place}{caption}</figure>'
+    return f'<figure class="{css_class}"><{heading}>{title}</{heading}>{place}{caption}</figure>'

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from inspect import Parameter, Signature, signature
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
+import numpy as np
+
 from metaloom.pipeline.baselines.config import BaselineSettings
 from metaloom.pipeline.device import DeviceName, asks_for_gpu
 from metaloom.pipeline.estimation.config import ProcessingConfig
@@ -137,6 +139,23 @@ class Learner(ABC, Generic[Evidence, Experience]):
         Raises:
             NumericalError: naming what is not finite.
         """
+
+
+class NumericalError(ArithmeticError):
+    """An input, loss, gradient or parameter is not finite."""
+
+
+def require_finite_params(params: Mapping[str, Mapping[str, Array]], *, stage: str, advice: str) -> None:
+    """Raise unless all parameters are finite after an update.
+
+    Raises:
+        NumericalError: naming the first network that has a parameter which is not finite.
+    """
+    for name, arrays in params.items():
+        if not all(np.isfinite(value).all() for value in arrays.values()):
+            raise NumericalError(
+                f"{stage}: parameters of {name} are not finite after the update; required finite numbers. {advice}"
+            )
 
 
 class RunSettings(Protocol):

@@ -1,6 +1,5 @@
 """Settings of a run's baseline."""
 
-from abc import ABC, abstractmethod
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -21,20 +20,8 @@ _OPTIONS = {
 }
 
 
-class BaselineSettings(PluginSettings, Settings, ABC):
+class BaselineSettings(PluginSettings, Settings, Baseline):
     """Settings of a baseline. They are the baseline itself unless `build` returns another; see Baseline."""
-
-    @abstractmethod
-    def fit_predict(
-        self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
-    ) -> Array:
-        """Fit to the targets of every task's episodes, and predict them, [B, E, T]; see Baseline."""
-
-    def fit(
-        self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
-    ) -> Params:
-        """Fit as `fit_predict` does; return the parameters [B, ...] by name, by default none."""
-        return {}
 
     def build(self) -> Baseline:
         """Build the baseline that these settings describe, by default themselves."""

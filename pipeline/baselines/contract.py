@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 
@@ -17,9 +17,10 @@ class BaselineError(ArithmeticError):
     """No finite fit was found for a baseline."""
 
 
-class Baseline(Protocol):
+class Baseline(ABC):
     """Predicts returns from observations."""
 
+    @abstractmethod
     def fit_predict(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Array:
@@ -38,17 +39,16 @@ class Baseline(Protocol):
         Raises:
             BaselineError: no finite fit was found; names the task.
         """
-        ...
 
     def fit(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Params:
-        """Fit as `fit_predict` does; the parameters [B, ...] by name.
+        """Fit as `fit_predict` does; return the parameters [B, ...] by name, by default none.
 
         Raises:
             BaselineError: no finite fit was found; names the task.
         """
-        ...
+        return {}
 
 
 def by_task(fit: Fit, observations: Array, targets: Array, mask: Array, parallel: ParallelMap) -> Array:

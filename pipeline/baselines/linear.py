@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from metaloom.pipeline.baselines.contract import BaselineError, by_task, require_finite
+from metaloom.pipeline.baselines.contract import Baseline, BaselineError, by_task, require_finite
 from metaloom.pipeline.types import Array, ParallelMap, Params
 
 TIME_SCALE = 100.0
@@ -14,7 +14,7 @@ MAX_FIT_ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
-class LinearTimeBaseline:
+class LinearTimeBaseline(Baseline):
     """Regresses on τ, τ², τ³ and 1, with τ = t / 100."""
 
     regularization: float = 1e-5
@@ -116,15 +116,10 @@ def solve(gram: Array, moments: Array, regularization: float, *, setting: str) -
 
 
 @dataclass(frozen=True)
-class ZeroBaseline:
+class ZeroBaseline(Baseline):
     """Predicts zero everywhere."""
 
     def fit_predict(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Array:
         return np.zeros_like(targets, dtype=np.float64)
-
-    def fit(
-        self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
-    ) -> Params:
-        return {}

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from metaloom.pipeline.baselines.contract import BaselineError, require_finite
+from metaloom.pipeline.baselines.contract import Baseline, BaselineError, require_finite
 from metaloom.pipeline.baselines.linear import TIME_SCALE
 from metaloom.pipeline.memory import require_room
 from metaloom.pipeline.nn.linearization import LinearizedMLP
@@ -27,7 +27,7 @@ PREFIX = "value"
 
 
 @dataclass(frozen=True)
-class ValueNetworkBaseline:
+class ValueNetworkBaseline(Baseline):
     """Regresses on observations and t with a network fitted afresh to every rollout batch; no state outlives a call.
 
     Inputs and targets are standardized over the real steps; Adam's step size falls linearly to zero.

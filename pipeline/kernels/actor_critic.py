@@ -15,7 +15,7 @@ from metaloom.pipeline.algorithms.actor_critic.gradient_steps import CRITIC, POL
 from metaloom.pipeline.algorithms.actor_critic.settings import ActorCriticSettings
 from metaloom.pipeline.estimation.experience import Experience, Rows
 from metaloom.pipeline.nn.distributions import LOG_2PI
-from metaloom.pipeline.nn.flat_networks import FlatDescent, FlatNetwork, FlatParams, prefixed, unprefixed
+from metaloom.pipeline.nn.flat_networks import FlatDescent, FlatNetwork, FlatParams, renamed
 from metaloom.pipeline.nn.spec import NetworkSpec
 from metaloom.pipeline.policies.inference import log_softmax
 from metaloom.pipeline.types import Array, LearnerState
@@ -155,10 +155,10 @@ class FusedSteps(ActorCriticSteps):
         min_std: float,
         learn_std: bool,
     ) -> None:
-        """Copy the arrays that the steps change; `prefix` is of the policy's network."""
-        flat, judge = FlatParams(state.params), FlatParams(prefixed(unprefixed(state.extra, CRITIC), CRITIC))
+        """Copy the arrays that the steps change; `prefix` is the prefix of the names in the policy's network."""
+        flat, judge = FlatParams(state.params), FlatParams(renamed(state.extra, f"{CRITIC}.", f"{CRITIC}."))
         policy_descent, critic_descent = (
-            FlatDescent(settings.optimizer.name, params, unprefixed(state.optimizer, name))
+            FlatDescent(settings.optimizer.name, params, renamed(state.optimizer, f"{name}.", ""))
             for name, params in ((POLICY, flat), (CRITIC, judge))
         )
         names = state.params.items()

@@ -6,15 +6,15 @@ to twice as long.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from typing import cast
 
 import numpy as np
 import torch
 
-from metaloom.pipeline.algorithms.finite_checks import require_finite
-from metaloom.pipeline.algorithms.maml.meta_gradient import InnerLoss, MetaProblem, sum_in_order
-from metaloom.pipeline.algorithms.maml.rows import Chunk, TaskRows
+from metaloom.pipeline.algorithms.maml.meta_gradient import InnerLoss, MetaProblem
+from metaloom.pipeline.algorithms.maml.rows import Chunk, TaskRows, require_finite
 from metaloom.pipeline.algorithms.maml.trpo import MetaPoint, Product, chunk_dtype
 from metaloom.pipeline.nn.linearization import LinearizedMLP, PulledBack
 from metaloom.pipeline.policies.build import LOG_STD, CategoricalPolicy, GaussianPolicy
@@ -47,7 +47,7 @@ def fused_gauss_newton_product(at: MetaPoint) -> Product:
             return known.product(direction)
 
         parts = list(at.parallel(of_chunk, work))
-        return sum_in_order([at.flat.pack(part) for part in parts]) / at.num_tasks
+        return reduce(add, [at.flat.pack(part) for part in parts]) / at.num_tasks
 
     return product
 
@@ -69,8 +69,8 @@ class ChunkCurvature:
             if not problem.first_order:
                 self._hessians.append(hessian)
             current = self._step(current, hessian.gradients)
-        adapted = {f"adapted {name}": torch.as_tensor(current[name]) for name in names}
-        require_finite(adapted, chunk.first_task, "Lower inner_lr.")
+        adapted = {name: torch.as_tensor(current[name]) for name in names}
+        require_finite(adapted, chunk.first_task, "Lower inner_lr.", of="adapted ")
         last = chunk.rounds[-1]
         of_gaussian = isinstance(policy, GaussianPolicy)
         self._fisher = (

@@ -14,18 +14,17 @@ from itertools import pairwise
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.off_policy.learner import GradientSteps
+from metaloom.pipeline.algorithms.off_policy.learner import FusedGradientSteps
 from metaloom.pipeline.algorithms.pearl.definition import ADAM_EPSILON, Noise
-from metaloom.pipeline.algorithms.pearl.networks import TRAINED, PEARLArrays
+from metaloom.pipeline.algorithms.pearl.networks import LAYOUT, TWINS, PEARLNetworks
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.kernels.tanh_gaussian import TanhGaussianActions
-from metaloom.pipeline.nn.flat_networks import FlatDescent, FlatNetwork, FlatParams
-from metaloom.pipeline.nn.spec import layer_names
-from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch, ParallelMap, Params, Transitions
+from metaloom.pipeline.nn.flat_networks import FlatNetwork, FlatParams
+from metaloom.pipeline.nn.networks import Network
+from metaloom.pipeline.types import Array, Metrics, Minibatch, Params, Transitions
 
 MAX_PARTS = 4
 """Parts of equal size that a gradient step's tasks are dealt into. Fixed: the order of sums depends on it."""
-PARTS = ("kernel", "bias")
 MIN_VARIANCE = 1e-7
 
 
@@ -121,7 +120,7 @@ class Part:
         settings: PEARL,
         discount: float,
         params: Mapping[str, FlatParams],
-        layers: Mapping[str, Sequence[str]],
+        networks: PEARLNetworks,
         minibatch: Minibatch,
         tasks: slice,
     ) -> None:
@@ -129,15 +128,16 @@ class Part:
         K, self._num_rows = minibatch.transitions.rewards.shape
         self._total_rows = K * self._num_rows
         self._inference = inference(settings.use_information_bottleneck)
-        self.params: dict[str, FlatParams] = {name: params[name].with_own_gradient() for name in TRAINED}
-        networks = {name: FlatNetwork(self.params[name], layers[name], "relu", fold_bias=True) for name in TRAINED}
-        self._encoder, self._policy, self._v = networks["encoder"], networks["policy"], networks["v"]
-        self._qs = {name: networks[name] for name in ("q1", "q2")}
-        self._target_v = FlatNetwork(params["target_v"], layers["target_v"], "relu", fold_bias=True)
+        self.params: dict[str, FlatParams] = {name: flat.with_own_gradient() for name, flat in params.items()}
+        flat_networks = {name: _network(name, networks, flat) for name, flat in self.params.items()}
+        self._encoder, self._policy, self._v, self._target_v = (
+            flat_networks[name] for name in ("encoder", "policy", "v", "target_v")
+        )
+        self._qs = {name: flat_networks[name] for name in TWINS}
         self._dtype = params["policy"].vector.dtype
         rows = (tasks.stop - tasks.start) * self._num_rows
         self._z = np.empty((rows, settings.latent_size), self._dtype)
-        state_size, q_size = self._v.input_size, networks["q1"].input_size
+        state_size, q_size = self._v.input_size, self._qs["q1"].input_size
         self._action_columns = slice(state_size - settings.latent_size, q_size - settings.latent_size)
         self._latent_columns = slice(q_size - settings.latent_size, q_size)
 
@@ -238,27 +238,19 @@ def _sum_of_squares(values: Array) -> float:
     return float(np.square(values, dtype=np.float64).sum())
 
 
-class PEARLKernel(GradientSteps[Noise]):
+def _network(name: str, networks: PEARLNetworks, flat: FlatParams) -> FlatNetwork:
+    return FlatNetwork.of(LAYOUT[name].here[:-1], networks.of(name).spec, flat, fold_bias=True)
+
+
+class PEARLKernel(FusedGradientSteps[Noise]):
     """Working copies of a learner's networks and optimizers while gradient steps change them."""
 
-    def __init__(
-        self,
-        settings: PEARL,
-        state: LearnerState,
-        *,
-        discount: float,
-        learning_rates: Mapping[str, float],
-        parallel: ParallelMap = map,
-    ) -> None:
-        self._settings, self._discount, self._parallel = settings, discount, parallel
-        self._learning_rates, arrays = learning_rates, PEARLArrays.of(state)
-        self._num_updates = arrays.num_updates
-        self._layers = {name: layers_of(params) for name, params in arrays.params.items()}
-        self.params: dict[str, FlatParams] = {name: in_layer_order(params) for name, params in arrays.params.items()}
-        self._descent = {
-            name: FlatDescent(settings.optimizer.name, self.params[name], kept, epsilon=ADAM_EPSILON)
-            for name, kept in arrays.optimizers.items()
-        }
+    layout = LAYOUT
+    epsilon = ADAM_EPSILON
+    _settings: PEARL
+    _networks: PEARLNetworks
+
+    def prepare(self) -> None:
         self._parts: list[Part] = []
         self._shape: tuple[int, ...] = ()
 
@@ -273,28 +265,18 @@ class PEARLKernel(GradientSteps[Noise]):
             self._shape, num_parts = shape, min(MAX_PARTS, shape[0])
             bounds = [shape[0] * i // num_parts for i in range(num_parts + 1)]
             self._parts = [
-                Part(self._settings, self._discount, self.params, self._layers, minibatch, slice(start, stop))
+                Part(self._settings, self._discount, self.copies, self._networks, minibatch, slice(start, stop))
                 for start, stop in pairwise(bounds)
             ]
         sums = self._over_parts(lambda part: part.critic_gradients(minibatch, noise))
         self._descend(("q1", "q2", "encoder"))
         sums |= self._over_parts(lambda part: part.actor_gradients(minibatch, noise))
         self._descend(("v", "policy"))
-        tau, target = self._settings.soft_target_tau, self.params["target_v"].vector
+        tau, target = self._settings.soft_target_tau, self.copies["target_v"].vector
         target *= 1 - tau
-        target += tau * self.params["v"].vector
+        target += tau * self.copies["v"].vector
         K, N, _ = self._shape
         return {name: value / (K if name in ("kl", "latent_std") else K * N) for name, value in sums.items()}
-
-    def state(self) -> LearnerState:
-        params = {name: flat.copies() for name, flat in self.params.items()}
-        optimizers = {name: descent.state for name, descent in self._descent.items()}
-        return PEARLArrays(params, optimizers, self._num_updates + 1).state()
-
-    @property
-    def gradients(self) -> dict[str, Array]:
-        """Gradients of the last step by network, as vectors."""
-        return {name: self.params[name].gradient for name in TRAINED}
 
     def _over_parts(self, gradients: Callable[[Part], Metrics]) -> Metrics:
         by_part = list(self._parallel(gradients, self._parts))
@@ -302,19 +284,19 @@ class PEARLKernel(GradientSteps[Noise]):
 
     def _descend(self, names: Sequence[str]) -> None:
         def descend(name: str) -> None:
-            flat = self.params[name]
+            flat = self.copies[name]
             np.copyto(flat.gradient, self._parts[0].params[name].gradient)
             for part in self._parts[1:]:
                 flat.gradient += part.params[name].gradient
-            self._descent[name].step(self._learning_rates[name])
+            self.descent[name].step(self._rates[name])
 
         for _ in self._parallel(descend, names):
             pass
 
 
-def infer(settings: PEARL, encoder: Params, context: Transitions) -> PosteriorArrays:
-    """Return the posterior of every task given its context [B, C], [B, Z], from an encoder's parameters."""
-    network = FlatNetwork(in_layer_order(encoder), layers_of(encoder), "relu", fold_bias=True)
+def infer(settings: PEARL, encoder: Network, params: Params, context: Transitions) -> PosteriorArrays:
+    """Return the posterior of every task given its context [B, C], [B, Z], from the encoder's parameters."""
+    network = FlatNetwork.of(encoder.prefix, encoder.spec, FlatParams(params), fold_bias=True)
     posterior_of = inference(settings.use_information_bottleneck)
     posteriors: list[PosteriorArrays] = []
     # Task by task: the bits of a task must not depend on the number of tasks.
@@ -322,13 +304,3 @@ def infer(settings: PEARL, encoder: Params, context: Transitions) -> PosteriorAr
         outputs = network.forward(*context_features(settings, context, slice(b, b + 1)))
         posteriors.append(posterior_of.infer(outputs[None]))
     return PosteriorArrays(*(np.concatenate([getattr(p, name) for p in posteriors]) for name in ("mean", "variance")))
-
-
-def layers_of(params: Mapping[str, Array]) -> Sequence[str]:
-    """Return the names of the layers of a multilayer perceptron with these parameters."""
-    return layer_names(len(params) // 2 - 1)
-
-
-def in_layer_order(params: Mapping[str, Array]) -> FlatParams:
-    """Return parameters with every bias right after its kernel."""
-    return FlatParams({f"{layer}.{part}": params[f"{layer}.{part}"] for layer in layers_of(params) for part in PARTS})

@@ -6,21 +6,21 @@ It computes what `SACDefinition` in pipeline/algorithms/off_policy/sac.py does; 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.off_policy.learner import Counters, GradientSteps, merged
-from metaloom.pipeline.algorithms.off_policy.sac import TWINS, SACArrays
+from metaloom.pipeline.algorithms.off_policy.learner import FusedGradientSteps, merged
+from metaloom.pipeline.algorithms.off_policy.sac import LAYOUT, TWINS
 from metaloom.pipeline.algorithms.off_policy.settings import SAC
 from metaloom.pipeline.estimation.returns import EPSILON
 from metaloom.pipeline.kernels.tanh_gaussian import TanhGaussianActions
-from metaloom.pipeline.nn.flat_networks import ALL, FlatDescent, FlatNetwork, FlatParams
-from metaloom.pipeline.nn.networks import Network
+from metaloom.pipeline.nn.flat_networks import ALL, FlatNetwork, FlatParams
 from metaloom.pipeline.nn.spec import NetworkSpec
 from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch, ParallelMap
 
 
-class TwinQKernel:
+class TwinQKernel(FlatParams):
     """Two Q-functions, whose parameters are one vector. The smaller value counts.
 
     Fujimoto et al. 2018, arXiv:1802.09477, section 4.2.
@@ -28,8 +28,8 @@ class TwinQKernel:
 
     def __init__(self, params: Mapping[str, Array], spec: NetworkSpec, *, parallel: ParallelMap = map) -> None:
         """Copy parameters q1.* and q2.*; `parallel` maps over the two networks."""
-        self.flat: FlatParams = FlatParams(params)
-        self._networks = [FlatNetwork.of(name, spec, self.flat) for name in TWINS]
+        super().__init__(params)
+        self._networks = [FlatNetwork.of(name, spec, self) for name in TWINS]
         self._parallel = parallel
 
     def values(self, observations: Array, actions: Array) -> Array:
@@ -64,32 +64,23 @@ class TwinQKernel:
         return gradient
 
 
-class SACKernel(GradientSteps[Array]):
+class SACKernel(FusedGradientSteps[Array]):
     """Working copies of policy, Q-functions, targets and temperature during an iteration."""
 
-    def __init__(
-        self,
-        settings: SAC,
-        policy: Network,
-        q: Network,
-        state: LearnerState,
-        *,
-        discount: float,
-        learning_rate: float,
-        parallel: ParallelMap = map,
-    ) -> None:
-        self._settings, self._discount, self._learning_rate = settings, discount, learning_rate
-        self._counters = Counters.of(state)
-        arrays = SACArrays.of(state)
-        self.policy: FlatParams = FlatParams(arrays.policy)
-        self._network = FlatNetwork.of(policy.prefix, policy.spec, self.policy)
-        self.q: TwinQKernel = TwinQKernel(arrays.q, q.spec, parallel=parallel)
-        self._targets = TwinQKernel(arrays.targets, q.spec, parallel=parallel)
-        self._log_alpha = FlatParams({"log_alpha": arrays.log_alpha})
-        trained = {"policy": self.policy, "q": self.q.flat, "alpha": self._log_alpha}
-        self._descent = {
-            name: FlatDescent(settings.optimizer.name, trained[name], kept) for name, kept in arrays.optimizers.items()
-        }
+    layout = LAYOUT
+    _settings: SAC
+
+    def copied(self, name: str, state: LearnerState) -> FlatParams:
+        """Return both Q-functions as one; see GradientSteps."""
+        if name not in ("q", "targets"):
+            return super().copied(name, state)
+        return TwinQKernel(LAYOUT[name].of(state), self._networks[1].spec, parallel=self._parallel)
+
+    def prepare(self) -> None:
+        self._policy, self._log_alpha = self.copies["policy"], self.copies["alpha"]
+        self._q, self._targets = (cast(TwinQKernel, self.copies[name]) for name in ("q", "targets"))
+        policy = self._networks[0]
+        self._network = FlatNetwork.of(policy.prefix, policy.spec, self._policy)
 
     def step(self, minibatch: Minibatch, noise: Array) -> Metrics:
         batch = merged(minibatch)
@@ -98,39 +89,38 @@ class SACKernel(GradientSteps[Array]):
         now = TanhGaussianActions(outputs[:n], noise[:n])
         following = TanhGaussianActions(outputs[n:], noise[n:])
 
-        settings, rate = self._settings, self._learning_rate
+        settings, rates = self._settings, self._rates
         excess = float(now.log_prob.mean()) - now.actions.shape[1]
         temperature_loss = -float(self._log_alpha.vector[0]) * excess
         if settings.learn_ent_coeff:
             self._log_alpha.gradient[:] = -excess
-            self._descent["alpha"].step(rate)
+            self.descent["alpha"].step(rates["alpha"])
         alpha = float(np.exp(self._log_alpha.vector[0]))
 
-        rewards = batch.rewards.astype(self.policy.vector.dtype, copy=False)
+        rewards = batch.rewards.astype(self._policy.vector.dtype, copy=False)
         if settings.standardize_rew:
             rewards = (rewards - rewards.mean()) / (rewards.std() + EPSILON)
         next_values = self._targets.values(batch.next_observations, following.actions).min(axis=0)
         next_values -= alpha * following.log_prob
         targets = settings.rew_scale * rewards + self._discount * (~batch.terminated * next_values)
 
-        values = self.q.values(batch.observations, batch.actions)
+        values = self._q.values(batch.observations, batch.actions)
         errors = values - targets
-        self.q.backward(errors / np.float32(n))
-        q_norm = self.q.flat.clip_gradient(settings.max_grad_norm)
-        self._descent["q"].step(rate)
+        self._q.backward(errors / np.float32(n))
+        q_norm = self._q.clip_gradient(settings.max_grad_norm)
+        self.descent["q"].step(rates["q"])
 
-        acting_values = self.q.values(batch.observations, now.actions)
-        slopes = self.q.gradient_of_smaller(acting_values, slice(batch.observations.shape[1], None))
+        acting_values = self._q.values(batch.observations, now.actions)
+        slopes = self._q.gradient_of_smaller(acting_values, slice(batch.observations.shape[1], None))
         slopes /= np.float32(-n)
         self._network.backward(now.backward(slopes, alpha / n), slice(0, n))
-        policy_norm = self.policy.clip_gradient(settings.max_grad_norm)
-        self._descent["policy"].step(rate)
+        policy_norm = self._policy.clip_gradient(settings.max_grad_norm)
+        self.descent["policy"].step(rates["policy"])
 
-        self._counters.gradient_steps += 1
-        if self._counters.gradient_steps % settings.target_update_intvl == 0:
-            target_vector = self._targets.flat.vector
+        if self.counts_to(settings.target_update_intvl):
+            target_vector = self._targets.vector
             target_vector *= settings.tau
-            target_vector += (1 - settings.tau) * self.q.flat.vector
+            target_vector += (1 - settings.tau) * self._q.vector
         return {
             "temperature_loss": temperature_loss,
             "temperature": alpha,
@@ -142,10 +132,3 @@ class SACKernel(GradientSteps[Array]):
             "policy_loss": alpha * float(now.log_prob.mean()) - float(acting_values.min(axis=0).mean()),
             "gradient_norm": policy_norm,
         }
-
-    def state(self) -> LearnerState:
-        self._counters.updates += 1
-        (log_alpha,) = self._log_alpha.copies().values()
-        policy, q, targets = (flat.copies() for flat in (self.policy, self.q.flat, self._targets.flat))
-        optimizers = {name: descent.state for name, descent in self._descent.items()}
-        return SACArrays(policy, q, targets, log_alpha, optimizers).state(self._counters)

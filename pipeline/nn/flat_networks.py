@@ -262,11 +262,6 @@ def layer_paths(prefix: str, num_hidden: int) -> list[str]:
     return [f"{prefix}.{layer}" for layer in layer_names(num_hidden)]
 
 
-def prefixed(arrays: Mapping[str, Array], prefix: str) -> Params:
-    """Return the arrays under names with `prefix.` before them."""
-    return {f"{prefix}.{name}": value for name, value in arrays.items()}
-
-
-def unprefixed(arrays: Mapping[str, Array], prefix: str) -> Params:
-    """Return the arrays whose names start with `prefix.`, without the prefix."""
-    return {name.removeprefix(f"{prefix}."): value for name, value in arrays.items() if name.startswith(f"{prefix}.")}
+def renamed(arrays: Mapping[str, Array], old: str, new: str) -> Params:
+    """Return the arrays whose names start with `old`, under names that start with `new` instead."""
+    return {new + name[len(old) :]: value for name, value in arrays.items() if name.startswith(old)}

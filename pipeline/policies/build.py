@@ -44,7 +44,7 @@ class GaussianPolicy(Policy):
 
     def learned(self, params: Mapping[str, object]) -> tuple[str, ...]:
         """Return the names of the parameters that adaptation and meta-training change, in order."""
-        return tuple(name for name in params if self.config.learn_std or name != LOG_STD)
+        return tuple(params) if self.config.learn_std else tuple(name for name in params if name != LOG_STD)
 
     def distribution(self, params: Mapping[str, Tensor], observations: Tensor) -> DiagGaussian:
         """Return the distribution: mean [..., N, A], log_std [..., 1, A] with the floor of min_std applied."""

@@ -56,7 +56,7 @@ class SpanInput:
 
     @property
     def span(self) -> Span:
-        """Span that was summed up."""
+        """Span that this sum describes."""
         return Span(self.stages, self.first.iteration, self.last.iteration)
 
     def as_dict(self) -> dict[str, Any]:

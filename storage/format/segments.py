@@ -273,7 +273,7 @@ def ranges(numbers: Iterable[int]) -> Iterator[range]:
 
 
 def _check(seal: Seal) -> None:
-    """Refuse what no packing seals, before files are read and written by its names, and memory taken by its counts."""
+    """Refuse a seal that no packing writes, before its file names and sizes are used."""
     for (stage, step), parts in seal.outputs.items():
         for part in parts:
             StageRef(part.start, stage, step)

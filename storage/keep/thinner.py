@@ -41,8 +41,7 @@ class Thinner:
                 # First the word that they are gone, safe from a power cut: then nobody takes their absence for damage.
                 self._mark(iteration, before | {record.ref: record.sha256 for record in records})
                 taken.append(Thinned.of(records, self._files.files_of))
-                chunks = ((record, chunk) for record in records for chunk in record.chunks)
-                self._session.remove([path for found in chunks for path in self._files.files_of(*found)])
+                self._remove(records)
                 self._session.share()
         return Thinned.sum(taken)
 
@@ -87,6 +86,10 @@ class Thinner:
             return
         make_folder(path.parent)
         self._session.replace(self._session.write_aside([(render_marker(iteration, outputs),)]), [path])
+
+    def _remove(self, records: Sequence[StageRecord]) -> None:
+        found = [path for record in records for chunk in record.chunks for path in self._files.files_of(record, chunk)]
+        self._session.remove(found)
 
 
 def require_same(record: StageRecord, value: Value, *, changed: Callable[[], Sequence[str]] = tuple) -> None:

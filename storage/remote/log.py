@@ -411,7 +411,7 @@ def surplus_segments(root: Path, files: Iterable[str]) -> list[Path]:
 
 
 def place_segment(root: Path, beside: Path, folder: str, texts: Mapping[str, str]) -> None:
-    """Make a segment appear, with its small files; what it held so far is fetched again."""
+    """Create or replace a segment in the cache, with its small files; large ones are fetched again when needed."""
     part = beside / f"{secrets.token_hex(8)}.part"
     for name, text in texts.items():
         path = part / name.removeprefix(f"{folder}/")

@@ -194,7 +194,7 @@ class Session:
             sync_folder(folder)
 
     def follow(self, log: RemoteLog) -> None:
-        """Make the cache what the log says; through the session, so that one that lost the run leaves it alone."""
+        """Update the cache from the log, through the session: one that lost the run changes nothing."""
         self.remove(log.surplus())
         missing = log.missing_texts()
         for path in missing:

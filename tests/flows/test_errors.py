@@ -9,7 +9,7 @@ import pytest
 from metaloom import storage
 from metaloom.flows import errors
 from metaloom.flows.cli import run
-from metaloom.pipeline.algorithms.finite_checks import NumericalError
+from metaloom.pipeline.algorithms.contract import NumericalError
 from metaloom.pipeline.baselines.contract import BaselineError
 
 ENVIRONMENT = """

@@ -16,7 +16,7 @@ from metaloom.flows.commands.replay import debug_stage, replay
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.rollouts.workers import Backend, LocalWorkers
-from metaloom.pipeline.algorithms.finite_checks import NumericalError
+from metaloom.pipeline.algorithms.contract import NumericalError
 from metaloom.pipeline.algorithms.maml.promp import ProMPLearner
 from metaloom.stages.faults import NotFinite, StageFault
 from metaloom.storage import StageRef

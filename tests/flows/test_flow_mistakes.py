@@ -119,6 +119,19 @@ def after_adapting(function):
     return ON_POLICY.named("own").edge(adapted=this_step("adapt")).insert(stage, after="adapt")
 
 
+def of_four_tasks(*, samples: Samples) -> Samples:
+    return replace(samples, advantages=samples.advantages / np.ones((4, 1, 1), np.float32))
+
+
+def in_training_alone(at, *, samples: Samples) -> Samples:
+    return replace(samples, advantages=samples.advantages / {True: np.float32(2)}[at.training])
+
+
+def noisy(at, *, samples: Samples) -> Samples:
+    noise = at.generator("noise").standard_normal(samples.advantages.shape, np.float32)
+    return replace(samples, advantages=samples.advantages + noise)
+
+
 def evaluate_later(*, learned: Update) -> Evaluation:
     return None
 
@@ -127,6 +140,11 @@ def graph(stage, edge=None):
     """ON_POLICY with one more stage before `adapt`, which reads an edge of its own if there is one."""
     edges, reads = ({}, {}) if edge is None else ({"own": edge}, {"samples": "own"})
     return ON_POLICY.named("own").edge(**edges).insert(stage.reading(**reads), after="process_samples")
+
+
+def samples_by(function):
+    """ON_POLICY that learns and adapts from what a function makes of samples."""
+    return ON_POLICY.named("own").insert(Stage(function, EACH_STEP), after="process_samples", gives="samples")
 
 
 @dataclass(frozen=True)
@@ -152,9 +170,7 @@ GRAPHS = {
     "OneGroup": graph(replace(HALVE, group="halved")),
     "Output": graph(replace(HALVE, output=Noise)),
     "Drawing": graph(replace(HALVE, run=drawing)),
-    "InTrainingOnly": ON_POLICY.named("own").insert(
-        Stage(of_tasks, EACH_STEP), after="process_samples", gives="samples"
-    ),
+    "InTrainingOnly": samples_by(of_tasks),
     "Rewarded": ON_POLICY.named("own").insert(
         Stage(rewarded, EACH_STEP, reads={"episodes": "rollouts"}), after="collect_rollouts", gives="rollouts"
     ),
@@ -170,6 +186,9 @@ GRAPHS = {
     "NoneOfATask": graph(Stage(none_of_a_task, INNER_STEP, over="tasks")),
     "TwiceATask": after_adapting(twice_a_task),
     "MoreOfATask": after_adapting(more_of_a_task),
+    "OfFourTasks": graph(replace(HALVE, run=of_four_tasks)),
+    "InTrainingAlone": samples_by(in_training_alone),
+    "Noisily": samples_by(noisy),
     "NoEnd": ON_POLICY.replace("meta_optimize", replace(META_OPTIMIZE, ends_iteration=False)),
     "EndsBySamples": ON_POLICY.insert(Stage(halve, ITERATION, ends_iteration=True), after="process_samples"),
     "OwnInput": ON_POLICY.replace("evaluate", Stage(evaluate_later, EVALUATION, reads={"learned": "updated"})),
@@ -253,6 +272,11 @@ class Drift(gymnasium.Env):
 
     def step(self, action):
         return np.random.normal(size=2).astype(np.float32).clip(-9, 9), 0.0, False, False, {}
+
+
+class Breaking(Drift):
+    def step(self, action):
+        raise RuntimeError("broken")
 
 
 LAZY = {
@@ -441,6 +465,7 @@ class NumpyPolicy(OfGaussian):
 
 own("Float32", update=measured(np.array(0.1, np.float32)))
 own("Whole", update=measured(3))
+own("Dividing", update=lambda learner, *state, **options: 1 / 0)
 own("String", update=measured("0.1"))
 own("Missing", update=measured(None))
 own("Many", update=measured(np.zeros(2)))
@@ -659,6 +684,8 @@ OF_DATA = {
     ),
 }
 """Mistakes that only data show: settings, and the sentence."""
+LATE = ("adapt of too few tasks", "numpy.random in an environment")
+"""Those of them that no rehearsal shows: it has two tasks, and is of no environment."""
 
 
 @pytest.mark.parametrize("mistake", [*STRUCTURAL, *OF_DATA])
@@ -667,7 +694,8 @@ def test_a_mistake_is_refused_by_a_sentence_that_says_where_and_what_is_required
     with pytest.raises((ConfigError, StageFault)) as caught:
         train(tiny_config(**{"iterations": 1, **settings}), Path("run"), backend=SERIAL)
     assert re.search(sentence, str(caught.value)), str(caught.value)
-    assert Path("run").exists() == (mistake in OF_DATA)
+    assert Path("run").exists() == (mistake in LATE)
+    assert str(caught.value).startswith("before the run: ") == (mistake in {*OF_DATA} - {*LATE})
 
 
 def test_a_stored_run_whose_network_gives_float64_replays_identical(flow, tiny_config, monkeypatch):
@@ -686,6 +714,46 @@ def test_a_stored_run_whose_parameters_are_float64_replays_identical_and_resumes
     resume(Path("run"), iterations=2, backend=SERIAL)
     with pytest.raises(StageFault, match="as float64; required float32"):
         train(tiny_config(iterations=1, algorithm="own_flow:DoubleStates"), Path("new"), backend=SERIAL)
+
+
+def test_the_rehearsal_changes_no_number_and_takes_part_in_none(flow, tiny_config, monkeypatch, digests):
+    config = tiny_config(iterations=2, algorithm="own_flow:Halved", evaluation={"every": 2})
+    train(config, Path("rehearsed"), backend=SERIAL)
+    monkeypatch.setattr("metaloom.flows.commands.train.rehearse", lambda *given: None)
+    train(config, Path("plain"), backend=SERIAL)
+    assert digests(Path("rehearsed")) == digests(Path("plain"))
+
+
+def test_what_goes_wrong_at_the_sizes_of_the_rehearsal_alone_is_trained(flow, tiny_config):
+    train(tiny_config(iterations=1, algorithm="own_flow:OfFourTasks"), Path("run"), backend=SERIAL)
+    assert len(storage.open_run("run").iterations) == 1
+
+
+def test_the_rehearsal_evaluates_as_the_run_will(flow, tiny_config):
+    config = tiny_config(algorithm="own_flow:InTrainingAlone", evaluation={"every": 3}, iterations=3)
+    with pytest.raises(KeyError) as caught:
+        train(config, Path("run"), backend=SERIAL)
+    assert caught.value.__notes__ == ["before the run: in iteration 0, evaluate k=0"]
+
+
+def test_an_error_in_a_plug_in_is_raised_with_its_place(flow, tiny_config):
+    with pytest.raises(ZeroDivisionError) as caught:
+        train(tiny_config(algorithm="own_flow:Dividing"), Path("run"), backend=SERIAL)
+    assert caught.value.__notes__ == ["before the run: in iteration 0, meta_optimize k=0"]
+
+
+def test_an_environment_that_fails_is_left_to_the_training_which_keeps_the_episode(flow, tiny_config):
+    env = {"name": "own_flow:Breaking", "copies": "kept", "action_scale": 1}  # so that no process tries it before
+    with pytest.raises(StageFault, match="broken"):
+        train(tiny_config(algorithm="own_flow:Whole", env=env), Path("run"), backend=SERIAL)
+    assert [*Path("run/_quarantine").iterdir()]
+
+
+def test_after_training_a_stage_draws_nothing_that_training_drew_whatever_the_seed(flow, tiny_config):
+    train(tiny_config(iterations=1, algorithm="own_flow:Noisily", seed=0), Path("run"), backend=SERIAL)
+    run = metaloom.open_run("run")
+    adapted, stored = run.policy(0, seed=0).adapt(run[0].rollouts(0)).params, run[0].adapted(0).params
+    assert not np.array_equal(adapted["log_std"], stored["log_std"])
 
 
 def test_an_output_that_would_lose_its_mask_in_the_store_is_refused(flow, tiny_config):
@@ -833,14 +901,14 @@ def test_a_learner_with_hidden_state_replays_as_different_though_all_iterations_
 
 
 def test_state_in_a_class_is_found_by_the_iterations_that_are_replayed_again(flow, tiny_config, monkeypatch, capsys):
-    monkeypatch.setattr(flow, "KEPT_FROM", 4)
+    monkeypatch.setattr(flow, "KEPT_FROM", 8)
     train(tiny_config(algorithm="own_flow:ClassCounting"), Path("run"), backend=SERIAL)
-    flow.Kept.n = 2  # as if the first two updates had been computed twice here, too
+    flow.Kept.n = 6  # as if there had been a rehearsal and the first two updates had been computed twice here, too
     assert cli.run(["replay", "run"]) == 1
     told = " ".join(capsys.readouterr().out.split())
     assert "all identical" not in told
     assert "meta_optimize(i=2, k=0) was identical at first and differs when it is computed after other iter" in told
-    flow.Kept.n = 2
+    flow.Kept.n = 6
     assert [outcome.identical for outcome in replay(Path("run"), stage="meta_optimize")] == [True] * 3 + [False]
 
 

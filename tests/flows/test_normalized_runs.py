@@ -142,7 +142,7 @@ def test_a_memory_sees_scaled_rewards_while_acting_and_learning(made):
     assert np.abs(scaled - batch.rewards).max() > 0.05
     seen = replace(batch, observations=(batch.observations - acting[MEAN][0]) / acting[STD][0], rewards=scaled)
     learner = policy.blueprint.learner().unwrapped
-    trials = learner.estimates.trials(seen)
+    trials = learner.trials(seen)
     params = {name: torch.as_tensor(value) for name, value in policy.state.params.items()}
     with torch.no_grad():
         features = learner.policy.features(params, torch.as_tensor(trials.inputs.swapaxes(0, 1)))

@@ -16,7 +16,7 @@ from metaloom.flows.errors import UsageError
 from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.recipes import load_settings
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.pipeline.algorithms.finite_checks import NumericalError
+from metaloom.pipeline.algorithms.contract import NumericalError
 from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import build_config
 from metaloom.storage import Retention, StageRef

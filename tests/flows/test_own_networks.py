@@ -83,7 +83,7 @@ def test_a_run_trains_resumes_and_replays(run, tmp_path):
 def test_a_worker_gives_the_digests_of_this_process(tmp_path, digests):
     with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster:
         there = Backend(scheduler=cluster.scheduler_address)
-        for name in ("module", "pixels-off-policy"):
+        for name in ("module", "pixels-off-policy", "remembering-pixels"):
             train(config_of(RUNS[name]), tmp_path / name / "here", backend=HERE)
             train(config_of(RUNS[name]), tmp_path / name / "there", backend=there)
             assert digests(tmp_path / name / "there") == digests(tmp_path / name / "here"), name

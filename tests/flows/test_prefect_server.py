@@ -237,10 +237,16 @@ def test_what_people_set_stays_when_the_flows_are_deployed_again(served, monkeyp
         served.tell(path, {"job_variables": deployment["job_variables"]}, method="PATCH")
 
 
-def test_a_wrong_parameter_is_refused_before_a_flow_run_exists(served, first):
-    """By the schema, of which test_prefect_flow.py has what else it refuses."""
+def test_a_wrong_parameter_is_refused_before_a_flow_run_exists(served, first, tmp_path):
+    """By the schema, of which test_prefect_flow.py has what else it refuses; from any folder, by the full name."""
     before = served.ask("flow_runs/count")
-    refused = served.prefect("deployment", "run", "meta-train", "-p", "learning_rate=0.1")
+    refused = typed(
+        served.programs / "prefect",
+        *("deployment", "run", "meta-train/meta-train", "-p", "learning_rate=0.1"),
+        folder=tmp_path,
+        PREFECT_API_URL=f"http://127.0.0.1:{served.port}/api",
+        PREFECT_API_AUTH_STRING=served.password,
+    )
     assert refused.returncode == 1
     assert "learning_rate" in refused.stdout + refused.stderr
     with pytest.raises(urllib.error.HTTPError) as page:
@@ -249,17 +255,10 @@ def test_a_wrong_parameter_is_refused_before_a_flow_run_exists(served, first):
     assert served.ask("flow_runs/count") == before
 
 
-def test_the_full_name_replays_a_run_from_any_folder_and_finds_it_identical(served, first, tmp_path):
-    name = path_of(served, "first")
-    done = typed(
-        served.programs / "prefect",
-        *("deployment", "run", "replay/replay", "--watch", "-p", f"run={name}", "-p", "iteration=1"),
-        folder=tmp_path,
-        PREFECT_API_URL=f"http://127.0.0.1:{served.port}/api",
-        PREFECT_API_AUTH_STRING=served.password,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert served.flow_run(f"replay {name}")["state"]["message"] == "7 stages replayed: all identical"
+def test_a_run_is_replayed_by_its_path_and_found_identical(served, first):
+    replayed = served.finished("replay", run=path_of(served, "first"), iteration=1)
+    assert replayed["name"] == f"replay {path_of(served, 'first')}"
+    assert replayed["state"]["message"] == "7 stages replayed: all identical"
 
 
 def test_a_run_is_extended_by_the_flow_that_trained_it(served, first):

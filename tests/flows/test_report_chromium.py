@@ -40,6 +40,12 @@ def test_a_report_draws_every_chart_without_a_word_from_the_browser(run, tmp_pat
     )  # nothing hovers in this browser, and buttons would lie on legends
 
 
+def test_a_report_breaks_no_rule_of_accessibility(run, tmp_path):
+    with open_page(write_report(run, tmp_path / "report").html.as_uri(), tmp_path / "browser") as page:
+        page.wait("document.querySelector('.main-svg') !== null")
+        assert page.violations() == []
+
+
 def test_a_chart_of_more_points_than_a_call_takes_arguments_is_drawn(tmp_path):
     x = np.arange(130_000.0)  # V8 takes 125 thousand
     panels = (Panel("", (Series("tasks", "#0072b2", np.where(x < 2, x, np.nan)),)),)  # two of them are drawn

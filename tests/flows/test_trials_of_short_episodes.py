@@ -80,7 +80,7 @@ def test_states_are_those_of_the_real_steps_alone_in_acting_and_in_learning(netw
     batch, state = run[1].rollouts(0), run[1].learner()
     assert len({*batch.lengths.ravel().tolist()}) > 3
     learner = run.policy(1).blueprint.learner()
-    trials = learner.estimates.trials(batch)
+    trials = learner.trials(batch)
     params = {name: torch.tensor(value) for name, value in (state.params | state.extra).items()}
     of_all = torch.tensor(trials.inputs.swapaxes(0, 1))
     features = learner.policy.features(params, of_all)

@@ -7,6 +7,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,12 @@ class Page:
         for count in range(1, times + 1):
             self._mouse("mousePressed", x, y, button="left", buttons=1, clickCount=count)
             self._mouse("mouseReleased", x, y, button="left", clickCount=count)
+
+    def violations(self) -> list[str]:
+        """Rules of accessibility that the page breaks, each with its first elements, by axe-core."""
+        self.value(files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8") + ";1")
+        nodes = "v.nodes.slice(0, 3).map(n => n.html.slice(0, 200) + ' ' + n.failureSummary)"
+        return self.value(f"axe.run().then(r => r.violations.map(v => [v.id, ...{nodes}].join('\\n')))")
 
     def picture(self, path: Path, *, whole: bool = False) -> None:
         """Write what the window shows as PNG, or the whole page."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from metaloom.pipeline.algorithms.actor_critic.settings import ActorCriticSettings
 from metaloom.pipeline.estimation.experience import Experience, Rows
 from metaloom.pipeline.nn.distributions import Distribution, clipped_surrogate, likelihood_ratio
-from metaloom.pipeline.nn.flat_networks import FlatDescent, prefixed, unprefixed
+from metaloom.pipeline.nn.flat_networks import FlatDescent, renamed
 from metaloom.pipeline.nn.flat_tensors import Descent, FlatTensors
 from metaloom.pipeline.nn.networks import Network
 from metaloom.pipeline.policies.contract import Policy
@@ -126,7 +126,7 @@ class ActorCriticSteps(ABC):
     def state(self) -> LearnerState:
         """Return the current parameters and optimizers; `extra` holds only the critic."""
         policy, critic = self._policy_descent, self._critic_descent
-        optimizer = prefixed(policy.state, POLICY) | prefixed(critic.state, CRITIC)
+        optimizer = renamed(policy.state, "", f"{POLICY}.") | renamed(critic.state, "", f"{CRITIC}.")
         return LearnerState(policy.flat.copies(), optimizer, critic.flat.copies())
 
 
@@ -138,9 +138,9 @@ class TorchSteps(ActorCriticSteps):
     ) -> None:
         self._policy, self._critic, self._device = policy, critic, device
         self._policy_params = FlatTensors(state.params, device, policy.learned(state.params))
-        self._critic_params = FlatTensors(prefixed(unprefixed(state.extra, CRITIC), CRITIC), device)
+        self._critic_params = FlatTensors(renamed(state.extra, f"{CRITIC}.", f"{CRITIC}."), device)
         policy_descent, critic_descent = (
-            Descent(settings.optimizer, flat, unprefixed(state.optimizer, name))
+            Descent(settings.optimizer, flat, renamed(state.optimizer, f"{name}.", ""))
             for name, flat in ((POLICY, self._policy_params), (CRITIC, self._critic_params))
         )
         super().__init__(settings, policy_descent, critic_descent, self._policy_params.learned)

@@ -2,27 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from metaloom.pipeline.algorithms.actor_critic.gradient_steps import CRITIC, POLICY, ActorCriticSteps, TorchSteps
-from metaloom.pipeline.algorithms.actor_critic.settings import ActorCriticSettings
-from metaloom.pipeline.algorithms.actor_critic.update import EpochsUpdate, Moments, estimated, scaled
-from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, Learner, Setup
-from metaloom.pipeline.algorithms.finite_checks import require_finite_params
+from metaloom.pipeline.algorithms.actor_critic.settings import PPO, ActorCriticSettings
+from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, Learner, Setup, require_finite_params
 from metaloom.pipeline.algorithms.kernel_choice import choose_kernel, fused, network_blockers, optimizer_blockers
-from metaloom.pipeline.estimation.experience import Experience
-from metaloom.pipeline.estimation.returns import discounted_returns
+from metaloom.pipeline.estimation.config import ProcessingConfig
+from metaloom.pipeline.estimation.experience import Experience, Rows
+from metaloom.pipeline.estimation.processing import scale
+from metaloom.pipeline.estimation.returns import EPSILON, discounted_returns, shift_positive
 from metaloom.pipeline.nn.device import use_device
-from metaloom.pipeline.nn.flat_networks import prefixed
+from metaloom.pipeline.nn.flat_networks import renamed
 from metaloom.pipeline.nn.networks import Network, build_network
 from metaloom.pipeline.nn.schedules import lr_factor
 from metaloom.pipeline.nn.torch_optimizers import initial_state
 from metaloom.pipeline.policies.build import build_policy
 from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.seeding import generator
-from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Samples, Step
+from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Params, Samples, Step
+
+RUNNING = "advantage_moments"
+"""Name in the learner of the running count, mean and sum of squared deviations, [3] float64."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Count, mean and sum of squared deviations of the values so far (Welford; merged after Chan et al. 1979)."""
+
+    count: float = 0.0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    def merged(self, values: Array) -> Moments:
+        """Return the moments with more values included."""
+        count, mean = len(values), float(values.mean())
+        total, gap = self.count + count, mean - self.mean
+        squares = float(np.square(values - mean).sum())
+        return Moments(
+            total, self.mean + gap * count / total, self.squares + squares + gap**2 * self.count * count / total
+        )
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of all values."""
+        return float(np.sqrt(self.squares / self.count))
+
+    def stored(self) -> Params:
+        """Return the moments as arrays of a learner."""
+        return {RUNNING: np.array([self.count, self.mean, self.squares])}
+
+    @classmethod
+    def of(cls, learner: LearnerState) -> Moments | None:
+        """Return the moments that a learner keeps; None if it keeps none."""
+        return cls(*learner.extra[RUNNING].tolist()) if RUNNING in learner.extra else None
+
+
+def scaled(advantages: Array, mask: Array, processing: ProcessingConfig, running: Moments | None) -> Array:
+    """Return advantages [b, E, T] scaled as `processing` says: by task, or by running moments that include them."""
+    if running is None:
+        return np.stack([scale(task, real, processing) for task, real in zip(advantages, mask, strict=True)])
+    if processing.normalize_advantages:
+        advantages = (advantages - running.mean) / (running.std + EPSILON) * mask
+    if processing.positive_advantages:
+        advantages = np.stack([shift_positive(*task) for task in zip(advantages, mask, strict=True)])
+    return advantages
+
+
+POLICY_PASS, CRITIC_PASS = 0, 1
+"""Last number of the position from which the order of minibatches is drawn."""
 
 
 class ActorCriticLearner(Learner[Step, Sequence[Step]]):
@@ -30,6 +82,8 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
 
     def __init__(self, settings: ActorCriticSettings, setup: Setup) -> None:
         self.settings: ActorCriticSettings = settings
+        # Only PPO's critic learns by itself, before the policy.
+        self._critic_epochs = settings if isinstance(settings, PPO) else None
         self._setup, self._processing = setup, setup.processing
         self._device = use_device(setup.device)
         self._lr_factor = lr_factor(settings, settings.learning_rate)
@@ -50,15 +104,13 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         self, state: LearnerState, episodes: EpisodeBatch, *, seed: int, parallel: ParallelMap = map
     ) -> Samples:
         """Estimate with the critic from before it learns from these episodes; see Learner."""
-        mask = episodes.mask
-        parts = zip(self.experiences(episodes), self.split(state), strict=True)
-        estimates = [estimated(e, self.steps(part), self.settings, self._processing) for e, part in parts]
-        raw = np.concatenate([estimate.advantages for estimate in estimates])
+        mask, parts = episodes.mask, [self.steps(part) for part in self.split(state)]
+        raw, values, _ = self._estimated(self.experiences(episodes), parts)
         before = Moments.of(state)
         moments = None if before is None else before.merged(raw[mask != 0])
         return Samples(
             returns=discounted_returns(episodes.rewards * mask, self._processing.discount).astype(np.float32),
-            values=np.concatenate([estimate.values for estimate in estimates]).astype(np.float32),
+            values=values.astype(np.float32),
             advantages=scaled(raw, mask, self._processing, moments).astype(np.float32),
             mask=mask,
         )
@@ -72,26 +124,38 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         iteration: int,
         parallel: ParallelMap = map,
     ) -> tuple[LearnerState, Metrics]:
+        """Learn in epochs of minibatches over the complete episodes; see Learner.
+
+        A critic with epochs of its own learns before the policy, which then learns from its new advantages.
+        """
         (step,) = experience
-        num_updates = int(state.extra[NUM_UPDATES])
-        steps = [self.steps(part) for part in self.split(state)]
-        update = EpochsUpdate(
-            self.settings,
-            self._processing,
-            steps,
-            self.experiences(step.episodes),
-            step.episodes.mask,
-            moments=Moments.of(state),
-            lr_factor=self._lr_factor(num_updates),
-            position=(run_seed, iteration),
-        )
-        update.take_samples(step.samples)
-        before = update.describe()
-        if (fit := self.settings.critic_fit) is not None:
-            update.fit_critics(fit)
-            update.reestimate()
-        described = update.train(lambda steps: self.directions(steps, num_updates))
-        after = update.describe()
+        num_updates, moments, mask = int(state.extra[NUM_UPDATES]), Moments.of(state), step.episodes.mask
+        factor, of_seed = self._lr_factor(num_updates), partial(generator, run_seed, "minibatches", iteration)
+        steps, owned = [self.steps(part) for part in self.split(state)], self.experiences(step.episodes)
+        raw, _, targets = self._estimated(owned, steps)
+        stored = (np.split(values, len(steps)) for values in (step.samples.advantages, step.samples.values, targets))
+        data = [
+            Rows(e.observations, e.actions, of.old_log_prob(e), *(e.rows(part) for part in parts))
+            for of, e, *parts in zip(steps, owned, *stored, strict=True)
+        ]
+        before = _described(steps, data, owned)
+        if (own := self._critic_epochs) is not None:
+            for j, (of, rows) in enumerate(zip(steps, data, strict=True)):
+                num_parts = -(-len(rows) // own.critic_batch_size)
+                for epoch in range(own.critic_num_epochs):
+                    shuffled = rows[of_seed(epoch, j, CRITIC_PASS).permutation(len(rows))]
+                    for n in range(num_parts):
+                        of.critic_gradient(shuffled[_share(len(rows), num_parts, n)], 1.0, own.critic_max_grad_norm)
+                        of.step_critic(own.critic_learning_rate * factor)
+            raw, *_ = self._estimated(owned, steps)
+        moments = None if moments is None else moments.merged(raw[mask != 0])
+        if own is not None:
+            advantages = np.split(scaled(raw, mask, self._processing, moments), len(steps))
+            pairs = zip(data, owned, advantages, strict=True)
+            data = [replace(rows, advantages=e.rows(part)) for rows, e, part in pairs]
+        rate = self.settings.learning_rate * factor
+        learned = self._learn(steps, data, rate, num_updates, of_seed)
+        after = _described(steps, data, owned)
         updated = [of.state() for of in steps]
         for j, of in enumerate(updated):
             require_finite_params(
@@ -100,17 +164,59 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
                 advice="Lower algorithm.learning_rate or set algorithm.max_grad_norm",
             )
         metrics = {
-            "loss_before": before.pop("loss"),
+            "loss_before": before["loss"],
             "loss_after": after.pop("loss"),
             "value_loss_before": before["value_loss"],
             "value_loss_after": after.pop("value_loss"),
             "entropy_after": after.pop("entropy"),
             **after,
-            **described,
+            **learned,
         }
         joined = self.joined(updated)
         kept = LearnerState(joined.params, joined.optimizer, state.extra | joined.extra)
-        return self._counted(kept, num_updates + 1, update.moments), metrics
+        return self._counted(kept, num_updates + 1, moments), metrics
+
+    def _learn(
+        self,
+        steps: Sequence[ActorCriticSteps],
+        data: Sequence[Rows],
+        rate: float,
+        num_updates: int,
+        of_seed: Callable[[int, int, int], np.random.Generator],
+    ) -> Metrics:
+        """Run the policies' epochs. Critics without separate epochs learn in them too."""
+        critic_weight = self.settings.critic_weight if self._critic_epochs is None else None
+        norms: list[float] = []
+        described: Metrics = {}
+        # A minibatch of every policy, as many times as the largest needs.
+        sizes = [len(rows) for rows in data]
+        num_parts = min(-(-max(sizes) // self.settings.batch_size), *sizes)
+        for epoch in range(self.settings.num_epochs):
+            shuffled = [rows[of_seed(epoch, j, POLICY_PASS).permutation(len(rows))] for j, rows in enumerate(data)]
+            for n in range(num_parts):
+                parts = [rows[_share(len(rows), num_parts, n)] for rows in shuffled]
+                lengths = [of.policy_gradient(part, critic_weight) for of, part in zip(steps, parts, strict=True)]
+                moves, described = self.directions(steps, num_updates)
+                for of, move in zip(steps, moves, strict=True):
+                    if critic_weight is not None:
+                        of.step_critic(rate)
+                    of.step_policy(rate, move)
+                # Read only now, so that nothing waits for the device before all work is queued.
+                norms += [float(length) for length in lengths]
+        return {"gradient_norm": float(np.mean(norms)), "learning_rate": rate, **described}
+
+    def _estimated(self, owned: Sequence[Experience], steps: Sequence[ActorCriticSteps]) -> tuple[Array, Array, Array]:
+        """Return advantages, values and targets [B, E, T] of all policies' episodes by their current critics."""
+        discount, gae_lambda = self._processing.discount, self._processing.gae_lambda
+        estimates = [
+            e.estimate(of.values, discount, gae_lambda, self.settings.value_target)
+            for e, of in zip(owned, steps, strict=True)
+        ]
+        advantages, values, targets = (
+            np.concatenate([getattr(estimate, name) for estimate in estimates])
+            for name in ("advantages", "values", "targets")
+        )
+        return advantages, values, targets
 
     def fresh(self, rng: np.random.Generator) -> LearnerState:
         """Return a policy and a critic that have learned nothing, without counters."""
@@ -121,7 +227,8 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
             params[name] *= np.float32(self.settings.initial_output_scale)
         critic = self.critic.initialize(rng)
         optimizer = self.settings.optimizer
-        states = prefixed(initial_state(optimizer, params), POLICY) | prefixed(initial_state(optimizer, critic), CRITIC)
+        states = renamed(initial_state(optimizer, params), "", f"{POLICY}.")
+        states |= renamed(initial_state(optimizer, critic), "", f"{CRITIC}.")
         return LearnerState(params, states, critic)
 
     def steps(self, state: LearnerState) -> ActorCriticSteps:
@@ -156,3 +263,13 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
     def _counted(self, state: LearnerState, num_updates: int, moments: Moments | None) -> LearnerState:
         counters = {NUM_UPDATES: np.array(num_updates, np.int64)} | (moments.stored() if moments else {})
         return LearnerState(state.params, state.optimizer, state.extra | counters)
+
+
+def _described(steps: Sequence[ActorCriticSteps], data: Sequence[Rows], owned: Sequence[Experience]) -> Metrics:
+    """Return the losses, KL, entropy and how well values explain the targets: means over policies."""
+    each = [of.describe(rows, e.behavior) for of, rows, e in zip(steps, data, owned, strict=True)]
+    return {name: float(np.mean([one[name] for one in each])) for name in each[0]}
+
+
+def _share(num_rows: int, num_parts: int, n: int) -> slice:
+    return slice(num_rows * n // num_parts, num_rows * (n + 1) // num_parts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, JsonValue, ValidationError, model_validator
@@ -23,16 +22,6 @@ RUN_DEFAULTS: Mapping[str, Any] = {
     "processing": {"gae_lambda": 0.95},
 }
 """Defaults of a run's settings under these algorithms."""
-
-
-@dataclass(frozen=True)
-class CriticFit:
-    """Settings of a critic that learns by itself."""
-
-    learning_rate: float
-    num_epochs: int
-    batch_size: int
-    max_grad_norm: float | None
 
 
 class ActorCritic(LearningRate):
@@ -92,11 +81,6 @@ class ActorCritic(LearningRate):
     @property
     def value_clip(self) -> float | None:
         """Clipping range of the change of a value, where it is clipped."""
-        return None
-
-    @property
-    def critic_fit(self) -> CriticFit | None:
-        """Settings of a critic that learns before the policy; None if both learn from the same minibatches."""
         return None
 
     @property
@@ -190,13 +174,6 @@ class PPO(ActorCritic, AlgorithmSettings):
     @property
     def policy_clip(self) -> float:
         return self.clip_eps
-
-    @property
-    def critic_fit(self) -> CriticFit:
-        """The critic learns before the policy, with a separate optimizer."""
-        return CriticFit(
-            self.critic_learning_rate, self.critic_num_epochs, self.critic_batch_size, self.critic_max_grad_norm
-        )
 
 
 class PPO2(ActorCritic, AlgorithmSettings):

@@ -83,7 +83,7 @@ class SVPGLearner(ActorCriticLearner):
         return [Experience(episodes, slice(j, j + 1)) for j in range(self.svpg.num_particles)]
 
     def split(self, state: LearnerState) -> list[LearnerState]:
-        """Return the state of every particle; counters belong to all together."""
+        """Return the state of every particle, without counters, which all particles share."""
         n = self.svpg.num_particles
 
         def of(arrays: Params, j: int) -> Params:

@@ -2,14 +2,13 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, Learner, Setup
-from metaloom.pipeline.algorithms.finite_checks import require_finite
 from metaloom.pipeline.algorithms.maml.meta_gradient import (
     INNER_KL,
     LOG_INNER_LR,
@@ -19,10 +18,19 @@ from metaloom.pipeline.algorithms.maml.meta_gradient import (
     Objective,
     TaskValues,
     inner_step,
+    join,
     meta_gradient,
     meta_objective,
 )
-from metaloom.pipeline.algorithms.maml.rows import Chunk, build_chunks, chunk_bounds, minibatches, task_rows, to_tensor
+from metaloom.pipeline.algorithms.maml.rows import (
+    Chunk,
+    build_chunks,
+    chunk_bounds,
+    minibatches,
+    require_finite,
+    task_rows,
+    to_tensor,
+)
 from metaloom.pipeline.algorithms.maml.settings import MetaAdam, MetaSettings
 from metaloom.pipeline.estimation.processing import process_samples
 from metaloom.pipeline.nn.device import use_device
@@ -49,8 +57,7 @@ Draws = Callable[[int], np.random.Generator]
 """Generator of the random draws of an epoch."""
 
 
-@dataclass(frozen=True)
-class MetaUpdate:
+class MetaUpdate(NamedTuple):
     """Result of a meta-update: meta-parameters, the optimizer's state, and the objective's values of every task."""
 
     meta_params: Params
@@ -90,7 +97,9 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
             for name, value in learned.items():
                 shape = (self.settings.inner_steps, *value.shape)
                 extra[LOG_INNER_LR + name] = np.full(shape, np.log(self.settings.inner_lr), np.float32)
-        return LearnerState(params, self.initial_optimizer(learned | step_size_logs(extra)), extra)
+        by_steps = self.settings if isinstance(self.settings, MetaAdam) else None
+        optimizer = {} if by_steps is None else _optimizer(by_steps).initialize(learned | step_size_logs(extra))
+        return LearnerState(params, optimizer, extra)
 
     def process(
         self, state: LearnerState, episodes: EpisodeBatch, *, seed: int, parallel: ParallelMap = map
@@ -124,13 +133,11 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
             losses = self._inner_loss(self.policy.distribution(leaves, rows.observations), rows)
             alpha = alphas or self.settings.inner_lr
             adapted = inner_step(self.policy, leaves, losses, alpha, differentiable=False)
-            named = {f"adapted {name}": value for name, value in adapted.items()}
-            require_finite(named, tasks.start, "Lower inner_lr.")
+            require_finite(adapted, tasks.start, "Lower inner_lr.", of="adapted ")
             return {name: value.detach().cpu().numpy() for name, value in adapted.items()}
 
         bounds = chunk_bounds(len(evidence.episodes.lengths), self.settings.tasks_per_chunk)
-        chunks = list(parallel(work, bounds))
-        return TaskParams({name: np.concatenate([chunk[name] for chunk in chunks]) for name in params.params})
+        return TaskParams(join([*parallel(work, bounds)]))
 
     def update(
         self,
@@ -146,11 +153,27 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
             raise ValueError(f"meta_optimize: found samples of inner steps {found}; required {required}, in this order")
         draws = partial(generator, run_seed, "minibatches", iteration)
         made = self.minimize(state, experience, draws=draws, parallel=parallel)
-        return self.next_state(state, made), self.metrics(state, made)
+        extra, of_algorithm = self.concluded(state, made.after)
+        extra = {**state.extra, **step_size_logs(made.meta_params), **extra}
+        extra[NUM_UPDATES] = np.array(state.extra[NUM_UPDATES] + 1)
+        metrics = {"loss_before": mean_over_tasks(made.before[LOSS]), "loss_after": mean_over_tasks(made.after[LOSS])}
+        inner_kls: list[float] = []
+        for name, value in made.after.items():
+            if name.startswith(INNER_KL):
+                inner_kls.append(mean_over_tasks(value))
+            elif name != LOSS:
+                metrics[name] = mean_over_tasks(value)
+        if inner_kls:
+            metrics["inner_kl"] = float(np.mean(inner_kls))
+        if self.settings.trainable_inner_lr:
+            logs = np.concatenate([log.ravel() for log in step_size_logs(extra).values()])
+            metrics["inner_lr"] = float(np.exp(logs, dtype=np.float64).mean())
+        params = {name: made.meta_params[name] for name in state.params}
+        return LearnerState(params, made.optimizer, extra), {**metrics, **made.metrics, **of_algorithm}
 
-    def initial_optimizer(self, learned: Mapping[str, Array]) -> Params:
-        """Return the state of the optimizer before the first update of these meta-parameters."""
-        return self._optimizer(0).initialize(learned)
+    def concluded(self, state: LearnerState, after: TaskValues) -> tuple[Params, Metrics]:
+        """Return the algorithm's own arrays of the next state, and its own metrics; by default none."""
+        return {}, {}
 
     def minimize(
         self, state: LearnerState, steps: Sequence[Step], *, draws: Draws, parallel: ParallelMap = map
@@ -158,7 +181,10 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         """Take steps of Adam, or another optimizer, against the meta-gradient, in epochs over the samples."""
         settings, problem = self.settings, self.problem(state, steps)
         assert isinstance(settings, MetaAdam), "learners of other settings minimize by other steps"
-        optimizer, optimizer_state = self._optimizer(int(state.extra[NUM_UPDATES])), state.optimizer
+        rate = settings.outer_lr
+        if settings.lr_schedule != "constant":
+            rate *= self._lr_factor(int(state.extra[NUM_UPDATES]))
+        optimizer, optimizer_state = _optimizer(settings, rate), state.optimizer
         meta_params = state.params | step_size_logs(state.extra)
         everything = self.chunks(steps, parallel=parallel)
         evaluate = partial(meta_objective, problem, chunks=everything, parallel=parallel)
@@ -187,14 +213,8 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         if settings.tolerance is not None:
             metrics["epochs"] = epoch + 1.0
         if settings.lr_schedule != "constant":
-            metrics["outer_lr"] = optimizer.learning_rate
+            metrics["outer_lr"] = rate
         return MetaUpdate(meta_params, optimizer_state, before, after or evaluate(meta_params), metrics)
-
-    def _optimizer(self, num_updates: int) -> Adam | TorchOptimizerSteps:
-        settings = self.settings
-        assert isinstance(settings, MetaAdam), "learners of other settings minimize by other steps"
-        rate = settings.outer_lr * self._lr_factor(num_updates)
-        return Adam(rate) if settings.optimizer is None else TorchOptimizerSteps(settings.optimizer, rate)
 
     def chunks(
         self,
@@ -215,34 +235,14 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
             self.policy, self._inner_loss, settings.inner_lr, settings.first_order, self.objective(state, steps)
         )
 
-    def next_state(self, state: LearnerState, made: MetaUpdate) -> LearnerState:
-        """Return the state after an update."""
-        extra = state.extra | step_size_logs(made.meta_params)
-        extra[NUM_UPDATES] = np.array(state.extra[NUM_UPDATES] + 1)
-        return LearnerState({name: made.meta_params[name] for name in state.params}, made.optimizer, extra)
 
-    def metrics(self, state: LearnerState, made: MetaUpdate) -> Metrics:
-        """Return the loss before and after an update, and the objective's other values after it."""
-        metrics = {"loss_before": mean_over_tasks(made.before[LOSS]), "loss_after": mean_over_tasks(made.after[LOSS])}
-        for name, value in made.after.items():
-            if name != LOSS and not name.startswith(INNER_KL):
-                metrics[name] = mean_over_tasks(value)
-        if kls := inner_kls(made.after):
-            metrics["inner_kl"] = float(np.mean(kls))
-        if self.settings.trainable_inner_lr:
-            logs = np.concatenate([log.ravel() for log in step_size_logs(made.meta_params).values()])
-            metrics["inner_lr"] = float(np.exp(logs, dtype=np.float64).mean())
-        return metrics | made.metrics
+def _optimizer(settings: MetaAdam, rate: float = 0.0) -> Adam | TorchOptimizerSteps:
+    return Adam(rate) if settings.optimizer is None else TorchOptimizerSteps(settings.optimizer, rate)
 
 
 def step_size_logs(arrays: Mapping[str, Array]) -> Params:
     """Return the trainable step sizes among some arrays: log α by full name; empty when they are not trained."""
     return {name: value for name, value in arrays.items() if name.startswith(LOG_INNER_LR)}
-
-
-def inner_kls(values: TaskValues) -> list[float]:
-    """Return the mean over tasks of every `inner_kl_k`, for k = 0 ... K - 1."""
-    return [mean_over_tasks(value) for name, value in values.items() if name.startswith(INNER_KL)]
 
 
 def mean_over_tasks(values: Array) -> float:

@@ -11,15 +11,15 @@ mapping.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import pairwise
-from typing import TypeVar
+from operator import add
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from metaloom.pipeline.algorithms.finite_checks import require_finite
-from metaloom.pipeline.algorithms.maml.rows import Chunk, TaskRows, to_tensor
+from metaloom.pipeline.algorithms.maml.rows import Chunk, TaskRows, require_finite, to_tensor
 from metaloom.pipeline.nn.distributions import Distribution, clipped_surrogate, likelihood_ratio
 from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.types import Array, Metrics, ParallelMap, Params
@@ -37,8 +37,6 @@ STANDARD_ERROR, SPLIT_COSINE = "meta_gradient_standard_error", "meta_gradient_sp
 
 LOG_INNER_LR = "log_inner_lr."
 """Prefix of trainable inner step sizes: log α of every inner step and element, [K, ...]."""
-
-Summand = TypeVar("Summand", Tensor, Array)
 
 TensorParams = dict[str, Tensor]
 
@@ -155,29 +153,27 @@ def meta_gradient(
     def work(chunk: Chunk) -> tuple[TensorParams, TaskValues, TensorParams, Array]:
         leaves = meta_leaves(problem, meta_params, chunk)
         values = objective_values(problem, leaves, chunk, differentiable=not problem.first_order)
-        learned = [name for name, leaf in leaves.items() if leaf.requires_grad]
-        gradients = torch.autograd.grad(values[LOSS].sum(), [leaves[name] for name in learned])
-        per_task = {f"gradient of {name}": value for name, value in zip(learned, gradients, strict=True)}
-        require_finite(per_task, chunk.first_task, "Lower outer_lr or inner_lr.")
-        total = {name: value.sum(0) for name, value in zip(learned, gradients, strict=True)}
+        found = torch.autograd.grad(values[LOSS].sum(), [*leaves.learned.values()])
+        gradients = dict(zip(leaves.learned, found, strict=True))
+        require_finite(gradients, chunk.first_task, "Lower outer_lr or inner_lr.", of="gradient of ")
+        total = {name: value.sum(0) for name, value in gradients.items()}
         if not noise:
             return total, _arrays(values), {}, np.zeros(0)
         # Tasks with an even index in the whole batch, wherever the chunk begins.
-        even = {name: value[chunk.first_task % 2 :: 2].sum(0) for name, value in zip(learned, gradients, strict=True)}
+        even = {name: value[chunk.first_task % 2 :: 2].sum(0) for name, value in gradients.items()}
         # On the CPU, because not every device has float64.
-        squares = sum_in_order([value.cpu().double().flatten(1).square().sum(1) for value in gradients])
+        squares = reduce(add, [value.cpu().double().flatten(1).square().sum(1) for value in found])
         return total, _arrays(values), even, squares.numpy()
 
-    results = list(parallel(work, chunks))
-    num_tasks = sum(len(chunk) for chunk in chunks)
-    mean = _arrays({name: sum_in_order([part[name] for part, *_ in results]) / num_tasks for name in results[0][0]})
-    values = _join([values for _, values, *_ in results])
+    totals, values, evens, squares = zip(*parallel(work, chunks), strict=True)
+    joined = join(values)
+    mean = _arrays({name: reduce(add, [part[name] for part in totals]) / len(joined[LOSS]) for name in totals[0]})
     squared_norm = sum(float(np.sum(np.square(value, dtype=np.float64))) for value in mean.values())
     metrics = {"meta_gradient_norm": math.sqrt(squared_norm)}
     if noise:
-        even = _arrays({name: sum_in_order([part[name] for *_, part, _ in results]) for name in mean})
-        metrics |= noise_metrics(mean, even, np.concatenate([squares for *_, squares in results]))
-    return mean, values, metrics
+        even = _arrays({name: reduce(add, [part[name] for part in evens]) for name in mean})
+        metrics |= noise_metrics(mean, even, np.concatenate(squares))
+    return mean, joined, metrics
 
 
 def noise_metrics(mean: Mapping[str, Array], even: Mapping[str, Array], squared_norms: Array) -> Metrics:
@@ -220,28 +216,47 @@ def meta_objective(
         leaves = meta_leaves(problem, meta_params, chunk)
         return _arrays(objective_values(problem, leaves, chunk, differentiable=False))
 
-    return _join(list(parallel(work, chunks)))
+    return join([*parallel(work, chunks)])
 
 
-def meta_leaves(problem: MetaProblem, meta_params: Mapping[str, Array], chunk: Chunk) -> TensorParams:
-    """Return meta-parameters as leaves of a graph, [b, ...]; only learned ones require a gradient."""
-    # Every task gets its own copy, as in `adapt`: gradients are then per task, and an error can name the task.
+@dataclass(frozen=True)
+class Leaves:
+    """Meta-parameters as leaves of a graph, [b, ...]: every task has its own copy, so gradients are per task.
+
+    Attributes:
+        params: Parameters of the policy.
+        log_inner_lr: Trainable step sizes by the name of their parameter, log α [b, K, ...].
+        learned: The leaves of both that require a gradient, by their names among the meta-parameters.
+    """
+
+    params: TensorParams
+    log_inner_lr: TensorParams
+    learned: TensorParams
+
+
+def meta_leaves(problem: MetaProblem, meta_params: Mapping[str, Array], chunk: Chunk) -> Leaves:
+    """Return the meta-parameters of a chunk's tasks; only learned ones require a gradient."""
     like = chunk.rounds[0].weights
-    leaves = {
-        name: to_tensor(np.broadcast_to(value, (len(chunk), *value.shape)), like.dtype, like.device)
-        for name, value in meta_params.items()
-    }
-    policy_params = _policy_params(leaves)
-    fixed = policy_params.keys() - set(problem.policy.learned(policy_params))
-    return {name: leaf.requires_grad_(name not in fixed) for name, leaf in leaves.items()}
+    leaves = Leaves({}, {}, {})
+    for name, value in meta_params.items():
+        leaf = to_tensor(np.broadcast_to(value, (len(like), *value.shape)), like.dtype, like.device)
+        if name.startswith(LOG_INNER_LR):
+            leaves.log_inner_lr[name.removeprefix(LOG_INNER_LR)] = leaf
+        else:
+            leaves.params[name] = leaf
+    learned = problem.policy.learned(leaves.params)
+    for name in meta_params:
+        if name in learned:
+            leaves.learned[name] = leaves.params[name].requires_grad_()
+        elif name.startswith(LOG_INNER_LR):
+            leaves.learned[name] = leaves.log_inner_lr[name.removeprefix(LOG_INNER_LR)].requires_grad_()
+    return leaves
 
 
-def objective_values(
-    problem: MetaProblem, leaves: TensorParams, chunk: Chunk, *, differentiable: bool
-) -> dict[str, Tensor]:
+def objective_values(problem: MetaProblem, leaves: Leaves, chunk: Chunk, *, differentiable: bool) -> dict[str, Tensor]:
     """Return the objective of a chunk's tasks after adaptation, in the graph of these meta-parameters."""
-    params, distribution = _policy_params(leaves), problem.policy.distribution
-    alphas = {n.removeprefix(LOG_INNER_LR): log.exp() for n, log in leaves.items() if n.startswith(LOG_INNER_LR)}
+    params, distribution = leaves.params, problem.policy.distribution
+    alphas = {name: log.exp() for name, log in leaves.log_inner_lr.items()}
     current = [distribution(params, chunk.rounds[0].observations)]
     for k, (rows, next_rows) in enumerate(pairwise(chunk.rounds)):
         losses = problem.inner_loss(current[-1], rows)
@@ -253,21 +268,10 @@ def objective_values(
     return values
 
 
-def sum_in_order(parts: Sequence[Summand]) -> Summand:
-    """Sum whose bits depend on the order of the parts alone."""
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
-
-
-def _policy_params(leaves: TensorParams) -> TensorParams:
-    return {name: leaf for name, leaf in leaves.items() if not name.startswith(LOG_INNER_LR)}
+def join(parts: Sequence[TaskValues]) -> TaskValues:
+    """Return the values of all chunks' tasks, [B, ...] by name."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _arrays(values: Mapping[str, Tensor]) -> TaskValues:
     return {name: value.detach().cpu().numpy() for name, value in values.items()}
-
-
-def _join(parts: Sequence[TaskValues]) -> TaskValues:
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

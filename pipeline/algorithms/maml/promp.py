@@ -7,19 +7,20 @@ import numpy as np
 from torch import Tensor
 
 from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Setup
-from metaloom.pipeline.algorithms.maml.learner import MetaLearner, MetaUpdate, inner_kls
+from metaloom.pipeline.algorithms.maml.learner import MetaLearner, mean_over_tasks
 from metaloom.pipeline.algorithms.maml.meta_gradient import (
     INNER_KL,
     LOSS,
     OUTER_KL,
     Objective,
+    TaskValues,
     clipped_loss,
     likelihood_ratio_loss,
 )
 from metaloom.pipeline.algorithms.maml.rows import Chunk
 from metaloom.pipeline.algorithms.maml.settings import ProMP
 from metaloom.pipeline.nn.distributions import Distribution
-from metaloom.pipeline.types import LearnerState, Metrics, Step
+from metaloom.pipeline.types import LearnerState, Metrics, Params, Step
 
 MIN_INNER_KL_PENALTY = 1e-6
 MAX_INNER_KL_PENALTY = 1e2
@@ -44,20 +45,17 @@ class ProMPLearner(MetaLearner):
         coeffs = state.extra[INNER_KL_COEFF].tolist()
         return partial(promp_objective, clip_eps=self._clip_eps(state), kl_coeffs=coeffs)
 
-    def next_state(self, state: LearnerState, made: MetaUpdate) -> LearnerState:
-        """Return the state after an update, with the η that the adaptive rule gives; see MetaLearner."""
-        updated = super().next_state(state, made)
+    def concluded(self, state: LearnerState, after: TaskValues) -> tuple[Params, Metrics]:
+        """Return the η that the adaptive rule gives, and the ε and η that were used; see MetaLearner."""
+        coeffs, extra, metrics = state.extra[INNER_KL_COEFF], Params(), {"clip_eps": self._clip_eps(state)}
         if self._settings.adaptive_inner_kl_penalty:
-            pairs = zip(state.extra[INNER_KL_COEFF].tolist(), inner_kls(made.after), strict=True)
-            coeffs = [adapted_kl_coeff(c, kl, self._settings.target_inner_kl) for c, kl in pairs]
-            updated.extra[INNER_KL_COEFF] = np.array(coeffs)
-        return updated
-
-    def metrics(self, state: LearnerState, made: MetaUpdate) -> Metrics:
-        metrics = super().metrics(state, made) | {"clip_eps": self._clip_eps(state)}
+            target = self._settings.target_inner_kl
+            kls = [mean_over_tasks(after[f"{INNER_KL}{k}"]) for k in range(len(coeffs))]
+            pairs = zip(coeffs.tolist(), kls, strict=True)
+            extra[INNER_KL_COEFF] = np.array([adapted_kl_coeff(coeff, kl, target) for coeff, kl in pairs])
         if self._settings.inner_steps:
-            metrics["inner_kl_coeff"] = float(np.mean(state.extra[INNER_KL_COEFF]))
-        return metrics
+            metrics["inner_kl_coeff"] = float(np.mean(coeffs))
+        return extra, metrics
 
     def _clip_eps(self, state: LearnerState) -> float:
         # The reference accepts anneal_factor but never applies it.

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metaloom.pipeline.algorithms.finite_checks import require_finite
+from metaloom.pipeline.algorithms.contract import NumericalError
 from metaloom.pipeline.nn.distributions import DiagGaussian, Distribution
 from metaloom.pipeline.types import Array, ParallelMap, Samples, Step
 
@@ -150,7 +150,7 @@ def build_chunks(
     """
 
     def chunk(tasks: slice) -> Chunk:
-        chosen = [None for _ in steps] if rows is None else [indices[tasks] for indices in rows]
+        chosen = [None] * len(steps) if rows is None else [indices[tasks] for indices in rows]
         pairs = zip(steps, chosen, strict=True)
         return Chunk(tasks.start, [task_rows(step, tasks, n, dtype, device, recorded) for step, n in pairs])
 
@@ -210,8 +210,7 @@ def task_rows(
     named |= {f"behavior {name}": value for name, value in acted.items()}
     if adjusted:
         named["adjusted rewards"] = adjusted.adjusted_rewards
-    named = {f"rollout batch {step.k}: {name}": value for name, value in named.items()}
-    require_finite(named, tasks.start, "Look at its rollouts.")
+    require_finite(named, tasks.start, "Look at its rollouts.", of=f"rollout batch {step.k}: ")
     return TaskRows(
         observations=observations,
         actions=actions,
@@ -221,6 +220,21 @@ def task_rows(
         behavior_log_prob=behavior.log_prob(actions),
         episodes=adjusted,
     )
+
+
+def require_finite(values: Mapping[str, Tensor], first_task: int, advice: str, *, of: str = "") -> None:
+    """Raise unless all values are finite. Messages name them with `of` in front.
+
+    Raises:
+        NumericalError: naming the first array, and the first task in it, that is not finite.
+    """
+    for name, value in values.items():
+        finite = torch.isfinite(value.detach())
+        if not finite.all():
+            bad = int((~finite).reshape(len(value), -1).any(1).nonzero()[0])
+            found = value.detach()[bad][~finite[bad]].reshape(-1)[0].item()
+            task = first_task + bad
+            raise NumericalError(f"{of}{name} of task {task} holds {found}; required finite numbers. {advice}")
 
 
 def to_tensor(array: Array, dtype: torch.dtype, device: torch.device = CPU) -> Tensor:

@@ -144,7 +144,7 @@ class Exploration(GradientBased):
         return self
 
 
-class TrustRegion(GradientBased):
+class TrustRegion(NaturalSteps, Exploration, AlgorithmSettings):
     """The largest step along the natural gradient that keeps the mean KL after adaptation within a bound.
 
     TRPO, Schulman et al. 2015, arXiv:1502.05477, as a meta-update of MAML.
@@ -168,6 +168,11 @@ class TrustRegion(GradientBased):
     def _exact_is_its_old_name(cls, value: Any) -> Any:
         return "gauss_newton" if value == "exact" else value
 
+    def decisive(self) -> dict[str, JsonValue]:
+        """Return settings with hvp as version 0.1 wrote it, so that digests of its runs hold; see Settings.decisive."""
+        decisive = super().decisive()
+        return decisive | {"hvp": "exact"} if decisive["hvp"] == "gauss_newton" else decisive
+
     @model_validator(mode="after")
     def _the_region_is_of_the_policy(self) -> TrustRegion:
         if self.trainable_inner_lr:
@@ -181,11 +186,6 @@ class TrustRegion(GradientBased):
                 "which conjugate gradient needs; use hvp=gauss_newton"
             )
         return self
-
-
-def _with_old_name(decisive: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """Return settings with hvp as version 0.1 wrote it, so that digests of its runs hold; see Settings.decisive."""
-    return decisive | {"hvp": "exact"} if decisive["hvp"] == "gauss_newton" else decisive
 
 
 class ProMP(MetaAdam, GradientBased, AlgorithmSettings):
@@ -268,7 +268,7 @@ class MAMLPPO(MetaAdam, GradientBased, AlgorithmSettings):
             )
 
 
-class MAMLTRPO(TrustRegion, NaturalSteps, Exploration, AlgorithmSettings):
+class MAMLTRPO(TrustRegion):
     """Policy-gradient inner steps, and a meta-update that bounds the KL after adaptation.
 
     Finn et al. 2017, arXiv:1703.03400, section 5.3. Defaults follow the ProMP authors' run scripts, but for the
@@ -277,11 +277,8 @@ class MAMLTRPO(TrustRegion, NaturalSteps, Exploration, AlgorithmSettings):
 
     name: Literal["maml-trpo"] = "maml-trpo"
 
-    def decisive(self) -> dict[str, JsonValue]:
-        return _with_old_name(super().decisive())
 
-
-class EMAML(TrustRegion, NaturalSteps, Exploration, AlgorithmSettings):
+class EMAML(TrustRegion):
     """MAML-TRPO in which the policies before adaptation are credited for the rewards after it.
 
     Stadie et al. 2018, arXiv:1803.01118. Defaults follow the ProMP authors' run script.
@@ -296,9 +293,6 @@ class EMAML(TrustRegion, NaturalSteps, Exploration, AlgorithmSettings):
         if not self.exploration:
             raise ValueError("exploration is off, and e-maml without it is maml-trpo; use algorithm.name=maml-trpo")
         return self
-
-    def decisive(self) -> dict[str, JsonValue]:
-        return _with_old_name(super().decisive())
 
 
 class DiceMAML(MetaAdam, GradientBased, AlgorithmSettings):

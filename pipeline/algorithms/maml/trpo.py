@@ -17,15 +17,15 @@ the Hessian has an additional term and need not be positive. G is positive, and 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from metaloom.pipeline.algorithms.contract import Kernel, Setup
-from metaloom.pipeline.algorithms.finite_checks import NumericalError
+from metaloom.pipeline.algorithms.contract import Kernel, NumericalError, Setup
 from metaloom.pipeline.algorithms.kernel_choice import choose_kernel, fused, network_blockers
 from metaloom.pipeline.algorithms.maml.learner import Draws, MetaLearner, MetaUpdate, mean_over_tasks, step_size_logs
 from metaloom.pipeline.algorithms.maml.meta_gradient import (
@@ -41,7 +41,6 @@ from metaloom.pipeline.algorithms.maml.meta_gradient import (
     meta_objective,
     objective_values,
     policy_kls,
-    sum_in_order,
 )
 from metaloom.pipeline.algorithms.maml.policy_gradient import with_exploration
 from metaloom.pipeline.algorithms.maml.rows import Chunk, minibatch_rows
@@ -98,7 +97,7 @@ def hessian_product(at: MetaPoint, constraint: Objective) -> Product:
 
         def of_chunk(chunk: Chunk) -> Array:
             leaves = meta_leaves(problem, params, chunk)
-            learned = [leaves[name] for name in flat.params]
+            learned = [leaves.params[name] for name in flat.params]
             values = objective_values(problem, leaves, chunk, differentiable=not problem.first_order)
             gradients = torch.autograd.grad(values[LOSS].sum(), learned, create_graph=True)
             pairs = zip(flat.params, gradients, strict=True)
@@ -106,7 +105,7 @@ def hessian_product(at: MetaPoint, constraint: Objective) -> Product:
             products = torch.autograd.grad(along.sum(), learned, materialize_grads=True)
             return flat.pack({name: p.sum(0).cpu().numpy() for name, p in zip(flat.params, products, strict=True)})
 
-        return sum_in_order(list(at.parallel(of_chunk, at.chunks))) / at.num_tasks
+        return reduce(add, at.parallel(of_chunk, at.chunks)) / at.num_tasks
 
     return product
 
@@ -195,9 +194,6 @@ class TrustRegionLearner(MetaLearner):
             return values
 
         return with_exploration(objective, self._settings, steps)
-
-    def initial_optimizer(self, learned: Mapping[str, Array]) -> Params:
-        return {}
 
     def minimize(
         self, state: LearnerState, steps: Sequence[Step], *, draws: Draws, parallel: ParallelMap = map

@@ -5,31 +5,31 @@ A kernel and its definition in torch both update working copies of a state, and 
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Generic, Protocol, SupportsFloat, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, SupportsFloat, TypeVar
 
 import numpy as np
+import torch
 
-from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, KernelChoice, Learner, Setup
-from metaloom.pipeline.algorithms.finite_checks import require_finite_params
-from metaloom.pipeline.algorithms.kernel_choice import choose_kernel, network_blockers, optimizer_blockers
+from metaloom.pipeline.algorithms.contract import (
+    NUM_UPDATES,
+    Kernel,
+    KernelChoice,
+    Learner,
+    Setup,
+    require_finite_params,
+)
+from metaloom.pipeline.algorithms.kernel_choice import choose_kernel, fused, network_blockers, optimizer_blockers
 from metaloom.pipeline.nn.device import use_device
+from metaloom.pipeline.nn.flat_networks import FlatDescent, FlatParams, renamed
+from metaloom.pipeline.nn.flat_tensors import Descent, FlatTensors
 from metaloom.pipeline.nn.networks import Network
-from metaloom.pipeline.nn.optimization import OptimizerConfig
+from metaloom.pipeline.nn.schedules import lr_factor
+from metaloom.pipeline.nn.torch_optimizers import initial_state
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.seeding import generator
-from metaloom.pipeline.types import (
-    Array,
-    LearnerState,
-    Metrics,
-    Minibatch,
-    ParallelMap,
-    Params,
-    TaskParams,
-    Transitions,
-)
+from metaloom.pipeline.types import LearnerState, Metrics, Minibatch, ParallelMap, Params, TaskParams, Transitions
 
 NUM_GRADIENT_STEPS = "num_gradient_steps"
 """Name in the state of the number of gradient steps over the run."""
@@ -38,36 +38,128 @@ Evidence = TypeVar("Evidence", contravariant=True)
 Noise = TypeVar("Noise", contravariant=True)
 """Random arrays of a gradient step; a kernel and its definition receive the same ones."""
 DrawnNoise = TypeVar("DrawnNoise")
+Copy = TypeVar("Copy", FlatParams, FlatTensors)
+Optimizer = TypeVar("Optimizer", FlatDescent, Descent)
 
 
-class GradientSteps(Protocol[Noise]):
-    """Working copies of all arrays of a state, which gradient steps change in place."""
+class Stored(NamedTuple):
+    """Where a state holds the arrays of one part of a learner.
 
+    Attributes:
+        where: The mapping that holds them.
+        there: Beginning of their names in it.
+        here: Beginning of their names in a working copy instead, as the part's network calls them.
+        optimizer: Beginning of the names of its optimizer's state; None for a part that follows another.
+    """
+
+    where: Literal["params", "extra"]
+    there: str
+    here: str
+    optimizer: str | None = None
+
+    def of(self, state: LearnerState) -> Params:
+        """Return the arrays of a state, not copied."""
+        return renamed(getattr(state, self.where), self.there, self.here)
+
+
+Layout = Mapping[str, Stored]
+"""The parts of a learner by name."""
+
+
+def state_of(
+    layout: Layout, parts: Mapping[str, Params], optimizers: Mapping[str, Params], counters: Mapping[str, int]
+) -> LearnerState:
+    """Return the state that holds all parts, the states of their optimizers, and the counters."""
+    kept: dict[str, Params] = {"params": {}, "optimizer": {}, "extra": {}}
+    for name, stored in layout.items():
+        kept[stored.where] |= renamed(parts[name], stored.here, stored.there)
+        if stored.optimizer is not None:
+            kept["optimizer"] |= renamed(optimizers[name], "", stored.optimizer)
+    kept["extra"] |= {name: np.array(count, np.int64) for name, count in counters.items()}
+    return LearnerState(**kept)
+
+
+class GradientSteps(ABC, Generic[Noise, Copy, Optimizer]):
+    """Working copies of all arrays of a state, which gradient steps change in place.
+
+    Attributes:
+        copies: Arrays of every part.
+        descent: Optimizers of the parts that have one.
+    """
+
+    layout: ClassVar[Layout]
+    epsilon: ClassVar[float | None] = None
+    """ε of adam and rmsprop where it is not the customary one."""
+
+    def __init__(
+        self,
+        settings: Any,
+        networks: Any,
+        state: LearnerState,
+        *,
+        discount: float,
+        rates: Mapping[str, float],
+        device: torch.device,
+        parallel: ParallelMap = map,
+    ) -> None:
+        self._settings, self._networks, self._discount, self._rates = settings, networks, discount, rates
+        self._device, self._parallel = device, parallel
+        self.copies: dict[str, Copy] = {name: self.copied(name, state) for name in self.layout}
+        self.descent: dict[str, Optimizer] = {
+            name: self.resumed(self.copies[name], renamed(state.optimizer, stored.optimizer, ""))
+            for name, stored in self.layout.items()
+            if stored.optimizer is not None
+        }
+        counted = (NUM_UPDATES, NUM_GRADIENT_STEPS)
+        self._counters = {name: int(state.extra[name]) for name in counted if name in state.extra}
+        self.prepare()
+
+    @abstractmethod
+    def copied(self, name: str, state: LearnerState) -> Copy:
+        """Return a copy of a part of a state."""
+
+    @abstractmethod
+    def resumed(self, flat: Copy, kept: Params) -> Optimizer:
+        """Return the optimizer of a part, resumed from its state."""
+
+    def prepare(self) -> None:
+        """Set up what the steps need besides the copies."""
+
+    @abstractmethod
     def step(self, minibatch: Minibatch, noise: Noise) -> Mapping[str, SupportsFloat]:
         """Make one gradient step and return its metrics."""
-        ...
 
     def state(self) -> LearnerState:
         """Return the state after the iteration: the current arrays, with the number of updates raised by one."""
-        ...
+        parts = {name: flat.copies() for name, flat in self.copies.items()}
+        optimizers = {name: descent.state for name, descent in self.descent.items()}
+        counters = self._counters | {NUM_UPDATES: self._counters[NUM_UPDATES] + 1}
+        return state_of(self.layout, parts, optimizers, counters)
+
+    def counts_to(self, interval: int) -> bool:
+        """Count a gradient step; True for every `interval`-th of the run."""
+        self._counters[NUM_GRADIENT_STEPS] += 1
+        return self._counters[NUM_GRADIENT_STEPS] % interval == 0
 
 
-@dataclass
-class Counters:
-    """Iterations and gradient steps that a state has learned from."""
+class TorchGradientSteps(GradientSteps[Noise, FlatTensors, Descent]):
+    """Gradient steps by autograd; see GradientSteps."""
 
-    updates: int
-    gradient_steps: int
+    def copied(self, name: str, state: LearnerState) -> FlatTensors:
+        return FlatTensors(self.layout[name].of(state), self._device)
 
-    @classmethod
-    def of(cls, state: LearnerState) -> Counters:
-        """Return the counters of a state."""
-        return cls(int(state.extra[NUM_UPDATES]), int(state.extra[NUM_GRADIENT_STEPS]))
+    def resumed(self, flat: FlatTensors, kept: Params) -> Descent:
+        return Descent(self._settings.optimizer, flat, kept, epsilon=self.epsilon)
 
-    def arrays(self) -> Params:
-        """Return the counters as arrays of a state."""
-        updates, steps = np.array([self.updates, self.gradient_steps], np.int64)
-        return {NUM_UPDATES: np.array(updates), NUM_GRADIENT_STEPS: np.array(steps)}
+
+class FusedGradientSteps(GradientSteps[Noise, FlatParams, FlatDescent]):
+    """Gradient steps from hand-written derivatives; see GradientSteps."""
+
+    def copied(self, name: str, state: LearnerState) -> FlatParams:
+        return FlatParams(self.layout[name].of(state))
+
+    def resumed(self, flat: FlatParams, kept: Params) -> FlatDescent:
+        return FlatDescent(self._settings.optimizer.name, flat, kept, epsilon=self.epsilon)
 
 
 def merged(minibatch: Minibatch) -> Transitions:
@@ -77,13 +169,24 @@ def merged(minibatch: Minibatch) -> Transitions:
 
 
 class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence, DrawnNoise]):
-    """Makes one gradient step per minibatch; see Learner."""
+    """Makes one gradient step per minibatch; see Learner.
 
+    Attributes:
+        networks: Networks, as the gradient steps take them.
+        settings: Settings of the algorithm.
+    """
+
+    definition: ClassVar[type[TorchGradientSteps[Any]]]
+    """Its gradient steps in torch."""
     metrics: ClassVar[tuple[str, ...]]
+    counters: ClassVar[tuple[str, ...]] = (NUM_UPDATES, NUM_GRADIENT_STEPS)
+    finite: ClassVar[Mapping[str, str]]
+    """Parts that must be finite after an update, with their names in messages."""
     lower: ClassVar[str] = "algorithm.learning_rate or algorithm.max_grad_norm"
     """Advice against parameters that are not finite."""
+    networks: Any
 
-    def __init__(self, name: str, setup: Setup, *, discrete: bool) -> None:
+    def __init__(self, settings: Any, setup: Setup, *, discrete: bool) -> None:
         """Prepare the device.
 
         Raises:
@@ -93,26 +196,40 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
             found = f"{setup.num_actions} discrete ones" if setup.num_actions else "continuous ones"
             kind, others = ("discrete", "sac or pearl") if discrete else ("continuous", "dql")
             raise ConfigError(
-                f"algorithm.name is {name}, which is for {kind} actions, but {setup.env_name} has {found}; "
+                f"algorithm.name is {settings.name}, which is for {kind} actions, but {setup.env_name} has {found}; "
                 f"required {others}, or a2c, ppo, ppo2 or svpg"
             )
-        self._setup, self._device = setup, use_device(setup.device)
+        self.settings, self._setup, self._device = settings, setup, use_device(setup.device)
 
-    def choose_kernel(
-        self, asked: KernelChoice, optimizer: OptimizerConfig, *networks: Network, others: Iterable[str] = ()
-    ) -> Kernel:
-        """Choose the fused kernel for plain networks on the CPU, unless the setting or a blocker forbids it.
+    def set_up(self, rates: Mapping[str, float], *networks: Network, others: Iterable[str] = ()) -> None:
+        """Keep the step sizes of the trained parts, and choose the fused kernel for plain networks on the CPU.
 
         Raises:
-            ConfigError: the fused kernel was requested and does not fit.
+            ConfigError: the fused kernel was requested and does not fit, or torch refuses the schedule of step sizes.
         """
+        asked: KernelChoice = self.settings.kernel
+        self._rates = {name: (rate, lr_factor(self.settings, rate)) for name, rate in rates.items()}
         specs = [network.spec for network in networks]
-        blockers = [*network_blockers(*specs, device=self._setup.device), *optimizer_blockers(optimizer), *others]
-        return choose_kernel(asked, blockers=blockers, fused="plain networks on the CPU, derivatives written down")
+        optimizer = optimizer_blockers(self.settings.optimizer)
+        blockers = [*network_blockers(*specs, device=self._setup.device), *optimizer, *others]
+        how = "plain networks on the CPU, derivatives written down"
+        self.kernel: Kernel = choose_kernel(asked, blockers=blockers, fused=how)
 
-    @abstractmethod
-    def gradient_steps(self, state: LearnerState, *, parallel: ParallelMap = map) -> GradientSteps[DrawnNoise]:
+    def first_state(self, parts: Mapping[str, Params]) -> LearnerState:
+        """Return the state before the first update, of the initial arrays of all parts."""
+        optimizers = {name: initial_state(self.settings.optimizer, parts[name]) for name in self._rates}
+        return state_of(self.definition.layout, parts, optimizers, dict.fromkeys(self.counters, 0))
+
+    def rates(self, state: LearnerState) -> dict[str, float]:
+        """Return the step sizes of the trained parts in the iteration that learns from a state."""
+        count = int(state.extra[NUM_UPDATES])
+        return {name: rate * factor(count) for name, (rate, factor) in self._rates.items()}
+
+    def gradient_steps(self, state: LearnerState, *, parallel: ParallelMap = map) -> GradientSteps[Any, Any, Any]:
         """Return working copies of a state, by the kernel that was chosen or in torch."""
+        steps = fused(self.definition) if self.kernel.name == "fused" else self.definition
+        of, discount = (self.settings, self.networks, state), self._setup.processing.discount
+        return steps(*of, discount=discount, rates=self.rates(state), device=self._device, parallel=parallel)
 
     def shown(self, minibatch: Minibatch) -> Minibatch:
         """Return a minibatch as gradient steps receive it; unchanged by default."""
@@ -121,10 +238,6 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
     @abstractmethod
     def noise(self, minibatch: Minibatch, rng: np.random.Generator) -> DrawnNoise:
         """Draw the noise of a gradient step on this minibatch."""
-
-    @abstractmethod
-    def networks_of(self, state: LearnerState) -> Mapping[str, Mapping[str, Array]]:
-        """Return the arrays that must be finite after an update, by their names in messages."""
 
     def filling_params(self, state: LearnerState, num_tasks: int) -> TaskParams:
         """Return the parameters with which the algorithm's actor fills the buffer; by default the acting ones."""
@@ -148,7 +261,8 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
         steps = self.gradient_steps(state, parallel=parallel)
         each = [steps.step(minibatch, self.noise(minibatch, rng)) for minibatch in map(self.shown, experience)]
         updated = steps.state()
-        require_finite_params(self.networks_of(updated), stage="update", advice=f"Lower {self.lower}")
+        parts = {called: self.definition.layout[name].of(updated) for name, called in self.finite.items()}
+        require_finite_params(parts, stage="update", advice=f"Lower {self.lower}")
         # Metrics are read at the end, so that nothing waits for the device between steps.
         table = [[float(one[name]) for name in self.metrics] for one in each]
         averages = np.mean(table, axis=0) if table else np.full(len(self.metrics), np.nan)

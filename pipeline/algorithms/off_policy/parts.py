@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from copy import copy
 from typing import NamedTuple
 
 import numpy as np
@@ -105,6 +106,14 @@ class TwinQ(FlatTensors):
         # Not accumulated by autograd, which warns of leaves [2, ...] that are not contiguous.
         for gradient, value in zip(gradients, torch.autograd.grad(loss, leaves, materialize_grads=True), strict=True):
             gradient.copy_(value)
+
+    def half(self, prefix: str) -> FlatTensors:
+        """Return one of the two, on the same memory."""
+        half, place = copy(self), int(prefix != self._network.prefix)
+        half.vector, half.gradient = (vector.chunk(2)[place] for vector in (self.vector, self.gradient))
+        half.params = {name: leaf for name, leaf in self.params.items() if name.startswith(f"{prefix}.")}
+        half.learned = self.learned[: len(half.vector)]
+        return half
 
     def _stacked(self, vector: Tensor) -> dict[str, Tensor]:
         """Return the views [2, ...] of a vector, by the names of the first network."""

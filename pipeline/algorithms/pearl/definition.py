@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from metaloom.pipeline.algorithms.off_policy.learner import TorchGradientSteps
 from metaloom.pipeline.algorithms.off_policy.parts import (
     TanhGaussianSample,
     TransitionTensors,
@@ -21,12 +22,10 @@ from metaloom.pipeline.algorithms.off_policy.parts import (
     tensor_like,
     transitions_like,
 )
-from metaloom.pipeline.algorithms.pearl.networks import TRAINED, TWINS, PEARLArrays, PEARLNetworks
+from metaloom.pipeline.algorithms.pearl.networks import LAYOUT, TWINS, PEARLNetworks
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
-from metaloom.pipeline.nn.flat_networks import prefixed, unprefixed
 from metaloom.pipeline.nn.flat_tensors import FlatTensors
 from metaloom.pipeline.nn.networks import Network
-from metaloom.pipeline.nn.torch_optimizers import vector_optimizer
 from metaloom.pipeline.types import Array, LearnerState, Minibatch
 
 METRICS = ("q_loss", "value_loss", "policy_loss", "kl", "latent_std", "entropy", "q_target")
@@ -104,40 +103,22 @@ def infer(settings: PEARL, encoder: Network, params: Mapping[str, Tensor], conte
     return posterior(outputs) if settings.use_information_bottleneck else point(outputs)
 
 
-class PEARLDefinition:
+class PEARLDefinition(TorchGradientSteps[Noise]):
     """Working copies of networks, target V and optimizers during an iteration."""
 
-    def __init__(
-        self,
-        settings: PEARL,
-        networks: PEARLNetworks,
-        state: LearnerState,
-        *,
-        discount: float,
-        learning_rates: Mapping[str, float],
-        device: torch.device,
-    ) -> None:
-        self._settings, self._discount, self._networks = settings, discount, networks
-        self._learning_rates, arrays = learning_rates, PEARLArrays.of(state)
-        self._num_updates = arrays.num_updates
-        # The target V has the names of V, so that the same network evaluates it.
-        self._prefixes: dict[str, str] = {
-            "policy": networks.policy.prefix,
-            "encoder": networks.encoder.prefix,
-            "v": networks.v.prefix,
-            "target_v": networks.v.prefix,
-        }
-        self._flat = {
-            name: FlatTensors(prefixed(arrays.params[name], prefix), device) for name, prefix in self._prefixes.items()
-        }
-        twins = [prefixed(arrays.params[name], name) for name in TWINS]
-        self._q = TwinQ(networks.q, twins[0] | twins[1], device)
-        vectors = self._by_network("vector")
-        self.gradients: dict[str, Tensor] = self._by_network("gradient")
-        self._optimizers = {
-            name: vector_optimizer(settings.optimizer, vectors[name], arrays.optimizers[name], epsilon=ADAM_EPSILON)
-            for name in TRAINED
-        }
+    layout = LAYOUT
+    epsilon = ADAM_EPSILON
+    _settings: PEARL
+    _networks: PEARLNetworks
+
+    def copied(self, name: str, state: LearnerState) -> FlatTensors:
+        """Return the halves of both Q-functions in one; see GradientSteps."""
+        if name not in TWINS:
+            return super().copied(name, state)
+        if name == TWINS[0]:
+            first, second = (LAYOUT[twin].of(state) for twin in TWINS)
+            self._q = TwinQ(self._networks.q, first | second, self._device)
+        return self._q.half(name)
 
     def step(self, minibatch: Minibatch, noise: Noise) -> dict[str, Tensor]:
         """Infer the tasks, take a step down the loss of Q-functions and encoder, then down the loss of V and policy.
@@ -146,12 +127,12 @@ class PEARLDefinition:
         Q-functions.
         """
         assert minibatch.context is not None
-        settings, networks, like = self._settings, self._networks, self._flat["policy"].vector
+        settings, networks, like = self._settings, self._networks, self.copies["policy"].vector
         context = transitions_like(like, minibatch.context)
         K, N = minibatch.transitions.rewards.shape
         batch = TransitionTensors(*(part.flatten(0, 1) for part in transitions_like(like, minibatch.transitions)))
 
-        belief = infer(settings, networks.encoder, self._flat["encoder"].params, context)
+        belief = infer(settings, networks.encoder, self.copies["encoder"].params, context)
         latent = belief.mean + belief.variance.sqrt() * tensor_like(like, noise.latent)
         kl = belief.kl() if settings.use_information_bottleneck else torch.zeros(K).to(like)
         z = latent[:, None].expand(K, N, -1).flatten(0, 1)
@@ -161,40 +142,28 @@ class PEARLDefinition:
         # The sum over both Q-functions [2, n] of mean (Q(o, a, z) - y)². Eq. 3.
         values = self._q(batch.observations, batch.actions, z, learn=True)
         loss_q = (values - targets).square().mean(1).sum()
-        self._q.backward(loss_q + settings.kl_weight * kl.sum(), self._flat["encoder"])
+        self._q.backward(loss_q + settings.kl_weight * kl.sum(), self.copies["encoder"])
         self._descend("q1", "q2", "encoder")
 
         z = z.detach()
-        outputs = networks.policy(self._flat["policy"].params, torch.cat([batch.observations, z], -1))
+        outputs = networks.policy(self.copies["policy"].params, torch.cat([batch.observations, z], -1))
         acting = sample(outputs, tensor_like(like, noise.actions).flatten(0, 1))
         lowest = self._q(batch.observations, acting.actions, z).amin(0)
         loss_v = value_loss(self._value("v", batch.observations, z), lowest, acting.log_prob)
         loss_policy = policy_loss(settings, acting, lowest)
-        self._flat["v"].backward(loss_v)
-        self._flat["policy"].backward(loss_policy)
+        self.copies["v"].backward(loss_v)
+        self.copies["policy"].backward(loss_policy)
         self._descend("v", "policy")
         # V̄ ← (1 - τ) V̄ + τ V
-        self._flat["target_v"].vector.lerp_(self._flat["v"].vector, settings.soft_target_tau)
+        self.copies["target_v"].vector.lerp_(self.copies["v"].vector, settings.soft_target_tau)
 
         losses, std = (loss_q, loss_v, loss_policy), belief.variance.sqrt().mean()
         described = *losses, kl.mean(), std, -acting.log_prob.mean(), targets.mean()
         return dict(zip(METRICS, (value.detach() for value in described), strict=True))
 
-    def state(self) -> LearnerState:
-        params = {name: unprefixed(self._flat[name].copies(), prefix) for name, prefix in self._prefixes.items()}
-        twins = self._q.copies()
-        params |= {name: unprefixed(twins, name) for name in TWINS}
-        optimizers = {name: optimizer.state for name, optimizer in self._optimizers.items()}
-        return PEARLArrays(params, optimizers, self._num_updates + 1).state()
-
-    def _value(self, name: Literal["v", "target_v"], observations: Tensor, z: Tensor) -> Tensor:
-        return self._networks.v(self._flat[name].params, torch.cat([observations, z], -1))[:, 0]
+    def _value(self, name: str, observations: Tensor, z: Tensor) -> Tensor:
+        return self._networks.v(self.copies[name].params, torch.cat([observations, z], -1))[:, 0]
 
     def _descend(self, *names: str) -> None:
         for name in names:
-            self._optimizers[name].step(self.gradients[name], self._learning_rates[name])
-
-    def _by_network(self, part: Literal["vector", "gradient"]) -> dict[str, Tensor]:
-        first, second = getattr(self._q, part).chunk(2)
-        own: dict[str, Tensor] = {name: getattr(self._flat[name], part) for name in ("policy", "encoder", "v")}
-        return own | {"q1": first, "q2": second}
+            self.descent[name].step(self._rates[name])

@@ -1,22 +1,21 @@
-"""PEARL's networks, their initial parameters, and their state between iterations."""
+"""PEARL's networks, their initial parameters, and where a state holds them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Setup
+from metaloom.pipeline.algorithms.contract import Setup
+from metaloom.pipeline.algorithms.off_policy.learner import Layout, Stored
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.memory import require_room
-from metaloom.pipeline.nn.flat_networks import prefixed, unprefixed
 from metaloom.pipeline.nn.networks import Network, build_network
 from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS
 from metaloom.pipeline.policies.actors.off_policy import POLICY_NETWORK
 from metaloom.pipeline.policies.config import PolicyConfig
-from metaloom.pipeline.types import Array, LearnerState, Params
+from metaloom.pipeline.types import Params
 
 HIDDEN_BIAS = 0.1
 OUTPUT_LIMIT, POLICY_OUTPUT_LIMIT = 3e-3, 1e-3
@@ -57,6 +56,10 @@ class PEARLNetworks:
             network("v", critic, 1, Z),
         )
 
+    def of(self, part: str) -> Network:
+        """Return the network that evaluates a part of a state."""
+        return {"policy": self.policy, "encoder": self.encoder, "v": self.v, "target_v": self.v}.get(part, self.q)
+
 
 def initialize(network: Network, rng: np.random.Generator, *, output_limit: float = OUTPUT_LIMIT) -> Params:
     """Return the float32 parameters that a network starts with, in order.
@@ -83,41 +86,13 @@ def initialize(network: Network, rng: np.random.Generator, *, output_limit: floa
     return params
 
 
-TRAINED = ("policy", "encoder", "q1", "q2", "v")
-"""Networks that an optimizer changes; the sixth, the target V, follows V."""
 TWINS = ("q1", "q2")
-_PARAMS = {"policy": POLICY_NETWORK, "encoder": "encoder"}
-"""Prefixes in LearnerState.params, by network."""
-_EXTRA = {"q1": "q1", "q2": "q2", "v": "v", "target_v": "target_v"}
-"""Prefixes in LearnerState.extra, by network."""
-_OPTIMIZER = {"policy": "policy", "encoder": "encoder", "q1": "q.q1", "q2": "q.q2", "v": "v"}
-"""Prefixes in LearnerState.optimizer, by network."""
-
-
-@dataclass(frozen=True)
-class PEARLArrays:
-    """The arrays of a state by network, under names without its prefix."""
-
-    params: Mapping[str, Params]
-    optimizers: Mapping[str, Params]
-    num_updates: int
-
-    @classmethod
-    def of(cls, state: LearnerState) -> PEARLArrays:
-        """Return the arrays of a state, not copied."""
-        stored = ((state.params, _PARAMS), (state.extra, _EXTRA))
-        params = {name: unprefixed(arrays, of) for arrays, prefixes in stored for name, of in prefixes.items()}
-        optimizers = {name: unprefixed(state.optimizer, _OPTIMIZER[name]) for name in TRAINED}
-        return cls(params, optimizers, int(state.extra[NUM_UPDATES]))
-
-    def state(self) -> LearnerState:
-        """Return the state that holds them."""
-        params, extra = (
-            _joined({prefix: self.params[name] for name, prefix in prefixes.items()}) for prefixes in (_PARAMS, _EXTRA)
-        )
-        optimizer = _joined({_OPTIMIZER[name]: self.optimizers[name] for name in TRAINED})
-        return LearnerState(params, optimizer, extra | {NUM_UPDATES: np.array(self.num_updates, np.int64)})
-
-
-def _joined(named: Mapping[str, Mapping[str, Array]]) -> Params:
-    return {name: value for prefix, arrays in named.items() for name, value in prefixed(arrays, prefix).items()}
+LAYOUT: Layout = {
+    "policy": Stored("params", f"{POLICY_NETWORK}.", f"{POLICY_NETWORK}.", "policy."),
+    "encoder": Stored("params", "encoder.", "encoder.", "encoder."),
+    "q1": Stored("extra", "q1.", "q1.", "q.q1."),
+    "q2": Stored("extra", "q2.", "q2.", "q.q2."),
+    "v": Stored("extra", "v.", "v.", "v."),
+    "target_v": Stored("extra", "target_v.", "v."),
+}
+"""Six networks; the last, the target V, follows V."""

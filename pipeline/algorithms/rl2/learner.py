@@ -8,28 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, Learner, Setup
+from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, Setup
+from metaloom.pipeline.algorithms.trials.learner import CRITIC_SCALE, UNSCALED, TrialLearner
 from metaloom.pipeline.algorithms.trials.losses import Sequences
-from metaloom.pipeline.algorithms.trials.settings import MemorySettings, MemorySteps
-from metaloom.pipeline.algorithms.trials.update import CRITIC_SCALE, UNSCALED, TrialEstimates, TrialUpdate
+from metaloom.pipeline.algorithms.trials.settings import MemorySettings, TrialSteps
 from metaloom.pipeline.estimation.trials import Trials
-from metaloom.pipeline.nn.device import use_device
 from metaloom.pipeline.nn.distributions import Distribution
 from metaloom.pipeline.nn.torch_optimizers import initial_state
 from metaloom.pipeline.policies.build import RecurrentPolicy
-from metaloom.pipeline.policies.remembering import Remembering, remembered
 from metaloom.pipeline.seeding import generator
-from metaloom.pipeline.types import (
-    Array,
-    EpisodeBatch,
-    LearnerState,
-    Metrics,
-    ParallelMap,
-    Params,
-    Samples,
-    Step,
-    TaskParams,
-)
+from metaloom.pipeline.types import Array, LearnerState, Metrics, ParallelMap, Params, Step
 
 CRITIC_KERNEL, CRITIC_BIAS = "critic.output.kernel", "critic.output.bias"
 
@@ -76,19 +64,15 @@ class MemoryPolicy(RecurrentPolicy):
         return torch.nn.functional.linear(features, params[CRITIC_KERNEL].t(), params[CRITIC_BIAS]).squeeze(-1)
 
 
-class WithMemoryLearner(Learner[EpisodeBatch, Sequence[Step]]):
-    """A policy that acts by its memory, however it learns; see Learner."""
+class MemoryLearner(TrialLearner[Sequence[Step]]):
+    """A policy that acts by its memory, and learns by gradient steps on minibatches of trials; see Learner."""
+
+    policy: MemoryPolicy
 
     def __init__(self, settings: MemorySettings, setup: Setup) -> None:
-        self.setup: Setup = setup
+        super().__init__(settings, setup, MemoryPolicy(settings, setup), (CRITIC_KERNEL, CRITIC_BIAS))
         self._output_scale = settings.initial_output_scale
-        self.policy: MemoryPolicy = MemoryPolicy(settings, setup)
-        self.estimates: TrialEstimates = TrialEstimates(settings, setup, self.policy, use_device(setup.device))
         self.kernel: Kernel = Kernel("torch", "recurrent networks have no fused kernel")
-
-    def initial_optimizer(self, learned: Mapping[str, Array]) -> Params:
-        """Return the initial state of the optimizer, by default none."""
-        return {}
 
     def initialize(self, *, run_seed: int) -> LearnerState:
         params = self.policy.initialize(generator(run_seed, "initialize"), self._output_scale)
@@ -96,32 +80,10 @@ class WithMemoryLearner(Learner[EpisodeBatch, Sequence[Step]]):
             CRITIC_KERNEL: np.zeros((self.policy.critic_size, 1), np.float32),
             CRITIC_BIAS: np.zeros(1, np.float32),
         }
-        optimizer = self.initial_optimizer(params | critic)
+        by_steps = self.settings if isinstance(self.settings, TrialSteps) else None
+        optimizer = {} if by_steps is None else initial_state(by_steps.optimizer, params | critic)
         counter = np.array(0, np.int64)
         return LearnerState(params, optimizer, {**critic, CRITIC_SCALE: UNSCALED.copy(), NUM_UPDATES: counter})
-
-    def process(
-        self, state: LearnerState, episodes: EpisodeBatch, *, seed: int, parallel: ParallelMap = map
-    ) -> Samples:
-        """Estimate along the trials with the values from before this update; see Learner."""
-        return self.estimates.process(state.params | critic_of(state), state.extra[CRITIC_SCALE], episodes)
-
-    def adapt(
-        self, state: LearnerState, params: TaskParams, evidence: EpisodeBatch, *, parallel: ParallelMap = map
-    ) -> TaskParams:
-        return remembered(Remembering(self.setup.policy, self.setup, params, num_rows=1), params, evidence)
-
-
-class MemoryLearner(WithMemoryLearner):
-    """Learns by gradient steps on minibatches of trials; see Learner."""
-
-    def __init__(self, settings: MemorySteps, setup: Setup) -> None:
-        super().__init__(settings, setup)
-        self._optimizer = settings.optimizer
-        self._update = TrialUpdate(settings, self.policy, self.estimates)
-
-    def initial_optimizer(self, learned: Mapping[str, Array]) -> Params:
-        return initial_state(self._optimizer, learned)
 
     def update(
         self,
@@ -133,22 +95,4 @@ class MemoryLearner(WithMemoryLearner):
         parallel: ParallelMap = map,
     ) -> tuple[LearnerState, Metrics]:
         (step,) = experience
-        num_updates = int(state.extra[NUM_UPDATES])
-        found = self._update.improve(
-            state.params,
-            critic_of(state),
-            state.extra[CRITIC_SCALE],
-            state.optimizer,
-            step,
-            num_updates=num_updates,
-            run_seed=run_seed,
-            iteration=iteration,
-        )
-        counter = np.array(num_updates + 1, np.int64)
-        extra = {**state.extra, **found.critic, CRITIC_SCALE: found.scale, NUM_UPDATES: counter}
-        return LearnerState(found.params, found.optimizer, extra), found.metrics
-
-
-def critic_of(state: LearnerState) -> Params:
-    """Return the parameters of the values."""
-    return {name: state.extra[name] for name in (CRITIC_KERNEL, CRITIC_BIAS)}
+        return self.improved(state, step, run_seed=run_seed, iteration=iteration)

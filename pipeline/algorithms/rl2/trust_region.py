@@ -9,18 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Setup
-from metaloom.pipeline.algorithms.finite_checks import NumericalError, require_finite_params
-from metaloom.pipeline.algorithms.rl2.learner import (
-    CRITIC_BIAS,
-    CRITIC_KERNEL,
-    MemoryPolicy,
-    WithMemoryLearner,
-    critic_of,
-)
+from metaloom.pipeline.algorithms.contract import NUM_UPDATES, NumericalError, Setup, require_finite_params
+from metaloom.pipeline.algorithms.rl2.learner import CRITIC_BIAS, CRITIC_KERNEL, MemoryLearner, MemoryPolicy
+from metaloom.pipeline.algorithms.trials.learner import CRITIC_SCALE
 from metaloom.pipeline.algorithms.trials.losses import Batch, Sequences
 from metaloom.pipeline.algorithms.trials.settings import RL2TRPO
-from metaloom.pipeline.algorithms.trials.update import CRITIC_SCALE
 from metaloom.pipeline.baselines.linear import solve
 from metaloom.pipeline.nn.distributions import Distribution, kl_from_itself, likelihood_ratio
 from metaloom.pipeline.nn.flat_networks import FlatParams
@@ -121,7 +114,7 @@ class SequenceRegion:
         return total / self._num_steps
 
 
-class RL2TRPOLearner(WithMemoryLearner):
+class RL2TRPOLearner(MemoryLearner):
     """One step along the natural gradient, then values fitted to their targets on the new memory; see Learner."""
 
     def __init__(self, settings: RL2TRPO, setup: Setup) -> None:
@@ -139,7 +132,7 @@ class RL2TRPOLearner(WithMemoryLearner):
     ) -> tuple[LearnerState, Metrics]:
         """Step within the trust region, and fit the values; nothing is drawn. See Learner."""
         (step,) = experience
-        batch = self.estimates.batch(state.params | critic_of(state), state.extra[CRITIC_SCALE], step)
+        batch = self.batch(state, step)
         chunks = self._chunks(batch)
         region = SequenceRegion(self.policy, state.params, chunks)
         before = region.at(state.params)
@@ -165,7 +158,7 @@ class RL2TRPOLearner(WithMemoryLearner):
             "value_loss_after": value_loss * float(batch.scale[1]) ** 2,
             "gradient_norm": float(np.linalg.norm(gradient)),
             **searched,
-            **self.estimates.metrics(step.episodes, batch),
+            **self.described(step.episodes, batch),
         }
         counter = np.array(int(state.extra[NUM_UPDATES]) + 1, np.int64)
         extra = {**state.extra, **critic, CRITIC_SCALE: batch.scale, NUM_UPDATES: counter}

@@ -24,6 +24,8 @@ class TrialSettings(BaseModel, use_attribute_docstrings=True):
     """A policy that adapts to a task through its history of episodes there."""
 
     decides_episodes: ClassVar[tuple[str, ...]] = ("episodes_per_trial",)
+    default_policy: ClassVar[Mapping[str, Any]] = {"hidden_sizes": (64, 64)}
+    """Defaults of the policy's settings."""
 
     episodes_per_trial: int = Field(default=2, ge=1)
     """Episodes of a task, one after the other, through which the policy's memory lasts; episodes_per_task make up
@@ -31,6 +33,17 @@ class TrialSettings(BaseModel, use_attribute_docstrings=True):
     trial_end: Literal["seen", "unseen", "bootstrapped"] = later("seen", before="unseen")
     """Value after a trial's last step. seen: 0, and the critic sees how far the trial has come; unseen: 0, and it does
     not; bootstrapped: where the step limit ended the trial, the critic's own value."""
+
+    @property
+    def run_defaults(self) -> Mapping[str, Any]:
+        """No baseline, noise that reaches the ends of the action box; see AlgorithmSettings."""
+        return {
+            "env": {"action_scale": 1.0},
+            "policy": self.default_policy,
+            "baseline": {"name": "zero"},
+            "processing": {"gae_lambda": 0.95},
+            "episodes_per_task": self.episodes_per_trial,
+        }
 
     @property
     def trial(self) -> int:
@@ -101,21 +114,11 @@ class WithMemory(TrialSettings):
     graph: ClassVar[str] = "trials"
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.rl2.learner:MemoryLearner"
     actor: ClassVar[ActorKind] = "recurrent"
+    default_policy: ClassVar[Mapping[str, Any]] = {"network": "gru", "hidden_sizes": (128,)}
 
     initial_output_scale: float = Field(default=1.0, ge=0)
     """Multiplies the policy's output layer at the start. Near 0, what is remembered hardly learns at first, since the
     gradient reaches it through this layer."""
-
-    @property
-    def run_defaults(self) -> Mapping[str, Any]:
-        """One GRU, no baseline, noise that reaches the ends of the action box; see AlgorithmSettings."""
-        return {
-            "env": {"action_scale": 1.0},
-            "policy": {"network": "gru", "hidden_sizes": (128,)},
-            "baseline": {"name": "zero"},
-            "processing": {"gae_lambda": 0.95},
-            "episodes_per_task": self.episodes_per_trial,
-        }
 
     def own_problems(self, run: RunSettings) -> Iterator[str]:
         name = run.algorithm.name
@@ -163,7 +166,7 @@ class WithinEpisode(TrialSettings):
     @property
     def run_defaults(self) -> Mapping[str, Any]:
         """Defaults of actor-critics, and one GRU; see AlgorithmSettings."""
-        return {**RUN_DEFAULTS, "policy": {"network": "gru", "hidden_sizes": (128,)}}
+        return {**RUN_DEFAULTS, "policy": self.default_policy}
 
 
 class RecurrentPPO(WithinEpisode, WithMemory, TrialClipping, TrialSteps, AlgorithmSettings):

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, Learner, Setup
+from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, Setup, require_finite_params
+from metaloom.pipeline.algorithms.trials.learner import CRITIC_SCALE, UNSCALED, TrialLearner
 from metaloom.pipeline.algorithms.trials.losses import Sequences
-from metaloom.pipeline.algorithms.trials.update import CRITIC_SCALE, UNSCALED, TrialEstimates, TrialUpdate
-from metaloom.pipeline.algorithms.varibad.model import Model
+from metaloom.pipeline.algorithms.varibad.model import DecodedSteps, Decoders, Drawn, TrialTensors, elbo
 from metaloom.pipeline.algorithms.varibad.settings import VariBAD
 from metaloom.pipeline.estimation.trials import Trials
-from metaloom.pipeline.nn.device import use_device
 from metaloom.pipeline.nn.distributions import Distribution
-from metaloom.pipeline.nn.flat_networks import prefixed, unprefixed
+from metaloom.pipeline.nn.flat_networks import renamed
+from metaloom.pipeline.nn.flat_tensors import Descent, FlatTensors
 from metaloom.pipeline.nn.networks import Network, build_network
 from metaloom.pipeline.nn.torch_optimizers import initial_state
 from metaloom.pipeline.policies.inferring import InferringPolicy
 from metaloom.pipeline.policies.posterior import POSTERIOR_LOG_STD, POSTERIOR_MEAN, EncoderSizes, PosteriorNetwork
-from metaloom.pipeline.policies.remembering import Remembering, remembered
 from metaloom.pipeline.replay.trials import TrialExperience
 from metaloom.pipeline.seeding import generator
-from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Params, Samples, TaskParams
+from metaloom.pipeline.types import Array, LearnerState, Metrics, ParallelMap
 
-CRITIC, DECODER = "critic", "decoder"
-"""Prefixes in LearnerState.extra."""
-POLICY_STATE, MODEL_STATE = "policy", "model"
-"""Prefixes in LearnerState.optimizer."""
+CRITIC, DECODER = "critic", "decoder."
+"""Beginnings of names in LearnerState.extra."""
+MODEL_STATE = "model."
+"""Beginning of names in LearnerState.optimizer."""
+ADAM_EPSILON = 1e-8
 
 
 class VariBADPolicy(InferringPolicy):
@@ -60,40 +61,29 @@ class VariBADPolicy(InferringPolicy):
         return self.critic(params, inputs.flatten(0, 1)).unflatten(0, inputs.shape[:2]).squeeze(-1)
 
 
-class VariBADLearner(Learner[EpisodeBatch, TrialExperience]):
+class VariBADLearner(TrialLearner[TrialExperience]):
     """A policy that adapts through its inferred belief about the task; see Learner."""
 
+    network = PosteriorNetwork
+    optimizer_prefix = "policy."
+    settings: VariBAD
+    policy: VariBADPolicy
+
     def __init__(self, settings: VariBAD, setup: Setup) -> None:
-        self._settings, self._setup = settings, setup
-        self._policy, device = VariBADPolicy(settings, setup), use_device(setup.device)
-        self._estimates = TrialEstimates(settings, setup, self._policy, device)
-        self._ppo = TrialUpdate(settings, self._policy, self._estimates)
-        self._model = Model(settings, setup, self._policy.encoder, device)
+        policy = VariBADPolicy(settings, setup)
+        super().__init__(settings, setup, policy, policy.critic.shapes, policy.encoder.shapes)
+        self._decoders = Decoders(settings, setup)
         self.kernel: Kernel = Kernel("torch", "models of trials have no fused kernel")
 
     def initialize(self, *, run_seed: int) -> LearnerState:
-        rng, settings = generator(run_seed, "initialize"), self._settings
-        encoder = self._policy.encoder.initialize(rng)
-        policy, critic = self._policy.policy.initialize(rng), self._policy.critic.initialize(rng)
-        decoder = self._model.initialize_decoders(rng)
-        optimizer = _optimizers(
-            initial_state(settings.optimizer, policy | critic),
-            initial_state(settings.model_optimizer, encoder | decoder),
-        )
+        rng, settings = generator(run_seed, "initialize"), self.settings
+        encoder = self.policy.encoder.initialize(rng)
+        policy, critic = self.policy.policy.initialize(rng), self.policy.critic.initialize(rng)
+        decoder = self._decoders.initialize(rng)
+        optimizer = renamed(initial_state(settings.optimizer, policy | critic), "", self.optimizer_prefix)
+        optimizer |= renamed(initial_state(settings.model_optimizer, encoder | decoder), "", MODEL_STATE)
         counters = {CRITIC_SCALE: UNSCALED.copy(), NUM_UPDATES: np.array(0, np.int64)}
         return LearnerState(encoder | policy, optimizer, {**critic, **decoder, **counters})
-
-    def process(
-        self, state: LearnerState, episodes: EpisodeBatch, *, seed: int, parallel: ParallelMap = map
-    ) -> Samples:
-        """Estimate along the trials with the values from before this update; see Learner."""
-        return self._estimates.process(self._critic(state), state.extra[CRITIC_SCALE], episodes)
-
-    def adapt(
-        self, state: LearnerState, params: TaskParams, evidence: EpisodeBatch, *, parallel: ParallelMap = map
-    ) -> TaskParams:
-        remembering = Remembering(self._setup.policy, self._setup, params, num_rows=1, network=PosteriorNetwork)
-        return remembered(remembering, params, evidence)
 
     def update(
         self,
@@ -105,40 +95,63 @@ class VariBADLearner(Learner[EpisodeBatch, TrialExperience]):
         parallel: ParallelMap = map,
     ) -> tuple[LearnerState, Metrics]:
         """Run the policy's epochs on this iteration's trials, and the model's steps on the buffer's; see Learner."""
-        num_updates, critic = int(state.extra[NUM_UPDATES]), self._critic(state)
-        encoder = {name: state.params[name] for name in self._policy.encoder.shapes}
-        decoder = {name: value for name, value in state.extra.items() if name.startswith(f"{DECODER}.")}
-        improved = self._ppo.improve(
-            {name: value for name, value in state.params.items() if name not in encoder},
-            critic,
-            state.extra[CRITIC_SCALE],
-            unprefixed(state.optimizer, POLICY_STATE),
-            experience.step,
-            num_updates=num_updates,
-            run_seed=run_seed,
-            iteration=iteration,
-        )
-        model, model_state, metrics = self._model.learn(
-            encoder | decoder,
-            unprefixed(state.optimizer, MODEL_STATE),
-            experience.buffer,
-            learning_rate=self._settings.model_learning_rate * self._ppo.lr_factor(num_updates),
-            run_seed=run_seed,
-            iteration=iteration,
-        )
-        params = {name: model[name] for name in encoder} | improved.params
-        extra = {
-            **state.extra,
-            **improved.critic,
-            **{name: model[name] for name in decoder},
-            CRITIC_SCALE: improved.scale,
-            NUM_UPDATES: np.array(num_updates + 1, np.int64),
-        }
-        return LearnerState(params, _optimizers(improved.optimizer, model_state), extra), improved.metrics | metrics
+        after, metrics = self.improved(state, experience.step, run_seed=run_seed, iteration=iteration)
+        settings, buffer = self.settings, experience.buffer
+        encoder = {name: state.params[name] for name in self.inferring}
+        decoder = renamed(state.extra, DECODER, DECODER)
+        rate = settings.model_learning_rate * self.lr_factor(int(state.extra[NUM_UPDATES]))
+        flat = FlatTensors(encoder | decoder, self.device)
+        kept = renamed(state.optimizer, MODEL_STATE, "")
+        descent = Descent(settings.model_optimizer, flat, kept, epsilon=ADAM_EPSILON)
+        size = min(settings.trials_per_model_update, len(buffer))
+        parts: list[Tensor] = []
+        for n in range(settings.model_updates):
+            rng = generator(run_seed, "model", iteration, n)
+            trials = self._tensors(buffer.take(rng.choice(len(buffer), size, replace=False)))
+            found = elbo(self.policy.encoder, self._decoders, flat.params, trials, self._drawn(trials, rng))
+            explained = settings.reward_weight * found.rewards
+            if settings.decode_states:
+                explained = explained + settings.state_weight * found.states
+            descent.down(settings.kl_weight * found.kl - explained, rate)
+            parts.append(torch.stack(found).detach())
+        model = flat.copies()
+        require_finite_params({"the model": model}, stage="meta_optimize", advice="Lower algorithm.model_learning_rate")
+        # Read only now, so that nothing waits for the device before all work is queued.
+        rewards, states, kl = torch.stack(parts).mean(0).tolist()
+        metrics |= {"reward_log_likelihood": rewards, "posterior_kl": kl, "elbo": rewards + states - kl}
+        if settings.decode_states:
+            metrics["state_log_likelihood"] = states
+        params, extra = ({name: model[name] for name in of} for of in (encoder, decoder))
+        optimizer = after.optimizer | renamed(descent.state, "", MODEL_STATE)
+        return LearnerState(after.params | params, optimizer, after.extra | extra), metrics
 
-    def _critic(self, state: LearnerState) -> Params:
-        return {name: state.extra[name] for name in self._policy.critic.shapes}
+    def _drawn(self, trials: TrialTensors, rng: np.random.Generator) -> Drawn:
+        settings, lengths = self.settings, trials.lengths.cpu().numpy()
+        L, N, _ = trials.inputs.shape
+        K = settings.elbo_steps or L
+        # Noise first, and integers by their index in a trial of any length.
+        noise = rng.standard_normal((K, N, settings.latent_size), np.float32)
+        at = None if settings.elbo_steps is None else (rng.random((K, N)) * lengths).astype(np.int64)
+        D = settings.decoded_steps
+        decoded = None if D is None else (rng.random((N, D)) * lengths[:, None]).astype(np.int64)
+        at, decoded = (None if steps is None else self._tensor(steps) for steps in (at, decoded))
+        return Drawn(at, decoded, self._tensor(noise))
 
+    def _tensors(self, chosen: Sequence[tuple[Trials, int]]) -> TrialTensors:
+        lengths = np.array([int(trials.mask[n].sum()) for trials, n in chosen])
+        L = int(lengths.max())
 
-def _optimizers(policy: Params, model: Params) -> Params:
-    return prefixed(policy, POLICY_STATE) | prefixed(model, MODEL_STATE)
+        def together(name: str) -> Tensor:
+            """Join arrays to [N, L, ...], zero after the end of shorter trials."""
+            parts = [getattr(trials, name)[n, :L] for trials, n in chosen]
+            stacked = np.zeros((len(parts), L, *parts[0].shape[1:]), np.float32)
+            for row, part in zip(stacked, parts, strict=True):
+                row[: len(part)] = part
+            return self._tensor(stacked)
+
+        inputs, O = together("inputs"), chosen[0][0].next_observations.shape[-1]
+        steps = DecodedSteps(inputs[..., :O], together("taken"), together("next_observations"), together("rewards"))
+        return TrialTensors(inputs.transpose(0, 1).contiguous(), steps, self._tensor(lengths))
+
+    def _tensor(self, values: Array) -> Tensor:
+        return torch.from_numpy(values).to(self.device)

@@ -1,8 +1,8 @@
-"""VariBAD's model: decoders, the evidence lower bound of whole trials, and gradient steps of encoder and decoders."""
+"""VariBAD's model of trials: decoders, and the evidence lower bound of whole trials."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -11,19 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from metaloom.pipeline.algorithms.contract import Setup
-from metaloom.pipeline.algorithms.finite_checks import require_finite_params
 from metaloom.pipeline.algorithms.varibad.settings import VariBAD
-from metaloom.pipeline.estimation.trials import Trials
 from metaloom.pipeline.memory import require_room
 from metaloom.pipeline.nn.distributions import LOG_2PI, DiagGaussian
-from metaloom.pipeline.nn.flat_tensors import Descent, FlatTensors
 from metaloom.pipeline.nn.networks import Network, build_network
 from metaloom.pipeline.nn.spec import MLP, NetworkSpec, Spaces
 from metaloom.pipeline.policies.inferring import Encoder
-from metaloom.pipeline.replay.trials import TrialBuffer
-from metaloom.pipeline.seeding import generator
-from metaloom.pipeline.types import Array, Metrics, Params
+from metaloom.pipeline.types import Params
 
 REWARDS, STATES = "decoder.rewards", "decoder.states"
 """Prefixes of the decoders' parameters."""
@@ -195,85 +189,3 @@ def elbo(
 def _real(lengths: Tensor, longest: int) -> Tensor:
     """Return a mask [N, L] bool, True where a step is real."""
     return torch.arange(longest, device=lengths.device) < lengths[:, None]
-
-
-ADAM_EPSILON = 1e-8
-
-
-class Model:
-    """An encoder with its decoders, as functions of explicit parameters."""
-
-    def __init__(self, settings: VariBAD, setup: Setup, encoder: Encoder, device: torch.device) -> None:
-        self._settings, self._encoder, self._device = settings, encoder, device
-        self._decoders = Decoders(settings, setup)
-
-    def initialize_decoders(self, rng: np.random.Generator) -> Params:
-        """Draw the decoders' parameters."""
-        return self._decoders.initialize(rng)
-
-    def learn(
-        self,
-        params: Params,
-        optimizer: Params,
-        buffer: TrialBuffer,
-        *,
-        learning_rate: float,
-        run_seed: int,
-        iteration: int,
-    ) -> tuple[Params, Params, Metrics]:
-        """Return parameters and the optimizer's state after an iteration's gradient steps, and metrics of the steps.
-
-        Raises:
-            NumericalError: naming what is not finite.
-        """
-        settings = self._settings
-        flat = FlatTensors(params, self._device)
-        descent = Descent(settings.model_optimizer, flat, optimizer, epsilon=ADAM_EPSILON)
-        size = min(settings.trials_per_model_update, len(buffer))
-        parts: list[Tensor] = []
-        for n in range(settings.model_updates):
-            rng = generator(run_seed, "model", iteration, n)
-            trials = self._tensors(buffer.take(rng.choice(len(buffer), size, replace=False)))
-            found = elbo(self._encoder, self._decoders, flat.params, trials, self._drawn(trials, rng))
-            explained = settings.reward_weight * found.rewards
-            if settings.decode_states:
-                explained = explained + settings.state_weight * found.states
-            descent.down(settings.kl_weight * found.kl - explained, learning_rate)
-            parts.append(torch.stack(found).detach())
-        after = flat.copies()
-        require_finite_params({"the model": after}, stage="meta_optimize", advice="Lower algorithm.model_learning_rate")
-        # Read only now, so that nothing waits for the device before all work is queued.
-        rewards, states, kl = torch.stack(parts).mean(0).tolist()
-        metrics = {"reward_log_likelihood": rewards, "posterior_kl": kl, "elbo": rewards + states - kl}
-        return after, descent.state, metrics | ({"state_log_likelihood": states} if settings.decode_states else {})
-
-    def _drawn(self, trials: TrialTensors, rng: np.random.Generator) -> Drawn:
-        settings, lengths = self._settings, trials.lengths.cpu().numpy()
-        L, N, _ = trials.inputs.shape
-        K = settings.elbo_steps or L
-        # Noise first, and integers by their index in a trial of any length.
-        noise = rng.standard_normal((K, N, settings.latent_size), np.float32)
-        at = None if settings.elbo_steps is None else (rng.random((K, N)) * lengths).astype(np.int64)
-        D = settings.decoded_steps
-        decoded = None if D is None else (rng.random((N, D)) * lengths[:, None]).astype(np.int64)
-        at, decoded = (None if steps is None else self._tensor(steps) for steps in (at, decoded))
-        return Drawn(at, decoded, self._tensor(noise))
-
-    def _tensors(self, chosen: Sequence[tuple[Trials, int]]) -> TrialTensors:
-        lengths = np.array([int(trials.mask[n].sum()) for trials, n in chosen])
-        L = int(lengths.max())
-
-        def together(name: str) -> Tensor:
-            """Join arrays to [N, L, ...], zero after the end of shorter trials."""
-            parts = [getattr(trials, name)[n, :L] for trials, n in chosen]
-            stacked = np.zeros((len(parts), L, *parts[0].shape[1:]), np.float32)
-            for row, part in zip(stacked, parts, strict=True):
-                row[: len(part)] = part
-            return self._tensor(stacked)
-
-        inputs, O = together("inputs"), chosen[0][0].next_observations.shape[-1]
-        steps = DecodedSteps(inputs[..., :O], together("taken"), together("next_observations"), together("rewards"))
-        return TrialTensors(inputs.transpose(0, 1).contiguous(), steps, self._tensor(lengths))
-
-    def _tensor(self, values: Array) -> Tensor:
-        return torch.from_numpy(values).to(self._device)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterator
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -71,17 +71,6 @@ class VariBAD(TrialClipping, TrialSteps, AlgorithmSettings):
     """Number of posteriors of a trial that a gradient step learns from, drawn again in each; null for all steps."""
     decoded_steps: int | None = Field(default=None, ge=1)
     """Steps of a trial to decode from each posterior, drawn again in each gradient step; null for all."""
-
-    @property
-    def run_defaults(self) -> Mapping[str, Any]:
-        """Small networks, no baseline, noise that reaches the ends of the action box; see AlgorithmSettings."""
-        return {
-            "env": {"action_scale": 1.0},
-            "policy": {"hidden_sizes": (64, 64)},
-            "baseline": {"name": "zero"},
-            "processing": {"gae_lambda": 0.95},
-            "episodes_per_task": self.episodes_per_trial,
-        }
 
     @property
     def earlier_iterations(self) -> int:

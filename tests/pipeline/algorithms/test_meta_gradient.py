@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from metaloom.pipeline.algorithms.contract import Setup
-from metaloom.pipeline.algorithms.finite_checks import NumericalError
+from metaloom.pipeline.algorithms.contract import NumericalError, Setup
 from metaloom.pipeline.algorithms.maml.learner import step_size_logs
 from metaloom.pipeline.algorithms.maml.meta_gradient import (
     LOG_INNER_LR,

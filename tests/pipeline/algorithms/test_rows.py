@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from metaloom.pipeline.algorithms.finite_checks import NumericalError
+from metaloom.pipeline.algorithms.contract import NumericalError
 from metaloom.pipeline.algorithms.maml.rows import build_chunks, chunk_bounds, minibatch_rows, task_rows
 
 ALL = slice(0, 3)

@@ -76,12 +76,7 @@ def state_of(learner, dtype):
 
 
 def gradients(steps):
-    if hasattr(steps, "gradients"):
-        return {name: np.asarray(value).copy() for name, value in steps.gradients.items()}
-    found = {"q": getattr(steps.q, "flat", steps.q).gradient}
-    if hasattr(steps, "policy"):
-        found["policy"] = steps.policy.gradient
-    return {name: np.asarray(value).copy() for name, value in found.items()}
+    return {name: np.asarray(steps.copies[name].gradient).copy() for name in steps.descent if name != "alpha"}
 
 
 def run(settings, setup, kernel, count, dtype):

@@ -41,7 +41,7 @@ def test_values_and_parameter_gradients_are_those_of_autograd():
     np.testing.assert_allclose(found, expected.detach(), rtol=1e-4, atol=1e-6)
     gradients = torch.autograd.grad((expected * torch.tensor(pull)).sum(), list(params.values()))
     for name, gradient in zip(params, gradients, strict=True):
-        np.testing.assert_allclose(twins.flat.gradients[name], gradient, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(twins.gradients[name], gradient, rtol=1e-4, atol=1e-5)
 
 
 def test_the_gradient_to_the_actions_goes_through_the_smaller_of_the_two():
@@ -64,6 +64,6 @@ def test_threads_change_no_bit():
             twins = TwinQKernel(PARAMS, SPEC, parallel=parallel)
             values = values_of(twins)
             twins.backward(values)
-            results.append((values, twins.flat.gradient.copy(), twins.gradient_of_smaller(values)))
+            results.append((values, twins.gradient.copy(), twins.gradient_of_smaller(values)))
     for one, other in zip(*results, strict=True):
         np.testing.assert_array_equal(one, other)

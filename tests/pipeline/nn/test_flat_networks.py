@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from metaloom.pipeline.nn.flat_networks import FlatNetwork, FlatParams, layer_paths, prefixed, unprefixed
+from metaloom.pipeline.nn.flat_networks import FlatNetwork, FlatParams, layer_paths, renamed
 
 RNG = np.random.default_rng(3)
 N = 6
@@ -123,8 +123,8 @@ def test_a_bias_is_folded_only_where_a_one_stays_one_and_behind_its_kernel():
 
 def test_names_get_a_prefix_and_lose_it():
     arrays = {"x": np.zeros(1), "y.z": np.ones(1)}
-    assert list(prefixed(arrays, "q")) == ["q.x", "q.y.z"]
-    assert unprefixed(prefixed(arrays, "q") | prefixed(arrays, "qq"), "q") == arrays
+    assert list(renamed(arrays, "", "q.")) == ["q.x", "q.y.z"]
+    assert renamed(renamed(arrays, "", "q.") | renamed(arrays, "", "qq."), "q.", "") == arrays
     assert layer_paths("q", 1) == ["q.hidden_0", "q.output"]
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from metaloom.pipeline.algorithms.actor_critic.learner import Moments, scaled
 from metaloom.pipeline.algorithms.actor_critic.settings import A2C
-from metaloom.pipeline.algorithms.actor_critic.update import Moments, scaled
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.estimation.experience import Experience
 

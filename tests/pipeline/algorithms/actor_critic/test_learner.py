@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from metaloom.pipeline.algorithms.actor_critic.settings import A2C, PPO, PPO2
-from metaloom.pipeline.algorithms.finite_checks import NumericalError
+from metaloom.pipeline.algorithms.contract import NumericalError
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.nn.distributions import DiagGaussian
 from metaloom.pipeline.nn.networks import mlp

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from metaloom.pipeline.algorithms.finite_checks import NumericalError
+from metaloom.pipeline.algorithms.contract import NumericalError
 from metaloom.pipeline.algorithms.off_policy.settings import DQL
 from metaloom.pipeline.kernels.dql import huber_loss
 from metaloom.pipeline.types import Minibatch, Transitions
@@ -167,7 +167,7 @@ def test_gradients_are_shortened_to_their_limit(minibatches):
     steps = settings.build(DISCRETE).gradient_steps(learner)
     (batch,) = minibatches(DISCRETE)
     assert float(steps.step(batch, None)["gradient_norm"]) > 1e-2
-    assert np.linalg.norm(steps.q.gradient) == pytest.approx(1e-3, rel=1e-5)
+    assert np.linalg.norm(steps.copies["q"].gradient) == pytest.approx(1e-3, rel=1e-5)
 
 
 def test_the_q_function_approaches_rewards_where_every_step_is_the_last(minibatches):

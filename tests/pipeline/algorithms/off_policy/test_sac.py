@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from metaloom.pipeline.algorithms.finite_checks import NumericalError
+from metaloom.pipeline.algorithms.contract import NumericalError
 from metaloom.pipeline.algorithms.off_policy.sac import METRICS
 from metaloom.pipeline.algorithms.off_policy.settings import SAC
 from metaloom.pipeline.seeding import generator

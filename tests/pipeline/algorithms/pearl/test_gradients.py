@@ -90,7 +90,7 @@ def step(settings, learner, minibatch, seed=3):
     algorithm = build(settings)
     steps = algorithm.gradient_steps(learner)
     metrics = steps.step(minibatch, algorithm.noise(minibatch, np.random.default_rng(seed)))
-    return {name: np.asarray(value).copy() for name, value in steps.gradients.items()}, steps.state(), metrics
+    return {name: np.asarray(steps.copies[name].gradient).copy() for name in steps.descent}, steps.state(), metrics
 
 
 @pytest.mark.parametrize("kernel", ["torch", "fused"])

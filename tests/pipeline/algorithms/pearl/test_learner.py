@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from metaloom.pipeline.algorithms.finite_checks import NumericalError
+from metaloom.pipeline.algorithms.contract import NumericalError
 from metaloom.pipeline.algorithms.pearl.definition import METRICS
 from metaloom.pipeline.types import LearnerState, Minibatch, Transitions
 

@@ -161,8 +161,8 @@ def test_values_are_fitted_to_their_targets_on_the_memory_after_the_step(episode
     state = learner.initialize(run_seed=1)
     step = Step(episodes, learner.process(state, episodes, seed=0), 0)
     after, metrics = learner.update(state, [step], run_seed=1, iteration=0)
-    trials = learner.estimates.trials(episodes)
-    inputs = torch.from_numpy(np.ascontiguousarray(learner.estimates.inputs(trials).swapaxes(0, 1)))
+    trials = learner.trials(episodes)
+    inputs = torch.from_numpy(np.ascontiguousarray(learner.inputs(trials).swapaxes(0, 1)))
     tensors = {name: torch.tensor(value) for name, value in after.params.items()}
     features = learner.policy.judging(learner.policy.features(tensors, inputs), inputs)
     features = features.flatten(0, 1).numpy().astype(np.float64)
@@ -178,8 +178,8 @@ def test_values_are_fitted_to_their_targets_on_the_memory_after_the_step(episode
 
 def replace_behavior(episodes, learner, state):
     """The same episodes as if the policy had acted in them."""
-    trials = learner.estimates.trials(episodes)
-    inputs = torch.from_numpy(np.ascontiguousarray(learner.estimates.inputs(trials).swapaxes(0, 1)))
+    trials = learner.trials(episodes)
+    inputs = torch.from_numpy(np.ascontiguousarray(learner.inputs(trials).swapaxes(0, 1)))
     tensors = {name: torch.tensor(value) for name, value in state.params.items()}
     features = learner.policy.features(tensors, inputs)
     means = learner.policy.distribution(tensors, features.flatten(0, 1)).mean
@@ -200,7 +200,7 @@ def test_a_critic_that_sees_how_far_a_trial_has_come_does_not_blame_its_last_ste
     _, samples, discount = paid, learner.process(state, paid, seed=0), learner.setup.processing.discount
     after, metrics = learner.update(state, [Step(paid, samples, 0)], run_seed=1, iteration=0)
     worth = (1 - discount ** np.arange(10, 0, -1)) / (1 - discount)
-    values = learner.estimates.trials(paid).along(learner.process(after, paid, seed=0).values)
+    values = learner.trials(paid).along(learner.process(after, paid, seed=0).values)
     assert (np.abs(values - worth).max() > 0.05) == blamed
     assert ("end_advantage_share" in metrics) == (not blamed)
 

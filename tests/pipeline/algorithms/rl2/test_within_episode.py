@@ -55,7 +55,7 @@ def test_a2cs_loss_is_that_of_the_policy_gradient(episodes):
     state = learner.initialize(run_seed=1)
     step = Step(episodes, learner.process(state, episodes, seed=0), 0)
     params = state.params | {name: state.extra[name] for name in (CRITIC_BIAS, "critic.output.kernel")}
-    batch = learner.estimates.batch(params, state.extra["critic.scale"], step)
+    batch = learner.batch(state, step)
     of = batch.sequences(np.array([1, 5, 2]))
     tensors = {name: torch.tensor(value) for name, value in params.items()}
     now, values = learner.policy.judged(tensors, of)

@@ -94,15 +94,15 @@ def test_values_see_the_posterior_that_was_acted_on():
 
 def test_the_critic_alone_sees_how_far_a_trial_has_come():
     learner, state, experience, *_ = updated()
-    policy, estimates, episodes = learner._policy, learner._estimates, experience.step.episodes
-    of = estimates.batch(learner._critic(state), state.extra["critic.scale"], experience.step).sequences(np.arange(2))
+    policy, episodes = learner.policy, experience.step.episodes
+    of = learner.batch(state, experience.step).sequences(np.arange(2))
     moved = of.inputs.clone()
     moved[..., -1] -= 0.5
     params = {name: torch.tensor(value) for name, value in (state.params | state.extra).items()}
     (acting, values), (acting_there, values_there) = (policy.judged(params, x) for x in (of, replace(of, inputs=moved)))
     assert torch.equal(acting.mean, acting_there.mean)
     assert not torch.allclose(values, values_there)
-    assert estimates.inputs(estimates.trials(episodes)).shape[-1] == of.inputs.shape[-1]
+    assert learner.inputs(learner.trials(episodes)).shape[-1] == of.inputs.shape[-1]
 
 
 def test_a_trial_whose_posterior_behind_its_end_nobody_knows_is_not_bootstrapped():

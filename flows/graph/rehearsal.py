@@ -1,0 +1,113 @@
+"""The rehearsal of a run with plug-ins: small iterations in memory, before the run has a folder."""
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from dataclasses import replace
+from operator import attrgetter
+from typing import Any
+
+from metaloom.flows.errors import WorkersError
+from metaloom.flows.graph.faults import FAULTS, require_repeatable, run_checked
+from metaloom.flows.graph.runner import Runner
+from metaloom.flows.rollouts.workers import SamplerSpec
+from metaloom.pipeline.config.input import ConfigError, override
+from metaloom.pipeline.config.run import RunConfig, build_config
+from metaloom.pipeline.config.sources import plugin_paths
+from metaloom.pipeline.envs.contract import EnvError
+from metaloom.pipeline.plugin_files import acting_paths, own_paths
+from metaloom.pipeline.types import Array, EpisodeBatch
+from metaloom.stages.rollouts.faults import RolloutError
+from metaloom.storage import StageRef
+
+ITERATIONS, SECONDS = 2, 2.0
+"""In the second iteration a learner has a past. After so much processor time no further stage begins."""
+_EVALUATED = {"evaluation.every": 1}
+_SMALL = {
+    **_EVALUATED,
+    "num_tasks": 2,
+    "min_rollouts": 1,
+    "min_steps": 1,
+    "max_episode_steps": 20,
+    "evaluation.num_tasks": 2,
+    "evaluation.episodes": 2,
+    "evaluation.test_episodes": 2,
+    "algorithm.num_init_memory_steps": 40,
+    "algorithm.num_updates_per_step": 2,
+    "algorithm.num_initial_steps": 40,
+    "algorithm.num_updates": 2,
+}
+"""Settings that decide how long an iteration takes, with their most in a rehearsal."""
+_OPEN = ("evaluation.num_tasks", "algorithm.num_init_memory_steps", "algorithm.num_updates_per_step")
+"""Those of them that stand for many when they are null."""
+
+
+def rehearse(stages: Runner, should_stop: Callable[[], bool]) -> None:
+    """Refuse plug-ins that go wrong in small iterations and again at the run's own sizes.
+
+    Faults of environments are left to the training, which keeps what reproduces them.
+
+    Raises:
+        Exception: the one that training would raise.
+    """
+    config = stages.config
+    if not own_paths(plugin_paths(config)) - {*acting_paths(config.env, config.policy)}:
+        return
+    until = time.process_time() + SECONDS
+    small = _at_most(config, {**_SMALL, "episodes_per_task": config.algorithm.trial or 2})
+    if found := _first_fault(stages, small, lambda: time.process_time() > until or should_stop()):
+        # The sizes may be to blame, as where a stage averages over more steps than there are.
+        found = _first_fault(stages, _at_most(config, _EVALUATED), should_stop, last=found[0])
+    if found is None:
+        return
+    ref, error = found
+    if isinstance(error, FAULTS):
+        raise type(error)(f"before the run: {error}") from error
+    error.add_note(f"before the run: in {ref.where}")
+    raise error
+
+
+class _Memory(dict[StageRef, Any]):
+    """Outputs of the iterations so far; see `metaloom.pipeline.dataflow.outputs.Outputs`."""
+
+    def load(self, ref: StageRef) -> Any:
+        return self[ref]
+
+    def lengths(self, ref: StageRef) -> Array:
+        return self[ref].lengths
+
+    def experience(self, ref: StageRef) -> EpisodeBatch:
+        return self[ref]
+
+
+def _at_most(config: RunConfig, sizes: Mapping[str, int]) -> RunConfig:
+    """Return the configuration with smaller sizes, as far as they fit the others."""
+    for name, size in sizes.items():
+        with suppress(AttributeError, ConfigError):
+            found = attrgetter(name)(config)
+            if name in _OPEN if found is None else found > size:
+                config = build_config(override(config.model_dump(mode="json"), [f"{name}={size}"]))
+    return config
+
+
+def _first_fault(
+    stages: Runner, config: RunConfig, should_stop: Callable[[], bool], last: StageRef | None = None
+) -> tuple[StageRef, Exception] | None:
+    """Return the first stage that fails up to the last one, with its error; None if none does."""
+    workers, memory = stages.context.rollouts, _Memory()
+    workers = replace(workers, spec=SamplerSpec.of(config, workers.spec.threads))
+    runner = Runner.build(config, workers, stages.context.parallel)
+    with closing(runner.context.env):
+        for ref in (ref for i in range(min(ITERATIONS, config.iterations)) for ref in runner.order(i)):
+            if should_stop():
+                return None
+            try:
+                memory[ref] = run_checked(runner, ref, runner.load_inputs(ref, memory, witness=False))
+                require_repeatable(runner, ref, memory, memory[ref])
+            except (RolloutError, EnvError, WorkersError):
+                return None
+            except Exception as error:
+                return ref, error
+            if ref == last:
+                return None
+    return None

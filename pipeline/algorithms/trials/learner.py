@@ -1,0 +1,189 @@
+"""The learner of all algorithms that adapt within a trial: estimates along trials, and gradient steps on whole ones."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import ClassVar, Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from metaloom.pipeline.algorithms.actor_critic.gradient_steps import clip_fraction, policy_loss
+from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Learner, Setup, require_finite_params
+from metaloom.pipeline.algorithms.trials.losses import Batch, Sequences, TrialPolicy, Weights, sequence_loss
+from metaloom.pipeline.algorithms.trials.settings import TrialSettings, TrialSteps
+from metaloom.pipeline.estimation.processing import scale
+from metaloom.pipeline.estimation.returns import discounted_returns
+from metaloom.pipeline.estimation.trials import Trials
+from metaloom.pipeline.nn.device import use_device
+from metaloom.pipeline.nn.flat_networks import renamed
+from metaloom.pipeline.nn.flat_tensors import Descent, FlatTensors
+from metaloom.pipeline.nn.schedules import LrFactor, lr_factor
+from metaloom.pipeline.policies.remembering import CellAndHead, MakeNetwork, Remembering, remembered
+from metaloom.pipeline.seeding import generator
+from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Samples, Step, TaskParams
+
+Experience = TypeVar("Experience", contravariant=True)
+
+CRITIC_SCALE = "critic.scale"
+"""Mean and standard deviation of the targets of the last update, [2]: values in these units have no long way to the
+returns of whole trials, and large rewards do not drown the policy's gradient in the values' gradient."""
+UNSCALED = np.array([0, 1], np.float32)
+"""Before the first update."""
+
+
+class TrialLearner(Learner[EpisodeBatch, Experience], Generic[Experience]):
+    """A policy that acts on the history of a trial, with its values; see Learner.
+
+    Attributes:
+        policy: The policy.
+        critic: Names of the parameters of the values, in LearnerState.extra.
+        inferring: Names of the policy's parameters that gradient steps on trials leave as they are.
+        lr_factor: Factor on step sizes as a function of the number of updates.
+    """
+
+    network: ClassVar[MakeNetwork] = CellAndHead
+    """Network that acts."""
+    optimizer_prefix: ClassVar[str] = ""
+    """Beginning of the names of the state of the optimizer of policy and values."""
+
+    def __init__(
+        self,
+        settings: TrialSettings,
+        setup: Setup,
+        policy: TrialPolicy,
+        critic: Iterable[str],
+        inferring: Collection[str] = (),
+    ) -> None:
+        self.settings, self.setup, self.policy, self.device = settings, setup, policy, use_device(setup.device)
+        self.critic, self.inferring = tuple(critic), inferring
+        if isinstance(settings, TrialSteps):
+            self.lr_factor: LrFactor = lr_factor(settings, settings.learning_rate)
+
+    def trials(self, episodes: EpisodeBatch) -> Trials:
+        """Return the trials that some episodes are."""
+        return Trials(episodes, self.settings.episodes_per_trial, self.setup.num_actions)
+
+    def inputs(self, trials: Trials) -> Array:
+        """Return the policy's inputs followed by the critic-only inputs, [N, L, in] float32."""
+        inputs = self.policy.inputs(trials)
+        if not self.settings.position_size:
+            return inputs
+        position = trials.position(self.setup.max_episode_steps, self.setup.processing.discount)
+        return np.concatenate([inputs, position], axis=-1)
+
+    def process(
+        self, state: LearnerState, episodes: EpisodeBatch, *, seed: int, parallel: ParallelMap = map
+    ) -> Samples:
+        """Estimate along the trials with the values from before this update; see Learner."""
+        trials, processing = self.trials(episodes), self.setup.processing
+        values, behind = self._values(state, trials)
+        raw = trials.advantages(values, processing.discount, processing.gae_lambda, behind)
+        advantages = trials.by_episode(raw)
+        mask = episodes.mask
+        # Statistics are over all tasks together: most have a trial or two, of a few steps at worst.
+        together = (-1, mask.shape[2])
+        scaled = scale(advantages.reshape(together), mask.reshape(together), processing)
+        return Samples(
+            returns=trials.by_episode(discounted_returns(trials.rewards, processing.discount)).astype(np.float32),
+            values=trials.by_episode(values).astype(np.float32),
+            advantages=scaled.reshape(mask.shape).astype(np.float32),
+            mask=mask,
+        )
+
+    def adapt(
+        self, state: LearnerState, params: TaskParams, evidence: EpisodeBatch, *, parallel: ParallelMap = map
+    ) -> TaskParams:
+        remembering = Remembering(self.setup.policy, self.setup, params, num_rows=1, network=type(self).network)
+        return remembered(remembering, params, evidence)
+
+    def batch(self, state: LearnerState, step: Step) -> Batch:
+        """Return the trials of a step to learn from, processed with the same state; see `process`."""
+        trials = self.trials(step.episodes)
+        behind = self._values(state, trials)[1] if self.settings.trial_end == "bootstrapped" else None
+        inputs = self.inputs(trials)
+        return Batch(trials, step.samples, inputs, self.policy, self.setup.processing, self.device, behind)
+
+    def described(self, episodes: EpisodeBatch, batch: Batch) -> Metrics:
+        """Describe trials: mean returns of their first and last episodes, and advantages at an end that is seen."""
+        by_place = episodes.episode_returns.reshape(len(episodes.lengths), self.settings.episodes_per_trial, -1)
+        ends = {"first_episode_return": by_place[:, 0], "last_episode_return": by_place[:, -1]}
+        found = {name: float(returns.mean()) for name, returns in ends.items()}
+        return found | (batch.end_advantages if self.settings.position_size else {})
+
+    def _values(self, state: LearnerState, trials: Trials) -> tuple[Array, Array | None]:
+        """Return V [N, L] of the steps of trials, and the value credited after their ends, [N]; float32."""
+        bootstrapped = self.settings.trial_end == "bootstrapped"
+        # One pass: the knowledge after the last step follows from the knowledge in it.
+        inputs = trials.inputs_to_end if bootstrapped else self.inputs(trials)
+        arrays = state.params | {name: state.extra[name] for name in self.critic}
+        params = {name: torch.tensor(value, device=self.device) for name, value in arrays.items()}
+        rows = torch.from_numpy(np.ascontiguousarray(inputs.swapaxes(0, 1))).to(self.device)
+        with torch.no_grad():
+            found = self.policy.values(params, rows)
+        mean, std = state.extra[CRITIC_SCALE]
+        values: Array = np.ascontiguousarray(found.t().cpu().numpy()) * std + mean
+        if not bootstrapped:
+            return values, None
+        behind = values[np.arange(len(trials)), trials.lengths]
+        return values[:, :-1], np.where(trials.cut, behind, 0)
+
+    def improved(
+        self, state: LearnerState, step: Step, *, run_seed: int, iteration: int
+    ) -> tuple[LearnerState, Metrics]:
+        """Return the state after epochs of gradient steps on minibatches of trials, and metrics.
+
+        Raises:
+            NumericalError: naming what is not finite.
+        """
+        settings, num_updates = self.settings, int(state.extra[NUM_UPDATES])
+        assert isinstance(settings, TrialSteps), "learners of other settings learn by other steps"
+        weights = Weights(settings.policy_clip, settings.value_coeff, settings.entropy_coeff)
+        rate = settings.learning_rate * self.lr_factor(num_updates)
+        params = {name: value for name, value in state.params.items() if name not in self.inferring}
+        critic = {name: state.extra[name] for name in self.critic}
+        batch = self.batch(state, step)
+        flat = FlatTensors(params | critic, self.device, [*self.policy.learned(params), *critic])
+        descent = Descent(settings.optimizer, flat, renamed(state.optimizer, self.optimizer_prefix, ""))
+        norms: list[Tensor] = []
+        for epoch in range(settings.num_epochs):
+            order = generator(run_seed, "minibatches", iteration, epoch).permutation(len(batch))
+            for rows in np.array_split(order, -(-len(batch) // settings.trials_per_minibatch)):
+                of = batch.sequences(rows)
+                loss = sequence_loss(*self.policy.judged(flat.params, of), of, weights)
+                norms.append(descent.down(loss, rate, settings.max_grad_norm))
+        after = flat.copies()
+        params, critic = ({name: after[name] for name in of} for of in (params, critic))
+        require_finite_params(
+            {"the policy": params, "the critic": critic},
+            stage="meta_optimize",
+            advice="Lower algorithm.learning_rate or set algorithm.max_grad_norm",
+        )
+        metrics = {
+            **self._losses(flat.params, batch, settings.policy_clip),
+            **self.described(step.episodes, batch),
+            # Read only now, so that nothing waits for the device before all work is queued.
+            "gradient_norm": float(torch.stack(norms).mean()),
+            "learning_rate": rate,
+        }
+        optimizer = state.optimizer | renamed(descent.state, "", self.optimizer_prefix)
+        counter = np.array(num_updates + 1, np.int64)
+        extra = {**state.extra, **critic, CRITIC_SCALE: batch.scale, NUM_UPDATES: counter}
+        return LearnerState(state.params | params, optimizer, extra), metrics
+
+    @torch.no_grad()
+    def _losses(self, params: Mapping[str, Tensor], batch: Batch, clip_eps: float | None) -> Metrics:
+        all_trials = np.arange(len(batch))
+        of: Sequences = batch.sequences(all_trials)
+        now, values = self.policy.judged(params, of)
+        log_prob = now.log_prob(of.actions)
+        described = {
+            "loss_after": policy_loss(log_prob, of.old_log_prob, of.advantages, clip_eps),
+            "value_loss_after": 0.5 * (values - of.targets).square().mean() * float(batch.scale[1]) ** 2,
+            "kl": batch.recorded(all_trials).kl(now).mean(),
+            "entropy_after": now.entropy().mean(),
+        }
+        if clip_eps is not None:
+            described["clip_fraction"] = clip_fraction(log_prob, of.old_log_prob, clip_eps)
+        return {name: float(value) for name, value in described.items()}
