@@ -8,7 +8,9 @@ import math
 import socket
 import struct
 import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from metaloom.flows.errors import UsageError
 from metaloom.flows.exports import export
 from metaloom.flows.loggers import live
 from metaloom.flows.loggers.live import logging_to
+from metaloom.flows.loggers.numbers import timings
 from metaloom.flows.observer import Observer
 from metaloom.flows.rollouts.workers import Backend
 
@@ -462,3 +465,9 @@ def test_every_run_of_a_sweep_is_logged(tmp_path, tiny_config, monkeypatch, para
         stored = storage.open_run(tmp_path / name).metrics()["step_1.average_return"].to_pylist()
         scalars = [event.value for event in events.Scalars("step_1/average_return")]
         np.testing.assert_allclose(scalars, stored, rtol=1e-6)
+
+
+def test_speed_is_among_the_timings_where_steps_were_sampled():
+    of = partial(SimpleNamespace, stage_seconds={"adapt": 2.0})
+    assert timings(of(steps_per_second=None)) == {"time/adapt": 2.0}
+    assert timings(of(steps_per_second=5.0)) == {"time/adapt": 2.0, "time/steps_per_second": 5.0}

@@ -22,7 +22,7 @@ from metaloom.flows import cli
 from metaloom.flows.commands import evaluate as of_evaluation
 from metaloom.flows.commands.thin import thin
 from metaloom.flows.errors import ExtraMissing, UsageError
-from metaloom.flows.films import opengl
+from metaloom.flows.films import opengl, painters
 from metaloom.flows.films import video as commands_video
 from metaloom.flows.films.painters import (
     FlatPainter,
@@ -270,6 +270,20 @@ def test_an_iteration_that_has_sampled_no_episode_yet_is_refused(points, tmp_pat
     monkeypatch.setattr(storage.Run, "refs", lambda run: [StageRef(1, "sample_tasks")])
     with pytest.raises(storage.StageMissing, match="no episodes of iteration 1 are stored"):
         metaloom.video(points, tmp_path / "film.gif", 1)
+
+
+def test_a_scene_with_another_model_is_drawn_by_another_painter_and_the_first_is_closed(monkeypatch):
+    closed, models = [], ["a", "a", "b"]
+
+    def painter(model, *_):
+        return SimpleNamespace(draw=lambda: model, close=lambda: closed.append(model))
+
+    monkeypatch.setattr(painters, "_of_mujoco", painter)
+    scene = painters._Scene(lambda: (models.pop(0), None, None), (8, 8), "flat")
+    assert [scene.draw() for _ in range(3)] == ["a", "a", "b"]
+    assert closed == ["a"]
+    scene.close()
+    assert closed == ["a", "b"]
 
 
 def test_an_environment_without_pictures_is_refused(monkeypatch):
