@@ -117,10 +117,6 @@ def main(host: str, listening: str) -> None:
         sys.exit("the server did not start")
 
 
-if __name__ == "__main__":
-    main(*sys.argv[1:])
-
-
 _OPENING = HTMLResponse(
     """<!doctype html>
 <meta charset="utf-8">
@@ -168,3 +164,7 @@ def guarded(prefect: ASGIApp, *, any_host: bool) -> ASGIApp:
         await app(scope, receive, send)
 
     return Gate(answer, partial(refusal_of_other_pages, any_host=any_host))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
