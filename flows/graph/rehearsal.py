@@ -11,17 +11,19 @@ from metaloom.flows.errors import WorkersError
 from metaloom.flows.graph.faults import FAULTS, require_repeatable, run_checked
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.rollouts.workers import SamplerSpec
-from metaloom.pipeline.config.input import ConfigError, override
+from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.config.sources import plugin_paths
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.plugin_files import acting_paths, own_paths
+from metaloom.pipeline.tasks.evaluation import evaluation_tasks
 from metaloom.pipeline.types import Array, EpisodeBatch
 from metaloom.stages.rollouts.faults import RolloutError
 from metaloom.storage import StageRef
 
 ITERATIONS, SECONDS = 2, 2.0
-"""In the second iteration a learner has a past. After so much processor time no further stage begins."""
+"""In the second iteration a learner has a past. After so much processor time, or ten times as much time in all as of a
+simulator in another process, no further stage begins."""
 _EVALUATED = {"evaluation.every": 1}
 _SMALL = {
     **_EVALUATED,
@@ -53,11 +55,15 @@ def rehearse(stages: Runner, should_stop: Callable[[], bool]) -> None:
     config = stages.config
     if not own_paths(plugin_paths(config)) - {*acting_paths(config.env, config.policy)}:
         return
-    until = time.process_time() + SECONDS
-    small = _at_most(config, {**_SMALL, "episodes_per_task": config.algorithm.trial or 2})
-    if found := _first_fault(stages, small, lambda: time.process_time() > until or should_stop()):
+    used, elapsed = time.process_time() + SECONDS, time.monotonic() + 10 * SECONDS
+
+    def is_over() -> bool:
+        return time.process_time() > used or time.monotonic() > elapsed or should_stop()
+
+    small = _at_most(stages, {**_SMALL, "episodes_per_task": config.algorithm.trial or 2})
+    if found := _first_fault(stages, small, is_over):
         # The sizes may be to blame, as where a stage averages over more steps than there are.
-        found = _first_fault(stages, _at_most(config, _EVALUATED), should_stop, last=found[0])
+        found = _first_fault(stages, _at_most(stages, _EVALUATED), should_stop, last=found[0])
     if found is None:
         return
     ref, error = found
@@ -80,13 +86,20 @@ class _Memory(dict[StageRef, Any]):
         return self[ref]
 
 
-def _at_most(config: RunConfig, sizes: Mapping[str, int]) -> RunConfig:
-    """Return the configuration with smaller sizes, as far as they fit the others."""
+def _at_most(stages: Runner, sizes: Mapping[str, int]) -> RunConfig:
+    """Return the configuration with smaller sizes, as far as the other settings and the plug-ins accept them."""
+    config, env = stages.config, stages.context.env
     for name, size in sizes.items():
-        with suppress(AttributeError, ConfigError):
+        with suppress(Exception):  # plug-ins may raise anything at a size that the user has not set
             found = attrgetter(name)(config)
-            if name in _OPEN if found is None else found > size:
-                config = build_config(override(config.model_dump(mode="json"), [f"{name}={size}"]))
+            if not (name in _OPEN if found is None else found > size):
+                continue
+            smaller = build_config(override(config.model_dump(mode="json"), [f"{name}={size}"]))
+            stages.graph.check(smaller, env)
+            stages.under(smaller)
+            if smaller.evaluation.every is not None:
+                evaluation_tasks(smaller, env, 1)
+            config = smaller
     return config
 
 

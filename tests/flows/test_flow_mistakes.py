@@ -7,7 +7,9 @@ import sys
 import threading
 from contextlib import nullcontext
 from functools import partial
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -323,6 +325,21 @@ class Short(ProMP):
 
 def on_gpu(learner, settings, setup):
     learner.table = torch.zeros(2, device="cuda")
+
+
+def of_long_episodes(learner, settings, setup):
+    if setup.max_episode_steps < 25:
+        raise ValueError("required windows of 25 steps")
+    super(type(learner), learner).__init__(settings, setup)
+
+
+own("OfLongEpisodes", __init__=of_long_episodes)
+
+
+class OfGroups(ProMP, **UNREAD):
+    def problems(self, run):
+        if run.num_tasks % (run.num_tasks // 4):
+            yield "required a number of tasks that makes groups"
 
 
 def changed(method, change):
@@ -727,6 +744,34 @@ def test_the_rehearsal_changes_no_number_and_takes_part_in_none(flow, tiny_confi
 def test_what_goes_wrong_at_the_sizes_of_the_rehearsal_alone_is_trained(flow, tiny_config):
     train(tiny_config(iterations=1, algorithm="own_flow:OfFourTasks"), Path("run"), backend=SERIAL)
     assert len(storage.open_run("run").iterations) == 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"algorithm": "own_flow:OfLongEpisodes", "max_episode_steps": 25},
+        {"algorithm": "own_flow:OfGroups"},
+        {"evaluation": {"every": 1, "tasks": [[0, 1], [1, 1], [2, 1]], "evenly_by": "goal_x"}},
+    ],
+    ids=["by a learner", "by settings", "by an evaluation"],
+)
+def test_a_size_that_is_refused_is_no_size_of_the_rehearsal_which_finds_mistakes_all_the_same(
+    flow, tiny_config, settings
+):
+    settings = {"iterations": 1, "algorithm": "own_flow:Halved", **settings}
+    train(tiny_config(**settings), Path("run"), backend=SERIAL)
+    with pytest.raises(StageFault, match=r"before the run: .*:RandomBaseline.fit_predict, line \d+ drew from"):
+        train(tiny_config(**settings, baseline="own_flow:RandomBaseline"), Path("new"), backend=SERIAL)
+    assert not Path("new").exists()
+
+
+def test_no_stage_of_the_rehearsal_begins_after_ten_times_its_seconds_of_waiting(flow, tiny_config, monkeypatch):
+    """As where a simulator in another process is slow."""
+    clock = SimpleNamespace(process_time=lambda: 0.0, monotonic=count(0, 6).__next__)
+    monkeypatch.setattr("metaloom.flows.graph.rehearsal.time", clock)
+    with pytest.raises(StageFault, match=r"^run: iteration 1, meta_optimize k=0: two computations"):
+        train(tiny_config(iterations=2, algorithm="own_flow:Counting"), Path("run"), backend=SERIAL)
+    assert 20 < clock.monotonic() < 40
 
 
 def test_the_rehearsal_evaluates_as_the_run_will(flow, tiny_config):
