@@ -17,7 +17,9 @@ from metaloom.pipeline.config.sources import plugin_paths
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.plugin_files import acting_paths, own_paths
 from metaloom.pipeline.tasks.evaluation import evaluation_tasks
-from metaloom.pipeline.types import Array, EpisodeBatch
+from metaloom.pipeline.types import Array, EpisodeBatch, Update
+from metaloom.stages.counters import no_steps
+from metaloom.stages.faults import StageFault
 from metaloom.stages.rollouts.faults import RolloutError
 from metaloom.storage import StageRef
 
@@ -117,6 +119,8 @@ def _first_fault(
             try:
                 memory[ref] = run_checked(runner, ref, runner.load_inputs(ref, memory, witness=False))
                 require_repeatable(runner, ref, memory, memory[ref])
+                if runner.graph[ref.stage].ends_iteration:
+                    _require_counters(ref, memory[ref])
             except (RolloutError, EnvError, WorkersError):
                 return None
             except Exception as error:
@@ -124,3 +128,12 @@ def _first_fault(
             if ref == last:
                 return None
     return None
+
+
+def _require_counters(ref: StageRef, update: Update) -> None:
+    for name in no_steps():
+        if not {name} <= update.metrics.keys() & update.learner.extra.keys():
+            raise StageFault(
+                f"{ref.where}: the stage lost the counter {name}; required it in the metrics and in learner.extra, "
+                "as metaloom.stages.counters.updated returns them"
+            )

@@ -23,10 +23,9 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
-import psutil
 from distributed import get_worker
 
-from metaloom.flows.rollouts.guard import NOT_YET, RESET, STOPPED, start_guard
+from metaloom.flows.rollouts.guard import NOT_YET, RESET, STOPPED, start_guard, started
 from metaloom.pipeline.types import Array
 from metaloom.stages.rollouts.faults import RolloutPosition
 from metaloom.stages.rollouts.sampler import RolloutWatch
@@ -137,7 +136,6 @@ _HEADER = np.dtype(
         *[("round", "i8", 2), ("episodes_per_task", "i8"), ("born", "f8"), ("deadline", "f8")],
     ]
 )
-_BORN = psutil.Process().create_time()
 _NO_FILE = (0, 0)
 _POSITION = 16  # offset of env_step and row, after pid and recorder
 
@@ -196,7 +194,7 @@ class FlightRecorder(RolloutWatch):
         self._idle = folder / f"{os.getpid()}-{self._number}.idle"
         self._file = self._idle
         header = np.zeros((), _HEADER)
-        header["pid"], header["recorder"], header["born"] = os.getpid(), self._number, _BORN
+        header["pid"], header["recorder"], header["born"] = os.getpid(), self._number, started(os.getpid())
         self._map(0, header)
         self._watchdog = Watchdog(timeout_seconds, _timeout_report(folder, os.getpid(), self._number), self._tell)
         start_guard(folder)

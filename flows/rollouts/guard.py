@@ -38,7 +38,7 @@ class Header(NamedTuple):
     Attributes:
         env_step: The step, or NOT_YET or RESET.
         row: The row; -1 where all are stepped together.
-        born: Start time of the process; with its pid it identifies the process.
+        born: Start time of the process, as `started` gives it; with its pid it identifies the process.
         deadline: Time at which it is ended, by the monotonic clock; 0 for never.
     """
 
@@ -65,9 +65,9 @@ class Header(NamedTuple):
 
     def process(self) -> psutil.Process | None:
         """Return the process, if it still exists."""
-        with suppress(psutil.Error):
+        with suppress(psutil.Error, OSError):
             process = psutil.Process(self.pid)
-            if process.create_time() == self.born and _runs(process):
+            if started(self.pid) == self.born and _runs(process):
                 return process
         return None
 
@@ -83,10 +83,15 @@ class Header(NamedTuple):
         return f"iteration {self.iteration}, inner step {self.step}: {row}, {at}"
 
 
+def started(pid: int) -> int:
+    """Return the time at which a process started, in ticks since the machine did: no change of the clock moves it."""
+    return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19])
+
+
 def tell_who_trains(folder: Path, mark: str, env: str) -> None:
     """Ensure that the marked workers end, and the folder is removed, if this process is killed."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    trainer = {"pid": os.getpid(), "born": psutil.Process().create_time(), "mark": mark, "env": env}
+    trainer = {"pid": os.getpid(), "born": started(os.getpid()), "mark": mark, "env": env}
     (folder / _TRAINER).write_text(json.dumps(trainer), encoding="utf-8")
     _trained.append(folder)
 
@@ -170,9 +175,9 @@ class _Trainer(NamedTuple):
         if not (folder / _TRAINER).exists():
             return None
         about = json.loads((folder / _TRAINER).read_text(encoding="utf-8"))
-        with suppress(psutil.Error):
+        with suppress(psutil.Error, OSError):
             process = psutil.Process(about["pid"])
-            if process.create_time() == about["born"]:
+            if started(about["pid"]) == about["born"]:
                 return cls(process, about["mark"], about["env"])
         return cls(None, about["mark"], about["env"])
 

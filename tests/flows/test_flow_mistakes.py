@@ -121,6 +121,10 @@ def after_adapting(function):
     return ON_POLICY.named("own").edge(adapted=this_step("adapt")).insert(stage, after="adapt")
 
 
+def uncounted(learner, at, *, state: Update, episodes: tuple, samples: tuple) -> Update:
+    return Update(state.learner, {"own": 1.0})
+
+
 def of_four_tasks(*, samples: Samples) -> Samples:
     return replace(samples, advantages=samples.advantages / np.ones((4, 1, 1), np.float32))
 
@@ -191,6 +195,7 @@ GRAPHS = {
     "OfFourTasks": graph(replace(HALVE, run=of_four_tasks)),
     "InTrainingAlone": samples_by(in_training_alone),
     "Noisily": samples_by(noisy),
+    "Uncounted": ON_POLICY.named("own").replace("meta_optimize", replace(META_OPTIMIZE, run=uncounted)),
     "NoEnd": ON_POLICY.replace("meta_optimize", replace(META_OPTIMIZE, ends_iteration=False)),
     "EndsBySamples": ON_POLICY.insert(Stage(halve, ITERATION, ends_iteration=True), after="process_samples"),
     "OwnInput": ON_POLICY.replace("evaluate", Stage(evaluate_later, EVALUATION, reads={"learned": "updated"})),
@@ -694,6 +699,10 @@ OF_DATA = {
         global_draw("inner step 0: own_flow:Drift.step", "numpy.random"),
     ),
     "a write into an input": (of("InPlace"), r"own_flow:in_place, line \d+: writes into an array .*; required a copy"),
+    "an end of iterations without counters": (
+        of("Uncounted"),
+        "meta_optimize k=0: the stage lost the counter env_steps; required it in the metrics and in learner.extra",
+    ),
     "an update on a GPU": (of("UpdatesOnGpu"), r"line \d+: asks for a GPU .*; required tensors on setup.device"),
     "an output of a subclass": (
         of("WithMore"),

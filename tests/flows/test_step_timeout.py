@@ -69,7 +69,7 @@ def test_a_process_that_stopped_itself_in_a_step_is_ended_from_outside_within_tw
         monkeypatch.setattr(flight_recorder, "_set_deadline", lambda *_: None)
         flight_recorder.Watchdog(timeout, _Report(), told.append).alive()
         hung = clock.now
-        born = psutil.Process(process.pid).create_time()
+        born = guard.started(process.pid)
         header = guard.Header(process.pid, 0, 2, 0, 4, 1, 1, 0, 0, 0, 0, 1, born, told[-1])
         (tmp_path / "one.recording").write_bytes(guard._LAYOUT.pack(*header))
         (tmp_path / f"{process.pid}-0.timeout").touch()
