@@ -47,7 +47,8 @@ class Acting:
         check_actor_params(config.algorithm.actor, config.policy, params.params, blueprint.spaces)
         self.num_tasks: int = len(next(iter(params.params.values())))
         self.seed = check_seed(seed)
-        self.blueprint, self._params = blueprint, params
+        self.blueprint: Blueprint = blueprint
+        self._params = params
         self._episode = 0
         self._actors: dict[tuple[int, bool], _Steps] = {}
         # Of a policy with a memory: who acted last, and whether it has to hear what that earned.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 
@@ -246,7 +247,7 @@ class PEARLKernel(FusedGradientSteps[Noise]):
     """Working copies of a learner's networks and optimizers while gradient steps change them."""
 
     layout = LAYOUT
-    epsilon = ADAM_EPSILON
+    epsilon: ClassVar[float | None] = ADAM_EPSILON
     _settings: PEARL
     _networks: PEARLNetworks
 

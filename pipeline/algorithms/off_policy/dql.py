@@ -6,7 +6,7 @@ Mnih et al. 2015, doi:10.1038/nature14236, algorithm 1.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -62,7 +62,7 @@ def q_loss(values: Tensor, actions: Tensor, targets: Tensor) -> tuple[Tensor, Te
 class DQLDefinition(TorchGradientSteps[None]):
     """Working copies of Q-function and target network during an iteration."""
 
-    layout = LAYOUT
+    layout: ClassVar[Layout] = LAYOUT
     _settings: DQL
     _networks: Network
 
@@ -86,8 +86,8 @@ class DQLDefinition(TorchGradientSteps[None]):
 class DQLLearner(OffPolicyLearner[object, None]):
     """DQL for one run; see Learner."""
 
-    definition = DQLDefinition
-    metrics = METRICS
+    definition: ClassVar[type[TorchGradientSteps[Any]]] = DQLDefinition
+    metrics: ClassVar[tuple[str, ...]] = METRICS
     finite: ClassVar[Mapping[str, str]] = {"q": "the Q-function"}
     settings: DQL
 

@@ -199,7 +199,8 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
                 f"algorithm.name is {settings.name}, which is for {kind} actions, but {setup.env_name} has {found}; "
                 f"required {others}, or a2c, ppo, ppo2 or svpg"
             )
-        self.settings, self._setup, self._device = settings, setup, use_device(setup.device)
+        self._setup, self._device = setup, use_device(setup.device)
+        self.settings: Any = settings
 
     def set_up(self, rates: Mapping[str, float], *networks: Network, others: Iterable[str] = ()) -> None:
         """Keep the step sizes of the trained parts, and choose the fused kernel for plain networks on the CPU.

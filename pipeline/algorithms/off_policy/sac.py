@@ -6,7 +6,7 @@ Haarnoja et al. 2018, arXiv:1812.05905, algorithm 1; equations are of that paper
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -80,7 +80,7 @@ def policy_loss(alpha: Tensor, log_prob: Tensor, values: Tensor) -> Tensor:
 class SACDefinition(TorchGradientSteps[Array]):
     """Working copies of policy, Q-functions, targets and temperature during an iteration."""
 
-    layout = LAYOUT
+    layout: ClassVar[Layout] = LAYOUT
     _settings: SAC
 
     def copied(self, name: str, state: LearnerState) -> FlatTensors:
@@ -138,8 +138,8 @@ class SACDefinition(TorchGradientSteps[Array]):
 class SACLearner(OffPolicyLearner[object, Array]):
     """SAC for one run; see Learner."""
 
-    definition = SACDefinition
-    metrics = METRICS
+    definition: ClassVar[type[TorchGradientSteps[Any]]] = SACDefinition
+    metrics: ClassVar[tuple[str, ...]] = METRICS
     finite: ClassVar[Mapping[str, str]] = {"policy": "the policy", "q": "the Q-functions"}
     settings: SAC
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -107,7 +107,7 @@ class PEARLDefinition(TorchGradientSteps[Noise]):
     """Working copies of networks, target V and optimizers during an iteration."""
 
     layout = LAYOUT
-    epsilon = ADAM_EPSILON
+    epsilon: ClassVar[float | None] = ADAM_EPSILON
     _settings: PEARL
     _networks: PEARLNetworks
 

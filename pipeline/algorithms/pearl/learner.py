@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Setup
 from metaloom.pipeline.algorithms.kernel_choice import fused
-from metaloom.pipeline.algorithms.off_policy.learner import OffPolicyLearner
+from metaloom.pipeline.algorithms.off_policy.learner import OffPolicyLearner, TorchGradientSteps
 from metaloom.pipeline.algorithms.off_policy.parts import transitions_like
 from metaloom.pipeline.algorithms.pearl import definition
 from metaloom.pipeline.algorithms.pearl.definition import METRICS, Noise, PEARLDefinition
@@ -28,16 +28,16 @@ from metaloom.pipeline.types import Array, LearnerState, Minibatch, ParallelMap,
 class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
     """Inference of tasks, and soft actor-critic given the inferred posterior; see Learner."""
 
-    definition = PEARLDefinition
-    metrics = METRICS
-    counters = (NUM_UPDATES,)
+    definition: ClassVar[type[TorchGradientSteps[Any]]] = PEARLDefinition
+    metrics: ClassVar[tuple[str, ...]] = METRICS
+    counters: ClassVar[tuple[str, ...]] = (NUM_UPDATES,)
     finite: ClassVar[Mapping[str, str]] = {name: name for name in LAYOUT}
     lower = "algorithm.reward_scale or the learning rates of algorithm"
     settings: PEARL
 
     def __init__(self, settings: PEARL, setup: Setup) -> None:
         super().__init__(settings, setup, discrete=False)
-        found = self.networks = PEARLNetworks.build(settings, setup)
+        self.networks: PEARLNetworks = PEARLNetworks.build(settings, setup)
         rates = {
             "policy": settings.policy_learning_rate,
             "encoder": settings.encoder_learning_rate,
@@ -45,8 +45,8 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
             "q2": settings.q_learning_rate,
             "v": settings.v_learning_rate,
         }
-        others = ["network is an mlp of tanh"] if found.policy.spec.activation == "tanh" else []
-        networks = found.policy, found.encoder, found.q, found.v
+        others = ["network is an mlp of tanh"] if self.networks.policy.spec.activation == "tanh" else []
+        networks = self.networks.policy, self.networks.encoder, self.networks.q, self.networks.v
         self.set_up(rates, *networks, others=others)
 
     def initialize(self, *, run_seed: int) -> LearnerState:

@@ -56,8 +56,12 @@ class TrialLearner(Learner[EpisodeBatch, Experience], Generic[Experience]):
         critic: Iterable[str],
         inferring: Collection[str] = (),
     ) -> None:
-        self.settings, self.setup, self.policy, self.device = settings, setup, policy, use_device(setup.device)
-        self.critic, self.inferring = tuple(critic), inferring
+        self.settings: TrialSettings = settings
+        self.setup: Setup = setup
+        self.policy: TrialPolicy = policy
+        self.device: torch.device = use_device(setup.device)
+        self.critic: tuple[str, ...] = tuple(critic)
+        self.inferring: Collection[str] = inferring
         if isinstance(settings, TrialSteps):
             self.lr_factor: LrFactor = lr_factor(settings, settings.learning_rate)
 

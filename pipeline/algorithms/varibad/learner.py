@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from metaloom.pipeline.nn.networks import Network, build_network
 from metaloom.pipeline.nn.torch_optimizers import initial_state
 from metaloom.pipeline.policies.inferring import InferringPolicy
 from metaloom.pipeline.policies.posterior import POSTERIOR_LOG_STD, POSTERIOR_MEAN, EncoderSizes, PosteriorNetwork
+from metaloom.pipeline.policies.remembering import MakeNetwork
 from metaloom.pipeline.replay.trials import TrialExperience
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, LearnerState, Metrics, ParallelMap
@@ -64,7 +66,7 @@ class VariBADPolicy(InferringPolicy):
 class VariBADLearner(TrialLearner[TrialExperience]):
     """A policy that adapts through its inferred belief about the task; see Learner."""
 
-    network = PosteriorNetwork
+    network: ClassVar[MakeNetwork] = PosteriorNetwork
     optimizer_prefix = "policy."
     settings: VariBAD
     policy: VariBADPolicy

@@ -149,7 +149,8 @@ class MetaWorld(FixedTasks, MetaEnv):
     def rows(self, num_rows: int, num_threads: int) -> MetaWorldBatch:
         return MetaWorldBatch(self._official, self._one_hot, num_rows, num_threads, self.computation)
 
-    batch = rows
+    def batch(self, num_rows: int, num_threads: int) -> MetaWorldBatch:
+        return self.rows(num_rows, num_threads)
 
     def _official(self, number: int) -> OfficialClass:
         return OfficialClass(CLASSES[number], goal_visible=self.goal_visible, reward_version=self.reward_version)
