@@ -46,7 +46,7 @@ class BernoulliBandit(MetaEnv):
         if not ((self.task >= 0) & (self.task <= 1)).all():
             raise EnvError(f"{type(self).__name__}.set_task: found {self.task.tolist()}; required probabilities")
 
-    def rows(self, num_rows: int, num_threads: int) -> "BanditBatch":
+    def row_batch(self, num_rows: int, num_threads: int) -> "BanditBatch":
         return BanditBatch(num_rows)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import gymnasium
 import numpy as np
@@ -157,7 +157,7 @@ class MetaEnv(gymnasium.Env[Array, Array]):
     A subclass names its task parameters in `task_fields` and uses `self.task` in `step`; it puts the terms of the
     reward into `info["reward_terms"]`, name -> number, summing to the reward, and the facts that it declares into
     `info["facts"]`, name -> number or flag. Task ranges in the class docstring. Instead of `step` and `reset` it may
-    give `rows`, of which a single environment is one alone.
+    give `row_batch`, of which a single environment is one row alone.
 
     An environment sets no time limit: the sampler's `max_episode_steps` ends its episodes.
     """
@@ -187,6 +187,7 @@ class MetaEnv(gymnasium.Env[Array, Array]):
     """Plain data that runs record besides the options: which code computes the environment, where several can."""
 
     _task: Array | None = None
+    _taken: Array | None = None
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
         """Return B independent draws from the task distribution, [B, P] float64; by default uniform over `task_set`.
@@ -236,7 +237,7 @@ class MetaEnv(gymnasium.Env[Array, Array]):
         """True where `diagnostics` returns values."""
         return type(self).diagnostics is not MetaEnv.diagnostics
 
-    def rows(self, num_rows: int, num_threads: int) -> RowBatch:
+    def row_batch(self, num_rows: int, num_threads: int) -> RowBatch:
         """Return N environments as rows with common rules.
 
         Raises:
@@ -246,25 +247,40 @@ class MetaEnv(gymnasium.Env[Array, Array]):
 
     @cached_property
     def _row(self) -> RowBatch:
-        return self.rows(1, 1)
+        return self.row_batch(1, 1)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        if type(self).row_batch is MetaEnv.row_batch:  # the rules are the subclass's or another base class's
+            return super().reset(seed=seed, options=options)
         super().reset(seed=seed)
-        if type(self).rows is MetaEnv.rows:  # the environment's own reset begins with this one
-            return np.zeros(0), {}
-        self._row.take(self.task[None])
+        self._take_task()
         return self._row.begin([self.np_random])[0], {}
 
     def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
-        self._row.take(self.task[None])
+        if self._follows_other_base:
+            return cast(Any, super().step(action))
+        self._take_task()
         step = self._row.step(np.array(action, self.action_space.dtype)[None], _ONLY_ROW)
         terms = {name: float(term[0]) for name, term in step.reward_terms.items()}
         info = {"reward_terms": terms, "facts": {name: values[0].item() for name, values in step.facts.items()}}
         return step.observations[0], sum(terms.values()), bool(step.terminated[0]), bool(step.truncated[0]), info
 
+    @property
+    def _follows_other_base(self) -> bool:
+        """True where a base class listed after this one has the rules, as in `class Tasks(MetaEnv, CartPoleEnv)`."""
+        following = type(self).mro()[type(self).mro().index(MetaEnv) + 1 :]
+        steps = (vars(base)["step"] for base in following if "step" in vars(base))
+        return type(self).row_batch is MetaEnv.row_batch and next(steps) is not gymnasium.Env.step
+
+    def _take_task(self) -> None:
+        if self._taken is not self.task:
+            self._row.take(self.task[None])
+            self._taken = self.task
+
     def batch(self, num_rows: int, num_threads: int) -> BatchEnv | None:
         """Return a BatchEnv that equals this env bit for bit, or None if only a loop over copies is available."""
-        return self.rows(num_rows, num_threads) if keeps_rules(self, MetaEnv) else None
+        with_rows = keeps_rules(self, MetaEnv) and not self._follows_other_base
+        return self.row_batch(num_rows, num_threads) if with_rows else None
 
 
 def keeps_rules(env: gymnasium.Env[Any, Any], base: type[gymnasium.Env[Any, Any]]) -> bool:

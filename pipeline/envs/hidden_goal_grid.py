@@ -77,7 +77,7 @@ class HiddenGoalGrid(MetaEnv):
             found = f"{type(self).__name__}.set_task: found the goal {self.task.tolist()}"
             raise EnvError(f"{found}; required a cell, whole numbers from 0 to {self.size - 1}")
 
-    def rows(self, num_rows: int, num_threads: int) -> "GridBatch":
+    def row_batch(self, num_rows: int, num_threads: int) -> "GridBatch":
         return GridBatch(num_rows, self.size)
 
 

@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
 
-from metaloom.pipeline.envs.contract import BatchStep, Component, MetaEnv, RowBatch, TaskField, keeps_rules
+from metaloom.pipeline.envs.contract import BatchStep, Component, EnvError, MetaEnv, RowBatch, TaskField, keeps_rules
 from metaloom.pipeline.types import Array
 
 SIDE = 320
@@ -106,6 +106,11 @@ class PointRobot(gymnasium.Env[Array, Array]):
     observation_components: Sequence[tuple[str, str]] | None = (Component("x", "m"), Component("y", "m"))
     action_components: tuple[Component, Component] = (Component("dx", "m"), Component("dy", "m"))
 
+    def __init_subclass__(cls, **others: Any) -> None:
+        super().__init_subclass__(**others)
+        if issubclass(cls, MetaEnv) and cls.mro().index(MetaEnv) < cls.mro().index(PointRobot):
+            raise EnvError(f"{cls.__name__} lists MetaEnv before PointRobot; required PointRobot first")
+
     def __init__(self) -> None:
         self.observation_space: gymnasium.Space[Any] = Box(-np.inf, np.inf, (self.state_size,), np.float64)
         self.action_space: gymnasium.Space[Any] = Box(-self.max_action, self.max_action, (2,), np.float64)
@@ -155,11 +160,11 @@ class PointRobot(gymnasium.Env[Array, Array]):
     def draw_scene(self, picture: PointPicture) -> None:
         """Draw other objects, below the point's path; the default is nothing."""
 
-    def rows(self, num_rows: int, num_threads: int) -> "PointBatch":
+    def row_batch(self, num_rows: int, num_threads: int) -> "PointBatch":
         return PointBatch(self, num_rows)
 
     def batch(self, num_rows: int, num_threads: int) -> "PointBatch | None":
-        return self.rows(num_rows, num_threads) if keeps_rules(self, PointRobot) else None
+        return self.row_batch(num_rows, num_threads) if keeps_rules(self, PointRobot) else None
 
 
 class PointBatch(RowBatch):

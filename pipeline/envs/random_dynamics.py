@@ -3,7 +3,7 @@
 # MuJoCo's compiled modules have no type stubs.
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import mujoco
 import numpy as np
@@ -78,6 +78,15 @@ class RandomDynamics(MujocoRobot, MetaEnv):
     def run_reward(self, velocity: Array, tasks: Array) -> Array:
         """Return the forward velocity [n]: it is paid for, whatever the body."""
         return velocity
+
+    def __init_subclass__(cls, **others: Any) -> None:
+        super().__init_subclass__(**others)
+        if "vary_model" in vars(cls):
+            raise EnvError(f"{cls.__name__} defines vary_model, which is called no longer; required `prepare_model`")
+
+    def vary_model(self) -> None:
+        """Refuse the call of constructors that earlier versions required."""
+        raise EnvError(f"{type(self).__name__} calls vary_model; required no call: the robot's constructor does it")
 
     def prepare_model(self) -> None:
         """Set the task fields from the model, and a first task."""

@@ -80,7 +80,7 @@ class TabularMDP(MetaEnv):
                 f"{type(self).__name__}.set_task: found mdp {number}; required a whole number from 0 on, below 2^53"
             )
 
-    def rows(self, num_rows: int, num_threads: int) -> "TabularBatch":
+    def row_batch(self, num_rows: int, num_threads: int) -> "TabularBatch":
         return TabularBatch(num_rows, *self.sizes)
 
 

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -87,6 +87,14 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
     @abstractmethod
     def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
         """Return the meta-loss as a function of the policy's distributions along the adaptation."""
+
+    def __init_subclass__(cls, **others: Any) -> None:
+        super().__init_subclass__(**others)
+        if gone := sorted({"next_state", "metrics", "initial_optimizer"} & vars(cls).keys()):
+            raise ConfigError(
+                f"{cls.__name__} defines {gone[0]}, which is called no longer; required `concluded`, which returns "
+                "arrays and metrics, or `initialize`"
+            )
 
     def initialize(self, *, run_seed: int) -> LearnerState:
         """Return policy parameters, optimizer state, update count and trainable step sizes; see Learner."""

@@ -124,7 +124,7 @@ class MetaWorld(FixedTasks, MetaEnv):
             *((f"hand_{axis}", "0.01 m") for axis in "xyz"),
             ("gripper", "1"),
         )
-        self._row: MetaWorldBatch = self.rows(1, 1)  # pyright: ignore[reportIncompatibleVariableOverride]
+        self._row: MetaWorldBatch = self.row_batch(1, 1)  # pyright: ignore[reportIncompatibleVariableOverride]
         self._episode: tuple[Array, list[Array]] | None = None
         self._renderer: mujoco.Renderer | None = None
 
@@ -146,22 +146,22 @@ class MetaWorld(FixedTasks, MetaEnv):
         self._episode[1].append(np.array(action))
         return super().step(action)
 
-    def rows(self, num_rows: int, num_threads: int) -> MetaWorldBatch:
+    def row_batch(self, num_rows: int, num_threads: int) -> MetaWorldBatch:
         return MetaWorldBatch(self._official, self._one_hot, num_rows, num_threads, self.computation)
 
     def batch(self, num_rows: int, num_threads: int) -> MetaWorldBatch:
-        return self.rows(num_rows, num_threads)
+        return self.row_batch(num_rows, num_threads)
 
     def _official(self, number: int) -> OfficialClass:
         return OfficialClass(CLASSES[number], goal_visible=self.goal_visible, reward_version=self.reward_version)
 
     def __getstate__(self) -> dict[str, Any]:
         """Drop the simulators: a copy takes the episode's actions again, which leads it to the same state."""
-        return {**vars(self), "_row": None, "_renderer": None}
+        return {**vars(self), "_row": None, "_taken": None, "_renderer": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._row = self.rows(1, 1)
+        self._row = self.row_batch(1, 1)
         if self._episode is not None:
             task, actions = self._episode
             self._row.reset(task[None], np.zeros(1, np.uint64))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from env_names import ENV_NAMES
+from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.spaces import Discrete
 from gymnasium.utils.env_checker import check_env
 
@@ -15,7 +16,9 @@ from metaloom.pipeline.envs.contract import EnvError, MetaEnv
 from metaloom.pipeline.envs.half_cheetah import HalfCheetahDir
 from metaloom.pipeline.envs.loop_batch import LoopBatch
 from metaloom.pipeline.envs.mujoco_robot import MujocoRobot
+from metaloom.pipeline.envs.point import PointRobot
 from metaloom.pipeline.envs.point_corner import PointCorner
+from metaloom.pipeline.envs.random_dynamics import RandomDynamics
 from metaloom.pipeline.envs.registry import make_batch_env, make_env, with_all_options
 from metaloom.pipeline.envs.wrappers import SingleTask
 
@@ -231,7 +234,7 @@ def test_a_row_of_the_batch_equals_a_single_env_bit_for_bit(config: EnvConfig) -
     num_rows, num_steps = 5, 60
     env = make_env(config)
     batch = make_batch_env(config, num_rows, num_threads=2)
-    brings = [getattr(type(env.unwrapped), name) is not getattr(MetaEnv, name) for name in ("batch", "rows")]
+    brings = [getattr(type(env.unwrapped), name) is not getattr(MetaEnv, name) for name in ("batch", "row_batch")]
     assert isinstance(batch, LoopBatch) == (not any(brings))
     rng = np.random.default_rng(1)
     tasks = env.sample_tasks(num_rows, rng)
@@ -372,3 +375,29 @@ def test_single_task_env_has_one_task_without_parameters() -> None:
     env = SingleTask(make_env(EnvConfig(name="point-corner")))
     assert env.sample_tasks(3, np.random.default_rng(0)).shape == (3, 0)
     assert env.task.shape == (0,)
+
+
+def test_a_base_class_after_meta_env_keeps_its_rules_and_old_names_are_refused() -> None:
+    class Tasks(MetaEnv, CartPoleEnv):
+        task_set = ((),)
+        rows = 5  # a name of the environment's own
+
+    env = Tasks()
+    observation, _ = env.reset(seed=1)
+    plain = CartPoleEnv()
+    assert (observation == plain.reset(seed=1)[0]).all()
+    assert (env.step(1)[0] == plain.step(1)[0]).all()
+    assert env.batch(2, 1) is None
+    with pytest.raises(EnvError, match="Late lists MetaEnv before PointRobot; required PointRobot first"):
+        type("Late", (MetaEnv, PointRobot), {})
+    with pytest.raises(EnvError, match="Varied defines vary_model, which is called no longer; required `prepare_mod"):
+        type("Varied", (RandomDynamics,), {"vary_model": print})
+
+
+def test_a_task_set_within_an_episode_is_the_next_steps() -> None:
+    env = make_env(EnvConfig(name="bernoulli-bandit"))
+    env.set_task(np.ones(len(env.task_fields)))
+    env.reset(seed=0)
+    assert env.step(0)[1] == 1
+    env.set_task(np.zeros(len(env.task_fields)))
+    assert env.step(0)[1] == 0
