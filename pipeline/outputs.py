@@ -15,7 +15,6 @@ from functools import cache
 from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
 
 from metaloom.pipeline.shown import Shown
 from metaloom.pipeline.types import Array
@@ -183,8 +182,8 @@ class OutputSchema:
             OutputError: it is no schema.
         """
         try:
-            found = _PLAIN.validate_python({**document, "name": name})
-        except (ValidationError, TypeError):
+            found = _plain().validate_python({**document, "name": name})
+        except (ValueError, TypeError):  # the former is pydantic's
             raise OutputError(f"no schema of an output: found {document!r:.200}") from None
         return found.checked()
 
@@ -212,7 +211,7 @@ class OutputSchema:
 
     def document(self) -> dict[str, Any]:
         """Return the schema as plain data, without its name."""
-        return _PLAIN.dump_python(self, mode="json", exclude={"name"})
+        return _plain().dump_python(self, mode="json", exclude={"name"})
 
     def differences(self, stored: "OutputSchema") -> list[str]:
         """List how it differs from a stored schema in fields, axes, dtypes and units, half a sentence each."""
@@ -244,7 +243,12 @@ class OutputSchema:
         return _record_class(self)(**values)
 
 
-_PLAIN = TypeAdapter(OutputSchema)
+@cache
+def _plain() -> Any:
+    """Return what reads and writes schemas as plain data."""
+    from pydantic import TypeAdapter  # only runs with outputs of custom stages need it; importing it takes 0.1 s
+
+    return TypeAdapter(OutputSchema)
 
 
 def as_declared(declared: type[Any], value: Any) -> Any:
