@@ -145,9 +145,13 @@ def best_iteration(run: storage.Run) -> int:
 
     Raises:
         storage.StageMissing: no iteration is complete.
+        UsageError: the metrics of a custom graph have no returns.
     """
     table = run.metrics()
-    returns = table[last_return(table.column_names)].to_pylist()
+    name = last_return(table.column_names)
+    if name is None:
+        raise UsageError(f"{run.path}: found no returns among the metrics; required the number of an iteration")
+    returns = table[name].to_pylist()
     return int(table["iteration"].to_pylist()[returns.index(max(returns))])
 
 

@@ -55,13 +55,13 @@ def require_params(
     return found
 
 
-def initialized(learner: Learner[Any, Any], *, run_seed: int) -> LearnerState:
-    """Initialize a learner; see Learner.initialize.
+def initialized(learner: Learner[Any, Any], *, run_seed: int, like: Params | None = None) -> LearnerState:
+    """Initialize a learner; see Learner.initialize, and `require_state` for `like`.
 
     Raises:
-        StageFault: the result is not a learner state of arrays.
+        StageFault: the result is not a learner state of arrays, or its parameters have other dtypes.
     """
-    return require_state(learner.initialize(run_seed=run_seed), learner, "initialize of")
+    return require_state(learner.initialize(run_seed=run_seed), learner, "initialize of", like)
 
 
 def require_state(found: object, learner: Learner[Any, Any], what: str, like: Params | None = None) -> LearnerState:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from metaloom import storage
+from metaloom.flows.commands.compare import NoFiniteScore, read_histories
 from metaloom.flows.results.sweep import Trial
 from metaloom.flows.sweeps.stored import PlannedRun, Sweep
 from metaloom.flows.views.run_info import is_complete
@@ -23,9 +24,6 @@ def trials_of(sweep: Sweep) -> list[Trial]:
 
 def score_of(folder: Path, metric: str) -> float | None:
     """The mean of a metric over the last tenth of a run's iterations; None if some iteration has no finite one."""
-    # Not above, because it imports torch, for which the status of a grid need not wait.
-    from metaloom.flows.commands.compare import NoFiniteScore, read_histories
-
     run = storage.open_run(folder)
     try:
         (history,) = read_histories([run], metric, mixed=False)[0].histories

@@ -10,7 +10,7 @@ from typing import Any
 from metaloom.flows.errors import WorkersError
 from metaloom.flows.graph.faults import FAULTS, require_repeatable, run_checked
 from metaloom.flows.graph.runner import Runner
-from metaloom.flows.rollouts.workers import SamplerSpec
+from metaloom.flows.rollouts.workers import SamplerSpec, close_samplers
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.config.sources import plugin_paths
@@ -66,6 +66,7 @@ def rehearse(stages: Runner, should_stop: Callable[[], bool]) -> None:
     if found := _first_fault(stages, small, is_over):
         # The sizes may be to blame, as where a stage averages over more steps than there are.
         found = _first_fault(stages, _at_most(stages, _EVALUATED), should_stop, last=found[0])
+    close_samplers()  # of sizes that the run does not have
     if found is None:
         return
     ref, error = found
@@ -132,7 +133,7 @@ def _first_fault(
 
 def _require_counters(ref: StageRef, update: Update) -> None:
     for name in no_steps():
-        if not {name} <= update.metrics.keys() & update.learner.extra.keys():
+        if name not in update.metrics or name not in update.learner.extra:
             raise StageFault(
                 f"{ref.where}: the stage lost the counter {name}; required it in the metrics and in learner.extra, "
                 "as metaloom.stages.counters.updated returns them"

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from metaloom.flows.commands.compare import runs_named
     from metaloom.flows.commands.doctor import check_all
     from metaloom.flows.commands.dry_run import dry_run
-    from metaloom.flows.commands.evaluate import EvaluationFilm, load_tasks
+    from metaloom.flows.commands.evaluate import EvaluationFilm
     from metaloom.flows.commands.fork import fork as fork_run
     from metaloom.flows.commands.optimize import fitted_baselines
     from metaloom.flows.commands.optimize import optimize as optimize_run
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from metaloom.flows.commands.replay import compare_digests, debug_stage, reproduce_kept
     from metaloom.flows.commands.replay import replay as replay_run
     from metaloom.flows.commands.sweep import train_sweep
+    from metaloom.flows.commands.task_file import load_tasks
     from metaloom.flows.commands.thin import materialise as materialise_run
     from metaloom.flows.commands.thin import thin as thin_run
     from metaloom.flows.commands.train import resume as resume_run

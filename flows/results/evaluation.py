@@ -20,8 +20,6 @@ from metaloom.pipeline.types import Array, Evaluation, TaskBatch
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from metaloom.pipeline.envs.task_classes import Classes
-
 # Of the resampling alone: an evaluation that is repeated gives the same intervals.
 _SEED = 0
 
@@ -65,7 +63,7 @@ class AdaptationSummary:
         return about | about.pop("facts")
 
 
-def summarize_steps(evaluation: Evaluation, classes: "Classes | None" = None) -> list[AdaptationSummary]:
+def summarize_steps(evaluation: Evaluation, classes: Classes | None = None) -> list[AdaptationSummary]:
     """Average over tasks for every number of adaptation steps; `classes` are the environment's task classes."""
     summaries: list[AdaptationSummary] = []
     for k in range(evaluation.adaptation_steps + 1):
@@ -124,7 +122,7 @@ def summarize_tasks(evaluation: Evaluation) -> list[dict[str, Any]]:
     return rows
 
 
-def summarize_classes(evaluation: Evaluation, classes: "Classes | None") -> list[ClassReturns]:
+def summarize_classes(evaluation: Evaluation, classes: Classes | None) -> list[ClassReturns]:
     """Test returns by class of task after every number of adaptation steps; nothing where there are no classes."""
     if classes is None:
         return []
@@ -206,7 +204,7 @@ class EvaluationOutcome(Shown):
         return self.draw(self)
 
     def table(self) -> pa.Table:
-        """Return one row per adaptation step and task; see `flows/results/evaluation.py`."""
+        """Return one row per adaptation step and task; see `summarize_tasks`."""
         return pa.Table.from_pylist(summarize_tasks(self.evaluation))
 
     def as_dict(self) -> dict[str, Any]:

@@ -230,7 +230,7 @@ class Collected:
         return self.processor_seconds if self.processor_seconds > self.seconds / 10 else self.seconds
 
 
-dask.sizeof.sizeof.register(Collected, num_bytes)
+sizeof.register(Collected, num_bytes)
 
 
 def collect_watched(shard: Shard, params: TaskParams, supervision: Supervision) -> Collected:

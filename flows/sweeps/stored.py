@@ -9,7 +9,8 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -193,13 +194,19 @@ def _file(root: Path, name: str) -> Path:
     return root / "sweeps" / f"{name}.json"
 
 
+@cache
+def _plain() -> TypeAdapter[Sweep]:
+    return TypeAdapter(Sweep)
+
+
 def _parsed(text: bytes, root: Path, name: str) -> Sweep:
     """Read the file of a sweep, which may come from anybody."""
     document: Any = from_json(text)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError("another format")
-    own = {field: value for field, value in document.items() if field in _FIELDS} | {"name": name, "root": str(root)}
-    sweep = TypeAdapter(Sweep).validate_json(json.dumps(own), strict=True)
+    own = {field: value for field, value in document.items() if field in _FIELDS} | {"name": "", "root": ""}
+    # The folder aside, whose name need not be UTF-8.
+    sweep = replace(_plain().validate_json(json.dumps(own), strict=True), name=name, root=root)
     for run in sweep.runs:  # a run's name must not lead out of the runs folder
         check_run_name(run.name)
     if len({run.name for run in sweep.runs}) < len(sweep.runs):

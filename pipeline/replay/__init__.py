@@ -12,5 +12,5 @@ episodes on request:
     for minibatch in buffer.minibatches(drawn, read):                # read(n) returns the episodes of batch n
         ...
 
-Both index the rows alike, so they need not grow at the same time. `flows/graph/replay.py` connects them with a run.
+Both index the rows alike, so they need not grow at the same time. `stages/memory/replay.py` connects them with a run.
 """

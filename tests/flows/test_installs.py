@@ -124,11 +124,13 @@ def test_the_packages_that_the_documentation_names_read_a_run_and_other_commands
 
 def test_the_required_packages_train_replay_evaluate_verify_and_show_and_extras_are_named(tmp_path):
     small = "--set iterations=1 --set num_tasks=2 --set episodes_per_task=2 --workers 0"
+    (tmp_path / "tasks.json").write_text("[[1, 1], [-1, 1]]")
     working = (
         f"train promp-point-corner --run first {small}",
         "resume first --iterations 2 --workers 0",
         "replay first@0",
         "evaluate first --adaptation-steps 1 --num-tasks 2",
+        f"evaluate first --tasks {tmp_path / 'tasks.json'}",
         "verify first",
         "show first@1",
     )

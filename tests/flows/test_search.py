@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -148,6 +149,10 @@ def test_a_search_goes_on_alike_whatever_the_order_of_its_settings_in_the_comman
     monkeypatch.setenv("METALOOM_RUNS", str(tmp_path / "whole"))
     trained(planned())
     assert json.dumps(mixed.document()) == json.dumps(find_sweep("lr").document())
+    elsewhere = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")  # the name of a folder need not be UTF-8
+    shutil.copytree(tmp_path / "whole" / "sweeps", Path(elsewhere) / "sweeps")
+    monkeypatch.setenv("METALOOM_RUNS", elsewhere)
+    assert find_sweep("lr").document() == mixed.document()
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from cyclopts import CycloptsError
 from rich.console import Console
 
 from metaloom.flows.cli import app
-from metaloom.flows.commands.evaluate import load_tasks
+from metaloom.flows.commands.task_file import load_tasks
 from metaloom.flows.errors import exit_code
 from metaloom.flows.references.archive import unpack
 from metaloom.flows.references.index import read_index

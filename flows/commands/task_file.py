@@ -1,0 +1,57 @@
+"""Tasks for evaluations, read from a file."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from metaloom.flows.errors import UsageError
+from metaloom.pipeline.config.yaml import parse
+from metaloom.pipeline.envs.contract import TaskField
+
+
+def load_tasks(path: Path, fields: Sequence[TaskField]) -> list[list[float]]:
+    """Load the tasks in a file, in its order. They are lists of values, mappings by field, or a column per field.
+
+    Args:
+        path: A .json, .yaml, .yml or .parquet file. Columns of Parquet may be called as in a run's tables, `task_*`.
+        fields: Fields of the environment's tasks.
+    """
+    if path.suffix not in (".json", ".yaml", ".yml", ".parquet"):
+        hint = f"; did you mean --num-tasks {path}?" if str(path).isdigit() else ""
+        raise UsageError(
+            f"found tasks {str(path)!r}; required held-out, train, or a .json, .yaml or .parquet file{hint}"
+        )
+    try:
+        if path.suffix == ".parquet":
+            table, known = pq.read_table(path), {f"task_{field.name}": field.name for field in fields}
+            # In a run's own tables the tasks stand beside other columns.
+            if any(name in known for name in table.column_names):
+                table = table.select([name for name in table.column_names if name in known])
+            rows = table.rename_columns([known.get(name, name) for name in table.column_names]).to_pylist()
+        else:
+            rows = parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise UsageError(f"{path}: cannot be read as tasks: {error}") from None
+    if not isinstance(rows, list) or not rows:
+        raise UsageError(f"{path}: found {type(rows).__name__}; required a list of one task or more")
+    return [_task(path, n, row, fields) for n, row in enumerate(rows)]
+
+
+def _task(path: Path, n: int, row: Any, fields: Sequence[TaskField]) -> list[float]:
+    names = [field.name for field in fields]
+    if isinstance(row, Mapping):
+        if {*row} != {*names}:
+            raise UsageError(f"{path}: task {n} has the fields {sorted(map(str, row))}; required {names}")
+        row = [row[name] for name in names]
+    if not isinstance(row, list) or len(row) != len(names) or not all(map(_is_finite_number, row)):
+        raise UsageError(f"{path}: found task {n} {row!r}; required {len(names)} finite numbers {names}")
+    return [float(number) for number in row]
+
+
+def _is_finite_number(value: Any) -> bool:
+    # Compared with the largest float: an integer of any size is less than infinity.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
