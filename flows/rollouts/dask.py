@@ -115,7 +115,7 @@ class DaskWorkers(RolloutWorkers):
         pieces: list[Piece] = []
 
         def collect() -> list[Collected]:
-            pieces[:] = pieces_of(Shard(self.spec, tasks, position), params, bounds)
+            pieces[:] = pieces_of(Shard(self.spec, tasks, position), params, bounds, self.rounds.supervise)
             return self.rounds.collect(pieces)
 
         try:
