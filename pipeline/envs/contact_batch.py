@@ -81,7 +81,7 @@ class ContactBatch:
         self._contact_pass = ctypes.cast(library.mj_rnePostConstraint, ctypes.c_void_p)
 
     def bind(self, name: str) -> Array:
-        """Return a live view [N, ...] float64: joint state and controls are writable; other fields are updated by calls."""
+        """Return a live view [N, ...] float64. Joint state and controls are writable."""
         shape = (self._num_rows, *getattr(self._data, name).shape)
         if name in _STATE:
             size = ctypes.c_int()
@@ -106,7 +106,7 @@ class ContactBatch:
         rows = None if ids is None else np.ascontiguousarray(ids, np.int32)
         pointer, count = (None, self._num_rows) if rows is None else (rows.ctypes.data, len(rows))
         self._check(rows, self._library.mjb_step(self._batch, pointer, count, nstep, _NO_STAGE))
-        # It is called with four arguments but takes two, which C allows on all MuJoCo platforms.
+        # Called with four arguments but takes two: fine by the C ABIs of all MuJoCo platforms.
         self._check(rows, self._library.mjb_apply(self._batch, pointer, count, self._contact_pass, None, 0))
         # Applying a function does not refresh bound fields, but an empty stage does.
         self._check(rows, self._library.mjb_forward(self._batch, pointer, count, _NO_STAGE))

@@ -291,10 +291,10 @@ def keeps_rules(env: gymnasium.Env[Any, Any], base: type[gymnasium.Env[Any, Any]
 
 
 def check_task(env: MetaEnv, task: Array) -> Array:
-    """Return the task as [P] float64.
+    """Validate a task and return it as [P] float64.
 
     Raises:
-        EnvError: it has another shape, or an entry that is not finite.
+        EnvError: it has another shape or a non-finite entry.
     """
     names = [field.name for field in env.task_fields]
     value = np.array(task, np.float64)
