@@ -1,4 +1,4 @@
-"""Checks of a custom policy before a run: acting and learning must be able to use its distributions."""
+"""Checks of a custom policy before a run: its distributions must be usable for acting and learning."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -29,10 +29,10 @@ _TASKS, _ROWS = 2, 4
 
 
 def require_policy(policy: OwnPolicy, name: str, spaces: Spaces) -> None:
-    """Reject a policy whose distributions cannot act, or differ from the recorded and learned ones.
+    """Reject a policy whose distributions cannot act, or differ between acting, recording and learning.
 
     Raises:
-        ConfigError: naming the violation, the requirement, and the remedy.
+        ConfigError: names the violation, the requirement and a remedy.
     """
     with torch.no_grad():
         _Check(policy, name, spaces).all()
