@@ -46,7 +46,7 @@ class GaussianHead:
     def backward(self, weights: Array, entropy_coeff: float) -> Array:
         """Return the derivatives of Σ weights · log_prob - entropy_coeff · mean entropy by the means, [n, A].
 
-        Adds the derivatives with respect to the standard deviations to their gradient.
+        Also writes the gradient of the standard deviations.
         """
         if self._learn_std:
             pull = np.square(self._z)
