@@ -1,11 +1,15 @@
 """Construction of environments by name."""
 
 import inspect
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import load_env_creator
 
 from metaloom.pipeline.envs import ENVS, PLUGINS
 from metaloom.pipeline.envs.answers import is_ctrl_c, last_line, own_traceback
@@ -140,8 +144,21 @@ def _is_task_set(tasks: Sequence[Sequence[float]], width: int) -> bool:
         return False
 
 
+def _hear_mujoco() -> None:
+    """Print each warning of MuJoCo once; its own handler repeats it per model and writes MUJOCO_LOG.TXT."""
+    if (mujoco := sys.modules.get("mujoco")) is not None and mujoco.get_mju_user_warning() is None:
+        mujoco.set_mju_user_warning(_write_once)
+
+
+@lru_cache(maxsize=256)
+def _write_once(warning: str) -> None:
+    with suppress(Exception):  # MuJoCo calls from C, where an exception would end the process
+        sys.stderr.write(f"MuJoCo warns: {warning}\n")
+
+
 def _make_from_class(config: EnvConfig) -> gymnasium.Env[Any, Any]:
     cls = find_env(config.name)
+    _hear_mujoco()
     try:
         inspect.signature(cls).bind(**config.options)
     except TypeError as problem:
@@ -169,6 +186,9 @@ def _make_from_gymnasium(gymnasium_id: str, config: EnvConfig) -> gymnasium.Env[
             f"max_episode_steps={config.options['max_episode_steps']}"
         )
     try:
+        if isinstance(creator := gymnasium.registry[gymnasium_id].entry_point, str):
+            load_env_creator(creator)
+        _hear_mujoco()
         # -1: no TimeLimit, since the run's max_episode_steps ends episodes.
         env = gymnasium.make(gymnasium_id, max_episode_steps=-1, disable_env_checker=True, **config.options)
     except BaseException as problem:
