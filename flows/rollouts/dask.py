@@ -5,23 +5,36 @@ times as much and run finished work again when a worker dies.
 """
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import pairwise
 from typing import TypeVar, cast
 
-from distributed import KilledWorker
+from distributed import Future, KilledWorker
 
 from metaloom.flows.errors import WorkersError
 from metaloom.flows.rollouts.backend import Backend, Traffic
-from metaloom.flows.rollouts.connection import Connection, connected, wait_for
+from metaloom.flows.rollouts.connection import (
+    Connection,
+    NoWorkerError,
+    Patience,
+    connected,
+    no_worker_for,
+    wait_for,
+)
 from metaloom.flows.rollouts.flight_recorder import Recording, recordings_folder, remove_recordings
 from metaloom.flows.rollouts.guard import NOT_YET, tell_who_trains
 from metaloom.flows.rollouts.local_cluster import ending_of
-from metaloom.flows.rollouts.rounds import Piece, Rounds, ShardDied, pieces_of
-from metaloom.flows.rollouts.supervised import Collected, Shard, Supervision, fingerprint, try_environment
+from metaloom.flows.rollouts.supervised import (
+    Collected,
+    Shard,
+    Supervision,
+    collect_watched,
+    fingerprint,
+    num_bytes,
+    try_environment,
+)
 from metaloom.flows.rollouts.workers import RolloutWorkers, SamplerSpec
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
@@ -54,7 +67,140 @@ def tasks_per_shard(num_tasks: int, seconds_per_task: float, threads: int = 0) -
     return 1 << max(0, int(most).bit_length() - 1)
 
 
+_MOST_PARDONS = 10
+
 T = TypeVar("T")
+
+
+@dataclass
+class Piece:
+    """A shard with its parameters, the attempt at it, and how often it was wrongly blamed.
+
+    Its answer also stays with a worker for as long as there is a reference to its future.
+    """
+
+    shard: Shard
+    params: TaskParams
+    watch: Supervision
+    future: "Future[Collected] | None" = None
+    pardons: int = 0
+    answer: Collected | None = None
+
+
+@dataclass(frozen=True)
+class Session:
+    """State shared by the rollout batches of a run.
+
+    Attributes:
+        connection: Connection to the workers' scheduler.
+        watch: Supervision of pieces of work, each of which has another key.
+        elsewhere: True if workers may be on other machines.
+        traffic: Traffic so far.
+        costs: Seconds per task in the last rollout batch of every kind, as workers reported.
+    """
+
+    connection: Connection
+    watch: Supervision
+    elsewhere: bool
+    traffic: Traffic = field(default_factory=Traffic)
+    costs: dict[str, float] = field(default_factory=dict[str, float])
+
+    def supervise(self) -> Supervision:
+        """Return the supervision of a piece of work."""
+        return replace(self.watch, key=secrets.token_hex(8))
+
+    def recordings(self, watch: Supervision) -> list[Recording]:
+        """Collect the recordings of dead processes, on this machine or on the workers' machines."""
+        found = [watch.recordings()]
+        if self.elsewhere:
+            with suppress(Exception):
+                everywhere = self.connection.client.run(watch.recordings, on_error="ignore")
+                found.extend(cast(dict[str, list[Recording]], everywhere).values())
+        # Workers of one machine answer alike.
+        return max(found, key=len)
+
+    def collect(self, pieces: Sequence[Piece]) -> list[Collected]:
+        """Return the shards' answers in their order.
+
+        Raises:
+            RolloutError: the environment failed, hung, or killed its workers.
+            WorkersError: there has been no worker for long, one has other versions, or several died at different steps.
+            CancelledError: the scheduler is gone.
+        """
+        try:
+            for piece in pieces:
+                self._submit(piece)
+            patience = Patience(self.connection.client, pieces[0].watch.step_timeout_seconds)
+            while waiting := [piece for piece in pieces if piece.answer is None]:  # answers are fetched as they come
+                if patience.any_done([cast(Future[Collected], piece.future) for piece in waiting]):
+                    self._gather_done(waiting)
+        finally:
+            # After an error the others' work is of no use, and holds the workers.
+            self.connection.client.cancel([p.future for p in pieces if p.answer is None and p.future is not None])
+        return [cast(Collected, piece.answer) for piece in pieces]
+
+    def _submit(self, piece: Piece) -> None:
+        self.traffic.submitted += 1
+        self.traffic.sent_bytes += num_bytes((piece.shard.tasks, piece.params))
+        piece.future = self.connection.client.submit(
+            collect_watched,
+            piece.shard,
+            piece.params,
+            piece.watch,
+            # Never the key of another run or of an earlier attempt, whose result a scheduler may still know.
+            key=f"{piece.shard.name}-{self.watch.session}-{self.traffic.submitted}",
+            # Dask names pure work by its arguments; hashing megabytes to save nothing is a waste.
+            pure=False,
+        )
+
+    def _gather_done(self, waiting: Sequence[Piece]) -> None:
+        """Fetch the answers that are there; submit shards again that Dask wrongly blames, and raise other failures."""
+        done: list[Piece] = []
+        for piece in waiting:
+            assert piece.future is not None
+            if (status := piece.future.status) in ("error", "cancelled"):
+                self._after_failure(piece, piece.future)
+            elif status == "finished":
+                done.append(piece)
+        try:
+            answers = cast(list[Collected], self.connection.client.gather([piece.future for piece in done]))
+        except KilledWorker:  # an answer went with its worker; such an attempt has failed, which is seen next time
+            return
+        for piece, answer in zip(done, answers, strict=True):
+            piece.answer = answer
+            self.traffic.received_bytes += num_bytes(answer)
+
+    def _after_failure(self, piece: Piece, future: Future[Collected]) -> None:
+        try:
+            future.result()
+        except KilledWorker as error:
+            # Dask blames every task that a dead worker had been given, also tasks that only waited for another to end.
+            begun = len(self.recordings(piece.watch))
+            if begun > error.allowed_failures or piece.pardons >= _MOST_PARDONS:
+                raise self._death(piece.shard, piece.watch) from error
+            piece.pardons += 1
+            self.traffic.repeated += 1
+            self._submit(piece)
+        except NoWorkerError as error:  # the scheduler's own patience is at its end
+            raise no_worker_for(error.timeout) from None
+
+    def _death(self, shard: Shard, watch: Supervision) -> Exception:
+        """Make the error for a shard that killed every worker that tried it."""
+        recordings = self.recordings(watch)
+        ending = ending_of(recordings[-1].at.pid) if recordings and not self.elsewhere else None
+        recordings = self.recordings(watch)  # again: it may have been cut off before it said why it ended
+        # An attempt may be cut short before it gets there, by what the one before has left of its worker's connections.
+        recordings = [recording for recording in recordings if recording.at.env_step != NOT_YET] or recordings
+        if recordings and len({recording.place for recording in recordings}) == 1:
+            return shard.death(recordings, watch, ending)
+        places = [recording.place for recording in recordings]
+        at, stop = shard.position, shard.position.first_task + len(shard.tasks)
+        return WorkersError(
+            f"iteration {at.iteration}, inner step {at.step}: several workers in a row died in the "
+            f"same shard, tasks {at.first_task} to {stop - 1}, but not at one point (first task, first episode, step, "
+            f"row: {places}): they may lack memory, or somebody kills them. What is stored is safe; continue with "
+            "`metaloom resume`"
+        )
 
 
 @dataclass(frozen=True)
@@ -62,14 +208,10 @@ class DaskWorkers(RolloutWorkers):
     """Rollouts on Dask workers.
 
     Attributes:
-        rounds: Connection to the workers' scheduler, and rollout batches so far.
-        elsewhere: True if workers may be on other machines.
-        costs: Seconds per task in the last rollout batch of every kind, as workers reported.
+        session: Connection to the workers' scheduler, and what rollout batches share.
     """
 
-    rounds: Rounds
-    elsewhere: bool
-    costs: dict[str, float] = field(default_factory=dict[str, float])
+    session: Session
 
     @classmethod
     @contextmanager
@@ -84,13 +226,8 @@ class DaskWorkers(RolloutWorkers):
         assert timeout is not None
         try:
             with connected(backend, spec, session) as connection:
-                versions = fingerprint(spec)
-
-                def supervise() -> Supervision:
-                    return Supervision(session, secrets.token_hex(8), timeout, versions)
-
-                rounds = Rounds(connection, session, supervise, partial(_recordings, connection, elsewhere))
-                workers = cls(spec, rounds, elsewhere)
+                watch = Supervision(session, "", timeout, fingerprint(spec))
+                workers = cls(spec, Session(connection, watch, elsewhere))
                 tell_who_trains(recordings_folder(session), session, spec.env.name)
                 try:
                     if not spec.env.is_built_in:  # one of ours is not tried before it is used
@@ -111,24 +248,21 @@ class DaskWorkers(RolloutWorkers):
             RolloutError: the environment failed, hung, or killed its workers.
             WorkersError: workers died at different steps, or are gone; or the scheduler has gone for good.
         """
-        bounds = self.bounds(len(tasks))
-        pieces: list[Piece] = []
+        whole, bounds = Shard(self.spec, tasks, position), self.bounds(len(tasks))
 
         def collect() -> list[Collected]:
-            pieces[:] = pieces_of(Shard(self.spec, tasks, position), params, bounds, self.rounds.supervise)
-            return self.rounds.collect(pieces)
+            return self.session.collect(
+                [Piece(whole.part(*ends), params.slice(*ends), self.session.supervise()) for ends in bounds]
+            )
 
-        try:
-            answers = self.uninterrupted(collect, f"iteration {position.iteration}, inner step {position.step}")
-        except ShardDied as death:
-            raise self._death(death.shard, death.watch) from death.__cause__
-        self.costs[self.spec.model_dump_json()] = sum(answer.cost for answer in answers) / len(tasks)
+        answers = self.uninterrupted(collect, f"iteration {position.iteration}, inner step {position.step}")
+        self.session.costs[self.spec.model_dump_json()] = sum(answer.cost for answer in answers) / len(tasks)
         return tasks_together([answer.episodes for answer in answers])
 
     def bounds(self, num_tasks: int) -> list[tuple[int, int]]:
         """Return the first and last + 1 task of every shard, in order."""
-        seconds = self.costs.get(self.spec.model_dump_json()) or most_steps(self.spec) / _STEPS_PER_SECOND
-        size = tasks_per_shard(num_tasks, seconds, self.rounds.connection.num_threads)
+        seconds = self.session.costs.get(self.spec.model_dump_json()) or most_steps(self.spec) / _STEPS_PER_SECOND
+        size = tasks_per_shard(num_tasks, seconds, self.session.connection.num_threads)
         return list(pairwise([*range(0, num_tasks, size), num_tasks]))
 
     def uninterrupted(self, work: Callable[[], T], where: str) -> T:
@@ -137,15 +271,15 @@ class DaskWorkers(RolloutWorkers):
         Raises:
             WorkersError: the scheduler does not come back, or it is lost over and over.
         """
-        return self.rounds.connection.repeat_where_lost(work, where)
+        return self.session.connection.repeat_where_lost(work, where)
 
     def traffic(self) -> Traffic:
         """Return the totals of the traffic between this process and its workers."""
-        return replace(self.rounds.traffic, threads=self.rounds.connection.num_threads)
+        return replace(self.session.traffic, threads=self.session.connection.num_threads)
 
     def try_environment(self) -> None:
         """Have a worker make the environment once."""
-        watch, client = self.rounds.supervise(), self.rounds.client
+        watch, client = self.session.supervise(), self.session.connection.client
         future = client.submit(try_environment, self.spec, watch, key=f"try_environment-{watch.key}", pure=False)
         name = self.spec.env.name
         try:
@@ -157,38 +291,9 @@ class DaskWorkers(RolloutWorkers):
                 f"{watch.step_timeout_seconds:g} s; if it needs longer, give it longer: --step-timeout SECONDS\n{error}"
             ) from None
         except KilledWorker as error:
-            told = "\n".join(recording.traceback for recording in self.rounds.recordings(watch)[-1:])
+            told = "\n".join(recording.traceback for recording in self.session.recordings(watch)[-1:])
             raise EnvError(
                 f"env.name is {name!r}: its constructor or sample_tasks killed every process that tried it\n{told}"
             ) from error
         if unusable is not None:
             raise unusable
-
-    def _death(self, shard: Shard, watch: Supervision) -> Exception:
-        """Make the error for a shard that killed every worker that tried it."""
-        recordings = self.rounds.recordings(watch)
-        ending = ending_of(recordings[-1].at.pid) if recordings and not self.elsewhere else None
-        recordings = self.rounds.recordings(watch)  # again: it may have been cut off before it said why it ended
-        # An attempt may be cut short before it gets there, by what the one before has left of its worker's connections.
-        recordings = [recording for recording in recordings if recording.at.env_step != NOT_YET] or recordings
-        if recordings and len({recording.place for recording in recordings}) == 1:
-            return shard.death(recordings, watch, ending)
-        places = [recording.place for recording in recordings]
-        at, stop = shard.position, shard.position.first_task + len(shard.tasks)
-        return WorkersError(
-            f"iteration {at.iteration}, inner step {at.step}: several workers in a row died in the "
-            f"same shard, tasks {at.first_task} to {stop - 1}, but not at one point (first task, first episode, step, "
-            f"row: {places}): they may lack memory, or somebody kills them. What is stored is safe; continue with "
-            "`metaloom resume`"
-        )
-
-
-def _recordings(connection: Connection, elsewhere: bool, watch: Supervision) -> list[Recording]:
-    """Collect the recordings of dead processes, on this machine or on the workers' machines."""
-    found = [watch.recordings()]
-    if elsewhere:
-        with suppress(Exception):
-            everywhere = connection.client.run(watch.recordings, on_error="ignore")
-            found.extend(cast(dict[str, list[Recording]], everywhere).values())
-    # Workers of one machine answer alike.
-    return max(found, key=len)
