@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from metaloom.pipeline import types
 from metaloom.pipeline.dataflow.refs import StageOrder, StageRef
@@ -59,17 +59,12 @@ class StoredStage:
 class StageTable(StageOrder):
     """The stages of a run, in the order in which data passes them.
 
-    Attributes:
-        stepped: Names of the stages of all tables so far that may have several outputs in an iteration.
-
     Args:
         stages: The stages. One ends iterations; an earlier one outputs the first learner.
 
     Raises:
         ValueError: two have one name, a group has none that a folder can have, or none or several end an iteration.
     """
-
-    stepped: ClassVar[set[str]] = set()
 
     def __init__(self, stages: Iterable[StoredStage]) -> None:
         self.stages: tuple[StoredStage, ...] = tuple(stages)
@@ -88,7 +83,6 @@ class StageTable(StageOrder):
             )
         self.first: str = starts[0]
         self.last: str = ends[0]
-        StageTable.stepped.update(stage.name for stage in self.stages if stage.stepped)
         super().__init__((stage.name, stage.stepped) for stage in self.stages)
 
     def __contains__(self, name: str) -> bool:
