@@ -1,4 +1,4 @@
-"""Evaluation of a learner: fresh episodes to adapt to, and after every step fresh episodes that measure its return."""
+"""Evaluation of a learner: fresh episodes for every adaptation step, and fresh test episodes after it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ from metaloom.stages.tools import Adaptation, Rollouts, Tested
 
 _Outcome = tuple[Mapping[str, Array], Mapping[str, Array]]
 _ADAPTATION, _TEST = 0, 1
-"""Stand-in for the iteration in the positions of an evaluation's episodes."""
+"""Value in place of the iteration number in the positions of evaluation episodes."""
 
 
 def evaluate(
@@ -35,7 +35,7 @@ def evaluate(
     state: Update,
     inferring: bool = False,
 ) -> Evaluation:
-    """Measure returns after 0 ... K adaptation steps, on episodes that no step has used.
+    """Measure returns after 0 ... K adaptation steps, on episodes not used for adaptation.
 
     Actions are drawn in the episodes to adapt to, even if test episodes are deterministic. For policies with memory the
     settings decide; where tasks are inferred, drawing possible tasks explores. The random streams of step k do not
@@ -89,7 +89,7 @@ def evaluate(
 
 
 def evaluation_position(config: RunConfig, i: int, k: int) -> tuple[int, ...]:
-    """Return the position of an evaluation: equal tasks and episodes in every evaluation make them comparable."""
+    """Return the position of an evaluation. All evaluations are comparable: same tasks, same seeds."""
     return (config.seed, config.evaluation.seed)
 
 
@@ -105,7 +105,7 @@ EVALUATE_INFERENCE = replace(EVALUATE, run=partial(evaluate, inferring=True))
 
 
 def unseen(k: int, episodes: EpisodeBatch) -> None:
-    """Discard the test episodes, which nothing observes."""
+    """Discard the test episodes."""
 
 
 def test_position(run_seed: int, k: int) -> RolloutPosition:
@@ -121,7 +121,7 @@ def _outcome(episodes: EpisodeBatch, returns: Array) -> _Outcome:
 
 @contextmanager
 def _told_as(episodes: str) -> Iterator[None]:
-    """Add the kind of evaluation episodes to faults, since their positions count no iterations of the run."""
+    """Add the kind of evaluation episode to faults, since these positions have no iteration number."""
     try:
         yield
     except RolloutError as fault:

@@ -26,7 +26,7 @@ from metaloom.storage import StageRef
 log: logging.Logger = logging.getLogger(__name__)
 
 ITERATIONS = 2
-"""In the second iteration a learner has a past."""
+"""In the second iteration, a learner may have state."""
 _OWN_SECONDS = 5 * SECONDS
 _SMALL = {
     "evaluation.every": 1,
@@ -42,24 +42,24 @@ _SMALL = {
     "algorithm.num_initial_steps": 40,
     "algorithm.num_updates": 2,
 }
-"""Settings that decide how long an iteration takes, with their most in a rehearsal."""
+"""Settings that decide the duration of an iteration, with their maximum in a rehearsal."""
 _OPEN = ("evaluation.num_tasks", "algorithm.num_init_memory_steps", "algorithm.num_updates_per_step")
-"""Those of them that stand for many when they are null."""
+"""Settings whose null means a large number."""
 
 
 def rehearse(stages: Runner, should_stop: Callable[[], bool] = lambda: False) -> None:
-    """Refuse plug-ins that go wrong in small iterations and again in iterations of the run itself.
+    """Reject plug-ins that fail in small iterations and again in iterations of the run itself.
 
-    Faults of environments are left to the training, which keeps what reproduces them.
+    Faults of environments are left to the training, which quarantines them.
 
     Raises:
-        Exception: the one that training would raise.
+        Exception: the error that training would raise.
     """
     config = stages.config
     if not own_paths(plugin_paths(config)) - {*acting_paths(config.env, config.policy)}:
         return
     if found := _first_fault(stages, _small(stages), SECONDS, should_stop):
-        # The sizes may be to blame, as where a stage averages over more steps than there are.
+        # The small sizes may be the cause, for example of an average over more steps than there are.
         ref, error = found
         log.warning(
             "rehearsal: %s failed in a small iteration (%s); the run's own sizes are rehearsed, for %g s at most, and "
@@ -93,10 +93,10 @@ class _Memory(dict[StageRef, Any]):
 
 
 def _small(stages: Runner) -> RunConfig:
-    """Return the configuration with smaller sizes, as far as the other settings and the plug-ins accept them."""
+    """Return the configuration with reduced sizes, as far as settings and plug-ins accept them."""
     config, env = stages.config, stages.context.env
     for name, size in {**_SMALL, "episodes_per_task": config.algorithm.trial or 2}.items():
-        with suppress(Exception):  # plug-ins may raise anything at a size that the user has not set
+        with suppress(Exception):  # plug-ins may raise anything at other sizes
             found = attrgetter(name)(config)
             if not (name in _OPEN if found is None else found > size):
                 continue
@@ -121,7 +121,7 @@ def _first_fault(
     Args:
         stages: The run's own stages, for the workers.
         config: Settings of the iterations.
-        seconds: No stage begins after so much processor time, or ten times as much in all.
+        seconds: Limit of processor time, or of a tenth of the elapsed time, after which no stage begins.
         should_stop: Asked before every stage.
         last: Last stage to compute, in this iteration or in the first later one that has it; None: two iterations.
     """

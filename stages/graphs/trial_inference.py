@@ -1,6 +1,6 @@
-"""Runs that infer their tasks within a trial, as VariBAD does: on policy, beside a model of the trials so far.
+"""Runs that infer their tasks within a trial, such as VariBAD: an on-policy learner and a model of trials.
 
-The policy learns from the trials of its own iteration, the inference model also from the last iterations.
+The policy learns from the current iteration's trials; the inference model also learns from recent iterations.
 """
 
 from dataclasses import replace
@@ -13,7 +13,7 @@ from metaloom.stages.memory.trials import trials_of_run
 from metaloom.stages.meta_optimize import META_OPTIMIZE, META_OPTIMIZE_WITH_TRIALS
 from metaloom.stages.process_samples import PROCESS_SAMPLES
 
-# Later iterations learn from these episodes, too.
+# Later iterations also learn from these episodes.
 COLLECT_TRIALS = replace(COLLECT_ROLLOUTS, per=ITERATION, thinnable=False)
 TRIAL_INFERENCE = (
     replace(TRIALS, name="trial_inference", shared={"trials": trials_of_run})
