@@ -69,6 +69,7 @@ def test_train_tells_where_the_run_lies_and_how_to_look_further(runs, capsys):
     assert str(runs / "first") in out
     for command in ("view first", "show first", "replay first@0"):
         assert f"metaloom {command}" in out
+    assert "tensorboard" not in out  # it was not asked to log there
     assert (runs / "reports" / "first" / "learning_curve.png").stat().st_size > 1000
 
 

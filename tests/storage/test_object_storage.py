@@ -553,6 +553,14 @@ def test_a_run_that_cannot_be_read_is_listed_with_the_reason(make_remote, bucket
     assert "_log/00000001.json" in rows["first"]["problem"]
 
 
+def test_what_another_machine_stores_is_in_the_next_listing(bucket):
+    folder = ObjectFolder(f"{URL}/first")
+    for number in range(2):
+        bucket.pipe_file(f"bucket/runs/first/{number}/key", b"x")  # by another client than the folder's
+        assert folder.folders() == [str(n) for n in range(number + 1)]
+        assert folder.below("") == [f"{n}/key" for n in range(number + 1)]
+
+
 def test_runs_under_a_url_are_found_from_the_newest_to_the_oldest(monkeypatch):
     created = {"b": "2026-11-02", "a": None, "d": "2026-11-01", "c": "2026-11-03"}
     monkeypatch.setattr(ObjectFolder, "folders", lambda self: [*created])
