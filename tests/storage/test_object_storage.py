@@ -608,6 +608,32 @@ def test_an_entry_that_names_a_file_outside_of_the_run_is_refused(make_remote, b
     session.end()
 
 
+def test_a_commit_of_what_was_only_moved_is_an_entry_and_one_of_nothing_is_none(make_remote):
+    folder = storage.folder_of(make_remote("first"))
+    log = RemoteLog.of(folder)
+    log.pull()
+    session = RemoteSession.begin(log, "0" * 16, take_over=False)
+    begun, name = log.next, "data.zarr/rollouts_0/rewards/c.0.0.0.0"
+    session.commit({})
+    session.commit({folder / "tables" / "nowhere.parquet": None})
+    assert log.next == begun
+    session.commit({folder / name.replace("c.0", "c.3"): folder / name})
+    assert log.next == begun + 1
+    assert log.files[name.replace("c.0", "c.3")].key == log.files[name].key
+    session.end()
+
+
+def test_what_makes_a_folder_a_run_is_sent_after_all_else(make_remote, monkeypatch):
+    monkeypatch.setattr("metaloom.storage.remote.session._FILES_PER_ENTRY", 1)
+    log = RemoteLog.of(storage.folder_of(make_remote("first", iterations=0)))
+    log.pull()
+    sent = [name for raw in log.cached_entries() for name in json.loads(raw).get("files", ())]
+    created = sent[: sent.index("run.json") + 1]
+    assert len(created) > 2
+    assert "data.zarr/zarr.json" in created
+    assert not {*sent[len(created) :]} - {name for name in sent if name.startswith("_sessions")}
+
+
 def _fail(*_):
     raise storage.StorageFailed("s3", found="no route to host", required="an answer", action="Wait")
 
