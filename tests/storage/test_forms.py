@@ -13,7 +13,19 @@ from metaloom.storage import DamagedRun, StageRef
 from metaloom.storage.format.canonical import parse_sealed, render, sealed
 from metaloom.storage.format.files import read_file
 from metaloom.storage.format.records import MOST_SESSIONS, parse_session
-from metaloom.storage.format.segments import Link, index_size, join, place_in_shard, ranges, shard_index
+from metaloom.storage.format.segments import (
+    MOST_RECORDS,
+    Link,
+    PackedFile,
+    Seal,
+    index_size,
+    join,
+    place_in_shard,
+    ranges,
+    read_seal,
+    segment_name,
+    shard_index,
+)
 from metaloom.storage.format.sessions import Head, stray_sessions
 from metaloom.storage.format.stages import ON_POLICY
 from metaloom.storage.format.thinning import (
@@ -83,6 +95,22 @@ def test_the_index_of_a_shard_says_where_each_row_is_and_is_checked(tmp_path: Pa
         flipped = index[:place] + bytes([index[place] ^ 1]) + index[place + 1 :]
         with pytest.raises(DamagedRun):
             place_in_shard(flipped, 0, tmp_path)
+
+
+@pytest.mark.parametrize(("more", "problem"), [(0, None), (1, f"{MOST_RECORDS + 1} outputs")])
+def test_a_seal_of_more_outputs_than_memory_is_for_is_refused(more: int, problem: str | None, tmp_path: Path) -> None:
+    held = range(MOST_RECORDS + more)
+    (chain,) = links(0)
+    files = {"records.parquet": PackedFile(1, "")}
+    seal = Seal(held, {("adapt", 0): (held,)}, (chain,), frozenset({(0, TOKEN)}), {}, files)
+    folder = tmp_path / segment_name(held)
+    folder.mkdir()
+    (folder / "seal.json").write_bytes(seal.content())
+    if problem is None:
+        assert read_seal(folder) == seal
+        return
+    with pytest.raises(DamagedRun, match=problem):
+        read_seal(folder)
 
 
 @pytest.mark.parametrize(("first", "second", "overlap"), [((0, 3), (3, 5), False), ((0, 4), (3, 5), True)])
