@@ -130,7 +130,7 @@ def scored(found: Histories, groups: Mapping[str, RunGroup], common: float, last
         if all(row is not None for row in by_task.values()):
             rows = {path: row for path, row in by_task.items() if row is not None}
     strata = {history.path: history.environment for history in found.histories}
-    by_environment = len({tuple(sorted({strata[run.path] for run in group.runs})) for group in groups.values()}) == 1
+    by_environment = len({frozenset(strata[run.path] for run in group.runs) for group in groups.values()}) == 1
     # One set of tasks per environment: all runs of an environment had the same tasks. Tasks of different environments
     # are never the same.
     different = len(set(strata.values())) if by_environment else 1

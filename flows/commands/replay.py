@@ -210,7 +210,7 @@ def require_known(order: list[StageRef], stage: str | None, step: int | None) ->
         raise UsageError(
             f"no stage of iteration {order[0].iteration} is called {stage!r}; there are {', '.join(names)}"
         )
-    steps = sorted({ref.step for ref in order if stage in (None, ref.stage)})
+    steps = dict.fromkeys(ref.step for ref in order if stage in (None, ref.stage))
     if step not in (None, *steps):
         found = ", ".join(map(str, steps))
         raise UsageError(f"found --step {step}; required one of {found}: the inner steps of {stage or 'this run'}")

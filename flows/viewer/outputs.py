@@ -126,7 +126,7 @@ def returns_by_task(run: Run, iteration: int) -> dict[str, Any]:
         # Colors as in the curves, which count only classes that tasks are drawn from.
         colors = {classes.names[c]: class_color(n) for n, c in enumerate(classes.among(found))}
     steps: dict[int, Any] = {}
-    for k in sorted({int(step) for step in columns["step"]}):
+    for k in np.unique(columns["step"]).tolist():
         rows = [np.flatnonzero((places == b) & (columns["step"] == k)) for b in range(len(firsts))]
         steps[k] = {
             "returns": [numbers(columns["return"][of_task]) for of_task in rows],

@@ -49,4 +49,4 @@ def _task_returns(run: Run, iteration: int) -> list[Array]:
     means = run.episodes(iteration).group_by(["step", "task"]).aggregate([("return", "mean")])
     means = means.sort_by([("step", "ascending"), ("task", "ascending")])
     steps, returns = means["step"].to_numpy(), means["return_mean"].to_numpy()
-    return [returns[steps == k] for k in sorted({*steps.tolist()})]
+    return [returns[steps == k] for k in dict.fromkeys(steps.tolist())]
