@@ -33,7 +33,7 @@ from metaloom.flows.results.class_returns import classes_text, headline_returns,
 from metaloom.flows.results.evaluation import EvaluationOutcome
 from metaloom.flows.results.replay import StageReplay
 from metaloom.flows.runs import report_folder
-from metaloom.flows.views.charts import png_bytes
+from metaloom.flows.views.charts import rendered
 from metaloom.flows.views.history import load_history
 from metaloom.flows.views.report import ReportFiles, learning_curve, write_report
 
@@ -282,7 +282,7 @@ def shown(value: float) -> Cell:
 
 def curve_of(run: storage.Run) -> str:
     """Draw the learning curve so far; returns where it is served, or else the whole image as a data URI."""
-    picture = png_bytes(learning_curve(run.path.name, load_history(run)), dpi=80)
+    picture = rendered(learning_curve(run.path.name, load_history(run)), "png", dpi=80)
     file = report_folder(run.path) / "curve_so_far.png"
     address = address_of(run.path, file.name)
     if address is None:
