@@ -1,4 +1,4 @@
-"""Episodes, tasks, metrics and evaluations of many runs in one folder of Delta tables. Needs the extra `delta`."""
+"""Export of many runs' episodes, tasks, metrics and evaluations to Delta tables. Needs the extra `delta`."""
 
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -25,8 +25,8 @@ def export_delta(run: Run, folder: Path, done: Export) -> None:
 
     OUT/episodes  OUT/tasks  OUT/metrics  OUT/evaluations    as from `Run.episodes` and so on, after `run_id` and `run`
 
-    Tables are partitioned by `run_id`, the run's identity, whatever it is called and wherever it lies. The transaction
-    says up to which iteration the table has the run. So only what is new is appended, and nothing the second time.
+    Tables are partitioned by `run_id`, which does not depend on the run's name or path. The transaction records the
+    last exported iteration, so only new ones are appended.
     """
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     foreign = [name for name in names if name not in TABLES]
@@ -53,14 +53,14 @@ def export_delta(run: Run, folder: Path, done: Export) -> None:
 def _append(
     run: Run, folder: Path, read: Callable[[Sequence[int]], pa.Table], iterations: Sequence[int], done: Export
 ) -> list[int]:
-    """Append to one table the iterations that it lacks; returns which."""
+    """Append missing iterations to a table; return them."""
     who = _identity(run)
     known = DeltaTable(folder) if DeltaTable.is_deltatable(str(folder)) else None
     have = (known.transaction_version(who) or 0) if known is not None else 0
     new = [i for i in iterations if i >= have]
     if not new:
         return []
-    # Without units: one column may hold metres of one run and cells of another, and Delta merges no two units.
+    # Without column metadata, since runs may have different units and Delta does not merge them.
     schema = pa.schema([field.remove_metadata() for field in _with_run(read(new[-1:]), run, who).schema])
     there = pa.schema(known.schema().to_arrow()) if known is not None else pa.schema([])
     for field in schema:
@@ -104,7 +104,7 @@ def _with_run(table: pa.Table, run: Run, who: str) -> pa.Table:
 
 
 def _identity(run: Run) -> str:
-    """Return the identity of a run. It names a folder, so a foreign run must not choose it freely."""
+    """Return the identity of a run, validated because it names a folder."""
     try:
         return str(uuid.UUID(str(run.info["id"])))
     except (KeyError, ValueError):
