@@ -96,4 +96,6 @@ def optional(value: float | None) -> str:
 
 def as_text(value: object, style: str = "") -> Text:
     """Make text of a value: of a string, rich would read [brackets] in a user's name as markup."""
-    return value if isinstance(value, Text) else Text(printable(value), style)
+    if isinstance(value, Text):
+        return Text.assemble(value, style=style) if style else value
+    return Text(printable(value), style)

@@ -522,7 +522,13 @@ def counterfactual_table(result: "Counterfactual") -> Table:
     table.add_row("time", short_time(result.stored.seconds), short_time(result.changed.seconds))
     distance = ", ".join(f"{name.replace('_', ' ')} {number(value)}" for name, value in result.distance().items())
     same = "identical to what is stored" if result.changed.identical else f"apart: {distance}"
-    table.caption = "; ".join(filter(None, (same, _reach(result), _stored_words(result))))
+    reach = ""
+    if result.changed.settings and result.first_changed is not None:
+        reach = f"the first stage that changes is {stage_name(result.first_changed)}"
+    elif result.changed.settings:
+        computed = ", ".join(map(stage_name, result.changed.digests))
+        reach = f"of what was computed again ({computed}), no stage reads the changed settings with any effect"
+    table.caption = "; ".join(filter(None, (same, reach, _stored_words(result))))
     return table
 
 
@@ -545,16 +551,6 @@ def grid_table(results: Sequence["Counterfactual"]) -> Table:
         table.add_row(_settings(result), *values, short_time(result.changed.seconds))
     table.caption = _stored_words(results[0])
     return table
-
-
-def _reach(result: "Counterfactual") -> str:
-    """Say which stage the changed settings change first; nothing if no setting changed."""
-    if not result.changed.settings:
-        return ""
-    if result.first_changed is not None:
-        return f"the first stage that changes is {stage_name(result.first_changed)}"
-    computed = ", ".join(map(stage_name, result.changed.digests))
-    return f"of what was computed again ({computed}), no stage reads the changed settings with any effect"
 
 
 def _stored_words(result: "Counterfactual") -> str:
