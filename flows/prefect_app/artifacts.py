@@ -31,7 +31,7 @@ from metaloom.flows.results.class_returns import classes_text, headline_returns,
 from metaloom.flows.results.evaluation import EvaluationOutcome
 from metaloom.flows.results.replay import StageReplay
 from metaloom.flows.runs import report_folder
-from metaloom.flows.views.charts import png_bytes
+from metaloom.flows.views.charts import rendered
 from metaloom.flows.views.history import load_history
 from metaloom.flows.views.report import ReportFiles, learning_curve, write_report
 
@@ -246,7 +246,7 @@ def shown(value: float) -> Cell:
 
 def curve_of(run: storage.Run) -> str:
     """Draw the learning curve so far as a data URI, which the page shows wherever it is opened."""
-    picture = png_bytes(learning_curve(run.path.name, load_history(run)), dpi=80)
+    picture = rendered(learning_curve(run.path.name, load_history(run)), "png", dpi=80)
     return "data:image/png;base64," + base64.b64encode(picture).decode()
 
 
