@@ -97,7 +97,7 @@ def require_sound(stages: Runner, ref: StageRef, outputs: Outputs, value: Value)
     Raises:
         StageFault: names the counter, or the first array that differs.
     """
-    own, stage = sorted(own_paths(plugin_paths(stages.config))), stages.graph[ref.stage]
+    own, stage = own_paths(plugin_paths(stages.config)), stages.graph[ref.stage]
     if own and stage.ends_iteration:
         require_counters(value, ref.where)
     if not own or stage.samples:

@@ -56,7 +56,7 @@ def rehearse(stages: Runner, should_stop: Callable[[], bool] = lambda: False) ->
         Exception: the error that training would raise.
     """
     config = stages.config
-    if not own_paths(plugin_paths(config)) - {*acting_paths(config.env, config.policy)}:
+    if {*own_paths(plugin_paths(config))} <= {*acting_paths(config.env, config.policy)}:
         return
     if found := _first_fault(stages, _small(stages), SECONDS, should_stop):
         # The small sizes may be the cause, for example of an average over more steps than there are.
