@@ -171,6 +171,17 @@ class Comparison(Shown):
         """Return one row per group and number of environment steps: interquartile mean over runs, with an interval."""
         return self._bands("env_steps", self.curve_steps, [group.curve for group in self.groups], "iqm")
 
+    @property
+    def conditions(self) -> str:
+        """What was compared, and after how many steps."""
+        return f"{self.about}; after {count(float(self.env_steps))} environment steps"
+
+    @property
+    def intervals(self) -> str:
+        """How the intervals were computed."""
+        resamples = f"{plural(self.resamples, 'bootstrap resample')} of whole runs, seed {self.seed}"
+        return f"intervals: 95 % over seeds, {resamples}; Student's t"
+
     @cached_property
     def verdicts(self) -> tuple[str, ...]:
         """Conclusion on the order of every pair, a sentence each; or why there is none."""
