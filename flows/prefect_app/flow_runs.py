@@ -1,7 +1,7 @@
-"""Restart flow runs whose process is gone, under `metaloom serve`. They continue from what is stored.
+"""Restarting of flow runs whose process has ended, under `metaloom serve`. They continue from stored outputs.
 
-Prefect leaves them be: one whose process was killed stays Crashed, one whose worker or server was gone at that moment
-stays Running forever, and one whose worker lost the server's messages meanwhile can no longer be cancelled.
+Prefect does not restart them: a flow run with a killed process stays Crashed, without worker or server at that moment
+it stays Running forever, and if its worker missed the server's messages it can no longer be cancelled.
 """
 
 import signal
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun, State
 
 POOL = "local"
-# The work queue of trainings. A limit of the deployments' own is a lease that a flow must renew with the server, which
-# ends a training that cannot.
+# Work queue of trainings. A concurrency limit of a deployment would be a lease that a flow must renew with the server,
+# or be ended.
 QUEUE, TRAININGS = "training", 1
-# A stage that is not done by then is broken off: a cancelled flow run has ended after 15 s.
+# Longer stages are aborted: a cancelled flow run ends within 15 s.
 STAGE_SECONDS = 10.0
-# Prefect's own worker is first to hear of it, but is deaf where it has lost the server before.
+# Prefect's worker normally handles this first, but not after it has lost the server.
 DEAF_SECONDS = 3.0
-# A worker may be late to report that a process has ended, and would report it of the one that is started meanwhile.
+# A worker may report the end of a process late, after another one was started.
 SETTLED_SECONDS = 5.0
-# A process that has reported its crash is gone by then.
+# A process that has reported its crash has ended by then.
 ENDED_SECONDS = 20.0
-# What crashes so often in so short a time would do so forever.
+# Limit of crashes in a short time.
 CRASHES, CRASH_SECONDS = 3, 600.0
 UNFINISHED = ("PENDING", "RUNNING", "CANCELLING")
 
 
 class Caretaker:
-    """Looks after the flow runs of the pool, of which `metaloom serve` has the only worker."""
+    """Supervises the flow runs of the pool, whose only worker belongs to `metaloom serve`."""
 
     def __init__(self, home: Path, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._home, self._say, self._clock = home, say, clock
@@ -51,16 +51,16 @@ class Caretaker:
         self._restarts: dict[UUID, list[float]] = defaultdict(list)
         self._given_up: set[UUID] = set()
         self._asked: set[UUID] = set()
-        # Seen without a process once: it may just have ended, and its worker is about to say how.
+        # Seen once without a process: it may have just ended, and its worker may be about to report.
         self._missed: set[UUID] = set()
 
     def worker_lost(self) -> None:
-        """End, after their stage, the processes of flow runs whose worker is gone: nobody watches them any more."""
+        """End the processes of flow runs whose worker has ended, after their stage."""
         end_processes(flow_processes(self._home).values(), STAGE_SECONDS + 2)
         self._worker_began = datetime.now(UTC)
 
     def look(self, client: "SyncPrefectClient") -> None:
-        """Restart every flow run that has lost its process, and stop the cancelled ones."""
+        """Restart flow runs that lost their process, and stop cancelled ones."""
         processes = flow_processes(self._home)
         missed: set[UUID] = set()
         for run in [*flow_runs(client, *UNFINISHED), *flow_runs(client, "CRASHED", "CANCELLED", since=self._began)]:
@@ -84,13 +84,13 @@ class Caretaker:
 
     def _look_at_living(self, client: "SyncPrefectClient", run: "FlowRun", process: psutil.Process) -> None:
         state = state_of(run)
-        # One that is set to Cancelled by force never was Cancelling, and its process hears of neither.
+        # A flow run forced to Cancelled was never Cancelling, so its process was not notified.
         is_to_end = state.is_cancelling() or state.is_cancelled()
         if is_to_end and _age(state) > DEAF_SECONDS and run.id not in self._asked:
             self._asked.add(run.id)
             ask_to_end(process)
         elif state.is_crashed() and _age(state) > ENDED_SECONDS:
-            # A late report about the process before, which Prefect's worker makes after it has loaded the flow.
+            # A late report of Prefect's worker about the previous process.
             client.set_flow_run_state(run.id, late.Running(message="its process runs"), force=True)
 
     def _restart(self, client: "SyncPrefectClient", run: "FlowRun") -> None:
@@ -115,7 +115,7 @@ class Caretaker:
 
 
 def go_on_with_left_over(client: "SyncPrefectClient", home: Path, say: Callable[[str], None]) -> None:
-    """Restart flow runs that an earlier server and worker left when they died: nothing else would ever do so."""
+    """Restart flow runs left over by an earlier server and worker."""
     end_processes(flow_processes(home).values(), STAGE_SECONDS + 2)
     for run in flow_runs(client, *UNFINISHED):
         if state_of(run).is_cancelling():
@@ -127,7 +127,7 @@ def go_on_with_left_over(client: "SyncPrefectClient", home: Path, say: Callable[
 
 
 def cancel_all(client: "SyncPrefectClient", seconds: float) -> None:
-    """Cancel the flow runs that the worker executes, and wait until they have ended."""
+    """Cancel the worker's flow runs, and wait until they end."""
     deadline = time.monotonic() + seconds
     message = "metaloom serve was stopped"
     for run in flow_runs(client, *UNFINISHED):
@@ -138,11 +138,11 @@ def cancel_all(client: "SyncPrefectClient", seconds: float) -> None:
 
 
 def leave_all(client: "SyncPrefectClient", home: Path, stop_worker: Callable[[], None]) -> None:
-    """End flow runs after their stage; the next worker continues them."""
+    """End flow runs after their stage, so that the next worker continues them."""
     began = datetime.now(UTC)
     end_processes(flow_processes(home).values(), STAGE_SECONDS + 2)
     stop_worker()
-    # What it has started while the others ended.
+    # Flow runs started while the others ended.
     end_processes(flow_processes(home).values(), STAGE_SECONDS + 2)
     for run in [*flow_runs(client, *UNFINISHED), *flow_runs(client, "CRASHED", since=began)]:
         if not state_of(run).is_cancelling():
@@ -151,7 +151,7 @@ def leave_all(client: "SyncPrefectClient", home: Path, stop_worker: Callable[[],
 
 
 def flow_runs(client: "SyncPrefectClient", *states: str, since: datetime | None = None) -> "list[FlowRun]":
-    """Return the flow runs of the pool that are in one of the states, and have ended since `since` if it is given."""
+    """Return the pool's flow runs in one of the states that, if `since` is given, ended after it."""
     ended = {"end_time": {"after_": since}} if since else {}
     return client.read_flow_runs(
         flow_run_filter=late.FlowRunFilter.model_validate({"state": {"type": {"any_": [*states]}}, **ended}),
@@ -160,27 +160,27 @@ def flow_runs(client: "SyncPrefectClient", *states: str, since: datetime | None 
 
 
 def state_of(run: "FlowRun") -> "State":
-    """Return the state of a flow run that was asked for by its state."""
+    """Return the state of a flow run that was selected by state."""
     assert run.state is not None
     return run.state
 
 
 def flow_processes(home: Path) -> dict[UUID, psutil.Process]:
-    """Return the processes of this machine that execute a flow run of a folder's server, by its id."""
+    """Return the local processes that execute flow runs of a folder's server, by flow run id."""
     found: dict[UUID, psutil.Process] = {}
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError, KeyError, ValueError):
             if MODULE not in process.cmdline() or process.status() == psutil.STATUS_ZOMBIE:
                 continue
             environment: Mapping[str, str] = process.environ()
-            # Not by the server's address, which may be spelt in several ways.
+            # Not by the server's address, which has several spellings.
             if environment["PREFECT_HOME"] == str(home):
                 found[UUID(environment["PREFECT__FLOW_RUN_ID"])] = process
     return found
 
 
 def runs_of(processes: Iterable[psutil.Process]) -> list[Path]:
-    """Return the folders of the runs that processes are writing, by the locks that they hold."""
+    """Return the folders of runs written by processes, according to their locks."""
     found: list[Path] = []
     for process in processes:
         with suppress(psutil.Error, OSError):
@@ -189,13 +189,13 @@ def runs_of(processes: Iterable[psutil.Process]) -> list[Path]:
 
 
 def ask_to_end(process: psutil.Process) -> None:
-    """Have the process of a flow run finish its stage and end."""
+    """Ask a flow run's process to finish its stage and end."""
     with suppress(psutil.Error):
         process.send_signal(signal.SIGTERM)
 
 
 def end_processes(processes: Iterable[psutil.Process], seconds: float) -> None:
-    """End processes of flow runs, after their stage if that ends within `seconds`."""
+    """End flow runs' processes, after their stage if it ends within `seconds`."""
     found = [*processes]
     for process in found:
         ask_to_end(process)

@@ -1,4 +1,4 @@
-"""Names of Prefect for `metaloom serve`. Prefect must not be imported in a foreign folder; see `pipeline/lazy.py`."""
+"""Lazy imports of Prefect, which must not be imported in a foreign folder; see `pipeline/lazy.py`."""
 
 # pyright: reportUnusedImport=false
 from typing import TYPE_CHECKING

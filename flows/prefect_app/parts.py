@@ -1,4 +1,4 @@
-"""The processes that `metaloom serve` keeps running: Prefect commands that are started again when they end."""
+"""The processes of `metaloom serve`: Prefect commands that are restarted when they end."""
 
 import ctypes
 import fcntl
@@ -17,42 +17,41 @@ from threading import Event
 from types import FrameType
 from typing import BinaryIO
 
-# A server that fails ends at once. One that makes its database takes 10 s, and minutes on a busy machine.
+# A failing server ends immediately. Creating the database takes 10 s, or minutes on a busy machine.
 START_SECONDS = 600.0
 STOP_SECONDS = 15.0
-# The first time at once; a part that ends over and over gets a minute between its starts.
+# Immediately at first; up to a minute for a part that ends repeatedly.
 PAUSES = (0.0, 2.0, 5.0, 15.0, 60.0)
-# A part that has lasted so long is no longer one that fails to start.
+# A part that ran this long counts as started.
 LASTED_SECONDS = 60.0
-# What does not answer for so long is stuck: a server that is busy answers late, but within Prefect's own time limits.
+# Time after which a part counts as stuck. A busy server responds within Prefect's own time limits.
 STUCK_SECONDS = 90.0
 
 LOCK = "serve.lock"
-# `prefect` commands hold it for an instant to see whether it is held.
+# `prefect` commands hold it briefly to check it.
 _LOOKED_AT_SECONDS = 0.5
 
 _PR_SET_PDEATHSIG = 1
-# If `metaloom serve` is killed, nobody else would end its parts, which would hold the port against the next one. Only
-# Linux ends a process with its parent.
+# If `metaloom serve` is killed, its parts must end to free the port. Only Linux can end a process with its parent.
 _END_WITH_PARENT = (
     partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGTERM) if sys.platform == "linux" else None
 )
 
 
 class ServeError(RuntimeError):
-    """A part did not start, or went away; the message says which, and where to look."""
+    """Raised if a part did not start or ended; names the part and its log."""
 
 
 @dataclass
 class Part:
-    """A command of Prefect, run as a process.
+    """A Prefect command, run as a process.
 
     Attributes:
         name: Name in messages.
         arguments: Arguments of Python: a module and its arguments.
-        log: File for its output; None for this process's output.
-        answers: Returns True if the process works; by default any live process does.
-        ended: Called when it has ended by itself, before it is started again.
+        log: File for its output; None: this process's output.
+        answers: Function that returns True if the process works; by default True for a live process.
+        ended: Function called when it has ended by itself, before it is restarted.
         inherits: File descriptors that the process inherits unchanged.
     """
 
@@ -66,7 +65,7 @@ class Part:
     _process: "subprocess.Popen[bytes] | None" = field(default=None, init=False)
     _output: BinaryIO | None = field(default=None, init=False)
     _began: float = field(default=0.0, init=False)
-    # When it was first looked at in vain since it has answered.
+    # Time of the first failed check since the last successful one.
     _silent: float | None = field(default=None, init=False)
     _due: float | None = field(default=None, init=False)
     _failures: int = field(default=0, init=False)
@@ -81,7 +80,7 @@ class Part:
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT if self._output else None,
-            # A separate group: Ctrl-C in a terminal reaches this process alone, which stops the parts in order.
+            # A separate group: Ctrl-C in a terminal only reaches this process, which stops the parts in order.
             start_new_session=True,
             preexec_fn=_END_WITH_PARENT,
             pass_fds=self.inherits,
@@ -90,13 +89,13 @@ class Part:
         self._due = self._silent = None
 
     def stop(self) -> None:
-        """End the process and whatever it has started."""
+        """End the process and its children."""
         process, self._process = self._process, None
         if process is not None:
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(STOP_SECONDS)
-            # What is left of the group, be it the process itself or something it had started.
+            # Remaining processes of the group.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -111,19 +110,19 @@ class Part:
 
     @property
     def lives(self) -> bool:
-        """True while there is a process, False between its end and the next start."""
+        """True while the process runs."""
         process = self._process
         return process is not None and process.poll() is None
 
     def explain(self, problem: str) -> ServeError:
-        """Return the error for a problem, with the end of the log."""
+        """Build the error for a problem, with the end of the log."""
         if self.log is None:
             return ServeError(f"{self.name} {problem}")
         tail = self.log.read_text(errors="replace").splitlines()[-15:]
         return ServeError("\n".join([f"{self.name} {problem}; the end of {self.log}:", *tail]))
 
     def revive(self, say: Callable[[str], None]) -> bool:
-        """Start the process again if it has ended or is stuck. Return True if it works now."""
+        """Restart the process if it has ended or is stuck. Return True if it works."""
         now = self.clock()
         if self._due is not None:
             if now >= self._due:
@@ -157,16 +156,16 @@ class Part:
 
 
 class Stop(Event):
-    """Set by a signal that ends it all.
+    """Request to stop, set by a signal.
 
     Attributes:
-        for_good: a user gave it (Ctrl-C, a closed terminal). What keeps services sends SIGTERM, and starts it again.
+        for_good: True if a user requested it (Ctrl-C, closed terminal). Service managers send SIGTERM and restart.
     """
 
     for_good = True
 
     def heard(self, number: int, frame: FrameType | None) -> None:
-        """Take a signal; the first one says how."""
+        """Handle a signal; the first one decides."""
         if not self.is_set():
             self.for_good: bool = number != signal.SIGTERM
         self.set()
@@ -174,7 +173,7 @@ class Stop(Event):
 
 @contextmanager
 def running(part: Part) -> Iterator[Part]:
-    """Run a part for as long as the context lasts."""
+    """Run a part during the block."""
     with ExitStack() as stack:
         stack.callback(part.stop)
         part.start()
@@ -183,7 +182,7 @@ def running(part: Part) -> Iterator[Part]:
 
 @contextmanager
 def alone(folder: Path, home: Path) -> Iterator[None]:
-    """Hold the folder: another `metaloom serve` would take what is being trained for left over, and train it too."""
+    """Lock the folder: another `metaloom serve` would take running trainings for left-over ones and restart them."""
     deadline = time.monotonic() + _LOOKED_AT_SECONDS
     with _opened(home / LOCK) as file:
         while not _locked(file, fcntl.LOCK_EX):
@@ -201,14 +200,14 @@ def is_served(home: Path) -> bool:
     try:
         with open(os.open(home / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             is_own = os.fstat(file.fileno()).st_uid == os.geteuid()
-            # Shared: two who look at once do not take each other for the holder.
+            # Shared, so that concurrent checks do not conflict.
             return is_own and not _locked(file, fcntl.LOCK_SH)
     except OSError:
         return False
 
 
 def _opened(file: Path) -> BinaryIO:
-    """Open a file for appending, without following a link or waiting for the reader of a pipe."""
+    """Open a file for appending, without following links or blocking on a pipe."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         opened = os.fdopen(os.open(file, flags, 0o600), "ab")

@@ -1,4 +1,4 @@
-"""Reports of runs over HTTP, for links on Prefect's page: a browser opens no file:// from there."""
+"""Serving of run reports over HTTP, for links on Prefect's page, which cannot open file:// URLs."""
 
 import os
 import socket
@@ -16,7 +16,7 @@ from metaloom.flows.viewer.gate import refusal_of_other_pages
 from metaloom.storage import url_of
 
 VARIABLE = "METALOOM_REPORTS_URL"
-"""Environment variable with the URL at which reports are served, for flows."""
+"""Environment variable with the URL of served reports, for flows."""
 
 
 def reports_root() -> Path:
@@ -26,7 +26,7 @@ def reports_root() -> Path:
 
 
 def address_of(run: Path, file: str) -> str | None:
-    """Return the address of a file of a run's report; None if it is not served."""
+    """Return the URL of a file of a run's report; None if it is not served."""
     served = os.environ.get(VARIABLE)
     folder = report_path(run).resolve()
     if not served or folder.parent != reports_root().resolve():
@@ -36,7 +36,7 @@ def address_of(run: Path, file: str) -> str | None:
 
 @contextmanager
 def served_reports(listening: socket.socket) -> Iterator[str]:
-    """Serve the reports at a socket that listens, while the context lasts; yields their address."""
+    """Serve the reports at a listening socket during the block; yield their URL."""
     root, (host, port) = reports_root().resolve(), listening.getsockname()
     server = ThreadingHTTPServer((host, port), partial(_Reports, directory=str(root)), bind_and_activate=False)
     server.socket.close()
@@ -51,10 +51,10 @@ def served_reports(listening: socket.socket) -> Iterator[str]:
 
 
 class _Reports(SimpleHTTPRequestHandler):
-    """Answers this machine's browser only with files that lie in the folder, whatever links lead out of it."""
+    """Request handler that only serves files in the folder, without following links out of it."""
 
     def send_head(self) -> Any:
-        # Prefect's page shows curves, and is of another origin. No page can read an image of another one.
+        # Prefect's page, of another origin, shows curves. Pages cannot read images of other origins.
         is_image = self.headers.get("Sec-Fetch-Dest") == "image"
         said = [(name.lower(), value) for name, value in self.headers.items()]
         headers = [
@@ -69,8 +69,8 @@ class _Reports(SimpleHTTPRequestHandler):
         return super().send_head()
 
     def _is_within(self, asked: Path) -> bool:
-        """Tell whether there is such a file or folder, and all that may be answered for it lies in the folder."""
-        # Of a folder its index is answered, which may be a link as well.
+        """Return True if a path exists and everything served for it is in the folder."""
+        # A folder is served by its index, which may also be a link.
         answered = (asked, asked / "index.html", asked / "index.htm")
         try:
             return asked.exists() and all(
@@ -78,14 +78,14 @@ class _Reports(SimpleHTTPRequestHandler):
                 for path in answered
                 if path.exists()
             )
-        except (OSError, ValueError):  # no file can have such a name
+        except (OSError, ValueError):  # not a valid file name
             return False
 
     def end_headers(self) -> None:
-        """Disable the browser's cache: a run that continues has a new report under the same address."""
+        """Disable the browser's cache, since reports change under the same URL."""
         self.send_header("Cache-Control", "no-cache")
         self.send_header("X-Content-Type-Options", "nosniff")
         super().end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: the terminal is for what matters."""
+        """Log nothing."""

@@ -1,7 +1,7 @@
-"""Record of where a rollout is and which actions it took, in a file that outlives its process.
+"""Recording of a rollout's position and actions in a file that outlives its process.
 
-A worker that hangs, crashes or is killed cannot say where. What it wrote into a mapped page is the system's all the
-same, and is read by whoever does the work again, or by the trainer.
+A worker that hangs, crashes or is killed cannot report where. Its writes to a mapped file survive, and are read by the
+next attempt or the trainer.
 """
 
 import faulthandler
@@ -32,15 +32,15 @@ from metaloom.stages.rollouts.sampler import RolloutWatch
 
 
 class Watchdog:
-    """A rollout's part of the watchdog; used by one thread alone."""
+    """Watchdog of a rollout, for a single thread."""
 
     def __init__(self, timeout_seconds: float, report: Path, tell: Callable[[float], None]) -> None:
-        """Create a watchdog that watches nothing until `alive` is called.
+        """Create a watchdog, which is idle until `alive` is called.
 
         Args:
-            timeout_seconds: Time limit for one call of an environment; the process is ended after at most a tenth more.
-            report: File into which every thread's traceback is written before the process ends.
-            tell: Receives the time by which the process must have been ended, or 0 when it need not be.
+            timeout_seconds: Time limit for one call of an environment; the process is ended after at most 10 % more.
+            report: File for the tracebacks of all threads, written before the process ends.
+            tell: Receives the deadline of the process, or 0 for none.
         """
         self._slack = min(1.0, timeout_seconds / 10)
         self._patience = timeout_seconds + self._slack
@@ -50,43 +50,43 @@ class Watchdog:
         self._set_again = 0.0
 
     def alive(self) -> None:
-        """Restart the time allowed."""
+        """Restart the timer."""
         now = time.monotonic()
-        # Setting it starts a thread, which costs as much as many steps of a small robot.
+        # Setting it starts a thread, which takes as long as many steps of a small robot.
         if now >= self._set_again:
             self._set_again = now + self._slack
-            # Whoever looks from outside waits for another tenth: what this process says of itself is more.
+            # The external guard waits for another tenth, since this process can report more.
             self._tell(now + self._patience + self._slack)
             _set_deadline(self, now + self._patience, self._report)
 
     def left(self) -> None:
-        """Note that a call has ended; the time allowed continues until the next one begins."""
+        """Record that a call has ended; the timer continues until the next one begins."""
 
     def rest(self) -> None:
-        """Watch no longer, until `alive` is called again."""
+        """Stop the timer until `alive` is called again."""
         self._set_again = 0.0
         self._tell(0)
         _set_deadline(self, None, self._report)
 
     def holds_its_file(self) -> bool:
-        """Return True unless somebody else has closed the report."""
+        """Return True unless other code has closed the report file."""
         return identity(self._report) == self._identity
 
     def close(self) -> None:
-        """Watch no longer, for good."""
+        """Stop watching."""
         self.rest()
         self._report.close()
 
 
 class EndOfCopy(Watchdog):
-    """Inert watchdog of a forked copy of a process. A rollout continues in one process alone."""
+    """Inert watchdog for a forked copy of a process, since a rollout continues only in one process."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def alive(self) -> None:
         with suppress(OSError):
-            # Once for the session: an environment that forks does so in every step.
+            # Once per session, since an environment that forks may do so in every step.
             os.close(os.open(self._folder / "forked", os.O_CREAT | os.O_EXCL))
             os.write(2, _FORKED)
         os._exit(0)
@@ -124,12 +124,12 @@ def _set_deadline(dog: Watchdog, deadline: float | None, report: io.FileIO) -> N
             faulthandler.cancel_dump_traceback_later()
             return
         first, file = min(_deadlines.values(), key=lambda entry: entry[0])
-        # It counts in microseconds and refuses none of them.
+        # It counts in microseconds and does not accept zero.
         left = max(first - time.monotonic(), 1e-3)
         faulthandler.dump_traceback_later(left, exit=True, file=file)
 
 
-# What `guard.py` reads as `Header`.
+# Read by `guard.py` as `Header`.
 _HEADER = np.dtype(
     [
         *[("pid", "i8"), ("recorder", "i8"), ("env_step", "i8"), ("row", "i8"), ("shape", "i8", 3), ("first", "i8", 2)],
@@ -142,19 +142,19 @@ _POSITION = 16  # offset of env_step and row, after pid and recorder
 
 @dataclass(frozen=True)
 class Recording:
-    """Progress of an attempt whose process ended.
+    """Recorded progress of an attempt whose process ended.
 
     Attributes:
         pid: Process id.
-        env_step: Step it was in, RESET before the first, NOT_YET while simulators were made.
-        row: Row that was called; -1 where all rows are stepped together.
+        env_step: Current step, RESET before the first, NOT_YET while simulators were made.
+        row: Row that was called; -1 if all rows are stepped together.
         first_task: Index of row 0's task in the meta-batch.
         first_episode: Index of row 0's episode within its task.
-        actions: Actions [T, N, A] float32, zero after `env_step`; without rows when simulators were being made.
-        timed_out: True if a watchdog ended the process, its own or the external one.
-        stopped: True if the process was stopped then, as by SIGSTOP.
-        closed: True if foreign descriptors were closed, so the process ended itself.
-        traceback: Traceback that Python could still write; empty if there is none.
+        actions: Actions [T, N, A] float32, zero after `env_step`; without rows while simulators were made.
+        timed_out: True if the internal or external watchdog ended the process.
+        stopped: True if the process was suspended then, as by SIGSTOP.
+        closed: True if file descriptors had been closed, so that the process ended itself.
+        traceback: Traceback written by Python, if any.
     """
 
     pid: int
@@ -170,23 +170,23 @@ class Recording:
 
     @property
     def would_repeat(self) -> bool:
-        """Nobody outside ended the process, so there is no use in another attempt."""
+        """True unless the process was ended from outside; another attempt would then fail as well."""
         return self.timed_out or self.closed
 
     @property
     def place(self) -> tuple[int, int, int, int]:
-        """Position where it ended, for comparison with other attempts."""
+        """Position at which it ended, for comparing attempts."""
         return self.first_task, self.first_episode, self.env_step, self.row
 
 
 class FlightRecorder(RolloutWatch):
-    """Records a thread's rollouts, one after the other.
+    """Records a thread's rollouts, one at a time.
 
-    The file and its pages are reused for the next rollout: recreating them costs a tenth of a small rollout.
+    The file is reused for the next rollout: recreating it takes a tenth of a small rollout.
     """
 
     def __init__(self, folder: Path, timeout_seconds: float) -> None:
-        """Create a recorder at rest."""
+        """Create an idle recorder."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _report_crashes(folder)
         self._folder = folder
@@ -200,7 +200,7 @@ class FlightRecorder(RolloutWatch):
         start_guard(folder)
 
     def begin(self, key: str, episodes_per_task: int) -> None:
-        """Begin to record the rollout of this name, beside what earlier attempts at it left."""
+        """Begin to record the rollout `key`, keeping recordings of earlier attempts."""
         self._header["episodes_per_task"] = episodes_per_task
         self._header["env_step"], self._header["row"] = NOT_YET, -1
         self._header["shape"], self._header["first"] = 0, 0
@@ -210,11 +210,11 @@ class FlightRecorder(RolloutWatch):
         self._watchdog.alive()
 
     def actions(self, shape: tuple[int, int, int], position: RolloutPosition) -> Array:
-        """Zeros [T, N, A] float32 in the file, for the episodes from a position on; the next ones overwrite them."""
+        """Return zeros [T, N, A] float32 in the file for the episodes at `position`; the next call overwrites them."""
         count = int(np.prod(shape))
         if count > len(self._floats):
             self._map(count, self._header)
-        # The reset first: in between, the last step of the episodes before must not be taken for one of these.
+        # Record the reset first, so that the last step of previous episodes is not attributed to these.
         self._position[:] = RESET, -1
         self._header["shape"], self._header["first"] = shape, (position.first_task, position.first_episode)
         self._header["round"] = position.iteration, position.step
@@ -222,26 +222,26 @@ class FlightRecorder(RolloutWatch):
         return self._floats[:count].reshape(shape)
 
     def idle(self) -> None:
-        """Note that no environment is called until the next note: no time is limited."""
+        """Record that no environment is being called, and stop the timer."""
         self._watchdog.rest()
 
     def entered(self, env_step: int | None) -> None:
-        """Note that the environments are about to be reset (None) or to take a step."""
+        """Record that the environments are about to be reset (None) or stepped."""
         self._position[0] = RESET if env_step is None else env_step
         self._position[1] = -1
         self._watchdog.alive()
 
     def left(self) -> None:
-        """Note that the environments have returned. A copy forked in that call must not write any action."""
+        """Record that the environments have returned. Copies forked in the call must not write actions."""
         self._watchdog.left()
 
     def row(self, row: int) -> None:
-        """Note that a row's environment is about to be called."""
+        """Record which row is about to be called."""
         self._position[1] = row
         self._watchdog.alive()
 
     def finish(self) -> None:
-        """Drop the recording: the rollout ended in a way that its process can report itself."""
+        """Discard the recording: the process can report the rollout's end itself."""
         self._watchdog.rest()
         self._move(self._idle)
 
@@ -251,31 +251,32 @@ class FlightRecorder(RolloutWatch):
         self._file.unlink(missing_ok=True)
 
     def continue_as_a_copy(self) -> None:
-        """End this process, which was forked in a call of an environment, when it comes back from that call."""
+        """End this process, a copy forked in a call of an environment, when it returns from the call."""
         self._position = self._position.copy()
         self._watchdog = EndOfCopy(self._folder)
 
     def _tell(self, deadline: float) -> None:
         line = self._line
         if not self._watchdog.holds_its_file() or (line is not None and identity(line) != self._line_identity):
-            # What Dask closes it marks as closed. What somebody else closes it never notices.
+            # Dask marks what it closes as closed, but does not notice what others close.
             why = _ALONE if line is not None and line.fileno() < 0 else _CLOSED
-            # Written by name, because the descriptors may have been reused. Gone if the run ended.
+            # Written by path, because descriptors may have been reused; missing if the run ended.
             with suppress(OSError):
                 _crash_file(self._folder, os.getpid()).write_text(f"{why}\n", encoding="utf-8")
             os._exit(1)
         self._header["deadline"] = deadline
 
     def _map(self, count: int, header: Array) -> None:
-        """Map a new file with room for `count` floats after the header."""
+        """Map a new file with `count` floats after the header."""
         aside = self._idle.with_suffix(".new")
-        # Written, not only declared: a full disk is an error here, and a killed process when a page is first touched.
+        # Written, not only declared: a full disk raises an error here, but would kill the process on a page's first
+        # use.
         aside.write_bytes(header.tobytes() + bytes(4 * count))
         with aside.open("r+b") as file:
             pages = mmap.mmap(file.fileno(), 0)
         os.replace(aside, self._file)
         self._header = np.frombuffer(pages, _HEADER, count=1).reshape(())
-        # Field by field, writing into a structured array takes three times as long.
+        # Writing a structured array field by field takes three times as long.
         self._position = np.frombuffer(pages, np.int64, count=2, offset=_POSITION)
         self._floats = np.frombuffer(pages, np.float32, offset=_HEADER.itemsize)
 
@@ -310,7 +311,7 @@ os.register_at_fork(after_in_child=_warm.forked)
 
 @contextmanager
 def recorded(folder: Path, key: str, timeout_seconds: float, episodes_per_task: int = 1) -> Iterator[FlightRecorder]:
-    """Record a rollout with this thread's recorder until the block is left."""
+    """Record a rollout with this thread's recorder during the block."""
     recorder = _warm.get(folder, timeout_seconds)
     recorder.begin(key, episodes_per_task)
     try:
@@ -320,7 +321,7 @@ def recorded(folder: Path, key: str, timeout_seconds: float, episodes_per_task: 
 
 
 def read_recordings(folder: Path, key: str) -> list[Recording]:
-    """Read the recordings of a rollout's attempts whose processes ended, in order."""
+    """Read the recordings of ended attempts at a rollout, in order."""
     return [_read(file) for file in _attempts(folder, key)]
 
 
@@ -330,7 +331,7 @@ def recordings_folder(session: str) -> Path:
 
 
 def remove_recordings(session: str) -> None:
-    """Remove the remains of a session on this machine."""
+    """Remove a session's recordings on this machine."""
     shutil.rmtree(recordings_folder(session), ignore_errors=True)
 
 
@@ -342,7 +343,7 @@ _crash_report: tuple[Path, io.FileIO] | None = None
 
 
 def _scheduler_socket() -> socket.socket | None:
-    """Return the socket by which the worker of this thread hears from its scheduler, if it is one and has one."""
+    """Return the socket to the scheduler if this thread belongs to a worker."""
     try:
         comm = get_worker().batched_stream.comm
     except ValueError:
@@ -370,7 +371,7 @@ def _read(file: Path) -> Recording:
     actions = np.frombuffer(data, np.float32, count=math.prod(shape), offset=_HEADER.itemsize).reshape(shape)
     timeout = _text(_timeout_report(file.parent, header["pid"], header["recorder"]))
     words = timeout or _text(_crash_file(file.parent, header["pid"]))
-    # Of every thread's traceback, the one that collects rollouts, under the first line.
+    # From the tracebacks of all threads, select the one that collects rollouts.
     first, *threads = re.split(r"\n(?=(?:Current thread|Thread) 0x)", words.partition("\nExtension modules:")[0])
     ours: Sequence[str] = [thread for thread in threads if "collect_rollouts" in thread] or threads
     return Recording(
@@ -388,7 +389,7 @@ def _read(file: Path) -> Recording:
 
 
 def _report_crashes(folder: Path) -> None:
-    """Make Python write its tracebacks when a signal such as SIGSEGV ends this process."""
+    """Make Python write tracebacks when a signal such as SIGSEGV ends this process."""
     global _crash_report
     file = _crash_file(folder, os.getpid())
     with _crash_lock:

@@ -1,6 +1,6 @@
-"""A rollout batch on Dask workers: shards are submitted, awaited, and retried where they take too long.
+"""A rollout batch on Dask workers: shards are submitted, awaited, and resubmitted if they take too long.
 
-The answers to a shard are equal bit for bit whoever gives them, so the first one counts.
+All results of a shard are equal bit for bit, so the first one is used.
 """
 
 import logging
@@ -34,9 +34,9 @@ class Attempt:
 
 @dataclass
 class Piece:
-    """A shard with its parameters, the attempts at it that have not failed, and how often it was wrongly blamed.
+    """A shard with its parameters, pending attempts, and the number of wrongly attributed failures.
 
-    Its answer also stays with a worker for as long as there is a reference to its future.
+    Its result stays on a worker while there is a reference to its future.
     """
 
     shard: Shard
@@ -48,7 +48,7 @@ class Piece:
 
 
 class ShardDied(Exception):
-    """A shard killed every worker that tried it."""
+    """Raised for a shard that killed every worker that tried it."""
 
     def __init__(self, shard: Shard, watch: Supervision) -> None:
         super().__init__(shard.position)
@@ -62,11 +62,11 @@ class Rounds:
 
     Attributes:
         connection: Connection to the workers' scheduler.
-        session: Distinguishes this trainer's work from others' at the same scheduler.
+        session: Name that distinguishes this trainer's work at the scheduler.
         traffic: Traffic so far.
-        supervise: Makes the supervision of a shard; a second attempt beside the first has a separate one.
-        recordings: Recordings of attempts that were begun and whose processes ended.
-        losers: Attempts whose shard was answered by another, and which still run.
+        supervise: Function that makes the supervision of a shard; concurrent attempts have separate ones.
+        recordings: Recordings of attempts whose processes ended.
+        losers: Running attempts whose shard is already done.
     """
 
     connection: Connection
@@ -82,33 +82,33 @@ class Rounds:
         return self.connection.client
 
     def collect(self, pieces: Sequence[Piece]) -> list[Collected]:
-        """Return the shards' answers in their order.
+        """Return the shards' results in order.
 
         Raises:
-            ShardDied: one killed its workers.
+            ShardDied: a shard killed its workers.
             RolloutError: the environment failed.
-            WorkersError: there has been no worker for long, or one has other versions.
-            CancelledError: the scheduler is gone.
+            WorkersError: there has been no worker for too long, or one has other versions.
+            CancelledError: the scheduler was lost.
         """
-        # Dropping the last reference would have the scheduler take a worker for free that is not.
+        # Dropping the last reference would make the scheduler consider a busy worker free.
         self.losers[:] = [future for future in self.losers if not future.done()]
         try:
             for piece in pieces:
                 self.submit(piece)
             straggling = _Stragglers(self)
             patience = Patience(self.client, pieces[0].attempts[0].watch.step_timeout_seconds)
-            while waiting := [piece for piece in pieces if piece.answer is None]:  # answers are fetched as they come
+            while waiting := [piece for piece in pieces if piece.answer is None]:  # results are fetched as they arrive
                 if patience.any_done([attempt.future for piece in waiting for attempt in piece.attempts]):
                     straggling.answered(self._gather_done(waiting))
                 else:
                     straggling.submit_again(waiting)
         finally:
-            # After an error the others' work is of no use, and holds the workers.
+            # After an error, cancel the other work, which would occupy workers.
             self.client.cancel([a.future for p in pieces if p.answer is None for a in p.attempts])
         return [cast(Collected, piece.answer) for piece in pieces]
 
     def submit(self, piece: Piece, workers: Sequence[str] | None = None, *, watch: Supervision | None = None) -> None:
-        """Send a shard to the workers, preferably to some of them; as one more attempt of a watch that there is."""
+        """Submit a shard, preferably to the given workers; with `watch`, as another attempt under it."""
         self.traffic.submitted += 1
         self.traffic.sent_bytes += num_bytes((piece.shard.tasks, piece.params))
         watch = watch or self.supervise()
@@ -117,9 +117,9 @@ class Rounds:
             piece.shard,
             piece.params,
             watch,
-            # Never the key of another run or of an earlier attempt, whose result a scheduler may still know.
+            # Keys must be unique across runs and attempts, since a scheduler may remember results.
             key=f"{piece.shard.name}-{self.session}-{self.traffic.submitted}",
-            # Dask names pure work by its arguments; hashing megabytes to save nothing is a waste.
+            # Dask derives keys of pure work from its arguments; avoid hashing megabytes.
             pure=False,
             workers=workers,
             allow_other_workers=workers is not None,
@@ -127,14 +127,14 @@ class Rounds:
         piece.attempts.append(Attempt(future, watch))
 
     def _gather_done(self, waiting: Sequence[Piece]) -> list[float]:
-        """Fetch what is there; returns the seconds that it took the workers."""
+        """Fetch finished results; return the seconds they took on workers."""
         self._drop_failed(waiting)
-        # Not merely done: one may have failed since, beside another that continues.
+        # Not merely done: an attempt may have failed while another continues.
         first = ((p, next((a for a in p.attempts if a.future.status == "finished"), None)) for p in waiting)
         answered = [(piece, attempt) for piece, attempt in first if attempt is not None]
         try:
             answers = cast(list[Collected], self.client.gather([attempt.future for _, attempt in answered]))
-        except KilledWorker:  # its answer went with its worker; such an attempt has failed, and is dropped next time
+        except KilledWorker:  # its result was lost with its worker; the attempt has failed and will be dropped
             return []
         for (piece, chosen), answer in zip(answered, answers, strict=True):
             piece.answer, piece.future = answer, chosen.future
@@ -144,7 +144,7 @@ class Rounds:
         return [answer.seconds for answer in answers]
 
     def _drop_failed(self, waiting: Sequence[Piece]) -> None:
-        """Forget attempts whose workers died while another attempt continues; raise any other failure."""
+        """Drop attempts whose workers died while another attempt continues; raise other failures."""
         for piece in waiting:
             for attempt in [a for a in piece.attempts if a.future.status in ("error", "cancelled")]:
                 try:
@@ -153,12 +153,12 @@ class Rounds:
                     piece.attempts.remove(attempt)
                     if not piece.attempts:
                         self._after_deaths(piece, attempt, error)
-                except NoWorkerError as error:  # the scheduler's own patience is at its end
+                except NoWorkerError as error:  # the scheduler gave up
                     raise no_worker_for(error.timeout) from None
 
     def _after_deaths(self, piece: Piece, attempt: Attempt, error: KilledWorker) -> None:
-        """Submit a shard again of which Dask says that it killed its workers, unless it did."""
-        # Dask blames every task that a dead worker had been given, also tasks that only waited for another to end.
+        """Resubmit a shard that Dask wrongly blames for the death of its workers."""
+        # Dask blames all tasks assigned to a dead worker, including waiting ones.
         begun = len(self.recordings(attempt.watch))
         if begun > error.allowed_failures or piece.pardons >= _MOST_PARDONS:
             raise ShardDied(piece.shard, attempt.watch) from error
@@ -167,7 +167,7 @@ class Rounds:
 
 
 class _Stragglers:
-    """Finds shards that take much longer than others while there are workers without work."""
+    """Finds shards that take much longer than others while workers are idle."""
 
     def __init__(self, rounds: Rounds) -> None:
         self._rounds = rounds
@@ -179,8 +179,8 @@ class _Stragglers:
         self._idle_since = None
 
     def submit_again(self, waiting: Sequence[Piece]) -> None:
-        """Submit shards again that idle workers have watched for long, one for each such worker."""
-        idle: list[str] = []  # workers with fewer tasks than threads, once for every free thread
+        """Resubmit slow shards to idle workers, one for each."""
+        idle: list[str] = []  # workers with free threads, once per free thread
         if self._longest is not None:
             busy = cast(dict[str, tuple[object, ...]], self._rounds.client.processing())
             threads = cast(dict[str, int], self._rounds.client.nthreads())
@@ -199,7 +199,7 @@ class _Stragglers:
 
 
 def pieces_of(whole: Shard, params: TaskParams, bounds: Sequence[tuple[int, int]]) -> list[Piece]:
-    """Divide a rollout batch into pieces."""
+    """Divide a rollout batch into shards."""
     first = whole.position.first_task
     return [
         Piece(

@@ -22,7 +22,7 @@ from metaloom.pipeline.types import Array
 from metaloom.storage.errors import system_errors
 
 if mpl.matplotlib_fname() == "matplotlibrc":
-    # A file of the working folder, which may be somebody else's. The user's own settings stay.
+    # Ignore a matplotlibrc in the working folder, which may be somebody else's, but not the user's.
     mpl.rcdefaults()
 
 INK, GRID = "#24292f", "#e6e8eb"
@@ -37,9 +37,9 @@ STAGE_COLORS = {
     "learner": "#8250a8",
     "evaluation": "#cc79a7",
 }
-"""Of stages, by the group that keeps their output."""
+"""Colours of stages by the group of their output."""
 
-# Up to this many points a line also shows where they are.
+# Maximum number of points for markers on a line.
 MARKED_POINTS = 40
 MOST_COLUMNS, MOST_INSIDE = 4, 3
 BESIDE: dict[str, Any] = {
@@ -49,18 +49,18 @@ BESIDE: dict[str, Any] = {
     "loc": "center left",
     "bbox_to_anchor": (1, 0.5),
 }
-"""Of a legend to the right of its chart."""
+"""Placement of a legend to the right of its chart."""
 
 
 def stage_color(group: str, step: int) -> str:
-    """Return the colour of a stage by the group that keeps its output; later inner steps are lighter."""
+    """Return the colour of a stage by the group of its output; later inner steps are lighter."""
     red, green, blue = to_rgb(STAGE_COLORS.get(group, INK))
     white = min(0.4 * step, 0.8)
     return to_hex((red + (1 - red) * white, green + (1 - green) * white, blue + (1 - blue) * white))
 
 
 class Drawing(Figure):
-    """A figure that a notebook shows, whichever backend it has."""
+    """A figure that notebooks show with any backend."""
 
     def _repr_png_(self) -> bytes:
         return png_bytes(self)
@@ -99,12 +99,12 @@ def line_chart(
     x, unit = _scaled(x)
     _plot(axes, x, series)
     if len(x) and np.ptp(x) < MARKED_POINTS and np.array_equal(x, np.round(x)):
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # there is no half an episode
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # integers only
     axes.set_xlabel(x_label + unit)
     axes.set_ylabel(y_label)
     axes.margins(x=0.02)
     handles, labels = _legend(axes, series, band)
-    # A legend of one line repeats the title; one of many would lie on them.
+    # Omit a legend of one line; a legend of many would cover them.
     if len(handles) > MOST_INSIDE:
         plain_legend(axes, handles, labels, **BESIDE)
     elif len(handles) > 1:

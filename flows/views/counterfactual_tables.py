@@ -53,7 +53,7 @@ def grid_table(results: Sequence["Counterfactual"]) -> Table:
 
 
 def _reach(result: "Counterfactual") -> str:
-    """Say which stage the changed settings change first; nothing if no setting changed."""
+    """Name the first stage that the changed settings affect; "" if no setting changed."""
     if not result.changed.settings:
         return ""
     if result.first_changed is not None:

@@ -30,7 +30,7 @@ from metaloom.storage import Run, argument
 from metaloom.storage.progress import Progress, unseen
 
 _BLOCK = 200
-"""Iterations whose episodes are in memory at once."""
+"""Number of iterations whose episodes are in memory at once."""
 STEPS = "environment steps"
 BAND_NOTE = "line: mean over episodes; band: middle half (25–75 %) of the tasks' means"
 BAND = "middle half of the tasks"
@@ -47,10 +47,10 @@ class History:
 
     Attributes:
         iterations: Iteration indices, [I].
-        metrics: Metrics by name, [I] float64 each; NaN where an iteration has no such metric.
+        metrics: Metrics by name, [I] float64 each; NaN if an iteration lacks a metric.
         task_returns: Mean episode return by inner step and task, [I, K+1, B].
-        by_class: Returns by class of task, of every inner step, [I]; empty where the environment has no classes.
-        task_classes: Class index of every task, [I, B]; None where the environment has no classes.
+        by_class: Returns by class of task and inner step, [I]; empty without classes.
+        task_classes: Class index of every task, [I, B]; None without classes.
         classes: Task classes of the environment.
     """
 
@@ -89,7 +89,7 @@ class History:
 
 def load_history(run: Run, iterations: Sequence[int] | None = None, *, on_progress: Progress = unseen) -> History:
     """Read the learning history of a run from its tables, for some complete iterations or all."""
-    # Asked once: a run that is still training grows while it is read.
+    # Read once, since a run in training grows meanwhile.
     chosen = run.iterations if iterations is None else iterations
     if not chosen:
         raise UsageError(
@@ -97,7 +97,7 @@ def load_history(run: Run, iterations: Sequence[int] | None = None, *, on_progre
             f"continue with: metaloom resume {argument(run.path)}"
         )
     classes, history = classes_of(run), None
-    # In blocks: a row per episode takes far more memory than what is kept of it.
+    # In blocks, since rows of episodes take far more memory than the result.
     for first in range(0, len(chosen), _BLOCK):
         on_progress(first, len(chosen))
         block = chosen[first : first + _BLOCK]
@@ -136,14 +136,14 @@ def _over_training(
 
 
 def learning_chart(name: str, history: History) -> Chart:
-    """Average episode return before and after adaptation.
+    """Make the chart of average returns before and after adaptation.
 
-    With `count_alike`, all classes count alike, so the draw of classes does not show.
+    With `count_alike`, the average is class-balanced, which removes the effect of the draw of classes.
     """
     last, is_balanced, series = history.last_step, count_alike(history.by_class), list[Series]()
     for k, color in shown_steps(last).items():
         label = adaptation_label(k, last)
-        # Between the first and the last a band would only cover the others.
+        # Bands only for the first and last line, since more would overlap.
         if is_balanced:
             line = estimates_series(label, color, [steps[k].balanced for steps in history.by_class])
             series.append(line if k in (0, last) else replace(line, band=None))
@@ -160,7 +160,7 @@ def learning_chart(name: str, history: History) -> Chart:
 
 
 def class_lines(history: History) -> Iterator[Chart]:
-    """Average episode return of each class of task: after adaptation, and before it."""
+    """Yield the average returns by class of task, after and before adaptation."""
     last, names = history.last_step, history.by_class[0][0].names if history.by_class else ()
     for k in sorted({last, 0}, reverse=True) if names else ():
         title = f"Return by class of task, {adaptation_label(k, last)}" if last else "Return by class of task"
@@ -197,7 +197,7 @@ def success_lines(history: History) -> Iterator[Chart]:
 
 
 def trial_lines(history: History) -> Iterator[Chart]:
-    """Yield the returns of the first and the last episodes of trials, where trials have several."""
+    """Yield the returns of trials' first and last episodes, if trials have several."""
     first, last = (history.metrics.get(name) for name in TRIAL_RETURNS)
     if first is None or last is None or np.array_equal(first, last, equal_nan=True):
         return
@@ -268,7 +268,7 @@ def _of_metrics(
     history: History, section: str, name: str, title: str, y_label: str, lines: Mapping[str, tuple[str, str]], note: str
 ) -> Iterator[Chart]:
     """Yield the lines of metrics, name -> (label, colour), if the run has any of them."""
-    series = tuple(  # a chart without lines is none
+    series = tuple(  # skip a chart without lines
         Series(label, color, history.metrics[metric])
         for metric, (label, color) in lines.items()
         if metric in history.metrics
@@ -286,16 +286,15 @@ def stored_evaluations(run: Run) -> dict[int, Evaluation]:
 def evaluation_lines(
     name: str, evaluations: Mapping[int, Evaluation], env_steps: Array, classes: Classes | None
 ) -> Iterator[Chart]:
-    """Yield the test returns of evaluations during training, by the iteration that each follows.
+    """Yield the test returns of evaluations during training.
 
-    First their interquartile means, after every number of adaptation steps; then the means of each class of task after
-    the last one, if the environment has classes.
+    First interquartile means by number of adaptation steps; then, with classes, class means after the last step.
     """
     found = [*evaluations.values()]
     last, summaries, series = found[0].adaptation_steps, [*map(summarize_steps, found)], list[Series]()
     for k, color in shown_steps(last).items():
         line, band = interquartile_means([steps[k] for steps in summaries])
-        # Between the first and the last a band would only cover the others.
+        # Bands only for the first and last line, since more would overlap.
         label = adaptation_label(k, last) if last else "test return"
         series.append(Series(label, color, line, band if k in (0, last) else None))
     title, x_label, y_label = f"Evaluation of {name}", f"{STEPS} of training", "return of test episodes"
@@ -317,13 +316,13 @@ def evaluation_lines(
 
 
 def interquartile_means(steps: list[AdaptationSummary]) -> tuple[Array, tuple[Array, Array]]:
-    """Interquartile means, and the ends of their intervals."""
+    """Return interquartile means, and the ends of their intervals."""
     low, high = np.array([s.iqm_low for s in steps]), np.array([s.iqm_high for s in steps])
     return np.array([s.iqm_return for s in steps]), (low, high)
 
 
 def per_shot_chart(title: str, evaluation: Evaluation) -> Chart:
-    """Test return against the number of episodes that a task's policy has adapted to."""
+    """Make the chart of test returns against the number of adaptation episodes."""
     steps, n = summarize_steps(evaluation), evaluation.episodes_per_step
     note = f"an adaptation step after every {'episode' if n == 1 else f'{n} episodes'}; {INTERVAL_NOTE}"
     series = (

@@ -1,4 +1,4 @@
-"""All charts of a run as data: each is defined here once, for the page, for files and for notebooks."""
+"""All charts of a run as data, for pages, files and notebooks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -40,13 +40,13 @@ from metaloom.storage import Run, StageRef
 from metaloom.storage.progress import Progress, unseen
 
 _TOLD_EVERY = 1000
-"""Records between two reports of progress."""
+"""Number of records between reports of progress."""
 MOST_ITERATIONS, MOST_POINTS = 100, 20_000
-"""Limits for showing single tasks: number of iterations, fewer if their tasks exceed the number of points."""
+"""Limits of charts of single tasks: number of iterations, and of points."""
 
 
 def run_charts(run: Run, history: History, seconds: Mapping[StageRef, Array] | None = None) -> list[Chart]:
-    """Return every chart of a run, in page order. `seconds` as from `stage_seconds`, read if omitted."""
+    """Return every chart of a run, in page order; `seconds` as from `stage_seconds`, by default read."""
     return [
         learning_chart(run.path.name, history),
         *trial_lines(history),
@@ -79,11 +79,11 @@ def _class_charts(history: History) -> Iterator[Chart]:
 
 
 def _task_charts(history: History) -> Iterator[Chart]:
-    """Yield charts with every task as a point: before against after in the last iteration, and over training."""
+    """Yield charts with a point per task: after against before adaptation in the last iteration, and over training."""
     last, num_tasks = history.last_step, history.task_returns.shape[2]
     if num_tasks == 1:
         return
-    # The class of every task, [I, B]; one class where there are none.
+    # The class of every task, [I, B]; a single one without classes.
     names, kinds = ("tasks",), np.zeros((len(history.iterations), num_tasks), int)
     if history.task_classes is not None and history.by_class:
         names, kinds = history.by_class[0][0].names, history.task_classes
@@ -134,7 +134,7 @@ def _time_charts(run: Run, history: History, seconds: Mapping[StageRef, Array]) 
     if not seconds:
         return
     layers = [*_layers(seconds, run)]
-    # Medians over iterations; of a stage that only some of them have, its share of each.
+    # Medians over iterations, weighted for stages that only some iterations have.
     missing = [np.isnan(layer.values) for layer in layers]
     typical = np.array(
         [
@@ -160,7 +160,7 @@ def _time_charts(run: Run, history: History, seconds: Mapping[StageRef, Array]) 
 
 
 def _layers(seconds: Mapping[StageRef, Array], run: Run) -> Iterator[Series]:
-    """Yield a series for every stage, or one in all for a stage with more inner steps than charts can distinguish."""
+    """Yield a series per stage, joined for stages with too many inner steps to distinguish."""
     by_stage: dict[str, list[StageRef]] = {}
     for ref in seconds:
         by_stage.setdefault(ref.stage, []).append(ref)
@@ -175,8 +175,8 @@ def _layers(seconds: Mapping[StageRef, Array], run: Run) -> Iterator[Series]:
 
 
 def stage_seconds(run: Run, num_iterations: int, on_progress: Progress = unseen) -> dict[StageRef, Array]:
-    """Wall seconds of every stage, [I] each, in the order in which stages run; keys are of iteration 0."""
-    # What makes the first learner has no share in an iteration.
+    """Return the seconds of every stage, [I] each, in order; keys are references in iteration 0."""
+    # Exclude the stage that makes the first learner.
     refs = [ref for ref in run.refs() if ref.stage != run.stages.first and ref.iteration < num_iterations]
     seconds: dict[StageRef, Array] = {}
     written: dict[StageRef, int] = {}
@@ -192,7 +192,7 @@ def stage_seconds(run: Run, num_iterations: int, on_progress: Progress = unseen)
 class Plots:
     """Draws the charts of `metaloom report`, each as a matplotlib figure that a notebook shows.
 
-    A chart that the run does not have raises UsageError, which names the available ones.
+    A chart that the run lacks raises UsageError, which lists the available ones.
     """
 
     def __init__(self, run: Run) -> None:
@@ -217,11 +217,11 @@ class Plots:
         return self.draw("learning_curve")
 
     def classes(self) -> Drawing:
-        """Returns before and after adaptation, a panel for each class of task."""
+        """Draw returns before and after adaptation, with a panel per class of task."""
         return self.draw("classes")
 
     def returns_by_class(self) -> Drawing:
-        """Draw returns after adaptation, a line for each class of task."""
+        """Draw returns after adaptation, with a line per class of task."""
         return self.draw("returns_by_class")
 
     def adaptation(self) -> Drawing:
@@ -233,7 +233,7 @@ class Plots:
         return self.draw("task_returns")
 
     def evaluation(self) -> Drawing:
-        """Test returns of the evaluations during training."""
+        """Draw test returns of evaluations during training."""
         return self.draw("evaluation")
 
     def stage_seconds(self) -> Drawing:

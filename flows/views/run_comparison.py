@@ -35,7 +35,7 @@ def comparison_view(found: "Comparison") -> RenderableType:
 
 
 def comparison_figure(found: "Comparison") -> Figure:
-    """Four panels: interquartile means, curves over environment steps, profiles, probabilities of improvement."""
+    """Draw four panels: interquartile means, curves over environment steps, profiles, probabilities of improvement."""
     figure = Figure(figsize=(11, 7.6), layout="constrained")
     told = f"{found.about}; after {count(float(found.env_steps))} environment steps\n{_band_note(found)}"
     figure.suptitle(told, x=0.01, ha="left", fontsize=9, color="#57606a", parse_math=False)

@@ -13,7 +13,7 @@ _MOST_COMPONENTS = 4
 
 
 def minibatch_info(run: Run, iteration: int, update: int, rows: slice, *, context: bool) -> dict[str, Any]:
-    """Describe some transitions of a gradient step as plain data, each with its origin."""
+    """Describe transitions of a gradient step and their origins, as JSON data."""
     table = run[iteration].transitions(update, context=context, rows=rows)
     batches = run[iteration].minibatches()
     numbers = batches.context_rows if context else batches.rows
@@ -31,7 +31,7 @@ def minibatch_info(run: Run, iteration: int, update: int, rows: slice, *, contex
 
 
 def minibatch_view(info: Mapping[str, Any]) -> Table:
-    """Lay the same out for people."""
+    """Show the result of `minibatch_info` as a table."""
     table = new_table(
         *(">buffer", ">row", ">iteration", "stage", ">task", ">episode", ">t"),
         *("observation", "action", "reward", "next observation", "terminated"),
