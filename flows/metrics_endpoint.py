@@ -35,7 +35,7 @@ class TrainingMetrics:
         self._threads = self._gauge("worker_threads", "Threads of all workers that are there.")
         self._seconds = self._counter("stage_seconds", "Wall seconds of stages.", "stage", "step")
         self._steps = self._counter("environment_steps", "Environment steps sampled.")
-        self._shards = self._counter("shards", "Shards sent to workers; again: shards that took too long.", "attempt")
+        self._shards = self._counter("shards", "Shards sent to workers; again: after a worker died.", "attempt")
         self._bytes = self._counter("worker_bytes", "Bytes between trainer and workers.", "direction")
         self._before = Traffic()
         self._running: str | None = None

@@ -3,11 +3,11 @@
 import logging
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Final, ParamSpec, Protocol, cast
+from typing import Any, Final, ParamSpec, cast
 
 import numpy as np
 
@@ -52,12 +52,8 @@ log: logging.Logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 
 
-class StageCall(Protocol):
-    """Function that runs a stage; Prefect's wraps it into a task named after the reference."""
-
-    def __call__(self, ref: StageRef, inputs: Sequence[StageRef], compute: Callable[[], StageRef]) -> StageRef:
-        """Call `compute` and return its result; `inputs` are references to its inputs."""
-        ...
+StageCall = Callable[[StageRef, Sequence[StageRef], Callable[[], StageRef]], StageRef]
+"""Function that runs a stage, given with its inputs and what computes it; Prefect's wraps it into a task."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +147,13 @@ def resuming(
             with storage.open_writer(path, take_over=take_over, repair=True) as writer:
                 repaired = writer.repaired
         run = storage.open_run(path)
-        config = with_retention(config_of(run), retention)
+        for assignment in retention:
+            if assignment.partition(".")[0] != "retention":
+                raise ConfigError(
+                    f"--set {assignment}: a stored run's settings cannot change, except retention.*; "
+                    "`metaloom fork RUN --run NEW --set ...` continues with others"
+                )
+        config = build_config(override(config_of(run).model_dump(mode="json"), retention))
         if iterations is not None:
             if iterations < (stored := len(run.iterations)):
                 raise ConfigError(
@@ -173,9 +175,17 @@ def resuming(
                 tell_changed_sources(run, refs[-1], facts.get("plugins", {}))
             writer.describe(facts)
             require_resumable(run, stages)
-            watching = kept_usage(writer.run, config.iterations, kept.observing(observer, writer))
-            with _repair_advised(path), watching as watched:
-                result = yield from _train(config, stages.order, stages.of, writer, call, watched)
+            with kept_usage(writer.run, config.iterations, kept.observing(observer, writer)) as watching:
+                try:
+                    result = yield from _train(config, stages.order, stages.of, writer, call, watching)
+                except storage.StageThinned as error:
+                    raise storage.StageThinned(
+                        path,
+                        found="an output of a thinned iteration is lost, and what it comes from is not stored "
+                        f"({error.found})",
+                        required="the inputs of that output, in full",
+                        action=f"`metaloom resume {storage.argument(path)} --repair` computes all of it again",
+                    ) from error
     damage = storage.verify_run(path) if repair and not result.stopped else None
     return replace(result, repaired=repaired, damage=damage)
 
@@ -197,20 +207,6 @@ def _to_the_end(begin: Callable[P, Training]) -> Callable[P, TrainResult]:
 
 train: Final = _to_the_end(training)
 resume: Final = _to_the_end(resuming)
-
-
-@contextmanager
-def _repair_advised(path: Path) -> Iterator[None]:
-    """Add a remedy to the error about a lost output whose inputs were thinned."""
-    try:
-        yield
-    except storage.StageThinned as error:
-        raise storage.StageThinned(
-            path,
-            found=f"an output of a thinned iteration is lost, and what it comes from is not stored ({error.found})",
-            required="the inputs of that output, in full",
-            action=f"`metaloom resume {storage.argument(path)} --repair` computes all of it again",
-        ) from error
 
 
 def _check_baselines(stages: Runner) -> None:
@@ -266,17 +262,6 @@ def _retention_for(run: storage.Run, config: RunConfig) -> Retention:
             min(iterations),
         )
     return replace(retention, kept=frozenset[int]().union(*changed.values()))
-
-
-def with_retention(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
-    """Return a stored run's configuration with another retention; other settings cannot change."""
-    for assignment in assignments:
-        if assignment.partition(".")[0] != "retention":
-            raise ConfigError(
-                f"--set {assignment}: a stored run's settings cannot change, except retention.*; "
-                "`metaloom fork RUN --run NEW --set ...` continues with others"
-            )
-    return build_config(override(config.model_dump(mode="json"), assignments))
 
 
 def environment(stages: Runner) -> dict[str, Any]:

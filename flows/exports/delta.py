@@ -60,7 +60,8 @@ def _append(
     new = [i for i in iterations if i >= have]
     if not new:
         return []
-    schema = _without_units(_with_run(read(new[-1:]), run, who).schema)
+    # Without column metadata, since runs may have different units and Delta does not merge them.
+    schema = pa.schema([field.remove_metadata() for field in _with_run(read(new[-1:]), run, who).schema])
     there = pa.schema(known.schema().to_arrow()) if known is not None else pa.schema([])
     for field in schema:
         index = there.get_field_index(field.name)
@@ -69,11 +70,20 @@ def _append(
                 f"{folder}: found the column {field.name!r} of type {there.field(index).type}, of which the run has "
                 f"{field.type}; required one type for all runs. Choose another --out for runs of this environment"
             )
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for start in range(0, len(new), _AT_ONCE):
+            done.progress(start, len(new))
+            table = _with_run(read(new[start : start + _AT_ONCE]), run, who)
+            for batch in table.select(schema.names).cast(schema).to_batches():
+                done.rows += batch.num_rows
+                yield batch
+
     folder.mkdir(parents=True, exist_ok=True)
     try:
         write_deltalake(
             known or folder,
-            pa.RecordBatchReader.from_batches(schema, _batches(run, who, read, new, schema, done)),
+            pa.RecordBatchReader.from_batches(schema, batches()),
             mode="append",
             partition_by=[_PARTITION],
             schema_mode="merge",
@@ -85,27 +95,6 @@ def _append(
             f"and it appends what is missing ({error})"
         ) from error
     return new
-
-
-def _without_units(schema: pa.Schema) -> pa.Schema:
-    """Drop column metadata, since runs may have different units and Delta does not merge them."""
-    return pa.schema([field.remove_metadata() for field in schema])
-
-
-def _batches(
-    run: Run,
-    who: str,
-    read: Callable[[Sequence[int]], pa.Table],
-    iterations: Sequence[int],
-    schema: pa.Schema,
-    done: Export,
-) -> Iterator[pa.RecordBatch]:
-    for start in range(0, len(iterations), _AT_ONCE):
-        done.progress(start, len(iterations))
-        table = _with_run(read(iterations[start : start + _AT_ONCE]), run, who)
-        for batch in table.select(schema.names).cast(schema).to_batches():
-            done.rows += batch.num_rows
-            yield batch
 
 
 def _with_run(table: pa.Table, run: Run, who: str) -> pa.Table:

@@ -95,7 +95,7 @@ def require_repeatable(stages: Runner, ref: StageRef, outputs: Outputs, value: V
     Raises:
         StageFault: names the first array that differs.
     """
-    own = sorted(own_paths(plugin_paths(stages.config)))
+    own = own_paths(plugin_paths(stages.config))
     if not own or stages.graph[ref.stage].samples:
         return
     again = replace(stages, context=stages.context.with_new_learner())

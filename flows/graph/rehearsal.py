@@ -55,7 +55,7 @@ def rehearse(stages: Runner, should_stop: Callable[[], bool]) -> None:
         Exception: the error that training would raise.
     """
     config = stages.config
-    if not own_paths(plugin_paths(config)) - {*acting_paths(config.env, config.policy)}:
+    if {*own_paths(plugin_paths(config))} <= {*acting_paths(config.env, config.policy)}:
         return
     used, elapsed = time.process_time() + SECONDS, time.monotonic() + 10 * SECONDS
 

@@ -173,10 +173,10 @@ _BUILT_IN = (
         terminal=f"{_CLI}.terminal:compare",
         of_terminal={"plot": "`compare(...).plot()`"},
     ),
-    Operation("diff", "Compare", f"{HERE}.diff:diff", view=f"{_VIEWS}.diff:diff_view", good="equal"),
+    Operation("diff", "Compare", f"{HERE}.diff:diff", view=f"{_VIEWS}.tables:diff_view", good="equal"),
     Operation("reference", "Compare", command=f"{_CLI}.reference:reference"),
     Operation("verify", "Keep", f"{HERE}.verify:verify", view=f"{_VIEWS}.tables:verification_view", good="intact"),
-    Operation("du", "Keep", f"{HERE}.du:du", view=f"{_VIEWS}.disk_tables:disk_view"),
+    Operation("du", "Keep", f"{HERE}.du:du", view=f"{_VIEWS}.tables:disk_view"),
     Operation("thin", "Keep", f"{HERE}.thin:thin"),
     Operation("pack", "Keep", f"{HERE}.pack:pack"),
     Operation(

@@ -1,13 +1,15 @@
-"""Updates of the work pool and deployments of `metaloom serve`.
+"""Brings the work pool, deployments and flow runs of `metaloom serve` up to date, and says what it changes.
 
 Missing objects are created from prefect.yaml. Of existing ones only what belongs to this version is updated: the flow's
 location, its parameters and its start command. Users' changes stay: limits, job variables, descriptions, default
-parameters, tags, schedules and pauses.
+parameters, tags, schedules and pauses. Flow runs that were left over continue.
 """
 
+import os
 import shlex
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from prefect.workers.process import ProcessWorker
 
 from metaloom.flows.operations import INSTALLED, operations
 from metaloom.flows.prefect_app.flow_process import MODULE
-from metaloom.flows.prefect_app.flow_runs import POOL, QUEUE, TRAININGS
+from metaloom.flows.prefect_app.flow_runs import POOL, QUEUE, TRAININGS, go_on_with_left_over
 
 FILE = Path(__file__).parent / "prefect.yaml"
 # Command of earlier versions, with which Prefect imported modules of the folder before installed ones.
@@ -110,7 +112,7 @@ def _is_ours(command: str | None) -> bool:
 def main() -> None:
     """Update the server in Prefect's settings."""
     with get_client(sync_client=True) as client:
-        for words in deploy(client):
+        for words in chain(go_on_with_left_over(client, Path(os.environ["PREFECT_HOME"])), deploy(client)):
             sys.stdout.write(f"{words}\n")
 
 

@@ -4,15 +4,20 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from html import escape
 from pathlib import Path
 from threading import Thread
-from typing import Any
 from urllib.parse import quote
 
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
 from metaloom.flows.runs import report_path, runs_root
-from metaloom.flows.viewer.gate import refusal_of_other_pages
+from metaloom.flows.viewer.gate import Gate, refusal_of_other_pages
 from metaloom.storage import url_of
 
 VARIABLE = "METALOOM_REPORTS_URL"
@@ -36,56 +41,28 @@ def address_of(run: Path, file: str) -> str | None:
 
 @contextmanager
 def served_reports(listening: socket.socket) -> Iterator[str]:
-    """Serve the reports at a listening socket during the block; yield their URL."""
+    """Serve the reports at a listening socket during the block; yield their URL.
+
+    This machine's browser gets only files that lie in the folder, whatever links lead out of it.
+    """
     root, (host, port) = reports_root().resolve(), listening.getsockname()
-    server = ThreadingHTTPServer((host, port), partial(_Reports, directory=str(root)), bind_and_activate=False)
-    server.socket.close()
-    server.socket = listening
-    server.daemon_threads = True
-    Thread(target=server.serve_forever, daemon=True).start()
+    files = StaticFiles(directory=root, check_dir=False)
+    files.config_checked = True  # there may be no report yet
+
+    async def index(request: Request) -> Response:
+        names = sorted(file.relative_to(root).as_posix() for file in root.glob("*/*.html"))
+        links = "".join(f'<li><a href="{quote(name)}">{escape(name)}</a>' for name in names)
+        return HTMLResponse(f"<!doctype html><meta charset=utf-8><title>Reports</title><ul>{links}</ul>")
+
+    # A browser must not keep a report: a run that continues has a new one under the same address.
+    headers = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
+    app = Gate(Starlette(routes=[Route("/", index), Mount("/", files)]), refusal_of_other_pages, headers)
+    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", ws="none", server_header=False)
+    server = uvicorn.Server(config)
+    thread = Thread(target=server.run, args=([listening],), daemon=True)
+    thread.start()
     try:
         yield f"http://{host}:{port}"
     finally:
-        server.shutdown()
-        server.server_close()
-
-
-class _Reports(SimpleHTTPRequestHandler):
-    """Request handler that only serves files in the folder, without following links out of it."""
-
-    def send_head(self) -> Any:
-        # Prefect's page, of another origin, shows curves. Pages cannot read images of other origins.
-        is_image = self.headers.get("Sec-Fetch-Dest") == "image"
-        said = [(name.lower(), value) for name, value in self.headers.items()]
-        headers = [
-            (n.encode("latin-1"), v.encode("latin-1")) for n, v in said if not (is_image and n == "sec-fetch-site")
-        ]
-        if refusal := refusal_of_other_pages({"type": "http", "headers": headers}):
-            self.send_error(*refusal)
-            return None
-        if not self._is_within(Path(self.translate_path(self.path))):
-            self.send_error(404)
-            return None
-        return super().send_head()
-
-    def _is_within(self, asked: Path) -> bool:
-        """Return True if a path exists and everything served for it is in the folder."""
-        # A folder is served by its index, which may also be a link.
-        answered = (asked, asked / "index.html", asked / "index.htm")
-        try:
-            return asked.exists() and all(
-                (path.is_file() or path.is_dir()) and path.resolve().is_relative_to(self.directory)
-                for path in answered
-                if path.exists()
-            )
-        except (OSError, ValueError):  # not a valid file name
-            return False
-
-    def end_headers(self) -> None:
-        """Disable the browser's cache, since reports change under the same URL."""
-        self.send_header("Cache-Control", "no-cache")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        super().end_headers()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing."""
+        server.should_exit = True
+        thread.join()

@@ -159,13 +159,18 @@ def add(path: Path, folder: Path, name: str | None = None, *, learners: int = 20
     with _writing(folder), _scratch() as place:
         copied = place / name
         shutil.copytree(path, copied, ignore=_left_out)
-        with _told_of(run, copied):
+        try:
             with storage.open_writer(copied) as writer:
                 writer.thin(writer.run.iterations)
                 writer.thin_learners(learners)
                 writer.pack()
             for damage in storage.verify_run(copied):
                 raise damaged(copied / damage.file, damage.problem)
+        except storage.DamagedRun as error:
+            where = error.where.replace(str(copied), run.location)
+            required = "a run of which what is kept is whole, and nothing beside it"
+            action = f"`metaloom verify {storage.argument(run.path)}` lists all damage"
+            raise storage.DamagedRun(where, found=error.found, required=required, action=action) from None
         archive = pack(copied, place / f"{name}.zip")
         raw, told = archive.read_bytes(), _told(storage.open_run(copied))
         digest = hashlib.sha256(raw).hexdigest()
@@ -173,7 +178,13 @@ def add(path: Path, folder: Path, name: str | None = None, *, learners: int = 20
         make_folders(folder)
         with _held(folder):
             known = _known_without(name, folder)
-            _put(archive, folder)
+            place = folder / archive.name
+            if place.exists():  # of another user, or left by an `add` that was killed
+                raise UsageError(
+                    f"{place}: found a file that the index does not know; required a free path: move it away, or "
+                    "--name NAME"
+                )
+            replace_file(place, raw, folder / f".{archive.name}.part")
             write_index(folder, [*known, reference])
     return reference
 
@@ -208,7 +219,15 @@ def extract(folder: Path, reference: Reference, path: Path) -> Path:
         part = scratch / reference.name
         unpack(raw, archive, part)
         with told_of_archive(archive, part):
-            _require_described(storage.open_run(part), reference, archive)
+            run = storage.open_run(part)
+            try:
+                found = _told(run)
+            except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+                raise broken(archive, f"holds no complete run ({type(error).__name__}: {error})") from None
+            differing = [name for name, value in found.items() if value != getattr(reference, name)]
+            differing += ["learners"] if _thinned_learners(run, reference.learners) else []
+            if differing:
+                raise broken(archive, f"holds a run of which the index says something else: {', '.join(differing)}")
         try:
             part.rename(path)
         except OSError:
@@ -257,19 +276,6 @@ def _told(run: Run) -> Mapping[str, Any]:
     }
 
 
-def _require_described(run: Run, reference: Reference, archive: Path) -> None:
-    """Reject a run that does not match the index."""
-    try:
-        found = _told(run)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise broken(archive, f"holds no complete run ({type(error).__name__}: {error})") from None
-    differing = [name for name, value in found.items() if value != getattr(reference, name)]
-    if _thinned_learners(run, reference.learners):
-        differing.append("learners")
-    if differing:
-        raise broken(archive, f"holds a run of which the index says something else: {', '.join(differing)}")
-
-
 def _known_without(name: str, folder: Path) -> list[Reference]:
     """Return a folder's references after checking that none has this name."""
     known = read_index(folder) if (folder / INDEX).exists() else []
@@ -286,28 +292,6 @@ def _left_out(folder: str, names: Sequence[str]) -> set[str]:
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             raise UsageError(f"{place}: found neither a file nor a folder; required a run alone: move it away")
     return left_out
-
-
-@contextmanager
-def _told_of(run: Run, copied: Path) -> Iterator[None]:
-    """Report errors of a temporary copy as errors of the run."""
-    try:
-        yield
-    except storage.DamagedRun as error:
-        where = error.where.replace(str(copied), run.location)
-        required = "a run of which what is kept is whole, and nothing beside it"
-        action = f"`metaloom verify {storage.argument(run.path)}` lists all damage"
-        raise storage.DamagedRun(where, found=error.found, required=required, action=action) from None
-
-
-def _put(archive: Path, folder: Path) -> None:
-    """Move an archive into the folder without replacing an existing file."""
-    place = folder / archive.name
-    if place.exists():
-        raise UsageError(
-            f"{place}: found a file that the index does not know; required a free path: move it away, or --name NAME"
-        )
-    replace_file(place, archive.read_bytes(), folder / f".{archive.name}.part")
 
 
 @contextmanager

@@ -3,12 +3,13 @@
 A folder of references has an `index.json`, and NAME.zip for every run in it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
 from rich.table import Table
 
 import metaloom
@@ -84,25 +85,6 @@ class Reference:
     size: int
     sha256: str
 
-    @classmethod
-    def parse(cls, entry: Mapping[str, Any]) -> "Reference":
-        """Read an entry of the index."""
-        reference = cls(**{name: made(entry[name]) for name, made in _FIELDS.items()})
-        check_run_name(reference.name)
-        if reference.archive != f"{reference.name}.zip" or reference.learners < 1:
-            raise ValueError(f"archive {reference.archive!r}, learners of every {reference.learners}")
-        return reference
-
-
-_FIELDS: Mapping[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("name", "env", "algorithm", "config_digest", "code", "archive", "sha256"), str),
-    **dict.fromkeys(("seed", "iterations", "learners", "size"), int),
-    "versions": lambda found: {str(name): str(version) for name, version in found.items()},
-    "metrics": lambda found: {str(name): float(value) for name, value in found.items()},
-    "wall_seconds": float,
-}
-"""Constructor of each field from its entry."""
-
 
 def shipped() -> Path:
     """Return the folder of a checkout's references; a wheel has none."""
@@ -123,7 +105,11 @@ def read_index(folder: Path) -> list[Reference]:
     try:
         if document["schema"] != SCHEMA:
             raise ValueError(f"schema {document['schema']!r}")
-        references = [Reference.parse(entry) for entry in document["references"]]
+        references = TypeAdapter(list[Reference]).validate_python(document["references"])
+        for reference in references:
+            check_run_name(reference.name)
+            if reference.archive != f"{reference.name}.zip" or reference.learners < 1:
+                raise ValueError(f"archive {reference.archive!r}, learners of every {reference.learners}")
         if len({reference.name for reference in references}) < len(references):
             raise ValueError("several references of the same name")
         return references

@@ -155,14 +155,11 @@ def _agree(stored: pa.Table, computed: pa.Table, *, values: bool) -> bool:
         and all(
             name in stored.column_names
             and (not values or _values(stored[name]) == _values(computed[name]))
-            and _unit(stored, name) == _unit(computed, name)
+            # Of columns without metadata, the unit is none.
+            and len({(table.schema.field(name).metadata or {}).get(b"unit") for table in (stored, computed)}) == 1
             for name in computed.column_names
         )
     )
-
-
-def _unit(table: pa.Table, name: str) -> bytes | None:
-    return (table.schema.field(name).metadata or {}).get(b"unit")
 
 
 def _values(column: pa.ChunkedArray) -> list[object]:

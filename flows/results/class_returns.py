@@ -100,15 +100,8 @@ def episode_classes(episodes: "pa.Table", classes: "Classes") -> "tuple[dict[int
         return {}, None
     from metaloom.storage.format.columns import to_numpy  # imports pyarrow, which listing runs does not need
 
-    # Not `group_by`: Arrow's imports pandas, half a second of every `metaloom ls`.
-    columns = {name: to_numpy(episodes[name]) for name in ("iteration", "step", "task", "return", *fields)}
-    order = np.lexsort((columns["task"], columns["step"], columns["iteration"]))
-    keys = np.stack([columns[name][order] for name in ("iteration", "step", "task")])
-    first = np.flatnonzero(np.diff(keys, prepend=-1).any(axis=0))
-    returns = np.add.reduceat(columns["return"][order], first) / np.diff(first, append=len(order))
-    params = np.stack([columns[field][order][first] for field in fields], axis=1)
-    place, step, _ = keys[:, first]
-    of = classes.of(params, classes.fields)
+    place, step, returns, rows = mean_returns(episodes)
+    of = classes.of(np.stack([to_numpy(episodes[field])[rows] for field in fields], axis=1), classes.fields)
     # Rows are sorted, so that an inner step of an iteration is a contiguous range.
     starts = np.flatnonzero(np.diff(place, prepend=-1) | np.diff(step, prepend=-1))
     found: dict[int, list[ClassReturns]] = {}
@@ -116,6 +109,23 @@ def episode_classes(episodes: "pa.Table", classes: "Classes") -> "tuple[dict[int
         tasks = slice(start, stop)
         found.setdefault(int(place[start]), []).append(classes.returns(returns[tasks], of[tasks]))
     return dict(found), of[step == step[0]].reshape(len(found), -1)
+
+
+def mean_returns(episodes: "pa.Table") -> tuple[Array, Array, Array, Array]:
+    """Return the mean return of every task, inner step and iteration of a table of episodes, in ascending order.
+
+    Returns:
+        Iterations, inner steps, mean returns, and the rows of their first episodes, [n] each.
+    """
+    from metaloom.storage.format.columns import to_numpy
+
+    # Not `group_by`: Arrow's imports pandas, half a second of every `metaloom ls`.
+    keys = np.stack([to_numpy(episodes[name]) for name in ("iteration", "step", "task")])
+    order = np.lexsort(keys[::-1])
+    first = np.flatnonzero(np.diff(keys[:, order], prepend=-1).any(axis=0))
+    returns = np.add.reduceat(to_numpy(episodes["return"])[order], first) / np.diff(first, append=len(order))
+    rows = order[first]
+    return keys[0, rows], keys[1, rows], returns, rows
 
 
 def class_table(run: Run, iterations: Sequence[int], classes: "Classes") -> "pa.Table":

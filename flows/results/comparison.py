@@ -1,8 +1,9 @@
 """Result of comparing groups of runs."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +93,6 @@ class Comparison(Shown):
         curve_steps: Environment steps at which curves were taken, [n].
         notes: Remarks for the reader.
         seed, resamples: Seed and number of resamples of the bootstrap.
-        draw: Draws the comparison.
     """
 
     metric: str
@@ -105,7 +105,6 @@ class Comparison(Shown):
     notes: tuple[str, ...]
     seed: int
     resamples: int
-    draw: "Callable[[Comparison], Figure]" = field(compare=False)
 
     def shown(self) -> tuple[str, list[Row]]:
         """Return each group's interquartile mean with its interval, and the verdicts; see pipeline.shown."""
@@ -152,7 +151,17 @@ class Comparison(Shown):
 
     def differences(self) -> pa.Table:
         """Return one row per pair of groups: difference, probability of improvement, p, and significance."""
-        return pa.Table.from_pylist([_pair_row(pair) for pair in self.pairs])
+        rows: list[dict[str, Any]] = []
+        for pair in self.pairs:
+            estimates = {
+                f"{name}{end}": value
+                for name, estimate in (("difference", pair.difference), ("improvement", pair.improvement))
+                for end, value in zip(("", "_low", "_high"), asdict(estimate).values(), strict=True)
+            }
+            test = {"p": pair.test.p, "adjusted_p": pair.adjusted_p, "exact": pair.test.exact}
+            shown = {"smallest_p": pair.test.smallest, "shown": pair.shown, "attainable": pair.attainable}
+            rows.append({"a": pair.a, "b": pair.b, **estimates, **test, **shown})
+        return pa.Table.from_pylist(rows)
 
     def profiles(self) -> pa.Table:
         """Return one row per group and threshold: the fraction of scores above it, with a pointwise interval."""
@@ -186,7 +195,7 @@ class Comparison(Shown):
 
     def plot(self) -> "Figure":
         """Draw interquartile means, curves, profiles and probabilities of improvement as a matplotlib figure."""
-        return self.draw(self)
+        return import_module("metaloom.flows.views.run_comparison").comparison_figure(self)
 
     def _bands(self, axis: str, places: Array, bands: Sequence[Band], name: str) -> pa.Table:
         parts = [
@@ -194,21 +203,6 @@ class Comparison(Shown):
             for group, b in zip(self.groups, bands, strict=True)
         ]
         return pa.concat_tables(parts)
-
-
-def _pair_row(pair: Pair) -> dict[str, Any]:
-    estimates = {
-        f"{name}{end}": value
-        for name, estimate in (("difference", pair.difference), ("improvement", pair.improvement))
-        for end, value in zip(("", "_low", "_high"), asdict(estimate).values(), strict=True)
-    }
-    tested = {
-        "p": pair.test.p,
-        "adjusted_p": pair.adjusted_p,
-        "exact": pair.test.exact,
-        "smallest_p": pair.test.smallest,
-    }
-    return {"a": pair.a, "b": pair.b, **estimates, **tested, "shown": pair.shown, "attainable": pair.attainable}
 
 
 def verdicts(pairs: Sequence[Pair], num_runs: Mapping[str, int]) -> tuple[str, ...]:

@@ -124,11 +124,9 @@ def principal_components(rows: Array) -> tuple[Array, Array]:
     """
     # Decompose the Gram matrix [N, N], since parameters outnumber tasks.
     values, vectors = np.linalg.eigh(rows @ rows.T)
-    largest = np.clip(values[::-1][:2], 0, None)
-    found = np.zeros((len(rows), 2))
-    found[:, : len(largest)] = vectors[:, ::-1][:, :2] * np.sqrt(largest)
-    shares = np.zeros(2)
-    shares[: len(largest)] = largest / max(float(np.clip(values, 0, None).sum()), 1e-300)
+    values, found, shares = np.clip(values[::-1], 0, None), np.zeros((len(rows), 2)), np.zeros(2)
+    found[:, : len(values)] = vectors[:, ::-1][:, :2] * np.sqrt(values[:2])
+    shares[: len(values)] = values[:2] / max(float(values.sum()), 1e-300)
     # Fix the arbitrary sign of a component, so that the page is reproducible.
     signs = np.where(found[np.abs(found).argmax(axis=0), [0, 1]] < 0, -1, 1)
     return found * signs, shares

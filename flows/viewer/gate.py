@@ -2,7 +2,6 @@
 
 import secrets
 from collections.abc import Callable, Mapping
-from functools import partial
 
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
@@ -72,7 +71,19 @@ class Gate:
 
 def token_gate(app: ASGIApp, token: str) -> Gate:
     """Return the gate of a read-only page whose address has a token."""
-    return Gate(app, partial(_refusal_of_token, token), HEADERS)
+
+    def refusal(scope: Scope) -> Refusal | None:
+        if found := refusal_of_other_pages(scope):
+            return found
+        if scope.get("method") not in ("GET", "HEAD"):
+            return 405, "required GET: this page changes nothing"
+        # Manual requests may have `*` or no value.
+        asked = f"{scope['path']}/".split("/")[1]
+        if not secrets.compare_digest(asked.encode(), token.encode()):
+            return 403, "open the address that `metaloom view` has printed: it has a token in it"
+        return None
+
+    return Gate(app, refusal, HEADERS)
 
 
 def refusal_of_other_pages(scope: Scope, *, any_host: bool = False) -> Refusal | None:
@@ -93,16 +104,4 @@ def refusal_of_other_pages(scope: Scope, *, any_host: bool = False) -> Refusal |
     is_opened = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
     if headers.get("sec-fetch-site", "none") not in ("same-origin", "none") and not is_opened:
         return OTHER_PAGE
-    return None
-
-
-def _refusal_of_token(token: str, scope: Scope) -> Refusal | None:
-    if refusal := refusal_of_other_pages(scope):
-        return refusal
-    if scope.get("method") not in ("GET", "HEAD"):
-        return 405, "required GET: this page changes nothing"
-    # Manual requests may have `*` or no value.
-    asked = f"{scope['path']}/".split("/")[1]
-    if not secrets.compare_digest(asked.encode(), token.encode()):
-        return 403, "open the address that `metaloom view` has printed: it has a token in it"
     return None

@@ -6,7 +6,6 @@ from typing import Any
 from urllib.parse import quote
 
 import numpy as np
-import pyarrow as pa
 
 from metaloom import storage
 from metaloom.flows.formatting import dotted, plural, program, short_time, size, stage_name, trial_length
@@ -113,8 +112,12 @@ def returns_by_task(run: Run, iteration: int) -> dict[str, Any]:
         returns and lengths, a list of episodes per task; `shown`: steps to compare, with labels and colours; `unshown`:
         a note on the others; `trial`: episodes per trial.
     """
-    table = run.episodes(iteration) if iteration in run.iterations else _episodes_under_way(run, iteration)
-    columns: dict[str, Array] = {name: table[name].to_numpy(zero_copy_only=False) for name in table.column_names}
+    columns: dict[str, Array] = {}
+    if iteration in run.iterations:
+        table = run.episodes(iteration)
+        columns |= {name: table[name].to_numpy(zero_copy_only=False) for name in table.column_names}
+    else:
+        columns |= _episodes_under_way(run, iteration)
     places = columns["task"]
     firsts = [int(np.flatnonzero(places == b)[0]) for b in range(int(places.max(initial=-1)) + 1)]
     params = {name: columns[name][firsts] for name in columns if name.startswith("task_") and name != "task_id"}
@@ -126,7 +129,7 @@ def returns_by_task(run: Run, iteration: int) -> dict[str, Any]:
         # Colors as in the curves, which only include classes with tasks.
         colors = {classes.names[c]: class_color(n) for n, c in enumerate(classes.among(found))}
     steps: dict[int, Any] = {}
-    for k in sorted({int(step) for step in columns["step"]}):
+    for k in np.unique(columns["step"]).tolist():
         rows = [np.flatnonzero((places == b) & (columns["step"] == k)) for b in range(len(firsts))]
         steps[k] = {
             "returns": [numbers(columns["return"][of_task]) for of_task in rows],
@@ -142,28 +145,23 @@ def returns_by_task(run: Run, iteration: int) -> dict[str, Any]:
     }
 
 
-def _episodes_under_way(run: Run, iteration: int) -> pa.Table:
-    name, rows = run.stages.named("rollouts"), list[dict[str, Any]]()
-    refs = [ref for ref in run.refs_of([iteration]) if ref.stage == name]
-    tasks: Mapping[str, Any] = {}
-    for ref in refs:
-        arrays = run.files.read_arrays(run.record(ref), ("rewards", "lengths"))[run.stages.group_of(ref)]
-        rewards, lengths = arrays["rewards"][0], arrays["lengths"][0]
-        real = np.arange(rewards.shape[2]) < lengths[..., None]
-        returns = np.where(real, rewards, 0).sum(-1, dtype=np.float64)
-        for b, e in np.argwhere(lengths > 0):
-            about = {"step": ref.step, "task": b, "episode": e, "return": returns[b, e], "length": lengths[b, e]}
-            rows.append(
-                {name: value.item() if isinstance(value, np.generic) else value for name, value in about.items()}
-            )
+def _episodes_under_way(run: Run, iteration: int) -> dict[str, Array]:
+    parts: dict[str, list[Array]] = {name: [np.empty(0, np.int64)] for name in ("step", "task", "return", "length")}
+    for ref in run.refs_of([iteration]):
+        if ref.stage == run.stages.named("rollouts"):
+            arrays = run.files.read_arrays(run.record(ref), ("rewards", "lengths"))[run.stages.group_of(ref)]
+            rewards, lengths = arrays["rewards"][0], arrays["lengths"][0]
+            real = np.arange(rewards.shape[2]) < lengths[..., None]
+            b, e = np.nonzero(lengths > 0)
+            returns = np.where(real, rewards, 0).sum(-1, dtype=np.float64)[b, e]
+            for name, values in zip(parts, (np.full(len(b), ref.step), b, returns, lengths[b, e]), strict=True):
+                parts[name].append(values)
+    columns = {name: np.concatenate(values) for name, values in parts.items()}
     drawn = run.stages.in_group("tasks", iteration)
     if drawn is not None and run.contains(drawn):
         batch = run[iteration].tasks()
-        tasks = {f"task_{name}": batch.params[:, n] for n, name in enumerate(batch.names)}
-    for row in rows:
-        row.update({name: values[row["task"]].item() for name, values in tasks.items()})
-    empty = pa.table({name: pa.array([], pa.int64()) for name in ("step", "task", "episode", "return", "length")})
-    return pa.Table.from_pylist(rows) if rows else empty
+        columns |= {f"task_{name}": batch.params[columns["task"], n] for n, name in enumerate(batch.names)}
+    return columns
 
 
 def output_page(run: Run, ref: StageRef) -> dict[str, Any]:

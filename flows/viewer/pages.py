@@ -9,7 +9,7 @@ import secrets
 import shlex
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,7 +72,8 @@ class Shelf:
         self._open: dict[str, tuple[object, OpenRun]] = {}
         self._looked: dict[str, float] = {}
         self._folders: dict[str, Path] = {}
-        self._lock = RLock()
+        self._rows: dict[Path, tuple[object, float, Mapping[str, Any]]] = {}
+        self._lock, self._row_lock = RLock(), Lock()
 
     def folders(self) -> dict[str, Path]:
         """Return the folders of the runs by name, newest first."""
@@ -98,10 +99,8 @@ class Shelf:
             identity = _changed(folder / "run.json")
             known = self._open.get(name)
             if known is None or known[0] != identity:
-                self._open[name] = known = (
-                    identity,
-                    OpenRun(storage.open_run(folder), Curves(storage.open_run(folder))),
-                )
+                opened = OpenRun(storage.open_run(folder), Curves(storage.open_run(folder)))
+                self._open[name] = known = identity, opened
             opened = known[1]
             remote = opened.run.files.remote
             is_old = remote is not None and self._is_time(name, REMOTE_SECONDS)
@@ -117,17 +116,10 @@ class Shelf:
         self._looked[what] = now
         return True
 
-
-class RunList:
-    """Cached rows of `metaloom ls`."""
-
-    def __init__(self) -> None:
-        self._rows: dict[Path, tuple[object, float, Mapping[str, Any]]] = {}
-        self._lock = Lock()
-
-    def rows(self, folders: Mapping[str, Path]) -> list[Mapping[str, Any]]:
+    def rows(self) -> list[Mapping[str, Any]]:
         """Return one row per run, as in `metaloom ls --json`."""
-        with self._lock:
+        folders = self.folders()
+        with self._row_lock:
             self._rows = {folder: row for folder, row in self._rows.items() if folder in folders.values()}
             for folder in folders.values():
                 now, stamp = time.monotonic(), [_changed(folder / name) for name in _TOLD_BY]
@@ -162,31 +154,29 @@ class Pages:
         self._shelf = shelf
         self._plotly = plotly
         self._studio = FilmStudio()
-        self._list = RunList()
 
     def routes(self) -> list[Route]:
         """Return every route below the token."""
+        output, iteration = "{iteration:int}/{stage}/{step:int}", "{iteration:int}"
+        of_run: dict[str, Callable[[storage.Run, Request], Mapping[str, Any]]] = {
+            "": lambda run, _: run_page(run),
+            "/live": lambda run, _: live(run),
+            "/spark": lambda run, _: {"values": spark(run)},
+            f"/iteration/{iteration}": lambda run, asked: iteration_page(run, asked.path_params["iteration"]),
+            f"/adaptation/{iteration}": lambda run, asked: adaptation_page(run, asked.path_params["iteration"]),
+            f"/output/{output}": lambda run, asked: output_page(run, _ref(asked)),
+            f"/array/{output}": _axes,
+            f"/episode/{output}": lambda run, asked: episode(
+                run, _ref(asked), _number(asked, "task"), _number(asked, "episode")
+            ),
+        }
         run = "/api/run/{run}"
-        output = "{iteration:int}/{stage}/{step:int}"
         answers: dict[str, Answer] = {
             "/api/place": self._place,
             "/api/runs": self._runs,
-            f"{run}": self._of_run(lambda run, _: run_page(run)),
-            f"{run}/live": self._of_run(lambda run, _: live(run)),
-            f"{run}/spark": self._of_run(lambda run, _: {"values": spark(run)}),
+            **{f"{run}{path}": self._of_run(tell) for path, tell in of_run.items()},
             f"{run}/curves": lambda asked: _json(self._opened(asked).curves.data()),
-            f"{run}/iteration/{{iteration:int}}": self._of_run(
-                lambda run, asked: iteration_page(run, asked.path_params["iteration"])
-            ),
-            f"{run}/adaptation/{{iteration:int}}": self._of_run(
-                lambda run, asked: adaptation_page(run, asked.path_params["iteration"])
-            ),
-            f"{run}/output/{output}": self._of_run(lambda run, asked: output_page(run, _ref(asked))),
-            f"{run}/array/{output}": self._of_run(_axes),
             f"{run}/values/{output}": self._values,
-            f"{run}/episode/{output}": self._of_run(
-                lambda run, asked: episode(run, _ref(asked), _number(asked, "task"), _number(asked, "episode"))
-            ),
             f"{run}/film/{output}": self._film,
         }
         # The only files served.
@@ -198,7 +188,7 @@ class Pages:
         ]
 
     def _runs(self, request: Request) -> Response:
-        rows = self._list.rows(self._shelf.folders())
+        rows = self._shelf.rows()
         # Skip names that are not valid text, which would break the page.
         return _json({"runs": [{**row, "name": row["name"].encode(errors="replace").decode()} for row in rows]})
 
@@ -225,7 +215,7 @@ class Pages:
             values, every = slice_of(
                 opened.run, _ref(request), asked.get("array", ""), at, rows, int(asked.get("columns", 0))
             )
-        about = {"X-Shape": _listed(values.shape), "X-Every": _listed(every)}
+        about = {"X-Shape": ",".join(map(str, values.shape)), "X-Every": ",".join(map(str, every))}
         return Response(values.tobytes(), media_type="application/octet-stream", headers={**FRESH, **about})
 
     def _film(self, request: Request) -> Response:
@@ -249,12 +239,6 @@ def _axes(run: storage.Run, request: Request) -> dict[str, Any]:
     if array not in [chunk.array for chunk in record.chunks]:
         raise ValueError(f"found the array {array!r}; required one of {record.ref}")
     return {"names": names_along(run, run.files.spec(array))}
-
-
-def no_page(request: Request, problem: Exception) -> Response:
-    """Respond to an unknown address with a link to the list of runs."""
-    token = request.url.path.split("/")[1]
-    return HTMLResponse(f'<!doctype html><p>There is no such page. <a href="/{token}/">All runs</a></p>\n', 404)
 
 
 def _file(path: Path) -> Answer:
@@ -304,18 +288,17 @@ def _number(request: Request, name: str) -> int:
     return int(text)
 
 
-def _listed(values: Sequence[int]) -> str:
-    return ",".join(map(str, values))
-
-
 ADDRESS = "127.0.0.1"
 _TOKEN_BYTES = 24
 
 
 def viewer_app(shelf: Shelf, token: str) -> ASGIApp:
     """Make the server application of the page."""
-    pages = Pages(shelf, plotly_file())
-    app = Starlette(routes=[Mount(f"/{token}", routes=pages.routes())], exception_handlers={404: no_page})
+    nothing = f'<!doctype html><p>There is no such page. <a href="/{token}/">All runs</a></p>\n'
+    app = Starlette(
+        routes=[Mount(f"/{token}", routes=Pages(shelf, plotly_file()).routes())],
+        exception_handlers={404: lambda request, problem: HTMLResponse(nothing, 404)},
+    )
     return token_gate(app, token)
 
 

@@ -57,7 +57,10 @@ def slice_of(
         picked = picked[None]
     elif rows > columns:
         picked = picked.T
-    every = _strides(picked.shape)
+    every = (1, 1)
+    while -(-picked.shape[0] // every[0]) * -(-picked.shape[1] // every[1]) > MOST_NUMBERS:
+        longer = picked.shape[0] // every[0] > picked.shape[1] // every[1]
+        every = (2 * every[0], every[1]) if longer else (every[0], 2 * every[1])
     return np.ascontiguousarray(picked[:: every[0], :: every[1]], dtype="<f8"), every
 
 
@@ -126,7 +129,7 @@ def _signals(run: Run, ref: StageRef, task: int, index: int, length: int) -> lis
     for chunk in run.record(ref).chunks:
         spec = run.files.spec(chunk.array)
         name = chunk.array.partition("/")[2]
-        if spec.dims[1:3] != ("task", "episode") or spec.dims[3:4] not in (("t",), ("t_with_final",)) or name == "mask":
+        if spec.dims[1:3] != ("task", "episode") or not {*spec.dims[3:4]} & {*_STEP_AXES} or name == "mask":
             continue
         _require_modest(spec, [task])
         values = run.files.read_row(run.record(ref), chunk, [task])[0][0, index]
@@ -150,10 +153,9 @@ def _signals(run: Run, ref: StageRef, task: int, index: int, length: int) -> lis
 def _read(run: Run, ref: StageRef, chunk: StoredFile, task: int | None) -> Array:
     """Read an array as float64, of one task or all, with NaN after the ends of episodes."""
     tasks = None if task is None else [task]
-    _require_modest(run.files.spec(chunk.array), tasks)
-    values, _ = run.files.read_row(run.record(ref), chunk, tasks)
-    values = values.astype(np.float64)
     spec = run.files.spec(chunk.array)
+    _require_modest(spec, tasks)
+    values = run.files.read_row(run.record(ref), chunk, tasks)[0].astype(np.float64)
     if spec.dims[1:3] == ("task", "episode") and len(spec.dims) > 3 and spec.dims[3] in _STEP_AXES:
         lengths = _lengths(run, ref, tasks)
         if lengths is not None and lengths.shape == values.shape[:2]:
@@ -183,13 +185,3 @@ def _lengths(run: Run, ref: StageRef, tasks: Sequence[int] | None) -> Array | No
     except StageMissing:
         return None
     return lengths if tasks is None else lengths[[*tasks]]
-
-
-def _strides(shape: tuple[int, ...]) -> tuple[int, int]:
-    rows, columns = 1, 1
-    while -(-shape[0] // rows) * -(-shape[1] // columns) > MOST_NUMBERS:
-        if shape[0] // rows > shape[1] // columns:
-            rows *= 2
-        else:
-            columns *= 2
-    return rows, columns

@@ -1,6 +1,8 @@
 """Building blocks of commands' tables. Stored text is never passed to rich as markup."""
 
 from collections.abc import Iterable, Sequence
+from copy import copy
+from dataclasses import replace
 from typing import Any
 
 from rich import box
@@ -47,21 +49,14 @@ class FittedTable(Table):
                 break
         yield self._with_columns(kept, no_wrap=fits, max_width=None)
 
-    def _with_columns(self, kept: Sequence[Column], *, no_wrap: bool, max_width: int | None) -> Table:
-        """Make a table of some columns; `max_width` is the width of prose."""
-        table = new_table()
-        table.title, table.caption = self.title, self.caption
-        for column in kept:
+    def _with_columns(self, kept: Sequence[Column], *, no_wrap: bool, max_width: int | None) -> "FittedTable":
+        """Return a table of some columns; `max_width` is the width of prose, which always wraps."""
+        table = copy(self)
+        table.drop, table.columns = (), []
+        for n, column in enumerate(kept):
             prose = str(column.header) in self.prose
-            table.add_column(
-                column.header,
-                justify=column.justify,
-                overflow="fold",
-                no_wrap=no_wrap and not prose,
-                max_width=max_width if prose else None,
-            )
-        for row in zip(*(column.cells for column in kept), strict=True):
-            table.add_row(*row)
+            wrapped = {"no_wrap": no_wrap and not prose, "max_width": max_width if prose else None}
+            table.columns.append(replace(column, _index=n, **wrapped))
         return table
 
 
@@ -101,4 +96,6 @@ def optional(value: float | None) -> str:
 
 def as_text(value: object, style: str = "") -> Text:
     """Convert a value to text, so that rich does not read [brackets] in a string as markup."""
-    return value if isinstance(value, Text) else Text(printable(value), style)
+    if isinstance(value, Text):
+        return Text.assemble(value, style=style) if style else value
+    return Text(printable(value), style)

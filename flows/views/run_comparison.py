@@ -1,6 +1,6 @@
 """Output of `metaloom compare`: tables for the terminal, and the figure. Nothing here prints."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,9 +12,8 @@ from rich.table import Table
 from metaloom.flows.formatting import count, interval, number, plural
 from metaloom.flows.views import charts
 from metaloom.flows.views.parts import as_text, heading, new_table
-from metaloom.flows.views.series import AFTER, BEFORE, BETWEEN
+from metaloom.flows.views.series import AFTER, BEFORE, BETWEEN, Series
 from metaloom.pipeline.comparison.groups import Band, Estimate
-from metaloom.pipeline.types import Array
 
 if TYPE_CHECKING:
     from metaloom.flows.results.comparison import Comparison
@@ -43,9 +42,11 @@ def comparison_figure(found: "Comparison") -> Figure:
     names = [group.name for group in found.groups]
     colors = [COLORS[place % len(COLORS)] for place in range(len(names))]
     _estimates(means, "Interquartile mean", names, [group.iqm for group in found.groups], colors)
-    _lines(curves, "Sample efficiency", found.curve_steps, [group.curve for group in found.groups], colors)
+    _begin(curves, "Sample efficiency")
+    charts.plot_lines(curves, found.curve_steps, _series(names, [group.curve for group in found.groups], colors))
     curves.set(xlabel="environment steps", ylabel="interquartile mean over runs")
-    _lines(profiles, "Performance profile", found.thresholds, [group.profile for group in found.groups], colors)
+    _begin(profiles, "Performance profile")
+    charts.plot_lines(profiles, found.thresholds, _series(names, [group.profile for group in found.groups], colors))
     profiles.set(xlabel="score", ylabel="fraction of scores above")
     pairs = found.pairs[:MOST_PAIRS]
     labels = [f"{pair.a}\nover {pair.b}" for pair in pairs]
@@ -54,15 +55,8 @@ def comparison_figure(found: "Comparison") -> Figure:
     )
     improvements.axvline(0.5, color="#8c959f", linewidth=1, linestyle="--")
     improvements.set_xlim(-0.02, 1.02)
-    charts.plain_legend(
-        figure,
-        [curves.lines[place] for place in range(len(names))],
-        names,
-        loc="outside lower center",
-        ncols=min(3, len(names)),
-        frameon=False,
-        fontsize=9,
-    )
+    look: dict[str, Any] = {"ncols": min(3, len(names)), "frameon": False, "fontsize": 9}
+    charts.plain_legend(figure, [*curves.lines], names, loc="outside lower center", **look)
     return figure
 
 
@@ -117,12 +111,9 @@ def _estimates(axes: Axes, title: str, labels: list[str], values: list[Estimate]
     axes.grid(visible=False, axis="y")
 
 
-def _lines(axes: Axes, title: str, x: Array, bands: list[Band], colors: list[str]) -> None:
-    _begin(axes, title)
-    marker = "o" if len(x) <= charts.MARKED_POINTS else ""
-    for band, color in zip(bands, colors, strict=True):
-        axes.plot(x, band.values, color=color, linewidth=1.7, marker=marker, markersize=3)
-        axes.fill_between(x, band.low, band.high, color=color, alpha=0.16, linewidth=0)
+def _series(names: list[str], bands: list[Band], colors: list[str]) -> list[Series]:
+    each = zip(names, colors, bands, strict=True)
+    return [Series(name, color, band.values, (band.low, band.high)) for name, color, band in each]
 
 
 def _begin(axes: Axes, title: str) -> None:

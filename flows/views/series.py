@@ -1,6 +1,6 @@
 """Lines of charts as data, and their colours in every chart."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -18,6 +18,17 @@ MOST_STEPS = 2 + len(BETWEEN)
 CLASS_COLORS = (*BETWEEN[1::-1], *BETWEEN[2:], "#8250a8", "#57606a")
 CLASS_NOTE = "line: mean over the tasks of a class; band: ± 1 standard error over tasks"
 ERROR_BAND = "± 1 standard error"
+STAGE_COLORS = {
+    "memory_fill": "#56b4e9",
+    "tasks": "#8c959f",
+    "rollouts_{step}": "#0072b2",
+    "samples_{step}": "#009e73",
+    "adapted_{step}": "#e69f00",
+    "minibatches": "#009e73",
+    "learner": "#8250a8",
+    "evaluation": "#cc79a7",
+}
+"""Of stages, by the group that keeps their output."""
 GAP_NOTE = "; no band where a class had one task only, and no line where it had none"
 
 
@@ -87,6 +98,11 @@ class Chart:
     wide: bool = False
 
 
+def alone(series: Iterable[Series]) -> tuple[Panel, ...]:
+    """Return the only panel of a chart."""
+    return (Panel("", tuple(series)),)
+
+
 def estimates_series(label: str, color: str, estimates: Sequence[ClassEstimate]) -> Series:
     """Return the means with a band of ± 1 standard error."""
     means, errors = (np.array(column) for column in zip(*estimates, strict=True))
@@ -100,8 +116,21 @@ def explain_gaps(chart: Chart) -> Chart:
     return replace(chart, note=chart.note + GAP_NOTE) if gaps else chart
 
 
-def series_data(series: Series) -> dict[str, Any]:
-    """Return a line as JSON data; null where it has a gap."""
+def chart_data(chart: Chart) -> dict[str, Any]:
+    """Return a chart as JSON data; null where a line has a gap."""
+    words = ("name", "section", "kind", "title", "x_label", "y_label", "note", "band", "diagonal", "wide", "texts")
+    return {
+        **{name: getattr(chart, name) for name in words},
+        "x": numbers(chart.x),
+        "iterations": None if chart.iterations is None else chart.iterations.tolist(),
+        "panels": [
+            {"title": panel.title, "series": [_series_data(series) for series in panel.series]}
+            for panel in chart.panels
+        ],
+    }
+
+
+def _series_data(series: Series) -> dict[str, Any]:
     low, high = (None, None) if series.band is None else map(numbers, series.band)
     return {"label": series.label, "color": series.color, "values": numbers(series.values), "low": low, "high": high}
 
@@ -139,3 +168,10 @@ def class_color(c: int) -> str:
     """Return the colour of the c-th class of tasks, the same in all charts."""
     # Excludes the colours for before and after adaptation.
     return CLASS_COLORS[c % len(CLASS_COLORS)]
+
+
+def stage_color(group: str, step: int) -> str:
+    """Return the colour of a stage by the group that keeps its output; later inner steps are lighter."""
+    color, white = STAGE_COLORS.get(group, "#24292f"), min(0.4 * step, 0.8)
+    parts = (int(color[n : n + 2], 16) for n in (1, 3, 5))
+    return "#" + "".join(f"{round(part + (255 - part) * white):02x}" for part in parts)

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from metaloom.flows.formatting import seconds_of
 from metaloom.flows.observer import IterationReport, mean_test_returns
-from metaloom.flows.results.class_returns import classes_of, returns_by_class
-from metaloom.pipeline.types import Array
+from metaloom.flows.results.class_returns import classes_of, mean_returns, returns_by_class
 from metaloom.storage import Run, StageRef
 
 
@@ -30,7 +29,9 @@ class StoredReports:
             self._base = first
         evaluations = [record for record in records if run.stages[record.ref.stage].output == "Evaluation"]
         seconds = last - first - sum(record.seconds for record in evaluations)
-        steps = sum(run.episodes(iteration)["length"].to_pylist())
+        episodes = run.episodes(iteration)
+        _, inner_steps, returns, _ = mean_returns(episodes)
+        steps = sum(episodes["length"].to_pylist())
         return IterationReport(
             iteration=iteration,
             iterations=run.capacity,
@@ -40,13 +41,5 @@ class StoredReports:
             steps_per_second=steps / seconds if seconds > 0 else None,
             class_returns=returns_by_class(run, [iteration], self._classes).get(iteration, ()),
             evaluation_returns=mean_test_returns(run.load(record.ref) for record in evaluations),
-            task_returns=_task_returns(run, iteration),
+            task_returns=[returns[inner_steps == k] for k in sorted({*inner_steps.tolist()})],
         )
-
-
-def _task_returns(run: Run, iteration: int) -> list[Array]:
-    """Read the mean return of every task, [B], for every inner step."""
-    means = run.episodes(iteration).group_by(["step", "task"]).aggregate([("return", "mean")])
-    means = means.sort_by([("step", "ascending"), ("task", "ascending")])
-    steps, returns = means["step"].to_numpy(), means["return_mean"].to_numpy()
-    return [returns[steps == k] for k in sorted({*steps.tolist()})]

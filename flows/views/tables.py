@@ -13,17 +13,20 @@ from rich.text import Text
 from metaloom.flows.formatting import (
     adaptation_label,
     age,
+    as_json,
     dotted,
     duration,
     interval,
     number,
     plural,
+    short_time,
     size,
     stage_label,
     stage_name,
     trial_length,
 )
 from metaloom.flows.results.class_returns import class_rows
+from metaloom.flows.results.disk import DiskUsage, bytes_freed, bytes_together
 from metaloom.flows.results.success import OFFICIAL, success_rows
 from metaloom.flows.runs import require_settings
 from metaloom.flows.views.parts import as_text, fact_grid, heading, new_table, optional
@@ -35,8 +38,10 @@ from metaloom.storage import Run, argument, location, url_of
 
 if TYPE_CHECKING:
     # Listing runs should not wait for torch.
+    from metaloom.flows.results.counterfactual import Counterfactual
+    from metaloom.flows.results.diff import RunDiff
     from metaloom.flows.results.doctor import Check
-    from metaloom.flows.results.evaluation import AdaptationSummary, EvaluationOutcome
+    from metaloom.flows.results.evaluation import EvaluationOutcome
     from metaloom.flows.results.replay import ArrayDifference, StageReplay
     from metaloom.flows.results.run_rows import Rows
     from metaloom.flows.results.verification import Verification
@@ -226,14 +231,14 @@ def verification_view(found: "Verification") -> RenderableType:
     """`metaloom verify`: damage and remedies."""
     from metaloom.flows.results.verification import what_helps
 
+    if found.intact:
+        return as_text(f"{location(found.path)}: every file is intact{'' if found.sealed else _UNSEALED}")
     table = new_table("file", ">iteration", "stage", "array", "problem")
     for damage in found.damages:
         stage = stage_label(damage.stage, damage.step or 0) if damage.stage else ""
         iteration = "" if damage.iteration is None else damage.iteration
         table.add_row(damage.file, iteration, stage, damage.array or "", as_text(damage.problem, "red"))
-    if not found.intact:
-        return Group(table, *what_helps(found.path, found.damages))
-    return as_text(f"{location(found.path)}: every file is intact{'' if found.sealed else _UNSEALED}")
+    return Group(table, *what_helps(found.path, found.damages))
 
 
 def export_view(done: "Export") -> RenderableType:
@@ -344,16 +349,11 @@ def evaluation_view(outcome: "EvaluationOutcome") -> RenderableType:
     rows = class_rows(outcome.by_class())
     labels = [plural(k, "adaptation step") for k in range(outcome.evaluation.adaptation_steps + 1)]
     success = success_view(success_rows(outcome.evaluation, outcome.classes))
-    return Group(evaluation_table(outcome), *facts_view(outcome.summary()), *_classes_view(rows, labels), *success)
-
-
-def facts_view(steps: Sequence["AdaptationSummary"]) -> list[RenderableType]:
-    """Show facts of test episodes, with a column per step; empty without facts."""
-    if not steps[0].facts:
-        return []
-    columns = (f">{plural(step.adaptation_steps, 'adaptation step')}" for step in steps)
-    rows = ((name.replace("_", " "), *(number(step.facts[name]) for step in steps)) for name in steps[0].facts)
-    return [new_table("of test episodes", *columns, rows=rows)]
+    steps = outcome.summary()
+    # The environment's facts for test episodes, steps side by side.
+    told = ((name.replace("_", " "), *(number(step.facts[name]) for step in steps)) for name in steps[0].facts)
+    facts = [new_table("of test episodes", *(f">{label}" for label in labels), rows=told)] if steps[0].facts else []
+    return Group(evaluation_table(outcome), *facts, *_classes_view(rows, labels), *success)
 
 
 def success_view(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
@@ -465,3 +465,152 @@ def _quarantine_table(entries: Sequence[Mapping[str, Any]]) -> Table:
         for entry in entries
     )
     return new_table("when", ">iteration", "stage", "what", "kept in", "", rows=rows)
+
+
+def diff_view(diff: "RunDiff") -> RenderableType:
+    """`metaloom diff`."""
+    parts: list[RenderableType] = []
+    for title, rows in (("settings", diff.settings), ("code, packages, machine", diff.environment)):
+        if rows:
+            cells = ((row.name, *("-" if value is None else value for value in (row.a, row.b))) for row in rows)
+            parts += [heading(title), new_table("", diff.a.name, diff.b.name, rows=cells)]
+    if diff.first is not None:
+        parts += [heading(f"first difference: iteration {diff.first.iteration}, {stage_name(diff.first)}")]
+        parts += [difference_table(diff.arrays, ("a", "b"))]
+    outputs = f"{plural(diff.compared, 'output')} that both have"
+    words = f"equal: all {outputs}" if diff.equal else f"{diff.different} of {outputs} differ"
+    for run, count in ((diff.a, diff.only_a), (diff.b, diff.only_b)):
+        words += f"; {count} {'is' if count == 1 else 'are'} in {run} only" if count else ""
+    return Group(*parts, as_text(words))
+
+
+def disk_view(usage: DiskUsage) -> RenderableType:
+    """`metaloom du`: a row for each run, and with `details` its contents."""
+    uses, paths, leftovers = usage.uses, usage.paths, usage.leftovers
+    if not uses and not leftovers:
+        return "no runs"
+    table = new_table("run", ">on disk", ">shared with forks", ">freed by thinning", ">freed by removing", "")
+    for use, path in zip(uses, paths, strict=True):
+        known = size(use.thinning) if not use.problem else ""
+        note = use.problem or (f"{size(use.only_remote)} not in the cache" if use.only_remote else "")
+        table.add_row(use.name, size(use.num_bytes), size(use.shared), known, size(bytes_freed([path])), note)
+    table.add_section()
+    table.add_row("together", size(bytes_together(paths)))
+    parts: list[RenderableType] = [table] if uses else []
+    for use in uses if usage.details else ():
+        ranges = {f"{first} to {last}": num_bytes for (first, last), num_bytes in (use.ranges or {}).items()}
+        for what, sizes in (("group", use.groups), ("stage", use.stages), ("iteration", ranges)):
+            if sizes:
+                rows = ((name, size(num_bytes)) for name, num_bytes in sizes.items())
+                parts += [heading(f"{use.name}, by {what}"), new_table(what, ">size", rows=rows)]
+    if leftovers:
+        left = plural(len(leftovers), "interrupted removal")
+        parts.append(as_text(f"{left}, {size(bytes_together(leftovers))}: `metaloom rm` finishes that", "yellow"))
+    return Group(*parts)
+
+
+def counterfactual_table(result: "Counterfactual") -> Table:
+    """`metaloom optimize`: both outcomes side by side."""
+    table = new_table("", ">as in the run", ">changed", "")
+    table.title = f"iteration {result.ref.iteration}, {stage_name(result.ref)}: {_settings(result)}"
+    for name, (stored, changed) in result.quantities().items():
+        if name == "seconds":
+            continue
+        style = "" if stored == changed else "bold"
+        note = meaning(name, stored) and meaning(name, changed)
+        table.add_row(name, optional(stored), Text(optional(changed), style), note)
+    table.add_row("time", short_time(result.stored.seconds), short_time(result.changed.seconds))
+    distance = ", ".join(f"{name.replace('_', ' ')} {number(value)}" for name, value in result.distance().items())
+    same = "identical to what is stored" if result.changed.identical else f"apart: {distance}"
+    reach = ""
+    if result.changed.settings and result.first_changed is not None:
+        reach = f"the first stage that changes is {stage_name(result.first_changed)}"
+    elif result.changed.settings:
+        computed = ", ".join(map(stage_name, result.changed.digests))
+        reach = f"of what was computed again ({computed}), no stage reads the changed settings with any effect"
+    table.caption = "; ".join(filter(None, (same, reach, _stored_words(result))))
+    return table
+
+
+def grid_table(results: Sequence["Counterfactual"]) -> Table:
+    """`metaloom optimize --grid`: a row per combination. Columns with one value throughout are omitted."""
+    rows = [{name: c for name, (_, c) in result.quantities().items()} for result in results]
+    stored = {name: s for name, (s, _) in results[0].quantities().items()}
+    names = [name for name in {**stored, **{n: None for row in rows for n in row}} if name != "seconds"]
+    names = [name for name in names if len({row.get(name) for row in (stored, *rows)}) > 1]
+    distances = [result.distance() for result in results]
+    table = new_table("settings", *(f">{name}" for name in names), *(f">{name}" for name in distances[0]), ">time")
+    ref = results[0].ref
+    table.title = f"iteration {ref.iteration}, {stage_name(ref)}"
+    blank = [""] * len(distances[0])
+    table.add_row(
+        "as in the run", *(optional(stored.get(n)) for n in names), *blank, short_time(results[0].stored.seconds)
+    )
+    for result, row, distance in zip(results, rows, distances, strict=True):
+        values = (*(optional(row.get(name)) for name in names), *map(number, distance.values()))
+        table.add_row(_settings(result), *values, short_time(result.changed.seconds))
+    table.caption = _stored_words(results[0])
+    return table
+
+
+def _stored_words(result: "Counterfactual") -> str:
+    if result.stored.identical:
+        return "with the run's own settings the stage gives the stored bits"
+    return "with the run's own settings the stage does NOT give the stored bits: see `metaloom replay`"
+
+
+def _settings(result: "Counterfactual") -> str:
+    return " ".join(result.changed.settings) or "no change"
+
+
+_MOST_COMPONENTS = 4
+
+
+def minibatch_info(run: Run, iteration: int, update: int, rows: slice, *, context: bool) -> dict[str, Any]:
+    """Describe some transitions of a gradient step as plain data, each with its origin."""
+    table = run[iteration].transitions(update, context=context, rows=rows)
+    batches = run[iteration].minibatches()
+    numbers = batches.context_rows if context else batches.rows
+    assert numbers is not None
+    return {
+        "run": run.path.name,
+        "iteration": iteration,
+        "update": update,
+        "num_updates": batches.num_updates,
+        "context": context,
+        "tasks": batches.task_ids[update].tolist(),
+        "rows_per_task": numbers.shape[2],
+        "transitions": as_json(table.to_pylist()),
+    }
+
+
+def minibatch_view(info: Mapping[str, Any]) -> Table:
+    """Lay the same out for people."""
+    table = new_table(
+        *(">buffer", ">row", ">iteration", "stage", ">task", ">episode", ">t"),
+        *("observation", "action", "reward", "next observation", "terminated"),
+    )
+    for row in info["transitions"]:
+        table.add_row(
+            *(row[name] for name in ("memory", "row", "iteration")),
+            stage_label(row["stage"], row["step"]),
+            *(row[name] for name in ("task", "episode", "t")),
+            *(_numbers(row[name]) for name in ("observation", "action", "reward", "next_observation")),
+            "yes" if row["terminated"] else "",
+        )
+    kind = "context" if info["context"] else "minibatch"
+    all_rows = len(info["tasks"]) * info["rows_per_task"]
+    table.title = (
+        f"{info['run']}, iteration {info['iteration']}, {kind} of gradient step {info['update']} of "
+        f"{info['num_updates']}: {len(info['tasks'])} x {info['rows_per_task']} transitions"
+    )
+    table.caption = f"{len(info['transitions'])} of {all_rows} transitions; --rows FROM:TO shows others"
+    return table
+
+
+def _numbers(value: Any) -> str:
+    """Format a scalar, or the first components of a vector."""
+    if not isinstance(value, list):
+        return "-" if value is None else number(value)
+    shown = ", ".join(_numbers(component) for component in value[:_MOST_COMPONENTS])
+    return shown if len(value) <= _MOST_COMPONENTS else f"{shown}, ... ({len(value)})"

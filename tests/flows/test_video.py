@@ -19,7 +19,6 @@ from PIL import Image, ImageSequence
 import metaloom
 from metaloom import storage
 from metaloom.flows import cli
-from metaloom.flows.commands import evaluate as of_evaluation
 from metaloom.flows.commands.thin import thin
 from metaloom.flows.errors import ExtraMissing, UsageError
 from metaloom.flows.films import opengl, painters
@@ -296,7 +295,7 @@ def test_an_evaluation_that_could_not_be_filmed_is_refused_before_it_samples(poi
     def no_pictures(env):
         raise UsageError(f"{env.name} has no pictures")
 
-    monkeypatch.setattr(of_evaluation, "drawable", no_pictures)
+    monkeypatch.setattr(commands_video, "drawable", no_pictures)
     assert cli.run(["evaluate", str(points.path), "--video", str(tmp_path / "film.gif")]) == 2
     assert capsys.readouterr() == ("", "metaloom: point-corner has no pictures\n")
 
@@ -341,7 +340,7 @@ def test_a_window_is_tried_where_there_is_a_screen_of_either_kind(name, monkeypa
     assert (problem is None, len(tried)) == ((True, 1) if name else (False, 0))
 
 
-@pytest.mark.parametrize("size", ["480", "0x360", "480x", "9999x100", "axb"])
+@pytest.mark.parametrize("size", ["480", "15x360", "480x", "4097x100", "axb"])
 def test_a_size_that_is_none_is_refused(points, size, capsys):
     assert cli.run(["video", str(points.path), "--out", "film.gif", "--size", size]) == 2
     assert f"--size {size}" in capsys.readouterr().err

@@ -268,8 +268,9 @@ class TestLog:
             training.train(tiny_config(), path, backend=SERIAL, observer=training.Observer(iteration_done=fail))
         (error,) = (line for line in lines(path) if line.level == "error")
         assert error.message == "ends with RuntimeError: power"
-        out = io.StringIO()
-        ending = watch_run(path, mode="plain", out=out, wait=time.sleep)
+        with (tmp_path / "watched").open("w") as out:
+            ending = watch_run(path, mode="plain", out=out, wait=time.sleep)
+            assert (tmp_path / "watched").read_text().startswith("iteration 0 (1 of 3)")  # by now
         assert (ending.how, ending.went_well) == ("failed", False)
         assert "failed after 1 of 3 iterations: ends with RuntimeError: power; continue with: " in ending.message
 

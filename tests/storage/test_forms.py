@@ -1,0 +1,162 @@
+"""Parts of the format by themselves: in one order whatever the order they come in, and refused beyond their limits."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from metaloom.storage import DamagedRun, StageRef
+from metaloom.storage.format.canonical import parse_sealed, render, sealed
+from metaloom.storage.format.files import read_file
+from metaloom.storage.format.records import MOST_SESSIONS, parse_session
+from metaloom.storage.format.segments import (
+    MOST_RECORDS,
+    Link,
+    PackedFile,
+    Seal,
+    index_size,
+    join,
+    place_in_shard,
+    ranges,
+    read_seal,
+    segment_name,
+    shard_index,
+)
+from metaloom.storage.format.sessions import Head, stray_sessions
+from metaloom.storage.format.stages import ON_POLICY
+from metaloom.storage.format.thinning import (
+    marker_path,
+    packed_marker_path,
+    read_marker,
+    read_packed_marker,
+    render_marker,
+    render_packed_marker,
+)
+from metaloom.storage.read.segments import Segment, Segments
+
+TOKEN = "0123456789abcdef"
+OUTPUTS = {StageRef(3, stage, k): f"{stage}{k}" for k in range(3) for stage in ("collect_rollouts", "process_samples")}
+
+
+def shuffled(entries: dict[StageRef, str]) -> dict[StageRef, str]:
+    items = [*entries.items()]
+    random.Random(2).shuffle(items)
+    assert items != [*entries.items()]
+    return dict(items)
+
+
+def links(*sequences: int) -> list[Link]:
+    """Return a link for each record of a chain, from the last one to the first."""
+    heads = [Head(n, f"hash {n}", StageRef(n, "adapt"), "") for n in sequences]
+    return [Link(head.sequence, f"hash {head.sequence - 1}", head) for head in reversed(heads)]
+
+
+def test_markers_have_the_same_bytes_whatever_the_order_of_outputs_and_iterations(tmp_path: Path) -> None:
+    assert render_marker(3, shuffled(OUTPUTS)) == render_marker(3, OUTPUTS)
+    (tmp_path / "_thinned").mkdir()
+    marker_path(tmp_path, 3).write_bytes(render_marker(3, OUTPUTS))
+    assert read_marker(marker_path(tmp_path, 3), ON_POLICY) == OUTPUTS
+    other = {StageRef(2, "adapt"): "a"}
+    marker = render_packed_marker(range(2, 5), {3: shuffled(OUTPUTS), 4: {}, 2: other})
+    assert marker == render_packed_marker(range(2, 5), {2: other, 3: OUTPUTS})
+    path = packed_marker_path(tmp_path, range(2, 5))
+    path.write_bytes(marker)
+    assert read_packed_marker(path, range(2, 5), ON_POLICY) == {2: other, 3: OUTPUTS}
+    path.write_bytes(render_packed_marker(range(2, 5), {5: {StageRef(5, "adapt"): "a"}}))
+    with pytest.raises(DamagedRun, match="about other iterations"):
+        read_packed_marker(path, range(2, 5), ON_POLICY)
+
+
+def test_links_and_numbers_are_joined_whatever_their_order_and_only_where_they_follow_one_another() -> None:
+    chain = links(0, 1, 2, 4, 5)
+    assert [(link.first, link.head.sequence) for link in join(chain)] == [(0, 2), (4, 5)]
+    assert [(link.first, link.head.sequence) for link in join([chain[0], Link(4, "hash 3", chain[1].head)])] == [(4, 5)]
+    forked = [Link(1, "another hash", chain[3].head), chain[4]]
+    assert [link.first for link in join(forked)] == [0, 1]
+    assert [*ranges([7, 3, 1, 2, 9, 8])] == [range(1, 4), range(7, 10)]
+    assert [*ranges([])] == []
+
+
+def test_sessions_are_strays_by_their_numbers_whatever_the_order_of_their_names(tmp_path: Path) -> None:
+    names = [f"{number:06d}.claim" for number in (2, 0, 1)]
+    assert [*stray_sessions(tmp_path, names)] == []
+    assert [*stray_sessions(tmp_path, [*names, "99999999.claim"])] == [("99999999.claim", 2)]
+
+
+def test_the_index_of_a_shard_says_where_each_row_is_and_is_checked(tmp_path: Path) -> None:
+    index = shard_index([3, None, 0, 5])
+    assert len(index) == index_size(4)
+    assert [place_in_shard(index, row, tmp_path) for row in range(4)] == [(0, 3), None, (3, 0), (3, 5)]
+    for place in range(len(index)):
+        flipped = index[:place] + bytes([index[place] ^ 1]) + index[place + 1 :]
+        with pytest.raises(DamagedRun):
+            place_in_shard(flipped, 0, tmp_path)
+
+
+@pytest.mark.parametrize(("more", "problem"), [(0, None), (1, f"{MOST_RECORDS + 1} outputs")])
+def test_a_seal_of_more_outputs_than_memory_is_for_is_refused(more: int, problem: str | None, tmp_path: Path) -> None:
+    held = range(MOST_RECORDS + more)
+    (chain,) = links(0)
+    files = {"records.parquet": PackedFile(1, "")}
+    seal = Seal(held, {("adapt", 0): (held,)}, (chain,), frozenset({(0, TOKEN)}), {}, files)
+    folder = tmp_path / segment_name(held)
+    folder.mkdir()
+    (folder / "seal.json").write_bytes(seal.content())
+    if problem is None:
+        assert read_seal(folder) == seal
+        return
+    with pytest.raises(DamagedRun, match=problem):
+        read_seal(folder)
+
+
+@pytest.mark.parametrize(("first", "second", "overlap"), [((0, 3), (3, 5), False), ((0, 4), (3, 5), True)])
+def test_two_segments_of_one_iteration_are_a_conflict(first: Any, second: Any, overlap: bool, tmp_path: Path) -> None:
+    both = [SimpleNamespace(folder=tmp_path / str(ends), iterations=range(*ends)) for ends in (second, first)]
+    problems = Segments(tmp_path).use(cast(list[Segment], both))
+    expected = [(tmp_path / str(second), f"is about iterations that {first} has too")]
+    assert problems == (expected if overlap else [])
+
+
+@pytest.mark.parametrize(("number", "token"), [(-1, TOKEN), (MOST_SESSIONS, TOKEN), (0, TOKEN[1:]), (0, TOKEN.upper())])
+def test_a_session_with_another_number_or_token_than_a_folder_can_have_is_refused(number: int, token: str) -> None:
+    with pytest.raises(ValueError, match=f"session {number} with the token"):
+        parse_session(number, token)
+    assert parse_session(MOST_SESSIONS - 1, TOKEN) == (MOST_SESSIONS - 1, TOKEN)
+    assert parse_session(0, TOKEN) == (0, TOKEN)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ({"a": float("nan")}, "checksum"),
+        ({"a": float("inf")}, "checksum"),
+        ([1], "JSON holds a list at the top"),
+        (None, "JSON holds a NoneType at the top"),
+    ],
+)
+def test_a_document_is_an_object_without_what_json_does_not_have(content: Any, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        parse_sealed(json.dumps(content, separators=(",", ":")).encode() + b"\n")
+    assert parse_sealed(render(sealed({"a": 1.5})))["a"] == 1.5
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda path: path.mkdir(), "is a folder, not a file"),
+        (lambda path: path.parent.write_bytes(b""), "is no regular file"),
+        (lambda path: path.symlink_to("elsewhere"), "link"),
+    ],
+    ids=["a folder", "below a file", "a link"],
+)
+def test_what_is_no_regular_file_is_not_read(make: Callable[[Path], object], problem: str, tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "file"
+    if problem != "is no regular file":
+        path.parent.mkdir()
+    make(path)
+    with pytest.raises(DamagedRun, match=problem):
+        read_file(path, limit=10)
