@@ -1,4 +1,4 @@
-"""A self-contained HTML page in one file that loads nothing: text, tables, and images or charts it draws itself."""
+"""Self-contained HTML pages: text, tables, and images or charts drawn by scripts."""
 
 import base64
 import gzip
@@ -21,7 +21,7 @@ _REPORT = Path(__file__).parent / "static" / "report.js"
 
 @dataclass(frozen=True)
 class Drawings:
-    """Charts with all that a browser needs to draw them.
+    """Charts with everything a browser needs to draw them.
 
     Attributes:
         charts: Charts to draw.
@@ -33,14 +33,14 @@ class Drawings:
 
     @cached_property
     def script(self) -> str:
-        """The script that draws, less plotly.js."""
+        """Return the drawing script, without plotly.js."""
         text = (_VIEWER / "traces.js").read_text(encoding="utf-8") + "\n" + _REPORT.read_text(encoding="utf-8")
-        # A page that is opened from a folder can import no modules: both files are one script.
+        # A page opened from a folder cannot import modules, so join both files in one script.
         return "\n" + re.sub(r"^export ", "", text, flags=re.MULTILINE)
 
     @property
     def policy(self) -> str:
-        """The Content-Security-Policy of a page that holds these: two scripts, and no network."""
+        """Return the Content-Security-Policy of a page with these charts: two scripts, no network."""
         digests = (hashlib.sha256(text.encode()).digest() for text in (self.script, self.plotly))
         scripts = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
         # plotly.js saves a chart as a picture through a blob.
@@ -48,10 +48,10 @@ class Drawings:
 
     @property
     def html(self) -> str:
-        """The scripts and their data as markup."""
+        """Return scripts and data as HTML."""
         data = json.dumps([chart_data(chart) for chart in self.charts], allow_nan=False, separators=(",", ":"))
         packed = base64.b64encode(gzip.compress(self.plotly.encode(), 6, mtime=0)).decode()
-        # Within a script nothing is escaped; "<" alone could end it.
+        # Scripts are not escaped; only "<" could end one.
         return (
             f'<script type="application/json" id="charts">{data.replace("<", chr(92) + "u003c")}</script>\n'
             f'<script type="application/gzip" id="plotly">{packed}</script>\n<script>{self.script}</script>'
@@ -59,7 +59,7 @@ class Drawings:
 
 
 def plotly_file() -> Path:
-    """Find plotly.js, without importing the package that brings it."""
+    """Return the path of plotly.js, without importing its package."""
     found = importlib.util.find_spec("plotly")
     if found is not None and found.origin is not None:
         file = Path(found.origin).parent / "package_data" / "plotly.min.js"
@@ -68,7 +68,7 @@ def plotly_file() -> Path:
     raise ExtraMissing("view", "plotly with its plotly.min.js")
 
 
-# The browser enforces what the page promises: no network, no scripts, images only from the page itself.
+# Enforced by the browser: no network, no scripts, images only from the page itself.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 CONTROLS = """
@@ -89,7 +89,7 @@ class Picture:
     Attributes:
         source: A data URI.
         alternative: Text for screen readers.
-        caption: What to look for; empty for none.
+        caption: Caption; empty for none.
         enlarged: True if it fills the width of its container.
     """
 
@@ -111,10 +111,10 @@ class Page:
         subtitle: One line below it.
         tiles: (name, value) of the figures to see first.
         main_figure: Figure across the page.
-        sections: (heading, figures) in their order.
-        tables: (heading, rows of name and value); folded, but for those in `unfolded`.
+        sections: (heading, figures) in order.
+        tables: (heading, rows of name and value); folded unless in `unfolded`.
         unfolded: Headings of the tables that are shown open.
-        drawings: Charts that scripts draw; None on a page without scripts.
+        drawings: Charts drawn by scripts; None for a page without scripts.
     """
 
     title: str

@@ -39,7 +39,7 @@ BALANCED_NOTE = (
 INTERVAL_NOTE = "lines: averages over tasks of their mean test return; bands: 95 % bootstrap intervals"
 INTERVAL = "95 % bootstrap interval"
 MOST_ITERATIONS, MOST_POINTS = 100, 20_000
-"""Limits for showing single tasks: number of iterations, fewer if their tasks exceed the number of points."""
+"""Limits of charts of single tasks: number of iterations, and of points."""
 SECTIONS = (
     "Return", "Trials", "By class of task", "Tasks", "Success", "Evaluation", "Optimization", "Time",
 )  # fmt: skip
@@ -47,7 +47,7 @@ SECTIONS = (
 
 
 def run_charts(run: Run, history: History, seconds: Mapping[StageRef, Array] | None = None) -> list[Chart]:
-    """Return every chart of a run, in page order. `seconds` as from `stage_seconds`, read if omitted."""
+    """Return every chart of a run, in page order; `seconds` as from `stage_seconds`, by default read."""
     read = ((i, evaluation_after(run, i)) for i in history.iterations.tolist())
     evaluations = {i: found for i, found in read if found is not None}
     charts = [*_class_panels(history), *curves(run.path.name, history, evaluations), *_task_charts(history)]
@@ -149,11 +149,11 @@ def _class_panels(history: History) -> Iterator[Chart]:
 
 
 def _task_charts(history: History) -> Iterator[Chart]:
-    """Yield charts with every task as a point: before against after in the last iteration, and over training."""
+    """Yield charts with a point per task: after against before adaptation in the last iteration, and over training."""
     last, num_tasks = history.last_step, history.task_returns.shape[2]
     if num_tasks == 1:
         return
-    # The class of every task, [I, B]; one class where there are none.
+    # The class of every task, [I, B]; a single one without classes.
     names, kinds = ("tasks",), np.zeros((len(history.iterations), num_tasks), int)
     if history.task_classes is not None and history.by_class:
         names, kinds = history.by_class[0][0].names, history.task_classes
@@ -343,7 +343,7 @@ def _time_charts(run: Run, history: History, seconds: Mapping[StageRef, Array]) 
     if not seconds:
         return
     layers = [*_layers(seconds, run)]
-    # Medians over iterations; of a stage that only some of them have, its share of each.
+    # Medians over iterations, weighted for stages that only some iterations have.
     missing = [np.isnan(layer.values) for layer in layers]
     typical = np.array(
         [
@@ -367,7 +367,7 @@ def _time_charts(run: Run, history: History, seconds: Mapping[StageRef, Array]) 
 
 
 def _layers(seconds: Mapping[StageRef, Array], run: Run) -> Iterator[Series]:
-    """Yield a series for every stage, or one in all for a stage with more inner steps than charts can distinguish."""
+    """Yield a series per stage, joined for stages with too many inner steps to distinguish."""
     by_stage: dict[str, list[StageRef]] = {}
     for ref in seconds:
         by_stage.setdefault(ref.stage, []).append(ref)

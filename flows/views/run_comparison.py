@@ -19,7 +19,7 @@ MOST_PAIRS = 12
 
 
 def comparison_figure(found: "Comparison") -> Figure:
-    """Four panels: interquartile means, curves over environment steps, profiles, probabilities of improvement."""
+    """Draw four panels: interquartile means, curves over environment steps, profiles, probabilities of improvement."""
     figure = Figure(figsize=(11, 7.6), layout="constrained")
     figure.suptitle(
         f"{found.conditions}\n{found.intervals}", x=0.01, ha="left", fontsize=9, color="#57606a", parse_math=False
