@@ -1,6 +1,6 @@
-"""Groups of stored runs compared: what each run was worth at every point of its training, and task by task.
+"""Comparison of groups of stored runs, by their scores during training and by task.
 
-Runs that differ only in their seed are one group.
+Runs that differ only in their seed form a group.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 
 
 def runs_named(names: Sequence[RunLike]) -> list[opened.Run]:
-    """Open the runs of names, paths, patterns and names of sweeps. Of a sweep, open the runs that have begun.
+    """Open runs by names, paths, patterns and names of sweeps; of a sweep, the runs that have begun.
 
     Raises:
-        UsageError: a pattern matches none.
-        storage.StoreError: there is no such run, or it cannot be read.
+        UsageError: a pattern matches no run.
+        storage.StoreError: a run does not exist or cannot be read.
     """
     found: list[opened.Run] = []
     for name in names:
@@ -63,11 +63,11 @@ def runs_named(names: Sequence[RunLike]) -> list[opened.Run]:
 
 EVALUATION, AFTER_ADAPTATION = "evaluation", "return"
 _NOT_MEASURED = ("evaluation.every", "evaluation.seed")
-"""Settings of an evaluation that do not decide what its returns mean."""
+"""Settings of an evaluation that do not affect the meaning of its returns."""
 
 
 class NoFiniteScore(UsageError):
-    """A run has an iteration whose score is no finite number."""
+    """A run has an iteration without a finite score."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Histories:
 
 
 def read_histories(runs: Sequence[Run], metric: str | None, *, mixed: bool) -> tuple[Histories, tuple[str, ...]]:
-    """Read the scores of runs by a metric, with notes on its choice."""
+    """Read runs' scores by a metric, with notes on its choice."""
     evaluated = [run for run in runs if _evaluations(run) is not None] if metric in (None, EVALUATION) else []
     notes: tuple[str, ...] = ()
     if metric is None:
@@ -112,7 +112,7 @@ def read_histories(runs: Sequence[Run], metric: str | None, *, mixed: bool) -> t
 
 
 def scored(found: Histories, groups: Mapping[str, RunGroup], common: float, last: int) -> dict[str, Scores]:
-    """Compute the scores of groups of runs by name after `common` environment steps, by task if the tasks are known."""
+    """Return the scores of groups after `common` environment steps, by task if the tasks are known."""
     rows: dict[Path, Array] = {}
     tasks: dict[Path, tuple[str, bytes] | None] = {}
     for run, history in zip(found.runs, found.histories, strict=True):
@@ -131,14 +131,14 @@ def scored(found: Histories, groups: Mapping[str, RunGroup], common: float, last
             rows = {path: row for path, row in by_task.items() if row is not None}
     strata = {history.path: history.environment for history in found.histories}
     by_environment = len({frozenset(strata[run.path] for run in group.runs) for group in groups.values()}) == 1
-    # As many different sets of tasks as environments: all runs of an environment had the same tasks. Those of another
-    # one are never the same, however many there are.
+    # One set of tasks per environment: all runs of an environment had the same tasks. Tasks of different environments
+    # are never the same.
     different = len(set(strata.values())) if by_environment else 1
     same = None not in tasks.values() and len(set(tasks.values())) == different
     return {
         name: Scores(
             tuple(rows[run.path] for run in group.runs),
-            # Groups of one environment each, such as by --group env.name, are compared across them.
+            # Groups with one environment each, such as by --group env.name, are compared across environments.
             tuple(strata[run.path] if by_environment else "" for run in group.runs),
             same,
         )
@@ -207,7 +207,7 @@ def _history(run: Run, metrics: pa.Table, iterations: Array, values: Array) -> H
 
 
 def _training_returns(run: Run, history: History, common: float, last: int) -> Array | None:
-    """Mean return of every task of the last iterations, after adaptation; None if episodes do not show it."""
+    """Return every task's mean return after adaptation in the last iterations; None if it cannot be determined."""
     window = history.before(common)[-last:]
     table = run.episodes([int(i) for i in window])
     steps = table["step"].to_numpy()
@@ -216,7 +216,7 @@ def _training_returns(run: Run, history: History, common: float, last: int) -> A
     iteration, task = table["iteration"].to_numpy()[chosen], table["task"].to_numpy()[chosen]
     metrics = run.metrics([int(i) for i in window])
     column = f"step_{final}.num_episodes"
-    # Inference from experience collects separate rollout batches, which are not the steps that metrics count.
+    # With task inference, rollout batches are not the inner steps in metrics.
     if column not in metrics.column_names or int(sum(metrics[column].to_pylist())) != int(chosen.sum()):
         return None
     _, places = np.unique(np.stack([iteration, task]), axis=1, return_inverse=True)
@@ -225,20 +225,20 @@ def _training_returns(run: Run, history: History, common: float, last: int) -> A
 
 
 def _by_task(run: Run, iteration: int) -> tuple[Array, bytes]:
-    """Mean return of every task of an evaluation, [B], in the order of their parameters; and what these are."""
+    """Return every task's mean return in an evaluation, [B], sorted by task parameters, and the parameters."""
     tests = _last_tests(run.evaluations(iteration))
     task = tests["task"].to_numpy()
     means = np.bincount(task, tests["return"].to_numpy()) / np.bincount(task)
     first = np.unique(task, return_index=True)[1]
     names = [name for name in tests.column_names if name.startswith("task_")]
-    # Drawn from the same ones, tasks stand in another order for every seed.
+    # Tasks drawn from the same set have another order for every seed.
     params = np.array([tests[name].to_numpy()[first].astype(np.float64) for name in names]).reshape(-1, len(means))
     order = np.lexsort(params) if names else np.arange(len(means))
     return means[order], f"{params.shape}".encode() + params[:, order].tobytes()
 
 
 def _last_tests(table: pa.Table) -> pa.Table:
-    """The test episodes after the last adaptation step."""
+    """Return the test episodes after the last adaptation step."""
     steps = table["adaptation_steps"].to_numpy()
     test = table["test"].to_numpy(zero_copy_only=False).astype(bool)
     return table.filter(pa.array(test & (steps == steps[test].max())))
@@ -288,7 +288,7 @@ def compare(
     seed: int = 0,
     resamples: int = RESAMPLES,
 ) -> Comparison:
-    """Compare groups of runs, each of runs that differ only in their seed."""
+    """Compare groups of runs that differ only in their seeds."""
     check_seed(seed)
     if last < 1 or resamples < 100:
         raise UsageError(f"found last={last} and resamples={resamples}; required last >= 1 and resamples >= 100")
@@ -344,7 +344,7 @@ def _draw(found: Comparison) -> "Figure":
 
 
 def _curve_steps(histories: Sequence[History], common: float) -> Array:
-    """Environment steps from where all runs have a score to where all still have one."""
+    """Return the range of environment steps in which all runs have scores."""
     first = max(history.steps[0] for history in histories)
     points = np.unique(np.concatenate([history.steps for history in histories]))
     points = points[(points >= first) & (points <= common)]

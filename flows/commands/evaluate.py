@@ -1,4 +1,4 @@
-"""Films of the test episodes of an evaluation, which are not stored."""
+"""Videos of an evaluation's test episodes, which are not stored."""
 
 from pathlib import Path
 
@@ -16,12 +16,12 @@ from metaloom.stages.evaluate import test_position
 
 
 class EvaluationFilm:
-    """Keeps the test episodes before the first adaptation step and after the last, and films one task.
+    """Keeps the test episodes before the first and after the last adaptation step, and films one task.
 
-    The task has the median return after adaptation. So do the episodes within the task.
+    It films the task and the episodes of median return.
 
     Args:
-        out: File to write: .gif, .webp, .mp4, or .png for the last picture alone.
+        out: File to write: .gif, .webp, .mp4, or .png for only the last frame.
         env: Environment to film.
         renderer: Renderer for MuJoCo's robots.
     """
@@ -34,11 +34,11 @@ class EvaluationFilm:
         self._kept: dict[int, EpisodeBatch] = {}
 
     def tested(self, k: int, episodes: EpisodeBatch) -> None:
-        """Keep the test episodes after k adaptation steps and the ones before adaptation; drop the others."""
+        """Keep the test episodes before adaptation and after k steps; drop the others."""
         self._kept = {0: self._kept.get(0, episodes), k: episodes}
 
     def write(self, outcome: EvaluationOutcome, name: str) -> Film:
-        """Film the evaluation of the run of this name."""
+        """Write the video of the evaluation of the run `name`."""
         returns, config = outcome.evaluation.test_returns[:, -1].mean(axis=1), outcome.config
         b = int(np.argsort(returns, kind="stable")[(len(returns) - 1) // 2])
         run_seed = EvaluationPlan.of(config).run_seed

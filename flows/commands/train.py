@@ -1,4 +1,4 @@
-"""Train a run from its first missing stage to its last: a fresh run and a resumed one are the same loop."""
+"""The training loop, from a run's first missing stage to its last, for new and resumed runs."""
 
 import logging
 import time
@@ -53,25 +53,25 @@ P = ParamSpec("P")
 
 
 class StageCall(Protocol):
-    """Runs one stage; Prefect's wraps it into a task named after the ref."""
+    """Function that runs a stage; Prefect's wraps it into a task named after the reference."""
 
     def __call__(self, ref: StageRef, inputs: Sequence[StageRef], compute: Callable[[], StageRef]) -> StageRef:
-        """Call `compute` and return what it returns; `inputs` are the stages whose outputs it reads."""
+        """Call `compute` and return its result; `inputs` are references to its inputs."""
         ...
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """Where a run stands after training.
+    """State of a run after training.
 
     Attributes:
-        path: the run's folder.
-        iterations_done: how many are complete.
-        stopped: it was asked to stop before its last iteration.
-        computed: how many outputs were missing and are stored now.
+        path: Folder of the run.
+        iterations_done: Number of complete iterations.
+        stopped: True if a request stopped it before its last iteration.
+        computed: Number of outputs computed and stored.
         repaired: One line for each damaged file that was repaired before training.
         damage: Findings of the verification after a repair; None without a repair, or if it was stopped.
-        enough: criteria of `stop` that ended it before its last iteration.
+        enough: Criteria of `stop` that ended it before its last iteration.
     """
 
     path: Path
@@ -100,8 +100,8 @@ def training(
     call: StageCall = direct,
     observer: Observer = Observer(),
 ) -> Training:
-    """Train a new run that is kept at `path`, iteration by iteration."""
-    # Folder, environment and workers first: what is wrong with them is known before anything is created on disk.
+    """Train a new run in `path`, pausing after each iteration."""
+    # Check folder, environment and workers before creating anything on disk.
     storage.check_new_run(path)
     config = pinned(config, step_timeout_seconds=backend.step_timeout_seconds)
     kept_config = recorded(config)
@@ -110,7 +110,7 @@ def training(
         _check_metrics(stages)
         _check_baselines(stages)
         if config.algorithm.trial is not None:
-            # Other policies are checked whenever they are built. Runs that earlier versions began must still resume.
+            # Other policies are checked when built. Runs of earlier versions must still resume.
             check_std(config.policy, stages.context.setup)
         rehearse(stages, observer.should_stop)
         with storage.create_run(
@@ -141,13 +141,13 @@ def resuming(
     call: StageCall = direct,
     observer: Observer = Observer(),
 ) -> Training:
-    """Train a stored run from its first missing stage on, iteration by iteration."""
+    """Train a stored run from its first missing stage, pausing after each iteration."""
     with kept_log() as kept:
         repaired: Sequence[str] = ()
         if repair:
-            with suppress(storage.DamagedRun, storage.NotARun):  # else to be asked when it can be read
+            with suppress(storage.DamagedRun, storage.NotARun):  # otherwise ask when it can be read
                 require_trust(storage.open_run(path))
-            # By itself, because it may be what makes the run readable.
+            # Separately, because it may make the run readable.
             with storage.open_writer(path, take_over=take_over, repair=True) as writer:
                 repaired = writer.repaired
         run = storage.open_run(path)
@@ -159,7 +159,7 @@ def resuming(
                     "that many"
                 )
             config = build_config({**config.model_dump(), "iterations": iterations})
-        # The lock first: a run that somebody else is writing is refused before workers start.
+        # Lock first: reject a run that another process is writing before workers start.
         with (
             storage.open_writer(
                 path, capacity=config.iterations, take_over=take_over, retention=_retention_for(run, config)
@@ -167,7 +167,7 @@ def resuming(
             kept.of(writer, backend.for_tasks(config.num_tasks)),
             stages_of_run(run, backend, config, partial(check_sizes, config)) as stages,
         ):
-            # Workers run before the first stage does.
+            # Start workers before the first stage.
             facts = environment(stages.own())
             if refs := run.refs():
                 tell_changed_sources(run, refs[-1], facts.get("plugins", {}))
@@ -181,7 +181,7 @@ def resuming(
 
 
 def _to_the_end(begin: Callable[P, Training]) -> Callable[P, TrainResult]:
-    """Return the function that trains without a pause."""
+    """Return a function that trains without pausing."""
 
     @wraps(begin)
     def train(*args: P.args, **kwargs: P.kwargs) -> TrainResult:
@@ -201,7 +201,7 @@ resume: Final = _to_the_end(resuming)
 
 @contextmanager
 def _repair_advised(path: Path) -> Iterator[None]:
-    """Add advice to the error for a lost output whose inputs were thinned."""
+    """Add a remedy to the error about a lost output whose inputs were thinned."""
     try:
         yield
     except storage.StageThinned as error:
@@ -214,7 +214,7 @@ def _repair_advised(path: Path) -> Iterator[None]:
 
 
 def _check_baselines(stages: Runner) -> None:
-    """Refuse, in new runs, a linear fit to the bytes of images: thousands of columns, cut at 10."""
+    """Reject, in new runs, a linear fit to image bytes: thousands of columns, clipped at 10."""
     config, spaces = stages.config, spaces_of(stages.context.env)
     if not is_image(spaces.observation_shape, spaces.observation_scale):
         return
@@ -231,7 +231,7 @@ def _check_baselines(stages: Runner) -> None:
 
 
 def _check_metrics(stages: Runner) -> None:
-    """Refuse metrics under names that are taken, and a criterion about one that there will not be."""
+    """Reject metrics with reserved names, and a stopping criterion on a metric that will not exist."""
     config, env, stop = stages.config, stages.context.env, stages.config.stop
     if config.metrics or (stop is not None and stop.metric is not None):
         processed = any(stage.output is Samples for stage in stages.graph.stages)
@@ -242,17 +242,17 @@ def _check_metrics(stages: Runner) -> None:
 
 
 def recorded(config: RunConfig) -> RunConfig:
-    """Return a configuration as its run keeps it: written out, so that it says what was observed if defaults change."""
+    """Return a configuration with all defaults written out, as stored in the run."""
     return config.model_copy(update={"env": with_all_options(config.env)})
 
 
 def retention_of(config: RunConfig) -> Retention:
-    """Return what a configuration says about keeping arrays, as the store takes it."""
+    """Convert a configuration's retention for the store."""
     return Retention(**config.retention.model_dump())
 
 
 def _retention_for(run: storage.Run, config: RunConfig) -> Retention:
-    """As configured, but iterations of plug-ins that have changed since are kept: they could not be computed again."""
+    """Return the configured retention, extended by iterations whose plug-ins have changed since."""
     retention = retention_of(config)
     if not retention.thins:
         return retention
@@ -269,7 +269,7 @@ def _retention_for(run: storage.Run, config: RunConfig) -> Retention:
 
 
 def with_retention(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
-    """A stored run's configuration with another retention, which is all of it that may change."""
+    """Return a stored run's configuration with another retention; other settings cannot change."""
     for assignment in assignments:
         if assignment.partition(".")[0] != "retention":
             raise ConfigError(
@@ -280,7 +280,7 @@ def with_retention(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
 
 
 def environment(stages: Runner) -> dict[str, Any]:
-    """Return what decides results besides the configuration and is unknown to the store: code and defaults."""
+    """Return what affects results besides the configuration: code and defaults."""
     plugins, facts = plugin_sources(stages.config), device_facts(stages.config.device)
     env = stages.context.env
     components, told, classes = component_facts(env), described_facts(env), env.task_classes
@@ -316,7 +316,7 @@ def _train(
             return TrainResult(path, iteration, stopped=False, computed=computed, enough=reasons)
         if stop is None and writer.is_whole(iteration):
             continue
-        # Not only the iterations after the last complete one: whatever was lost is computed again.
+        # Check all iterations, since lost outputs are recomputed.
         missing = [ref for ref in order(iteration) if not writer.contains(ref)]
         if not missing:
             if stop is not None:
@@ -331,7 +331,7 @@ def _train(
             observer.stage_started(ref)
             stages = stages_for(ref)
             if stages.graph[ref.stage].ends_iteration:
-                # Now: once the iteration is complete, it may be thinned at any time.
+                # Read now, since a complete iteration may be thinned at any time.
                 returns, by_class = _returns_of_tasks(stages, writer, iteration)
             try:
                 call(ref, stages.upstream(ref), partial(run_once, stages, writer, ref, seconds))
@@ -339,7 +339,7 @@ def _train(
                 log.warning("iteration %d, %s k=%d: abandoned to end in time", iteration, ref.stage, ref.step)
                 return TrainResult(path, iteration, stopped=True, computed=computed)
             computed += 1
-            # Now, while it is in memory: once the iteration is complete, it may be thinned at any time.
+            # Read now, while it is in memory; a complete iteration may be thinned at any time.
             stage = stages.graph[ref.stage]
             if stage.samples and stage.output is EpisodeBatch:
                 steps += cast(EpisodeBatch, writer.load(ref)).num_steps
@@ -371,7 +371,7 @@ def _train(
 
 
 def _check_limit(config: RunConfig, outputs: Iterable[object]) -> None:
-    """Warn where most episodes end at a limit of steps that neither the user nor gymnasium has set."""
+    """Warn if most episodes end at a step limit that neither the user nor gymnasium has set."""
     if "max_episode_steps" in config.model_fields_set or config.env.name in ENVS:
         return
     if gymnasium_limit(config.env.name) is not None:
@@ -391,7 +391,7 @@ def _check_limit(config: RunConfig, outputs: Iterable[object]) -> None:
 
 
 def _idle_iterations(config: RunConfig, run: storage.Run) -> Iterator[str]:
-    """Warn of iterations to come in which step sizes are zero."""
+    """Warn about future iterations with step size zero."""
     horizon, stored = getattr(config.algorithm, "lr_horizon", None), len(run.iterations)
     if horizon is None or config.iterations <= max(horizon, stored):
         return
@@ -407,13 +407,13 @@ def _idle_iterations(config: RunConfig, run: storage.Run) -> Iterator[str]:
 
 
 def run_once(stages: Runner, writer: RunWriter, ref: StageRef, seconds: dict[str, float]) -> StageRef:
-    """Compute and store a stage unless it is stored already. Refuse values that are not finite, and quarantine them."""
+    """Compute and store a stage unless it is stored. Quarantine non-finite values."""
     if not writer.contains(ref):
         started, began = time.time(), time.perf_counter()
         with explained(writer.run.path, ref, stages.seed_position(ref)), abandonable():
             value = compute_checked(stages, ref, writer)
             took, start = time.perf_counter() - began, writer.run.learner_ref(ref.iteration)
-            # The first iterations under these settings, in a fork too: in the second one, a learner has a past.
+            # Check the first two iterations under these settings, since in the second a learner may have state.
             if ref.iteration <= 1 or writer.run.config_of(start) != writer.run.config_of(ref):
                 require_repeatable(stages, ref, writer, value)
         seconds[f"{ref.stage}.{ref.step}"] = took
@@ -435,7 +435,7 @@ def _update(writer: RunWriter, iteration: int) -> Update:
 
 
 def _returns_of_tasks(stages: Runner, writer: RunWriter, iteration: int) -> tuple[list[Array], list[ClassReturns]]:
-    """Compute the returns of every inner step, by task and by class of task; empty if episodes are thinned."""
+    """Return every inner step's returns by task and by class; empty if episodes are thinned."""
     classes, refs = stages.context.env.task_classes, stages.order(iteration)
     drawn = [ref for ref in refs if stages.graph[ref.stage].output is TaskBatch]
     rounds = [ref for ref in refs if ref.stage == writer.run.stages.named("rollouts")]

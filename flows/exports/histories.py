@@ -1,11 +1,10 @@
 """Learning histories: all episodes of a task in training order, for in-context reinforcement learning.
 
-A history is all that one task saw of the learner. Which episodes belong together depends on the run:
+A history contains all episodes of one task. How tasks are identified depends on the run:
 
-- by task, where tasks come from a fixed set: one history per task id, over all iterations;
-- by task, where every task is a fresh draw: one history per draw, over the inner steps of its iteration, so before and
-  after adaptation;
-- by position: one history per index in the meta-batch, over all iterations; with fresh draws its task changes.
+- by task, with a fixed set of tasks: one history per task id, over all iterations;
+- by task, with a distribution of tasks: one history per draw, over the inner steps of its iteration;
+- by position: one history per index in the meta-batch, over all iterations; its task may change.
 """
 
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from metaloom.storage.read.tables import episode_columns
 from metaloom.storage.run import Iterations, Run
 
 _OPEN_FILES = 128
-"""Files written side by side; more histories than that are written in several passes over the run."""
+"""Maximum number of open files; more histories are written in several passes over the run."""
 
 
 def export_histories(
@@ -37,14 +36,14 @@ def export_histories(
     iterations: Iterations = None,
     steps: Sequence[int] | None = None,
 ) -> None:
-    """Write one row per episode, history by history.
+    """Write one row per episode, grouped by history.
 
-    A file holds one history (`task-00000003.parquet`, `position-00000003.parquet`) or, with fresh draws, all of one
+    A file holds one history (`task-00000003.parquet`, `position-00000003.parquet`) or, with a distribution, all of one
     iteration (`iteration-00000003.parquet`). Within a file rows are sorted by `history` and `order`, the index of the
-    episode in its history. `observations` has one entry more than `actions` and `rewards`.
+    episode in its history. `observations` has one more entry than `actions` and `rewards`.
     """
     available = list(done.available(run, iterations, steps))
-    # Tasks that are fresh draws have no ids.
+    # Tasks from a distribution have no ids.
     if by == "task" and not all((run[i].tasks().ids >= 0).all() for i, _ in available):
         for n, (i, steps_of) in enumerate(available):
             done.progress(n, len(available))
@@ -61,7 +60,7 @@ def export_histories(
 
 
 def _keys(tasks: TaskBatch, by: By) -> Array:
-    """Return the history that each task of an iteration belongs to, [B]."""
+    """Return the history of each task of an iteration, [B]."""
     return tasks.ids if by == "task" else np.arange(len(tasks))
 
 
@@ -80,7 +79,7 @@ def _write_draws(run: Run, files: "_Files", iteration: int, steps: Sequence[int]
     tasks, batches = run[iteration].tasks(), [(k, run[iteration].rollouts(k)) for k in steps]
     written = 0
     for b in range(len(tasks)):
-        # The number of the draw in the run, were all meta-batches of this size.
+        # Index of the draw in the run, if all meta-batches have this size.
         history = iteration * len(tasks) + b
         for k, episodes in batches:
             rows = _rows(iteration, k, tasks, episodes, [b])
@@ -90,9 +89,9 @@ def _write_draws(run: Run, files: "_Files", iteration: int, steps: Sequence[int]
 
 
 def _rows(iteration: int, k: int, tasks: TaskBatch, episodes: EpisodeBatch, places: Sequence[int]) -> pa.Table:
-    """Make one row per episode of the tasks at some indices, without `history` and `order`."""
+    """Make one row per episode of selected tasks, without `history` and `order`."""
     chosen = np.array(places)
-    # Places for episodes that were not needed hold none.
+    # Skip empty slots.
     found = np.argwhere(episodes.lengths[chosen] > 0)
     b, e = chosen[found[:, 0]], found[:, 1]
     lengths = episodes.lengths[b, e]
@@ -123,7 +122,7 @@ def _lists(values: Array, lengths: Array) -> pa.Array:
 
 @dataclass
 class _Files:
-    """Parquet files of histories, open until the block ends. Assigns each episode its `order`."""
+    """Parquet files of histories, open during the block. Assigns each episode its `order`."""
 
     folder: Path
     kind: str
@@ -131,7 +130,7 @@ class _Files:
     orders: dict[int, int] = field(default_factory=dict)
 
     def write(self, file: int, history: int, rows: pa.Table) -> None:
-        """Add episodes to a history, in a file of some number."""
+        """Append episodes to a history in the file with this number."""
         first = self.orders.get(history, 0)
         self.orders[history] = first + rows.num_rows
         order = column(np.arange(first, first + rows.num_rows, dtype=np.int64))

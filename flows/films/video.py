@@ -1,4 +1,4 @@
-"""Film stored episodes, before and after adaptation side by side."""
+"""Videos of stored episodes, before and after adaptation side by side."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -27,15 +27,15 @@ from metaloom.storage.errors import system_errors
 from metaloom.storage.unfinished import unfinished_folder
 
 FORMATS = (".gif", ".webp", ".mp4", ".png")
-"""Formats of a film; .png is its last picture."""
+"""Video formats; .png is the last frame."""
 _INK, _PAPER, _BAR = (30, 30, 30), (255, 255, 255), 26
 _NARROWEST = 400
-"""Pixels that captions need."""
+"""Minimum width in pixels for captions."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A picture of a film.
+    """A panel of a video frame.
 
     Attributes:
         picture: Pixels [height, width, 3] uint8.
@@ -48,7 +48,7 @@ class Panel:
 
 
 def check_film_file(out: Path, option: str = "--out") -> None:
-    """Refuse a file that no film can be written to, before anything is drawn."""
+    """Reject a file to which no video can be written, before drawing."""
     if out.suffix.lower() not in FORMATS:
         raise UsageError(f"{option} {out}: found {out.suffix or 'no ending'}; required one of {', '.join(FORMATS)}")
     if not out.absolute().parent.is_dir():
@@ -60,7 +60,7 @@ def check_film_file(out: Path, option: str = "--out") -> None:
 
 
 def write_film(frames: Iterable[Sequence[Panel]], out: Path, fps: float, caption: str) -> None:
-    """Write frames, each of the same number of panels, to a file that appears whole or not at all."""
+    """Write frames, with equal numbers of panels, to a file atomically."""
     suffix = out.suffix.lower()
     with (
         system_errors(out, required="room and permission to write a film", action="Free space, or choose another file"),
@@ -69,7 +69,7 @@ def write_film(frames: Iterable[Sequence[Panel]], out: Path, fps: float, caption
         unfinished = folder / f"film{suffix}"
         pictures = (compose(panels, caption) for panels in frames)
         if suffix == ".mp4":
-            # Every player shows this pixel format, and none of ours is a photograph.
+            # All players support this pixel format.
             with _mp4_writer()(unfinished, fps=fps, codec="libx264", pixelformat="yuv420p", macro_block_size=2) as film:
                 for picture in pictures:
                     film.append_data(np.asarray(picture))
@@ -82,8 +82,8 @@ def write_film(frames: Iterable[Sequence[Panel]], out: Path, fps: float, caption
 
 
 def compose(panels: Sequence[Panel], caption: str) -> Image.Image:
-    """Draw one picture: the film's caption, and the panels side by side under it."""
-    # Every pixel becomes several where captions would be wider than all pictures.
+    """Draw a frame: the caption, and the panels side by side under it."""
+    # Enlarge pictures that are narrower than the captions.
     times = -(-_NARROWEST // sum(panel.picture.shape[1] for panel in panels))
     pictures = [panel.picture.repeat(times, axis=0).repeat(times, axis=1) for panel in panels]
     widths = [picture.shape[1] for picture in pictures]
@@ -96,12 +96,12 @@ def compose(panels: Sequence[Panel], caption: str) -> Image.Image:
         image.paste(Image.fromarray(picture), (left, 2 * _BAR))
         _write(canvas, panel.below, left, width, 2 * _BAR + height)
         left += width + 4
-    # Video codecs want even sides.
+    # Video codecs require even sides.
     return image.crop((0, 0, image.width + image.width % 2, image.height + image.height % 2))
 
 
 def _write(canvas: ImageDraw.ImageDraw, text: str, left: int, width: int, top: int) -> None:
-    """Write a line in the middle of a bar, as large as it fits."""
+    """Write a line centered in a bar, as large as it fits."""
     for size in (15, 13, 11, 9):
         font = ImageFont.load_default(size)
         if canvas.textlength(text, font=font) <= width - 8:
@@ -112,11 +112,11 @@ def _write(canvas: ImageDraw.ImageDraw, text: str, left: int, width: int, top: i
 def _write_animation(pictures: Iterable[Image.Image], out: Path, fps: float) -> None:
     rest = iter(pictures)
     if out.suffix == ".gif":
-        # Without dithering, which changes every pixel of a film from frame to frame, and is three times as large.
+        # Without dithering, which changes pixels from frame to frame and triples the size.
         few: dict[str, Any] = {"method": Image.Quantize.FASTOCTREE, "dither": Image.Dither.NONE}
         rest = (picture.quantize(128, **few) for picture in pictures)
     first = next(rest)
-    # Both formats count whole milliseconds, GIF tens of them, and what is shown for less is slowed down by viewers.
+    # Both formats use whole milliseconds (GIF: tens), and viewers slow down shorter frames.
     duration = max(round(1000 / fps), 20)
     options: dict[str, Any] = {"quality": 80} if out.suffix == ".webp" else {"optimize": False}
     first.save(out, save_all=True, append_images=rest, duration=duration, loop=0, **options)
@@ -131,24 +131,24 @@ def _mp4_writer() -> Any:
     try:
         imageio_ffmpeg.get_ffmpeg_exe()  # pyright: ignore[reportUnknownMemberType]
     except RuntimeError:
-        # Its wheels bring one for most machines only.
+        # Its wheels include one for most machines.
         raise UsageError("an .mp4 needs ffmpeg; found none. Install it, or write a .webp or .gif") from None
     return get_writer  # pyright: ignore[reportUnknownVariableType]
 
 
 WhichTask = int | Literal["best", "worst"]
 AGREES = 1e-5
-"""Largest difference of an observation from the stored one up to which a film shows what happened."""
+"""Maximum difference of observations from the stored ones for a faithful video."""
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A stored episode, and everything needed to simulate it again.
+    """A stored episode, with everything needed to simulate it again.
 
     Attributes:
-        config: Settings under which it was sampled.
-        position: Position at which its batch was sampled.
-        b, e: Indices of its task and of the episode in the batch.
+        config: Settings of its rollout.
+        position: Position of its rollout.
+        b, e: Indices of its task and episode in the batch.
         tasks: Tasks of the iteration.
         episodes: The batch.
     """
@@ -174,7 +174,7 @@ class Recording:
         """Reset the environment and take the episode's steps.
 
         Yields:
-            After the reset, and after every step: the largest difference of an observation from the stored one.
+            After the reset and after every step, the largest difference of the observation from the stored one.
         """
         env.set_task(self.tasks.params[self.b])
         stored = self.episodes.observations[self.b, self.e]
@@ -185,7 +185,7 @@ class Recording:
 
 
 def _difference(observation: Any, stored: Array) -> float:
-    # As the sampler keeps them.
+    # As stored by the sampler.
     found = np.asarray(observation, np.float64).ravel().astype(stored.dtype)
     if found.shape != stored.shape:
         return float("inf")
@@ -194,14 +194,14 @@ def _difference(observation: Any, stored: Array) -> float:
 
 @dataclass(frozen=True)
 class Film:
-    """A film that was written.
+    """A written video.
 
     Attributes:
-        path: Path of the film.
-        frames: Number of pictures.
+        path: Path of the video.
+        frames: Number of frames.
         task: Index of its task in the iteration.
-        episodes: Indices of the episodes within the task, by the inner step that they were sampled at.
-        returns: Returns of the episodes, by the inner step that they were sampled at.
+        episodes: Indices of the episodes within the task, by inner step.
+        returns: Returns of the episodes, by inner step.
         largest_difference: Largest difference of any observation from the stored one.
     """
 
@@ -244,7 +244,7 @@ def video(
     every: int = 1,
     renderer: RendererName = "auto",
 ) -> Film:
-    """Film an episode of a stored iteration, simulated again from its seed and its stored actions."""
+    """Film an episode of a stored iteration, simulated again from its seed and stored actions."""
     check_film_file(out)
     run = storage.open_run(path)
     if iteration < 0:
@@ -267,9 +267,9 @@ def film_of(
     renderer: RendererName = "auto",
     adapts: bool | None = None,
 ) -> Film:
-    """Film episodes of one task side by side; arguments as of `video`.
+    """Film episodes of one task side by side; arguments as in `video`.
 
-    `adapts` is True if their steps are adaptation steps; None for the behavior in training.
+    `adapts` is True if their inner steps are adaptation steps; None: as in training.
     """
     with ExitStack() as stack:
         panels = [_Panels(recording, stack, adapts=adapts) for recording in recordings]
@@ -280,7 +280,7 @@ def film_of(
             stack.callback(panel.painter.close)
         fps = min(panels[0].fps / every, 50.0)
         write_film(_frames(panels, every), out, fps, caption)
-    # The first picture is of what reset returns, the last one always of the last step.
+    # The first frame shows the reset, the last one the last step.
     frames = 1 + max(-(-recording.length // every) for recording in recordings)
     difference = max(panel.largest_difference for panel in panels)
     shown = {recording.position.step: recording for recording in recordings}
@@ -290,7 +290,7 @@ def film_of(
 
 
 class _Panels:
-    """The pictures of one episode."""
+    """Frames of one episode."""
 
     painter: Painter
 
@@ -304,7 +304,7 @@ class _Panels:
         self.largest_difference = 0.0
 
     def way(self) -> Array:
-        """Return the positions of a robot that moves about or of a point, in m; none for any other environment."""
+        """Return the positions of a moving robot or a point, in m; None for other environments."""
         if self._position is None:
             return np.empty((0, 3))
         return np.array([self._position() for _ in self._recording.simulate(self.env)])
@@ -330,7 +330,7 @@ class _Panels:
 
 
 def _frames(panels: Sequence[_Panels], every: int) -> Iterator[list[Panel]]:
-    """Yield frames as long as any of the episodes lasts; the others stand still at their end."""
+    """Yield frames until the longest episode ends; shorter ones stay at their last frame."""
     shown: list[Panel | None] = [None] * len(panels)
     for together in zip_longest(*(panel.pictures(every) for panel in panels)):
         shown = [new or old for new, old in zip(together, shown, strict=True)]
@@ -383,7 +383,7 @@ def _place(task: WhichTask, after: EpisodeBatch) -> int:
 
 
 def median_episode(batch: EpisodeBatch, b: int, asked: int | None = None) -> int:
-    """Return the requested episode of a task, or the one of median return, the lower of two."""
+    """Return the requested episode of a task, or the one with (lower) median return."""
     episodes = int(batch.real[b].sum())
     if asked is None:
         returns = batch.rewards[b, :episodes].sum(-1, dtype=np.float64)
@@ -394,7 +394,7 @@ def median_episode(batch: EpisodeBatch, b: int, asked: int | None = None) -> int
 
 
 def described(tasks: TaskBatch, b: int) -> str:
-    """Return the parameters of a task, if it has few."""
+    """Format the parameters of a task, if it has few."""
     if not 0 < len(tasks.names) <= 6:
         return ""
     values = (f"{name} {value:.3g}" for name, value in zip(tasks.names, tasks.params[b], strict=True))

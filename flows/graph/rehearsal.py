@@ -24,8 +24,8 @@ from metaloom.stages.rollouts.faults import RolloutError
 from metaloom.storage import StageRef
 
 ITERATIONS, SECONDS = 2, 2.0
-"""In the second iteration a learner has a past. After so much processor time, or ten times as much time in all as of a
-simulator in another process, no further stage begins."""
+"""Number of iterations (in the second, a learner may have state), and a limit of processor time, or of a tenth of the
+elapsed time, after which no stage begins."""
 _EVALUATED = {"evaluation.every": 1}
 _SMALL = {
     **_EVALUATED,
@@ -41,18 +41,18 @@ _SMALL = {
     "algorithm.num_initial_steps": 40,
     "algorithm.num_updates": 2,
 }
-"""Settings that decide how long an iteration takes, with their most in a rehearsal."""
+"""Settings that decide the duration of an iteration, with their maximum in a rehearsal."""
 _OPEN = ("evaluation.num_tasks", "algorithm.num_init_memory_steps", "algorithm.num_updates_per_step")
-"""Those of them that stand for many when they are null."""
+"""Settings whose null means a large number."""
 
 
 def rehearse(stages: Runner, should_stop: Callable[[], bool]) -> None:
-    """Refuse plug-ins that go wrong in small iterations and again at the run's own sizes.
+    """Reject plug-ins that fail in small iterations and at the run's own sizes.
 
-    Faults of environments are left to the training, which keeps what reproduces them.
+    Faults of environments are left to the training, which quarantines them.
 
     Raises:
-        Exception: the one that training would raise.
+        Exception: the error that training would raise.
     """
     config = stages.config
     if {*own_paths(plugin_paths(config))} <= {*acting_paths(config.env, config.policy)}:
@@ -64,9 +64,9 @@ def rehearse(stages: Runner, should_stop: Callable[[], bool]) -> None:
 
     small = _at_most(stages, {**_SMALL, "episodes_per_task": config.algorithm.trial or 2})
     if found := _first_fault(stages, small, is_over):
-        # The sizes may be to blame, as where a stage averages over more steps than there are.
+        # The small sizes may be the cause, for example of an average over more steps than there are.
         found = _first_fault(stages, _at_most(stages, _EVALUATED), should_stop, last=found[0])
-    close_samplers()  # of sizes that the run does not have
+    close_samplers()  # caused by sizes that the run does not have
     if found is None:
         return
     ref, error = found
@@ -90,10 +90,10 @@ class _Memory(dict[StageRef, Any]):
 
 
 def _at_most(stages: Runner, sizes: Mapping[str, int]) -> RunConfig:
-    """Return the configuration with smaller sizes, as far as the other settings and the plug-ins accept them."""
+    """Return the configuration with reduced sizes, as far as settings and plug-ins accept them."""
     config, env = stages.config, stages.context.env
     for name, size in sizes.items():
-        with suppress(Exception):  # plug-ins may raise anything at a size that the user has not set
+        with suppress(Exception):  # plug-ins may raise anything at other sizes
             found = attrgetter(name)(config)
             if not (name in _OPEN if found is None else found > size):
                 continue
@@ -109,7 +109,7 @@ def _at_most(stages: Runner, sizes: Mapping[str, int]) -> RunConfig:
 def _first_fault(
     stages: Runner, config: RunConfig, should_stop: Callable[[], bool], last: StageRef | None = None
 ) -> tuple[StageRef, Exception] | None:
-    """Return the first stage that fails up to the last one, with its error; None if none does."""
+    """Return the first stage that fails, up to `last`, with its error; None if none fails."""
     workers, memory = stages.context.rollouts, _Memory()
     workers = replace(workers, spec=SamplerSpec.of(config, workers.spec.threads))
     runner = Runner.build(config, workers, stages.context.parallel)

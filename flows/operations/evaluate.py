@@ -114,7 +114,7 @@ def evaluate(
         env = stages.context.env
         new, drawn_from = late.tasks_are_new(config, env), late.tasks_drawn_from(config, env, updates)
         if new and stored.info.get("ancestors"):
-            # What a fork shares with its parent was drawn under the parent's settings.
+            # Outputs shared with a fork's parent have the parent's settings.
             drawn = (stored[i].tasks().params.tolist() for i in range(updates))
             new = {*map(tuple, outcome.task_params.tolist())}.isdisjoint(map(tuple, chain.from_iterable(drawn)))
         return late.EvaluationOutcome(stored.name, updates, config, outcome, new, drawn_from, env.task_classes, _draw)

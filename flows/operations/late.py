@@ -1,4 +1,4 @@
-"""Names that operations and commands use from modules that take long to import; see `pipeline/lazy.py`."""
+"""Lazy imports for operations and commands; see `pipeline/lazy.py`."""
 
 # pyright: reportUnusedImport=false
 from typing import TYPE_CHECKING

@@ -1,7 +1,6 @@
 """Artifacts on Prefect's page besides the stages: progress, last metrics, where the run is."""
 
 import base64
-import logging
 import math
 import re
 import time
@@ -20,10 +19,9 @@ from prefect.artifacts import (
     create_table_artifact,
     update_progress_artifact,
 )
-from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.events import emit_event
-from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from metaloom import storage
 from metaloom.flows.commands.train import IterationReport
@@ -37,57 +35,8 @@ from metaloom.flows.views.charts import png_bytes
 from metaloom.flows.views.history import load_history
 from metaloom.flows.views.report import ReportFiles, learning_curve, write_report
 
-ASK_SECONDS = 5.0
-# A server that does not answer within it counts as away.
-ANSWER_SECONDS = 3.0
-
-Logger = logging.Logger | logging.LoggerAdapter[logging.Logger]
-
-
-class Reporting:
-    """Calls what reports to the server, unless that does not answer."""
-
-    def __init__(self, logger: Logger, clock: Callable[[], float], answers_again: Callable[[], None]) -> None:
-        self._logger, self._clock, self._answers_again = logger, clock, answers_again
-        self._is_away = self._is_troubled = False
-        self._asked = -math.inf
-
-    def __call__(self, show: Callable[[], None]) -> None:
-        """Report something. Warn once about what the page cannot show; training continues."""
-        if self._is_away and not self._is_back():
-            return
-        try:
-            # Prefect's client would try again for a minute, in which nothing is trained.
-            with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
-                show()
-        except TransportError as error:
-            self._is_away, self._asked = True, self._clock()
-            self._logger.warning(
-                "Prefect's server does not answer (%s); training continues, and the page waits for the server",
-                type(error).__name__,
-            )
-        except Exception as error:
-            if not self._is_troubled:
-                self._is_troubled = True
-                self._logger.warning("The page does not show all of this training, which continues: %s", error)
-
-    def _is_back(self) -> bool:
-        """Ask whether the server answers again, now and then."""
-        now = self._clock()
-        if now - self._asked < ASK_SECONDS:
-            return False
-        self._asked = now
-        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), _quick_client() as client:
-            self._is_away = client.api_healthcheck() is not None
-        if not self._is_away:
-            self._logger.info("Prefect's server answers again")
-            self._answers_again()
-        return not self._is_away
-
-
-def _quick_client() -> SyncPrefectClient:
-    return get_client(httpx_settings={"timeout": ANSWER_SECONDS}, sync_client=True)
-
+# A server that does not answer within it is left alone for a while: training waits meanwhile.
+ANSWER_SECONDS, QUIET_SECONDS = 10.0, 30.0
 
 Cell = str | int | float | None
 
@@ -113,8 +62,7 @@ class TrainingPage:
         self._progress: UUID | None = None
         self._curve: UUID | None = None
         self._logger = get_run_logger()
-        # What a server has not been shown is due as soon as it answers again.
-        self._report = Reporting(self._logger, clock, self._updated.clear)
+        self._is_troubled, self._quiet_until = False, -math.inf
 
     def open(self, also: Callable[[], None] = lambda: None) -> None:
         """Show where the run lies before there is anything in it; `also` sends further data to Prefect."""
@@ -146,7 +94,23 @@ class TrainingPage:
             self._publish_curve()
             self._publish_summary(files)
 
-        self._report(show)
+        self._report(show, always=True)
+
+    def _report(self, show: Callable[[], None], *, always: bool = False) -> None:
+        """Report something to the server. Warn once about what the page cannot show; training continues."""
+        if self._clock() < self._quiet_until and not always:
+            return
+        try:
+            # Prefect's client would try again for a minute, in which nothing is trained.
+            with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: ANSWER_SECONDS}):
+                show()
+        except Exception as error:
+            if isinstance(error, TransportError):
+                self._quiet_until = self._clock() + QUIET_SECONDS
+            if not self._is_troubled:
+                self._is_troubled = True
+                told = str(error) or type(error).__name__
+                self._logger.warning("The page does not show all of this training, which continues: %s", told)
 
     def _show(self, report: IterationReport) -> None:
         last = report.iteration + 1 >= report.iterations
@@ -281,18 +245,9 @@ def shown(value: float) -> Cell:
 
 
 def curve_of(run: storage.Run) -> str:
-    """Draw the learning curve so far; returns where it is served, or else the whole image as a data URI."""
+    """Draw the learning curve so far as a data URI, which the page shows wherever it is opened."""
     picture = png_bytes(learning_curve(run.path.name, load_history(run)), dpi=80)
-    file = report_folder(run.path) / "curve_so_far.png"
-    address = address_of(run.path, file.name)
-    if address is None:
-        return "data:image/png;base64," + base64.b64encode(picture).decode()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    written = file.with_suffix(".part")
-    written.write_bytes(picture)
-    written.replace(file)
-    # Another address for another picture, or the page shows the one that it has.
-    return f"{address}?iterations={len(run.iterations)}"
+    return "data:image/png;base64," + base64.b64encode(picture).decode()
 
 
 def summary(folder: Path, report: ReportFiles | None) -> str:

@@ -1,13 +1,15 @@
-"""Brings the work pool and the deployments of `metaloom serve` up to date, and says what it changes.
+"""Brings the work pool, deployments and flow runs of `metaloom serve` up to date, and says what it changes.
 
 What is missing is made as prefect.yaml has it. Of what is there only what this version brings is written: where the
 flow is, its parameters and how its process is started. Whatever people set stays: limits, job variables, descriptions,
-default parameters, tags, schedules, and what they have paused.
+default parameters, tags, schedules, and what they have paused. Flow runs that were left over continue.
 """
 
+import os
 import shlex
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from prefect.workers.process import ProcessWorker
 
 from metaloom.flows.operations import INSTALLED, operations
 from metaloom.flows.prefect_app.flow_process import MODULE
-from metaloom.flows.prefect_app.flow_runs import POOL, QUEUE, TRAININGS
+from metaloom.flows.prefect_app.flow_runs import POOL, QUEUE, TRAININGS, go_on_with_left_over
 
 FILE = Path(__file__).parent / "prefect.yaml"
 # What earlier versions deployed with, which had Prefect import Python modules of the folder before installed ones.
@@ -110,7 +112,7 @@ def _is_ours(command: str | None) -> bool:
 def main() -> None:
     """Bring what the server has up to date that the settings name."""
     with get_client(sync_client=True) as client:
-        for words in deploy(client):
+        for words in chain(go_on_with_left_over(client, Path(os.environ["PREFECT_HOME"])), deploy(client)):
             sys.stdout.write(f"{words}\n")
 
 

@@ -11,13 +11,13 @@ import functools
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from threading import Timer, current_thread, main_thread
+from threading import Event, Timer, current_thread, main_thread
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 from uuid import UUID
 
 from prefect import Flow, Task, flow, get_client, get_run_logger, task
@@ -57,70 +57,55 @@ from metaloom.storage import StageRef
 from metaloom.storage.format.settings import changed
 
 
-@dataclass
-class StopRequest:
-    """Request to end this process, by SIGTERM as Prefect sends it.
+@contextmanager
+def finishing_the_stage() -> Iterator[tuple[Event, Any]]:
+    """Yield what is set once this process is asked to end, by SIGTERM as Prefect sends it, and Prefect's own handler.
 
-    Attributes:
-        received: True once the request has come.
-        before: Prefect's own handler.
+    That gets the signal when the stage takes too long, and breaks it off.
     """
+    asked, is_late, before = Event(), Event(), signal.getsignal(signal.SIGTERM)
+    if current_thread() is not main_thread():  # a flow that is called from a thread; signals are for its caller
+        yield asked, before
+        return
 
-    received: bool = False
-    before: Any = None
-    _is_late: bool = False
-    _timer: Timer | None = None
+    def heard(number: int, frame: FrameType | None) -> None:
+        if is_late.is_set():
+            cast(Any, before)(number, frame)
+        elif not asked.is_set():
+            asked.set()
+            timer.start()
 
-    def heard(self, number: int, frame: FrameType | None) -> None:
-        """Take the signal; the one that comes when the stage takes too long goes to Prefect, which breaks it off."""
-        if self._is_late:
-            self.before(number, frame)
-        elif not self.received:
-            self.received = True
-            self._timer = Timer(STAGE_SECONDS, self._break_off)
-            self._timer.daemon = True
-            self._timer.start()
-
-    def _break_off(self) -> None:
-        self._is_late = True
+    def break_off() -> None:
+        is_late.set()
         os.kill(os.getpid(), signal.SIGTERM)
 
-    def outcome(self, done: str) -> State:
-        """Return the state of the flow run, which has stopped after a stage because it was cancelled.
-
-        If it was not cancelled, as when its worker ends or the machine goes down, Prefect gets the signal after all.
-        The flow run is then Crashed, and continues elsewhere.
-        """
-        if self._timer is not None:
-            self._timer.cancel()
-        if not _is_cancelling():
-            self.before(signal.SIGTERM, None)
-        return Cancelled(message=f"cancelled after {done}")
-
-
-@contextmanager
-def finishing_the_stage() -> Iterator[StopRequest]:
-    """Yield a `StopRequest` that shows whether the flow run is asked to end."""
-    asked = StopRequest()
-    if current_thread() is not main_thread():  # a flow that is called from a thread; signals are for its caller
-        yield asked
-        return
-    asked.before = signal.signal(signal.SIGTERM, asked.heard)
+    timer = Timer(STAGE_SECONDS, break_off)
+    timer.daemon = True
+    signal.signal(signal.SIGTERM, heard)
     try:
-        yield asked
+        yield asked, before
     finally:
+        timer.cancel()
         # After a request, Prefect's handler stays off: it would take a second signal for a crash.
-        if not asked.received:
-            signal.signal(signal.SIGTERM, asked.before)
+        if not asked.is_set():
+            signal.signal(signal.SIGTERM, before)
 
 
-def _is_cancelling() -> bool:
-    # Without an answer it counts as not: a flow run that is cancelled all the same is not started again.
-    with suppress(Exception), get_client(sync_client=True) as client:
-        state = client.read_flow_run(UUID(flow_run.get_id())).state
-        return state is not None and (state.is_cancelling() or state.is_cancelled())
-    get_run_logger().warning("Prefect's server does not answer whether this flow run is cancelled")
-    return False
+def _ended(break_off: Any, done: str) -> State:
+    """Return the state of a flow run that has stopped after a stage because it was cancelled.
+
+    If it was not cancelled, as when its worker ends or the machine goes down, Prefect gets the signal after all. The
+    flow run is then Crashed, and continues elsewhere.
+    """
+    state = None
+    try:
+        with get_client(sync_client=True) as client:
+            state = client.read_flow_run(UUID(flow_run.get_id())).state
+    except Exception:  # a flow run that is cancelled all the same is not started again
+        get_run_logger().warning("Prefect's server does not answer whether this flow run is cancelled")
+    if state is None or not (state.is_cancelling() or state.is_cancelled()):
+        break_off(signal.SIGTERM, None)
+    return Cancelled(message=f"cancelled after {done}")
 
 
 # What an untouched form does is small, and shows adaptation. A default also means "as stored" for a run that exists.
@@ -263,16 +248,16 @@ def _train(
     settings = settings_for(folder, stored, asked)
     page = TrainingPage(folder)
     page.open(partial(_tag_flow_run, settings))
-    with quiet_libraries(), finishing_the_stage() as stop:
-        shown = Observer(iteration_done=page.iteration_done, should_stop=lambda: stop.received)
+    with quiet_libraries(), finishing_the_stage() as (asked_to_end, break_off):
+        shown = Observer(iteration_done=page.iteration_done, should_stop=asked_to_end.is_set)
         with logging_to(loggers, folder, shown, film_every=film_every) as observer:
             how: dict[str, Any] = {"backend": backend, "call": StageTasks(), "observer": observer}
             if stored is None:
                 result = train(settings, folder, **how)
             else:
                 result = resume(folder, iterations=settings.iterations, **how)
-        if result.stopped and stop.received:
-            return stop.outcome(plural(result.iterations_done, "iteration"))
+        if result.stopped and asked_to_end.is_set():
+            return _ended(break_off, plural(result.iterations_done, "iteration"))
     page.close()
     if result.stopped:
         return Cancelled(message=f"stopped by `metaloom cancel` after {plural(result.iterations_done, 'iteration')}")

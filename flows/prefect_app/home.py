@@ -13,6 +13,7 @@ import stat
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,33 @@ ENVIRONMENT = Path(".prefect") / "environment"
 OPEN = "/open"
 """Path of the page that takes the password, which is what follows `#` in its address and so is never sent or logged."""
 LOOPBACK = ("127.0.0.1", "localhost")
+HOST, EVERYWHERE = LOOPBACK[0], "0.0.0.0"
+DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 TEMPLATE = Path(__file__).parent / "prefect.toml"
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the server listens."""
+
+    port: int
+    host: str = HOST
+
+    @property
+    def is_private(self) -> bool:
+        """True if only this machine can reach the address."""
+        return self.host in LOOPBACK
+
+    @property
+    def page(self) -> str:
+        """Address of the page, as this machine reaches it."""
+        # Not as `localhost`: that may also be ::1, where somebody else can listen.
+        return f"http://{HOST if self.is_private or self.host == EVERYWHERE else self.host}:{self.port}"
+
+    @property
+    def api(self) -> str:
+        """Address of the API, as this machine reaches it."""
+        return f"{self.page}/api"
 
 
 def make_home(folder: Path, *, trust: bool) -> tuple[Path, str]:
@@ -175,15 +202,11 @@ def _hash(password: str) -> str:
     return hashlib.sha256(password.encode()).hexdigest()
 
 
-# They notify a worker of cancelled flow runs until its server is gone once; from then on the caretaker does.
-OBSERVERS = ("FlowRunCancellingObserver", "FlowRunSuspendingObserver")
 # Exceptions that a flow run ends with because it was cancelled, or `serve` was stopped, which Prefect takes for
 # unexpected.
 ENDED = ("CancelledRun", "TerminationSignal")
 # What `serve` has asked to end, before or after the handler is there by which a training finishes its stage.
 ABORTED = "Crash detected! Execution was aborted by a termination signal"
-# One for each event that did not reach a server which is gone; the flow says so once.
-LOST_EVENT = "Service 'EventsWorker' failed to process item"
 
 
 class WithoutFalseAlarms(logging.Filter):
@@ -191,14 +214,8 @@ class WithoutFalseAlarms(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Tell if a record is shown."""
-        message = record.getMessage()
         kind = record.exc_info[0] if record.exc_info else None
-        return not (
-            record.name.rpartition(".")[2] in OBSERVERS
-            or (record.name == "asyncio" and any(name in message for name in OBSERVERS))
-            or (kind is not None and kind.__name__ in ENDED)
-            or message.startswith((LOST_EVENT, ABORTED))
-        )
+        return not (record.getMessage().startswith(ABORTED) or (kind is not None and kind.__name__ in ENDED))
 
 
 def write_settings(home: Path) -> Path:

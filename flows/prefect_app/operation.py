@@ -23,7 +23,7 @@ def serve(
 
     It starts a server, its page, deployments and a worker. Runs go to this folder.
 
-    What dies is started again, and flow runs continue from what is stored.
+    It ends, with exit code 1, when its server or worker ends. Flow runs continue from what is stored at its next start.
 
     Example: `metaloom serve --port 4300`
 

@@ -1,4 +1,4 @@
-"""The processes that `metaloom serve` keeps running: Prefect commands that are started again when they end."""
+"""The processes of `metaloom serve`: commands of Prefect, each of which ends with it and ends it."""
 
 import ctypes
 import fcntl
@@ -8,9 +8,9 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -20,12 +20,6 @@ from typing import BinaryIO
 # A server that fails ends at once. One that makes its database takes 10 s, and minutes on a busy machine.
 START_SECONDS = 600.0
 STOP_SECONDS = 15.0
-# The first time at once; a part that ends over and over gets a minute between its starts.
-PAUSES = (0.0, 2.0, 5.0, 15.0, 60.0)
-# A part that has lasted so long is no longer one that fails to start.
-LASTED_SECONDS = 60.0
-# What does not answer for so long is stuck: a server that is busy answers late, but within Prefect's own time limits.
-STUCK_SECONDS = 90.0
 
 LOCK = "serve.lock"
 # `prefect` commands hold it for an instant to see whether it is held.
@@ -43,56 +37,71 @@ class ServeError(RuntimeError):
     """A part did not start, or went away; the message says which, and where to look."""
 
 
-@dataclass
+class Interrupted(Exception):
+    """Ctrl-C came while the parts were being started."""
+
+
+@dataclass(frozen=True)
 class Part:
-    """A command of Prefect, run as a process.
+    """A process that runs a command of Prefect.
 
     Attributes:
         name: Name in messages.
-        arguments: Arguments of Python: a module and its arguments.
+        process: The process.
         log: File for its output; None for this process's output.
-        answers: Returns True if the process works; by default any live process does.
-        ended: Called when it has ended by itself, before it is started again.
-        inherits: File descriptors that the process inherits unchanged.
     """
 
     name: str
-    arguments: list[str]
+    process: "subprocess.Popen[bytes]"
     log: Path | None = None
-    answers: Callable[[], bool] = lambda: True
-    ended: Callable[[], None] = lambda: None
-    clock: Callable[[], float] = time.monotonic
-    inherits: tuple[int, ...] = ()
-    _process: "subprocess.Popen[bytes] | None" = field(default=None, init=False)
-    _output: BinaryIO | None = field(default=None, init=False)
-    _began: float = field(default=0.0, init=False)
-    # When it was first looked at in vain since it has answered.
-    _silent: float | None = field(default=None, init=False)
-    _due: float | None = field(default=None, init=False)
-    _failures: int = field(default=0, init=False)
-    _lost: float | None = field(default=None, init=False)
 
-    def start(self) -> None:
-        """Start the process."""
-        if self.log is not None:
-            self._output = _opened(self.log)
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", *self.arguments],
+    @property
+    def code(self) -> int | None:
+        """Exit code; None while it runs."""
+        return self.process.poll()
+
+    def explain(self, problem: str) -> ServeError:
+        """Return the error for a problem, with the end of the log."""
+        tail = [] if self.log is None else self.log.read_text(errors="replace").splitlines()[-15:]
+        where = [f"; the end of {self.log}:", *tail] if tail else []
+        return ServeError(f"{self.name} {problem}" + "\n".join(where))
+
+    def require(self) -> None:
+        """Raise if it has ended: what helps is another start of all parts."""
+        if (code := self.code) is not None:
+            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            raise self.explain(
+                f"ended ({how}), and `metaloom serve` with it; flow runs continue from what is stored when that is "
+                "started again, as systemd, Docker and Kubernetes do (docs/operations.md)"
+            )
+
+
+@contextmanager
+def running(
+    name: str, arguments: Sequence[str], log: Path | None = None, inherits: tuple[int, ...] = ()
+) -> Iterator[Part]:
+    """Run a part for as long as the context lasts; then end it and whatever it has started.
+
+    Args:
+        name: Name in messages.
+        arguments: Arguments of Python: a module and its arguments.
+        log: File for its output; None for this process's output.
+        inherits: File descriptors that the process inherits unchanged.
+    """
+    with nullcontext() if log is None else _opened(log) as output:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", *arguments],
             stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=subprocess.STDOUT if self._output else None,
+            stdout=output,
+            stderr=subprocess.STDOUT if output else None,
             # A separate group: Ctrl-C in a terminal reaches this process alone, which stops the parts in order.
             start_new_session=True,
             preexec_fn=_END_WITH_PARENT,
-            pass_fds=self.inherits,
+            pass_fds=inherits,
         )
-        self._began = self.clock()
-        self._due = self._silent = None
-
-    def stop(self) -> None:
-        """End the process and whatever it has started."""
-        process, self._process = self._process, None
-        if process is not None:
+        try:
+            yield Part(name, process, log)
+        finally:
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(STOP_SECONDS)
@@ -100,60 +109,6 @@ class Part:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        if self._output is not None:
-            self._output.close()
-            self._output = None
-
-    @property
-    def code(self) -> int | None:
-        """Exit code; None while it runs."""
-        return None if self._process is None else self._process.poll()
-
-    @property
-    def lives(self) -> bool:
-        """True while there is a process, False between its end and the next start."""
-        process = self._process
-        return process is not None and process.poll() is None
-
-    def explain(self, problem: str) -> ServeError:
-        """Return the error for a problem, with the end of the log."""
-        if self.log is None:
-            return ServeError(f"{self.name} {problem}")
-        tail = self.log.read_text(errors="replace").splitlines()[-15:]
-        return ServeError("\n".join([f"{self.name} {problem}; the end of {self.log}:", *tail]))
-
-    def revive(self, say: Callable[[str], None]) -> bool:
-        """Start the process again if it has ended or is stuck. Return True if it works now."""
-        now = self.clock()
-        if self._due is not None:
-            if now >= self._due:
-                self.start()
-            return False
-        if (code := self.code) is not None:
-            reason = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            self._bury(f"ended ({reason})", now, say)
-            return False
-        if self.answers():
-            self._silent = None
-            if self._lost is not None:
-                say(f"{self.name} is back after {now - self._lost:.0f} s")
-                self._lost = None
-            return True
-        self._silent = now if self._silent is None else self._silent
-        if now - self._silent > STUCK_SECONDS:
-            self._bury(f"has not answered for {STUCK_SECONDS:.0f} s", now, say)
-        return False
-
-    def _bury(self, what: str, now: float, say: Callable[[str], None]) -> None:
-        self._failures = 0 if now - self._began > LASTED_SECONDS else self._failures
-        pause = PAUSES[min(self._failures, len(PAUSES) - 1)]
-        self._failures += 1
-        where = f"; its log: {self.log}" if self.log else ""
-        say(f"{self.name} {what}; starting it again {f'in {pause:.0f} s' if pause else 'now'}{where}")
-        self._lost = now if self._lost is None else self._lost
-        self.stop()
-        self.ended()
-        self._due = now + pause
 
 
 class Stop(Event):
@@ -163,22 +118,13 @@ class Stop(Event):
         for_good: a user gave it (Ctrl-C, a closed terminal). What keeps services sends SIGTERM, and starts it again.
     """
 
-    for_good = True
+    for_good = False
 
     def heard(self, number: int, frame: FrameType | None) -> None:
         """Take a signal; the first one says how."""
         if not self.is_set():
             self.for_good: bool = number != signal.SIGTERM
         self.set()
-
-
-@contextmanager
-def running(part: Part) -> Iterator[Part]:
-    """Run a part for as long as the context lasts."""
-    with ExitStack() as stack:
-        stack.callback(part.stop)
-        part.start()
-        yield part
 
 
 @contextmanager
@@ -226,3 +172,9 @@ def _locked(file: BinaryIO, kind: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def say(words: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(words + "\n")
+    sys.stdout.flush()

@@ -1,37 +1,31 @@
 """Prefect's server behind a gate, as `metaloom serve` starts it: `python -P -m metaloom.flows.prefect_app.server`.
 
-It works around faults of Prefect's server, two of them under SQLite:
+It works around two faults of Prefect's server under SQLite:
 
 - Transactions take their lock when they begin, and wait for it. Prefect 3.8 takes it at the first write, which fails at
   once with "database is locked" when another transaction has written since this one has read.
 - A batch of events that are all stored already, as clients send after they have lost the server, is no error. Prefect
   3.8 inserts nothing, which SQLite refuses, and drops new events with it.
 
-- Passwords are compared as bytes. Prefect 3.8 compares text, which raises an error (500) where it is not ASCII.
-
-All lean on Prefect's private modules; tests/flows/test_prefect_server.py and test_prefect_databases.py run them in a
+Both lean on Prefect's private modules; tests/flows/test_prefect_server.py and test_prefect_databases.py run them in a
 real server.
 """
 
-import hmac
 import socket
 import sys
 import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import sqlalchemy
 import uvicorn
-from prefect.server.api import middleware, server
 from prefect.server.api.server import create_app
 from prefect.server.database import provide_database_interface
 from prefect.server.database.configurations import SQLITE_BEGIN_MODE, AioSqliteConfiguration
 from prefect.server.events.schemas.events import ReceivedEvent
 from prefect.server.events.storage import database
-from prefect.server.utilities import subscriptions
 from prefect.settings import get_current_settings
 from sqlalchemy.exc import SADeprecationWarning
 from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
@@ -81,17 +75,6 @@ def skip_stored_events() -> None:
     module._write_sqlite_events = write_new
 
 
-def compare_bytes() -> None:
-    """Have passwords and tokens compared that are not ASCII."""
-
-    def is_same(one: object, other: object) -> bool:
-        return hmac.compare_digest(str(one).encode(errors="surrogatepass"), str(other).encode(errors="surrogatepass"))
-
-    modules: list[Any] = [middleware, server, subscriptions]
-    for module in modules:
-        module.hmac = SimpleNamespace(compare_digest=is_same)
-
-
 def main(host: str, listening: str) -> None:
     """Serve until SIGTERM.
 
@@ -102,7 +85,6 @@ def main(host: str, listening: str) -> None:
     """
     lock_at_once()
     skip_stored_events()
-    compare_bytes()
     settings = get_current_settings().server
     config = uvicorn.Config(
         guarded(create_app(final=True), any_host=host not in HOSTS),

@@ -112,7 +112,7 @@ class Traffic:
 
     Attributes:
         submitted: Shards sent to workers, including retries.
-        repeated: Shards sent a second time because the first attempt took too long.
+        repeated: Shards sent again because the worker that had them died.
         sent_bytes, received_bytes: Bytes of parameters and tasks sent, and of episodes received.
         threads: Total number of worker threads now.
     """

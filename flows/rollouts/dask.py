@@ -5,14 +5,14 @@ times as much and run finished work again when a worker dies.
 """
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import TypeVar, cast
 
-from distributed import Client, KilledWorker
+from distributed import KilledWorker
 
 from metaloom.flows.errors import WorkersError
 from metaloom.flows.rollouts.backend import Backend, Traffic
@@ -35,23 +35,6 @@ FEWEST_SHARDS = 4
 _ENOUGH_SHARDS = 8
 _SHARDS_PER_THREAD = 2
 _STEPS_PER_SECOND = 16_000  # assumed before any measurement
-
-
-@dataclass(frozen=True)
-class ShardCosts:
-    """Seconds per task in the last rollout batch of every kind, as workers reported."""
-
-    _by_kind: dict[str, float] = field(default_factory=dict[str, float])
-
-    def tell(self, spec: SamplerSpec, seconds_per_task: float) -> None:
-        """Store the mean seconds per task of a rollout batch."""
-        self._by_kind[spec.model_dump_json()] = seconds_per_task
-
-    def bounds(self, spec: SamplerSpec, num_tasks: int, threads: int = 0) -> Sequence[tuple[int, int]]:
-        """Return the first and last + 1 task of every shard, in order, for workers with this number of threads."""
-        seconds = self._by_kind.get(spec.model_dump_json()) or most_steps(spec) / _STEPS_PER_SECOND
-        size = tasks_per_shard(num_tasks, seconds, threads)
-        return list(pairwise([*range(0, num_tasks, size), num_tasks]))
 
 
 def most_steps(spec: SamplerSpec) -> int:
@@ -79,20 +62,14 @@ class DaskWorkers(RolloutWorkers):
     """Rollouts on Dask workers.
 
     Attributes:
-        connection: Connection to the workers' scheduler.
-        session: Names the workers' recordings, and their work at the scheduler.
+        rounds: Connection to the workers' scheduler, and rollout batches so far.
         elsewhere: True if workers may be on other machines.
-        supervise: Makes the supervision of a piece of work.
-        rounds: Rollout batches so far.
-        costs: Costs of tasks so far.
+        costs: Seconds per task in the last rollout batch of every kind, as workers reported.
     """
 
-    connection: Connection
-    session: str
-    elsewhere: bool
-    supervise: Callable[[], Supervision]
     rounds: Rounds
-    costs: ShardCosts = field(default_factory=ShardCosts)
+    elsewhere: bool
+    costs: dict[str, float] = field(default_factory=dict[str, float])
 
     @classmethod
     @contextmanager
@@ -113,7 +90,7 @@ class DaskWorkers(RolloutWorkers):
                     return Supervision(session, secrets.token_hex(8), timeout, versions)
 
                 rounds = Rounds(connection, session, supervise, partial(_recordings, connection, elsewhere))
-                workers = cls(spec, connection, session, elsewhere, supervise, rounds)
+                workers = cls(spec, rounds, elsewhere)
                 tell_who_trains(recordings_folder(session), session, spec.env.name)
                 try:
                     if not spec.env.is_built_in:  # one of ours is not tried before it is used
@@ -122,7 +99,7 @@ class DaskWorkers(RolloutWorkers):
                 finally:
                     if elsewhere:
                         with suppress(Exception):
-                            workers.client.run(remove_recordings, session, on_error="ignore")
+                            connection.client.run(remove_recordings, session, on_error="ignore")
         finally:
             # Once the local workers are gone: one that is asked to end may just have begun to record.
             remove_recordings(session)
@@ -134,19 +111,25 @@ class DaskWorkers(RolloutWorkers):
             RolloutError: the environment failed, hung, or killed its workers.
             WorkersError: workers died at different steps, or are gone; or the scheduler has gone for good.
         """
-        bounds = self.costs.bounds(self.spec, len(tasks), self.connection.num_threads)
+        bounds = self.bounds(len(tasks))
         pieces: list[Piece] = []
 
         def collect() -> list[Collected]:
-            pieces[:] = pieces_of(Shard(self.spec, tasks, position), params, bounds)
+            pieces[:] = pieces_of(Shard(self.spec, tasks, position), params, bounds, self.rounds.supervise)
             return self.rounds.collect(pieces)
 
         try:
             answers = self.uninterrupted(collect, f"iteration {position.iteration}, inner step {position.step}")
         except ShardDied as death:
             raise self._death(death.shard, death.watch) from death.__cause__
-        self.costs.tell(self.spec, sum(answer.cost for answer in answers) / len(tasks))
+        self.costs[self.spec.model_dump_json()] = sum(answer.cost for answer in answers) / len(tasks)
         return tasks_together([answer.episodes for answer in answers])
+
+    def bounds(self, num_tasks: int) -> list[tuple[int, int]]:
+        """Return the first and last + 1 task of every shard, in order."""
+        seconds = self.costs.get(self.spec.model_dump_json()) or most_steps(self.spec) / _STEPS_PER_SECOND
+        size = tasks_per_shard(num_tasks, seconds, self.rounds.connection.num_threads)
+        return list(pairwise([*range(0, num_tasks, size), num_tasks]))
 
     def uninterrupted(self, work: Callable[[], T], where: str) -> T:
         """Do work at the scheduler and return its result; repeat it all if the scheduler dies meanwhile and comes back.
@@ -154,24 +137,19 @@ class DaskWorkers(RolloutWorkers):
         Raises:
             WorkersError: the scheduler does not come back, or it is lost over and over.
         """
-        return self.connection.repeat_where_lost(work, where)
+        return self.rounds.connection.repeat_where_lost(work, where)
 
     def traffic(self) -> Traffic:
         """Return the totals of the traffic between this process and its workers."""
-        return replace(self.rounds.traffic, threads=self.connection.num_threads)
-
-    @property
-    def client(self) -> Client:
-        """Of the workers' scheduler."""
-        return self.connection.client
+        return replace(self.rounds.traffic, threads=self.rounds.connection.num_threads)
 
     def try_environment(self) -> None:
         """Have a worker make the environment once."""
-        watch = self.supervise()
-        future = self.client.submit(try_environment, self.spec, watch, key=f"try_environment-{watch.key}", pure=False)
+        watch, client = self.rounds.supervise(), self.rounds.client
+        future = client.submit(try_environment, self.spec, watch, key=f"try_environment-{watch.key}", pure=False)
         name = self.spec.env.name
         try:
-            wait_for(self.client, [future], watch.step_timeout_seconds)
+            wait_for(client, [future], watch.step_timeout_seconds)
             unusable = future.result()
         except TimeoutError as error:
             raise EnvError(
@@ -189,10 +167,10 @@ class DaskWorkers(RolloutWorkers):
     def _death(self, shard: Shard, watch: Supervision) -> Exception:
         """Make the error for a shard that killed every worker that tried it."""
         recordings = self.rounds.recordings(watch)
-        ending = ending_of(recordings[-1].pid) if recordings and not self.elsewhere else None
+        ending = ending_of(recordings[-1].at.pid) if recordings and not self.elsewhere else None
         recordings = self.rounds.recordings(watch)  # again: it may have been cut off before it said why it ended
         # An attempt may be cut short before it gets there, by what the one before has left of its worker's connections.
-        recordings = [recording for recording in recordings if recording.env_step != NOT_YET] or recordings
+        recordings = [recording for recording in recordings if recording.at.env_step != NOT_YET] or recordings
         if recordings and len({recording.place for recording in recordings}) == 1:
             return shard.death(recordings, watch, ending)
         places = [recording.place for recording in recordings]

@@ -1,8 +1,8 @@
 """Watch worker processes from outside: a separate process, one per machine and session, that runs this file.
 
-The watchdog of a worker's own process (`flight_recorder.py`) can say more, but does nothing when its process is
-stopped, or when the environment has switched it off. A trainer that is killed cannot clean up. This process covers
-both cases. It imports neither Metaloom nor numpy, so that it starts within the time of a step.
+A worker writes by when its environment has to return (`flight_recorder.py`); this process ends it then, whatever it is
+doing, and asks it for its tracebacks before. It also acts for a trainer that is killed and cannot clean up. It imports
+neither Metaloom nor numpy, so that it starts within the time of a step.
 """
 
 import fcntl
@@ -26,10 +26,13 @@ MARK = "METALOOM_WORKER_OF"
 
 NOT_YET, RESET = -2, -1
 STOPPED = "Stopped"
+TRACEBACK = signal.SIGUSR2
+"""Signal at which a worker writes the tracebacks of its threads, in C: also while it holds the interpreter's lock."""
 _TRAINER = "trainer.json"
 _ASKED = "asked_to_end"
 _LOOK_EVERY_SECONDS = 0.2
-_LAYOUT = struct.Struct("=12q2d")
+HEADER = struct.Struct("=12q2d")
+"""Layout of `Header`."""
 
 
 class Header(NamedTuple):
@@ -61,7 +64,7 @@ class Header(NamedTuple):
     def read(cls, file: Path) -> "Header":
         """Read it from the file of a recording."""
         with file.open("rb") as opened:
-            return cls(*_LAYOUT.unpack(opened.read(_LAYOUT.size)))
+            return cls(*HEADER.unpack(opened.read(HEADER.size)))
 
     def process(self) -> psutil.Process | None:
         """Return the process, if it still exists."""
@@ -207,10 +210,15 @@ def _end_if_overdue(folder: Path, header: Header) -> None:
         return
     report = folder / f"{header.pid}-{header.recorder}.timeout"
     with suppress(psutil.Error, OSError):
+        if report.stat().st_size:
+            process.kill()
+            return
         stopped = process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-        if not report.stat().st_size:
-            report.write_text(f"{STOPPED if stopped else 'Timeout'}: ended from outside\n", encoding="utf-8")
-        process.kill()
+        report.write_text(f"{STOPPED if stopped else 'Timeout'}: ended from outside\n", encoding="utf-8")
+        if stopped:
+            process.kill()
+        else:  # until the next look
+            process.send_signal(TRACEBACK)
 
 
 if __name__ == "__main__":

@@ -185,27 +185,27 @@ class Shard:
         """Build the error for processes that ended in this shard. The last one's ending may be known."""
         last = recordings[-1]
         at = self._circumstances(last)
-        row = None if last.row < 0 else last.row
+        row = None if last.at.row < 0 else last.at.row
         nothing = np.zeros((0, len(at.tasks) * at.episodes_per_task, 0), np.float32)
         return at.fault(
             _cause_of_death(recordings, supervision.step_timeout_seconds, ending),
-            "make" if last.env_step == NOT_YET else "reset" if last.env_step < 0 else "step",
+            "make" if last.at.env_step == NOT_YET else "reset" if last.at.env_step < 0 else "step",
             last.traceback,
             row,
-            env_step=None if last.env_step < 0 else last.env_step,
+            env_step=None if last.at.env_step < 0 else last.at.env_step,
             actions=last.actions if last.actions.size else nothing,
         )
 
     def _circumstances(self, recording: Recording) -> Circumstances:
         """Describe the episodes that were sampled side by side: all of the shard's, or a block of one task's."""
         spec = self.spec
-        if recording.env_step == NOT_YET:
+        if recording.at.env_step == NOT_YET:
             return Circumstances(spec.env, self.tasks, self.position, spec.episodes_at_once)
         if spec.enough is None:
-            at = replace(self.position, first_episode=recording.first_episode)
+            at = replace(self.position, first_episode=recording.at.first_episode)
             return Circumstances(spec.env, self.tasks, at, spec.episodes_at_once)
-        at = replace(self.position, first_task=recording.first_task, first_episode=recording.first_episode)
-        b = recording.first_task - self.position.first_task
+        at = replace(self.position, first_task=recording.at.first_task, first_episode=recording.at.first_episode)
+        b = recording.at.first_task - self.position.first_task
         return Circumstances(spec.env, self.tasks.slice(b, b + 1), at, spec.episodes_at_once)
 
 
