@@ -35,7 +35,7 @@ def digest_of(file: Path) -> str:
 
 
 def own_paths(paths: Iterable[str]) -> list[str]:
-    """Return the paths that neither Metaloom nor gymnasium provides, in order."""
+    """Return the paths that neither Metaloom nor gymnasium provides, sorted."""
     own = {path for path in paths if ":" in path and not path.replace(":", ".").startswith(_KNOWN_BY_VERSION)}
     return sorted(own)
 

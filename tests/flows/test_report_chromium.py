@@ -9,7 +9,7 @@ from driving import open_page
 
 from metaloom import storage
 from metaloom.flows.views.history import load_history
-from metaloom.flows.views.page import Drawings, Drawn, Page, plotly_file
+from metaloom.flows.views.page import Drawings, Page, plotly_file
 from metaloom.flows.views.report import write_report
 from metaloom.flows.views.run_charts import run_charts
 from metaloom.flows.views.series import Chart, Panel, Series
@@ -52,7 +52,7 @@ def test_a_chart_of_more_points_than_a_call_takes_arguments_is_drawn(tmp_path):
     chart = Chart("many", "Tasks", "points", "t", "x", "y", "", "", x, panels, diagonal=True)
     drawings = Drawings([chart], plotly_file().read_text("utf-8"))
     html = tmp_path / "many.html"
-    html.write_text(Page("t", "", [], Drawn("many", "t"), [], {}, drawings=drawings).html(), "utf-8")
+    html.write_text(Page("t", "", [], chart, [], {}, drawings=drawings).html(), "utf-8")
     page, _ = look(html.as_uri(), tmp_path / "browser")
     assert 'id="trouble" hidden=""' in page
 

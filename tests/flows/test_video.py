@@ -20,7 +20,6 @@ from PIL import Image, ImageSequence
 import metaloom
 from metaloom import storage
 from metaloom.flows import cli
-from metaloom.flows.commands import evaluate as of_evaluation
 from metaloom.flows.commands.thin import thin
 from metaloom.flows.errors import ExtraMissing, UsageError
 from metaloom.flows.films import opengl, painters
@@ -357,7 +356,7 @@ def test_an_evaluation_that_could_not_be_filmed_is_refused_before_it_samples(poi
     def no_pictures(env):
         raise UsageError(f"{env.name} has no pictures")
 
-    monkeypatch.setattr(of_evaluation, "drawable", no_pictures)
+    monkeypatch.setattr(commands_video, "drawable", no_pictures)
     assert cli.run(["evaluate", str(points.path), "--video", str(tmp_path / "film.gif")]) == 2
     assert capsys.readouterr() == ("", "metaloom: point-corner has no pictures\n")
 
