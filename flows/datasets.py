@@ -126,7 +126,7 @@ class RunDataset(Dataset[Item]):
                 counts = (lengths if self.unit == "transitions" else lengths > 0).sum(axis=1)
                 yield from ((_Part(ref.iteration, (ref.step,), b), int(count)) for b, count in enumerate(counts))
             return
-        for i in sorted({ref.iteration for ref in refs}):
+        for i in dict.fromkeys(ref.iteration for ref in refs):
             inner_steps = tuple(ref.step for ref in refs if ref.iteration == i)
             for b in range(min(len(self._run.lengths(StageRef(i, self._stage, k))) for k in inner_steps)):
                 yield _Part(i, inner_steps, b), 1

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from metaloom.flows.datasets import RunDataset, Unit
     from metaloom.flows.observer import IterationReport
     from metaloom.flows.trained.policy import TrainedPolicy
-    from metaloom.flows.views.run_charts import Plots
+    from metaloom.flows.views.report import Plots
     from metaloom.pipeline.types import Metrics
 
 
@@ -52,7 +52,7 @@ class Run(storage.Run):
     @property
     def plot(self) -> Plots:
         """The charts of the run; `run.plot.learning_curve()` draws one."""
-        from metaloom.flows.views.run_charts import Plots  # matplotlib takes a second to import
+        from metaloom.flows.views.report import Plots  # matplotlib takes a second to import
 
         return Plots(self)
 

@@ -34,9 +34,10 @@ def digest_of(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def own_paths(paths: Iterable[str]) -> set[str]:
-    """Return the paths that neither Metaloom nor gymnasium provides."""
-    return {path for path in paths if ":" in path and not path.replace(":", ".").startswith(_KNOWN_BY_VERSION)}
+def own_paths(paths: Iterable[str]) -> list[str]:
+    """Return the paths that neither Metaloom nor gymnasium provides, sorted."""
+    own = {path for path in paths if ":" in path and not path.replace(":", ".").startswith(_KNOWN_BY_VERSION)}
+    return sorted(own)
 
 
 def files_of(paths: Iterable[str]) -> dict[str, Path]:
@@ -45,10 +46,9 @@ def files_of(paths: Iterable[str]) -> dict[str, Path]:
     Includes modules that the plug-in imports, directly or indirectly, from its folder or, if installed, from its
     package. An environment with a gymnasium id includes the module that registers it.
     """
-    own = own_paths(paths)
     files: dict[str, Path] = {}
     helpers: dict[str, Path] = {}
-    for path in sorted(own):
+    for path in own_paths(paths):
         module, file = _written_in(path)
         if file is not None:
             files[path] = file

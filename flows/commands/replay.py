@@ -143,7 +143,17 @@ def compare(ref: StageRef, stored: Mapping[str, Any], replayed: Mapping[str, Any
         if before is None or after is None or before.shape != after.shape or before.dtype != after.dtype:
             yield ArrayDifference(ref, name, (), _form(before), _form(after), float("inf"), None, -1)
         elif before.tobytes() != after.tobytes():
-            yield _first_difference(ref, name, before, after)
+            before, after = np.ascontiguousarray(before), np.ascontiguousarray(after)
+            # As unsigned integers, so that NaN equals itself and -0.0 differs from 0.0.
+            bits = np.dtype(f"u{before.dtype.itemsize}")
+            differs = before.view(bits) != after.view(bits)
+            where, left, right = np.argwhere(differs), before[differs], after[differs]
+            index = tuple(int(n) for n in where[0])
+            with np.errstate(invalid="ignore", over="ignore"):
+                gap = np.abs(left.astype(np.float64) - right.astype(np.float64))
+            ulp = int(ulp_distance(left, right).max()) if before.dtype.kind == "f" else None
+            largest = float(np.nanmax(gap, initial=0))
+            yield ArrayDifference(ref, name, index, str(before[index]), str(after[index]), largest, ulp, len(where))
 
 
 def ulp_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -156,25 +166,6 @@ def ulp_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         return np.where(bits < 0, -(bits & np.iinfo(kind).max), bits)
 
     return np.abs(ordered(a) - ordered(b))
-
-
-def _first_difference(ref: StageRef, name: str, before: np.ndarray, after: np.ndarray) -> ArrayDifference:
-    before, after = np.ascontiguousarray(before), np.ascontiguousarray(after)
-    differs = _bits(before) != _bits(after)
-    where = np.argwhere(differs)
-    index = tuple(int(n) for n in where[0])
-    left, right = before[differs], after[differs]
-    with np.errstate(invalid="ignore", over="ignore"):
-        gap = np.abs(left.astype(np.float64) - right.astype(np.float64))
-    ulp = int(ulp_distance(left, right).max()) if before.dtype.kind == "f" else None
-    return ArrayDifference(
-        ref, name, index, str(before[index]), str(after[index]), float(np.nanmax(gap, initial=0)), ulp, len(where)
-    )
-
-
-def _bits(values: np.ndarray) -> np.ndarray:
-    """View the elements as unsigned integers, so that NaN equals itself and -0.0 differs from 0.0."""
-    return values.view(np.dtype(f"u{values.dtype.itemsize}"))
 
 
 def _form(values: np.ndarray | ArrayDigest | None) -> str:
@@ -210,7 +201,7 @@ def require_known(order: list[StageRef], stage: str | None, step: int | None) ->
         raise UsageError(
             f"no stage of iteration {order[0].iteration} is called {stage!r}; there are {', '.join(names)}"
         )
-    steps = sorted({ref.step for ref in order if stage in (None, ref.stage)})
+    steps = dict.fromkeys(ref.step for ref in order if stage in (None, ref.stage))
     if step not in (None, *steps):
         found = ", ".join(map(str, steps))
         raise UsageError(f"found --step {step}; required one of {found}: the inner steps of {stage or 'this run'}")

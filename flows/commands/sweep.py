@@ -5,7 +5,7 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
@@ -13,7 +13,6 @@ from multiprocessing.context import ForkServerProcess
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from threading import Thread
-from typing import Protocol
 
 from metaloom import storage
 from metaloom.flows.commands import train as training
@@ -42,38 +41,42 @@ Job = tuple[PlannedRun, RunConfig, Path]
 """A run to train, its settings and its folder."""
 
 LOOK_SECONDS = 0.2
+_ALLOCATOR = "JE_ARROW_MALLOC_CONF"
 _FOR_ALL = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 
 
-@dataclass(frozen=True)
-class _Working:
-    """A process that trains a run, and the receiving end of its pipe."""
-
-    run: PlannedRun
-    process: ForkServerProcess
-    told: Connection
-
-
 def train_runs(
-    jobs: Sequence[Job], parallel: int, backend: Backend, observer: SweepObserver, logs: LogPlan
+    jobs: Sequence[Job], observer: SweepObserver, *, parallel: int, backend: Backend, logs: LogPlan
 ) -> list[Outcome]:
     """Train runs, up to `parallel` at a time. On a stop request, every run finishes its stage.
 
     Returns:
         Outcomes of all started runs.
     """
+    outcomes: list[Outcome] = []
     if parallel == 1:
-        return _train_one_by_one(jobs, backend, observer, logs)
+        for run, config, folder in jobs:
+            if observer.should_stop():
+                break
+            observer.begun(run)
+            watching = Observer(iteration_done=partial(observer.iteration_done, run), should_stop=observer.should_stop)
+            outcomes.append(Outcome(run, *_train_or_resume(config, folder, backend, watching, logs)))
+            observer.ended(outcomes[-1])
+        return outcomes
     # Resolve what depends on this process's folder and environment, which may differ in others.
     waiting = [(run, pinned(config), folder.absolute()) for run, config, folder in jobs]
     context = multiprocessing.get_context("forkserver")
     # So that forked processes need not import numerics again.
     context.set_forkserver_preload([__name__])
+    # Otherwise Arrow's allocator starts a thread in the process that is forked.
+    if is_default := _ALLOCATOR not in os.environ:
+        os.environ[_ALLOCATOR] = "background_thread:false"
     # Set before they start, until they install their own signal handlers.
     with kept_from_children(*_FOR_ALL):
         forkserver.ensure_running()
-    stop, working = context.Event(), list[_Working]()
-    outcomes: list[Outcome] = []
+    if is_default:
+        del os.environ[_ALLOCATOR]
+    stop, working = context.Event(), dict[Connection, tuple[PlannedRun, ForkServerProcess]]()
     try:
         while working or (waiting and not stop.is_set()):
             if observer.should_stop():
@@ -84,36 +87,28 @@ def train_runs(
                 process = context.Process(target=_work, args=(config, folder, backend, stop, tell, logs), name=run.name)
                 process.start()
                 tell.close()  # otherwise the pipe would not end with the process
-                working.append(_Working(run, process, told))
+                working[told] = run, process
                 observer.begun(run)
-            for told in wait([one.told for one in working], LOOK_SECONDS):
-                one = next(one for one in working if one.told is told)
-                ended = _listen(one, observer)
-                if ended is not None:
-                    working.remove(one)
-                    outcomes.append(ended)
-                    observer.ended(ended)
+            for told in wait([*working], LOOK_SECONDS):
+                assert isinstance(told, Connection)
+                run, process = working[told]
+                try:
+                    message: IterationReport | tuple[Ending, str] | None = told.recv()
+                except EOFError:
+                    message = None
+                if isinstance(message, IterationReport):
+                    observer.iteration_done(run, message)
+                    continue
+                process.join()
+                lost = f"its process ended with exit code {process.exitcode}; see `metaloom logs`"
+                del working[told]
+                outcomes.append(Outcome(run, *(message or ("failed", lost))))
+                observer.ended(outcomes[-1])
     finally:
         stop.set()
-        for one in working:
-            one.process.join()
+        for _, process in working.values():
+            process.join()
     return outcomes
-
-
-def _listen(one: _Working, observer: SweepObserver) -> Outcome | None:
-    """Receive a message of a process; return its outcome if it is the last message."""
-    try:
-        message: IterationReport | tuple[Ending, str] = one.told.recv()
-    except EOFError:
-        one.process.join()
-        return Outcome(
-            one.run, "failed", f"its process ended with exit code {one.process.exitcode}; see `metaloom logs`"
-        )
-    if isinstance(message, IterationReport):
-        observer.iteration_done(one.run, message)
-        return None
-    one.process.join()
-    return Outcome(one.run, *message)
 
 
 def _work(config: RunConfig, folder: Path, backend: Backend, stop: Event, tell: Connection, logs: LogPlan) -> None:
@@ -157,20 +152,6 @@ def _train_or_resume(
             raise
         return "failed", str(error)
     return ("stopped" if result.stopped else "complete"), ""
-
-
-def _train_one_by_one(jobs: Sequence[Job], backend: Backend, observer: SweepObserver, logs: LogPlan) -> list[Outcome]:
-    """Train runs in sequence, until asked to stop."""
-    outcomes: list[Outcome] = []
-    for run, config, folder in jobs:
-        if observer.should_stop():
-            break
-        observer.begun(run)
-        told = Observer(iteration_done=partial(observer.iteration_done, run), should_stop=observer.should_stop)
-        outcome = Outcome(run, *_train_or_resume(config, folder, backend, told, logs))
-        outcomes.append(outcome)
-        observer.ended(outcome)
-    return outcomes
 
 
 def was_stopped(jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> bool:
@@ -233,7 +214,7 @@ def train_sweep(
             _try_settings([*first.values()])
             sweep.write()
         jobs = [(run, by_run[run.name], folder) for run in sweep.runs if not is_complete(folder := sweep.folder(run))]
-        outcomes = train(jobs, observer=observer)
+        outcomes = train(jobs, observer)
         return SweepResult(sweep, tuple(outcomes), was_stopped(jobs, outcomes))
 
 
@@ -244,10 +225,8 @@ def _try_settings(configs: Sequence[RunConfig]) -> None:
             stages.context.try_learner()
 
 
-class TrainRuns(Protocol):
-    """Function that trains runs and returns the outcomes of started ones."""
-
-    def __call__(self, jobs: Sequence[Job], *, observer: SweepObserver) -> list[Outcome]: ...
+TrainRuns = Callable[[Sequence[Job], SweepObserver], list[Outcome]]
+"""Function that trains runs and returns the outcomes of started ones."""
 
 
 def _train_trials(sweep: Sweep, search: Search, train: TrainRuns, observer: SweepObserver) -> SweepResult:
@@ -298,7 +277,7 @@ def _train_trial(
         if not is_complete(folder):
             jobs.append((run, config, folder))
     watching, without = _watching_for(metric, observer)
-    outcomes = train(jobs, observer=watching)
+    outcomes = train(jobs, watching)
     for run in without:
         score_of(sweep.folder(run), metric)  # reports the missing metric and lists existing ones
     return failed + outcomes, was_stopped(jobs, outcomes)

@@ -47,11 +47,14 @@ def _task(path: Path, n: int, row: Any, fields: Sequence[TaskField]) -> list[flo
         if {*row} != {*names}:
             raise UsageError(f"{path}: task {n} has the fields {sorted(map(str, row))}; required {names}")
         row = [row[name] for name in names]
-    if not isinstance(row, list) or len(row) != len(names) or not all(map(_is_finite_number, row)):
+    if (
+        not isinstance(row, list)
+        or len(row) != len(names)
+        or not all(
+            # Compare with the largest float, since any integer is less than infinity.
+            isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+            for value in row
+        )
+    ):
         raise UsageError(f"{path}: found task {n} {row!r}; required {len(names)} finite numbers {names}")
     return [float(number) for number in row]
-
-
-def _is_finite_number(value: Any) -> bool:
-    # Compare with the largest float, since any integer is less than infinity.
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

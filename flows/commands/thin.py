@@ -37,10 +37,10 @@ def thin(
                 f"computed again ({problem}); fix that first, or remove it all the same: --anyway"
             ) from None
         if changed:
-            iterations = sorted(set[int]().union(*changed.values()))
+            iterations = set[int]().union(*changed.values())
             raise UsageError(
                 f"{run.location}: found that {'; '.join(changed)}, so that {plural(len(iterations), 'iteration')}, the "
-                f"first {iterations[0]}, could not be computed again; required the sources as they were. Bring them "
+                f"first {min(iterations)}, could not be computed again; required the sources as they were. Bring them "
                 "back, or remove the batches all the same: --anyway"
             )
     if dry_run:

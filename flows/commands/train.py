@@ -1,13 +1,14 @@
 """The training loop, from a run's first missing stage to its last, for new and resumed runs."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Final, ParamSpec, Protocol, cast
+from typing import Any, Final, ParamSpec, cast
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from metaloom import storage
 from metaloom.flows.estimate import check_sizes
 from metaloom.flows.formatting import plural
 from metaloom.flows.graph.changes import tell_changed_sources
-from metaloom.flows.graph.faults import compute_checked, explained, require_repeatable
+from metaloom.flows.graph.faults import compute_checked, explained, require_sound
 from metaloom.flows.graph.recomputed import require_resumable
 from metaloom.flows.graph.rehearsal import rehearse
 from metaloom.flows.graph.run_stages import changed_since, config_of, stages_of, stages_of_run
@@ -52,12 +53,8 @@ log: logging.Logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 
 
-class StageCall(Protocol):
-    """Function that runs a stage; Prefect's wraps it into a task named after the reference."""
-
-    def __call__(self, ref: StageRef, inputs: Sequence[StageRef], compute: Callable[[], StageRef]) -> StageRef:
-        """Call `compute` and return its result; `inputs` are references to its inputs."""
-        ...
+StageCall = Callable[[StageRef, Sequence[StageRef], Callable[[], StageRef]], StageRef]
+"""Function that runs a stage, given with its inputs and what computes it; Prefect's wraps it into a task."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +148,13 @@ def resuming(
             with storage.open_writer(path, take_over=take_over, repair=True) as writer:
                 repaired = writer.repaired
         run = storage.open_run(path)
-        config = with_retention(config_of(run), retention)
+        for assignment in retention:
+            if assignment.partition(".")[0] != "retention":
+                raise ConfigError(
+                    f"--set {assignment}: a stored run's settings cannot change, except retention.*; "
+                    "`metaloom fork RUN --run NEW --set ...` continues with others"
+                )
+        config = build_config(override(config_of(run).model_dump(mode="json"), retention))
         if iterations is not None:
             if iterations < (stored := len(run.iterations)):
                 raise ConfigError(
@@ -171,11 +174,21 @@ def resuming(
             facts = environment(stages.own())
             if refs := run.refs():
                 tell_changed_sources(run, refs[-1], facts.get("plugins", {}))
+            else:  # it was stopped in its rehearsal
+                rehearse(stages.own(), observer.should_stop)
             writer.describe(facts)
             require_resumable(run, stages)
-            watching = kept_usage(writer.run, config.iterations, kept.observing(observer, writer))
-            with _repair_advised(path), watching as watched:
-                result = yield from _train(config, stages.order, stages.of, writer, call, watched)
+            with kept_usage(writer.run, config.iterations, kept.observing(observer, writer)) as watching:
+                try:
+                    result = yield from _train(config, stages.order, stages.of, writer, call, watching)
+                except storage.StageThinned as error:
+                    raise storage.StageThinned(
+                        path,
+                        found="an output of a thinned iteration is lost, and what it comes from is not stored "
+                        f"({error.found})",
+                        required="the inputs of that output, in full",
+                        action=f"`metaloom resume {storage.argument(path)} --repair` computes all of it again",
+                    ) from error
     damage = storage.verify_run(path) if repair and not result.stopped else None
     return replace(result, repaired=repaired, damage=damage)
 
@@ -197,20 +210,6 @@ def _to_the_end(begin: Callable[P, Training]) -> Callable[P, TrainResult]:
 
 train: Final = _to_the_end(training)
 resume: Final = _to_the_end(resuming)
-
-
-@contextmanager
-def _repair_advised(path: Path) -> Iterator[None]:
-    """Add a remedy to the error about a lost output whose inputs were thinned."""
-    try:
-        yield
-    except storage.StageThinned as error:
-        raise storage.StageThinned(
-            path,
-            found=f"an output of a thinned iteration is lost, and what it comes from is not stored ({error.found})",
-            required="the inputs of that output, in full",
-            action=f"`metaloom resume {storage.argument(path)} --repair` computes all of it again",
-        ) from error
 
 
 def _check_baselines(stages: Runner) -> None:
@@ -268,17 +267,6 @@ def _retention_for(run: storage.Run, config: RunConfig) -> Retention:
     return replace(retention, kept=frozenset[int]().union(*changed.values()))
 
 
-def with_retention(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
-    """Return a stored run's configuration with another retention; other settings cannot change."""
-    for assignment in assignments:
-        if assignment.partition(".")[0] != "retention":
-            raise ConfigError(
-                f"--set {assignment}: a stored run's settings cannot change, except retention.*; "
-                "`metaloom fork RUN --run NEW --set ...` continues with others"
-            )
-    return build_config(override(config.model_dump(mode="json"), assignments))
-
-
 def environment(stages: Runner) -> dict[str, Any]:
     """Return what affects results besides the configuration: code and defaults."""
     plugins, facts = plugin_sources(stages.config), device_facts(stages.config.device)
@@ -309,7 +297,7 @@ def _train(
     path, iterations, stop = writer.run.path, config.iterations, config.stop
     for line in (*config.algorithm.warnings(), *_idle_iterations(config, writer.run)):
         log.warning("%s", line)
-    history: list[Metrics] = []
+    history, warned = list[Metrics](), set[str]()
     began, computed = time.perf_counter(), 0
     for iteration in range(iterations):
         if stop is not None and (reasons := stop.reasons(history)):
@@ -349,6 +337,10 @@ def _train(
             _check_limit(config, (writer.load(ref) for ref in order(0)))
         update = _update(writer, iteration)
         history.append(update.metrics)
+        for name in sorted({*_not_finite(stages_for(missing[-1]), update.metrics)} - warned):
+            # Metrics decide nothing, so training continues.
+            log.warning("metrics: %s is %s, and stored so; required a finite number", name, update.metrics[name])
+            warned.add(name)
         now, evaluating = time.perf_counter(), sum(seconds.get(f"{ref.stage}.{ref.step}", 0.0) for ref in evaluations)
         report = IterationReport(
             iteration=iteration,
@@ -368,6 +360,14 @@ def _train(
         observer.iteration_done(report)
         yield report
     return TrainResult(path, iterations, stopped=False, computed=computed)
+
+
+def _not_finite(stages: Runner, metrics: Metrics) -> Iterator[str]:
+    """Name the metrics that are not finite, besides means of facts, which may be missing."""
+    facts = {f"average_{fact.name}" for fact in declared_facts(stages.context.env)}
+    for name, value in metrics.items():
+        if not math.isfinite(value) and name.partition(".")[2] not in facts:
+            yield name
 
 
 def _check_limit(config: RunConfig, outputs: Iterable[object]) -> None:
@@ -415,7 +415,7 @@ def run_once(stages: Runner, writer: RunWriter, ref: StageRef, seconds: dict[str
             took, start = time.perf_counter() - began, writer.run.learner_ref(ref.iteration)
             # Check the first two iterations under these settings, since in the second a learner may have state.
             if ref.iteration <= 1 or writer.run.config_of(start) != writer.run.config_of(ref):
-                require_repeatable(stages, ref, writer, value)
+                require_sound(stages, ref, writer, value)
         seconds[f"{ref.stage}.{ref.step}"] = took
         writer.put(
             ref,

@@ -26,7 +26,7 @@ def score_of(folder: Path, metric: str) -> float | None:
     """Return the mean of a metric over the last tenth of a run's iterations; None if a value is not finite."""
     run = storage.open_run(folder)
     try:
-        (history,) = read_histories([run], metric, mixed=False)[0].histories
+        _, (history,), _ = read_histories([run], metric, mixed=False)
     except NoFiniteScore:
         return None
     return late_mean(history.iterations, history.values, len(run.iterations))

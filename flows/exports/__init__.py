@@ -129,7 +129,7 @@ def export(
             raise UsageError(f"found --{option} with --to {to}, which does not take it; leave it out")
     if not len(run.select(iterations)):
         raise UsageError(f"{run.path}: found no complete iteration to export; required at least one")
-    stored = sorted({ref.step for ref in run.refs() if ref.stage == run.stages.named("rollouts")})
+    stored = dict.fromkeys(ref.step for ref in run.refs() if ref.stage == run.stages.named("rollouts"))
     if wrong := [step for step in steps if step not in stored]:
         raise UsageError(
             f"found --step {wrong[0]}; required one of {', '.join(map(str, stored))}: the inner steps of this run"

@@ -69,11 +69,20 @@ def _append(
                 f"{folder}: found the column {field.name!r} of type {there.field(index).type}, of which the run has "
                 f"{field.type}; required one type for all runs. Choose another --out for runs of this environment"
             )
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for start in range(0, len(new), _AT_ONCE):
+            done.progress(start, len(new))
+            table = _with_run(read(new[start : start + _AT_ONCE]), run, who)
+            for batch in table.select(schema.names).cast(schema).to_batches():
+                done.rows += batch.num_rows
+                yield batch
+
     folder.mkdir(parents=True, exist_ok=True)
     try:
         write_deltalake(
             known or folder,
-            pa.RecordBatchReader.from_batches(schema, _batches(run, who, read, new, schema, done)),
+            pa.RecordBatchReader.from_batches(schema, batches()),
             mode="append",
             partition_by=[_PARTITION],
             schema_mode="merge",
@@ -90,22 +99,6 @@ def _append(
 def _without_units(schema: pa.Schema) -> pa.Schema:
     """Drop column metadata, since runs may have different units and Delta does not merge them."""
     return pa.schema([field.remove_metadata() for field in schema])
-
-
-def _batches(
-    run: Run,
-    who: str,
-    read: Callable[[Sequence[int]], pa.Table],
-    iterations: Sequence[int],
-    schema: pa.Schema,
-    done: Export,
-) -> Iterator[pa.RecordBatch]:
-    for start in range(0, len(iterations), _AT_ONCE):
-        done.progress(start, len(iterations))
-        table = _with_run(read(iterations[start : start + _AT_ONCE]), run, who)
-        for batch in table.select(schema.names).cast(schema).to_batches():
-            done.rows += batch.num_rows
-            yield batch
 
 
 def _with_run(table: pa.Table, run: Run, who: str) -> pa.Table:

@@ -9,6 +9,7 @@ A history contains all episodes of one task. How tasks are identified depends on
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -47,8 +48,12 @@ def export_histories(
     if by == "task" and not all((run[i].tasks().ids >= 0).all() for i, _ in available):
         for n, (i, steps_of) in enumerate(available):
             done.progress(n, len(available))
+            tasks, batches = run[i].tasks(), [(k, run[i].rollouts(k)) for k in steps_of]
             with _Files(folder, "iteration") as files:
-                done.rows += _write_draws(run, files, i, steps_of)
+                for b, (k, episodes) in product(range(len(tasks)), batches):
+                    # Index of the draw in the run, if all meta-batches have this size.
+                    history = i * len(tasks) + b
+                    done.rows += files.write(i, history, _rows(i, k, tasks, episodes, [b]))
         return
     keys = sorted({int(key) for i, _ in available for key in _keys(run[i].tasks(), by)})
     for start in range(0, len(keys), _OPEN_FILES):
@@ -56,36 +61,18 @@ def export_histories(
             wanted = set(keys[start : start + _OPEN_FILES])
             for n, (i, ks) in enumerate(available):
                 done.progress(n, len(available))
-                done.rows += sum(_write_step(run, files, i, k, by, wanted) for k in ks)
+                tasks = run[i].tasks()
+                keys_of = _keys(tasks, by)
+                for k in ks:
+                    episodes = run[i].rollouts(k)
+                    for key in sorted(wanted & {int(key) for key in keys_of}):
+                        places = [int(b) for b in np.flatnonzero(keys_of == key)]
+                        done.rows += files.write(key, key, _rows(i, k, tasks, episodes, places))
 
 
 def _keys(tasks: TaskBatch, by: By) -> Array:
     """Return the history of each task of an iteration, [B]."""
     return tasks.ids if by == "task" else np.arange(len(tasks))
-
-
-def _write_step(run: Run, files: "_Files", iteration: int, k: int, by: By, wanted: set[int]) -> int:
-    tasks, episodes = run[iteration].tasks(), run[iteration].rollouts(k)
-    keys, written = _keys(tasks, by), 0
-    for key in sorted(wanted & {int(key) for key in keys}):
-        places = [int(b) for b in np.flatnonzero(keys == key)]
-        rows = _rows(iteration, k, tasks, episodes, places)
-        files.write(key, key, rows)
-        written += rows.num_rows
-    return written
-
-
-def _write_draws(run: Run, files: "_Files", iteration: int, steps: Sequence[int]) -> int:
-    tasks, batches = run[iteration].tasks(), [(k, run[iteration].rollouts(k)) for k in steps]
-    written = 0
-    for b in range(len(tasks)):
-        # Index of the draw in the run, if all meta-batches have this size.
-        history = iteration * len(tasks) + b
-        for k, episodes in batches:
-            rows = _rows(iteration, k, tasks, episodes, [b])
-            files.write(iteration, history, rows)
-            written += rows.num_rows
-    return written
 
 
 def _rows(iteration: int, k: int, tasks: TaskBatch, episodes: EpisodeBatch, places: Sequence[int]) -> pa.Table:
@@ -129,8 +116,8 @@ class _Files:
     writers: dict[int, pq.ParquetWriter] = field(default_factory=dict)
     orders: dict[int, int] = field(default_factory=dict)
 
-    def write(self, file: int, history: int, rows: pa.Table) -> None:
-        """Append episodes to a history in the file with this number."""
+    def write(self, file: int, history: int, rows: pa.Table) -> int:
+        """Append episodes to a history in the file with this number; returns their number."""
         first = self.orders.get(history, 0)
         self.orders[history] = first + rows.num_rows
         order = column(np.arange(first, first + rows.num_rows, dtype=np.int64))
@@ -141,6 +128,7 @@ class _Files:
                 self.folder / f"{self.kind}-{file:08d}.parquet", table.schema, compression="zstd"
             )
         self.writers[file].write_table(table)
+        return rows.num_rows
 
     def __enter__(self) -> "_Files":
         return self

@@ -88,8 +88,7 @@ def painter_of(
 def position_of(env: MetaEnv) -> Callable[[], Array] | None:
     """Return a function for the position in m of a moving robot, [3], or a point, [2]; None for others."""
     if isinstance(env.unwrapped, PointRobot):
-        point: Any = env.unwrapped
-        return lambda: np.array(point._path[-1][:2])
+        return env.unwrapped.whereabouts
     if _scene(env) or not _is_robot(env):
         return None
     robot: Any = env.unwrapped

@@ -1,7 +1,7 @@
 """Videos of stored episodes, before and after adaptation side by side."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -14,13 +14,18 @@ from metaloom import storage
 from metaloom.flows.errors import ExtraMissing, UsageError
 from metaloom.flows.films.opengl import RendererName
 from metaloom.flows.films.painters import Painter, drawable, painter_of, position_of
+from metaloom.flows.formatting import plural
 from metaloom.flows.graph.recomputed import Recomputed
 from metaloom.flows.graph.run_stages import stages_of_run
+from metaloom.flows.results.evaluation import EvaluationOutcome
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import require_iteration
 from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import MetaEnv
+from metaloom.pipeline.tasks.evaluation import EvaluationPlan
 from metaloom.pipeline.types import Array, EpisodeBatch, TaskBatch
+from metaloom.stages.evaluate import test_position
 from metaloom.stages.rollouts.faults import RolloutPosition
 from metaloom.storage import Run
 from metaloom.storage.errors import system_errors
@@ -272,13 +277,16 @@ def film_of(
     `adapts` is True if their inner steps are adaptation steps; None: as in training.
     """
     with ExitStack() as stack:
-        panels = [_Panels(recording, stack, adapts=adapts) for recording in recordings]
+        envs = [stack.enter_context(closing(drawable(recording.config.env))) for recording in recordings]
         # One camera for all panels, so that they can be compared.
-        way = np.concatenate([panel.way() for panel in panels])
-        for panel in panels:
-            panel.painter = painter_of(panel.env, size, renderer, way if len(way) else None)
-            stack.callback(panel.painter.close)
-        fps = min(panels[0].fps / every, 50.0)
+        ways = (_way(recording, env) for recording, env in zip(recordings, envs, strict=True))
+        way = [position for positions in ways for position in positions]
+        panels: list[_Panels] = []
+        for recording, env in zip(recordings, envs, strict=True):
+            painter = stack.enter_context(closing(painter_of(env, size, renderer, np.array(way) if way else None)))
+            adapted = bool(recording.config.algorithm.adaptation_steps) if adapts is None else adapts
+            panels.append(_Panels(recording, env, painter, adapted))
+        fps = min(float(envs[0].metadata.get("render_fps") or 20) / every, 50.0)
         write_film(_frames(panels, every), out, fps, caption)
     # The first frame shows the reset, the last one the last step.
     frames = 1 + max(-(-recording.length // every) for recording in recordings)
@@ -289,31 +297,27 @@ def film_of(
     return Film(out, frames, recordings[0].b, episodes, returns, difference)
 
 
+def _way(recording: Recording, env: MetaEnv) -> list[Array]:
+    """Return the positions of a moving robot or a point, in m; none for other environments."""
+    position = position_of(env)
+    return [] if position is None else [position() for _ in recording.simulate(env)]
+
+
+@dataclass
 class _Panels:
     """Frames of one episode."""
 
+    recording: Recording
+    env: MetaEnv
     painter: Painter
-
-    def __init__(self, recording: Recording, stack: ExitStack, *, adapts: bool | None) -> None:
-        self._recording = recording
-        self._adapts = bool(recording.config.algorithm.adaptation_steps) if adapts is None else adapts
-        self.env = drawable(recording.config.env)
-        stack.callback(self.env.close)
-        self._position = position_of(self.env)
-        self.fps = float(self.env.metadata.get("render_fps") or 20)
-        self.largest_difference = 0.0
-
-    def way(self) -> Array:
-        """Return the positions of a moving robot or a point, in m; None for other environments."""
-        if self._position is None:
-            return np.empty((0, 3))
-        return np.array([self._position() for _ in self._recording.simulate(self.env)])
+    adapts: bool
+    largest_difference: float = 0.0
 
     def pictures(self, every: int) -> Iterator[Panel]:
-        recording = self._recording
+        recording, position_now = self.recording, position_of(self.env)
         sums = np.concatenate([[0.0], np.cumsum(recording.rewards, dtype=np.float64)])
         k = recording.position.step
-        if self._adapts:
+        if self.adapts:
             when = f"after {k} step{'s' * (k > 1)} of adaptation" if k else "before adaptation"
         else:
             when = f"inner step {k}" if k else "episode"
@@ -321,8 +325,8 @@ class _Panels:
         start, moved = None, ""
         for t, difference in enumerate(recording.simulate(self.env)):
             self.largest_difference = max(self.largest_difference, difference)
-            if self._position is not None:
-                position = self._position()
+            if position_now is not None:
+                position = position_now()
                 start = position if start is None else start
                 moved = f"x {round(position[0] - start[0], 1) + 0.0:+.1f} m   "  # 0.0 lest it be -0.0
             if t % every == 0 or t == recording.length:
@@ -399,3 +403,41 @@ def described(tasks: TaskBatch, b: int) -> str:
         return ""
     values = (f"{name} {value:.3g}" for name, value in zip(tasks.names, tasks.params[b], strict=True))
     return f" ({', '.join(values)})"
+
+
+class EvaluationFilm:
+    """Keeps the test episodes before the first and after the last adaptation step, and films one task.
+
+    It films the task and the episodes of median return.
+
+    Args:
+        out: File to write: .gif, .webp, .mp4, or .png for only the last frame.
+        env: Environment to film.
+        renderer: Renderer for MuJoCo's robots.
+    """
+
+    def __init__(self, out: Path, env: EnvConfig, renderer: RendererName = "auto") -> None:
+        check_film_file(out, "--video")
+        drawable(env).close()
+        self._out = out
+        self._renderer: RendererName = renderer
+        self._kept: dict[int, EpisodeBatch] = {}
+
+    def tested(self, k: int, episodes: EpisodeBatch) -> None:
+        """Keep the test episodes before adaptation and after k steps; drop the others."""
+        self._kept = {0: self._kept.get(0, episodes), k: episodes}
+
+    def write(self, outcome: EvaluationOutcome, name: str) -> Film:
+        """Write the video of the evaluation of the run `name`."""
+        returns, config = outcome.evaluation.test_returns[:, -1].mean(axis=1), outcome.config
+        b = int(np.argsort(returns, kind="stable")[(len(returns) - 1) // 2])
+        run_seed = EvaluationPlan.of(config).run_seed
+        recordings = [
+            Recording(config, test_position(run_seed, k), b, median_episode(episodes, b), outcome.tasks, episodes)
+            for k, episodes in self._kept.items()
+        ]
+        caption = (
+            f"{name} after {plural(outcome.updates, 'update')}, test task {b}{described(outcome.tasks, b)}, "
+            "task and episodes of median return"
+        )
+        return film_of(recordings, self._out, caption, renderer=self._renderer, adapts=len(recordings) > 1)

@@ -80,11 +80,11 @@ def require_resumable(run: Run, stages: RunStages) -> None:
     compared.
 
     Raises:
-        StageFault: naming the first array that differs.
+        StageFault: names the first array that differs.
     """
     for ref in (ref for i in run.iterations[-1:] for ref in stages.order(i) if run.contains(ref)):
         config, record = stages.config(ref), run.record(ref)
-        own = sorted(own_paths(plugin_paths(config)))
+        own = own_paths(plugin_paths(config))
         if not own or config.device != "cpu" or run.config_of(ref) != run.config:
             return
         if any((*changed_versions(record), *stages.changes(ref), *machine_changes(run, ref))):

@@ -1,7 +1,7 @@
 """Rollouts on Dask worker processes, local or at a scheduler's address.
 
-Dask is used as a plain client inside one stage: task runners that make every shard an orchestrated task cost 7 to 30
-times as much and run finished work again when a worker dies.
+Dask is used as a plain client within a stage: task runners that orchestrate every shard cost 7 to 30 times as much and
+repeat finished work when a worker dies.
 """
 
 import secrets
@@ -42,7 +42,7 @@ from metaloom.stages.collect_rollouts import RolloutPosition
 from metaloom.stages.rollouts.sampler import tasks_together
 
 SECONDS_PER_SHARD = 1.0
-"""Target time limit of a shard with several tasks: the most that a rollout batch can lose while workers idle."""
+"""Target duration of a shard with several tasks, which bounds the idle time at the end of a rollout batch."""
 LEAST_SECONDS_PER_SHARD = 0.1
 FEWEST_SHARDS = 4
 _ENOUGH_SHARDS = 8
@@ -51,16 +51,15 @@ _STEPS_PER_SECOND = 16_000  # assumed before any measurement
 
 
 def most_steps(spec: SamplerSpec) -> int:
-    """Return the maximum environment steps of a task in a rollout batch, if the first block of episodes is enough."""
+    """Return the maximum environment steps per task and rollout batch, with one block of episodes."""
     return spec.episodes_at_once * spec.episodes_per_trial * spec.max_episode_steps
 
 
 def tasks_per_shard(num_tasks: int, seconds_per_task: float, threads: int = 0) -> int:
-    """Return the tasks of every shard but the last: a power of two, since workers keep simulators for few sizes.
+    """Return the number of tasks per shard: a power of two, since workers cache simulators for few sizes.
 
-    A shard takes an eighth of the rollout batch's work, at least LEAST_SECONDS_PER_SHARD, below which handing it
-    out costs more than it gains, and at most SECONDS_PER_SHARD. If there are enough tasks, there are at least
-    FEWEST_SHARDS, and two for each thread.
+    A shard takes an eighth of the rollout batch's work, at least LEAST_SECONDS_PER_SHARD, below which overhead
+    dominates, and at most SECONDS_PER_SHARD. With enough tasks there are at least FEWEST_SHARDS, and two per thread.
     """
     seconds = min(SECONDS_PER_SHARD, max(LEAST_SECONDS_PER_SHARD, num_tasks * seconds_per_task / _ENOUGH_SHARDS))
     most = min(seconds / seconds_per_task, num_tasks / max(FEWEST_SHARDS, _SHARDS_PER_THREAD * threads))
@@ -76,7 +75,7 @@ T = TypeVar("T")
 class Piece:
     """A shard with its parameters, the attempt at it, and how often it was wrongly blamed.
 
-    Its answer also stays with a worker for as long as there is a reference to its future.
+    Its result stays on a worker while there is a reference to its future.
     """
 
     shard: Shard
@@ -116,26 +115,26 @@ class Session:
             with suppress(Exception):
                 everywhere = self.connection.client.run(watch.recordings, on_error="ignore")
                 found.extend(cast(dict[str, list[Recording]], everywhere).values())
-        # Workers of one machine answer alike.
+        # Workers of the same machine give the same result.
         return max(found, key=len)
 
     def collect(self, pieces: Sequence[Piece]) -> list[Collected]:
-        """Return the shards' answers in their order.
+        """Return the shards' results in order.
 
         Raises:
             RolloutError: the environment failed, hung, or killed its workers.
-            WorkersError: there has been no worker for long, one has other versions, or several died at different steps.
-            CancelledError: the scheduler is gone.
+            WorkersError: there has been no worker for too long, one has other versions, or several died at different steps.
+            CancelledError: the scheduler was lost.
         """
         try:
             for piece in pieces:
                 self._submit(piece)
             patience = Patience(self.connection.client, pieces[0].watch.step_timeout_seconds)
-            while waiting := [piece for piece in pieces if piece.answer is None]:  # answers are fetched as they come
+            while waiting := [piece for piece in pieces if piece.answer is None]:  # results are fetched as they arrive
                 if patience.any_done([cast(Future[Collected], piece.future) for piece in waiting]):
                     self._gather_done(waiting)
         finally:
-            # After an error the others' work is of no use, and holds the workers.
+            # After an error, cancel the other work, which would occupy workers.
             self.connection.client.cancel([p.future for p in pieces if p.answer is None and p.future is not None])
         return [cast(Collected, piece.answer) for piece in pieces]
 
@@ -147,9 +146,9 @@ class Session:
             piece.shard,
             piece.params,
             piece.watch,
-            # Never the key of another run or of an earlier attempt, whose result a scheduler may still know.
+            # Keys must be unique across runs and attempts, since a scheduler may remember results.
             key=f"{piece.shard.name}-{self.watch.session}-{self.traffic.submitted}",
-            # Dask names pure work by its arguments; hashing megabytes to save nothing is a waste.
+            # Dask derives keys of pure work from its arguments; avoid hashing megabytes.
             pure=False,
         )
 
@@ -174,18 +173,18 @@ class Session:
         try:
             future.result()
         except KilledWorker as error:
-            # Dask blames every task that a dead worker had been given, also tasks that only waited for another to end.
+            # Dask blames all tasks assigned to a dead worker, including waiting ones.
             begun = len(self.recordings(piece.watch))
             if begun > error.allowed_failures or piece.pardons >= _MOST_PARDONS:
                 raise self._death(piece.shard, piece.watch) from error
             piece.pardons += 1
             self.traffic.repeated += 1
             self._submit(piece)
-        except NoWorkerError as error:  # the scheduler's own patience is at its end
+        except NoWorkerError as error:  # the scheduler gave up
             raise no_worker_for(error.timeout) from None
 
     def _death(self, shard: Shard, watch: Supervision) -> Exception:
-        """Make the error for a shard that killed every worker that tried it."""
+        """Build the error for a shard that killed every worker that tried it."""
         recordings = self.recordings(watch)
         ending = ending_of(recordings[-1].at.pid) if recordings and not self.elsewhere else None
         recordings = self.recordings(watch)  # again: it may have been cut off before it said why it ended
@@ -216,7 +215,7 @@ class DaskWorkers(RolloutWorkers):
     @classmethod
     @contextmanager
     def started(cls, spec: SamplerSpec, backend: Backend) -> Iterator["DaskWorkers"]:
-        """Start the workers of a backend, whose recordings are removed at the end.
+        """Start the workers of a backend; remove their recordings at the end.
 
         Raises:
             WorkersError: The connection failed; see `connected`.
@@ -230,7 +229,7 @@ class DaskWorkers(RolloutWorkers):
                 workers = cls(spec, Session(connection, watch, elsewhere))
                 tell_who_trains(recordings_folder(session), session, spec.env.name)
                 try:
-                    if not spec.env.is_built_in:  # one of ours is not tried before it is used
+                    if not spec.env.is_built_in:  # local workers are not tried in advance
                         workers.try_environment()
                     yield workers
                 finally:
@@ -238,15 +237,15 @@ class DaskWorkers(RolloutWorkers):
                         with suppress(Exception):
                             connection.client.run(remove_recordings, session, on_error="ignore")
         finally:
-            # Once the local workers are gone: one that is asked to end may just have begun to record.
+            # After the local workers have ended, since one may just have begun to record.
             remove_recordings(session)
 
     def collect(self, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
-        """E complete episodes of every task.
+        """Return E complete episodes of every task.
 
         Raises:
             RolloutError: the environment failed, hung, or killed its workers.
-            WorkersError: workers died at different steps, or are gone; or the scheduler has gone for good.
+            WorkersError: workers died at different steps, or there are no workers, or the scheduler is lost.
         """
         whole, bounds = Shard(self.spec, tasks, position), self.bounds(len(tasks))
 
@@ -266,10 +265,10 @@ class DaskWorkers(RolloutWorkers):
         return list(pairwise([*range(0, num_tasks, size), num_tasks]))
 
     def uninterrupted(self, work: Callable[[], T], where: str) -> T:
-        """Do work at the scheduler and return its result; repeat it all if the scheduler dies meanwhile and comes back.
+        """Run work at the scheduler and return its result; repeat it if the scheduler was lost and comes back.
 
         Raises:
-            WorkersError: the scheduler does not come back, or it is lost over and over.
+            WorkersError: the scheduler does not come back, or is lost repeatedly.
         """
         return self.session.connection.repeat_where_lost(work, where)
 
@@ -278,7 +277,7 @@ class DaskWorkers(RolloutWorkers):
         return replace(self.session.traffic, threads=self.session.connection.num_threads)
 
     def try_environment(self) -> None:
-        """Have a worker make the environment once."""
+        """Make the environment once on a worker."""
         watch, client = self.session.supervise(), self.session.connection.client
         future = client.submit(try_environment, self.spec, watch, key=f"try_environment-{watch.key}", pure=False)
         name = self.spec.env.name

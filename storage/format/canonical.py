@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 from metaloom.storage.errors import damaged
 from metaloom.storage.format.files import read_file
@@ -58,7 +58,7 @@ def read_sealed(path: Path, *, indented: bool = False, holder: str | None = None
 def parse_sealed(raw: bytes, *, indented: bool = False, holder: str | None = None) -> Document:
     """Parse a document after verifying its hash."""
     try:
-        document: Any = json.loads(raw, parse_constant=_refuse_constant)
+        document: Any = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not valid JSON ({type(error).__name__})") from None
     if not isinstance(document, dict):
@@ -72,7 +72,3 @@ def parse_sealed(raw: bytes, *, indented: bool = False, holder: str | None = Non
     if not intact:
         raise ValueError("the content does not match its own checksum")
     return document
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")

@@ -329,7 +329,7 @@ def _cut_segment(
 
 
 def _share_markers(parent: Run, iterations: Iterable[int], links: "_Links") -> None:
-    for iteration in sorted({*iterations}.intersection(parent.files.live_markers())):
+    for iteration in {*iterations}.intersection(parent.files.live_markers()):
         links.share(marker_path(Path(), iteration).as_posix())
 
 

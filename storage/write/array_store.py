@@ -30,9 +30,9 @@ class ArrayStore:
         paths = [str(file.parent.relative_to(self._files.data)) for file in self._files.data.glob("*/*/zarr.json")]
         # After a power failure, an array may exist without its group, although both were written in one step.
         groups = {path.partition("/")[0] for path in paths}
-        lost = [group for group in sorted(groups) if not (self._files.data / group / "zarr.json").exists()]
+        lost = [group for group in groups if not (self._files.data / group / "zarr.json").exists()]
         self._write_metadata({group: group_document({}) for group in lost})
-        specs = [self._files.spec(path) for path in sorted(paths)]
+        specs = [self._files.spec(path) for path in paths]
         short = [spec for spec in specs if spec.rows != self._rows(spec.path)]
         self._write_metadata({spec.path: spec.with_rows(self._rows(spec.path)).document() for spec in short})
         self._files.forget_specs()
