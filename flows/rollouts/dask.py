@@ -123,7 +123,8 @@ class Session:
 
         Raises:
             RolloutError: the environment failed, hung, or killed its workers.
-            WorkersError: there has been no worker for too long, one has other versions, or several died at different steps.
+            WorkersError: there has been no worker for too long, one has other versions, or several died at different
+                steps.
             CancelledError: the scheduler was lost.
         """
         try:
