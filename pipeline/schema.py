@@ -129,7 +129,7 @@ class Settings(BaseModel):
         }
 
 
-class PluginSettings(BaseModel, use_attribute_docstrings=True):
+class PluginSettings(BaseModel):
     """Settings of a class that `name` selects: a built-in one, an entry point, or module:Class.
 
     A settings class inherits from Settings and from groups such as this one, and so lists its parts.
