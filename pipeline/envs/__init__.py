@@ -42,3 +42,6 @@ ENVS: dict[str, str] = {
 """Name -> module:Class. The module is imported when an environment is made."""
 
 PLUGINS = Plugins("environment", "metaloom.envs", ENVS)
+
+REPRODUCED = "witness_reproduced"
+"""Metric of an iteration: 1 if its witness episode came out bit for bit again, 0 if not."""

@@ -49,10 +49,6 @@ class WrapperConfig(Settings):
         return self.name if ":" in self.name else f"gymnasium.wrappers:{self.name}"
 
 
-REPRODUCED = "witness_reproduced"
-"""Metric of an iteration: 1 if its witness episode came out bit for bit again, 0 if not."""
-
-
 class EnvConfig(Settings):
     """An environment by name, with its options.
 
