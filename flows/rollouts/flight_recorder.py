@@ -11,6 +11,7 @@ import math
 import mmap
 import os
 import re
+import select
 import shutil
 import socket
 import tempfile
@@ -257,9 +258,11 @@ class FlightRecorder(RolloutWatch):
 
     def _tell(self, deadline: float) -> None:
         line = self._line
-        if not self._watchdog.holds_its_file() or (line is not None and identity(line) != self._line_identity):
-            # What Dask closes it marks as closed. What somebody else closes it never notices.
-            why = _ALONE if line is not None and line.fileno() < 0 else _CLOSED
+        # What Dask closes it marks as closed. What somebody else closes or shuts down it notices never, or too late.
+        same = line is None or identity(line) == self._line_identity
+        alone = line is not None and (_is_shut_down(line) if same else line.fileno() < 0)
+        if alone or not same or not self._watchdog.holds_its_file():
+            why = _ALONE if alone else _CLOSED
             # Written by name, because the descriptors may have been reused. Gone if the run ended.
             with suppress(OSError):
                 _crash_file(self._folder, os.getpid()).write_text(f"{why}\n", encoding="utf-8")
@@ -348,6 +351,13 @@ def _scheduler_socket() -> socket.socket | None:
     except ValueError:
         return None
     return cast(socket.socket | None, getattr(getattr(comm, "stream", None), "socket", None))
+
+
+def _is_shut_down(line: socket.socket) -> bool:
+    """Return True if both directions of a connection are shut down, as nobody but its own process does."""
+    poll = select.poll()
+    poll.register(line, 0)
+    return any(event & select.POLLHUP for _, event in poll.poll(0))
 
 
 def _attempts(folder: Path, key: str) -> list[Path]:
