@@ -36,7 +36,7 @@ CASES = [
     (("train", "sac", "--set", "num_tasks=x"), 2, "num_tasks"),
 ]
 RUN_ALL = """
-import io, json, sys
+import gc, io, json, sys
 from contextlib import redirect_stderr, redirect_stdout
 from metaloom.flows.cli import run
 for tokens, heavy in json.loads(sys.argv[1]):
@@ -44,6 +44,7 @@ for tokens, heavy in json.loads(sys.argv[1]):
     with redirect_stdout(told), redirect_stderr(told):
         code = run(tokens)
     print(json.dumps([code, told.getvalue(), [name for name in heavy if name in sys.modules]]))
+assert gc.isenabled()
 """
 
 
