@@ -1,4 +1,4 @@
-"""The pydantic bases of everything a user can configure."""
+"""Pydantic base classes of settings."""
 
 import ast
 import inspect
@@ -32,11 +32,11 @@ S = TypeVar("S", bound=BaseModel)
 LATER = "later"
 REFUSAL = "refusal"
 MOST_REPEATS = 1_000_000
-"""Bound of settings that count passes over an iteration's data: with more passes, no iteration would end."""
+"""Upper bound of the number of passes over an iteration's data."""
 
 
 def told(problem: ErrorDetails) -> str:
-    """Describe what pydantic requires of a value, what it found, and the allowed value that resembles it."""
+    """Describe a problem found by pydantic: the value, the requirement, and a similar allowed value."""
     found, context = problem["input"], problem.get("ctx", {})
     if problem["type"] == REFUSAL:
         return problem["msg"]
@@ -46,20 +46,20 @@ def told(problem: ErrorDetails) -> str:
 
 
 def later(default: Any, *, before: Any = None, **about: Any) -> Any:
-    """Declare a field that earlier versions did not have; its old meaning does not enter the digest of their runs.
+    """Declare a field that earlier versions did not have, and that does not change the digests of their runs.
 
-    So a run that was stored before the field existed keeps the digest of its configuration.
+    The value with the old behavior is omitted from digests.
 
     Args:
         default: Value in new runs.
-        before: Value in earlier versions, where it differs from the default; returned by `Settings.before`.
-        about: Keywords of pydantic.Field.
+        before: Value that gives the behavior of earlier versions, if it is not the default; see `Settings.before`.
+        about: Keyword arguments of pydantic.Field.
     """
     return Field(default=default, json_schema_extra={LATER: default if before is None else before}, **about)
 
 
 class Settings(BaseModel):
-    """Immutable settings that refuse unknown keys, NaN and infinities."""
+    """Immutable settings that reject unknown keys, NaN and infinities."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     short_for: ClassVar[str] = ""
@@ -67,12 +67,12 @@ class Settings(BaseModel):
 
     @classmethod
     def descriptions(cls) -> dict[str, str]:
-        """Return the text below each field, read when it is asked for: that takes longer than to make the class."""
+        """Return the docstring of each field, read from the source on demand, since reading is slow."""
         found: dict[str, str] = {}
         for base in reversed(cls.__mro__[: cls.__mro__.index(Settings)]):
             try:
                 (node,) = ast.parse(dedent(inspect.getsource(base))).body
-            except (OSError, TypeError, SyntaxError):  # a class without a file, or with text that is not indented
+            except (OSError, TypeError, SyntaxError):  # a class without a file, or whose source cannot be dedented
                 continue
             for field, text in pairwise([*getattr(node, "body", ()), None]):
                 match field, text:
@@ -86,7 +86,7 @@ class Settings(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Describe fields by the text below them."""
+        """Add the fields' docstrings as descriptions."""
         shown = handler.resolve_ref_schema(handler(schema))
         described = cls.descriptions()
         for name, field in shown["properties"].items():
@@ -104,7 +104,7 @@ class Settings(BaseModel):
             raise ValidationError.from_exception_data(error.title, lines) from None
 
     def decisive(self) -> dict[str, JsonValue]:
-        """Return the settings as JSON, without later fields that keep earlier versions' behaviour."""
+        """Return the settings as JSON, without later fields that have the old behavior."""
         dumped: dict[str, JsonValue] = self.model_dump(mode="json")
         for name, about in type(self).model_fields.items():
             value, extra = getattr(self, name), about.json_schema_extra
@@ -116,7 +116,7 @@ class Settings(BaseModel):
 
     @classmethod
     def before(cls) -> dict[str, JsonValue]:
-        """Return earlier versions' values by later field, where they differ from today's default."""
+        """Return the values of later fields that give the old behavior, if they are not the default."""
         extras = {name: (about.json_schema_extra, about.default) for name, about in cls.model_fields.items()}
         return {
             name: extra[LATER]
@@ -126,16 +126,16 @@ class Settings(BaseModel):
 
 
 class PluginSettings(BaseModel):
-    """Settings of a class that `name` selects: a built-in one, an entry point, or module:Class.
+    """Settings selected by `name`: built-in, an entry point, or module:Class.
 
-    A settings class inherits from Settings and from groups such as this one, and so lists its parts.
+    Settings classes are composed of groups such as this one by inheritance.
     """
 
     name: str = ""
-    """Omit it in a custom class: it then is where the class is found."""
+    """Omit it in a custom class; it defaults to module:Class."""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Give a user's subclass of a built-in algorithm, whose name is fixed, a name that is not."""
+        """Give a subclass of a built-in algorithm, whose name is fixed, a free name."""
         super().__init_subclass__(**options)
         own = inspect.get_annotations(cls)
         if "name" in own or cls.__module__.startswith("metaloom."):
@@ -143,16 +143,16 @@ class PluginSettings(BaseModel):
         inherited = next(base for base in cls.__mro__[1:] if issubclass(base, PluginSettings))
         if len(get_args(inherited.model_fields["name"].annotation)) == 1:
             cls.__annotations__["name"] = str
-            cls.name = ""  # pydantic reads a field's default from here
+            cls.name = ""  # pydantic reads defaults from here
 
 
 def refusal(message: str) -> PydanticCustomError:
-    """Return a problem whose whole text is the message."""
+    """Return a validation error with exactly this message."""
     return PydanticCustomError(REFUSAL, "{message}", {"message": message})
 
 
 def _with_suggestion(problem: ErrorDetails, keys: Iterable[str]) -> InitErrorDetails:
-    """Return a problem that pydantic found, an unknown key with the keys that resemble it."""
+    """Return pydantic's problem, with similar keys for an unknown key."""
     context = problem.get("ctx", {})
     kind: str | PydanticCustomError = problem["type"]
     if kind == "extra_forbidden" and len(problem["loc"]) == 1:
@@ -166,14 +166,14 @@ def _with_suggestion(problem: ErrorDetails, keys: Iterable[str]) -> InitErrorDet
 
 @dataclass(frozen=True, eq=False)
 class ByName(Generic[S]):
-    """Marks a field whose value is settings of any class of a kind, selected by their `name`.
+    """Annotation of a field that holds settings of any plug-in of a kind, selected by `name`.
 
-    A bare name selects the settings with their defaults.
+    A bare string selects the settings with defaults.
 
     Attributes:
         plugins: Registry where names are looked up.
         base: Base class or group of the settings.
-        default: The name where none is given.
+        default: Default name.
     """
 
     plugins: Plugins
@@ -181,11 +181,11 @@ class ByName(Generic[S]):
     default: str | None = None
 
     def validate(self, value: object) -> S:
-        """Make settings of a name, of a mapping with a name, or of themselves.
+        """Build settings from a name, a mapping with a name, or settings.
 
         Raises:
-            ValidationError: something in them is wrong.
-            ConfigError: settings of a class that could not be found again by their name.
+            ValidationError: the settings are invalid.
+            ConfigError: the class of the settings cannot be found by their name.
         """
         if isinstance(value, self.base):
             return self._findable(value)
@@ -206,7 +206,7 @@ class ByName(Generic[S]):
         return found.model_validate(given)
 
     def _findable(self, value: S) -> S:
-        """Return the settings under a name by which another process finds their class."""
+        """Return the settings with a name by which other processes find their class."""
         given = getattr(value, "name", "")
         name = given or path_of(type(value))
         found = self.plugins.find(name, self.base)
@@ -218,11 +218,11 @@ class ByName(Generic[S]):
         return value if given else value.model_copy(update={"name": name})
 
     def __get_pydantic_core_schema__(self, source: object, handler: object) -> CoreSchema:
-        """Accept any settings that derive from `base`, dumped with all fields of their class."""
+        """Accept any settings derived from `base`, dumped with all fields of their class."""
         return core_schema.no_info_plain_validator_function(self.validate)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Describe one of the built-in settings."""
+        """Describe the union of the built-in settings."""
         found = (load(path) for path in self.plugins.builtin.values())
         builtin: dict[Any, None] = dict.fromkeys(cls for cls in found if issubclass(cls, self.base))
         return handler(core_schema.union_schema([TypeAdapter(cls).core_schema for cls in builtin]))

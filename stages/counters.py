@@ -17,7 +17,7 @@ ENV_STEPS = "env_steps"
 """Environment steps made so far."""
 
 ENV_STEPS_NOMINAL = "env_steps_nominal"
-"""Environment steps there would have been if no episode had ended before its step limit."""
+"""Environment steps if every episode had lasted until its step limit."""
 
 
 def no_steps() -> Params:
@@ -28,14 +28,14 @@ def no_steps() -> Params:
 def require_params(
     found: object, num_tasks: int, learner: Learner[Any, Any], what: str, like: TaskParams | None = None
 ) -> TaskParams:
-    """Return the task parameters from a learner, after checking that `num_tasks` tasks can act with them.
+    """Return a learner's task parameters after checking that `num_tasks` tasks can act with them.
 
     Args:
         found: Value that the learner returned.
         num_tasks: Number of tasks.
         learner: The learner.
         what: Function that returned them, for messages.
-        like: Parameters whose names and shapes they have to have.
+        like: Parameters whose names and shapes are required.
 
     Raises:
         StageFault: the result is not parameters, covers more or fewer tasks, or lacks some of `like`.
@@ -55,26 +55,18 @@ def require_params(
     return found
 
 
-def initialized(learner: Learner[Any, Any], *, run_seed: int, like: Params | None = None) -> LearnerState:
-    """Initialize a learner; see Learner.initialize, and `require_state` for `like`.
-
-    Raises:
-        StageFault: the result is not a learner state of arrays, or its parameters have other dtypes.
-    """
-    return require_state(learner.initialize(run_seed=run_seed), learner, "initialize of", like)
-
-
 def require_state(found: object, learner: Learner[Any, Any], what: str, like: Params | None = None) -> LearnerState:
-    """Return the state from a learner, after checking that it holds arrays.
+    """Return a learner's state after checking that it holds arrays.
 
     Args:
         found: Value that the learner returned.
         learner: The learner.
         what: Function that returned it, for messages.
-        like: Parameters whose dtypes it has to have, and float32 besides. None: any, as in runs of earlier versions.
+        like: Parameters whose dtypes are allowed besides float32. None allows any dtype, as in runs of earlier
+            versions.
 
     Raises:
-        StageFault: naming the value that the learner returned instead.
+        StageFault: the learner returned something else.
     """
     if not isinstance(found, LearnerState):
         raise StageFault(
@@ -96,6 +88,21 @@ def require_state(found: object, learner: Learner[Any, Any], what: str, like: Pa
     return found
 
 
+def require_counters(update: object, where: str) -> None:
+    """Refuse the end of an iteration that lost the counters of a run.
+
+    Raises:
+        StageFault: naming the first that is missing.
+    """
+    assert isinstance(update, Update)
+    for name in no_steps():
+        if name not in update.metrics or name not in update.learner.extra:
+            raise StageFault(
+                f"{where}: the stage lost the counter {name}; required it in the metrics and in learner.extra, "
+                "as metaloom.stages.counters.updated returns them"
+            )
+
+
 def updated(
     learner: Learner[Any, Any],
     at: At,
@@ -106,17 +113,17 @@ def updated(
     rounds: Sequence[EpisodeBatch],
     metrics: Metrics,
 ) -> Update:
-    """Update a learner that has counted the episodes of some rollout batches; the counters are metrics too.
+    """Count the episodes of the rollout batches and update the learner; the counters are also metrics.
 
     Raises:
-        StageFault: the result is not a learner state with numeric metrics, its parameters have another form, with which
-            no iteration could begin, or its metrics have names that the run always has.
+        StageFault: the result is not a learner state with numeric metrics, its parameters have changed shape or dtype,
+            or a metric's name is reserved.
     """
     before = learner.at_start(state.learner, run_seed=at.run_seed)
     found: object = learner.update(before, experience, run_seed=at.run_seed, iteration=at.iteration, parallel=parallel)
     match found:
         case (LearnerState() as after, Mapping() as described):
-            require_state(after, learner, "the update of", before.params)
+            require_state(after, learner, "the update of")
             of_update = {name: _number(name, value) for name, value in described.items()}
         case _:
             kinds = f"({', '.join(type(part).__name__ for part in found)})" if isinstance(found, tuple) else ""
@@ -149,7 +156,7 @@ def _name(learner: Learner[Any, Any]) -> str:
 
 
 def _number(name: object, value: Any) -> float:
-    """Return a metric as it is stored; other types would change when read back."""
+    """Convert a metric to the float that is stored."""
     if not isinstance(name, str):
         raise StageFault(f"the update returned a metric under the name {name!r}; required text, as in {{'loss': ...}}")
     if isinstance(value, int | float | np.number | np.bool) or getattr(value, "shape", None) == ():

@@ -1,5 +1,6 @@
-"""The first episodes of an off-policy run, which fill its replay buffer before there is anything to learn from."""
+"""The first episodes of an off-policy run, which fill its replay buffer before the first update."""
 
+from dataclasses import replace
 from typing import Any, cast
 
 from metaloom.pipeline.algorithms.contract import Learner
@@ -17,7 +18,7 @@ from metaloom.stages.tools import Rollouts, acting_params
 def fill_memory(
     learner: Learner[Any, Any], config: RunConfig, env: MetaEnv, rollouts: Rollouts, at: At, *, state: Update
 ) -> EpisodeBatch:
-    """Collect episodes with actions drawn uniformly, or with a policy that was trained before."""
+    """Collect episodes with actions drawn uniformly, or with a pretrained policy."""
     filling, tasks = plan_of(config).filling, sample_tasks(env, config, at)
     params = TaskParams({})
     if filling.actor != "uniform":
@@ -35,7 +36,7 @@ def fill_memory_of_all_tasks(
     *,
     state: Update,
 ) -> EpisodeBatch:
-    """Collect episodes of every training task, by the prior."""
+    """Collect episodes of every training task, with latents from the prior."""
     episodes = plan_of(config).filling.episodes
     assert episodes is not None, "the buffers of training tasks are filled by episodes"
     params = acting_params(learner, state, at, len(training_tasks))
@@ -43,9 +44,7 @@ def fill_memory_of_all_tasks(
 
 
 FILL_MEMORY = Stage(fill_memory, ONCE, reads={"state": "initial"}, group="memory_fill", samples=True)
-FILL_MEMORY_OF_ALL_TASKS = Stage(
-    fill_memory_of_all_tasks, ONCE, name="fill_memory", reads={"state": "initial"}, group="memory_fill", samples=True
-)
+FILL_MEMORY_OF_ALL_TASKS = replace(FILL_MEMORY, run=fill_memory_of_all_tasks)
 
 
 def _before(at: At) -> RolloutPosition:

@@ -1,5 +1,6 @@
 """The update of the meta-parameters that ends an iteration."""
 
+from dataclasses import replace
 from typing import Any
 
 from metaloom.pipeline.algorithms.contract import Learner
@@ -22,9 +23,9 @@ def meta_optimize(
     episodes: tuple[EpisodeBatch, ...],
     samples: tuple[Samples, ...],
 ) -> Update:
-    """Compute the learner of the next iteration and the metrics of this one.
+    """Compute the learner for the next iteration and the metrics of this one.
 
-    No gradient crosses a stage: the adaptation is recomputed from the episodes and samples of all inner steps.
+    Gradients do not cross stages: the adaptation is recomputed from the episodes and samples of all inner steps.
     """
     steps = [Step(e, s, k) for k, (e, s) in enumerate(zip(episodes, samples, strict=True))]
     metrics: Metrics = {}
@@ -45,7 +46,7 @@ def meta_optimize_with_trials(
     samples: Samples,
     rounds: SpanOutputs,
 ) -> Update:
-    """Compute the next learner from this iteration's trials, and its model from the last iterations."""
+    """Compute the next learner: the policy from this iteration's trials, the model also from recent iterations."""
     step = Step(episodes, samples, at.step)
     experience = TrialExperience(step, trials.buffer(rounds))
     metrics = with_own(step_metrics(step), measures.of_step(step))
@@ -59,11 +60,8 @@ META_OPTIMIZE = Stage(
     group="learner",
     ends_iteration=True,
 )
-META_OPTIMIZE_WITH_TRIALS = Stage(
-    meta_optimize_with_trials,
-    ITERATION,
-    name="meta_optimize",
+META_OPTIMIZE_WITH_TRIALS = replace(
+    META_OPTIMIZE,
+    run=meta_optimize_with_trials,
     reads={"state": "learner", "episodes": "rollouts", "samples": "samples", "rounds": "history"},
-    group="learner",
-    ends_iteration=True,
 )

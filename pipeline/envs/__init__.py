@@ -1,6 +1,6 @@
-"""Environments: robots with a distribution of tasks, and any gymnasium env as one with a single task.
+"""Environments with a distribution of tasks, and gymnasium environments as a single task.
 
-To add one, write its file in this folder and its line in ENVS.
+To add one, put its file in this folder and add a line to ENVS.
 """
 
 from metaloom.pipeline.envs.metaworld.names import FAMILIES
@@ -39,9 +39,9 @@ ENVS: dict[str, str] = {
     "walker2d-rand-params": "metaloom.pipeline.envs.walker2d:Walker2dRandParams",
     "walker2d-vel": "metaloom.pipeline.envs.walker2d:Walker2dVel",
 }
-"""Name -> module:Class. The module is imported when an environment is made."""
+"""module:Class by name. The module is imported when an environment is made."""
 
 PLUGINS = Plugins("environment", "metaloom.envs", ENVS)
 
 REPRODUCED = "witness_reproduced"
-"""Metric of an iteration: 1 if its witness episode came out bit for bit again, 0 if not."""
+"""Metric of an iteration: 1 if its witness episode was reproduced bit for bit, otherwise 0."""

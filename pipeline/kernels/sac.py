@@ -1,6 +1,6 @@
 """SAC's gradient steps for plain networks on the CPU, from hand-written derivatives.
 
-It computes what `SACDefinition` in pipeline/algorithms/off_policy/sac.py does; the equations are there.
+Computes the same as `SACDefinition` in pipeline/algorithms/off_policy/sac.py, which has the equations.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch, Par
 
 
 class TwinQKernel(FlatParams):
-    """Two Q-functions, whose parameters are one vector. The smaller value counts.
+    """Two Q-functions with their parameters in one vector.
 
     Fujimoto et al. 2018, arXiv:1802.09477, section 4.2.
     """
@@ -33,7 +33,7 @@ class TwinQKernel(FlatParams):
         self._parallel = parallel
 
     def values(self, observations: Array, actions: Array) -> Array:
-        """Return values [2, n] of observations [n, O] and actions [n, A]; the next derivatives are about them."""
+        """Return values [2, n] of observations [n, O] and actions [n, A], to which later derivatives refer."""
         inputs = np.concatenate([observations, actions], axis=1)
 
         def work(network: FlatNetwork) -> Array:
@@ -42,7 +42,7 @@ class TwinQKernel(FlatParams):
         return np.stack(list(self._parallel(work, self._networks)))
 
     def backward(self, value_gradient: Array) -> None:
-        """Write the gradient with respect to the parameters of a loss from that to the values, [2, n]."""
+        """Write the parameter gradient of a loss, given its gradient with respect to the values, [2, n]."""
 
         def work(network: FlatNetwork, slopes: Array) -> None:
             network.backward(slopes[:, None])
@@ -50,7 +50,7 @@ class TwinQKernel(FlatParams):
         list(self._parallel(work, self._networks, value_gradient))
 
     def gradient_of_smaller(self, values: Array, columns: slice = ALL) -> Array:
-        """Return the gradient of every row's smaller value, as `values` gave it last, in its inputs, [n, columns]."""
+        """Return the gradient of every row's smaller value by its inputs, [n, columns]."""
         first = values[0] <= values[1]
         by_network = [np.nonzero(first)[0], np.nonzero(~first)[0]]
 
@@ -71,7 +71,7 @@ class SACKernel(FusedGradientSteps[Array]):
     _settings: SAC
 
     def copied(self, name: str, state: LearnerState) -> FlatParams:
-        """Return both Q-functions as one; see GradientSteps."""
+        """Copy a part, both Q-functions as one vector; see GradientSteps."""
         if name not in ("q", "targets"):
             return super().copied(name, state)
         return TwinQKernel(LAYOUT[name].of(state), self._networks[1].spec, parallel=self._parallel)

@@ -1,6 +1,6 @@
-"""Actions tanh(u) with u from a Gaussian that a network describes, and the derivatives by reparameterization.
+"""Actions tanh(u) with Gaussian u, and their reparameterized derivatives.
 
-Haarnoja et al. 2018, arXiv:1801.01290, appendix C. In the precision of the outputs.
+Haarnoja et al. 2018, arXiv:1801.01290, appendix C. Computes in the precision of the outputs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class TanhGaussianActions:
     Attributes:
         mean: [n, A] before the tanh.
         log_std: [n, A], clamped.
-        inside: [n, A] bool, where it did not have to be.
+        inside: [n, A] bool, False where log_std was clamped.
         deviation: [n, A], std * noise.
         u: [n, A], the actions before the tanh.
         actions: [n, A] in (-1, 1).
@@ -44,7 +44,7 @@ class TanhGaussianActions:
         self.deviation: Array = np.exp(self.log_std) * noise
         self.u: Array = (u := self.mean + self.deviation)
         self.actions: Array = np.tanh(u)
-        # Exact, unlike log(1 - a² + 1e-6) in the paper's code, which is off for |u| > 6.
+        # Exact, unlike log(1 - a² + 1e-6) in the paper's code, which is inaccurate for |u| > 6.
         log_slope = 2 * (_LOG_2 - u - np.logaddexp(np.float32(0), -2 * u))
         terms = -0.5 * np.square(noise) - self.log_std - log_slope
         self.log_prob: Array = terms.sum(axis=1) - outputs.dtype.type(A * _HALF_LOG_2PI)
@@ -53,7 +53,7 @@ class TanhGaussianActions:
         """Return the gradient of a loss with respect to the outputs, [n, 2A], with the noise held fixed.
 
         Args:
-            action_gradient: [n, A], of the loss with respect to the actions.
+            action_gradient: [n, A], gradient of the loss with respect to the actions.
             log_prob_gradient: [n, 1] or a scalar, gradient of the loss with respect to the log-densities.
         """
         to_mean = action_gradient * (1 - np.square(self.actions))

@@ -1,6 +1,6 @@
-"""A network's parameters as views of one vector, their gradients as views of another, and an optimizer of the vector.
+"""Parameters and gradients as views of two vectors, and an optimizer of the vector.
 
-With a small network, an optimizer spends more time on looping over parameters than on arithmetic.
+With small networks, an optimizer spends more time looping over parameters than computing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class FlatTensors:
     Attributes:
         params: Parameters by name, leaves of autograd that share the memory of `vector`.
         vector: [D], all parameters in the order of the mapping.
-        gradient: [D], to which autograd adds; zero for parameters that are not learned.
+        gradient: [D], to which autograd adds; zero for fixed parameters.
         learned: [D] bool.
     """
 
@@ -47,12 +47,12 @@ class FlatTensors:
             self.params[name] = leaf
 
     def backward(self, loss: Tensor) -> None:
-        """Put the gradient of a loss into `gradient`."""
+        """Write the gradient of a loss to `gradient`."""
         self.gradient.zero_()
         loss.backward()
 
     def clip_gradient(self, max_norm: float | None) -> Tensor:
-        """Shorten the gradient to a norm; returns the norm it had. Nothing is read back from the device."""
+        """Clip the gradient to a norm; return the norm before clipping. Does not wait for the device."""
         norm = torch.linalg.vector_norm(self.gradient)
         if max_norm is not None:
             self.gradient *= (max_norm / norm).clamp(max=1)
@@ -64,12 +64,12 @@ class FlatTensors:
 
 
 class Descent:
-    """An optimizer of one vector of parameters, resumed from a state."""
+    """An optimizer of a parameter vector, resumed from a state."""
 
     def __init__(
         self, config: OptimizerConfig, flat: FlatTensors, state: Mapping[str, Array], *, epsilon: float | None = None
     ) -> None:
-        """Use `epsilon` for Adam and RMSprop where the configuration has none; see vector_optimizer."""
+        """Use `epsilon` for Adam and RMSprop unless the configuration sets it; see vector_optimizer."""
         self.flat = flat
         self._optimizer = vector_optimizer(config, flat.vector, state, epsilon=epsilon)
         self._fixed = None if flat.learned.all() else torch.from_numpy(~flat.learned).to(flat.vector.device)
@@ -81,11 +81,11 @@ class Descent:
         gradient = self.flat.gradient if direction is None else torch.from_numpy(direction).to(vector.device)
         self._optimizer.step(gradient, learning_rate)
         if self._fixed is not None and before is not None:
-            # Weight decay also moves parameters without a gradient.
+            # Weight decay would also move fixed parameters.
             vector[self._fixed] = before
 
     def down(self, loss: Tensor, learning_rate: float, max_norm: float | None = None) -> Tensor:
-        """Take one step down the gradient of a loss, shortened to a norm; returns the norm that it had."""
+        """Take one step on a loss, with its gradient clipped to a norm; return the norm before clipping."""
         self.flat.backward(loss)
         norm = self.flat.clip_gradient(max_norm)
         self.step(learning_rate)

@@ -1,4 +1,4 @@
-"""A policy on a posterior over the task in torch: the encoder that infers it, and the policy that acts on it."""
+"""A policy conditioned on a posterior over the task, in torch, and the encoder that infers it."""
 
 from collections.abc import Mapping
 
@@ -27,7 +27,7 @@ from metaloom.pipeline.types import Params, Shapes
 class Encoder:
     """Infers a task from a trial, step by step: q(m | τ_:t) = N(μ_t, σ_t²).
 
-    Zintgraf et al. 2020, arXiv:1910.08348, section 3.1. Functions of explicit parameters; holds none.
+    Zintgraf et al. 2020, arXiv:1910.08348, section 3.1. All methods are functions of explicit parameters.
 
     Attributes:
         shapes: Shapes of its parameters by name, in order.
@@ -45,7 +45,7 @@ class Encoder:
         return {name: drawn[name] for name in self.shapes}
 
     def posteriors(self, params: Mapping[str, Tensor], inputs: Tensor) -> DiagGaussian:
-        """Return the posteriors [L, N, Z] after every step of N trials [L, N, in] from their beginnings on."""
+        """Return the posteriors [L, N, Z] after every step of N whole trials [L, N, in]."""
         L, N, _ = inputs.shape
         embedded = torch.relu(affine(EMBEDDING, params, inputs.flatten(0, 1))).unflatten(0, (L, N))
         features, _ = self._cell(params, embedded, inputs.new_zeros(N, self._cell.state_size))
@@ -54,11 +54,11 @@ class Encoder:
 
 
 class InferringPolicy:
-    """Functions of explicit parameters; holds neither them nor a memory.
+    """An encoder and a policy as functions of explicit parameters.
 
     Attributes:
         encoder: Encoder of trials.
-        policy: Policy on an observation followed by the posterior as [μ, log σ].
+        policy: Policy whose inputs are an observation and the posterior [μ, log σ].
     """
 
     def __init__(self, spaces: Spaces, config: PolicyConfig, sizes: EncoderSizes) -> None:
@@ -72,5 +72,5 @@ class InferringPolicy:
 
 
 def without_posterior(behavior: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the recorded arrays of the action distributions alone."""
+    """Return the recorded arrays of the action distributions only."""
     return {name: v for name, v in behavior.items() if name not in (POSTERIOR_MEAN, POSTERIOR_LOG_STD)}

@@ -1,4 +1,4 @@
-"""Acting on a posterior over the task, which a recurrent encoder infers from the trial so far.
+"""Acting given a posterior over the task, inferred from the trial so far by a recurrent encoder.
 
 Zintgraf et al. 2020, arXiv:1910.08348. The torch side is pipeline.policies.inferring, the actor actors.on_policy.
 """
@@ -26,7 +26,7 @@ from metaloom.pipeline.types import Array, Params, Shapes, TaskParams
 EMBEDDING, POSTERIOR = "encoder.embedding", "encoder.posterior"
 """Prefixes of the layers before and after the encoder's cell."""
 POSTERIOR_MEAN, POSTERIOR_LOG_STD = "posterior_mean", "posterior_log_std"
-"""Names under which rollouts record the posterior that an action was taken on."""
+"""Names of the recorded posterior that an action depended on."""
 
 
 class EncoderSizes(NamedTuple):
@@ -62,7 +62,7 @@ _NAMES = (f"{EMBEDDING}.bias", f"{CELL}.hidden_bias", f"{POSTERIOR}.bias")
 
 
 class PosteriorNetwork:
-    """A policy on an observation and the posterior N(μ, σ²) over its task, as μ and log σ; see MemoryNetwork.
+    """A policy whose inputs are an observation and the posterior N(μ, σ²) as μ and log σ; see MemoryNetwork.
 
     e = relu(x E + b), h' = GRU(e, h), (μ, log σ) = h' W + c, where x is the input of a policy with a memory.
 
@@ -92,7 +92,7 @@ class PosteriorNetwork:
 
 
 def policy_prefix(spaces: Spaces) -> str:
-    """Return the prefix of the policy's network: of logits where actions are discrete, else of means."""
+    """Return the prefix of the policy's network: of logits for discrete actions, otherwise of means."""
     return LOGITS_NETWORK if spaces.num_actions else MEAN_NETWORK
 
 
@@ -112,10 +112,10 @@ def encoder_input_size(config: PolicyConfig, spaces: Spaces) -> int:
 
 
 def check_posterior(config: PolicyConfig, params: Params, spaces: Spaces) -> None:
-    """Reject parameters [B, ...] that do not belong to a policy on a posterior.
+    """Reject parameters [B, ...] that do not fit a posterior-conditioned policy.
 
     Raises:
-        ValueError: naming the parameter, its shape and the one required.
+        ValueError: names the parameter, its shape and the required one.
     """
     sizes = EncoderSizes.of(params)
     required = sizes.shapes(encoder_input_size(config, spaces)) | memory_shapes(params, sizes.cell, spaces)

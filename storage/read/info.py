@@ -1,7 +1,7 @@
-"""The description of a run, as its run.json has it, and the runs that it was forked from.
+"""The run.json of a run: its description and its ancestors.
 
-A fork shares the records of its parent. The chain then goes: the first run's run.json, its records, the fork's run.json
-(which names the newest of them), the fork's records. So none of them can be moved from one fork to another.
+A fork shares its parent's records. The chain consists of the first run's run.json, its records, the fork's run.json
+(which has the newest record's hash), and the fork's records. So records cannot be moved between forks.
 """
 
 from collections.abc import Mapping
@@ -70,7 +70,7 @@ def _incompatible(where: Path, found: str, required: str) -> IncompatibleFormat:
 
 
 def boundaries(info: Mapping[str, Any]) -> dict[int, str]:
-    """By position in the history: the hash of the run.json that the record there follows."""
+    """Return the hash of the run.json that precedes a record, by the record's position in the history."""
     return {first_sequence(run): str(run["sha256"]) for run in contributors(info)}
 
 
@@ -80,14 +80,14 @@ def first_sequence(info: Mapping[str, Any]) -> int:
 
 
 def first_session(info: Mapping[str, Any]) -> int:
-    """Return the number of the run's first own session; in a fork the parent's sessions precede it."""
+    """Return the number of the run's first own session; a fork's numbers continue its parent's."""
     return int(info.get("first_session", 0))
 
 
 def origin(info: Mapping[str, Any], ref: StageRef) -> Mapping[str, Any]:
-    """Return the run, this one or an ancestor, whose `config` decides an output, whether or not it is stored."""
+    """Return the run, this one or an ancestor, whose `config` determines an output, stored or not."""
     runs = contributors(info)
-    if ref.stage == StageTable.of(info).first:  # every fork takes it over
+    if ref.stage == StageTable.of(info).first:  # forks inherit it
         return runs[0]
     return next(run for run in reversed(runs) if first_iteration(run) <= ref.iteration)
 
@@ -105,10 +105,10 @@ def first_iteration(run: Mapping[str, Any]) -> int:
 
 
 def contributors(info: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the runs that wrote records of this run, the oldest first, itself last."""
+    """Return the runs that wrote records of this run, from the oldest to itself."""
     found = [info]
     for run in reversed(info.get("ancestors", [])):
-        # A fork that begins where its parent began, or before, has no record of the parent's own.
+        # A fork that begins no later than its parent did has no records of the parent's own.
         if first_sequence(run) < first_sequence(found[0]):
             found.insert(0, run)
     return found

@@ -1,4 +1,4 @@
-"""Environments of the sessions that wrote a run: code, plug-ins, kernel, device, packages."""
+"""The environment of each session that wrote a run: code, plug-ins, kernel, device, packages."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class ComputedWith:
 
     Attributes:
         number: Number of the session.
-        token: Permanent identifier of the session; "" for the first session of a run whose sessions did not record it.
+        token: Permanent identifier of the session; "" if it was not recorded.
         started: Start time, UTC, ISO 8601.
         environment: Facts that affect results besides the settings.
         versions: Versions of the interpreter and the libraries.
@@ -31,10 +31,10 @@ class ComputedWith:
 
 
 def read_sessions(root: Path, info: Mapping[str, Any]) -> list[ComputedWith]:
-    """List the sessions that computed outputs of a run, the first one first.
+    """List the sessions that computed outputs of a run, in order.
 
-    The first session is described in run.json, the run's own or in a fork its oldest ancestor's. Sessions of earlier
-    versions did not record their environment and are skipped.
+    The first session is described in run.json, in a fork that of its oldest ancestor. Sessions of earlier versions
+    without a recorded environment are skipped.
     """
     oldest = contributors(info)[0]
     environment, packages = mapping(oldest.get("environment")), mapping(oldest.get("versions"))
@@ -47,7 +47,7 @@ def read_sessions(root: Path, info: Mapping[str, Any]) -> list[ComputedWith]:
     for session in (session for session in map(SessionName.parse, names) if session is not None):
         try:
             document = read_session(root / FOLDER / str(session))
-        except (FileNotFoundError, DamagedRun):  # interrupted before it wrote anything, or reported by `verify`
+        except (FileNotFoundError, DamagedRun):  # interrupted before writing anything, or reported by `verify`
             continue
         if "environment" in document:
             started, used = str(document.get("started", "")), mapping(document["environment"])
@@ -57,5 +57,5 @@ def read_sessions(root: Path, info: Mapping[str, Any]) -> list[ComputedWith]:
 
 
 def mapping(value: object) -> Mapping[str, Any]:
-    """Return the value if it is a mapping, otherwise an empty one; a run from elsewhere may hold anything."""
+    """Return the value if it is a mapping, otherwise {}; a run from elsewhere may contain anything."""
     return value if isinstance(value, dict) else {}

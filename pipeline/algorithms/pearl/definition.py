@@ -1,6 +1,6 @@
-"""PEARL in torch: the definition of its inference and of its gradient step, for any networks and on any device.
+"""PEARL in torch: its inference and gradient step, for any networks and device.
 
-Rakelly et al. 2019, arXiv:1903.08254, algorithm 1; equations are of that paper unless another is named.
+Rakelly et al. 2019, arXiv:1903.08254, algorithm 1; equation numbers refer to that paper unless stated.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def posterior(outputs: Tensor) -> Posterior:
 
 
 def point(outputs: Tensor) -> Posterior:
-    """Return the mean of the encoder's outputs [K, C, Z] as the only z; there is no bottleneck."""
+    """Return a point posterior, the mean of the encoder's outputs [K, C, Z], for runs without bottleneck."""
     mean = outputs.mean(1)
     return Posterior(mean, torch.zeros_like(mean))
 
@@ -112,7 +112,7 @@ class PEARLDefinition(TorchGradientSteps[Noise]):
     _networks: PEARLNetworks
 
     def copied(self, name: str, state: LearnerState) -> FlatTensors:
-        """Return the halves of both Q-functions in one; see GradientSteps."""
+        """Copy a part, both Q-functions as one vector; see GradientSteps."""
         if name not in TWINS:
             return super().copied(name, state)
         if name == TWINS[0]:
@@ -121,10 +121,9 @@ class PEARLDefinition(TorchGradientSteps[Noise]):
         return self._q.half(name)
 
     def step(self, minibatch: Minibatch, noise: Noise) -> dict[str, Tensor]:
-        """Infer the tasks, take a step down the loss of Q-functions and encoder, then down the loss of V and policy.
+        """Infer the tasks, take a step of Q-functions and encoder, then one of V and policy.
 
-        The latent variables are drawn once, for all parts of the step. V and policy learn from the updated
-        Q-functions.
+        Latent variables are drawn once per step. V and policy learn from the updated Q-functions.
         """
         assert minibatch.context is not None
         settings, networks, like = self._settings, self._networks, self.copies["policy"].vector

@@ -1,4 +1,4 @@
-"""PEARL's networks, their initial parameters, and where a state holds them."""
+"""PEARL's networks, their initialization and their layout in a state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OUTPUT_LIMIT, POLICY_OUTPUT_LIMIT = 3e-3, 1e-3
 
 @dataclass(frozen=True)
 class PEARLNetworks:
-    """Networks between the sizes of a run's environment.
+    """The networks of a run.
 
     Attributes:
         policy: (o, z) to means and log standard deviations of the action before the tanh.
@@ -39,7 +39,7 @@ class PEARLNetworks:
 
     @classmethod
     def build(cls, settings: PEARL, setup: Setup) -> PEARLNetworks:
-        """Build the networks of a run; their hidden layers are relu unless policy.activation says otherwise."""
+        """Build the networks of a run; hidden layers use relu unless policy.activation is set."""
         A, Z = setup.action_size, settings.latent_size
         seen = A + 1 + (setup.observation_size if settings.use_next_obs_in_context else 0)
         inferred = Z * (2 if settings.use_information_bottleneck else 1)
@@ -57,16 +57,16 @@ class PEARLNetworks:
         )
 
     def of(self, part: str) -> Network:
-        """Return the network that evaluates a part of a state."""
+        """Return the network of a part."""
         return {"policy": self.policy, "encoder": self.encoder, "v": self.v, "target_v": self.v}.get(part, self.q)
 
 
 def initialize(network: Network, rng: np.random.Generator, *, output_limit: float = OUTPUT_LIMIT) -> Params:
-    """Return the float32 parameters that a network starts with, in order.
+    """Draw a network's initial parameters, float32, in order.
 
     Hidden kernels are from U(±1/√in) with `in` the number of inputs of the layer, and hidden biases are 0.1; kernel and
     bias of the output from U(±output_limit), as in Lillicrap et al. 2016, arXiv:1509.02971, section 7. A custom module
-    starts as its constructor makes it.
+    keeps its constructor's initialization.
     """
     if network.spec.name not in BUILT_IN_NETWORKS:
         return network.initialize(rng)
@@ -95,4 +95,4 @@ LAYOUT: Layout = {
     "v": Stored("extra", "v.", "v.", "v."),
     "target_v": Stored("extra", "target_v.", "v."),
 }
-"""Six networks; the last, the target V, follows V."""
+"""Layout of the six networks; the last is the target V."""
