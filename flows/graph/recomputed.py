@@ -80,7 +80,7 @@ def require_resumable(run: Run, stages: RunStages) -> None:
     compared.
 
     Raises:
-        StageFault: naming the first array that differs.
+        StageFault: names the first array that differs.
     """
     for ref in (ref for i in run.iterations[-1:] for ref in stages.order(i) if run.contains(ref)):
         config, record = stages.config(ref), run.record(ref)

@@ -161,7 +161,7 @@ def require_stored_sizes(run: Run, learner: Learner[Any, Any]) -> None:
     """Reject settings whose learner has arrays of other shapes than the stored one.
 
     Raises:
-        storage.IncompatibleFormat: naming the first array that differs.
+        storage.IncompatibleFormat: names the first array that differs.
     """
     ref = run.learner_ref(0)
     if not run.contains(ref):

@@ -1,4 +1,4 @@
-"""Artifacts on Prefect's page besides the stages: progress, last metrics, where the run is."""
+"""Artifacts on Prefect's page: progress, metrics and the run's location."""
 
 import base64
 import math
@@ -40,19 +40,19 @@ ANSWER_SECONDS, QUIET_SECONDS = 10.0, 30.0
 
 Cell = str | int | float | None
 
-# Artifacts are written while training waits, at about 10 ms each, and a table adds a version with every update. To draw
-# a curve takes longer, and the more iterations there are.
+# Writing an artifact blocks training for about 10 ms, and every update of a table adds a version. Drawing a curve takes
+# longer, growing with the number of iterations.
 PROGRESS_SECONDS = 5.0
 METRICS_SECONDS = 30.0
 CURVE_SECONDS = 60.0
 ITERATION_DONE = "metaloom.iteration.done"
-"""Name of the event of an iteration, for automations."""
+"""Name of an iteration's event, for automations."""
 
 
 class TrainingPage:
-    """The artifacts of a flow run that trains.
+    """The artifacts of a training flow run.
 
-    Keys are made from the run's name, so that a run that continues in another flow run adds to its own artifacts.
+    Keys derive from the run's name, so a run that continues in another flow run updates the same artifacts.
     """
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -65,7 +65,7 @@ class TrainingPage:
         self._is_troubled, self._quiet_until = False, -math.inf
 
     def open(self, also: Callable[[], None] = lambda: None) -> None:
-        """Show where the run lies before there is anything in it; `also` sends further data to Prefect."""
+        """Show the run's location before training; `also` sends further data to Prefect."""
 
         def show() -> None:
             also()
@@ -101,7 +101,7 @@ class TrainingPage:
         if self._clock() < self._quiet_until and not always:
             return
         try:
-            # Prefect's client would try again for a minute, in which nothing is trained.
+            # Prefect's client would retry for a minute, blocking training.
             with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: ANSWER_SECONDS}):
                 show()
         except Exception as error:
@@ -123,7 +123,7 @@ class TrainingPage:
                 description=f"Metrics of iteration {report.iteration}, "
                 f"{duration(report.elapsed_seconds)} after the start",
             )
-        # Others see an iteration a moment after it is done, so at first there may be none; `close` draws the last.
+        # An iteration becomes visible a moment after it is done, so there may be none yet; `close` draws the last.
         if not last and storage.open_run(self._folder).iterations and self._is_due("curve", CURVE_SECONDS):
             self._publish_curve()
 
@@ -146,7 +146,7 @@ class TrainingPage:
             update_progress_artifact(self._progress, percent, description=description)
 
     def _publish_curve(self) -> None:
-        """Show the learning curve so far."""
+        """Publish the current learning curve."""
         image, description = curve_of(storage.open_run(self._folder)), "Learning curve"
         if self._curve is None:
             key = artifact_key("curve", self._folder.name)
@@ -195,7 +195,7 @@ def publish_replay(folder: Path, outcomes: Sequence[StageReplay]) -> None:
 
 
 def publish_evaluation(folder: Path, outcome: EvaluationOutcome) -> None:
-    """Returns after every number of adaptation steps."""
+    """Publish returns by number of adaptation steps."""
     create_table_artifact(
         [{name: shown(value) for name, value in row.columns.items()} for row in outcome.summary()],
         key=artifact_key("evaluation", folder.name),
@@ -204,7 +204,7 @@ def publish_evaluation(folder: Path, outcome: EvaluationOutcome) -> None:
 
 
 def iteration_line(report: IterationReport) -> str:
-    """One line about an iteration: returns before and after adaptation, speed."""
+    """Format an iteration in one line: returns before and after adaptation, speed."""
     returns, statistic = headline_returns(adaptation_returns(report.metrics), report.class_returns)
     labels = ("before", "after") if len(returns) > 1 else ("return",)
     shown = zip(labels, (returns[0], returns[-1]) if len(returns) > 1 else returns, strict=True)
@@ -220,7 +220,7 @@ def iteration_line(report: IterationReport) -> str:
 
 
 def table_of(metrics: Mapping[str, float]) -> list[dict[str, Cell]]:
-    """Metrics as rows."""
+    """Return metrics as rows."""
     return [{"metric": name, "value": shown(value), "standard error": None} for name, value in metrics.items()]
 
 
@@ -238,7 +238,7 @@ def _class_table(report: IterationReport) -> list[dict[str, Cell]]:
 
 
 def shown(value: float) -> Cell:
-    """A number with six significant digits, whole where it is; as text where JSON has no word for it."""
+    """Return a number with six significant digits, or as text if it is not finite."""
     if not math.isfinite(value):
         return str(value)
     return int(value) if value == round(value) else float(f"{value:.6g}")
@@ -251,7 +251,7 @@ def curve_of(run: storage.Run) -> str:
 
 
 def summary(folder: Path, report: ReportFiles | None) -> str:
-    """Markdown about where a run lies and the commands to look further."""
+    """Return Markdown with the run's location and useful commands."""
     run = str(folder)
     lines = [f"The run `{folder.name}` lies in `{run}`."]
     if report is not None:
@@ -263,5 +263,5 @@ def summary(folder: Path, report: ReportFiles | None) -> str:
 
 
 def artifact_key(what: str, run: str) -> str:
-    """A key as Prefect takes it: lower-case letters, digits and dashes."""
+    """Return a key for Prefect: lower-case letters, digits and dashes."""
     return f"{what}-{re.sub('[^a-z0-9]+', '-', run.lower()).strip('-')}"

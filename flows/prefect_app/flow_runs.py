@@ -25,7 +25,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.exceptions import PrefectException
-from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import AwaitingRetry, Cancelled, Cancelling
 
 from metaloom.flows.prefect_app.flow_process import MODULE
@@ -35,24 +35,26 @@ from metaloom.storage import argument
 from metaloom.storage.write.holder import LOCK_NAME
 
 POOL = "local"
-# The work queue of trainings. A limit of the deployments' own is a lease that a flow must renew with the server, which
-# ends a training that cannot.
+# Work queue of trainings. A concurrency limit of a deployment would be a lease that a flow must renew with the server,
+# or be ended.
 QUEUE, TRAININGS = "training", 1
-# A stage that is not done by then is broken off: a cancelled flow run has ended after 15 s.
+# Longer stages are aborted: a cancelled flow run ends within 15 s.
 STAGE_SECONDS = 10.0
-# A worker may be late to report that a process has ended, and would report it of the one that is started meanwhile. It
+# A worker may report the end of a process late, after another one was started. It
 # is also the first to hear that a flow run is cancelled.
 SETTLED_SECONDS = 5.0
-# What crashes so often in so short a time would do so forever.
+# Limit of crashes in a short time.
 CRASHES, CRASH_SECONDS = 3, 600.0
 UNFINISHED = ("PENDING", "RUNNING", "CANCELLING")
 LOOK_SECONDS = 1.0
 # Longer than the 30 s that Prefect leaves a cancelled flow run to end by itself.
 CANCEL_SECONDS = 40.0
+# What Prefect's client raises of a server that it cannot reach, or that is too busy.
+_AWAY = (HTTPError, PrefectException, RuntimeError)
 
 
 class Caretaker:
-    """Looks after the flow runs of the pool, of which `metaloom serve` has the only worker."""
+    """Supervises the flow runs of the pool, whose only worker belongs to `metaloom serve`."""
 
     def __init__(self, home: Path, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._home, self._say, self._clock = home, say, clock
@@ -112,7 +114,7 @@ def go_on_with_left_over(client: SyncPrefectClient, home: Path) -> Iterator[str]
 
 
 def cancel_all(client: SyncPrefectClient, seconds: float) -> None:
-    """Cancel the flow runs that the worker executes, and wait until they have ended."""
+    """Cancel the worker's flow runs, and wait until they end."""
     deadline = time.monotonic() + seconds
     message = "metaloom serve was stopped"
     for run in flow_runs(client, *UNFINISHED):
@@ -123,11 +125,11 @@ def cancel_all(client: SyncPrefectClient, seconds: float) -> None:
 
 
 def leave_all(client: SyncPrefectClient, home: Path, stop_worker: Callable[[], None]) -> None:
-    """End flow runs after their stage; the next worker continues them."""
+    """End flow runs after their stage, so that the next worker continues them."""
     began = datetime.now(UTC)
     end_processes(flow_processes(home).values(), STAGE_SECONDS + 2)
     stop_worker()
-    # What it has started while the others ended.
+    # Flow runs started while the others ended.
     end_processes(flow_processes(home).values(), STAGE_SECONDS + 2)
     for run in [*flow_runs(client, *UNFINISHED), *flow_runs(client, "CRASHED", since=began)]:
         if not state_of(run).is_cancelling():
@@ -136,7 +138,7 @@ def leave_all(client: SyncPrefectClient, home: Path, stop_worker: Callable[[], N
 
 
 def flow_runs(client: SyncPrefectClient, *states: str, since: datetime | None = None) -> list[FlowRun]:
-    """Return the flow runs of the pool that are in one of the states, and have ended since `since` if it is given."""
+    """Return the pool's flow runs in one of the states that, if `since` is given, ended after it."""
     ended = {"end_time": {"after_": since}} if since else {}
     return client.read_flow_runs(
         flow_run_filter=FlowRunFilter.model_validate({"state": {"type": {"any_": [*states]}}, **ended}),
@@ -145,27 +147,27 @@ def flow_runs(client: SyncPrefectClient, *states: str, since: datetime | None = 
 
 
 def state_of(run: FlowRun) -> State:
-    """Return the state of a flow run that was asked for by its state."""
+    """Return the state of a flow run that was selected by state."""
     assert run.state is not None
     return run.state
 
 
 def flow_processes(home: Path) -> dict[UUID, psutil.Process]:
-    """Return the processes of this machine that execute a flow run of a folder's server, by its id."""
+    """Return the local processes that execute flow runs of a folder's server, by flow run id."""
     found: dict[UUID, psutil.Process] = {}
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError, KeyError, ValueError):
             if MODULE not in process.cmdline() or process.status() == psutil.STATUS_ZOMBIE:
                 continue
             environment: Mapping[str, str] = process.environ()
-            # Not by the server's address, which may be spelt in several ways.
+            # Not by the server's address, which has several spellings.
             if environment["PREFECT_HOME"] == str(home):
                 found[UUID(environment["PREFECT__FLOW_RUN_ID"])] = process
     return found
 
 
 def runs_of(processes: Iterable[psutil.Process]) -> list[Path]:
-    """Return the folders of the runs that processes are writing, by the locks that they hold."""
+    """Return the folders of runs written by processes, according to their locks."""
     found: list[Path] = []
     for process in processes:
         with suppress(psutil.Error, OSError):
@@ -174,13 +176,13 @@ def runs_of(processes: Iterable[psutil.Process]) -> list[Path]:
 
 
 def ask_to_end(process: psutil.Process) -> None:
-    """Have the process of a flow run finish its stage and end."""
+    """Ask a flow run's process to finish its stage and end."""
     with suppress(psutil.Error):
         process.send_signal(signal.SIGTERM)
 
 
 def end_processes(processes: Iterable[psutil.Process], seconds: float) -> None:
-    """End processes of flow runs, after their stage if that ends within `seconds`."""
+    """End flow runs' processes, after their stage if it ends within `seconds`."""
     found = [*processes]
     for process in found:
         ask_to_end(process)
@@ -218,8 +220,8 @@ def serve_parts(home: Path, address: Address, listening: socket.socket, stop: St
 
 def _keep_running(stop: Event, server: Part, worker: Part, home: Path) -> None:
     """Restart flow runs that lose their process, until Ctrl-C or the end of a part."""
-    # Prefect's client would ask a server that has ended for a minute.
-    at_once: dict[Any, Any] = {PREFECT_CLIENT_MAX_RETRIES: 0}
+    # Prefect's client would ask a server that has ended for minutes.
+    at_once: dict[Any, Any] = {PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: 10.0}
     caretaker, database = Caretaker(home, _tell), home / "prefect.db"
     opened = _identity(database)
     while not stop.wait(LOOK_SECONDS):
@@ -233,11 +235,7 @@ def _keep_running(stop: Event, server: Part, worker: Part, home: Path) -> None:
         server.require()
         worker.require()
         # A server that was too busy is asked again in a moment.
-        with (
-            suppress(HTTPError, PrefectException),
-            temporary_settings(at_once),
-            get_client(sync_client=True) as client,
-        ):
+        with suppress(*_AWAY), temporary_settings(at_once), get_client(sync_client=True) as client:
             caretaker.look(client)
 
 
@@ -278,7 +276,7 @@ def _end_runs(stop: Stop, server: Part, listening: socket.socket, stop_worker: C
     if server.code is not None:
         Thread(target=_refuse, args=(listening,), daemon=True).start()
     else:
-        with suppress(HTTPError), get_client(sync_client=True) as client:
+        with suppress(*_AWAY), get_client(sync_client=True) as client:
             if stop.for_good:
                 cancel_all(client, CANCEL_SECONDS)
             else:

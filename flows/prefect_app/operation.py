@@ -35,7 +35,7 @@ def serve(
     """
     if find_spec("matplotlib") is None:  # the page shows learning curves
         raise ExtraMissing("view", "matplotlib")
-    # Prefect is imported by what this starts, not here.
+    # Child processes import Prefect, this one does not.
     from metaloom.flows.prefect_app.serve import serve as serve_flows
 
     serve_flows(Path.cwd(), port, host=host, database=database, trust=trust)

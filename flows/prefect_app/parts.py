@@ -17,24 +17,23 @@ from threading import Event
 from types import FrameType
 from typing import BinaryIO
 
-# A server that fails ends at once. One that makes its database takes 10 s, and minutes on a busy machine.
+# A failing server ends immediately. Creating the database takes 10 s, or minutes on a busy machine.
 START_SECONDS = 600.0
 STOP_SECONDS = 15.0
 
 LOCK = "serve.lock"
-# `prefect` commands hold it for an instant to see whether it is held.
+# `prefect` commands hold it briefly to check it.
 _LOOKED_AT_SECONDS = 0.5
 
 _PR_SET_PDEATHSIG = 1
-# If `metaloom serve` is killed, nobody else would end its parts, which would hold the port against the next one. Only
-# Linux ends a process with its parent.
+# If `metaloom serve` is killed, its parts must end to free the port. Only Linux can end a process with its parent.
 _END_WITH_PARENT = (
     partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGTERM) if sys.platform == "linux" else None
 )
 
 
 class ServeError(RuntimeError):
-    """A part did not start, or went away; the message says which, and where to look."""
+    """Raised if a part did not start or ended; names the part and its log."""
 
 
 class Interrupted(Exception):
@@ -61,7 +60,7 @@ class Part:
         return self.process.poll()
 
     def explain(self, problem: str) -> ServeError:
-        """Return the error for a problem, with the end of the log."""
+        """Build the error for a problem, with the end of the log."""
         tail = [] if self.log is None else self.log.read_text(errors="replace").splitlines()[-15:]
         where = [f"; the end of {self.log}:", *tail] if tail else []
         return ServeError(f"{self.name} {problem}" + "\n".join(where))
@@ -94,7 +93,7 @@ def running(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT if output else None,
-            # A separate group: Ctrl-C in a terminal reaches this process alone, which stops the parts in order.
+            # A separate group: Ctrl-C in a terminal only reaches this process, which stops the parts in order.
             start_new_session=True,
             preexec_fn=_END_WITH_PARENT,
             pass_fds=inherits,
@@ -105,23 +104,23 @@ def running(
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(STOP_SECONDS)
-            # What is left of the group, be it the process itself or something it had started.
+            # Remaining processes of the group.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
 class Stop(Event):
-    """Set by a signal that ends it all.
+    """Request to stop, set by a signal.
 
     Attributes:
-        for_good: a user gave it (Ctrl-C, a closed terminal). What keeps services sends SIGTERM, and starts it again.
+        for_good: True if a user requested it (Ctrl-C, closed terminal). Service managers send SIGTERM and restart.
     """
 
     for_good = False
 
     def heard(self, number: int, frame: FrameType | None) -> None:
-        """Take a signal; the first one says how."""
+        """Handle a signal; the first one decides."""
         if not self.is_set():
             self.for_good: bool = number != signal.SIGTERM
         self.set()
@@ -129,7 +128,7 @@ class Stop(Event):
 
 @contextmanager
 def alone(folder: Path, home: Path) -> Iterator[None]:
-    """Hold the folder: another `metaloom serve` would take what is being trained for left over, and train it too."""
+    """Lock the folder: another `metaloom serve` would take running trainings for left-over ones and restart them."""
     deadline = time.monotonic() + _LOOKED_AT_SECONDS
     with _opened(home / LOCK) as file:
         while not _locked(file, fcntl.LOCK_EX):
@@ -147,14 +146,14 @@ def is_served(home: Path) -> bool:
     try:
         with open(os.open(home / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             is_own = os.fstat(file.fileno()).st_uid == os.geteuid()
-            # Shared: two who look at once do not take each other for the holder.
+            # Shared, so that concurrent checks do not conflict.
             return is_own and not _locked(file, fcntl.LOCK_SH)
     except OSError:
         return False
 
 
 def _opened(file: Path) -> BinaryIO:
-    """Open a file for appending, without following a link or waiting for the reader of a pipe."""
+    """Open a file for appending, without following links or blocking on a pipe."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         opened = os.fdopen(os.open(file, flags, 0o600), "ab")

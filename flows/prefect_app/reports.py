@@ -1,4 +1,4 @@
-"""Reports of runs over HTTP, for links on Prefect's page: a browser opens no file:// from there."""
+"""Serving of run reports over HTTP, for links on Prefect's page, which cannot open file:// URLs."""
 
 import os
 import socket
@@ -21,7 +21,7 @@ from metaloom.flows.viewer.gate import Gate, refusal_of_other_pages
 from metaloom.storage import url_of
 
 VARIABLE = "METALOOM_REPORTS_URL"
-"""Environment variable with the URL at which reports are served, for flows."""
+"""Environment variable with the URL of served reports, for flows."""
 
 
 def reports_root() -> Path:
@@ -31,7 +31,7 @@ def reports_root() -> Path:
 
 
 def address_of(run: Path, file: str) -> str | None:
-    """Return the address of a file of a run's report; None if it is not served."""
+    """Return the URL of a file of a run's report; None if it is not served."""
     served = os.environ.get(VARIABLE)
     folder = report_path(run).resolve()
     if not served or folder.parent != reports_root().resolve():
@@ -41,7 +41,7 @@ def address_of(run: Path, file: str) -> str | None:
 
 @contextmanager
 def served_reports(listening: socket.socket) -> Iterator[str]:
-    """Serve the reports at a socket that listens, while the context lasts; yields their address.
+    """Serve the reports at a listening socket during the block; yield their URL.
 
     This machine's browser gets only files that lie in the folder, whatever links lead out of it.
     """

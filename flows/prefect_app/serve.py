@@ -1,4 +1,4 @@
-"""`metaloom serve`: a Prefect server with its page, the deployments and a worker, for as long as it runs.
+"""`metaloom serve`: a Prefect server with its page, deployments and a worker.
 
 Each part is a process. All get the same address and password. They are started in order and stopped together, also
 when one of them ends: what starts `metaloom serve` again (systemd, Docker, Kubernetes) has flow runs continue. Whoever
@@ -43,12 +43,12 @@ from metaloom.flows.prefect_app.parts import Interrupted, ServeError, Stop, alon
 from metaloom.flows.prefect_app.reports import VARIABLE, served_reports
 
 ANSWER_SECONDS = 10
-# As PostgreSQL and as SQLAlchemy spell it.
+# Spellings of PostgreSQL and SQLAlchemy.
 _SCHEMES = ("postgres", "postgresql", "postgresql+asyncpg")
 
 
 def server_url(named: str) -> str:
-    """Return the URL of a database as Prefect takes it, with the driver that Prefect brings."""
+    """Return a database URL for Prefect, with its driver."""
     scheme, _, rest = named.partition("://")
     if scheme not in _SCHEMES or not re.search(r"^[^/]*/[^/?]+", rest):
         raise UsageError(
@@ -59,7 +59,7 @@ def server_url(named: str) -> str:
 
 
 def without_password(url: str) -> str:
-    """Return a URL that may be shown, also one with a slip of the pen or with an "@" in its password."""
+    """Return a URL without its password, even if it is malformed or has an "@" in the password."""
     before, at, after = url.rpartition("@")
     scheme, found, login = before.partition("://")
     user, secret, _ = login.partition(":")
@@ -68,15 +68,15 @@ def without_password(url: str) -> str:
 
 
 def require_answer(url: str) -> None:
-    """Refuse a database that refuses connections, before anything is started."""
+    """Reject a database that refuses connections, before starting anything."""
     try:
         asyncio.run(_connect(url.replace("+asyncpg", "", 1)))
-    except ValueError:  # whose words may be part of the password
+    except ValueError:  # its message may contain the password
         raise UsageError(
             f"--database: {without_password(url)} cannot be read; required postgresql://USER@HOST:PORT/DATABASE, and "
             'in a password %XX for whatever is no letter or digit, such as %2F for "/"'
         ) from None
-    except Exception as error:  # neither drivers' errors nor network errors have a common class
+    except Exception as error:  # errors of drivers and network have no common class
         raise UsageError(
             f"--database: {without_password(url)} cannot be used ({type(error).__name__}: {error}); required a "
             "database that exists and whose owner the user is. `createdb` makes one"
@@ -95,10 +95,10 @@ PROFILES = Path(__file__).parent / "profiles.toml"
 
 
 def serve(folder: Path, port: int, *, host: str = HOST, database: str | None = None, trust: bool = False) -> None:
-    """Start everything in a folder, where flows will run, and stop everything on Ctrl-C or SIGTERM.
+    """Start all parts in a folder, where flows run, and stop them on Ctrl-C or SIGTERM.
 
-    Ctrl-C cancels flow runs in progress. After SIGTERM, which systemd, Docker and Kubernetes send, the next
-    `metaloom serve` continues them.
+    Ctrl-C cancels flow runs. After SIGTERM, as sent by systemd, Docker and Kubernetes, the next `metaloom serve`
+    continues them.
     """
     address = Address(port, host)
     _require_password(address)
@@ -119,12 +119,12 @@ def serve(folder: Path, port: int, *, host: str = HOST, database: str | None = N
         with suppress(Interrupted), alone(folder, home):
             ready = _prepare(folder, address, found, None if given else own)
             os.environ.update(settings(home, address, given or own))
-            # The key of Prefect's cloud, which this server does not know.
+            # The key of Prefect Cloud, which this server does not accept.
             os.environ.pop("PREFECT_API_KEY", None)
-            # The worker and its flows learn of it through the environment. Reports are for browsers of this machine.
+            # Passed to the worker and its flows through the environment. Reports are only for browsers on this machine.
             if reports is not None:
                 os.environ[VARIABLE] = sockets.enter_context(served_reports(reports))
-            # Prefect reads settings in the folder where it works, which may be somebody else's.
+            # Prefect reads settings in its working folder, which may be somebody else's.
             os.chdir("/")
             from metaloom.flows.prefect_app.flow_runs import serve_parts
 
@@ -133,23 +133,23 @@ def serve(folder: Path, port: int, *, host: str = HOST, database: str | None = N
 
 
 def settings(home: Path, address: Address, password: str) -> dict[str, str]:
-    """Environment variables for every part; the rest of Prefect's settings are in profiles.toml."""
-    # Flow processes enter the folder, but the parts do not: Prefect would read settings there.
+    """Return environment variables for all parts; other Prefect settings are in profiles.toml."""
+    # Flow processes enter the folder, parts do not: Prefect would read settings there.
     paths = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     return {
         **({"PYTHONPATH": os.pathsep.join(paths)} if paths else {}),
         **unproxied(os.environ, address.api),
-        # What the server asks for is what workers and flows say.
+        # The server's password is also that of workers and flows.
         PASSWORD: password,
         AUTH: password,
         API: address.api,
         "PREFECT_HOME": str(home),
-        # Written at every start: such a file can call any code, and Prefect looks for one at this path.
+        # Written at every start, since Prefect reads this path and such a file can call any code.
         "PREFECT_LOGGING_SETTINGS_PATH": str(write_settings(home)),
         "PREFECT_PROFILES_PATH": str(PROFILES),
         "PREFECT_PROFILE": "metaloom",
         "DO_NOT_TRACK": "1",
-        # The bare-name plugin is for what users type; a worker sometimes imports Prefect where none can be loaded.
+        # The bare-name plugin is for users' commands; workers may import Prefect where it cannot be loaded.
         "PREFECT_PLUGINS_ENABLED": "false",
     }
 
@@ -167,10 +167,10 @@ def _require_password(address: Address) -> None:
 
 
 def _listening(address: Address) -> socket.socket:
-    """Return a socket that listens: one that were only tried would be free for others again."""
+    """Return a listening socket, which keeps the port."""
     port, listening = address.port, socket.socket()
     try:
-        # What is left of connections to an earlier server does not count.
+        # Ignore remains of connections to an earlier server.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((address.host, port))
         listening.listen(socket.SOMAXCONN)
@@ -184,8 +184,8 @@ def _listening(address: Address) -> socket.socket:
 
 
 def _prepare(folder: Path, address: Address, found: Mapping[str, Any], password: str | None) -> str:
-    """Write by what `prefect` commands find the server; returns what is said when it is ready."""
-    # Variables win over files, and another shell is likely to have them as well.
+    """Write the settings with which `prefect` commands find the server; return the message shown when it is ready."""
+    # Variables take precedence over files, and other shells probably have them, too.
     variables = folder_variables(folder)
     exported = {**variables, **os.environ}.get(API, address.api)
     write_environment(folder, address.api, password)

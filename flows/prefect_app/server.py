@@ -2,10 +2,10 @@
 
 It works around two faults of Prefect's server under SQLite:
 
-- Transactions take their lock when they begin, and wait for it. Prefect 3.8 takes it at the first write, which fails at
-  once with "database is locked" when another transaction has written since this one has read.
-- A batch of events that are all stored already, as clients send after they have lost the server, is no error. Prefect
-  3.8 inserts nothing, which SQLite refuses, and drops new events with it.
+- Transactions acquire their lock when they begin. Prefect 3.8 acquires it at the first write, which fails immediately
+with "database is locked" if another transaction has written since this one read. - A batch of events that are all
+stored already, as sent by reconnected clients, is accepted. Prefect 3.8 inserts nothing, which SQLite rejects, and
+drops new events.
 
 Both lean on Prefect's private modules; tests/flows/test_prefect_server.py and test_prefect_databases.py run them in a
 real server.
@@ -38,7 +38,7 @@ from metaloom.flows.viewer.gate import Gate, refusal_of_other_pages
 
 
 def lock_at_once() -> None:
-    """Have every transaction of SQLite that may write take its lock when it begins."""
+    """Make writing SQLite transactions acquire their lock when they begin."""
     begin = AioSqliteConfiguration.begin_transaction
 
     @asynccontextmanager
@@ -48,7 +48,7 @@ def lock_at_once() -> None:
         del with_for_update
         async with begin(self, session, with_for_update=True) as transaction:
             await session.connection()  # begins
-            # Not those inside: a request that changes something may read by another session, and wait for itself.
+            # Not nested ones: a request may read through another session and would wait for itself.
             mode = SQLITE_BEGIN_MODE.set(None)
             try:
                 yield transaction
@@ -59,13 +59,13 @@ def lock_at_once() -> None:
 
 
 def skip_stored_events() -> None:
-    """Have SQLite take batches of events that are stored already."""
+    """Make SQLite accept batches of stored events."""
     module: Any = database
     write = module._write_sqlite_events
 
     async def write_new(session: AsyncSession, events: list[ReceivedEvent]) -> None:
         event = provide_database_interface().Event
-        with warnings.catch_warnings():  # of the kind of column that Prefect made for SQLAlchemy
+        with warnings.catch_warnings():  # of Prefect's column type for SQLAlchemy
             warnings.simplefilter("ignore", SADeprecationWarning)
             asked = sqlalchemy.select(event.id).where(event.id.in_([event.id for event in events]))
         stored = {*(await session.scalars(asked)).all()}
@@ -80,8 +80,8 @@ def main(host: str, listening: str) -> None:
 
     Args:
         host: Address to listen on.
-        listening: Descriptor of the socket, which `metaloom serve` holds all the time. If the port were free for a
-            moment, somebody else could take it and receive the password.
+        listening: Descriptor of the socket, which `metaloom serve` always holds, so that no other user can take the
+            port and receive the password.
     """
     lock_at_once()
     skip_stored_events()
@@ -128,12 +128,11 @@ _CLOSED = PlainTextResponse("not served: it would load scripts of other hosts\n"
 
 
 def guarded(prefect: ASGIApp, *, any_host: bool) -> ASGIApp:
-    """Return Prefect's application behind the gate, with the page that opens it logged in.
+    """Return Prefect's application behind the gate, with the login page.
 
-    Prefect answers every page in the user's browser (`access-control-allow-origin: *`) and looks at no `Host`. The gate
-    refuses what other pages ask for. Prefect refuses other users and programs, since it always has a password here.
-    Its pages over its API at `/docs` are closed: they ask for no password, and load scripts of others on the origin
-    that keeps the user's.
+    Prefect accepts requests of any page in the user's browser (`access-control-allow-origin: *`) and ignores `Host`;
+    the gate rejects those of other pages. Other users and programs need the password. The API pages at `/docs` are
+    closed: they need no password and load foreign scripts in the origin that stores the user's password.
     """
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,7 +1,7 @@
 """Rollouts on Dask worker processes, local or at a scheduler's address.
 
-Dask is used as a plain client inside one stage: task runners that make every shard an orchestrated task cost 7 to 30
-times as much and run finished work again when a worker dies.
+Dask is used as a plain client within a stage: task runners that orchestrate every shard cost 7 to 30 times as much and
+repeat finished work when a worker dies.
 """
 
 import secrets
@@ -29,7 +29,7 @@ from metaloom.stages.collect_rollouts import RolloutPosition
 from metaloom.stages.rollouts.sampler import tasks_together
 
 SECONDS_PER_SHARD = 1.0
-"""Target time limit of a shard with several tasks: the most that a rollout batch can lose while workers idle."""
+"""Target duration of a shard with several tasks, which bounds the idle time at the end of a rollout batch."""
 LEAST_SECONDS_PER_SHARD = 0.1
 FEWEST_SHARDS = 4
 _ENOUGH_SHARDS = 8
@@ -38,16 +38,15 @@ _STEPS_PER_SECOND = 16_000  # assumed before any measurement
 
 
 def most_steps(spec: SamplerSpec) -> int:
-    """Return the maximum environment steps of a task in a rollout batch, if the first block of episodes is enough."""
+    """Return the maximum environment steps per task and rollout batch, with one block of episodes."""
     return spec.episodes_at_once * spec.episodes_per_trial * spec.max_episode_steps
 
 
 def tasks_per_shard(num_tasks: int, seconds_per_task: float, threads: int = 0) -> int:
-    """Return the tasks of every shard but the last: a power of two, since workers keep simulators for few sizes.
+    """Return the number of tasks per shard: a power of two, since workers cache simulators for few sizes.
 
-    A shard takes an eighth of the rollout batch's work, at least LEAST_SECONDS_PER_SHARD, below which handing it
-    out costs more than it gains, and at most SECONDS_PER_SHARD. If there are enough tasks, there are at least
-    FEWEST_SHARDS, and two for each thread.
+    A shard takes an eighth of the rollout batch's work, at least LEAST_SECONDS_PER_SHARD, below which overhead
+    dominates, and at most SECONDS_PER_SHARD. With enough tasks there are at least FEWEST_SHARDS, and two per thread.
     """
     seconds = min(SECONDS_PER_SHARD, max(LEAST_SECONDS_PER_SHARD, num_tasks * seconds_per_task / _ENOUGH_SHARDS))
     most = min(seconds / seconds_per_task, num_tasks / max(FEWEST_SHARDS, _SHARDS_PER_THREAD * threads))
@@ -64,7 +63,7 @@ class DaskWorkers(RolloutWorkers):
     Attributes:
         rounds: Connection to the workers' scheduler, and rollout batches so far.
         elsewhere: True if workers may be on other machines.
-        costs: Seconds per task in the last rollout batch of every kind, as workers reported.
+        costs: Measured seconds per task in the last rollout batch of every kind.
     """
 
     rounds: Rounds
@@ -74,7 +73,7 @@ class DaskWorkers(RolloutWorkers):
     @classmethod
     @contextmanager
     def started(cls, spec: SamplerSpec, backend: Backend) -> Iterator["DaskWorkers"]:
-        """Start the workers of a backend, whose recordings are removed at the end.
+        """Start the workers of a backend; remove their recordings at the end.
 
         Raises:
             WorkersError: The connection failed; see `connected`.
@@ -93,7 +92,7 @@ class DaskWorkers(RolloutWorkers):
                 workers = cls(spec, rounds, elsewhere)
                 tell_who_trains(recordings_folder(session), session, spec.env.name)
                 try:
-                    if not spec.env.is_built_in:  # one of ours is not tried before it is used
+                    if not spec.env.is_built_in:  # local workers are not tried in advance
                         workers.try_environment()
                     yield workers
                 finally:
@@ -101,15 +100,15 @@ class DaskWorkers(RolloutWorkers):
                         with suppress(Exception):
                             connection.client.run(remove_recordings, session, on_error="ignore")
         finally:
-            # Once the local workers are gone: one that is asked to end may just have begun to record.
+            # After the local workers have ended, since one may just have begun to record.
             remove_recordings(session)
 
     def collect(self, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
-        """E complete episodes of every task.
+        """Return Return E complete episodes of every task.
 
         Raises:
             RolloutError: the environment failed, hung, or killed its workers.
-            WorkersError: workers died at different steps, or are gone; or the scheduler has gone for good.
+            WorkersError: workers died at different steps, or there are no workers, or the scheduler is lost.
         """
         bounds = self.bounds(len(tasks))
         pieces: list[Piece] = []
@@ -132,10 +131,10 @@ class DaskWorkers(RolloutWorkers):
         return list(pairwise([*range(0, num_tasks, size), num_tasks]))
 
     def uninterrupted(self, work: Callable[[], T], where: str) -> T:
-        """Do work at the scheduler and return its result; repeat it all if the scheduler dies meanwhile and comes back.
+        """Run work at the scheduler and return its result; repeat it if the scheduler was lost and comes back.
 
         Raises:
-            WorkersError: the scheduler does not come back, or it is lost over and over.
+            WorkersError: the scheduler does not come back, or is lost repeatedly.
         """
         return self.rounds.connection.repeat_where_lost(work, where)
 
@@ -144,7 +143,7 @@ class DaskWorkers(RolloutWorkers):
         return replace(self.rounds.traffic, threads=self.rounds.connection.num_threads)
 
     def try_environment(self) -> None:
-        """Have a worker make the environment once."""
+        """Make the environment once on a worker."""
         watch, client = self.rounds.supervise(), self.rounds.client
         future = client.submit(try_environment, self.spec, watch, key=f"try_environment-{watch.key}", pure=False)
         name = self.spec.env.name
@@ -165,7 +164,7 @@ class DaskWorkers(RolloutWorkers):
             raise unusable
 
     def _death(self, shard: Shard, watch: Supervision) -> Exception:
-        """Make the error for a shard that killed every worker that tried it."""
+        """Build the error for a shard that killed every worker that tried it."""
         recordings = self.rounds.recordings(watch)
         ending = ending_of(recordings[-1].at.pid) if recordings and not self.elsewhere else None
         recordings = self.rounds.recordings(watch)  # again: it may have been cut off before it said why it ended
@@ -190,5 +189,5 @@ def _recordings(connection: Connection, elsewhere: bool, watch: Supervision) -> 
         with suppress(Exception):
             everywhere = connection.client.run(watch.recordings, on_error="ignore")
             found.extend(cast(dict[str, list[Recording]], everywhere).values())
-    # Workers of one machine answer alike.
+    # Workers of the same machine give the same result.
     return max(found, key=len)

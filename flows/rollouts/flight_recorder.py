@@ -1,7 +1,7 @@
-"""Record of where a rollout is and which actions it took, in a file that outlives its process.
+"""Recording of a rollout's position and actions in a file that outlives its process.
 
-A worker that hangs, crashes or is killed cannot say where. What it wrote into a mapped page is the system's all the
-same, and is read by whoever does the work again, or by the trainer.
+A worker that hangs, crashes or is killed cannot report where. Its writes to a mapped file survive, and are read by the
+next attempt or the trainer.
 """
 
 import faulthandler
@@ -52,15 +52,15 @@ _POSITION, _SIZES = Header._fields.index("env_step"), Header._fields.index("step
 
 @dataclass(frozen=True)
 class Recording:
-    """Progress of an attempt whose process ended.
+    """Recorded progress of an attempt whose process ended.
 
     Attributes:
         at: Process, and where it was.
-        actions: Actions [T, N, A] float32, zero after `env_step`; without rows when simulators were being made.
+        actions: Actions [T, N, A] float32, zero after `env_step`; without rows while simulators were made.
         timed_out: True if the guard ended the process.
-        stopped: True if the process was stopped then, as by SIGSTOP.
-        closed: True if foreign descriptors were closed, so the process ended itself.
-        traceback: Traceback that Python could still write; empty if there is none.
+        stopped: True if the process was suspended then, as by SIGSTOP.
+        closed: True if file descriptors had been closed, so that the process ended itself.
+        traceback: Traceback written by Python, if any.
     """
 
     at: Header
@@ -72,23 +72,23 @@ class Recording:
 
     @property
     def would_repeat(self) -> bool:
-        """Nobody outside ended the process, so there is no use in another attempt."""
+        """True unless the process was ended from outside; another attempt would then fail as well."""
         return self.timed_out or self.closed
 
     @property
     def place(self) -> tuple[int, int, int, int]:
-        """Position where it ended, for comparison with other attempts."""
+        """Position at which it ended, for comparing attempts."""
         return self.at.first_task, self.at.first_episode, self.at.env_step, self.at.row
 
 
 class FlightRecorder(RolloutWatch):
-    """Records a thread's rollouts, one after the other.
+    """Records a thread's rollouts, one at a time.
 
-    The file and its pages are reused for the next rollout: recreating them costs a tenth of a small rollout.
+    The file is reused for the next rollout: recreating it takes a tenth of a small rollout.
     """
 
     def __init__(self, folder: Path, timeout_seconds: float) -> None:
-        """Create a recorder at rest.
+        """Create an idle recorder.
 
         Args:
             folder: Folder of the session's recordings.
@@ -111,7 +111,7 @@ class FlightRecorder(RolloutWatch):
         self._map(0, HEADER.pack(os.getpid(), number, *[0] * (len(Header._fields) - 4), started(os.getpid()), 0))
 
     def begin(self, key: str, episodes_per_task: int) -> None:
-        """Begin to record the rollout of this name, beside what earlier attempts at it left."""
+        """Begin to record the rollout `key`, keeping recordings of earlier attempts."""
         self._whole[_POSITION:] = NOT_YET, -1, *[0] * 7, episodes_per_task
         self._line = _scheduler_socket()
         self._line_identity = (self._line and identity(self._line)) or _NO_FILE
@@ -119,38 +119,38 @@ class FlightRecorder(RolloutWatch):
         self._alive()
 
     def actions(self, shape: tuple[int, int, int], position: RolloutPosition) -> Array:
-        """Zeros [T, N, A] float32 in the file, for the episodes from a position on; the next ones overwrite them."""
+        """Return zeros [T, N, A] float32 in the file for the episodes at `position`; the next call overwrites them."""
         count = int(np.prod(shape))
         if count > len(self._floats):
             self._map(count, self._whole.tobytes() + self._times.tobytes())
-        # The reset first: in between, the last step of the episodes before must not be taken for one of these.
+        # Record the reset first, so that the last step of previous episodes is not attributed to these.
         self._position[:] = RESET, -1
         self._whole[_SIZES:-1] = *shape, position.first_task, position.first_episode, position.iteration, position.step
         self._floats[:count] = 0
         return self._floats[:count].reshape(shape)
 
     def idle(self) -> None:
-        """Note that no environment is called until the next note: no time is limited."""
+        """Record that no environment is being called, and stop the timer."""
         self._rest()
 
     def entered(self, env_step: int | None) -> None:
-        """Note that the environments are about to be reset (None) or to take a step."""
+        """Record that the environments are about to be reset (None) or stepped."""
         self._position[0] = RESET if env_step is None else env_step
         self._position[1] = -1
         self._alive()
 
     def left(self) -> None:
-        """Note that the environments have returned. A copy forked in that call must not write any action."""
+        """Record that the environments have returned. Copies forked in the call must not write actions."""
         if self._is_copy:
             self._end_copy()
 
     def row(self, row: int) -> None:
-        """Note that a row's environment is about to be called."""
+        """Record which row is about to be called."""
         self._position[1] = row
         self._alive()
 
     def finish(self) -> None:
-        """Drop the recording: the rollout ended in a way that its process can report itself."""
+        """Discard the recording: the process can report the rollout's end itself."""
         self._rest()
         self._move(self._idle)
 
@@ -161,19 +161,19 @@ class FlightRecorder(RolloutWatch):
         self._file.unlink(missing_ok=True)
 
     def continue_as_a_copy(self) -> None:
-        """End this process, which was forked in a call of an environment, when it comes back from that call."""
+        """End this process, a copy forked in a call of an environment, when it returns from the call."""
         self._position = self._position.copy()
         self._is_copy, self._set_again = True, 0.0
 
     def _end_copy(self) -> None:
         with suppress(OSError):
-            # Once for the session: an environment that forks does so in every step.
+            # Once per session, since an environment that forks may do so in every step.
             os.close(os.open(self._folder / "forked", os.O_CREAT | os.O_EXCL))
             os.write(2, _FORKED)
         os._exit(0)
 
     def _alive(self) -> None:
-        """Restart the time allowed."""
+        """Restart the timer."""
         now = time.monotonic()
         # To look at descriptors and at the guard costs as much as a step of a small robot.
         if now >= self._set_again:
@@ -193,18 +193,19 @@ class FlightRecorder(RolloutWatch):
         line = self._line
         closed = identity(self._report) != self._report_identity
         if closed or (line is not None and identity(line) != self._line_identity):
-            # What Dask closes it marks as closed. What somebody else closes it never notices.
+            # Dask marks what it closes as closed, but does not notice what others close.
             why = _ALONE if line is not None and line.fileno() < 0 else _CLOSED
-            # Written by name, because the descriptors may have been reused. Gone if the run ended.
+            # Written by path, because descriptors may have been reused; missing if the run ended.
             with suppress(OSError):
                 _crash_file(self._folder, os.getpid()).write_text(f"{why}\n", encoding="utf-8")
             os._exit(1)
         self._times[1] = deadline
 
     def _map(self, count: int, header: bytes) -> None:
-        """Map a new file with room for `count` floats after the header."""
+        """Map a new file with `count` floats after the header."""
         aside = self._idle.with_suffix(".new")
-        # Written, not only declared: a full disk is an error here, and a killed process when a page is first touched.
+        # Written, not only declared: a full disk raises an error here, but would kill the process on a page's first
+        # use.
         aside.write_bytes(header + bytes(4 * count))
         with aside.open("r+b") as file:
             pages = mmap.mmap(file.fileno(), 0)
@@ -245,7 +246,7 @@ os.register_at_fork(after_in_child=_warm.forked)
 
 @contextmanager
 def recorded(folder: Path, key: str, timeout_seconds: float, episodes_per_task: int = 1) -> Iterator[FlightRecorder]:
-    """Record a rollout with this thread's recorder until the block is left."""
+    """Record a rollout with this thread's recorder during the block."""
     recorder = _warm.get(folder, timeout_seconds)
     recorder.begin(key, episodes_per_task)
     try:
@@ -255,7 +256,7 @@ def recorded(folder: Path, key: str, timeout_seconds: float, episodes_per_task: 
 
 
 def read_recordings(folder: Path, key: str) -> list[Recording]:
-    """Read the recordings of a rollout's attempts whose processes ended, in order."""
+    """Read the recordings of ended attempts at a rollout, in order."""
     return [_read(file) for file in _attempts(folder, key)]
 
 
@@ -265,7 +266,7 @@ def recordings_folder(session: str) -> Path:
 
 
 def remove_recordings(session: str) -> None:
-    """Remove the remains of a session on this machine."""
+    """Remove a session's recordings on this machine."""
     shutil.rmtree(recordings_folder(session), ignore_errors=True)
 
 
@@ -277,7 +278,7 @@ _crash_report: tuple[Path, io.FileIO] | None = None
 
 
 def _scheduler_socket() -> socket.socket | None:
-    """Return the socket by which the worker of this thread hears from its scheduler, if it is one and has one."""
+    """Return the socket to the scheduler if this thread belongs to a worker."""
     try:
         comm = get_worker().batched_stream.comm
     except ValueError:
@@ -304,7 +305,7 @@ def _read(file: Path) -> Recording:
     actions = np.fromfile(file, np.float32, math.prod(shape), offset=HEADER.size).reshape(shape)
     timeout = _text(_timeout_report(file.parent, at.pid, at.recorder))
     words = timeout + _text(_crash_file(file.parent, at.pid))
-    # Of every thread's traceback, the one that collects rollouts, under the first line.
+    # From the tracebacks of all threads, select the one that collects rollouts.
     first, *threads = re.split(r"\n(?=(?:Current thread|Thread) 0x)", words.partition("\nExtension modules:")[0])
     ours: Sequence[str] = [thread for thread in threads if "collect_rollouts" in thread] or threads
     return Recording(

@@ -19,7 +19,7 @@ _MOST_PARDONS = 10
 class Piece:
     """A shard with its parameters, the attempt at it, and how often it was wrongly blamed.
 
-    Its answer also stays with a worker for as long as there is a reference to its future.
+    Its result stays on a worker while there is a reference to its future.
     """
 
     shard: Shard
@@ -31,7 +31,7 @@ class Piece:
 
 
 class ShardDied(Exception):
-    """A shard killed every worker that tried it."""
+    """Raised for a shard that killed every worker that tried it."""
 
     def __init__(self, shard: Shard, watch: Supervision) -> None:
         super().__init__(shard.position)
@@ -45,10 +45,10 @@ class Rounds:
 
     Attributes:
         connection: Connection to the workers' scheduler.
-        session: Distinguishes this trainer's work from others' at the same scheduler.
+        session: Name that distinguishes this trainer's work at the scheduler.
         traffic: Traffic so far.
         supervise: Makes the supervision of a piece of work.
-        recordings: Recordings of attempts that were begun and whose processes ended.
+        recordings: Recordings of attempts whose processes ended.
     """
 
     connection: Connection
@@ -63,23 +63,23 @@ class Rounds:
         return self.connection.client
 
     def collect(self, pieces: Sequence[Piece]) -> list[Collected]:
-        """Return the shards' answers in their order.
+        """Return the shards' results in order.
 
         Raises:
-            ShardDied: one killed its workers.
+            ShardDied: a shard killed its workers.
             RolloutError: the environment failed.
-            WorkersError: there has been no worker for long, or one has other versions.
-            CancelledError: the scheduler is gone.
+            WorkersError: there has been no worker for too long, or one has other versions.
+            CancelledError: the scheduler was lost.
         """
         try:
             for piece in pieces:
                 self._submit(piece)
             patience = Patience(self.client, pieces[0].watch.step_timeout_seconds)
-            while waiting := [piece for piece in pieces if piece.answer is None]:  # answers are fetched as they come
+            while waiting := [piece for piece in pieces if piece.answer is None]:  # results are fetched as they arrive
                 if patience.any_done([cast(Future[Collected], piece.future) for piece in waiting]):
                     self._gather_done(waiting)
         finally:
-            # After an error the others' work is of no use, and holds the workers.
+            # After an error, cancel the other work, which would occupy workers.
             self.client.cancel([piece.future for piece in pieces if piece.answer is None and piece.future is not None])
         return [cast(Collected, piece.answer) for piece in pieces]
 
@@ -91,9 +91,9 @@ class Rounds:
             piece.shard,
             piece.params,
             piece.watch,
-            # Never the key of another run or of an earlier attempt, whose result a scheduler may still know.
+            # Keys must be unique across runs and attempts, since a scheduler may remember results.
             key=f"{piece.shard.name}-{self.session}-{self.traffic.submitted}",
-            # Dask names pure work by its arguments; hashing megabytes to save nothing is a waste.
+            # Dask derives keys of pure work from its arguments; avoid hashing megabytes.
             pure=False,
         )
 
@@ -118,21 +118,21 @@ class Rounds:
         try:
             future.result()
         except KilledWorker as error:
-            # Dask blames every task that a dead worker had been given, also tasks that only waited for another to end.
+            # Dask blames all tasks assigned to a dead worker, including waiting ones.
             begun = len(self.recordings(piece.watch))
             if begun > error.allowed_failures or piece.pardons >= _MOST_PARDONS:
                 raise ShardDied(piece.shard, piece.watch) from error
             piece.pardons += 1
             self.traffic.repeated += 1
             self._submit(piece)
-        except NoWorkerError as error:  # the scheduler's own patience is at its end
+        except NoWorkerError as error:  # the scheduler gave up
             raise no_worker_for(error.timeout) from None
 
 
 def pieces_of(
     whole: Shard, params: TaskParams, bounds: Sequence[tuple[int, int]], supervise: Callable[[], Supervision]
 ) -> list[Piece]:
-    """Divide a rollout batch into pieces."""
+    """Divide a rollout batch into shards."""
     first = whole.position.first_task
     return [
         Piece(

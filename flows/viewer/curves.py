@@ -1,4 +1,4 @@
-"""The curves of a run as data for the page, read once and extended as the run continues."""
+"""Data of a run's curves for the page, read incrementally."""
 
 from threading import Lock
 from typing import Any
@@ -11,13 +11,13 @@ from metaloom.pipeline.types import Evaluation
 from metaloom.storage import Run, StoreError
 
 MOST_POINTS = 2000
-"""Of a curve; of longer runs every second, fourth, ... iteration is shown."""
+"""Maximum points of a curve; of longer runs every second, fourth, ... iteration is shown."""
 MOST_PROBLEMS = 20
 SPARK_POINTS = 60
 
 
 class Curves:
-    """The part of a run's history read so far. Unreadable iterations are skipped, each with its reason."""
+    """A run's history read so far. Unreadable iterations are skipped, with their reasons."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -61,7 +61,7 @@ class Curves:
             every *= 2
         if every != self._every or done < self._next or self._is_mended(run):
             self._history, self._problems, self._evaluations, self._next, self._every = None, {}, {}, 0, every
-        # That of the last iteration that was read may have come since: an iteration is complete before its evaluation.
+        # The last read iteration may have been evaluated since: it is complete before its evaluation.
         for i in {*range(max(0, self._next - self._every), done)} - {*self._evaluations}:
             try:
                 if (found := evaluation_after(run, i)) is not None:
@@ -99,7 +99,7 @@ class Curves:
 
 
 def spark(run: Run) -> list[float | None]:
-    """Return the learning curve after adaptation, at most `SPARK_POINTS` evenly spaced points, including the last."""
+    """Return the learning curve after adaptation, at most `SPARK_POINTS` evenly spaced points with the last."""
     done = len(run.iterations)
     if not done:
         return []

@@ -1,4 +1,4 @@
-"""Contents of a run as data for the page: the run, its iterations, a stage's output and its inputs."""
+"""Data of a run for the page: the run, its iterations, and outputs of stages."""
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -22,11 +22,11 @@ from metaloom.storage.format.segments import ranges
 from metaloom.storage.read.sessions import mapping
 
 _LONGEST_LINE = 30
-"""Characters that fit into a box of the graph."""
+"""Maximum characters of a line in a box of the graph."""
 
 
 def live(run: Run) -> dict[str, Any]:
-    """Describe a run's state: algorithm and environment, progress, and the last output. Little is read for it."""
+    """Describe a run's state: algorithm and environment, progress, and the last output. Fast."""
     writer = storage.current_writer(run.path, run.files.remote)
     done = len(run.iterations)
     under_way, _ = _records(run, done)
@@ -105,12 +105,12 @@ def _records(run: Run, iteration: int) -> tuple[list[StageRecord], list[str]]:
 def returns_by_task(run: Run, iteration: int) -> dict[str, Any]:
     """Return the returns of an iteration's episodes by inner step and task.
 
-    Of a complete iteration from its table, which thinning keeps; of one under way from the rewards that are stored.
+    From its table, which thinning keeps, or for an incomplete iteration from stored rewards.
 
     Returns:
-        `tasks`: parameters by name; `classes`: of every task, null without classes, and their `colors`; `steps`: inner
-        step -> returns and lengths, a list of episodes for every task; `shown`: the steps to compare, with their
-        labels and colours; `unshown`: a note of the others; `trial`: episodes of a trial.
+        `tasks`: parameters by name; `classes`: of every task, or null, and their `colors`; `steps`: inner step ->
+        returns and lengths, a list of episodes per task; `shown`: steps to compare, with labels and colours; `unshown`:
+        a note on the others; `trial`: episodes per trial.
     """
     columns: dict[str, Array] = {}
     if iteration in run.iterations:
@@ -126,7 +126,7 @@ def returns_by_task(run: Run, iteration: int) -> dict[str, Any]:
     if classes is not None and firsts and {f"task_{field}" for field in classes.fields} <= {*params}:
         found = classes.of(np.stack([params[f"task_{field}"] for field in classes.fields], 1), classes.fields)
         named = [classes.names[c] for c in found]
-        # Colors as in the curves, which count only classes that tasks are drawn from.
+        # Colors as in the curves, which only include classes with tasks.
         colors = {classes.names[c]: class_color(n) for n, c in enumerate(classes.among(found))}
     steps: dict[int, Any] = {}
     for k in np.unique(columns["step"]).tolist():
@@ -167,7 +167,7 @@ def _episodes_under_way(run: Run, iteration: int) -> dict[str, Array]:
 def output_page(run: Run, ref: StageRef) -> dict[str, Any]:
     """Describe a stage's output: its record, inputs, readers, and the command to replay it."""
     record = run.record(ref)
-    # Readers belong to its own iteration, and to the next one, which reads the learner.
+    # Readers are in the same iteration, or in the next one for the learner.
     near = (other for i in (ref.iteration, ref.iteration + 1) for other in _records(run, i)[0])
     return {
         **stage_info(run, record),
@@ -187,7 +187,7 @@ def output_page(run: Run, ref: StageRef) -> dict[str, Any]:
 
 
 def draw_graph(run: Run, records: Sequence[StageRecord]) -> str:
-    """Draw the stages of an iteration, and what they were made from: times, sizes and the beginning of digests."""
+    """Draw the stages of an iteration and their inputs, with times, sizes and short digests."""
     places: dict[object, int] = {}
     boxes: list[Box] = []
 
@@ -196,7 +196,7 @@ def draw_graph(run: Run, records: Sequence[StageRecord]) -> str:
             places[key] = len(boxes)
             boxes.append(box)
 
-    # First what earlier iterations gave.
+    # Inputs from earlier iterations first.
     own = {record.ref for record in records}
     for record in records:
         for item in record.inputs:
@@ -238,7 +238,7 @@ def _command(name: str, run: Run, iteration: int | None = None, ref: StageRef | 
 
 
 def either(read: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what is read, or the reason why it is unreadable, for the page to show."""
+    """Return the data, or the reason why they are unreadable."""
     try:
         return dict(read())
     except StoreError as problem:

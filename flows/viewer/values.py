@@ -1,4 +1,4 @@
-"""Numbers of stored arrays for the page: a slice of any array, an episode step by step."""
+"""Values of stored arrays for the page: a slice of any array, or an episode by step."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,9 +13,9 @@ from metaloom.storage.format.arrays import ArraySpec
 from metaloom.storage.format.records import StoredFile
 
 MOST_NUMBERS = 2_000_000
-"""In one picture; of larger slices every second, fourth, ... entry of the longer axis is shown."""
+"""Maximum values in a picture; of larger slices every second, fourth, ... entry of the longer axis is shown."""
 MOST_BYTES = 2**30
-"""Of an array that is read for the page: a file of megabytes may hold an array of gigabytes."""
+"""Maximum bytes of an array to read: a small file may decompress to gigabytes."""
 _STEP_AXES = ("t", "t_with_final")
 
 
@@ -33,8 +33,7 @@ def slice_of(
         columns: Axis shown from left to right.
 
     Returns:
-        [rows, columns] float64 with NaN where there is padding; and how many entries stand for one that is shown, along
-        rows and along columns.
+        [rows, columns] float64 with NaN on padding, and the stride along rows and columns.
     """
     record = run.record(ref)
     chunk = next((chunk for chunk in record.chunks if chunk.array == array), None)
@@ -66,7 +65,7 @@ def slice_of(
 
 
 def episode(run: Run, ref: StageRef, task: int, index: int) -> dict[str, Any]:
-    """Read an episode step by step: everything stored of its steps, with what processing added."""
+    """Read all stored values of an episode by step, including samples."""
     lengths = run.lengths(ref)
     B, E = lengths.shape
     if not (0 <= task < B and 0 <= index < E and lengths[task, index]):
@@ -111,7 +110,7 @@ def episode_length(run: Run, ref: StageRef, task: int, index: int) -> int:
 
 
 def names_along(run: Run, spec: ArraySpec) -> dict[str, list[str]]:
-    """Return the names of the entries along the axes of an array, as far as they have any, with their units."""
+    """Return the names and units of the entries along an array's axes, if they have any."""
     found: dict[str, list[str]] = {}
     for dim, entries in zip(spec.dims[1:], spec.shape, strict=True):
         named: Mapping[str, str] = run.components(dim) if dim in ("observation", "action") else {}
@@ -166,7 +165,7 @@ def _read(run: Run, ref: StageRef, chunk: StoredFile, task: int | None) -> Array
 
 
 def _require_modest(spec: ArraySpec, tasks: Sequence[int] | None) -> None:
-    """Refuse what would fill the memory: an array, or of one that is stored by task the part of some."""
+    """Reject reads that would fill the memory: of an array, or of some tasks' parts if it is stored by task."""
     parts = 1 if tasks is None or not spec.sharded else spec.shape[0] // len(tasks)
     if spec.raw_bytes > MOST_BYTES * parts:
         raise UsageError(

@@ -21,13 +21,13 @@ from metaloom.pipeline.types import Array
 from metaloom.storage.errors import system_errors
 
 if mpl.matplotlib_fname() == "matplotlibrc":
-    # A file of the working folder, which may be somebody else's. The user's own settings stay.
+    # Ignore a matplotlibrc in the working folder, which may be somebody else's, but not the user's.
     mpl.rcdefaults()
 
 INK, GRID = "#24292f", "#e6e8eb"
 WIDE, NARROW = (8.6, 4.4), (6.4, 3.4)
 
-# Up to this many points a line also shows where they are.
+# Maximum number of points for markers on a line.
 MARKED_POINTS = 40
 MOST_COLUMNS, MOST_INSIDE = 4, 3
 BESIDE: dict[str, Any] = {
@@ -37,11 +37,11 @@ BESIDE: dict[str, Any] = {
     "loc": "center left",
     "bbox_to_anchor": (1, 0.5),
 }
-"""Of a legend to the right of its chart."""
+"""Placement of a legend to the right of its chart."""
 
 
 class Drawing(Figure):
-    """A figure that a notebook shows, whichever backend it has."""
+    """A figure that notebooks show with any backend."""
 
     def _repr_png_(self) -> bytes:
         return rendered(self, "png")
@@ -77,10 +77,10 @@ def draw(chart: Chart, *, told_elsewhere: bool = False) -> Drawing:
 def _lines(axes: Axes, chart: Chart, series: Sequence[Series], x: Array) -> None:
     plot_lines(axes, x, series)
     if len(x) and np.ptp(x) < MARKED_POINTS and np.array_equal(x, np.round(x)):
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # there is no half an episode
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # integers only
     axes.margins(x=0.02)
     handles, labels = _legend(axes, series, chart.band)
-    # A legend of one line repeats the title; one of many would lie on them.
+    # Omit a legend of one line; a legend of many would cover them.
     if len(handles) > MOST_INSIDE:
         plain_legend(axes, handles, labels, **BESIDE)
     elif len(handles) > 1:

@@ -14,7 +14,7 @@ from metaloom.storage import Run, StageRef, argument
 from metaloom.storage.progress import Progress, unseen
 
 _BLOCK = 200
-"""Iterations whose episodes are in memory at once."""
+"""Number of iterations whose episodes are in memory at once."""
 STEPS = "environment steps"
 _TOLD_EVERY = 1000
 """Records between two reports of progress."""
@@ -26,10 +26,10 @@ class History:
 
     Attributes:
         iterations: Iteration indices, [I].
-        metrics: Metrics by name, [I] float64 each; NaN where an iteration has no such metric.
+        metrics: Metrics by name, [I] float64 each; NaN if an iteration lacks a metric.
         task_returns: Mean episode return by inner step and task, [I, K+1, B].
-        by_class: Returns by class of task, of every inner step, [I]; empty where the environment has no classes.
-        task_classes: Class index of every task, [I, B]; None where the environment has no classes.
+        by_class: Returns by class of task and inner step, [I]; empty without classes.
+        task_classes: Class index of every task, [I, B]; None without classes.
         classes: Task classes of the environment.
     """
 
@@ -42,12 +42,12 @@ class History:
 
     @property
     def env_steps(self) -> Array | None:
-        """Environment steps up to the end of each iteration, [I]; None where the stages do not count them."""
+        """Environment steps up to the end of each iteration, [I]; None if the stages do not count them."""
         return self.metrics.get("env_steps")
 
     @property
     def axis(self) -> tuple[Array, str]:
-        """What charts show the iterations against, [I], and its name."""
+        """Values of the charts' x axis, [I], and its label."""
         return (self.iterations, "iteration") if self.env_steps is None else (self.env_steps, STEPS)
 
     @property
@@ -73,7 +73,7 @@ class History:
 
 def load_history(run: Run, iterations: Sequence[int] | None = None, *, on_progress: Progress = unseen) -> History:
     """Read the learning history of a run from its tables, for some complete iterations or all."""
-    # Asked once: a run that is still training grows while it is read.
+    # Read once, since a run in training grows meanwhile.
     chosen = run.iterations if iterations is None else iterations
     if not chosen:
         raise UsageError(
@@ -81,7 +81,7 @@ def load_history(run: Run, iterations: Sequence[int] | None = None, *, on_progre
             f"continue with: metaloom resume {argument(run.path)}"
         )
     classes, history = classes_of(run), None
-    # In blocks: a row per episode takes far more memory than what is kept of it.
+    # In blocks, since rows of episodes take far more memory than the result.
     for first in range(0, len(chosen), _BLOCK):
         on_progress(first, len(chosen))
         block = chosen[first : first + _BLOCK]

@@ -1,4 +1,4 @@
-"""A self-contained HTML page in one file that loads nothing: text, tables, and images or charts it draws itself."""
+"""Self-contained HTML pages: text, tables, and images or charts drawn by scripts."""
 
 import base64
 import gzip
@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from html import escape
 from pathlib import Path
 
@@ -19,47 +18,8 @@ _VIEWER = Path(__file__).parents[1] / "viewer" / "static"
 _REPORT = Path(__file__).parent / "static" / "report.js"
 
 
-@dataclass(frozen=True)
-class Drawings:
-    """Charts with all that a browser needs to draw them.
-
-    Attributes:
-        charts: Charts to draw.
-        plotly: Source text of plotly.js.
-    """
-
-    charts: Sequence[Chart]
-    plotly: str
-
-    @cached_property
-    def script(self) -> str:
-        """The script that draws, less plotly.js."""
-        text = (_VIEWER / "traces.js").read_text(encoding="utf-8") + "\n" + _REPORT.read_text(encoding="utf-8")
-        # A page that is opened from a folder can import no modules: both files are one script.
-        return "\n" + re.sub(r"^export ", "", text, flags=re.MULTILINE)
-
-    @property
-    def policy(self) -> str:
-        """The Content-Security-Policy of a page that holds these: two scripts, and no network."""
-        digests = (hashlib.sha256(text.encode()).digest() for text in (self.script, self.plotly))
-        scripts = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
-        # plotly.js saves a chart as a picture through a blob.
-        return f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src {scripts}"
-
-    @property
-    def html(self) -> str:
-        """The scripts and their data as markup."""
-        data = json.dumps([chart_data(chart) for chart in self.charts], allow_nan=False, separators=(",", ":"))
-        packed = base64.b64encode(gzip.compress(self.plotly.encode(), 6, mtime=0)).decode()
-        # Within a script nothing is escaped; "<" alone could end it.
-        return (
-            f'<script type="application/json" id="charts">{data.replace("<", chr(92) + "u003c")}</script>\n'
-            f'<script type="application/gzip" id="plotly">{packed}</script>\n<script>{self.script}</script>'
-        )
-
-
 def plotly_file() -> Path:
-    """Find plotly.js, without importing the package that brings it."""
+    """Return the path of plotly.js, without importing its package."""
     found = importlib.util.find_spec("plotly")
     if found is not None and found.origin is not None:
         file = Path(found.origin).parent / "package_data" / "plotly.min.js"
@@ -68,7 +28,7 @@ def plotly_file() -> Path:
     raise ExtraMissing("view", "plotly with its plotly.min.js")
 
 
-# The browser enforces what the page promises: no network, no scripts, images only from the page itself.
+# Enforced by the browser: no network, no scripts, images only from the page itself.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 CONTROLS = """
@@ -89,7 +49,7 @@ class Picture:
     Attributes:
         source: A data URI.
         alternative: Text for screen readers.
-        caption: What to look for; empty for none.
+        caption: Caption; empty for none.
         enlarged: True if it fills the width of its container.
     """
 
@@ -111,10 +71,10 @@ class Page:
         subtitle: One line below it.
         tiles: (name, value) of the figures to see first.
         main_figure: Figure across the page.
-        sections: (heading, figures) in their order.
-        tables: (heading, rows of name and value); folded, but for those in `unfolded`.
+        sections: (heading, figures) in order.
+        tables: (heading, rows of name and value); folded unless in `unfolded`.
         unfolded: Headings of the tables that are shown open.
-        drawings: Charts that scripts draw; None on a page without scripts.
+        plotly: Source text of plotly.js, which draws the charts; empty for a page of pictures, without scripts.
     """
 
     title: str
@@ -124,7 +84,7 @@ class Page:
     sections: Sequence[tuple[str, Sequence[Figure]]]
     tables: Mapping[str, Sequence[tuple[str, str]]]
     unfolded: Sequence[str] = ()
-    drawings: Drawings | None = None
+    plotly: str = ""
 
     def html(self) -> str:
         """Render the page as one HTML document."""
@@ -141,7 +101,9 @@ class Page:
             card = f'<details class="card"{" open" if heading in self.unfolded else ""}>'
             tables.append(f'{card}<summary>{escape(heading)}</summary><table class="facts">{body}</table></details>')
         style = (_VIEWER / "style.css").read_text(encoding="utf-8").strip()
-        policy = POLICY if self.drawings is None else self.drawings.policy
+        figures = (self.main_figure, *(figure for _, figures in self.sections for figure in figures))
+        charts = [figure for figure in figures if isinstance(figure, Chart)]
+        policy, scripts = _scripts(charts, self.plotly) if self.plotly else (POLICY, "")
         return "\n".join(
             [
                 '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
@@ -150,14 +112,32 @@ class Page:
                 f"<title>{escape(self.title)}</title>\n<style>\n{style}\n</style>\n</head>\n<body>\n<main>",
                 f'<h1>{escape(self.title)}</h1>\n<p class="quiet">{escape(self.subtitle)}</p>',
                 f'<div class="tiles">{"".join(tiles)}</div>',
-                "" if self.drawings is None else CONTROLS,
+                CONTROLS if self.plotly else "",
                 f'<div class="wide">{_figure(self.main_figure, "h2")}</div>',
                 *sections,
                 "<h2>Details</h2>",
                 *tables,
-                f"</main>\n{self.drawings.html if self.drawings else ''}\n</body>\n</html>\n",
+                f"</main>\n{scripts}\n</body>\n</html>\n",
             ]
         )
+
+
+def _scripts(charts: Sequence[Chart], plotly: str) -> tuple[str, str]:
+    """Return the Content-Security-Policy of a page with charts, and the HTML of its two scripts and their data."""
+    text = (_VIEWER / "traces.js").read_text(encoding="utf-8") + "\n" + _REPORT.read_text(encoding="utf-8")
+    # A page opened from a folder cannot import modules, so join both files in one script.
+    script = "\n" + re.sub(r"^export ", "", text, flags=re.MULTILINE)
+    digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, plotly))
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    # plotly.js saves a chart as a picture through a blob.
+    policy = f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src {allowed}"
+    # Scripts are not escaped; only "<" could end one.
+    data = json.dumps([*map(chart_data, charts)], allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    packed = base64.b64encode(gzip.compress(plotly.encode(), 6, mtime=0)).decode()
+    return policy, (
+        f'<script type="application/json" id="charts">{data}</script>\n'
+        f'<script type="application/gzip" id="plotly">{packed}</script>\n<script>{script}</script>'
+    )
 
 
 def _figure(figure: Figure, heading: str = "h3") -> str:

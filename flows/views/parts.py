@@ -1,4 +1,4 @@
-"""Pieces that the tables of all commands are made of. Stored text never reaches rich as markup."""
+"""Building blocks of commands' tables. Stored text is never passed to rich as markup."""
 
 from collections.abc import Iterable, Sequence
 from copy import copy
@@ -15,11 +15,11 @@ from metaloom.flows.formatting import number
 from metaloom.pipeline.shown import printable
 
 _HEAD = box.Box("    \n    \n -- \n" + "    \n" * 5, ascii=True)
-"""A line below the head and no frame, in characters that every output has."""
+"""A line below the head and no frame, in ASCII."""
 
 
 _PROSE_WIDTH = 30
-"""Characters of a line at which prose still reads well."""
+"""Maximum line length of prose."""
 
 
 class FittedTable(Table):
@@ -34,7 +34,7 @@ class FittedTable(Table):
     prose: Sequence[str] = ()
 
     def add_row(self, *cells: Any, style: Any = None, end_section: bool = False) -> None:
-        """Add a row of texts and other values, which are written out."""
+        """Add a row of texts and other values, which are formatted."""
         super().add_row(*map(as_text, cells), style=style, end_section=end_section)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -85,17 +85,17 @@ def fact_grid(rows: Iterable[tuple[str, object]]) -> Table:
 
 
 def heading(text: str) -> Text:
-    """Set a line in bold below an empty one."""
+    """Format a bold line after an empty one."""
     return Text(f"\n{printable(text)}", "bold")
 
 
 def optional(value: float | None) -> str:
-    """Write a number, or a dash where there is none."""
+    """Format a number, or a dash for None."""
     return "-" if value is None else number(value)
 
 
 def as_text(value: object, style: str = "") -> Text:
-    """Make text of a value: of a string, rich would read [brackets] in a user's name as markup."""
+    """Convert a value to text, so that rich does not read [brackets] in a string as markup."""
     if isinstance(value, Text):
         return Text.assemble(value, style=style) if style else value
     return Text(printable(value), style)

@@ -1,4 +1,4 @@
-"""A run as a picture and a page: learning curve, divergences, entropy, timing by stage, configuration."""
+"""The report of a run: a learning curve as an image, and a page of charts and settings."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from metaloom.flows.results.class_returns import headline_returns, named_estimat
 from metaloom.flows.runs import require_settings
 from metaloom.flows.views import charts
 from metaloom.flows.views.history import STEPS, History, load_history, stage_seconds
-from metaloom.flows.views.page import Drawings, Figure, Page, Picture, plotly_file
+from metaloom.flows.views.page import Figure, Page, Picture, plotly_file
 from metaloom.flows.views.run_charts import learning_chart, run_charts
 from metaloom.flows.views.series import Chart
 from metaloom.pipeline.types import Array
@@ -46,7 +46,7 @@ class ReportFiles:
 def write_report(
     run: Run, out: Path, *, static: bool = False, film: Picture | None = None, on_progress: Progress = unseen
 ) -> ReportFiles:
-    """Write learning_curve.png and report.html into a folder, which is made if need be."""
+    """Write learning_curve.png and report.html into a folder, which is created if needed."""
     require_settings(run)
     # One table of episodes per iteration, and the records of its stages.
     tables, records = len(run.iterations), len(run.refs())
@@ -61,7 +61,7 @@ def write_report(
 
 
 def write_figures(run: Run, out: Path, kind: FigureFormat) -> list[Path]:
-    """Write every chart of a run into a folder, which is made if need be, as NAME.svg or NAME.pdf."""
+    """Write every chart of a run into a folder as NAME.svg or NAME.pdf."""
     require_settings(run)
     files = {out / f"{chart.name}.{kind}": charts.draw(chart) for chart in run_charts(run, load_history(run))}
     out.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def write_figures(run: Run, out: Path, kind: FigureFormat) -> list[Path]:
 
 
 def learning_curve(name: str, history: History) -> charts.Drawing:
-    """Average episode return before and after adaptation against environment steps."""
+    """Draw average returns before and after adaptation against environment steps."""
     return charts.draw(learning_chart(name, history))
 
 
@@ -83,7 +83,7 @@ def report_page(
     static: bool = False,
     film: Picture | None = None,
 ) -> Page:
-    """Compose the page of a run; `seconds` as in `run_charts`, `static` and `film` as in `write_report`."""
+    """Make the page of a run; `seconds` as in `run_charts`, `static` and `film` as in `write_report`."""
     seconds = stage_seconds(run, len(history.iterations)) if seconds is None else seconds
     shown = run_charts(run, history, seconds)
 
@@ -102,7 +102,7 @@ def report_page(
     info, told = run.info, run.info["environment"]
     about_env = {"env": run.config["env"], **{name: told[name] for name in ABOUT_ENV if told.get(name)}}
     others = {name: fact for name, fact in told.items() if name not in ABOUT_ENV}
-    # Each fact once, however many parts of the run recorded it.
+    # Each fact once, even if several sources recorded it.
     made = {"created": info["created"], "configuration digest": info["config_digest"]} | info["versions"] | others
     return Page(
         title=run.path.name,
@@ -120,7 +120,7 @@ def report_page(
             "Versions and machine": list(dotted(made | info["system"])),
         },
         unfolded=["Configuration", CLASS_TABLE],
-        drawings=None if static else Drawings(shown, plotly_file().read_text(encoding="utf-8")),
+        plotly="" if static else plotly_file().read_text(encoding="utf-8"),
     )
 
 
@@ -129,7 +129,7 @@ def _subtitle(run: Run) -> str:
     told = f"{config['algorithm']['name']} on {config['env']['name']}, seed {config['seed']}"
     if parent is None:
         return told
-    # The curves are continuous; the settings below belong to their later part.
+    # Curves include the parent's iterations; the settings below apply to the later part.
     shared = parent["iteration"]
     return f"{told}, forked from {parent['name']}@{shared}: settings as below from iteration {shared} on"
 

@@ -1,4 +1,4 @@
-"""Reports of a stored run's iterations, identical to the reports during training."""
+"""Reports of a stored run's iterations, as during training."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from metaloom.storage import Run, StageRef
 
 
 class StoredReports:
-    """Makes reports from the tables and records of a run, which stay when its batches are thinned."""
+    """Makes reports from a run's tables and records, which thinning keeps."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -17,9 +17,9 @@ class StoredReports:
         self._base: float | None = None
 
     def of(self, iteration: int, refs: Sequence[StageRef]) -> IterationReport:
-        """Return the report of a complete iteration, of which `refs` are the outputs.
+        """Return the report of a complete iteration with the outputs `refs`.
 
-        Times count from the first iteration that was asked for.
+        Elapsed time counts from the first requested iteration.
         """
         run = self._run
         records = [run.record(ref) for ref in refs if ref.stage != run.stages.first]

@@ -38,6 +38,7 @@ from metaloom.storage import Run, argument, location, url_of
 
 if TYPE_CHECKING:
     # Listing runs should not wait for torch.
+    from metaloom.flows.results.comparison import Comparison
     from metaloom.flows.results.counterfactual import Counterfactual
     from metaloom.flows.results.diff import RunDiff
     from metaloom.flows.results.doctor import Check
@@ -66,7 +67,7 @@ def runs_view(rows: "Rows") -> RenderableType:
     """`metaloom ls`: the runs, or why there are none."""
     if not rows:
         return as_text(rows.nothing)
-    # A column for the environments that report success, if there are any.
+    # A column for success, if any environment reports it.
     told = [">success rate"] if any("last_success_rate" in row for row in rows) else []
     columns = ("run", "started", "environment", "algorithm", ">iterations", ">last return", *told, ">on disk", "state")
     cells = (
@@ -85,7 +86,7 @@ def runs_view(rows: "Rows") -> RenderableType:
 
 
 def run_view(run: Run, *, path: str | None = None, everything: bool = False) -> RenderableType:
-    """`metaloom show RUN`; `path` is the reader's path, when it was opened elsewhere.
+    """`metaloom show RUN`; `path` is the user's path if the run was opened elsewhere.
 
     Without `everything`, only settings that differ from the defaults are shown, and only the total size.
     """
@@ -106,7 +107,7 @@ def run_view(run: Run, *, path: str | None = None, everything: bool = False) -> 
     if info["usage"] is not None:
         is_done = info["iterations_done"] >= info["iterations"]
         facts["took" if is_done else "took so far"] = _usage_line(info["usage"])
-    # Runs that are older than this fact have none.
+    # Not recorded by earlier versions.
     if kernel := info["environment"].get("kernel"):
         facts["updates by"] = ", ".join(f"{value}" for _, value in dotted(kernel))
     if witness := info["witness"]:
@@ -125,7 +126,7 @@ def run_view(run: Run, *, path: str | None = None, everything: bool = False) -> 
         sizes.add_section()
         sizes.add_row("all", size(sum(info["bytes"].values())))
         parts += [heading("on disk"), sizes]
-    # Runs that are older than these facts have none.
+    # Not recorded by earlier versions.
     if everything and (env := info["environment"].get("env")):
         parts += [heading("environment, with defaults"), fact_grid(dotted(env))]
     if info["sessions"]:
@@ -194,7 +195,7 @@ def _stage_row(stage: Mapping[str, Any], iteration: int) -> Sequence[str]:
 
 
 def output_view(info: Mapping[str, Any]) -> RenderableType:
-    """`metaloom show RUN@ITERATION --stage STAGE`: where an output comes from, and what its arrays are."""
+    """`metaloom show RUN@ITERATION --stage STAGE`: an output's origin and arrays."""
     table, arrays = _stage_table([info], info["iteration"]), new_table("array", "axes", "dtype", "unit", "meaning")
     for array in info["arrays"]:
         if "problem" in array:
@@ -212,7 +213,7 @@ def fork_view(fork: "Fork", parent: Path) -> RenderableType:
     facts = {
         "run": place,
         "begins with": f"{plural(fork.iteration, 'iteration')} of {location(parent)}",
-        # An object store has no links: only the cache shares.
+        # Object storage has no links; only the cache shares files.
         "shared with it": shared if url_of(fork.path) is None else f"{shared} in the cache; all was uploaded",
     }
     if fork.copied_files:
@@ -228,7 +229,7 @@ _UNSEALED = (
 
 
 def verification_view(found: "Verification") -> RenderableType:
-    """`metaloom verify`: what is damaged, and what helps."""
+    """`metaloom verify`: damage and remedies."""
     from metaloom.flows.results.verification import what_helps
 
     if found.intact:
@@ -242,7 +243,7 @@ def verification_view(found: "Verification") -> RenderableType:
 
 
 def export_view(done: "Export") -> RenderableType:
-    """`metaloom export`: what was skipped, and what was written."""
+    """`metaloom export`: skipped iterations, and the result."""
     lines = [f"iteration {i} skipped: {reason}" for i, reason in done.skipped]
     lines.append(f"{plural(done.iterations, 'iteration')}, {plural(done.rows, 'row')}  {done.path}")
     return as_text("\n".join(lines))
@@ -260,7 +261,7 @@ def replay_line(outcome: "StageReplay") -> Text:
 def difference_table(
     differences: Sequence["ArrayDifference"], sides: tuple[str, str] = ("stored", "replayed")
 ) -> Table:
-    """Show arrays that `metaloom replay` found different, or that differ between two `sides` of another name."""
+    """Show arrays that differ between stored and replayed outputs, or between two named `sides`."""
     columns = (">iteration", "stage", "array", "first differs at", *sides, ">max abs", ">max ulp", ">elements")
     table = new_table(*columns, drop=("elements", "max ulp", *sides, "first differs at"))
     for difference in differences:
@@ -277,7 +278,7 @@ def difference_table(
 
 
 def recipe_rows() -> list[dict[str, Any]]:
-    """Return one row per recipe: name, task, sizes and origin; or why it cannot be used."""
+    """Return one row per recipe: name, task, sizes and origin, or its error."""
     from metaloom.flows.recipes import RECIPES, Recipe
 
     rows: list[dict[str, Any]] = []
@@ -286,7 +287,7 @@ def recipe_rows() -> list[dict[str, Any]]:
             recipe = RECIPES[name]
             about = recipe.about if isinstance(recipe, Recipe) else getdoc(recipe) or ""
             config = recipe().model_dump(mode="json")
-        except Exception as problem:  # of an installed package, whose mistakes are not to hide the others
+        except Exception as problem:  # a broken recipe of an installed package must not hide others
             rows.append({"name": name, "problem": printable(f"{type(problem).__name__}: {problem}")})
             continue
         trained = {"env": config["env"]["name"], "algorithm": config["algorithm"]["name"], "sizes": _sizes(config)}
@@ -345,7 +346,7 @@ def evaluation_table(outcome: "EvaluationOutcome") -> Table:
 
 
 def evaluation_view(outcome: "EvaluationOutcome") -> RenderableType:
-    """`metaloom evaluate`: the returns, and those by class of task where the environment has classes."""
+    """`metaloom evaluate`: returns, and with classes also by class of task."""
     rows = class_rows(outcome.by_class())
     labels = [plural(k, "adaptation step") for k in range(outcome.evaluation.adaptation_steps + 1)]
     success = success_view(success_rows(outcome.evaluation, outcome.classes))
@@ -357,7 +358,7 @@ def evaluation_view(outcome: "EvaluationOutcome") -> RenderableType:
 
 
 def success_view(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
-    """Show `success_rows` after the last adaptation step as a table; empty where there are none."""
+    """Show `success_rows` after the last adaptation step; empty if there are none."""
     if not rows:
         return []
     last = rows[-1]["adaptation_steps"]
@@ -376,7 +377,7 @@ def success_view(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
 
 
 def doctor_view(checks: Sequence["Check"]) -> RenderableType:
-    """`metaloom doctor`: a table, and below it what failed, in full width."""
+    """`metaloom doctor`: a table, followed by failures in full width."""
     rows = (
         (
             *(check.name, Text(check.status, CHECK_STYLES[check.status])),
@@ -412,7 +413,7 @@ def _sizes(config: Mapping[str, Any]) -> str:
 
 
 def _metrics_view(metrics: Mapping[str, float | None]) -> RenderableType:
-    """Show metrics of the inner steps side by side, and below them metrics of the whole iteration."""
+    """Show metrics by inner step in columns, followed by other metrics."""
     by_step: dict[str, dict[int, str]] = {}
     others: list[tuple[str, str]] = []
     for name, value in metrics.items():
@@ -425,7 +426,7 @@ def _metrics_view(metrics: Mapping[str, float | None]) -> RenderableType:
     last = max((k for values in by_step.values() for k in values), default=-1)
     table = new_table("by inner step", *(f">{adaptation_label(k, last)}" for k in range(last + 1)))
     table.columns[0].no_wrap = True
-    # What training is about comes first.
+    # Returns first.
     for name in sorted(by_step, key=lambda name: (name != "average_return", name)):
         table.add_row(name, *(by_step[name].get(k, "") for k in range(last + 1)))
     return Group(table, fact_grid(others)) if by_step else fact_grid(others)
@@ -439,7 +440,7 @@ def meaning(name: str, value: float | None) -> str:
 
 
 def _classes_view(rows: Sequence[Mapping[str, Any]], labels: Sequence[str] | None = None) -> list[RenderableType]:
-    """Show returns by class of task, steps side by side under their labels; empty where there are no classes."""
+    """Show returns by class of task, with a labelled column per step; empty without classes."""
     if not rows:
         return []
     last = rows[-1]["step"]
@@ -479,8 +480,8 @@ def diff_view(diff: "RunDiff") -> RenderableType:
         parts += [difference_table(diff.arrays, ("a", "b"))]
     outputs = f"{plural(diff.compared, 'output')} that both have"
     words = f"equal: all {outputs}" if diff.equal else f"{diff.different} of {outputs} differ"
-    for run, count in ((diff.a, diff.only_a), (diff.b, diff.only_b)):
-        words += f"; {count} {'is' if count == 1 else 'are'} in {run} only" if count else ""
+    for run, missing in ((diff.a, diff.only_a), (diff.b, diff.only_b)):
+        words += f"; {missing} {'is' if missing == 1 else 'are'} in {run} only" if missing else ""
     return Group(*parts, as_text(words))
 
 
@@ -614,3 +615,46 @@ def _numbers(value: Any) -> str:
         return "-" if value is None else number(value)
     shown = ", ".join(_numbers(component) for component in value[:_MOST_COMPONENTS])
     return shown if len(value) <= _MOST_COMPONENTS else f"{shown}, ... ({len(value)})"
+
+
+def comparison_view(found: "Comparison") -> RenderableType:
+    """`metaloom compare`: groups, pairs, and the conclusions on their order."""
+    parts: list[RenderableType] = [_groups_table(found)]
+    if found.pairs:
+        parts += [heading("pairs"), _pairs_table(found)]
+    parts += [heading("order"), *(as_text(line) for line in found.verdicts)]
+    if found.notes:
+        parts += [heading("notes"), *(as_text(line) for line in found.notes)]
+    return Group(*parts)
+
+
+def _groups_table(found: "Comparison") -> Table:
+    table = new_table(
+        *("group", ">runs", ">interquartile mean", "95 % interval", ">mean", "its 95 % interval"),
+        "lowest to highest run",
+        drop=("lowest to highest run", "its 95 % interval", "mean"),
+    )
+    for group in found.groups:
+        means = group.scores.run_means
+        estimates = (text for e in (group.iqm, group.mean) for text in (number(e.value), interval(e.low, e.high)))
+        ends = f"{number(float(means.min()))} to {number(float(means.max()))}"
+        table.add_row(group.name, len(group.scores), *estimates, ends)
+    table.title, table.caption = as_text(found.conditions), as_text(found.intervals)
+    return table
+
+
+def _pairs_table(found: "Comparison") -> Table:
+    columns = ("a", "b", ">a - b", "95 % interval", ">P(a > b)", "its 95 % interval", ">p")
+    table = new_table(*columns, drop=("its 95 % interval", "P(a > b)", "p"))
+    for pair in found.pairs:
+        difference, better = pair.difference, pair.improvement
+        table.add_row(
+            *(pair.a, pair.b, number(difference.value), interval(difference.low, difference.high)),
+            *(f"{better.value:.2f}", interval(better.low, better.high), f"{pair.adjusted_p:.2g}"),
+        )
+    unit = "of one task" if found.groups[0].scores.same_tasks else "by their mean scores"
+    table.caption = as_text(
+        f"a - b: of interquartile means; P(a > b): that a run of a is higher than one of b, {unit}; p: adjusted for "
+        "all pairs"
+    )
+    return table

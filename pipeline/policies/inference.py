@@ -84,7 +84,7 @@ def check_network(prefix: str, spec: NetworkSpec, params: Params) -> None:
     """Reject parameters [B, ...] that do not fit a network.
 
     Raises:
-        BatchError: naming the parameter, its shape and the one required.
+        BatchError: names the parameter, its shape and the one required.
     """
     check_shapes(params, network_shapes(prefix, spec))
 
@@ -103,7 +103,7 @@ def check_shapes(params: Params, required: Shapes) -> None:
     """Reject parameters that are missing, not finite, or not of shape [B, ...] with the required shape after B.
 
     Raises:
-        BatchError: naming the parameter, its shape or value, and the requirement.
+        BatchError: names the parameter, its shape or value, and the requirement.
     """
     for name, shape in required.items():
         if name not in params or params[name].shape[1:] != shape:

@@ -144,7 +144,7 @@ def check_remembering(config: PolicyConfig, params: Params, spaces: Spaces) -> N
     """Reject parameters [B, ...] that do not fit a policy with a memory.
 
     Raises:
-        ValueError: naming the parameter, its shape and the one required.
+        ValueError: names the parameter, its shape and the one required.
     """
     spec, A = config.cell_spec(spaces), spaces.num_actions or spaces.action_size
     cell = cell_inference(spec, params)
