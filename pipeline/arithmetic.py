@@ -1,6 +1,5 @@
 """Machine code that computes in this process. No torch: workers without it import this module too."""
 
-import sys
 from collections.abc import Set
 from functools import cache
 from typing import Any, cast
@@ -16,12 +15,6 @@ def blas_facts() -> tuple[str, ...]:
     OPENBLAS_CORETYPE. Versions are omitted, since NumPy's and torch's imply them: whether SciPy has loaded a separate
     OpenBLAS must not matter.
     """
-    return _blas_facts(len(sys.modules))
-
-
-@cache
-def _blas_facts(modules: int) -> tuple[str, ...]:
-    """Look through all libraries of the process; they stay the same until more modules are imported."""
     libraries = (library for library in threadpool_info() if library["user_api"] == "blas")
     names = ("internal_api", "architecture")
     return tuple(sorted({" ".join(str(library[key]) for key in names if library.get(key)) for library in libraries}))

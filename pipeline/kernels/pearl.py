@@ -16,8 +16,7 @@ from typing import ClassVar
 import numpy as np
 
 from metaloom.pipeline.algorithms.off_policy.learner import FusedGradientSteps
-from metaloom.pipeline.algorithms.pearl.definition import ADAM_EPSILON, Noise
-from metaloom.pipeline.algorithms.pearl.networks import LAYOUT, TWINS, PEARLNetworks
+from metaloom.pipeline.algorithms.pearl.definition import ADAM_EPSILON, LAYOUT, TWINS, Noise, PEARLNetworks
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.kernels.tanh_gaussian import TanhGaussianActions
 from metaloom.pipeline.nn.flat_networks import FlatNetwork, FlatParams
@@ -129,8 +128,13 @@ class Part:
         K, self._num_rows = minibatch.transitions.rewards.shape
         self._total_rows = K * self._num_rows
         self._inference = inference(settings.use_information_bottleneck)
-        self.params: dict[str, FlatParams] = {name: flat.with_own_gradient() for name, flat in params.items()}
-        flat_networks = {name: _network(name, networks, flat) for name, flat in self.params.items()}
+        self.params: dict[str, FlatParams] = {
+            name: flat if LAYOUT[name].optimizer is None else flat.with_own_gradient() for name, flat in params.items()
+        }
+        flat_networks = {
+            name: FlatNetwork.of(LAYOUT[name].here[:-1], networks.of(name).spec, flat, fold_bias=True)
+            for name, flat in self.params.items()
+        }
         self._encoder, self._policy, self._v, self._target_v = (
             flat_networks[name] for name in ("encoder", "policy", "v", "target_v")
         )
@@ -239,10 +243,6 @@ def _sum_of_squares(values: Array) -> float:
     return float(np.square(values, dtype=np.float64).sum())
 
 
-def _network(name: str, networks: PEARLNetworks, flat: FlatParams) -> FlatNetwork:
-    return FlatNetwork.of(LAYOUT[name].here[:-1], networks.of(name).spec, flat, fold_bias=True)
-
-
 class PEARLKernel(FusedGradientSteps[Noise]):
     """Working copies of a learner's networks and optimizers while gradient steps change them."""
 
@@ -289,7 +289,7 @@ class PEARLKernel(FusedGradientSteps[Noise]):
             np.copyto(flat.gradient, self._parts[0].params[name].gradient)
             for part in self._parts[1:]:
                 flat.gradient += part.params[name].gradient
-            self.descent[name].step(self._rates[name])
+            flat.step(self._rates[name])
 
         for _ in self._parallel(descend, names):
             pass

@@ -94,7 +94,7 @@ class SACKernel(FusedGradientSteps[Array]):
         temperature_loss = -float(self._log_alpha.vector[0]) * excess
         if settings.learn_ent_coeff:
             self._log_alpha.gradient[:] = -excess
-            self.descent["alpha"].step(rates["alpha"])
+            self._log_alpha.step(rates["alpha"])
         alpha = float(np.exp(self._log_alpha.vector[0]))
 
         rewards = batch.rewards.astype(self._policy.vector.dtype, copy=False)
@@ -108,14 +108,14 @@ class SACKernel(FusedGradientSteps[Array]):
         errors = values - targets
         self._q.backward(errors / np.float32(n))
         q_norm = self._q.clip_gradient(settings.max_grad_norm)
-        self.descent["q"].step(rates["q"])
+        self._q.step(rates["q"])
 
         acting_values = self._q.values(batch.observations, now.actions)
         slopes = self._q.gradient_of_smaller(acting_values, slice(batch.observations.shape[1], None))
         slopes /= np.float32(-n)
         self._network.backward(now.backward(slopes, alpha / n), slice(0, n))
         policy_norm = self._policy.clip_gradient(settings.max_grad_norm)
-        self.descent["policy"].step(rates["policy"])
+        self._policy.step(rates["policy"])
 
         if self.counts_to(settings.target_update_intvl):
             target_vector = self._targets.vector

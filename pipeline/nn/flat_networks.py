@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
+from metaloom.pipeline.nn.optimization import OptimizerConfig
 from metaloom.pipeline.nn.optimizers import IN_PLACE
 from metaloom.pipeline.nn.spec import NetworkSpec, layer_names
 from metaloom.pipeline.types import Array, Params
@@ -30,7 +31,7 @@ class Layer(NamedTuple):
 
 
 class FlatParams:
-    """Parameters by name as views of one vector, and their gradient likewise.
+    """Parameters by name as views of one vector, their gradient likewise, and an optimizer of the vector.
 
     Attributes:
         vector: [D], all parameters in the order of the mapping, in their own precision.
@@ -84,34 +85,19 @@ class FlatParams:
             self.gradient *= max_norm / norm
         return norm
 
-
-class FlatDescent:
-    """Adam or RMSprop on some parameters, resumed from a state."""
-
-    def __init__(
-        self, optimizer: str, flat: FlatParams, state: Mapping[str, Array], *, epsilon: float | None = None
-    ) -> None:
-        self.flat: FlatParams = flat
-        self._optimizer = IN_PLACE[optimizer].of(state)
+    def optimize(self, config: OptimizerConfig, state: Mapping[str, Array], *, epsilon: float | None = None) -> Self:
+        """Resume Adam or RMSprop from a state; `epsilon` replaces the customary ε."""
+        self._optimizer = IN_PLACE[config.name].of(state)
         self._optimizer.epsilon = epsilon or self._optimizer.epsilon
+        return self
 
     def step(self, learning_rate: float, direction: Array | None = None) -> None:
         """Move the parameters against their gradient, or against another direction [D]."""
-        self._optimizer.step(self.flat.vector, self.flat.gradient if direction is None else direction, learning_rate)
+        self._optimizer.step(self.vector, self.gradient if direction is None else direction, learning_rate)
 
     @property
-    def vector(self) -> Array:
-        """The parameters [D]."""
-        return self.flat.vector
-
-    @property
-    def gradient(self) -> Array:
-        """Gradient of the last loss, [D]."""
-        return self.flat.gradient
-
-    @property
-    def state(self) -> Params:
-        """Return the optimizer's state by name."""
+    def optimizer_state(self) -> Params:
+        """State of the optimizer by name."""
         return self._optimizer.state
 
 

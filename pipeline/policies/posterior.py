@@ -1,9 +1,10 @@
 """Acting on a posterior over the task, which a recurrent encoder infers from the trial so far.
 
-Zintgraf et al. 2020, arXiv:1910.08348. The torch side is pipeline.policies.inferring, the actor actors.on_policy.
+Zintgraf et al. 2020, arXiv:1910.08348. The torch side is pipeline.algorithms.varibad, the actor actors.on_policy.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -22,6 +23,8 @@ from metaloom.pipeline.policies.inference import (
 from metaloom.pipeline.policies.remembering import memory_shapes
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Array, Params, Shapes, TaskParams
+
+T = TypeVar("T")
 
 EMBEDDING, POSTERIOR = "encoder.embedding", "encoder.posterior"
 """Prefixes of the layers before and after the encoder's cell."""
@@ -124,3 +127,8 @@ def check_posterior(config: PolicyConfig, params: Params, spaces: Spaces) -> Non
     check_shapes(params, required)
     A = spaces.num_actions or spaces.action_size
     check_network(policy_prefix(spaces), config.network_spec(spaces, A, extra_size=2 * sizes.latent), params)
+
+
+def without_posterior(behavior: Mapping[str, T]) -> dict[str, T]:
+    """Return the recorded arrays of the action distributions alone."""
+    return {name: value for name, value in behavior.items() if name not in (POSTERIOR_MEAN, POSTERIOR_LOG_STD)}

@@ -72,7 +72,7 @@ def test_one_particle_with_a_flat_prior_has_a2cs_gradient_up_to_the_temperature(
     )
     ((direction,), _) = svpg.directions([steps], 0)
     assert np.abs(direction).max() > 0
-    np.testing.assert_allclose(direction, steps.gradient / 0.25, rtol=1e-5)
+    np.testing.assert_allclose(direction, steps.policy_params.gradient / 0.25, rtol=1e-5)
 
 
 def test_one_particle_at_temperature_one_updates_as_a2c_does(episodes_of):
