@@ -1,4 +1,4 @@
-"""Machine code that computes in this process. No torch: workers without it import this module too."""
+"""The machine code that does arithmetic in this process. Imports no torch, since some workers lack it."""
 
 from collections.abc import Set
 from functools import cache
@@ -9,11 +9,11 @@ from threadpoolctl import threadpool_info
 
 
 def blas_facts() -> tuple[str, ...]:
-    """Return name and processor of every BLAS that this process has loaded, sorted.
+    """Return name and target processor of every BLAS loaded in this process, sorted.
 
-    Different machine code sums in a different order. The processor selects the code, and so do variables such as
-    OPENBLAS_CORETYPE. Versions are omitted, since NumPy's and torch's imply them: whether SciPy has loaded a separate
-    OpenBLAS must not matter.
+    Different machine code sums in a different order. It is selected by the processor and by variables such as
+    OPENBLAS_CORETYPE. Versions are omitted: those of NumPy and torch imply them, and a separate OpenBLAS of SciPy must
+    not matter.
     """
     libraries = (library for library in threadpool_info() if library["user_api"] == "blas")
     names = ("internal_api", "architecture")
@@ -24,20 +24,20 @@ def blas_facts() -> tuple[str, ...]:
 def numpy_facts() -> str:
     """Return the processor instructions that NumPy's own functions use.
 
-    With AVX-512, some of them, such as arcsinh and the float64 exp, are other implementations with other rounding. It
-    is chosen by the processor, but also by NPY_DISABLE_CPU_FEATURES.
+    With AVX-512, some functions, such as arcsinh and float64 exp, round differently. The code is selected by the
+    processor and by NPY_DISABLE_CPU_FEATURES.
     """
     known = cast(dict[str, Any], np.show_config(mode="dicts")).get("SIMD Extensions", {})
     return " ".join(known.get("found") or known.get("baseline", ())) or "scalar"
 
 
 def acting_facts() -> tuple[str, ...]:
-    """Return all machine code that acts without torch, sorted."""
+    """Return the machine code used by actors without torch, sorted."""
     return tuple(sorted((*blas_facts(), f"numpy {numpy_facts()}")))
 
 
 def code_facts() -> dict[str, str]:
-    """Return the machine code of BLAS and NumPy that acts in this process, by library."""
+    """Return the machine code of BLAS and NumPy in this process, by library."""
     return {"blas": ", ".join(blas_facts()), "numpy": numpy_facts()}
 
 
@@ -63,13 +63,13 @@ _NEEDED: dict[str, dict[str, frozenset[str]]] = {
         "AVX512_SPR": frozenset({"avx512_fp16"}),
     },
 }
-"""Flags of an x86-64 processor, as Linux names them, that machine code needs, by library and name of the code."""
+"""x86-64 processor flags, as named by Linux, that machine code requires, by library and code name."""
 
 
 def code_for(flags: Set[str]) -> dict[str, str]:
-    """Return the machine code, by library, that acts by default on an x86-64 processor with AVX2; {} for another one.
+    """Return the default machine code by library on an x86-64 processor with AVX2, otherwise {}.
 
-    For OpenBLAS it is the code for Haswell, which OpenBLAS also uses for processors it does not know.
+    For OpenBLAS this is Haswell, which it also uses for unknown processors.
 
     Args:
         flags: Flags of the processor.
@@ -98,7 +98,7 @@ def lacking(library: str, code: str, flags: Set[str]) -> str:
 
 
 def variables_for(library: str, code: str) -> dict[str, str | None]:
-    """Return the environment variable by which a new process takes a library's machine code; None unsets it."""
+    """Return the environment variables that select a library's machine code in a new process; None unsets one."""
     if library == "blas":
         return {"OPENBLAS_CORETYPE": code.removeprefix("openblas ")}
     if library == "torch":
@@ -108,6 +108,6 @@ def variables_for(library: str, code: str) -> dict[str, str | None]:
 
 
 def _numpy_extensions() -> list[str]:
-    """Return every extension that this build of NumPy has code for, whether or not the processor has it."""
+    """Return every extension that this build of NumPy supports, with or without support by the processor."""
     known = cast(dict[str, Any], np.show_config(mode="dicts")).get("SIMD Extensions", {})
     return [name for name in _NEEDED["numpy"] if name in (*known.get("found", ()), *known.get("not found", ()))]

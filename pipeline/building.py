@@ -1,4 +1,4 @@
-"""Build the parts of a configuration: an environment, the learner for it, and the measures of it."""
+"""Construction of a configuration's environment, learner and measures."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -17,22 +17,22 @@ from metaloom.pipeline.types import Array
 
 
 def build_learner(config: RunConfig) -> tuple[Setup, Learner[Any, Any], MetaEnv]:
-    """Build the algorithm of a run, and the environment that it was built for.
+    """Build the learner of a run and its environment.
 
     Raises:
-        ConfigError: the algorithm or an option is not for such an environment.
+        ConfigError: the algorithm or an option does not support the environment.
     """
-    # The kind of actions is reported before their scale is read, which discrete ones do not have.
+    # Check the kind of actions before reading their scale, which discrete actions lack.
     with closing(make_env(config.env.model_copy(update={"action_scale": None}))) as plain:
         setup = setup_of(config, plain)
     return setup, config.algorithm.build(setup), make_env(config.env)
 
 
 def measures_of(config: RunConfig, env: MetaEnv) -> Measures:
-    """Collect the measures that a run applies to every rollout batch.
+    """Return the measures that a run applies to every rollout batch.
 
     Raises:
-        ConfigError: there is no such function, or the environment has no diagnostics.
+        ConfigError: a function does not exist, or the environment has no diagnostics.
     """
     if config.env.diagnostics and not env.has_diagnostics:
         raise ConfigError(
@@ -48,7 +48,7 @@ def setup_of(config: RunConfig, env: MetaEnv) -> Setup:
 
 
 def setup_for(config: RunConfig, spaces: Spaces, sparse_rewards: Callable[[Array], Array]) -> Setup:
-    """Describe spaces where no environment is available."""
+    """Describe a run to a learner, given spaces instead of an environment."""
     return Setup(
         **asdict(spaces),
         env_name=config.env.name,

@@ -1,29 +1,29 @@
-"""Devices on which torch computes updates, and how exactly a repetition agrees there, as plain data."""
+"""Devices of updates, and how exactly a repetition agrees on each, as plain data."""
 
 from typing import Literal
 
 DeviceName = Literal["cpu", "cuda", "mps"]
 
 EqualityClass = Literal["bits", "bits on this device", "stored"]
-"""Classes of equality of a repetition: everywhere on the CPU with the same versions; on a device of the same
-model with the same versions; or, where there is no deterministic algorithm, only given what is stored before it."""
+"""Classes of reproducibility: on any CPU with the same versions; on the same model of device with the same versions;
+or, without deterministic algorithms, only from the stored inputs."""
 
-# Metal has no deterministic variants of its kernels, so there later stages repeat from stored batches only.
+# Metal has no deterministic kernels, so later stages repeat only from stored batches.
 EQUALITY: dict[DeviceName, EqualityClass] = {"cpu": "bits", "cuda": "bits on this device", "mps": "stored"}
-"""The class that updates on a device can claim."""
+"""Equality class of updates by device."""
 
 EQUAL_IN_WORDS: dict[EqualityClass, str] = {
     "bits": "identical",
     "bits on this device": "same bits on this device",
     "stored": "as stored, this time",
 }
-"""Claim of a replay that found no difference; only the strongest class is called identical."""
+"""Result of a replay without differences, by class; only the strongest is called identical."""
 
 
 def asks_for_gpu(problem: Exception) -> bool:
-    """Return True for the error of code that requests a GPU from torch where there is none."""
+    """Return True for torch's error when code requests a missing GPU."""
     return any(words in str(problem) for words in ("CUDA", "cuda", "NVIDIA"))
 
 
 ON_DEVICE = "required tensors on the device of its inputs, as of torch.zeros(..., device=inputs.device)"
-"""Cure of networks and policies that ask for a GPU: they act on the CPU."""
+"""Advice for networks and policies that request a GPU, although they act on the CPU."""

@@ -1,1 +1,1 @@
-"""One step of a meta-training iteration per file: batches in, a batch out, no disk, no clock, no globals."""
+"""The steps of a meta-training iteration, one per file. They are pure: no disk, no clock, no globals."""

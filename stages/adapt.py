@@ -1,4 +1,4 @@
-"""Adaptation: the parameters of every task after a step on its own episodes."""
+"""Adaptation of every task's parameters by one inner step on the task's episodes."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Act in the environments: complete episodes of every task."""
+"""Collection of complete episodes from the environments."""
 
 from dataclasses import replace
 from functools import partial
@@ -33,14 +33,14 @@ from metaloom.stages.tools import Rollouts, acting_params, position
 def collect_rollouts(
     learner: Learner[Any, Any], rollouts: Rollouts, at: At, *, params: Update | TaskParams, tasks: TaskBatch
 ) -> EpisodeBatch:
-    """Collect complete episodes of every task, under its own parameters once it has adapted."""
+    """Collect complete episodes of every task, with adapted parameters after the first inner step."""
     return rollouts.collect(acting_params(learner, params, at, len(tasks)), tasks, position(at))
 
 
 def collect_transitions(
     learner: Learner[Any, Any], rollouts: Rollouts, at: At, *, state: Update, tasks: TaskBatch
 ) -> EpisodeBatch:
-    """Collect episodes that a replay buffer keeps."""
+    """Collect episodes for the replay buffer."""
     return rollouts.collect(acting_params(learner, state, at, len(tasks)), tasks, position(at))
 
 
@@ -54,7 +54,7 @@ def collect_round(
     tasks: TaskBatch,
     posterior: TaskParams | None = None,
 ) -> EpisodeBatch:
-    """Collect episodes by the prior, or by the posterior over every task after the last episodes."""
+    """Collect episodes with latents from the prior, or from each task's posterior given the previous episodes."""
     params = acting_params(learner, state, at, len(tasks))
     if posterior is not None:
         params = TaskParams({**params.params, **posterior.params})
@@ -96,10 +96,10 @@ def play_episodes(
     position: RolloutPosition,
     watch: RolloutWatch = UNWATCHED,
 ) -> EpisodeBatch:
-    """Collect complete episodes of every task, under the task's own parameters: exactly E, or until there are enough.
+    """Collect complete episodes of every task, with its own parameters: exactly E, or until `enough` is reached.
 
-    The bits of an episode depend on its task, its parameters and its position only: not on how tasks are split into
-    shards, on threads, or on when other episodes end.
+    An episode depends, bit for bit, only on its task, parameters and position: not on shards, threads or the length of
+    other episodes.
 
     Raises:
         RolloutError: the environment failed, or an observation, action or reward is not finite.
@@ -120,9 +120,9 @@ def play_episodes(
 def _collect_trials(
     sampler: Sampler, params: TaskParams, tasks: TaskBatch, position: RolloutPosition, watch: RolloutWatch
 ) -> EpisodeBatch:
-    """Collect the episodes of every trial in order: first the first episode of every trial, and so on.
+    """Collect the first episode of every trial, then the second of every trial, and so on.
 
-    A longer trial therefore only appends episodes to a shorter one, and none of them changes.
+    Lengthening trials therefore appends episodes without changing earlier ones.
     """
     blocks: list[EpisodeBatch] = []
     memory = None
@@ -141,18 +141,18 @@ def _collect_together(
     watch: RolloutWatch,
     memory: Memory | None = None,
 ) -> tuple[EpisodeBatch, Memory | None]:
-    """Collect episodes side by side, by an actor with a memory of those before; returns its memory after them."""
+    """Collect episodes in parallel, starting from an actor's memory; also return its memory afterwards."""
     env = sampler.batch(len(tasks), watch)
-    watch.idle()  # building an actor may import torch, which does not count as time of the environment
+    watch.idle()  # building an actor may import torch; keep that out of the environment's time
     check_actor_params(sampler.actor, sampler.policy, params.params, sampler.spaces)
-    # Overflow is detected at the end, with a better message than a warning.
+    # Overflow is reported at the end, with a better message than NumPy's warning.
     with np.errstate(over="ignore", invalid="ignore"):
         rollout = _Rollout(sampler, env, params, tasks, position, watch, memory)
         return rollout.run(), rollout.actor.memory
 
 
 class _Rollout:
-    """One call's buffers, time leading so that every step writes one block: [T, N, ...] with N = B * E rows."""
+    """Buffers of one call, [T, N, ...] with N = B * E rows. Time comes first so that each step writes one block."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class _Rollout:
     def run(self) -> EpisodeBatch:
         try:
             initial_state = self._act_in_all()
-        # Also an environment that calls sys.exit: it must not take the worker with it.
+        # BaseException: an environment that calls sys.exit must not end the worker.
         except BaseException as error:
             if is_ctrl_c(error):
                 raise
@@ -238,7 +238,7 @@ class _Rollout:
         self.terminated[at] = result.terminated
 
     def _kept(self, observations: Array) -> Array:
-        """Return observations in the dtype that stores them, if it is an integer dtype."""
+        """Convert observations to the storage dtype if it is an integer dtype."""
         dtype = self.observations.dtype
         return observations if dtype.kind == "f" else as_integers(observations, dtype)
 
@@ -268,7 +268,7 @@ class _Rollout:
             finite = np.isfinite(array)
             if not finite.all():
                 t, row, *_ = np.argwhere(~finite)[0].tolist()
-                # An observation belongs to the step that led to it.
+                # Each observation is stored with the step that produced it.
                 env_step = t - 1 if name == "observations" else t
                 call = "act" if name == "actions" else "step" if env_step >= 0 else "reset"
                 raise self.circumstances.fault(
@@ -278,7 +278,7 @@ class _Rollout:
     def _by_task(self, values: Array) -> Array:
         """Turn [T, N, ...] into [B, E, T, ...]."""
         split = values.reshape(len(values), self.B, self.E, *values.shape[2:])
-        # Always a copy: where there is one row, the order is the same already, and the actions are the watch's.
+        # Always copy: with one row the layout is already right, but the actions belong to the watch.
         return np.array(np.moveaxis(split, 0, 2), order="C")
 
 
@@ -302,6 +302,6 @@ def _actor(
 
 
 def _require_shape(name: str, found: Array, required: tuple[int, ...]) -> None:
-    # NumPy would spread a smaller array over the rows.
+    # NumPy would broadcast a smaller array over the rows.
     if found.shape != required:
         raise EnvError(f"{name}: found shape {found.shape}; required {required}")

@@ -17,7 +17,7 @@ ENV_STEPS = "env_steps"
 """Environment steps made so far."""
 
 ENV_STEPS_NOMINAL = "env_steps_nominal"
-"""Environment steps there would have been if no episode had ended before its step limit."""
+"""Environment steps if every episode had lasted until its step limit."""
 
 
 def no_steps() -> Params:
@@ -28,14 +28,14 @@ def no_steps() -> Params:
 def require_params(
     found: object, num_tasks: int, learner: Learner[Any, Any], what: str, like: TaskParams | None = None
 ) -> TaskParams:
-    """Return the task parameters from a learner, after checking that `num_tasks` tasks can act with them.
+    """Return a learner's task parameters after checking that `num_tasks` tasks can act with them.
 
     Args:
         found: Value that the learner returned.
         num_tasks: Number of tasks.
         learner: The learner.
         what: Function that returned them, for messages.
-        like: Parameters whose names and shapes they have to have.
+        like: Parameters whose names and shapes are required.
 
     Raises:
         StageFault: the result is not parameters, covers more or fewer tasks, or lacks some of `like`.
@@ -65,16 +65,17 @@ def initialized(learner: Learner[Any, Any], *, run_seed: int, like: Params | Non
 
 
 def require_state(found: object, learner: Learner[Any, Any], what: str, like: Params | None = None) -> LearnerState:
-    """Return the state from a learner, after checking that it holds arrays.
+    """Return a learner's state after checking that it holds arrays.
 
     Args:
         found: Value that the learner returned.
         learner: The learner.
         what: Function that returned it, for messages.
-        like: Parameters whose dtypes it has to have, and float32 besides. None: any, as in runs of earlier versions.
+        like: Parameters whose dtypes are allowed besides float32. None allows any dtype, as in runs of earlier
+            versions.
 
     Raises:
-        StageFault: naming the value that the learner returned instead.
+        StageFault: the learner returned something else.
     """
     if not isinstance(found, LearnerState):
         raise StageFault(
@@ -106,11 +107,11 @@ def updated(
     rounds: Sequence[EpisodeBatch],
     metrics: Metrics,
 ) -> Update:
-    """Update a learner that has counted the episodes of some rollout batches; the counters are metrics too.
+    """Count the episodes of the rollout batches and update the learner; the counters are also metrics.
 
     Raises:
-        StageFault: the result is not a learner state with numeric metrics, its parameters have another form, with which
-            no iteration could begin, or its metrics have names that the run always has.
+        StageFault: the result is not a learner state with numeric metrics, its parameters have changed shape or dtype,
+            or a metric's name is reserved.
     """
     before = learner.at_start(state.learner, run_seed=at.run_seed)
     found: object = learner.update(before, experience, run_seed=at.run_seed, iteration=at.iteration, parallel=parallel)
@@ -149,7 +150,7 @@ def _name(learner: Learner[Any, Any]) -> str:
 
 
 def _number(name: object, value: Any) -> float:
-    """Return a metric as it is stored; other types would change when read back."""
+    """Convert a metric to the float that is stored."""
     if not isinstance(name, str):
         raise StageFault(f"the update returned a metric under the name {name!r}; required text, as in {{'loss': ...}}")
     if isinstance(value, int | float | np.number | np.bool) or getattr(value, "shape", None) == ():

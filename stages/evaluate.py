@@ -1,4 +1,4 @@
-"""Evaluation of a learner: fresh episodes to adapt to, and after every step fresh episodes that measure its return."""
+"""Evaluation of a learner: fresh episodes for every adaptation step, and fresh test episodes after it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ from metaloom.stages.tools import Adaptation, Rollouts, Tested
 Collect = Callable[[TaskParams, TaskBatch, RolloutPosition], EpisodeBatch]
 
 _ADAPTATION, _TEST = 0, 1
-"""Stand-in for the iteration in the positions of an evaluation's episodes."""
+"""Value in place of the iteration number in the positions of evaluation episodes."""
 
 
 def evaluate(
@@ -34,9 +34,9 @@ def evaluate(
     *,
     state: Update,
 ) -> Evaluation:
-    """Measure returns after 0 ... K adaptation steps, on episodes that no step has used.
+    """Measure returns after 0 ... K adaptation steps, on episodes not used for adaptation.
 
-    Actions are drawn in the episodes to adapt to, even if test episodes are deterministic. For policies with memory the
+    Adaptation episodes draw their actions even if test episodes are deterministic. For policies with memory, the
     settings decide.
     """
     drawn = config.algorithm.trial is None or config.evaluation.remembered == "drawn"
@@ -54,10 +54,10 @@ def evaluate_inference(
     *,
     state: Update,
 ) -> Evaluation:
-    """Measure returns by the prior, and after inferring each task from 1 ... K rollout batches.
+    """Measure returns under the prior, and after inferring each task from 1 ... K rollout batches.
 
-    Episodes that a task is inferred from act deterministically where test episodes do: they explore by drawing possible
-        tasks, not by drawing actions.
+    If test episodes are deterministic, so are the episodes used for inference: they explore by sampling latents, not
+    actions.
     """
 
     def sparse(episodes: EpisodeBatch) -> Array:
@@ -68,7 +68,7 @@ def evaluate_inference(
 
 
 def evaluation_position(config: RunConfig, i: int, k: int) -> tuple[int, ...]:
-    """Return the position of an evaluation: equal tasks and episodes in every evaluation make them comparable."""
+    """Return the position of an evaluation. All evaluations are comparable: same tasks, same seeds."""
     return (config.seed, config.evaluation.seed)
 
 
@@ -92,7 +92,7 @@ EVALUATE_INFERENCE = Stage(
 
 
 def unseen(k: int, episodes: EpisodeBatch) -> None:
-    """Discard the test episodes, which nothing observes."""
+    """Discard the test episodes."""
 
 
 def test_position(run_seed: int, k: int) -> RolloutPosition:
@@ -129,7 +129,7 @@ def _evaluated(
     )
     test_rollouts = _shown(rollouts.sampling(plan.test_episodes, deterministic=plan.deterministic).collect, tested)
     params = learner.acting_params(state, len(tasks))
-    # Keep outcomes, and of earlier batches only the data for inference: one batch can fill much of the memory.
+    # Keep outcomes, and only the inference data of earlier batches: one batch can fill much of the memory.
     tests: list[_Outcome] = []
     adaptations: list[_Outcome] = []
     rounds: list[EpisodeBatch] = []
@@ -165,7 +165,7 @@ def _shown(collect: Collect, tested: Tested) -> Collect:
 
 
 class _Outcome(NamedTuple):
-    """Measurements kept from a rollout batch, shape [B, E] each."""
+    """Outcomes of a rollout batch, shape [B, E] each."""
 
     returns: Array
     lengths: Array
@@ -182,7 +182,7 @@ def _outcome(episodes: EpisodeBatch, returns: Callable[[EpisodeBatch], Array]) -
 
 @contextmanager
 def _told_as(episodes: str) -> Iterator[None]:
-    """Add the kind of evaluation episodes to faults, since their positions count no iterations of the run."""
+    """Add the kind of evaluation episode to faults, since these positions have no iteration number."""
     try:
         yield
     except RolloutError as fault:

@@ -1,4 +1,4 @@
-"""Errors of stages that cannot continue, with everything that reproduces them, and the check for finite values."""
+"""Errors of stages, with the data to reproduce them, and the check for finite values."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -11,7 +11,7 @@ from metaloom.pipeline.types import EACH_EPISODE, Array, EpisodeBatch, Evaluatio
 
 
 class StageFault(RuntimeError):
-    """A stage cannot continue because of its data or an environment.
+    """Raised when a stage cannot continue because of its data or an environment.
 
     Attributes:
         about: Location and circumstances, as plain JSON data: stage, iteration, step, task, episode, ...
@@ -24,31 +24,31 @@ class StageFault(RuntimeError):
         self.arrays: dict[str, Array] = dict(arrays or {})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Workers pickle it; by default, an exception would lose everything but its message.
+        # Workers pickle it; by default, an exception keeps only its message.
         return type(self), (str(self), self.about, self.arrays)
 
 
 _AXES = ("task", "episode", "t")
 _NUM_AXES = {"initial_state": 2, "behavior.log_std": 1, "behavior.latent": 2, **dict.fromkeys(EACH_EPISODE, 2)}
-"""Number of leading axes of arrays whose shape alone could be taken for more."""
+"""Number of leading axes, for arrays whose shape is ambiguous."""
 
 
 class NotFinite(StageFault):
-    """A stage produced non-finite values; `arrays` holds its whole output."""
+    """Raised for non-finite values in a stage's output; `arrays` holds the whole output."""
 
 
 def require_finite(value: object, *, stage: str, iteration: int, step: int) -> None:
-    """Raise unless every value in a stage's output is finite. Metrics decide nothing, so they may be NaN.
+    """Raise unless every value in a stage's output is finite. Metrics may be NaN.
 
     Raises:
-        NotFinite: naming the first array and, as far as it has these axes, the task, episode and step.
+        NotFinite: names the first such array and, if it has these axes, the task, episode and step.
     """
     for name, array in _arrays(value):
         # Facts may be NaN where the environment declares it: the collecting stage has checked them.
         is_fact = name.partition(".")[0].endswith("facts") and isinstance(value, EpisodeBatch | Evaluation)
         if array.dtype.kind != "f" or is_fact:
             continue
-        # A sum is four times as fast as checking every value. It only errs by overflowing, so failures are checked
+        # A sum is four times as fast as checking every value. It errs only by overflowing, so failures are checked
         # again.
         with np.errstate(all="ignore"):
             if np.isfinite(array.sum()) or (finite := np.isfinite(array)).all():
@@ -80,7 +80,7 @@ def _arrays(value: object) -> Iterator[tuple[str, Array]]:
 
 
 def _axes_of(value: object, name: str, array: Array) -> Sequence[str]:
-    """Name the leading axes of an array: task, episode and step, or the axes that a user's class declares."""
+    """Return the names of an array's leading axes: task, episode and step, or those declared by a custom class."""
     if isinstance(value, TaskBatch | TaskParams | Evaluation):
         return _AXES[:1]
     if isinstance(value, EpisodeBatch | Samples):

@@ -1,4 +1,4 @@
-"""The first episodes of an off-policy run, which fill its replay buffer before there is anything to learn from."""
+"""The first episodes of an off-policy run, which fill its replay buffer before the first update."""
 
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from metaloom.stages.tools import Rollouts, acting_params
 def fill_memory(
     learner: Learner[Any, Any], config: RunConfig, env: MetaEnv, rollouts: Rollouts, at: At, *, state: Update
 ) -> EpisodeBatch:
-    """Collect episodes with actions drawn uniformly, or with a policy that was trained before."""
+    """Collect episodes with actions drawn uniformly, or with a pretrained policy."""
     filling, tasks = plan_of(config).filling, sample_tasks(env, config, at)
     params = TaskParams({})
     if filling.actor != "uniform":
@@ -35,7 +35,7 @@ def fill_memory_of_all_tasks(
     *,
     state: Update,
 ) -> EpisodeBatch:
-    """Collect episodes of every training task, by the prior."""
+    """Collect episodes of every training task, with latents from the prior."""
     episodes = plan_of(config).filling.episodes
     assert episodes is not None, "the buffers of training tasks are filled by episodes"
     params = acting_params(learner, state, at, len(training_tasks))

@@ -1,4 +1,4 @@
-"""Adaptation by inference: the posterior over every task, given episodes of it."""
+"""Adaptation by inference: the posterior over every task given its episodes."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ def infer_task(
 ) -> TaskParams:
     """Return the posterior over every task, the only task parameters that adaptation changes.
 
-    Training draws transitions of the episodes; after training, all of them count.
+    Training uses a random sample of the transitions, evaluation all of them.
     """
     position = (at.run_seed, at.iteration, at.step) if at.training else None
     evidence = ContextRounds(episodes, position)

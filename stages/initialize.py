@@ -12,7 +12,7 @@ from metaloom.stages.counters import initialized, no_steps
 from metaloom.stages.tools import WarmStart
 
 CRITICS = ("critic.", "q1.", "q2.", "v.", "target_", "decoder.")
-"""Prefixes of the parts of a learner that judge a policy: values, their target networks, and a model's decoders."""
+"""Prefixes of a learner's critic parameters: values, target networks, and a model's decoders."""
 
 
 def initialize(learner: Learner[Any, Any], at: At, warm_start: WarmStart) -> Update:

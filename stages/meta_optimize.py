@@ -22,9 +22,9 @@ def meta_optimize(
     episodes: tuple[EpisodeBatch, ...],
     samples: tuple[Samples, ...],
 ) -> Update:
-    """Compute the learner of the next iteration and the metrics of this one.
+    """Compute the learner for the next iteration and the metrics of this one.
 
-    No gradient crosses a stage: the adaptation is recomputed from the episodes and samples of all inner steps.
+    Gradients do not cross stages: the adaptation is recomputed from the episodes and samples of all inner steps.
     """
     steps = [Step(e, s, k) for k, (e, s) in enumerate(zip(episodes, samples, strict=True))]
     metrics: Metrics = {}
@@ -45,7 +45,7 @@ def meta_optimize_with_trials(
     samples: Samples,
     rounds: SpanOutputs,
 ) -> Update:
-    """Compute the next learner from this iteration's trials, and its model from the last iterations."""
+    """Compute the next learner: the policy from this iteration's trials, the model also from recent iterations."""
     step = Step(episodes, samples, at.step)
     experience = TrialExperience(step, trials.buffer(rounds))
     metrics = with_own(step_metrics(step), measures.of_step(step))

@@ -1,4 +1,4 @@
-"""Adaptation by memory of the episodes of every task."""
+"""Adaptation through the actor's memory of each task's episodes."""
 
 from typing import Any
 
@@ -12,9 +12,9 @@ from metaloom.stages.tools import acting_params
 def remember(
     learner: Learner[Any, Any], at: At, *, state: Update, params: Update | TaskParams, episodes: EpisodeBatch
 ) -> TaskParams:
-    """Return the parameters of every task with the memory of a rollout batch, whose episodes are one trial per task.
+    """Return the task parameters with the actor's memory of a rollout batch that holds one trial per task.
 
-    In training an actor remembers by itself, through the episodes of a trial.
+    Training does not need this: there an actor keeps its memory through the episodes of a trial.
     """
     before = acting_params(learner, params, at, len(episodes.lengths))
     found = learner.adapt(learner.at_start(state.learner, run_seed=at.run_seed), before, episodes)

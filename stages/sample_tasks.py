@@ -1,4 +1,4 @@
-"""Draw the tasks of an iteration."""
+"""Sampling of an iteration's tasks."""
 
 from functools import partial
 
@@ -14,13 +14,13 @@ from metaloom.pipeline.types import Array, TaskBatch
 
 
 def sample_tasks(env: MetaEnv, config: RunConfig, at: At) -> TaskBatch:
-    """Draw the tasks of an iteration, as the run's settings say."""
+    """Draw the tasks of an iteration according to the run's settings."""
     balanced = config.task_sampling == "balanced"
     return draw_tasks(env, num_tasks=config.num_tasks, run_seed=at.run_seed, iteration=at.iteration, balanced=balanced)
 
 
 def sample_training_tasks(env: MetaEnv, config: RunConfig, at: At) -> TaskBatch:
-    """Draw different tasks of the training set."""
+    """Draw tasks of the training set without replacement."""
     return distinct_tasks(env, config.num_tasks, generator(at.run_seed, "tasks", at.iteration))
 
 
@@ -35,12 +35,12 @@ def draw_tasks(env: MetaEnv, *, num_tasks: int, run_seed: int, iteration: int, b
         env: The environment.
         num_tasks: B.
         run_seed: Seed of the run.
-        iteration: Decides the draws, with the seed.
-        balanced: Reject draws of a class that has its share already, so that all classes have equally many tasks.
+        iteration: Iteration index; it seeds the draws together with `run_seed`.
+        balanced: Draw equally many tasks of every class, by rejection.
 
     Raises:
-        EnvError: the env's `sample_tasks` fails or does not return finite values [B, P]; or, if balanced, it
-            declares no classes, or one that hardly comes up.
+        EnvError: the env's `sample_tasks` fails or does not return finite values [B, P]; or, if balanced, it declares
+            no classes or one is almost never drawn.
     """
     rng = generator(run_seed, "tasks", iteration)
     if balanced:
@@ -49,7 +49,7 @@ def draw_tasks(env: MetaEnv, *, num_tasks: int, run_seed: int, iteration: int, b
         params = balanced_draw(classes, env.task_fields, num_tasks, rng, draw, source)
     else:
         params = _draw(env, num_tasks, rng=rng, iteration=iteration)
-    places = {task: index for index, task in enumerate(env.task_set or ())}  # none where tasks are drawn freely
+    places = {task: index for index, task in enumerate(env.task_set or ())}  # None: tasks are not limited to a set
     ids = np.array([places.get(tuple(task), -1) for task in params.tolist()], np.int64)
     fields = env.task_fields
     return TaskBatch(params, ids, tuple(f.name for f in fields), tuple(f.unit for f in fields))

@@ -1,4 +1,4 @@
-"""Choose the stored transitions that an iteration's gradient steps learn from."""
+"""Choice of the stored transitions for an iteration's gradient steps."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -16,7 +16,7 @@ from metaloom.stages.memory.replay import BEFORE_ITERATIONS, Collected, StoredRe
 
 
 def sample_transitions(config: RunConfig, replay: StoredReplay, at: At, *, rounds: SpanOutputs) -> Minibatches:
-    """Draw rows of the replay buffer for the gradient steps of an iteration, of which only lengths are read."""
+    """Draw rows of the replay buffer for an iteration's gradient steps, reading only episode lengths."""
 
     def collected(ref: StageRef, num_tasks: int) -> Collected:
         iteration = BEFORE_ITERATIONS if ref.stage == "fill_memory" else ref.iteration
@@ -45,7 +45,7 @@ def sample_transitions_of_tasks(
         return tasks.load(drawn).ids
 
     def collected(ref: StageRef, num_tasks: int) -> Collected:
-        if ref.stage == "fill_memory":  # which is of all tasks in their order
+        if ref.stage == "fill_memory":  # holds all tasks in order
             return Collected(BEFORE_ITERATIONS, np.arange(num_tasks), in_context=True)
         return Collected(ref.iteration, ids(ref.iteration), plan_of(config).rounds[ref.step].in_context)
 
@@ -94,21 +94,21 @@ def draw_transitions(
     run_seed: int,
     iteration: int,
 ) -> Minibatches:
-    """Draw K different tasks for every gradient step, N transitions of each, and C to infer it from.
+    """Draw K different tasks per gradient step, and for each N transitions to learn from and C for inference.
 
     Transitions are drawn uniformly with replacement from a task's replay buffer. Context is drawn separately, uniformly
-    from the task's rows of context; without replacement where there are C of them. What a gradient step draws does not
-    depend on how many follow it.
+    from the task's context rows, without replacement if there are at least C. The draws of a gradient step do not
+    depend on the number of later steps.
 
     Args:
-        view: The replay buffers as of the iteration.
+        view: The replay buffers at the iteration.
         num_updates: Number of gradient steps to draw for.
         max_updates: U of the result; gradient steps after `num_updates` are -1.
         task_ids: Tasks to choose from.
         num_tasks: K.
         batch_size: N.
-        context_size: C; 0 where no task is inferred.
-        buffer_size: Number of transitions that a task's replay buffer holds; older ones are not drawn.
+        context_size: C; 0 without inference.
+        buffer_size: Capacity of a task's replay buffer; older transitions are not drawn.
         run_seed: Seed of the run.
         iteration: Iteration of the gradient steps.
 
@@ -128,7 +128,7 @@ def draw_transitions(
     _require_rows(where, "replay buffer", buffers)
     _require_rows(where, "context", contexts)
 
-    # Of every gradient step the tasks [u, K] are the first K of a random order.
+    # Each gradient step's tasks [u, K] are the first K of a random order.
     order = generator(run_seed, "minibatches", iteration, 0).random((num_updates, len(task_ids)))
     chosen = order.argsort(axis=1, kind="stable")[:, :num_tasks]
     drawn = np.asarray(task_ids)[chosen].astype(np.int64)
@@ -169,7 +169,7 @@ def _distinct_if_possible(uniforms: Array, choice: DrawableRows) -> Array:
 
 
 _BLOCK = 4096
-"""Number of sets drawn side by side, so that they stay in the processor's cache."""
+"""Number of sets drawn at once, chosen to stay in the CPU cache."""
 
 
 def draw_with_replacement(uniforms: Array, sizes: Array | int) -> Array:
@@ -178,7 +178,7 @@ def draw_with_replacement(uniforms: Array, sizes: Array | int) -> Array:
 
 
 def draw_distinct(uniforms: Array, sizes: Array) -> Array:
-    """Draw S sets of C different integers, set s from 0 to `sizes[s]` - 1. Every set of C has the same probability.
+    """Draw S uniform sets of C distinct integers; set s is drawn from 0 ... `sizes[s]` - 1.
 
     Floyd's algorithm: Bentley and Floyd 1987, "A sample of brilliance", Communications of the ACM 30(9). Its cost does
     not depend on the sizes. The order within a set is not uniform.

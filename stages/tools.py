@@ -1,4 +1,4 @@
-"""Tools that stages take besides their inputs; `flows` provides them."""
+"""Interfaces that `flows` implements and stages receive besides their inputs."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, Self
@@ -11,10 +11,10 @@ from metaloom.stages.counters import require_params, require_state
 from metaloom.stages.rollouts.faults import RolloutPosition
 
 Tested = Callable[[int, EpisodeBatch], object]
-"""Is shown the test episodes after each number of adaptation steps."""
+"""Callback that receives the test episodes after each number of adaptation steps."""
 
 WarmStart = Callable[[], LearnerState | None]
-"""Reads the learner that a run starts from; None for a run that starts afresh."""
+"""Function that reads the learner a run starts from; None for a run without a warm start."""
 
 
 class Rollouts(Protocol):
@@ -27,11 +27,11 @@ class Rollouts(Protocol):
     def sampling(
         self, episodes_per_task: int, *, deterministic: bool, actor: ActorKind | None = None, one_trial: bool = False
     ) -> Self:
-        """Return a copy with another number of episodes, which takes the most likely actions if `deterministic`."""
+        """Return a copy that collects `episodes_per_task` episodes, with the most likely actions if `deterministic`."""
         ...
 
     def filling(self, min_steps: int, *, actor: ActorKind) -> Self:
-        """Return a copy with another actor, which collects at least `min_steps` steps of each task."""
+        """Return a copy that uses another actor and collects at least `min_steps` steps per task."""
         ...
 
 
@@ -54,10 +54,10 @@ class Adaptation(Protocol):
 
 
 def acting_params(learner: Learner[Any, Any], acting: Update | TaskParams, at: At, num_tasks: int) -> TaskParams:
-    """Return the parameters of every task: adapted ones, or the learner's before the first inner step.
+    """Return every task's parameters: adapted ones if there are any, otherwise the learner's.
 
     Raises:
-        StageFault: the learner gives something else.
+        StageFault: the learner returned something else.
     """
     if isinstance(acting, TaskParams):
         return acting
@@ -67,5 +67,5 @@ def acting_params(learner: Learner[Any, Any], acting: Update | TaskParams, at: A
 
 
 def position(at: At) -> RolloutPosition:
-    """Return the position at which the episodes of a stage are drawn."""
+    """Return the rollout position of a stage."""
     return RolloutPosition(at.run_seed, at.iteration, at.step)

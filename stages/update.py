@@ -29,11 +29,10 @@ def update(
     episodes: tuple[EpisodeBatch, ...],
     fill: EpisodeBatch | None = None,
 ) -> Update:
-    """Compute the learner of the next iteration from drawn transitions, and the metrics of this iteration's episodes.
+    """Compute the next learner from the drawn transitions, and metrics of this iteration's episodes.
 
-    Metrics are named by the number of task inferences of the actors: 0 if they acted by the prior, 1 if they acted by
-        what they had inferred of their task. Episodes that initially filled the replay buffer count as environment
-        steps only.
+    Episode metrics end in the number of task inferences: 0 under the prior, 1 after inference. The initial fill of the
+    replay buffer counts only towards environment steps.
     """
     by_posterior: dict[int, list[EpisodeBatch]] = {}
     for batch, part in zip(episodes, plan_of(config).rounds, strict=True):
@@ -42,7 +41,7 @@ def update(
     for k, batches in by_posterior.items():
         collected += batches
         metrics |= with_own(episode_metrics(batches, k), measures.of_round(batches, k))
-    # Non-finite parameters are detected at the end, with a better message than a warning.
+    # Non-finite parameters are reported at the end, with a better message than a warning.
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         experience = replay.minibatches(rounds, drawn)
         return updated(learner, at, parallel, state=state, experience=experience, rounds=collected, metrics=metrics)

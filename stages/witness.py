@@ -1,4 +1,4 @@
-"""The witness of an iteration: one of its episodes is replayed on a new copy of the environment and compared."""
+"""The witness of an iteration: one episode replayed in a new copy of the environment and compared."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -13,7 +13,7 @@ Collect = Callable[[TaskParams, TaskBatch, RolloutPosition], EpisodeBatch]
 
 
 def play_again(tasks: TaskBatch, episodes: EpisodeBatch, position: RolloutPosition, collect: Collect) -> str | None:
-    """Play an episode, drawn by its position, again with its stored seed and actions.
+    """Replay a randomly chosen episode with its stored seed and actions.
 
     Returns:
         The first difference, with the episode, the step and the array; None if there is none.
@@ -32,14 +32,14 @@ def play_again(tasks: TaskBatch, episodes: EpisodeBatch, position: RolloutPositi
 
 
 def _differences(stored: EpisodeBatch, at: tuple[int, int], again: EpisodeBatch) -> Iterator[tuple[int, str]]:
-    """Yield the first step, -1 for the reset, in which an array differs, with the array's name."""
+    """Yield each differing array's name and first differing step; -1 is the reset."""
     length = min(int(stored.lengths[at]), int(again.lengths[0, 0]))
     by_step: Mapping[str, tuple[Array, Array]] = {
         "rewards": (stored.rewards, again.rewards),
         **{f"reward term {name}": (term, again.reward_terms[name]) for name, term in stored.reward_terms.items()},
         **{f"fact {name}": (fact, again.facts[name]) for name, fact in stored.facts.items() if fact.ndim > 2},
     }
-    # Observations lead by one: the first is of the reset.
+    # Observations have one more entry: the first comes from the reset.
     pairs = [("observations", -1, stored.observations[at][: length + 1], again.observations[0, 0, : length + 1])]
     pairs += [(name, 0, one[at][:length], other[0, 0, :length]) for name, (one, other) in by_step.items()]
     for name, first, one, other in pairs:

@@ -1,6 +1,6 @@
-"""Algorithms by name. Settings are data; the numerics of a learner are imported when one is built.
+"""Algorithms by name. Settings are plain data; a learner's code is imported when one is built.
 
-To add one, write its files in this folder and its line in ALGORITHMS.
+To add one, put its files in this folder and add a line to ALGORITHMS.
 """
 
 from metaloom.pipeline.plugins import Plugins

@@ -1,7 +1,7 @@
-"""The one contract of every algorithm: settings that name a learner, and the learner that the stages call.
+"""The contract of algorithms: settings that name a learner, and the learner that stages call.
 
-Settings are data and import no torch. A learner is built from them for one run; it holds sizes and options, and no
-state: all that lasts between iterations is in LearnerState, which the store keeps.
+Settings are data and import no torch. A learner is built from them for one run. It holds sizes and options but no
+state: everything that persists between iterations is in LearnerState, which is stored.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ NUM_UPDATES = "num_updates"
 _NORMALIZING_LEARNER = "metaloom.pipeline.algorithms.normalizing:NormalizingLearner"
 
 Evidence = TypeVar("Evidence", contravariant=True)
-"""Input of one adaptation step: a Step of samples, episodes, or the rollout batches that a task is inferred from."""
+"""Input of one adaptation step: a Step of samples, episodes, or the rollout batches used for inference."""
 Experience = TypeVar("Experience", contravariant=True)
 """Input of an update: the steps 0 ... K of an iteration, or minibatches of stored transitions."""
 
 
 @dataclass(frozen=True)
 class Setup(Spaces):
-    """Sizes of the environment and sections of the settings of a run that a learner is built for.
+    """Environment sizes and settings of the run that a learner is built for.
 
     Attributes:
         env_name: Environment name, for messages.
@@ -49,7 +49,7 @@ class Setup(Spaces):
         baseline: Section of the settings.
         processing: Section of the settings.
         device: Torch device of the updates: cpu, cuda or mps.
-        sparse_rewards: The rewards [...] of real steps as the environment's sparse variant would pay them.
+        sparse_rewards: Function from rewards [...] of real steps to the environment's sparse rewards.
     """
 
     env_name: str
@@ -67,7 +67,7 @@ class Kernel:
 
     Attributes:
         name: torch is the definition; fused computes the same from hand-written derivatives, faster.
-        reason: Half a sentence, such as "plain tanh network on the CPU".
+        reason: Short phrase, such as "plain tanh network on the CPU".
     """
 
     name: KernelName
@@ -85,7 +85,7 @@ class Learner(ABC, Generic[Evidence, Experience]):
 
     @property
     def unwrapped(self) -> Learner[Any, Any]:
-        """The algorithm's learner, without a wrapper that normalizes its inputs."""
+        """The algorithm's learner, without the normalizing wrapper."""
         return self
 
     @abstractmethod
@@ -93,7 +93,7 @@ class Learner(ABC, Generic[Evidence, Experience]):
         """Return the state before the first iteration."""
 
     def at_start(self, state: LearnerState, *, run_seed: int) -> LearnerState:
-        """Return the state that an iteration acts and learns with, given the stored one; by default the same."""
+        """Return the state used in an iteration, given the stored one; by default the same."""
         return state
 
     def acting_params(self, state: LearnerState, num_tasks: int) -> TaskParams:
@@ -106,7 +106,7 @@ class Learner(ABC, Generic[Evidence, Experience]):
         """Compute returns, values and advantages of a rollout batch, by default with the run's baseline.
 
         Args:
-            state: Input of the iteration; an actor-critic values episodes with its critic.
+            state: State at the start of the iteration; actor-critics use its critic.
             episodes: [B, E, T].
             seed: Seed of the baseline's random draws.
             parallel: Map over tasks; the result does not depend on it.
@@ -116,10 +116,9 @@ class Learner(ABC, Generic[Evidence, Experience]):
     def adapt(
         self, state: LearnerState, params: TaskParams, evidence: Evidence, *, parallel: ParallelMap = map
     ) -> TaskParams:
-        """Return the parameters of every task after an adaptation step on its own evidence; unchanged by default.
+        """Return every task's parameters after one adaptation step on its evidence; by default unchanged.
 
-        Training, evaluations and trained policies all adapt through this method. After training there may be more inner
-        steps.
+        Training, evaluations and trained policies all call this method. Evaluations may take more steps than training.
         """
         return params
 
@@ -131,13 +130,13 @@ class Learner(ABC, Generic[Evidence, Experience]):
 
         Args:
             state: State returned by `at_start`; its arrays are not changed.
-            experience: Experience of this iteration.
+            experience: Episodes or transitions to learn from.
             run_seed: Seed of the run; with the iteration, it determines all random draws.
             iteration: Index of the iteration.
             parallel: Map over chunks of the work; the result does not depend on it.
 
         Raises:
-            NumericalError: naming what is not finite.
+            NumericalError: names the array that is not finite.
         """
 
 
@@ -149,7 +148,7 @@ def require_finite_params(params: Mapping[str, Mapping[str, Array]], *, stage: s
     """Raise unless all parameters are finite after an update.
 
     Raises:
-        NumericalError: naming the first network that has a parameter which is not finite.
+        NumericalError: names the first network with a non-finite parameter.
     """
     for name, arrays in params.items():
         if not all(np.isfinite(value).all() for value in arrays.values()):
@@ -159,7 +158,7 @@ def require_finite_params(params: Mapping[str, Mapping[str, Array]], *, stage: s
 
 
 class RunSettings(Protocol):
-    """Settings of a run that an algorithm checks for conflicts."""
+    """The run's other settings, as an algorithm sees them when it checks for conflicts."""
 
     algorithm: AlgorithmSettings
     policy: PolicyConfig
@@ -176,37 +175,37 @@ class RunSettings(Protocol):
 
 
 class AlgorithmSettings(PluginSettings, Settings):
-    """The settings of an algorithm: data only, so that reading a configuration imports no torch.
+    """Settings of an algorithm. They import no torch, so reading a configuration is fast.
 
-    A subclass names the graph of its runs and builds their learner. Settings shared by several algorithms are in
-    groups, which a class lists before this one: `class ProMP(MetaAdam, GradientBased, AlgorithmSettings)`.
+    A subclass names the graph and the learner of its runs. Groups of settings shared by several algorithms come first
+    among the bases: `class ProMP(MetaAdam, GradientBased, AlgorithmSettings)`.
     """
 
     graph: ClassVar[str] = ""
-    """The graph of stages that its runs follow: on_policy, off_policy, task_inference, trials, trial_inference; or
+    """Graph of stages: on_policy, off_policy, task_inference, trials, trial_inference; or
     module:NAME of a Graph."""
     learner: ClassVar[str] = ""
-    """module:Class of its Learner, which takes these settings and a Setup."""
+    """module:Class of the Learner, whose constructor takes these settings and a Setup."""
 
     actor: ClassVar[ActorKind] = "policy"
-    """Kind of actor that uses the learned parameters."""
+    """Kind of actor."""
     sizes: ClassVar[tuple[str, ...]] = ()
-    """Settings that decide the shapes of an iteration's stored arrays, besides the number of adaptation steps."""
+    """Names of settings that decide the shapes of stored arrays, besides the number of adaptation steps."""
     decides_episodes: ClassVar[tuple[str, ...]] = ()
-    """Settings that decide which episodes are collected, and nothing else."""
+    """Names of settings that only decide which episodes are collected."""
 
     kernel: KernelChoice = later("auto")
     """Implementation of the updates: torch, the definition; fused, hand-written derivatives of plain networks
-    on the CPU; auto, fused where it can."""
+    on the CPU; auto, fused where supported."""
 
     @property
     def run_defaults(self) -> Mapping[str, Any]:
-        """Defaults of a run's settings under this algorithm; a section may set some of its fields only."""
+        """Defaults for a run's other settings under this algorithm; sections may be partial."""
         return {}
 
     @property
     def networks(self) -> tuple[str, ...]:
-        """Names of the networks that an algorithm has besides the policy's."""
+        """Names of the algorithm's networks besides the policy's."""
         return ()
 
     @property
@@ -218,13 +217,13 @@ class AlgorithmSettings(PluginSettings, Settings):
     def trial(self) -> int | None:
         """Number of consecutive episodes of a task that share an actor's memory; None for actors without one.
 
-        A task's episodes then hold several trials side by side: first the first episode of each trial, and so on.
+        A task may have several trials: its episodes are the first of each trial, then the second of each, and so on.
         """
         return None
 
     @property
     def earlier_iterations(self) -> int:
-        """Number of earlier iterations whose episodes an update also learns from, where the graph provides them."""
+        """Number of earlier iterations whose episodes an update also learns from, if the graph supports it."""
         return 0
 
     @property
@@ -234,20 +233,20 @@ class AlgorithmSettings(PluginSettings, Settings):
 
     @property
     def evaluation_steps(self) -> int:
-        """Default number of adaptation steps of an evaluation: with a memory, the episodes before a trial's last."""
+        """Default number of adaptation steps of an evaluation; with a memory, a trial's episodes minus one."""
         return self.adaptation_steps if self.trial is None else self.trial - 1
 
     @property
     def num_policies(self) -> int:
-        """Number of policies that learn side by side and act in tasks in turn; one by default."""
+        """Number of policies trained in parallel, which take tasks in turn; by default one."""
         return 1
 
     def problems(self, run: RunSettings) -> Iterator[str]:
-        """Yield conflicts with a run's other settings, each with what to do."""
+        """Yield conflicts with the run's other settings, each with a remedy."""
         yield from ()
 
     def warnings(self) -> Iterator[str]:
-        """Yield warnings of combinations that are allowed but known to go wrong, each with what to do."""
+        """Yield warnings about allowed combinations that are known to go wrong, each with a remedy."""
         yield from ()
 
     def build(self, setup: Setup) -> Learner[Any, Any]:
@@ -257,7 +256,7 @@ class AlgorithmSettings(PluginSettings, Settings):
             ConfigError: the algorithm does not support the environment or network, lacks the requested kernel, or its
                 learner is invalid.
         """
-        # Settings are read in a tenth of the time that torch takes to import.
+        # Imported here: torch takes ten times as long to import as settings take to read.
         if not self.learner:
             raise ConfigError(
                 f"{self.name} names no learner; required learner = 'module:Class' in {path_of(type(self))}"
@@ -286,10 +285,10 @@ class AlgorithmSettings(PluginSettings, Settings):
 
 
 def _require_methods(learner: type[Any], name: str) -> None:
-    """Reject a learner class that cannot be built, or whose methods stages could not call.
+    """Reject a learner class that is abstract or whose methods have the wrong parameters.
 
     Raises:
-        ConfigError: naming the method and its parameters.
+        ConfigError: names the method and its parameters.
     """
     if hasattr(learner, "adapt_to_episodes"):
         raise ConfigError(

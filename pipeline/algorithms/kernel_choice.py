@@ -1,4 +1,4 @@
-"""Choice of the implementation of a learner's updates: the definition in torch, or a fused kernel where one fits."""
+"""Choice between a learner's torch definition and its fused kernel."""
 
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
@@ -18,25 +18,25 @@ _FUSED = {
     "pearl.definition.PEARLDefinition": "pearl.PEARLKernel",
     "pearl.definition.infer": "pearl.infer",
 }
-"""By definition in pipeline.algorithms, the kernel in pipeline.kernels that computes the same."""
+"""Fused kernel in pipeline.kernels for each definition in pipeline.algorithms."""
 
 
 def fused(definition: Callable[..., object]) -> Callable[..., Any]:
-    """Return the kernel that computes a definition's result, with the kernel's own signature."""
+    """Return the fused kernel of a definition; its signature may differ."""
     place = f"{definition.__module__}.{definition.__qualname__}".partition(".algorithms.")[2]
     module, _, name = _FUSED[place].rpartition(".")
     return getattr(import_module(f"metaloom.pipeline.kernels.{module}"), name)
 
 
 def choose_kernel(asked: KernelChoice, *, blockers: Iterable[str], fused: str) -> Kernel:
-    """Return the learner's kernel: fused where the setting allows it and nothing blocks it.
+    """Return the learner's kernel: fused if the setting allows it and there are no blockers.
 
     Raises:
-        ConfigError: the fused kernel was requested and there are blockers.
+        ConfigError: the fused kernel was requested but there are blockers.
     """
     if asked == "torch":
         return Kernel("torch", "asked for")
-    # Policy and critic often share a reason.
+    # Policy and critic often have the same blocker.
     if not (reasons := "; ".join(dict.fromkeys(blockers))):
         return Kernel("fused", fused)
     if asked == "fused":
@@ -48,7 +48,7 @@ def choose_kernel(asked: KernelChoice, *, blockers: Iterable[str], fused: str) -
 
 
 def network_blockers(*networks: NetworkSpec, device: str) -> Iterator[str]:
-    """Yield the features of these networks and this device that fused kernels do not support."""
+    """Yield features of the networks or the device that fused kernels do not support."""
     if device != "cpu":
         yield f"device is {device}"
     for network in networks:
@@ -62,6 +62,6 @@ def network_blockers(*networks: NetworkSpec, device: str) -> Iterator[str]:
 
 
 def optimizer_blockers(optimizer: OptimizerConfig) -> Iterator[str]:
-    """Yield the features of an optimizer that fused kernels do not support."""
+    """Yield features of the optimizer that fused kernels do not support."""
     if not is_customary(optimizer):
         yield f"optimizer is {optimizer.name}" + (f" with {optimizer.options}" if optimizer.options else "")

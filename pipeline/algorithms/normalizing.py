@@ -1,4 +1,4 @@
-"""A learner that acts and learns with normalized observations and rewards, for any algorithm."""
+"""A wrapper that normalizes observations and rewards for any algorithm."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from metaloom.pipeline.types import EpisodeBatch, LearnerState, Metrics, Paralle
 
 
 class NormalizingLearner(Learner[Any, Sequence[Step]]):
-    """Keeps running statistics beside the state of a learner, which sees normalized episodes only. See Learner."""
+    """Learner that shows another learner normalized episodes and stores running statistics with its state."""
 
     def __init__(self, inner: Learner[Any, Sequence[Step]], setup: Setup) -> None:
         if setup.policy.normalize_observations and setup.observation_scale != 1:
@@ -49,7 +49,7 @@ class NormalizingLearner(Learner[Any, Sequence[Step]]):
         return self.inner
 
     def initialize(self, *, run_seed: int) -> LearnerState:
-        """Return empty statistics beside the algorithm's state; see Learner."""
+        """Return the algorithm's initial state with empty statistics; see Learner."""
         state = self.inner.initialize(run_seed=run_seed)
         initial = {prefix: RunningStatistics.initial(shape) for prefix, shape in self._shapes.items()}
         return _with_statistics(state, initial)
@@ -59,7 +59,7 @@ class NormalizingLearner(Learner[Any, Sequence[Step]]):
         return _with_statistics(found, self._statistics(state))
 
     def acting_params(self, state: LearnerState, num_tasks: int) -> TaskParams:
-        """Return the tasks' parameters with the normalization of their inputs; see Learner."""
+        """Return the task parameters, including the normalization of observations; see Learner."""
         params = self.inner.acting_params(_inner(state), num_tasks)
         return TaskParams(params.params | TaskParams.broadcast(self._normalization(state), num_tasks).params)
 
@@ -91,7 +91,7 @@ class NormalizingLearner(Learner[Any, Sequence[Step]]):
         iteration: int,
         parallel: ParallelMap = map,
     ) -> tuple[LearnerState, Metrics]:
-        """Update the algorithm by this iteration's statistics, then merge its episodes into them; see Learner."""
+        """Update with the current statistics, then add this iteration's episodes to them; see Learner."""
         normalized = [replace(step, episodes=self._normalized(state, step.episodes)) for step in experience]
         found, metrics = self.inner.update(
             _inner(state), normalized, run_seed=run_seed, iteration=iteration, parallel=parallel

@@ -1,4 +1,4 @@
-"""Baselines: the expected return from a state, fitted afresh to each task of each rollout batch."""
+"""Baselines: predictors of the return from a state, fitted to each task of each rollout batch."""
 
 from metaloom.pipeline.baselines.config import BaselineConfig
 from metaloom.pipeline.baselines.contract import Baseline, BaselineError

@@ -21,10 +21,10 @@ _OPTIONS = {
 
 
 class BaselineSettings(PluginSettings, Settings, Baseline):
-    """Settings of a baseline. They are the baseline itself unless `build` returns another; see Baseline."""
+    """Settings of a baseline. They are also the baseline itself unless `build` is overridden; see Baseline."""
 
     def build(self) -> Baseline:
-        """Build the baseline that these settings describe, by default themselves."""
+        """Build the baseline of these settings; by default, return the settings."""
         return self
 
 
@@ -41,11 +41,11 @@ class BaselineConfig(BaselineSettings):
     num_epochs: int = Field(default=20, ge=1, le=MOST_REPEATS)
     """Number of passes of the value network over the steps of a rollout batch."""
     learning_rate: float = Field(default=0.02, gt=0)
-    """The value network's first step size; it falls linearly to zero."""
+    """Initial step size of the value network, which decays linearly to zero."""
     steps_per_minibatch: int = Field(default=250, ge=1)
     """Environment steps in one gradient step of the value network."""
     shared: bool = False
-    """Share one value network between all tasks of a rollout batch instead of fitting one for each."""
+    """Fit one value network to all tasks of a rollout batch instead of one per task."""
 
     @model_validator(mode="after")
     def _options_belong_to_the_baseline(self) -> "BaselineConfig":
@@ -84,4 +84,4 @@ BASELINES = Plugins(
 """Settings of baselines, subclasses of BaselineSettings."""
 
 BaselineField = Annotated[BaselineSettings, ByName(BASELINES, BaselineSettings, default="linear_feature")]
-"""A baseline by name. A bare string stands for the name: `--set baseline=zero`."""
+"""A baseline selected by name. A bare string sets the name: `--set baseline=zero`."""

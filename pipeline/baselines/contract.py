@@ -1,4 +1,4 @@
-"""The contract of baselines with the processing of samples."""
+"""The contract between baselines and the processing of samples."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ import numpy as np
 from metaloom.pipeline.types import Array, ParallelMap, Params
 
 Fit = Callable[[Array, Array, Array], Array]
-"""Observations [E, T, O], targets [E, T] and mask [E, T] of one task to its predictions [E, T], or parameters."""
+"""Function from one task's observations [E, T, O], targets [E, T] and mask [E, T] to predictions [E, T], or
+parameters."""
 
 
 class BaselineError(ArithmeticError):
-    """No finite fit was found for a baseline."""
+    """Raised when no finite fit of a baseline is found."""
 
 
 class Baseline(ABC):
-    """Predicts returns from observations."""
+    """A predictor of returns from observations."""
 
     @abstractmethod
     def fit_predict(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Array:
-        """Fit to the targets of every task's episodes, and predict them.
+        """Fit the targets of every task's episodes and return the predictions.
 
         Args:
             observations: [B, E, T, O].
@@ -43,7 +44,7 @@ class Baseline(ABC):
     def fit(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Params:
-        """Fit as `fit_predict` does; return the parameters [B, ...] by name, by default none.
+        """Fit as `fit_predict` does and return the parameters [B, ...] by name; by default none.
 
         Raises:
             BaselineError: no finite fit was found; names the task.
@@ -52,7 +53,7 @@ class Baseline(ABC):
 
 
 def by_task(fit: Fit, observations: Array, targets: Array, mask: Array, parallel: ParallelMap) -> Array:
-    """Compute the predictions, or the parameters, of a baseline that fits one task at a time."""
+    """Apply a fit task by task; return the stacked predictions or parameters."""
 
     def work(b: int) -> Array:
         try:
@@ -67,7 +68,7 @@ def require_finite(observations: Array, targets: Array) -> None:
     """Reject data that no baseline can fit.
 
     Raises:
-        BaselineError: naming what is not finite.
+        BaselineError: names the array that is not finite.
     """
     for name, values in (("observations", observations), ("returns", targets)):
         if not np.isfinite(values).all():

@@ -1,4 +1,4 @@
-"""Baselines that are regressions: ridge regression of the returns on features of state and time, and zero."""
+"""Linear baselines, fitted by ridge regression on features of state and time, and the zero baseline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_FIT_ATTEMPTS = 5
 
 @dataclass(frozen=True)
 class LinearTimeBaseline(Baseline):
-    """Regresses on τ, τ², τ³ and 1, with τ = t / 100."""
+    """Linear regression on τ, τ², τ³ and 1, with τ = t / 100."""
 
     regularization: float = 1e-5
 
@@ -58,7 +58,7 @@ class LinearTimeBaseline(Baseline):
 
 
 class LinearFeatureBaseline(LinearTimeBaseline):
-    """Regresses on observations clipped to ±10, their squares, τ, τ², τ³ and 1, with τ = t / 100."""
+    """Linear regression on observations clipped to ±10, their squares, τ, τ², τ³ and 1, with τ = t / 100."""
 
     def features(self, observations: Array) -> Array:
         """Return features [E, T, 2 O + 4] float64."""
@@ -80,11 +80,11 @@ def time_features(num_steps: int) -> Array:
 def fit(features: Array, targets: Array, regularization: float) -> Array:
     """Return the coefficients w [F] that solve (ΦᵀΦ + ρI) w = Φᵀy in the least-squares sense.
 
-    ρ grows tenfold while a coefficient is not finite. Unlike the reference, which keeps the last attempt whatever it
-    holds, failing after five attempts is an error.
+    ρ grows tenfold while a coefficient is not finite. Five failed attempts are an error; the reference instead keeps
+    the last attempt.
 
     Args:
-        features: Φ [N, F]; rows of zeros take no part.
+        features: Φ [N, F]; rows of zeros have no effect.
         targets: y [N].
         regularization: ρ of the first attempt.
     """

@@ -1,7 +1,7 @@
-"""A value network: a small tanh network of state and time, trained on the episodes it then predicts.
+"""A value network: a small tanh network of state and time, trained on the episodes that it predicts.
 
-NumPy only, for the sake of the bits: a stacked product is computed matrix by matrix, so a task's fit does not depend on
-which tasks share its chunk.
+NumPy only, for bit-for-bit results: it computes stacked products matrix by matrix, so a task's fit does not depend on
+the other tasks in its chunk.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ PREFIX = "value"
 
 @dataclass(frozen=True)
 class ValueNetworkBaseline(Baseline):
-    """Regresses on observations and t with a network fitted afresh to every rollout batch; no state outlives a call.
+    """A network of observations and time, fitted to each rollout batch. Keeps no state between calls.
 
-    Inputs and targets are standardized over the real steps; Adam's step size falls linearly to zero.
+    Inputs and targets are standardized over the real steps; Adam's step size decays linearly to zero.
 
     Attributes:
         hidden_sizes: Units of each hidden layer.
         num_epochs: Passes over a task's steps.
-        learning_rate: Adam's first step size.
+        learning_rate: Adam's initial step size.
         steps_per_minibatch: Environment steps per Adam step.
-        shared: One network for all tasks of the rollout batch instead of one for each.
+        shared: True for one network for all tasks of the rollout batch.
     """
 
     hidden_sizes: tuple[int, ...] = (32, 32)
@@ -55,7 +55,7 @@ class ValueNetworkBaseline(Baseline):
     def fit(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Params:
-        """Return the parameters of every task's network by name, [B, ...], and of its standardization; see Baseline."""
+        """Return parameters by name, [B, ...], of every task's network and standardization; see Baseline."""
         fits = [params for params, _ in self._fit_chunks(observations, targets, mask, seed, parallel)]
         return {name: np.concatenate([params[name] for params in fits]) for name in fits[0]}
 
@@ -83,7 +83,7 @@ class ValueNetworkBaseline(Baseline):
             except BaselineError as error:
                 raise BaselineError(f"task {first_task + task}: {error}") from error
         weights = mask.reshape(b, E * T).astype(np.float32)
-        # As for the linear baseline, observations are clipped to ±10, and the time follows them.
+        # As in the linear baseline, observations are clipped to ±10 and time is appended.
         O = observations.shape[3]
         timed = np.empty((b, E, T, O + 1))
         np.clip(observations, -10, 10, out=timed[..., :O])
@@ -109,7 +109,7 @@ class ValueNetworkBaseline(Baseline):
         num_minibatches = -(-weights.shape[1] // self.steps_per_minibatch)
         total, done = self.num_epochs * num_minibatches, 0
         for _ in range(self.num_epochs):
-            # Row indices [b, N] in random order, padding last: strided parts share the real rows evenly.
+            # Row indices [b, N] in random order, padding last, so that strided parts divide the real rows evenly.
             keys = np.stack([rng.random(weights.shape[1]) for rng in rngs])
             order = np.argsort(np.where(weights == 0, 2.0, keys), axis=1, kind="stable")
             for part in range(num_minibatches):
@@ -126,10 +126,10 @@ class ValueNetworkBaseline(Baseline):
 
 
 def _standardized(values: Array, weights: Array) -> tuple[Array, Array, Array]:
-    """Standardize float32 values over the rows with weight; return them, with mean and deviation in float64.
+    """Standardize float32 values over rows with weight 1; also return mean and deviation in float64.
 
     Args:
-        values: [b, N, F]; becomes zero where the weight is zero.
+        values: [b, N, F]; set to zero where the weight is zero.
         weights: [b, N] of 0 and 1.
     """
     real = weights[..., None].astype(np.float64)
@@ -141,7 +141,7 @@ def _standardized(values: Array, weights: Array) -> tuple[Array, Array, Array]:
 
 
 def _gradient(network: LinearizedMLP, goals: Array, weights: Array) -> Params:
-    """Return the gradient of every network's mean squared error / 2 over the rows with weight."""
+    """Return the gradient of every network's ½ mean squared error over rows with weight 1."""
     share = weights / np.maximum(weights.sum(axis=1, keepdims=True), 1)
     return network.pull((network.outputs - goals) * share[..., None])
 

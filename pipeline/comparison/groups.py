@@ -1,4 +1,4 @@
-"""Comparison of groups of runs: measures with intervals, and the order of the groups that a permutation test shows."""
+"""Comparison of groups of runs: measures with intervals, and permutation tests."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -21,11 +21,11 @@ from metaloom.pipeline.types import Array
 
 SIGNIFICANCE = 0.05
 MOST_EXACT = 20_000
-"""Maximum number of divisions of the runs to enumerate; above it, this many are drawn."""
+"""Maximum number of divisions to enumerate; if there are more, this number is drawn at random."""
 
 
 _CLOSE = 1e-12
-"""Tolerance for rounding differences between measures of equal divisions, of scores within -1 and 1."""
+"""Tolerance for rounding between measures of equal divisions, for scores scaled to -1 ... 1."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,10 @@ class Permutations:
     """Outcome of a permutation test.
 
     Attributes:
-        p: Probability of a difference as large, if runs of both groups were alike.
+        p: Probability of a difference at least as large if both groups had the same distribution.
         exact: True if all divisions of the runs were tried.
-        smallest: Smallest attainable p for this number of runs; above the significance, no scores show a difference.
+        smallest: Smallest attainable p for this number of runs. Above the significance level, no difference can be
+            shown.
     """
 
     p: float
@@ -46,11 +47,10 @@ class Permutations:
 def permutation_test(x: Scores, y: Scores, rng: np.random.Generator) -> Permutations:
     """Test whether the interquartile means of two groups differ, by permuting their runs.
 
-    If runs of both groups are alike, all divisions of a stratum's runs into groups of these sizes are equally likely
-    (Fisher 1935, The Design of Experiments, section 21), whatever the distribution of their scores. Whole runs change
-    sides, with all their tasks. Interquartile means ignore the outermost quarters. Of divisions with equal
-        interquartile means, the means decide which is more extreme: otherwise four runs against four with one score
-        each could never show a difference.
+    Under the null hypothesis, all divisions of a stratum's runs into groups of these sizes are equally likely (Fisher
+    1935, The Design of Experiments, section 21). Whole runs are permuted, with all their tasks. Ties between
+    interquartile means are broken by the means: otherwise four runs against four with one score each could never show a
+    difference.
     """
     both = _standardized(x + y)
     ways = divisions(x, y)
@@ -71,23 +71,23 @@ def divisions(x: Scores, y: Scores) -> int:
 
 
 def smallest_p(x: Scores, y: Scores) -> float:
-    """Return the p of groups of which all runs of one are higher than all of the other.
+    """Return the p of two groups when every run of one scores higher than every run of the other.
 
-    Groups of equal size have two such divisions, since all runs may change sides.
+    Groups of equal size have two such divisions, one for each order.
     """
     mirrored = all(x.strata.count(name) == y.strata.count(name) for name in {*x.strata, *y.strata})
     return (2 if mirrored else 1) / divisions(x, y)
 
 
 def runs_needed(num_pairs: int, significance: float = SIGNIFICANCE) -> int:
-    """Return the minimum number of runs per group that can show a difference in one of `num_pairs` pairs."""
+    """Return the minimum number of runs per group to show a difference in one of `num_pairs` pairs."""
     return next(n for n in range(2, 100) if 2 / math.comb(2 * n, n) * num_pairs <= significance)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjust p values of several tests so that all claims hold together (Holm 1979, Scand. J. Statistics 6, p. 67).
+    """Adjust p values for multiple tests (Holm 1979, Scand. J. Statistics 6, p. 67).
 
-    The i-th smallest of m is multiplied by m - i, counted from 0, and none is smaller than the one before it.
+    The i-th smallest of m is multiplied by m - i, counted from 0, and is at least as large as the previous one.
     """
     order = np.argsort(p_values, kind="stable")
     adjusted = [0.0] * len(p_values)
@@ -99,9 +99,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def _standardized(scores: Scores) -> Scores:
-    """Shift and scale scores to -1 ... 1: near 10,000, rounding would make equal divisions look different.
+    """Scale scores to -1 ... 1, so that rounding of large scores does not separate equal divisions.
 
-    Scores that are apart by their last bits only, as means of equal returns may be, stay close to each other.
+    Scores that differ only in their last bits, such as means of equal returns, stay close to each other.
     """
     values = scores.ordered[0]
     middle = values.mean()
@@ -110,14 +110,14 @@ def _standardized(scores: Scores) -> Scores:
 
 
 def _apart(both: Scores, sides: Array) -> tuple[Array, Array]:
-    """Return the differences of interquartile means and of means between both sides of divisions [k, R], [k] each."""
+    """Return the differences of interquartile means and of means, [k] each, for divisions [k, R]."""
     weights = _side_weights(both, sides), _side_weights(both, ~sides)
     a, b = (interquartile_mean(both, side) for side in weights)
     return np.abs(a - b), np.abs(mean_score(both, weights[0]) - mean_score(both, weights[1]))
 
 
 def _all_sides(x: Scores, y: Scores) -> Array:
-    """Return every division, [k, R]: True on the side of x."""
+    """Return every division, [k, R] bool: True for runs on the side of x."""
     both = x + y
     choices = [list(combinations(both.places(name).tolist(), x.strata.count(name))) for name in both.stratum_names]
     rows: list[Array] = []
@@ -139,7 +139,7 @@ def _drawn_sides(x: Scores, y: Scores, rng: np.random.Generator) -> Array:
 
 
 def _side_weights(both: Scores, sides: Array) -> Array:
-    """Return the weights [k, R] of the runs on one side: strata count the same, and so do the runs of each."""
+    """Return the weights [k, R] of the runs on one side: equal for all strata, and for all runs of a stratum."""
     weights = np.zeros(sides.shape)
     names = both.stratum_names
     for name in names:
@@ -151,7 +151,7 @@ def _side_weights(both: Scores, sides: Array) -> Array:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A measure with the ends of its 95 % interval, NaN where one run of a stratum is all there is."""
+    """A measure with its 95 % interval, whose ends are NaN if a stratum has only one run."""
 
     value: float
     low: float
@@ -160,7 +160,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Band:
-    """A measure along an axis: values, lower and upper ends of pointwise 95 % intervals, each [m]."""
+    """A measure along an axis, with pointwise 95 % intervals, [m] each."""
 
     values: Array
     low: Array
@@ -169,15 +169,15 @@ class Band:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two groups compared.
+    """Comparison of two groups.
 
     Attributes:
-        a, b: Group names, the one with the higher interquartile mean first.
+        a, b: Group names; a has the higher interquartile mean.
         difference: Difference of their interquartile means.
         improvement: Probability that a run of a scores higher than one of b.
         test: Permutation test of the difference.
-        adjusted_p: Test's p for all pairs together, by Holm.
-        shown: True if a is higher, at a significance of 5 % for all pairs together.
+        adjusted_p: The test's p after Holm's correction for all pairs.
+        shown: True if a is significantly higher, at 5 % after the correction.
         smallest_p: Smallest attainable adjusted p for this number of runs.
     """
 
@@ -192,12 +192,12 @@ class Pair:
 
     @property
     def attainable(self) -> bool:
-        """Return True if some scores of this number of runs could have shown a difference."""
+        """Return True if this number of runs could show a difference at all."""
         return self.smallest_p <= SIGNIFICANCE
 
 
 class Resampled:
-    """Groups with their resamples, drawn by position: a group's resamples do not depend on the other groups."""
+    """Groups with their bootstrap resamples. A group's resamples do not depend on other groups."""
 
     def __init__(self, groups: Mapping[str, Scores], seed: int, resamples: int) -> None:
         self.groups: Mapping[str, Scores] = groups

@@ -1,4 +1,4 @@
-"""Confidence intervals by a bootstrap that is stratified and draws whole runs, and the probability of improvement."""
+"""Confidence intervals by a stratified bootstrap of whole runs, and the probability of improvement."""
 
 import math
 from statistics import NormalDist
@@ -16,7 +16,7 @@ Kind = Literal["student", "percentile"]
 
 
 class IntervalEnds(NamedTuple):
-    """Ends of a confidence interval; NaN where there is none."""
+    """Ends of a confidence interval; NaN if there is none."""
 
     low: float
     high: float
@@ -28,8 +28,8 @@ NO_INTERVAL = IntervalEnds(math.nan, math.nan)
 def resampled_weights(scores: Scores, rng: np.random.Generator, resamples: int = RESAMPLES) -> Array:
     """Return the weights [resamples, R] of the runs in groups drawn with replacement, stratum by stratum.
 
-    Stratified as in arXiv:2108.13264, section 4.1, except that a whole run with all its tasks is drawn. If tasks were
-    drawn separately, the effect of a seed on all tasks of a run would average out, and intervals would be too short.
+    Follows arXiv:2108.13264, section 4.1, except that whole runs are drawn. Drawing tasks separately would average out
+    the effect of a seed on all tasks of a run, and intervals would be too short.
     """
     weights = np.zeros((resamples, len(scores)))
     names = scores.stratum_names
@@ -49,7 +49,7 @@ def degrees_of_freedom(scores: Scores) -> int:
 def standard_error(scores: Scores, resampled: Array) -> Array:
     """Return the standard error [...] of a measure from its values [resamples, ...]; NaN if runs are too few.
 
-    Resamples of R runs vary less than new groups of R runs would, in variance by (R - 1) / R, which this corrects.
+    The variance of resamples of R runs is too small by (R - 1) / R, which this corrects.
     """
     if not degrees_of_freedom(scores):
         return np.full(resampled.shape[1:], math.nan)
@@ -58,10 +58,10 @@ def standard_error(scores: Scores, resampled: Array) -> Array:
 
 
 def student_interval(estimate: float, error: float, degrees: float) -> IntervalEnds:
-    """Estimate +- t * standard error (Efron and Tibshirani 1993, An Introduction to the Bootstrap, section 12.2).
+    """Return estimate ± t · standard error (Efron and Tibshirani 1993, An Introduction to the Bootstrap, section 12.2).
 
-    With few runs it holds its confidence, which the percentiles of the resamples do not (docs/comparing.md has both,
-    measured). Degrees of freedom are rounded down.
+    With few runs its coverage is right, unlike that of bootstrap percentiles; docs/comparing.md has measurements of
+    both. Degrees of freedom are rounded down.
     """
     if degrees < 1 or not math.isfinite(error):
         return NO_INTERVAL
@@ -80,8 +80,8 @@ def welch_degrees(errors: tuple[float, float], degrees: tuple[int, int]) -> floa
 
 
 def student_quantile(probability: float, degrees: int) -> float:
-    """Return the quantile of Student's t distribution, of a probability above a half."""
-    if degrees > 10**4:  # where the two agree to four digits
+    """Return the quantile of Student's t distribution for a probability above 1/2."""
+    if degrees > 10**4:  # there, both agree to four digits
         return NormalDist().inv_cdf(probability)
     low, high = 0.0, 1.0
     while student_cdf(high, degrees) < probability:
@@ -96,7 +96,7 @@ def student_cdf(t: float, degrees: int) -> float:
     """Return the probability that Student's t is at most `t` >= 0 (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4)."""
     theta = math.atan(t / math.sqrt(degrees))
     sine, cosine = math.sin(theta), math.cos(theta)
-    # The sums go over odd or even powers of the cosine, each term the last one times (k - 1) / k and its square.
+    # Sums over odd or even powers of the cosine; each term is the last times (k - 1) / k and the squared cosine.
     term, total = (cosine, 0.0) if degrees % 2 else (1.0, 0.0)
     for k in range(2 + degrees % 2, degrees + 1, 2):
         total += term
@@ -108,8 +108,8 @@ def student_cdf(t: float, degrees: int) -> float:
 def probability_of_improvement(x: Scores, y: Scores) -> float:
     """Return the probability that a run of x scores higher than one of y in the same stratum; ties count half.
 
-    arXiv:2108.13264, section 4.3: the Mann-Whitney statistic P(X_m > Y_m), averaged over m. Where both were tested on
-    the same tasks, m is a task; else runs are compared by their mean scores.
+    arXiv:2108.13264, section 4.3: the Mann-Whitney statistic P(X_m > Y_m), averaged over m. If both were tested on the
+    same tasks, m is a task; otherwise runs are compared by their mean scores.
 
     Raises:
         ValueError: the groups have different strata.
@@ -118,25 +118,25 @@ def probability_of_improvement(x: Scores, y: Scores) -> float:
 
 
 def improvement_interval(x: Scores, y: Scores) -> IntervalEnds:
-    """Return the 95 % interval of the probability of improvement, for new runs; none if a stratum has a single run.
+    """Return the 95 % interval of the probability of improvement; NaN if a stratum has a single run.
 
-    A score interval as Newcombe's for the Mann-Whitney statistic (2006, Statistics in Medicine 25, p. 559, method 5):
-    all probabilities p from which the observed one is at most t standard errors away, with the standard error at p. It
-    stays between 0 and 1, and also exists where all runs of one group are higher.
+    A score interval after Newcombe for the Mann-Whitney statistic (2006, Statistics in Medicine 25, p. 559, method 5):
+    all p from which the observed probability is at most t standard errors away, with the standard error at p. It stays
+    between 0 and 1 and exists even if all runs of one group are higher.
 
-    Differs from the paper, which assumes one score per run: runs that are compared task by task vary less,
-    by a factor from DeLong's variance (1988, Biometrics 44, p. 837). t is Student's, by Welch's degrees
-    of freedom of the two parts of that variance, rounded down.
+    Differs from the paper, which assumes one score per run. Runs compared task by task vary less, by a factor from
+    DeLong's variance (1988, Biometrics 44, p. 837). t is Student's with Welch's degrees of freedom of the two parts of
+    that variance, rounded down.
     """
     if not min(degrees_of_freedom(x), degrees_of_freedom(y)):
         return NO_INTERVAL
     found, all_wins = probability_of_improvement(x, y), _wins(x, y)
     sizes, degrees = [wins.shape for wins in all_wins], _delong(all_wins)[1]
-    # Few runs may agree by chance, above all where one group is nearly always higher: one more of each, which ties with
-    # all others (as Agresti and Coull 1998 have it for proportions), is not to make them vary more.
+    # A few runs may agree by chance, especially if one group is nearly always higher. Add one run to each group that
+    # ties with all others, as Agresti and Coull 1998 do for proportions, without increasing the variance.
     with_ties = [np.pad(wins, (0, 1), constant_values=0.5) for wins in all_wins]
     factor = max(_share_of_newcombe(wins, sizes) for wins in (all_wins, with_ties))
-    # Whole degrees may be a little too small: 7.999..., for one group instead of the other.
+    # Whole degrees may come out slightly too small, such as 7.999..., depending on the order of groups.
     reach = student_quantile((1 + CONFIDENCE) / 2, math.floor(degrees * (1 + 1e-12))) * math.sqrt(factor)
 
     def end(outside: float) -> float:
@@ -153,13 +153,13 @@ def improvement_interval(x: Scores, y: Scores) -> IntervalEnds:
 
 
 def _share_of_newcombe(all_wins: list[Array], sizes: list[tuple[int, ...]]) -> float:
-    """Return DeLong's variance as a share of Newcombe's at the same probability: 1 at most, and where there is none."""
+    """Return DeLong's variance as a share of Newcombe's at the same probability, at most 1; 1 if undefined."""
     variance, expected = _delong(all_wins)[0], _newcombe(float(np.mean([wins.mean() for wins in all_wins])), sizes)
     return min(1.0, variance / expected) if variance > 1e-12 and expected else 1.0
 
 
 def _wins(x: Scores, y: Scores) -> list[Array]:
-    """Return how often a run of x is higher than one of y, over tasks, [R_x, R_y] for every stratum."""
+    """Return for every stratum the share of tasks in which a run of x is higher than one of y, [R_x, R_y]."""
     if x.stratum_names != y.stratum_names:
         raise ValueError(f"found strata {x.stratum_names} and {y.stratum_names}; required the same")
     by_task = x.same_tasks and y.same_tasks and (x + y).same_tasks
@@ -174,7 +174,7 @@ def _wins(x: Scores, y: Scores) -> list[Array]:
 
 
 def _newcombe(p: float, sizes: list[tuple[int, ...]]) -> float:
-    """Return the variance of the mean Mann-Whitney statistic of strata of m and n runs, if each expects p."""
+    """Return the variance of the mean Mann-Whitney statistic over strata of m and n runs with expectation p."""
 
     def of(m: int, n: int) -> float:
         others = (m + n) / 2 - 1
@@ -184,7 +184,7 @@ def _newcombe(p: float, sizes: list[tuple[int, ...]]) -> float:
 
 
 def _delong(all_wins: list[Array]) -> tuple[float, float]:
-    """Return the variance of the mean over strata, and its degrees of freedom; with none, from the runs of both."""
+    """Return the variance of the mean over strata, and its degrees of freedom."""
     means = [(wins.mean(axis), wins.shape[1 - axis]) for wins in all_wins for axis in (0, 1)]
     variances = np.array([of_runs.var(ddof=1) / n for of_runs, n in means]) / len(all_wins) ** 2
     if not variances.any():

@@ -1,7 +1,7 @@
-"""Scores of a group of runs, weighted equally whatever their tests were, and measures of them.
+"""Scores of a group of runs, and measures that weight runs equally whatever their number of tests.
 
-Each measure takes weights [..., R] of the runs, adding up to 1, instead of groups in which runs appear more than once:
-a resample is a row of weights, and a thousand of them cost one sort.
+Measures take weights [..., R] of the runs that add up to 1, so a resample is a row of weights and a thousand resamples
+cost one sort.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ class Scores:
 
     Attributes:
         runs: Scores [B_r] of every run, one per task; at least one.
-        strata: Stratum of every run, its environment. Resampling keeps the number of runs of each, and each counts the
-            same. A group that was tested in one environment has one stratum.
+        strata: Stratum of every run, which is its environment. Resampling keeps the number of runs of each stratum, and
+            all strata have equal weight.
         same_tasks: True if task b of all runs of a stratum is the same task.
     """
 
@@ -44,7 +44,7 @@ class Scores:
 
     @classmethod
     def of(cls, values: Sequence[Sequence[float]] | Array, *, same_tasks: bool = False) -> "Scores":
-        """Return the scores [R, B] of runs in one environment; rows may differ in length."""
+        """Build scores from one row per run, all of one environment; rows may differ in length."""
         rows = tuple(np.asarray(row, np.float64) for row in cast(Sequence[Array], values))
         return cls(rows, ("",) * len(rows), same_tasks)
 
@@ -52,7 +52,7 @@ class Scores:
         return len(self.runs)
 
     def __add__(self, other: "Scores") -> "Scores":
-        """Join the runs of both groups, the ones of this group first."""
+        """Join the runs of both groups, this group's first."""
         return Scores(self.runs + other.runs, self.strata + other.strata, self.same_tasks and other.same_tasks)
 
     @property
@@ -81,7 +81,7 @@ class Scores:
 
     @cached_property
     def ordered(self) -> tuple[Array, Array, Array]:
-        """All scores in ascending order [n], the run of each [n], and its share of that run [n]."""
+        """All scores in ascending order, with the run of each and its share of that run, [n] each."""
         values = np.concatenate(self.runs)
         owner = np.repeat(np.arange(len(self)), [len(run) for run in self.runs])
         share = np.concatenate([np.full(len(run), 1 / len(run)) for run in self.runs])
@@ -100,8 +100,8 @@ def mean_score(scores: Scores, weights: Array | None = None) -> Array:
 def interquartile_mean(scores: Scores, weights: Array | None = None) -> Array:
     """Return the mean of the middle half of all scores of all runs, [...] (arXiv:2108.13264, section 4.3).
 
-    A score that a quartile falls into counts in part, so that no number of scores makes a jump. Where the number of
-    scores is not a multiple of 4, scipy's `trim_mean`, which the paper's library uses, drops whole scores only.
+    Scores at the quartiles count in part. scipy's `trim_mean`, which the paper's library uses, drops only whole scores
+    if their number is not a multiple of 4.
     """
     weights, (values, owner, share) = _weights(scores, weights), scores.ordered
     if weights.ndim > 1 and len(weights) > (block := max(1, _NUMBERS_AT_ONCE // len(values))):  # memory stays small
@@ -110,7 +110,7 @@ def interquartile_mean(scores: Scores, weights: Array | None = None) -> Array:
         )
     each = weights[..., owner] * share
     above = np.cumsum(each, axis=-1)
-    # Sums of floats miss 1 by their last bits, which would shift the quartiles.
+    # Rounding of the sum of weights would shift the quartiles.
     above /= above[..., -1:]
     below = np.concatenate([np.zeros_like(above[..., :1]), above[..., :-1]], axis=-1)
     middle = np.clip(np.minimum(above, 0.75) - np.maximum(below, 0.25), 0, None)

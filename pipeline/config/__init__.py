@@ -1,1 +1,1 @@
-"""Configuration: the sections of a run's settings, and reading them from files and `--set`."""
+"""Configuration: a run's settings, and their input from files and `--set`."""

@@ -1,4 +1,4 @@
-"""Settings as users write them, in files and by `--set`, and the messages when they are refused."""
+"""Input of settings from files and `--set`, and messages about invalid ones."""
 
 import json
 import tomllib
@@ -12,11 +12,11 @@ from metaloom.pipeline.config.yaml import parse
 from metaloom.pipeline.schema import ConfigError, told
 
 _NAMED_SECTIONS = ("env", "algorithm", "baseline", "policy", "encoder", "optimizer")
-"""Sections for which a bare name stands for the section with that name and defaults."""
+"""Sections that a bare name may replace: the section with that name and defaults."""
 
 
 def load_config(path: Path) -> dict[str, Any]:
-    """Return the settings in a YAML, JSON or TOML file, not yet validated (JSON is a subset of YAML).
+    """Return the settings in a YAML, JSON or TOML file, not yet validated.
 
     Raises:
         ConfigError: the file is missing, does not parse, or is not a mapping.
@@ -36,8 +36,8 @@ def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[st
     """Return settings with `a.b=value` assignments applied; values are YAML (numbers, lists, true, null, text).
 
     Raises:
-        ConfigError: an assignment has no "=", an empty key, reaches into something that is not a section, or would undo
-            an earlier one of a part of the same section.
+        ConfigError: an assignment has no "=", an empty key, sets a field of a value that is not a section, or replaces
+            a section of which an earlier one set a part.
     """
     merged: dict[str, Any] = json.loads(json.dumps(settings))
     done: list[str] = []
@@ -53,7 +53,7 @@ def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[st
         *sections, last = key.split(".")
         target = merged
         for section in sections:
-            # `env=NAME` is short for env.name=NAME; keep the short form's meaning when a second override follows.
+            # `env=NAME` is short for env.name=NAME, also if another override of env follows.
             if section in _NAMED_SECTIONS and isinstance(target.get(section), str):
                 target[section] = {"name": target[section]}
             target = target.setdefault(section, {})
@@ -69,7 +69,7 @@ def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[st
 
 
 def explain(problem: ErrorDetails, settings: Mapping[str, Any]) -> str:
-    """Describe a problem that pydantic found in some settings, by the path of the field as users write it."""
+    """Describe a validation problem of pydantic by the path of the field as users write it."""
     path = ".".join(_path(problem["loc"], settings)) or "config"
     if problem["type"] == "value_error":
         return "\n".join(f"{path}: {line}" for line in str(problem.get("ctx", {})["error"]).splitlines())
@@ -77,10 +77,10 @@ def explain(problem: ErrorDetails, settings: Mapping[str, Any]) -> str:
 
 
 def _path(location: Sequence[int | str], given: Any) -> Iterator[str]:
-    """Yield the keys and indices on the path to a value, without the tags that pydantic gives union members."""
+    """Yield the keys and indices on the path to a value, without pydantic's tags of union members."""
     for n, part in enumerate(location):
         there = part in given if isinstance(given, Mapping) else isinstance(given, list | tuple)
-        # The last part may be what is missing; a bare name stands for a section.
+        # The last part may be missing, and a bare name may stand for a section.
         last = n == len(location) - 1
         if there or (last and isinstance(given, Mapping)) or (isinstance(given, str) and part == "name"):
             yield str(part)
@@ -88,7 +88,7 @@ def _path(location: Sequence[int | str], given: Any) -> Iterator[str]:
 
 
 def conversions(given: Any, kept: Any, *path: str) -> Iterator[str]:
-    """Find where pydantic converted a given value: true to 1, "5" to 5. Only integers may become floats."""
+    """Yield conversions by pydantic, such as true to 1 or "5" to 5. Only integers to floats are allowed."""
     if isinstance(given, Mapping) and isinstance(kept, Mapping):
         for name in given.keys() & kept.keys():
             yield from conversions(given[name], kept[name], *path, name)

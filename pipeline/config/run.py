@@ -22,11 +22,11 @@ from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.schema import Settings, later
 
 MOST_ITERATIONS, MOST_STEPS = 10**8, 10**4
-"""Maximum iterations and inner steps that the store has names for; one more rollout batch than inner steps."""
+"""Maximum numbers of iterations and inner steps that stored names allow."""
 
 
 class RunConfig(Settings):
-    """All settings that decide the results of a run, and which results are kept. Where it runs is no part of them."""
+    """All settings that decide a run's results and which of them are kept, but not where it runs."""
 
     env: EnvConfig
     algorithm: Annotated[AlgorithmSettings, ByName(ALGORITHMS, AlgorithmSettings)]
@@ -38,19 +38,18 @@ class RunConfig(Settings):
     num_tasks: int = Field(default=40, ge=1)
     """Tasks per iteration (the meta-batch)."""
     task_sampling: Literal["uniform", "balanced"] = later("uniform")
-    """Draw of an iteration's tasks: as the environment draws them, or balanced: equally many of every class that it
-    declares, the remainder of a division going to classes that are drawn."""
+    """Sampling of an iteration's tasks: by the environment, or balanced: equally many of every declared class, with the
+    remainder going to random classes."""
     episodes_per_task: int = Field(default=20, ge=1)
     """Complete episodes per task in every rollout batch."""
     max_episode_steps: int = Field(default=100, ge=1)
-    """Steps after which an episode is truncated. By default, gymnasium's limit for an environment of gymnasium."""
+    """Steps after which an episode is truncated. Defaults to gymnasium's limit for gymnasium environments."""
     min_steps: int | None = later(None, ge=1)
-    """Sample a task's episodes one after the other only until they have this many steps, and at most
-    episodes_per_task of them."""
+    """Sample episodes of a task only until they have this number of steps, at most episodes_per_task episodes."""
     min_rollouts: int | None = later(None, ge=1)
-    """Sample until there are this many episodes; with min_steps, until both are reached."""
+    """Sample at least this number of episodes; with min_steps, until both are reached."""
     metrics: tuple[str, ...] = later(())
-    """Custom functions whose results are kept as metrics: module:function, of an EpisodeBatch or a Step."""
+    """Custom functions whose results are stored as metrics: module:function, taking an EpisodeBatch or a Step."""
     seed: int = Field(default=1, ge=0, lt=2**63)
     """Seed of every random draw of the run."""
     device: DeviceName = later("cpu")
@@ -60,9 +59,9 @@ class RunConfig(Settings):
     retention: RetentionConfig = RetentionConfig()
     replay: ReplayConfig = ReplayConfig()
     init_from: WarmStart | None = later(None)
-    """A stored run whose parameters this one starts from: RUN, RUN@UPDATES, RUN@best or RUN@latest."""
+    """Stored run from whose parameters this one starts: RUN, RUN@UPDATES, RUN@best or RUN@latest."""
     stop: StoppingConfig | None = None
-    """When the run may end before its last iteration."""
+    """Criteria for ending the run before its last iteration."""
 
     @model_validator(mode="after")
     def _fill_in_what_was_left_out(self) -> "RunConfig":
@@ -74,16 +73,16 @@ class RunConfig(Settings):
         return self
 
     def _default(self, name: str, default: Any) -> None:
-        """Set a default for this run, unless the user set the value; a section's default may set some of its fields."""
+        """Set a default for this run unless the user set the value; sections may be partial."""
         value = getattr(self, name)
         if isinstance(default, Mapping):
             given = value.model_fields_set
             missing = {field: default[field] for field in default.keys() - given}
             value = type(value).model_validate({**value.model_dump(), **missing})
-            value.model_fields_set.intersection_update(given)  # a default is still not a setting of the user
+            value.model_fields_set.intersection_update(given)  # keep it marked as not set by the user
         elif name not in self.model_fields_set:
             value = default
-        # Settings are frozen; this is still their construction.
+        # Settings are frozen, but this is part of their construction.
         object.__setattr__(self, name, value)
 
     @model_validator(mode="after")
@@ -131,7 +130,7 @@ class RunConfig(Settings):
             )
 
     def _idle_sizes(self) -> Iterator[str]:
-        """Yield the hidden layer sizes that no network reads, because the network is custom."""
+        """Yield names of hidden layer sizes that have no effect because the network is custom."""
         policy, algorithm, default = self.policy, self.algorithm, PolicyConfig().hidden_sizes
         usual = algorithm.run_defaults.get("policy", {}).get("hidden_sizes", default)
         sizes: list[tuple[str, str, Any, tuple[Any, ...]]] = []
@@ -147,12 +146,12 @@ class RunConfig(Settings):
 
     @property
     def samples_until_enough(self) -> bool:
-        """True where a task may have fewer than episodes_per_task episodes."""
+        """True if a task may have fewer than episodes_per_task episodes."""
         return self.min_steps is not None or self.min_rollouts is not None
 
     @property
     def starts_warm(self) -> bool:
-        """True where the run starts from the learner of another one."""
+        """True if the run starts from another run's learner."""
         return self.init_from is not None
 
     @property
@@ -164,8 +163,7 @@ class RunConfig(Settings):
     def digest(self) -> str:
         """Return the SHA-256 of the settings that decide the results of training.
 
-        `iterations` and `stop` only decide the end of a run, `evaluation` its measurements, `retention` the stored
-        batches, and `replay` how they are read.
+        Excluded are `iterations` and `stop`, which decide the end of a run, `evaluation`, `retention` and `replay`.
         """
         beside = ("iterations", "stop", "evaluation", "retention", "replay")
         settings = {name: value for name, value in self.decisive().items() if name not in beside}
@@ -188,7 +186,7 @@ def build_config(settings: Mapping[str, Any]) -> RunConfig:
 
 
 def build_stored(settings: Mapping[str, Any]) -> RunConfig:
-    """Return the RunConfig of a stored run; fields unknown to its version keep their old meaning; see build_config."""
+    """Return the RunConfig of a stored run; fields unknown to its version keep the old behavior; see build_config."""
     section = settings.get("algorithm")
     if not isinstance(section, dict) or "name" not in section:
         raise ConfigError(f"algorithm: found {section!r}; required the settings of an algorithm with its name")

@@ -1,4 +1,4 @@
-"""Sections of RunConfig on the storage of a run and its start."""
+"""Sections of RunConfig on evaluation, storage and warm starts."""
 
 from typing import Any, Literal
 
@@ -8,32 +8,32 @@ from metaloom.pipeline.schema import Settings, later
 
 
 class EvaluationConfig(Settings):
-    """Evaluation of a learner on tasks, while it trains and by default in `metaloom evaluate`."""
+    """Evaluation during training, and defaults of `metaloom evaluate`."""
 
     every: int | None = Field(default=None, ge=1)
-    """Evaluate after every N updates of training; null: never. Training gives the same bits either way."""
+    """Evaluate after every N updates of training; null: never. Training is not affected."""
     tasks: Literal["held-out", "train"] | tuple[tuple[float, ...], ...] = "held-out"
-    """held-out: the environment's test tasks, or draws that training never made. train: its fixed set, or the tasks of
-    the last iteration. Or the tasks themselves, as lists of values."""
+    """held-out: the environment's test tasks, or new draws. train: its training set, or the tasks of the last
+    iteration. Or the tasks themselves, as lists of values."""
     num_tasks: int | None = Field(default=None, ge=1)
-    """Number of tasks; null: the training number for the training set or a distribution, else each task once."""
+    """Number of tasks; null: as in training for training tasks and distributions, otherwise each task once."""
     evenly_by: str | None = None
-    """Draw evenly from the classes of a fixed set, by the task field of this name; without num_tasks one of each."""
+    """Task field whose values divide a fixed set into classes, drawn evenly; without num_tasks, one task of each."""
     task_sampling: Literal["uniform", "balanced"] = later("uniform")
     """balanced: draw equally many tasks of every class that the environment declares, num_tasks in all or the number in
     training."""
     adaptation_steps: int | None = Field(default=None, ge=0)
-    """Largest number of adaptation steps; null: as in training. Past training's steps, its last step size holds."""
+    """Number of adaptation steps; null: as in training. Additional steps use the last step size."""
     episodes: int | None = Field(default=None, ge=1)
-    """Episodes per task that every step adapts to; null: as in training."""
+    """Episodes per task and adaptation step; null: as in training."""
     test_episodes: int | None = Field(default=None, ge=1)
-    """Episodes per task that test the policy after every step, and are never adapted to; null: as in training."""
+    """Test episodes per task after every step, not used for adaptation; null: as in training."""
     deterministic: bool = False
-    """Test episodes take the most likely action. Episodes of a gradient step always explore; episodes that a task is
-    inferred from act as the test episodes do, under RL2 and VariBAD unless `remembered` says otherwise."""
+    """Test episodes take the most likely action. Episodes for a gradient step always explore. Episodes for inference
+    act as the test episodes do, except where `remembered` applies (RL2, VariBAD)."""
     remembered: Literal["as-tested", "drawn"] | None = later(None)
-    """Only for policies with a memory: how they act in the episodes they remember. null or as-tested: as in test
-    episodes, so that the returns after 0 ... K episodes are the returns of one trial; drawn: they always explore."""
+    """For policies with a memory: actions in remembered episodes. null or as-tested: as in test episodes, so that
+    returns after 0 ... K episodes belong to one trial; drawn: sampled, to explore."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of the drawn tasks and episodes, independent of all random draws of training."""
 
@@ -49,38 +49,38 @@ class EvaluationConfig(Settings):
 
 
 class RetentionConfig(Settings):
-    """Iterations that keep all their batches on disk. The rest can be recomputed; no number depends on it.
+    """Iterations whose batches are all kept on disk. The rest can be recomputed; results do not change.
 
-    With neither `keep_last` nor `keep_every` all are kept; with both, an iteration is kept if either keeps it.
+    Without `keep_last` and `keep_every`, all are kept; with both, an iteration is kept if either keeps it.
     """
 
     keep_last: int | None = Field(default=None, ge=0)
     """Keep the batches of the newest N iterations."""
     keep_every: int | None = Field(default=None, ge=1)
-    """Keep the batches of every Nth iteration, from iteration 0 on."""
+    """Keep the batches of every Nth iteration, starting with iteration 0."""
     max_bytes: int | None = Field(default=None, ge=1)
     """Stop before the run's files hold more than this many bytes; warn at 90 %."""
 
 
 class ReplayConfig(Settings):
-    """Reading of the replay buffer, which is the stored run, by off-policy algorithms. No number depends on it."""
+    """Settings for reading stored transitions. Results do not depend on them."""
 
     cache_mib: int = Field(default=1024, ge=1)
     """Mebibytes of the newest transitions to keep in memory; older ones are read from the store."""
 
 
 class WarmStart(Settings):
-    """The learner of a stored run that another run starts from.
+    """Learner of a stored run from which another run starts.
 
-    A bare string stands for the run, with the number of updates after an @.
+    A bare string is the run, optionally followed by @ and the number of updates.
     """
 
     run: str = Field(min_length=1)
-    """The run's folder, or its name."""
+    """Folder or name of the run."""
     updates: int | None = Field(default=None, ge=0)
-    """Number of updates of the learner; by default, all that exist when the run starts, recorded then."""
+    """Number of updates of the learner; by default the latest, recorded when the run starts."""
     digest: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
-    """Digest of the output that holds the learner; recorded when the run starts, and checked at every read."""
+    """Digest of the stored learner, recorded when the run starts and checked on every read."""
 
     @model_validator(mode="before")
     @classmethod

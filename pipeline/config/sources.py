@@ -1,4 +1,4 @@
-"""Files of the plug-ins that a run's settings name, by digest."""
+"""Digests of the source files of a run's plug-ins."""
 
 from collections.abc import Iterator, Mapping
 
@@ -12,18 +12,18 @@ from metaloom.pipeline.schema import PluginSettings, Settings
 
 
 def plugin_sources(config: RunConfig) -> dict[str, str]:
-    """Return the SHA-256 of the files of every plug-in of a run, as `sources_of` finds them."""
+    """Return the SHA-256 of every source file of a run's plug-ins; see `sources_of`."""
     return sources_of(plugin_paths(config))
 
 
 def plugin_paths(config: RunConfig) -> list[str]:
-    """Return module:Class of everything that a run's settings name."""
+    """Return module:Class of every plug-in in a run's settings."""
     metrics = (METRICS.path(name) for name in config.metrics)
     return [*acting_paths(config.env, config.policy), *metrics, *_classes(config)]
 
 
 def changed_sources(now: Mapping[str, str], then: Mapping[str, object]) -> list[str]:
-    """Describe, half a sentence each, the sources whose digest differs from the known digest in `then`."""
+    """Describe each source whose digest differs from the one in `then`."""
     return [
         f"the source of {name} had the SHA-256 {before[:12]}..., found {now[name][:12]}..."
         for name, before in then.items()
@@ -32,7 +32,7 @@ def changed_sources(now: Mapping[str, str], then: Mapping[str, object]) -> list[
 
 
 def _classes(settings: Settings) -> Iterator[str]:
-    """Yield module:Class of all settings found by name, and of their learners, graphs and networks."""
+    """Yield module:Class of settings selected by name, and of their learners, graphs and networks."""
     for value in dict(settings).values():
         if isinstance(value, PluginSettings):
             yield path_of(type(value))

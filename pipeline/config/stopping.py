@@ -1,4 +1,4 @@
-"""Criteria that stop a run, computed from the metrics of its iterations alone."""
+"""Criteria that stop a run, computed from its metrics."""
 
 import math
 import re
@@ -14,27 +14,27 @@ from metaloom.pipeline.types import Array, Metrics
 
 
 class StoppingConfig(Settings):
-    """Criteria that end a run before its last iteration; omitted ones do not apply."""
+    """Criteria for ending a run before its last iteration; unset criteria do not apply."""
 
     samples: int | None = Field(default=None, ge=1)
-    """Environment steps made."""
+    """Number of environment steps."""
     return_threshold: float | None = None
-    """A return of the last iteration's episodes, after adaptation where there is any."""
+    """Return that the last iteration's episodes must reach, after adaptation if there is any."""
     statistic: Literal["min", "average", "max"] = "min"
-    """Return to compare: of the worst episode, the mean, or of the best episode."""
+    """Statistic of the returns to compare: the worst episode's, the mean, or the best episode's."""
     convergence_window: int | None = Field(default=None, ge=3)
-    """Number of iterations over which the return must show no trend: a line fitted through it is flat."""
+    """Number of iterations over which the return must have no trend, by a linear fit."""
     convergence_p_value: float = Field(default=0.99, gt=0, lt=1)
-    """Required certainty of flatness: the chance of a steeper line if there is no trend (two-sided t test)."""
+    """Minimum p value of the fitted slope in a two-sided t test for no trend."""
     metric: str | None = later(None, min_length=1)
-    """Metric of the last iteration's episodes to compare, such as success_rate: after adaptation where there is any,
-    or at the inner step in its name, as in step_0.success_rate."""
+    """Metric of the last iteration's episodes, such as success_rate: after adaptation if there is any, or at a given
+    inner step, as in step_0.success_rate."""
     at_least: float | None = later(None)
-    """Value from which on the metric meets the criterion."""
+    """Lower bound for the metric."""
     at_most: float | None = later(None)
-    """Value down to which the metric must fall to meet the criterion: for a distance, for example."""
+    """Upper bound for the metric, for example for a distance."""
     combine: Literal["any", "all"] = "any"
-    """any: one criterion is enough; all: they must be met at once."""
+    """any: one criterion is enough; all: all must be met at the same time."""
 
     @model_validator(mode="after")
     def _options_have_their_criterion(self) -> "StoppingConfig":
@@ -54,11 +54,11 @@ class StoppingConfig(Settings):
         return self
 
     def met(self, history: Sequence[Metrics]) -> bool:
-        """Return True if a run may end after the iterations with these metrics, in order."""
+        """Return True if a run with these metrics, in order of iterations, may end."""
         return bool(self.reasons(history))
 
     def reasons(self, history: Sequence[Metrics]) -> Sequence[str]:
-        """Return the criteria met after the iterations with these metrics; empty while the run continues."""
+        """Return the criteria that end a run with these metrics; empty if it continues."""
         if not history:
             return ()
         found = [*self._criteria(history)]
@@ -86,10 +86,10 @@ class StoppingConfig(Settings):
             yield flat, f"the {self.statistic} return has no trend over {window} iterations"
 
     def require_metric(self, names: Collection[str]) -> None:
-        """Reject a metric that no rollout batch of the run will have.
+        """Reject a metric that the run will not have.
 
         Raises:
-            ConfigError: it is not among the names, which are without `step_k.`.
+            ConfigError: it is not among the names, which have no `step_k.` prefix.
         """
         # Without the inner step that it names.
         if self.metric is not None and _IN_STEP.sub("", self.metric) not in names:
@@ -118,7 +118,7 @@ def _last_step(metrics: Metrics) -> int:
 
 
 def trend_p_value(values: Array) -> float:
-    """Return the two-sided p of a t test that n values without a trend lie along a line at least as steep; n >= 3."""
+    """Return the two-sided p value of a t test for zero slope in n >= 3 values."""
     n = len(values)
     times = np.arange(n) - (n - 1) / 2
     centred = np.asarray(values, np.float64) - np.mean(values)

@@ -1,7 +1,8 @@
 """YAML restricted to the values of JSON: numbers, text, true, false, null, lists and mappings.
 
-PyYAML follows YAML 1.1, in which 1e-3 is text, 010 is 8, 1:30 is 90, no is false and 2024-01-01 is a date. Here the
-core schema of YAML 1.2 decides (https://yaml.org/spec/1.2.2/#103-core-schema), without its octal and hexadecimal.
+PyYAML follows YAML 1.1, in which 1e-3 is text, 010 is 8, 1:30 is 90, no is false and 2024-01-01 is a date. This module
+follows the core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/#103-core-schema), without octal and hexadecimal
+numbers.
 """
 
 import json
@@ -14,7 +15,7 @@ from pydantic import JsonValue
 
 
 def parse(text: str) -> JsonValue:
-    """Return the value that a JSON or YAML text describes.
+    """Parse a JSON or YAML text.
 
     Raises:
         ValueError: the text is neither, has a tag, a date, a duplicate key or a value that contains itself, or its
@@ -25,14 +26,14 @@ def parse(text: str) -> JsonValue:
     except (ValueError, RecursionError):
         pass
     try:
-        # Through JSON, so that what two aliases share becomes two values.
+        # Copy through JSON, so that aliases do not share values.
         return json.loads(json.dumps(_load(text)))
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(str(error)) from None
 
 
 def dump(value: object) -> str:
-    """Return YAML from which `parse`, and other readers of YAML, make the same value."""
+    """Return YAML that `parse` and other YAML readers turn into the same value."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
@@ -62,7 +63,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that YAML 1.1 or 1.2 would read as something else, such as 1e3."""
+    """Dumper that quotes text which YAML 1.1 or 1.2 would not read as text, such as 1e3."""
 
 
 def _construct_int(loader: _Loader, node: Any) -> int:
@@ -78,7 +79,7 @@ for _kind, _pattern, _first in (
     ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+."),
     ("merge", "<<", "<"),
 ):
-    # PyYAML tries a kind for values that begin with one of these characters; "" stands for an empty value.
+    # PyYAML tries a resolver for values that begin with one of these characters; "" is the empty value.
     _starts = [*_first, ""] if _kind == "null" else [*_first]
     for _either in (_Loader, _Dumper):
         _either.add_implicit_resolver(_TAG + _kind, re.compile(rf"({_pattern})\Z"), _starts)
@@ -90,7 +91,7 @@ def _load(text: str) -> Any:
         node = loader.get_single_node()
         if node is None:
             return None
-        # Aliases of aliases make a small text stand for more than fits into memory.
+        # Aliases of aliases can expand a small text beyond the available memory.
         if (count := _num_values(node, {})) > _MOST_VALUES:
             raise ValueError(f"its aliases stand for {count:.0f} values; at most {_MOST_VALUES} are taken")
         return loader.construct_document(node)
@@ -99,7 +100,7 @@ def _load(text: str) -> Any:
 
 
 def _num_values(node: yaml.Node, known: dict[int, float]) -> float:
-    """Count the values that a node stands for once every alias is replaced; infinite for one that holds itself."""
+    """Count the values of a node after expanding aliases; infinite if it contains itself."""
     if id(node) not in known:
         known[id(node)] = math.inf
         if isinstance(node, yaml.MappingNode):

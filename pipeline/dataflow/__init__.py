@@ -1,1 +1,1 @@
-"""The language of dataflows: stages, the edges between them, and the graphs that they form."""
+"""Dataflows: stages, the edges between them, and the graphs they form."""

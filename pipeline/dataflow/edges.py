@@ -1,7 +1,7 @@
-"""Edges: the outputs that an input reads, as data.
+"""Edges: descriptions of the outputs that a stage's input reads.
 
-An edge is written in words relative to the stage that reads it: `this_step(PROCESS_SAMPLES)`. Order, lineage, static
-checks, diagrams and composition all read these words; nothing has to be called to find the inputs of a stage.
+An edge is relative to the stage that reads it: `this_step(PROCESS_SAMPLES)`. Order, lineage, static checks, diagrams
+and composition are derived from edges without calling any stage.
 """
 
 from dataclasses import dataclass, replace
@@ -20,8 +20,8 @@ class Edge:
 
     Attributes:
         word: Rule that selects the outputs, such as `this_step`.
-        stages: Names of the stages that compute them.
-        first: Edge, or the name of one, that is read where there is no earlier step or iteration.
+        stages: Names of the stages that compute the outputs.
+        first: Edge, or its name, that is read if there is no earlier step or iteration.
         among: The steps that count; default: all of the stage.
     """
 
@@ -46,7 +46,7 @@ def this_step(stage: Stage | str) -> Edge:
 
 
 def last_step(stage: Stage | str, *, first: Stage | str | None = None) -> Edge:
-    """Read a stage's output of the inner step before.
+    """Read a stage's output of the previous inner step.
 
     Args:
         stage: The stage.
@@ -71,7 +71,7 @@ def steps_so_far(stage: Stage | str, *, among: Per | None = None) -> Edge:
 
 
 def last_iteration(stage: Stage | str, *, first: Stage | str | None = None) -> Edge:
-    """Read a stage's output of the iteration before.
+    """Read a stage's output of the previous iteration.
 
     Args:
         stage: The stage.
@@ -86,7 +86,7 @@ def last_iterations(*stages: Stage | str) -> Edge:
 
 
 def since_start(*stages: Stage | str) -> Edge:
-    """Read all outputs of some stages so far, as a Span, from which the stage loads what it needs."""
+    """Read all outputs of some stages so far, as a Span."""
     return _span("since_start", stages)
 
 

@@ -1,7 +1,7 @@
 """Graphs: kinds of runs as data, each made of stages joined by named edges.
 
-Everything about stages is derived from here: the order of an iteration, the lineage in records, Prefect's edges, the
-inputs of replaying and thinning, the debugger's variables, the store's groups, command-line choices, and diagrams.
+Everything else is derived from graphs: the order of an iteration, lineage, Prefect's edges, the inputs of replaying and
+thinning, the debugger's variables, the store's groups, command-line choices, and diagrams.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -19,7 +19,7 @@ from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams, Update
 
 WITNESS = ("witness_tasks", "witness_episodes")
-"""Names of the inputs that a witness is played from."""
+"""Names of a witness's inputs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,11 +29,11 @@ class Graph:
     Attributes:
         name: Name by which the settings of an algorithm select the graph.
         stages: Stages in data-flow order; consecutive per-step stages run step by step.
-        edges: Edges, by the names under which stages read them.
-        shared: Objects that stages keep between iterations, such as a replay buffer; they change no bit. Name, by which
-            functions of stages take it -> function that makes it, which takes tools by name.
-        remembers_by_task: True if stored data of a task belong to its index in the training set, which must not change.
-        check: Raises ConfigError or EnvError if configuration and environment do not fit each other.
+        edges: Edges by the names that stages use.
+        shared: Caches that stages keep between iterations, such as a replay buffer: parameter name in stage functions
+            -> function that makes the object from tools. Results do not depend on them.
+        remembers_by_task: True if stored data refer to tasks by index, so the training set must not change.
+        check: Function that raises ConfigError or EnvError if configuration and environment do not fit.
 
     Raises:
         GraphError: a stage reads a missing edge or takes an unknown tool, or an edge comes from no stage.
@@ -86,7 +86,7 @@ class Graph:
         return self._order.sort(refs)
 
     def sampled_from(self, config: RunConfig, iteration: int) -> set[StageRef]:
-        """Return the outputs that decide an iteration's episodes: of stages that sample, and their inputs within it."""
+        """Return the outputs that decide an iteration's episodes: of sampling stages, and their inputs."""
         sampling = [ref for ref in self.order(config, iteration) if self[ref.stage].samples]
         read = (wanted for ref in sampling for wanted in self.inputs(config, ref).values())
         return {*sampling, *(wanted for wanted in read if isinstance(wanted, StageRef))}
@@ -94,7 +94,7 @@ class Graph:
     def inputs(self, config: RunConfig, ref: StageRef) -> Mapping[str, Input]:
         """Return a stage's inputs by argument name.
 
-        Where an episode of every iteration is played again, the stage that ends it reads the tasks and the batch.
+        If runs have witnesses, the stage that ends an iteration also reads the tasks and the batch.
 
         Raises:
             GraphError: an input without a default has no output to read.
@@ -124,7 +124,7 @@ class Graph:
         return [ref for ref in self.order(config, iteration) if ref in span]
 
     def sources(self, edge: Edge) -> Iterator[tuple[str, Edge]]:
-        """Yield the stages that an edge may come from, each with the edge that selects its outputs."""
+        """Yield the stages that an edge may read, each with the edge that selects its outputs."""
         if edge.first is not None:
             yield from self.sources(self.edges[edge.first] if isinstance(edge.first, str) else edge.first)
         yield from ((name, edge) for name in edge.stages)
@@ -133,7 +133,7 @@ class Graph:
 
     @cached_property
     def _of_adaptation(self) -> tuple[Stage, Stage] | None:
-        """The stage that collects episodes to adapt to, and the one whose output tasks act with in the next step."""
+        """The stage that collects episodes for adaptation, and the one whose output tasks act with next."""
         for stage in self.stages:
             for edge in map(self.edges.__getitem__, stage.edges.values() if self._collects(stage) else ()):
                 if edge.word == "last_step" and self[edge.stages[0]].output is TaskParams:
@@ -152,18 +152,18 @@ class Graph:
         """The stage whose output tasks act with in the next inner step; None in a graph that does not adapt.
 
         Raises:
-            GraphError: tasks act with an output that is computed before the episodes of the same step.
+            GraphError: tasks act with an output of the same step.
         """
         return None if self._of_adaptation is None else self._of_adaptation[1]
 
     @property
     def collecting(self) -> Stage | None:
-        """The stage that collects the episodes that tasks adapt to; None, and raises, as `adapted`."""
+        """The stage that collects episodes for adaptation; see `adapted` for None and errors."""
         return None if self._of_adaptation is None else self._of_adaptation[0]
 
     @cached_property
     def adapting(self) -> tuple[Stage, ...]:
-        """The stages of one adaptation step, in order: from the episodes to the output that tasks then act with."""
+        """The stages of one adaptation step, in order, up to the one whose output tasks act with next."""
         needed: set[str] = set()
         waiting = [] if self.adapted is None else [self.adapted]
         while waiting:
@@ -176,7 +176,7 @@ class Graph:
 
     @staticmethod
     def _collects(stage: Stage) -> bool:
-        """Return True for a stage that samples episodes; other stages may change them."""
+        """Return True for a stage that samples episodes rather than transforming them."""
         return stage.samples and stage.output is EpisodeBatch
 
     def inputs_of_adaptation(
@@ -184,7 +184,7 @@ class Graph:
     ) -> Mapping[str, StageRef | tuple[StageRef, ...] | None]:
         """Return the inputs of a stage in adaptation step k after training, as if they were of iteration 0.
 
-        There, every stage has every step, and there are no other iterations. None stands for what tasks act with.
+        Every stage has every step, and there are no other iterations. None is the output that tasks act with.
 
         Raises:
             GraphError: the stage reads an output that exists in training only.
@@ -245,14 +245,14 @@ class Graph:
         return replace(self, stages=(*self.stages[:n], inserted, *self.stages[n:]), edges=edges)
 
     def replace(self, old: Stage | str, new: Stage) -> Self:
-        """Return the graph with one stage replaced; all edges from the old stage then come from the new one."""
+        """Return the graph with one stage replaced; edges from the old stage now come from the new one."""
         before = self._known(old)
         stages = tuple(new if stage is before else stage for stage in self.stages)
         edges = {name: edge.renamed(before.name, new.name) for name, edge in self.edges.items()}
         return replace(self, stages=stages, edges=edges)
 
     def remove(self, stage: Stage | str) -> Self:
-        """Return the graph without a stage; its edges must have been moved to other stages before."""
+        """Return the graph without a stage; no edge may come from it any more."""
         gone = self._known(stage)
         left = tuple(stage for stage in self.stages if stage is not gone)
         read = {edge: reader.name for reader in left for edge in reader.edges.values()}
@@ -316,7 +316,7 @@ class Graph:
                 return Span(edge.stages, max(0, i - config.algorithm.earlier_iterations), i)
 
     def _problems(self) -> Iterator[str]:
-        """Yield the problems that any settings would have."""
+        """Yield problems that do not depend on settings."""
         if len(self._by_name) < len(self.stages):
             names = [stage.name for stage in self.stages]
             twice = next(name for name in names if names.count(name) > 1)

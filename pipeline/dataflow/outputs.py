@@ -1,4 +1,4 @@
-"""Access of stages to the outputs of other stages."""
+"""Access to the outputs of other stages."""
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Outputs(Protocol):
-    """Source of other stages' outputs: a Run, its RunWriter, or one that recomputes missing outputs."""
+    """Source of stage outputs: a Run, its RunWriter, or a source that recomputes missing outputs."""
 
     def load(self, ref: StageRef) -> Any:
         """Load an output."""
@@ -31,22 +31,22 @@ class Outputs(Protocol):
 
 
 class SpanOutputs:
-    """Outputs of a span, loaded as a stage needs them."""
+    """Outputs of a span, loaded on demand."""
 
     def __init__(self, span: Span, graph: Graph, config: RunConfig, outputs: Outputs) -> None:
         self.span = span
         self._graph, self._config, self._outputs = graph, config, outputs
 
     def refs(self, iteration: int) -> list[StageRef]:
-        """Return the outputs of an iteration, in the order in which they were computed."""
+        """Return an iteration's outputs, in the order in which they were computed."""
         return self._graph.within(self._config, self.span, iteration)
 
     def load(self, ref: StageRef) -> Any:
-        """Return one of the outputs; like the next two methods, raises ValueError for an output outside the span."""
+        """Load one of the outputs. Like the next two methods, raises ValueError for outputs outside the span."""
         return read_only(self._graph[ref.stage].as_declared(self._outputs.load(self._own(ref))))
 
     def lengths(self, ref: StageRef) -> Array:
-        """Return the number of steps of each episode of a batch, [B, E]; nothing else of it is read."""
+        """Return the number of steps of each episode of a batch, [B, E], reading nothing else."""
         return self._outputs.lengths(self._own(ref))
 
     def experience(self, ref: StageRef) -> EpisodeBatch:
@@ -60,7 +60,7 @@ class SpanOutputs:
 
 
 def read_only(value: T) -> T:
-    """Return an output with read-only arrays: it may still be written to the disk, and other stages read it too."""
+    """Return an output with read-only arrays, since it may still be written to disk and other stages read it."""
     if isinstance(value, np.ndarray):
         value.flags.writeable = False
     elif isinstance(value, Mapping):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
-"""Names of stages."""
+"""Pattern of stage names."""
 _FILE_NAME = re.compile(rf"(\d{{8}})\.({NAME.pattern})\.(\d{{1,4}})\.json")
 _LIMIT = 10**8
 
@@ -18,7 +18,7 @@ class StageRef:
     Attributes:
         iteration: Iteration number, from 0.
         stage: Stage name.
-        step: Inner step k; 0 where a stage has none.
+        step: Inner step k; 0 for stages without steps.
     """
 
     iteration: int
@@ -38,11 +38,11 @@ class StageRef:
 
     @property
     def where(self) -> str:
-        """The position as errors name it."""
+        """Position for error messages."""
         return f"iteration {self.iteration}, {self.stage} k={self.step}"
 
     def document(self) -> dict[str, Any]:
-        """Return the reference as plain data."""
+        """Return the reference as JSON data."""
         return {"iteration": self.iteration, "stage": self.stage, "step": self.step}
 
     @classmethod
@@ -52,12 +52,12 @@ class StageRef:
 
     @property
     def file_name(self) -> str:
-        """The name of the commit record that makes this output exist."""
+        """File name of the output's commit record."""
         return f"{self.iteration:08d}.{self.stage}.{self.step}.json"
 
     @classmethod
     def from_file_name(cls, name: str) -> "StageRef | None":
-        """Return the reference whose commit record has this name, None for any other name."""
+        """Return the reference whose commit record has this file name, or None."""
         match = _FILE_NAME.fullmatch(name)
         if match is None:
             return None
@@ -67,9 +67,9 @@ class StageRef:
 
 @dataclass(frozen=True)
 class Span:
-    """All outputs of some stages over consecutive iterations: an input of which a stage reads what it needs.
+    """All outputs of some stages over consecutive iterations: an input that a stage reads on demand.
 
-    With a span, a record can name everything that was collected so far without a list that grows with the run.
+    A record can refer to all outputs so far by a span, without a list that grows with the run.
 
     Attributes:
         stages: Stage names; all inner steps of each count, and an iteration need not have every stage.
@@ -96,10 +96,10 @@ class Span:
 
 
 class StageOrder:
-    """The order in which a run computes outputs: stepped stages that follow one another come step by step.
+    """Order in which a run computes outputs: consecutive stepped stages run step by step.
 
     Args:
-        stages: Names of the stages in data-flow order, each with whether an iteration may have several outputs of it.
+        stages: Names of the stages in data-flow order; True for stages that may have several outputs per iteration.
     """
 
     def __init__(self, stages: Iterable[tuple[str, bool]]) -> None:

@@ -16,10 +16,10 @@ from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.seeding import own_generator, seed_for
 
 Input = StageRef | tuple[StageRef, ...] | Span
-"""Input of a stage: one output, outputs of several steps, or a span, of which it reads what it needs."""
+"""Input of a stage: one output, outputs of several steps, or a span."""
 
 STEP = "{step}"
-"""Stands for the inner step in the name of a group of the store."""
+"""Placeholder for the inner step in the name of a stored group."""
 
 TOOLS: Mapping[str, str] = {
     "at": "the position: run seed, iteration and inner step",
@@ -38,19 +38,19 @@ TOOLS: Mapping[str, str] = {
 
 
 class GraphError(ConfigError):
-    """Stages that do not fit each other; the message names the stage, the edge, and what to do."""
+    """Raised for stages that do not fit each other; names the stage, the edge, and a remedy."""
 
 
 @dataclass(frozen=True)
 class At:
-    """Position at which a stage computes. It determines its random streams.
+    """Position at which a stage computes, which determines its random streams.
 
     Attributes:
-        run_seed: Seed of the run; in an evaluation the evaluation's own.
-        iteration: Iteration number; 0 where a learner adapts after training.
+        run_seed: Seed of the run, or of the evaluation.
+        iteration: Iteration number; 0 for adaptation after training.
         step: Inner step k.
-        training: False where a learner adapts after training, in evaluations and trained policies.
-        task: Index of the task, of a stage that is over tasks.
+        training: False for adaptation after training, in evaluations and trained policies.
+        task: Index of the task, for stages over tasks.
     """
 
     run_seed: int
@@ -60,9 +60,9 @@ class At:
     task: int = 0
 
     def generator(self, name: str) -> np.random.Generator:
-        """Return a generator of a stream of the stage's own at this position, see `own_generator`.
+        """Return a generator for one of the stage's streams at this position; see `own_generator`.
 
-        After training it equals none of training, whatever the seeds.
+        Streams after training differ from all streams of training.
 
         Args:
             name: Name of the stream, such as the stage's name.
@@ -79,8 +79,8 @@ class Per:
 
     Attributes:
         words: Text for diagrams, such as "per inner step".
-        steps: Returns its inner steps k for a configuration and iteration i.
-        stepped: True if an iteration may have several.
+        steps: Function from a configuration and iteration to inner steps k.
+        stepped: True if an iteration may have several steps.
     """
 
     words: str
@@ -110,26 +110,26 @@ def by_position(config: RunConfig, i: int, k: int) -> tuple[int, ...]:
 class Stage:
     """One stage of a kind of run.
 
-    Its function takes tools as positional parameters, by their names in TOOLS, and inputs as keyword-only ones. An
-    input with a default may be missing, as adapted parameters are before the first inner step.
+    Its function takes tools as positional parameters, by their names in TOOLS, and inputs as keyword-only ones. Inputs
+    with a default may be missing, such as adapted parameters before the first inner step.
 
     Attributes:
         run: The function.
         per: Number of executions in an iteration.
         name: Stage name; default: the function's.
-        reads: Input -> name of the graph's edge that it is read from; default: the edge of the same name.
-        output: Type of its output: one of `metaloom.pipeline.types`, or a frozen dataclass of arrays whose fields say
-            their axes, see `metaloom.pipeline.outputs`; default: the function's return annotation.
-        group: Group that stores it; "{step}" in the name stands for the inner step; default: the stage's name.
-        over: `tasks` if the function computes each task alone: it is called with one task at a time, in any order, and
-            gets its index as `at.task`.
-        samples: True if it runs environments, so that other algorithm settings cannot be tried on stored data.
-        thinnable: True if thinning may remove its arrays, because they can be computed again.
-        ends_iteration: True if its output is the next learner.
-        seed_position: Position of its draws in the run's random streams.
+        reads: Name of the graph's edge by input; default: the edge of the same name.
+        output: Type of the output: one of `metaloom.pipeline.types`, or a frozen dataclass of arrays that declare their
+            axes, see `metaloom.pipeline.outputs`; default: the function's return annotation.
+        group: Stored group; "{step}" is replaced by the inner step; default: the stage's name.
+        over: `tasks` if the function computes each task separately: it is called per task, in any order, with the
+            task's index in `at.task`.
+        samples: True if it runs environments, so it cannot be recomputed with other algorithm settings.
+        thinnable: True if thinning may remove its arrays, which can be recomputed.
+        ends_iteration: True if the output is the next learner.
+        seed_position: Function that returns the position of its random draws.
 
     Raises:
-        GraphError: the function does not declare its arguments and its result.
+        GraphError: the function does not declare its arguments and result.
     """
 
     run: Callable[..., Any]
@@ -206,20 +206,20 @@ class Stage:
 
     @cached_property
     def inputs(self) -> Mapping[str, bool]:
-        """Names of its inputs, each with whether it may be missing."""
+        """Inputs by name, with True for inputs that may be missing."""
         return {p.name: p.default is not p.empty for p in self._parameters if p.kind == p.KEYWORD_ONLY}
 
     @cached_property
     def annotations(self) -> Mapping[str, Any]:
-        """Types of its function's parameters, as far as they can be evaluated."""
+        """Types of the function's parameters, if they can be evaluated."""
         try:
             return inspect.get_annotations(_written(self.run), eval_str=True)
-        except Exception:  # names for type checkers alone
+        except Exception:  # names imported only for type checkers
             return {}
 
     @property
     def edges(self) -> Mapping[str, str]:
-        """Input -> name of the edge that it is read from."""
+        """Name of the edge by input."""
         assert self.reads is not None, "set in construction"
         return self.reads
 
@@ -229,11 +229,11 @@ class Stage:
         return STEP in self.group
 
     def at(self, i: int, k: int = 0) -> StageRef:
-        """Return the ref of its output in iteration i and inner step k."""
+        """Return the reference to its output in iteration i and inner step k."""
         return StageRef(i, self.name, k)
 
     def as_declared(self, value: Any) -> Any:
-        """Return an output as an instance of the class that the stage declares, whatever it was read from."""
+        """Convert an output to the class that the stage declares."""
         return value if self.output.__module__ == types.__name__ else as_declared(self.output, value)
 
     def reading(self, **edges: str) -> Self:
@@ -252,7 +252,7 @@ def tools_of(make: Callable[..., object]) -> Sequence[str]:
 
 @cache
 def fields_of_tasks(kind: type[Any], *, all_of_them: bool = False) -> tuple[str, ...]:
-    """Return the fields of an output whose first axis is tasks; nothing if `all_of_them` and others are not."""
+    """Return the fields of an output whose first axis is tasks; with `all_of_them`, none unless all are."""
     if kind in (types.EpisodeBatch, types.Samples, types.TaskParams):
         return tuple(f.name for f in fields(kind))
     if kind.__module__ == types.__name__ or not is_dataclass(kind):
@@ -262,7 +262,7 @@ def fields_of_tasks(kind: type[Any], *, all_of_them: bool = False) -> tuple[str,
 
 
 def _written(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the underlying function, without the arguments filled in by `functools.partial`."""
+    """Return the function under any `functools.partial`."""
     return _written(function.func) if isinstance(function, partial) else function
 
 

@@ -1,4 +1,4 @@
-"""Stages that compute each task alone: inputs are cut into tasks, and outputs joined."""
+"""Stages that compute each task separately: inputs are split by task and outputs joined."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
@@ -11,11 +11,11 @@ from metaloom.pipeline.types import Array, ParallelMap
 
 
 def call(stage: Stage, tools: Mapping[str, Any], inputs: Mapping[str, Any], parallel: ParallelMap) -> Any:
-    """Call a stage's function with its tools and inputs; task by task, in any order, if it is over tasks.
+    """Call a stage's function with its tools and inputs, task by task if it is over tasks.
 
     Raises:
-        GraphError: the stage is over tasks, and its inputs have no tasks or differ in their number. Or its output for a
-            task has no task axis of length 1, or other arrays than its output for another task.
+        GraphError: the stage is over tasks, but its inputs have no tasks or different numbers of tasks, or its output
+            for a task lacks a task axis of length 1 or has other arrays than for another task.
     """
     positional = [tools[name] for name in stage.tools]
     if stage.over is None:

@@ -1,6 +1,6 @@
-"""Environments: robots with a distribution of tasks, and any gymnasium env as one with a single task.
+"""Environments with a distribution of tasks, and gymnasium environments as a single task.
 
-To add one, write its file in this folder and its line in ENVS.
+To add one, put its file in this folder and add a line to ENVS.
 """
 
 from metaloom.pipeline.envs.metaworld.names import FAMILIES
@@ -39,6 +39,6 @@ ENVS: dict[str, str] = {
     "walker2d-rand-params": "metaloom.pipeline.envs.walker2d:Walker2dRandParams",
     "walker2d-vel": "metaloom.pipeline.envs.walker2d:Walker2dVel",
 }
-"""Name -> module:Class. The module is imported when an environment is made."""
+"""module:Class by name. The module is imported when an environment is made."""
 
 PLUGINS = Plugins("environment", "metaloom.envs", ENVS)

@@ -1,4 +1,4 @@
-"""Checked copies of an environment's answers and facts: nothing else of it enters a rollout."""
+"""Validation of everything that an environment returns."""
 
 import math
 import re
@@ -17,13 +17,13 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 class RowFault(EnvError):
-    """Error of the environment of one row, or an answer from which no rollout can continue.
+    """Raised for an error or an invalid result of one row's environment.
 
     A custom `BatchEnv` may raise it to name the row at fault.
 
     Attributes:
         row: The row.
-        call: Call that failed: "make", "set_task", "reset", "step" or "act" (no finite action to step with).
+        call: Call that failed: "make", "set_task", "reset", "step" or "act" (the policy's action is not finite).
     """
 
     def __init__(self, message: str, row: int, call: str) -> None:
@@ -36,10 +36,10 @@ class RowFault(EnvError):
 
 
 def observation_of(answer: Any, shape: tuple[int, ...]) -> Array:
-    """Return an observation as an array [O], which may be the environment's own.
+    """Return an observation as an array [O], which may share memory with the environment.
 
     Raises:
-        EnvError: not numeric, or of another shape.
+        EnvError: it is not numeric or has another shape.
     """
     values = np.asarray(answer)
     if values.dtype.kind not in "biuf" or values.shape != shape:
@@ -51,10 +51,10 @@ def observation_of(answer: Any, shape: tuple[int, ...]) -> Array:
 
 
 def as_integers(values: Array, dtype: np.dtype[Any]) -> Array:
-    """Return observations in the integer type of their space.
+    """Convert observations to the integer type of their space.
 
     Raises:
-        EnvError: one of them is not such an integer.
+        EnvError: a value is not an integer of this type.
     """
     if values.dtype == dtype:
         return values
@@ -70,12 +70,12 @@ def as_integers(values: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def wrong_number(observations: Array) -> tuple[int, str] | None:
-    """Find the first of several observations [n, O] float64 with a number that float32 cannot keep.
+    """Find the first of several observations [n, O] float64 with a value that float32 cannot represent.
 
     Returns:
-        Its row and the problem; None where there is none.
+        Its row and the problem, or None.
     """
-    # NaN is not below anything.
+    # Comparisons with NaN are false.
     sound = np.abs(observations) <= LARGEST
     if sound.all():
         return None
@@ -87,7 +87,7 @@ def number_of(answer: Any, name: str) -> float:
     """Return a number as a float.
 
     Raises:
-        EnvError: not one number, or too large for the float32 in which it is kept.
+        EnvError: it is not a single number, or is too large for float32.
     """
     if type(answer) is float:  # most are: twice as fast
         number = answer
@@ -102,10 +102,10 @@ def number_of(answer: Any, name: str) -> float:
 
 
 def flag_of(answer: Any, name: str) -> bool:
-    """Return a truth value, which must be one: text such as "False" would count as true.
+    """Return a boolean; other types are rejected, since text such as "False" is truthy.
 
     Raises:
-        EnvError: it is something else.
+        EnvError: it is not a boolean.
     """
     if answer is True or answer is False:
         return answer
@@ -116,7 +116,7 @@ def flag_of(answer: Any, name: str) -> bool:
 
 
 def reward_terms_of(reward: float, info: Any) -> dict[str, float]:
-    """Return the terms that `info` names, or the reward as the only one. Nothing else in `info` but facts is read.
+    """Return the reward terms in `info`, or the reward as the only term.
 
     Raises:
         EnvError: they are not numeric, or do not sum to the reward.
@@ -137,19 +137,19 @@ def reward_terms_of(reward: float, info: Any) -> dict[str, float]:
 
 
 def is_ctrl_c(error: BaseException) -> bool:
-    """Return True for Ctrl-C: Python interrupts the main thread alone, so in others an environment has raised it."""
+    """Return True for Ctrl-C. In other threads than the main one, an environment raised it."""
     return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 
 def last_line(error: BaseException) -> str:
-    """Return the kind of an error and its message, on a line or a few."""
-    # str(error) is the environment's own code too, and may fail.
+    """Return the type of an error and its message, on one or a few lines."""
+    # str(error) is also third-party code and may fail.
     text = traceback.format_exception_only(error)[-1].strip()
     return text if len(text) <= 500 else f"{text[:497]}..."
 
 
 def own_traceback(error: BaseException | None) -> str:
-    """Return the traceback of an environment's error; empty if it answered and only its answer was rejected."""
+    """Return the traceback of an environment's error; empty if only its result was rejected."""
     if error is None or isinstance(error, EnvError):
         return ""
     text = "".join(traceback.format_exception(error))
@@ -161,26 +161,26 @@ _FINITE = "a finite number within float32"
 
 
 def shown(value: Any) -> str:
-    """Return a value of a user's code, with its type, in at most 80 characters."""
+    """Format a value from third-party code, with its type, in at most 80 characters."""
     text = f"{type(value).__name__} {value!r}"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
-# A number's metric is average_NAME, and every run has these already.
+# A number's metric is average_NAME, and these names are taken.
 _TAKEN = ("return", "discounted_return", "length")
 
 
 def declared_facts(env: gymnasium.Env[Any, Any]) -> tuple[Fact, ...]:
-    """Return the declarations of an environment, or of the outermost wrapper with any; nothing where there are none.
+    """Return the facts declared by the outermost wrapper that declares any, or by the environment.
 
     Raises:
-        EnvError: a declaration has no such form, or a name occurs twice or is taken.
+        EnvError: a declaration is invalid, or a name is duplicated or reserved.
     """
     declared = env.get_wrapper_attr("facts") if env.has_wrapper_attr("facts") else ()
     is_declaration = isinstance(declared, list | tuple) and all(isinstance(f, tuple) and len(f) > 1 for f in declared)
     if not (isinstance(env.unwrapped, MetaEnv) or is_declaration):
-        return ()  # an attribute of another meaning
+        return ()  # an unrelated attribute of this name
     where = f"{type(env.unwrapped).__name__}.facts"
     try:
         facts = tuple(Fact(*fact) for fact in declared)
@@ -215,7 +215,7 @@ def facts_in(info: Mapping[str, Any], declared: Sequence[Fact]) -> dict[str, flo
     """Read the facts that a single environment reports in `info`, flags as 0 and 1.
 
     Raises:
-        EnvError: one is missing, not declared, or no such number or flag.
+        EnvError: one is missing, not declared, or of the wrong kind.
     """
     told = info.get("facts", {})
     if not declared and told == {}:
@@ -230,8 +230,8 @@ def check_facts(told: Mapping[str, Array], declared: Sequence[Fact], rows: Array
     """Check the facts that a batched environment reports for the `rows` [n] that it stepped.
 
     Raises:
-        EnvError: one is missing or not declared, or is no array [n] of its kind.
-        RowFault: a number is not finite, as only optional ones may be.
+        EnvError: one is missing or not declared, or is not an array [n] of its kind.
+        RowFault: a number that is not optional is not finite.
     """
     _require_names("step: facts", told, declared)
     for fact in declared:

@@ -1,4 +1,4 @@
-"""The ant: four legs on a ball, which runs in a direction or to a goal."""
+"""The ant: a four-legged robot that walks in a direction or to a goal."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from metaloom.pipeline.envs.task_sets import AlongX, AnyDirection, draw_on_disk
 from metaloom.pipeline.types import Array
 
 TORSO = 1
-"""Body 0 is the world."""
+"""Index of the torso among the bodies; body 0 is the world."""
 
 
 class Ant(MujocoRobot, MetaEnv):
@@ -44,8 +44,8 @@ class Ant(MujocoRobot, MetaEnv):
     (size 105). PEARL's style omits all contact forces (size 27).
 
     Start: joint positions U(-0.1, 0.1) around the rest pose, velocities 0.1 N(0, 1). A control step is 0.05 s (five
-    physics steps). The torso's position in rewards is MuJoCo's body frame, which the Runge-Kutta integrator leaves
-    where its last stage was: millimetres at most from what the joints say, as in both originals and in gymnasium.
+    physics steps). Rewards use the position of MuJoCo's body frame, which the Runge-Kutta integrator leaves at its last
+    stage: at most millimetres from the joint positions, as in both originals and in gymnasium.
     """
 
     frame_skip = 5
@@ -56,7 +56,7 @@ class Ant(MujocoRobot, MetaEnv):
     control_cost: float = 0.5
     contact_cost: float = 5e-4
     shows_place = False
-    """True where observations start with the x and y of the torso; in v5 that is an option."""
+    """True if observations start with the x and y of the torso; in v5 that is an option."""
     shows_contacts_to_pearl = False
 
     def __init__(self, obs_style: ObsStyle = "promp", render_mode: str | None = None) -> None:
@@ -86,7 +86,7 @@ class Ant(MujocoRobot, MetaEnv):
 
 
 class AntWalk:
-    """Rules of ants that walk: paid for velocity along a direction and for each step, they can fall. Go before Ant.
+    """Rules of ants that walk in a direction and can fall. List before Ant.
 
     | reward term | value                                                              | unit  |
     | ----------- | ------------------------------------------------------------------ | ----- |
@@ -127,7 +127,7 @@ class AntDir2D(AnyDirection, AntWalk, Ant):
 
 
 class ToGoal:
-    """Rules of ants that go to a goal. Go before Ant.
+    """Rules of ants that go to a goal. List before Ant.
 
     | task field     | unit | distribution                                                        |
     | -------------- | ---- | ------------------------------------------------------------------- |
@@ -155,8 +155,8 @@ class ToGoal:
 class AntGoal(ToGoal, Ant):
     """Go to a goal known only from the reward (ProMP's AntRandGoal). Never terminates.
 
-    Observation, action, start: see Ant; in every style the torso's x and y come first (2 more entries), since no
-    goal can be found without them. Task and reward: see ToGoal.
+    Observation, action, start: see Ant; in every style the torso's x and y come first (2 more entries), since goals
+    cannot be found without them. Task and reward: see ToGoal.
     """
 
 
@@ -164,10 +164,10 @@ class PearlAntDir(PearlRobot, AnyDirection, AntWalk, Ant):
     """Walk in one of 100 directions, as PEARL's ant-dir: AntDir2D without contact forces in the observation (27).
 
     Terminates unless the torso is 0.2 to 1 m high. Task: see AnyDirection and PearlRobot. Option `forward_backward`:
-    (1, 0) and (-1, 0) are the two tasks instead, and there is none to hold out.
+    (1, 0) and (-1, 0) are the two tasks instead, and no task is held out.
 
-    Differs from the original, which tests on the two directions that it trains on; and whose contact cost was 0 on the
-    MuJoCo of its time.
+    Differs from the original, which tests on its two training directions, and whose contact cost was 0 on the MuJoCo of
+    its time.
     """
 
     heights: tuple[float, float] = (0.2, 1.0)

@@ -1,4 +1,4 @@
-"""Bernoulli bandits: the smallest tasks in which one has to explore."""
+"""Bernoulli bandits: the simplest tasks that require exploration."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,8 +23,8 @@ class BernoulliBandit(MetaEnv):
     | p_0 ... p_k-1 | 1    | U(0, 1), each arm |
 
     Option `arms`: k, 5 unless said. Reward term: payout = 1 with the probability of the arm, else 0. Never terminates;
-    max_episode_steps is the number of pulls. The payouts of an episode follow from the seed of its reset alone: pull t
-    of an episode pays if its number t from U(0, 1) is below the arm's probability.
+    max_episode_steps is the number of pulls. The payouts of an episode depend only on its reset seed: pull t pays if
+    the seed's t-th draw from U(0, 1) is below the arm's probability.
     """
 
     action_components: tuple[()] = ()
@@ -51,7 +51,7 @@ class BernoulliBandit(MetaEnv):
 
 
 class BanditBatch(RowBatch):
-    """N bandits, pulled together."""
+    """A batch of N bandits."""
 
     observation_size = 1
     action_size = 1
@@ -80,5 +80,5 @@ class BanditBatch(RowBatch):
 
     @property
     def state(self) -> Array:
-        # A bandit has no state: its payouts follow from the seed of the reset.
+        # A bandit has no state: its payouts depend only on the reset seed.
         return np.zeros((self.num_rows, 0))

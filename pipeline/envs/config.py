@@ -1,4 +1,4 @@
-"""Settings of a run's environment, as plain data: workers read them without importing torch."""
+"""Settings of a run's environment. Importing them does not import torch."""
 
 import re
 from collections.abc import Generator, Mapping
@@ -13,28 +13,28 @@ from metaloom.pipeline.plugins import import_module
 from metaloom.pipeline.schema import ConfigError, Settings, later
 
 DISCRETE = ("bernoulli-bandit", "hidden-goal-grid", "tabular-mdp")
-"""Built-in environments whose actions are discrete, so that they have no scale unless one is set."""
+"""Built-in environments whose actions are discrete, so they have no scale by default."""
 
 
 class InfoFact(Settings):
-    """A fact that a plain gymnasium environment reports in its `info`, in every step.
+    """A fact that a plain gymnasium environment reports in its `info` in every step.
 
-    A bare string stands for the key: `--set env.facts.success=is_success`.
+    A bare string sets the key: `--set env.facts.success=is_success`.
     """
 
     short_for = "key"
     key: str = Field(min_length=1)
-    """The key in info."""
+    """Key in info."""
     kind: Literal["flag", "number"] = "flag"
     """flag: True or False, 1 or 0; number: a finite number."""
     per: Literal["step", "episode"] = "step"
-    """step: kept of every step; episode: kept of the episode's last step alone."""
+    """step: stored for every step; episode: stored for the episode's last step only."""
 
 
 class WrapperConfig(Settings):
     """A wrapper around an environment, with its options.
 
-    A bare string stands for the name: `--set env.wrappers=[FlattenObservation]`.
+    A bare string sets the name: `--set env.wrappers=[FlattenObservation]`.
     """
 
     short_for = "name"
@@ -50,63 +50,63 @@ class WrapperConfig(Settings):
 
 
 REPRODUCED = "witness_reproduced"
-"""Metric of an iteration: 1 if its witness episode came out bit for bit again, 0 if not."""
+"""Metric of an iteration: 1 if its witness episode was reproduced bit for bit, otherwise 0."""
 
 
 class EnvConfig(Settings):
     """An environment by name, with its options.
 
-    A bare string stands for the name: `--set env=point-corner`.
+    A bare string sets the name: `--set env=point-corner`.
     """
 
     short_for = "name"
     name: str = Field(min_length=1)
-    """A registered name such as half-cheetah-dir, an id of gymnasium's such as Hopper-v5 or module:Hopper-v5, or
+    """A registered name such as half-cheetah-dir, a gymnasium id such as Hopper-v5 or module:Hopper-v5, or
     module:Class for a custom environment."""
     options: dict[str, JsonValue] = Field(default_factory=dict)
     """Keyword arguments of the environment's class, for example reward: dense."""
     action_scale: float | None = Field(default=10.0, gt=0)
-    """The policy's box [-action_scale, action_scale] is mapped onto the environment's; null lets it act directly, which
-    it always does where actions are discrete, and by default under an actor-critic."""
+    """The policy's box [-action_scale, action_scale] is mapped onto the environment's. null passes actions unchanged,
+    which is the default of actor-critics and the only choice for discrete actions."""
 
     diagnostics: bool = later(False)
     """Store the environment's diagnostics of each rollout batch, such as forward_velocity, with the metrics."""
     facts: dict[str, InfoFact] = later({})
-    """Facts to keep from the info of a plain gymnasium environment, by the names to keep them under, such as
-    success: is_success; a MetaEnv declares its facts itself."""
+    """Facts to store from the info of a plain gymnasium environment, as name: key, such as success: is_success; a
+    MetaEnv declares its own."""
 
     wrappers: tuple[WrapperConfig, ...] = later(())
     """Wrappers around the environment, the innermost first, such as [FlattenObservation] or [{name: my_module:Class,
     options: {key: value}}]."""
 
     observed: tuple[Annotated[int, Field(ge=0)], ...] | None = later(None, min_length=1)
-    """Indices of the observation entries of a plain gymnasium environment that a policy sees, such as [0, 2] for a
-    cart-pole without its velocities; null: all."""
+    """Indices of the observation entries that the policy sees, such as [0, 2] for a cart-pole without velocities; null:
+    all. Only for plain gymnasium environments."""
 
     integer_observations: bool = later(True, before=False)
-    """Keep observations of an integer type, such as the bytes of images, as they are; false: as float32."""
+    """Store integer observations, such as the bytes of images, in their own type; false: as float32."""
 
     copies: Literal["auto", "kept", "fresh"] = later("auto", before="kept")
-    """Copies of an environment that is not built in: kept over episodes, or fresh for every episode, which costs the
-    time of making one; auto: fresh if a rehearsal before the run finds that an episode depends on its copy's past."""
+    """Copies of a third-party environment: kept across episodes, or fresh for every episode, which is slower; auto:
+    fresh if a rehearsal before the run finds that episodes depend on earlier ones."""
     seed_bits: Literal[32, 64] = later(32, before=64)
-    """Size of the seeds that episodes are reset with, which many simulators limit to 32 bits; 64 for built-in ones."""
+    """Bits of reset seeds. Many simulators are limited to 32; built-in environments use 64."""
     witness: bool = later(True, before=False)
-    """Play one episode of every iteration again on a new copy and compare it bit for bit, as the metric
-    witness_reproduced; off for built-in environments."""
+    """Replay one episode of every iteration on a new copy and report as the metric witness_reproduced whether it agrees
+    bit for bit; off by default for built-in environments."""
 
     @property
     def is_built_in(self) -> bool:
-        """True if no third-party code takes part."""
+        """True if no third-party code is involved."""
         return self.name in ENVS and not self.wrappers
 
     @property
     def left_open(self) -> set[str]:
-        """Names of settings that are not set and whose defaults differ for a built-in environment."""
+        """Names of unset settings whose defaults differ for a built-in environment."""
         return self.before().keys() - self.model_fields_set
 
     def as_in(self, stored: Mapping[str, Any]) -> "EnvConfig":
-        """Return this configuration, with open settings filled from the given env section of a stored run."""
+        """Return this configuration with unset fields filled from the env section of a stored run."""
         known = {**self.before(), **stored}
         return self.model_copy(update={name: known[name] for name in self.left_open})
 
@@ -128,9 +128,9 @@ class EnvConfig(Settings):
     @model_validator(mode="after")
     def _discrete_actions_have_no_scale(self) -> "EnvConfig":
         if self.name in DISCRETE and "action_scale" not in self.model_fields_set:
-            # Settings are frozen; this is still their construction.
+            # Settings are frozen, but this is part of their construction.
             object.__setattr__(self, "action_scale", None)
-            self.model_fields_set.add("action_scale")  # so that no algorithm's default replaces it
+            self.model_fields_set.add("action_scale")  # mark it as set, so that no algorithm's default replaces it
         return self
 
 
@@ -140,9 +140,9 @@ def is_gymnasium_id(name: str) -> bool:
 
 
 def registered_id(name: str) -> str | None:
-    """Return the id under which gymnasium knows an environment, whose module is imported; None for other names.
+    """Return the gymnasium id of an environment after importing its module; None for other names.
 
-    An id needs no version: a name that a module lacks may be one that it registered.
+    Ids may lack a version: a name that is not in the module may be one that it registered.
 
     Raises:
         ConfigError: the module cannot be imported.
@@ -150,7 +150,7 @@ def registered_id(name: str) -> str | None:
     own = name.rpartition(":")[2]
     if ":" in name and hasattr(import_module(name), own.partition(".")[0]):
         return None
-    import gymnasium  # imported here: it takes a seventh of the time of refusing a typo
+    import gymnasium  # imported here: it would take a seventh of the time needed to reject a typo
 
     return own if own in gymnasium.registry else None
 
@@ -169,12 +169,12 @@ def step_limits_left_open() -> Generator[None]:
 
 
 def gymnasium_limit(name: str) -> int | None:
-    """Return gymnasium's step limit for one of its environments; None for others and where there is none.
+    """Return gymnasium's step limit for one of its environments; None if there is none.
 
     Raises:
         ConfigError: the module that registers it cannot be imported.
     """
-    # A misspelt name of a built-in environment, all of small letters, is refused sooner.
+    # A lower-case name is a misspelled built-in environment, which is rejected earlier.
     if not _ASKED.get() or name in ENVS or (re.fullmatch("[a-z0-9-]+", name) and not is_gymnasium_id(name)):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Batched MuJoCo physics that also computes the forces of contacts, which the Python binding's batch does not."""
+"""Batched MuJoCo physics with contact forces, which the Python binding's batch does not compute."""
 # pyright: reportAttributeAccessIssue=false, reportUnknownParameterType=false
 # MuJoCo's compiled modules have no type stubs.
 
@@ -25,14 +25,14 @@ _NO_STAGE = int(mujoco.mjtStage.mjSTAGE_NONE)
 
 
 class PhysicsBatch(Protocol):
-    """N simulations, as far as robots need them: `mujoco.batch.Batch`, or one with contact forces."""
+    """Interface of N simulations: `mujoco.batch.Batch`, or a batch with contact forces."""
 
     def bind(self, name: str) -> Array:
         """Return a live view [N, ...] of a field of MjData."""
         ...
 
     def reset(self, *, stage: int) -> None:
-        """Reset all rows, then compute up to a stage."""
+        """Reset all rows, then compute up to `stage`."""
 
     def forward(self) -> None:
         """Compute all rows without a step."""
@@ -42,21 +42,21 @@ class PhysicsBatch(Protocol):
 
 
 class ModelBatch(PhysicsBatch, Protocol):
-    """N simulations with a model each."""
+    """N simulations, each with its own model."""
 
     def expand(self, name: str) -> Array:
-        """Return the values [N, ...] of a field of MjModel, to be written."""
+        """Return the writable values [N, ...] of a field of MjModel."""
         ...
 
     def set_const(self) -> None:
-        """Compute what follows from written values."""
+        """Recompute the constants that depend on written values."""
 
 
 def contact_batch(model: mujoco.MjModel, num_rows: int, num_threads: int) -> PhysicsBatch:
     """Return N simulations whose `cfrc_ext` holds the contact forces of their last step, as in gymnasium's robots.
 
-    Uses MuJoCo's public C functions where the installed library exports them, else a loop over the simulations. Both
-    give the same bits. The loop is about a tenth slower on one thread, and gains nothing from more threads.
+    Uses MuJoCo's public C functions if the installed library exports them, otherwise a loop over the simulations. Both
+    give identical results. The loop is about a tenth slower on one thread and does not use more threads.
     """
     library = batch_library()
     if library is None:
@@ -65,9 +65,9 @@ def contact_batch(model: mujoco.MjModel, num_rows: int, num_threads: int) -> Phy
 
 
 class ContactBatch:
-    """`mujoco.batch.Batch`, as far as robots need it, by way of the C functions under it.
+    """The part of `mujoco.batch.Batch` that robots need, on top of its C functions.
 
-    Those can run a C function on each simulation, on the batch's own threads; the Python class cannot.
+    Unlike the Python class, they can run a C function on each simulation, on the batch's threads.
     """
 
     def __init__(self, library: ctypes.CDLL, model: mujoco.MjModel, num_rows: int, num_threads: int) -> None:
@@ -81,7 +81,7 @@ class ContactBatch:
         self._contact_pass = ctypes.cast(library.mj_rnePostConstraint, ctypes.c_void_p)
 
     def bind(self, name: str) -> Array:
-        """Return a live view [N, ...] float64: joint state and controls may be written, other fields follow calls."""
+        """Return a live view [N, ...] float64. Joint state and controls are writable."""
         shape = (self._num_rows, *getattr(self._data, name).shape)
         if name in _STATE:
             size = ctypes.c_int()
@@ -106,15 +106,14 @@ class ContactBatch:
         rows = None if ids is None else np.ascontiguousarray(ids, np.int32)
         pointer, count = (None, self._num_rows) if rows is None else (rows.ctypes.data, len(rows))
         self._check(rows, self._library.mjb_step(self._batch, pointer, count, nstep, _NO_STAGE))
-        # Called with four arguments, of which it takes the first two: C's calling conventions allow that on all
-        # platforms that MuJoCo is built for.
+        # Called with four arguments but takes two: fine by the C ABIs of all MuJoCo platforms.
         self._check(rows, self._library.mjb_apply(self._batch, pointer, count, self._contact_pass, None, 0))
-        # Applying a function does not refresh bound fields; an empty stage does.
+        # Applying a function does not refresh bound fields, but an empty stage does.
         self._check(rows, self._library.mjb_forward(self._batch, pointer, count, _NO_STAGE))
 
     def _view(self, address: int, shape: tuple[int, ...], item: Any = ctypes.c_double) -> Array:
         buffer = (item * int(np.prod(shape))).from_address(address)
-        # The array keeps the buffer alive, and with it the memory.
+        # The array keeps the buffer and its memory alive.
         buffer.owner = self._handle
         return np.frombuffer(buffer, np.dtype(item)).reshape(shape)
 
@@ -127,7 +126,7 @@ class ContactBatch:
 
 
 class ContactLoop:
-    """Contact forces through the Python binding alone, by a loop over the simulations after each step."""
+    """Contact forces through the Python binding, by a loop over the simulations after each step."""
 
     def __init__(self, model: mujoco.MjModel, num_rows: int, num_threads: int) -> None:
         self._model = model
@@ -158,12 +157,12 @@ class ContactLoop:
 
 
 class _Handle:
-    """The C library's batch, freed when nothing refers to it or to arrays inside it any more."""
+    """The C library's batch, freed with the last reference to it or to one of its arrays."""
 
     def __init__(self, library: ctypes.CDLL, model: mujoco.MjModel, num_rows: int, num_threads: int) -> None:
         self._delete = library.mjb_deleteBatch
         message = ctypes.create_string_buffer(1000)
-        # Persistent, since contact forces come from what the step left in each simulation's own MjData.
+        # Persistent, since contact forces are computed from each simulation's MjData after the step.
         config = _Config(num_threads, True)
         self.address: int | None = library.mjb_makeBatch(
             model._address, num_rows, ctypes.byref(config), message, len(message)

@@ -1,4 +1,4 @@
-"""The contract of environments for meta-training, one at a time and in batches."""
+"""The contract of environments for meta-training, single and batched."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from metaloom.pipeline.types import Array, EpisodeBatch
 
 
 class EnvError(ValueError):
-    """An environment that cannot be built or used as configured; the message names the value and the requirement."""
+    """Raised when an environment cannot be built or used as configured."""
 
 
 def require_count(env: gymnasium.Env[Any, Any], option: str, value: object, *, least: int) -> None:
-    """Reject an option that is not an integer, or too small.
+    """Reject an option that is not an integer of at least `least`.
 
     Raises:
-        EnvError: naming the option.
+        EnvError: names the option.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise EnvError(f"{type(env).__name__}: {option} is {value!r}; required a whole number from {least} on")
@@ -43,10 +43,10 @@ class TaskField:
 
 
 class Component(NamedTuple):
-    """One number of an observation or action.
+    """One entry of an observation or action.
 
     Attributes:
-        name: Short, unique in its vector; a column of tables.
+        name: Short name, unique in its vector; names a column of tables.
         unit: "m", "rad/s"; "1" for a number without a unit.
     """
 
@@ -58,11 +58,11 @@ class Fact(NamedTuple):
     """Additional quantity that an environment reports besides observation and reward, such as success.
 
     Attributes:
-        name: Short, unique in the environment; the column of tables is `fact_NAME`.
-        kind: "flag", true or false; "number".
-        per: "step": kept of every step; "episode": kept of the episode's last step alone.
+        name: Short name, unique in the environment; tables have a column `fact_NAME`.
+        kind: "flag" (true or false) or "number".
+        per: "step": stored for every step; "episode": stored for the episode's last step only.
         unit: "m", "N"; "1" for a number without a unit.
-        optional: NaN stands for a missing number.
+        optional: True if NaN may stand for a missing number.
     """
 
     name: str
@@ -76,14 +76,14 @@ NO_FACTS: Mapping[str, Array] = MappingProxyType({})
 
 
 class BatchStep(NamedTuple):
-    """The result of one control step of n rows.
+    """Result of one control step of n rows.
 
     Attributes:
         observations: [n, O] float64.
         reward_terms: name -> [n] float64; their sum is the reward.
-        terminated: [n] bool, the task ended the episode.
-        truncated: [n] bool, the environment's own time limit ended it.
-        facts: name -> [n] bool or float64, every one that the environment declares, in every step.
+        terminated: [n] bool, True if the task ended the episode.
+        truncated: [n] bool, True if the environment's own time limit ended it.
+        facts: name -> [n] bool or float64, all declared facts in every step.
     """
 
     observations: Array
@@ -96,8 +96,7 @@ class BatchStep(NamedTuple):
 class BatchEnv(Protocol):
     """N rows of one environment, each with its own task and episode, stepped together.
 
-    A row's results depend on its task, its seed and its actions only: not on N, its index, its neighbours or the
-    number of threads.
+    A row's results depend only on its task, seed and actions, not on N, its index, other rows or threads.
 
     Attributes:
         num_rows: N.
@@ -110,7 +109,10 @@ class BatchEnv(Protocol):
     action_size: int
 
     def reset(self, tasks: Array, seeds: Array) -> Array:
-        """Return first observations [N, O]: row i starts as a single env with tasks[i] after `reset(seed=seeds[i])`."""
+        """Return the first observations [N, O].
+
+        Row i starts like a single env with tasks[i] after `reset(seed=seeds[i])`.
+        """
         ...
 
     def step(self, actions: Array, rows: Array) -> BatchStep:
@@ -119,7 +121,7 @@ class BatchEnv(Protocol):
 
     @property
     def state(self) -> Array:
-        """Copy of the simulator's state, [N, S] float64; S is 0 where it cannot be read."""
+        """Return a copy of the simulator's state, [N, S] float64; S is 0 if it cannot be read."""
         ...
 
     def close(self) -> None:
@@ -127,7 +129,7 @@ class BatchEnv(Protocol):
 
 
 class RowBatch(BatchEnv):
-    """A batch of rows that follow rules for any number of them.
+    """Rows of an environment that defines its rules for any number of rows.
 
     Attributes:
         tasks: [N, P].
@@ -136,11 +138,11 @@ class RowBatch(BatchEnv):
     tasks: Array
 
     def take(self, tasks: Array) -> None:
-        """Set the tasks of all rows; the next `step` already uses them."""
+        """Set the tasks of all rows, which take effect from the next `step`."""
         self.tasks = tasks.copy()
 
     def begin(self, rngs: Sequence[np.random.Generator]) -> Array:
-        """Return first observations [N, O] of new episodes, whose random values are from a generator for each row."""
+        """Return the first observations [N, O] of new episodes, drawn with one generator per row."""
         ...
 
     def reset(self, tasks: Array, seeds: Array) -> Array:
@@ -154,43 +156,43 @@ _ONLY_ROW = np.zeros(1, np.int64)
 class MetaEnv(gymnasium.Env[Array, Array]):
     """A gymnasium Env with a distribution of tasks.
 
-    A subclass names its task parameters in `task_fields` and uses `self.task` in `step`; it puts the terms of the
-    reward into `info["reward_terms"]`, name -> number, summing to the reward, and the facts that it declares into
-    `info["facts"]`, name -> number or flag. Task ranges in the class docstring. Instead of `step` and `reset` it may
-    give `row_batch`, of which a single environment is one row alone.
+    A subclass names its task parameters in `task_fields` and uses `self.task` in `step`; `info["reward_terms"]` holds
+    the terms of the reward by name, which sum to the reward, and `info["facts"]` the declared facts by name. Document
+    task ranges in the class docstring. Instead of `step` and `reset`, it may define `row_batch`; a single environment
+    is then a batch of one row.
 
-    An environment sets no time limit: the sampler's `max_episode_steps` ends its episodes.
+    An environment sets no time limit: the run's `max_episode_steps` does.
     """
 
     task_fields: tuple[TaskField, ...] = ()
     """The P fields of a task, in the order of its vector."""
 
     task_set: tuple[tuple[float, ...], ...] | None = None
-    """All tasks, where there are finitely many; a task's index in it is its id. None: a continuous distribution."""
+    """All tasks, if there are finitely many; a task's id is its index. None: a continuous distribution."""
 
     test_task_set: tuple[tuple[float, ...], ...] | None = None
-    """Held-out tasks, where training has a fixed set (`task_set`); None: a fresh draw is a held-out task."""
+    """Held-out tasks, if there is a fixed `task_set`; None: any new draw is a held-out task."""
 
     task_classes: Classes | None = None
-    """Named classes of tasks, by which returns are reported and tasks can be drawn. None: a single class."""
+    """Named classes of tasks for reporting returns and balanced draws. None: a single class."""
 
     observation_components: Sequence[tuple[str, str]] | None = None
-    """Names and units of an observation's entries, flattened in C order, see Component; None: they have none."""
+    """Names and units of an observation's entries, flattened in C order; see Component. None: unnamed."""
 
     action_components: Sequence[tuple[str, str]] | None = None
-    """Names and units of an action's entries, as the environment takes it."""
+    """Names and units of the entries of the environment's actions."""
 
     facts: Sequence[Fact] = ()
-    """Facts that `step` reports besides observation and reward, see Fact; of a class or of an instance."""
+    """Facts that `step` reports, see Fact; a class or instance attribute."""
 
     recorded: Mapping[str, Any] = MappingProxyType({})
-    """Plain data that runs record besides the options: which code computes the environment, where several can."""
+    """Plain data that runs record besides the options, such as which implementation computes the environment."""
 
     _task: Array | None = None
     _taken: Array | None = None
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        """Return B independent draws from the task distribution, [B, P] float64; by default uniform over `task_set`.
+        """Draw tasks from the distribution, [B, P] float64; by default uniformly from `task_set`.
 
         Raises:
             EnvError: the environment has neither this method nor a `task_set`.
@@ -200,22 +202,22 @@ class MetaEnv(gymnasium.Env[Array, Array]):
         return np.array(self.task_set, np.float64)[rng.integers(len(self.task_set), size=num_tasks)]
 
     def set_task(self, task: Array) -> None:
-        """Set the task [P]; the next `step` already uses its reward."""
+        """Set the task [P], which takes effect from the next `step`."""
         self._task = check_task(self, task)
 
     @property
     def task(self) -> Array:
-        """The current task, [P] float64; before the first `set_task` a fixed draw, so that a new env works at once."""
+        """The current task, [P] float64; before the first `set_task`, a fixed draw."""
         if self._task is None:
             self.set_task(self.sample_tasks(1, np.random.default_rng(0))[0])
         assert self._task is not None
         return self._task
 
     def sparse_rewards(self, rewards: Array) -> Array:
-        """Return the sparse rewards of real steps with these rewards, of any shape.
+        """Convert rewards of real steps, of any shape, to sparse rewards.
 
-        For environments whose tasks are inferred, and whose policies are evaluated, with another reward than the one
-            for learning, as in PEARL. Pass no padding: its 0 may stand for the goal.
+        For environments that infer tasks and evaluate policies with another reward than the learner's, as in PEARL. Do
+        not pass padding: a reward of 0 may mean the goal.
 
         Raises:
             EnvError: the environment has no sparse rewards.
@@ -226,22 +228,22 @@ class MetaEnv(gymnasium.Env[Array, Array]):
         )
 
     def diagnostics(self, episodes: EpisodeBatch) -> Mapping[str, float]:
-        """Return values by name that describe a rollout batch, such as the robot's mean speed; none by default.
+        """Return metrics of a rollout batch by name, such as the robot's mean speed; by default none.
 
-        With env.diagnostics they are metrics of the run, `step_k.NAME`. They may depend on stored data alone.
+        With env.diagnostics, runs store them as `step_k.NAME`. They must depend only on stored data.
         """
         return {}
 
     @property
     def has_diagnostics(self) -> bool:
-        """True where `diagnostics` returns values."""
+        """True if `diagnostics` is overridden."""
         return type(self).diagnostics is not MetaEnv.diagnostics
 
     def row_batch(self, num_rows: int, num_threads: int) -> RowBatch:
-        """Return N environments as rows with common rules.
+        """Return a batch of N rows.
 
         Raises:
-            EnvError: the environment has no such rules.
+            EnvError: the environment does not define its rules for rows.
         """
         raise EnvError(f"{type(self).__name__} has no step and reset, and no rows; required `step` and `reset`")
 
@@ -250,7 +252,7 @@ class MetaEnv(gymnasium.Env[Array, Array]):
         return self.row_batch(1, 1)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
-        if type(self).row_batch is MetaEnv.row_batch:  # the rules are the subclass's or another base class's
+        if type(self).row_batch is MetaEnv.row_batch:  # step and reset come from the subclass or another base class
             return super().reset(seed=seed, options=options)
         super().reset(seed=seed)
         self._take_task()
@@ -278,22 +280,22 @@ class MetaEnv(gymnasium.Env[Array, Array]):
 
 @cache
 def follows_other_base(cls: type[MetaEnv]) -> bool:
-    """Return True where a base class listed after MetaEnv has the rules, as in `class Tasks(MetaEnv, CartPoleEnv)`."""
+    """Return True if a later base class defines step and reset, as in `class Tasks(MetaEnv, CartPoleEnv)`."""
     following = cls.mro()[cls.mro().index(MetaEnv) + 1 :]
     steps = (vars(base)["step"] for base in following if "step" in vars(base))
     return cls.row_batch is MetaEnv.row_batch and next(steps) is not gymnasium.Env.step
 
 
 def keeps_rules(env: gymnasium.Env[Any, Any], base: type[gymnasium.Env[Any, Any]]) -> bool:
-    """Return False for a subclass that overrides step or reset: the batch of `base` does not know its rules."""
+    """Return False if a subclass overrides step or reset, which the batch of `base` would ignore."""
     return type(env).step is base.step and type(env).reset is base.reset
 
 
 def check_task(env: MetaEnv, task: Array) -> Array:
-    """Return the task as [P] float64.
+    """Validate a task and return it as [P] float64.
 
     Raises:
-        EnvError: it has another shape, or an entry that is not finite.
+        EnvError: it has another shape or a non-finite entry.
     """
     names = [field.name for field in env.task_fields]
     value = np.array(task, np.float64)

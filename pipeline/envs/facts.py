@@ -1,4 +1,4 @@
-"""Facts about the environment that a configuration names: its class, all its options, and its sizes."""
+"""Facts that runs record about their environment: class, options and sizes."""
 
 import inspect
 import math
@@ -21,13 +21,12 @@ _COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 
 
 def env_facts(config: EnvConfig, env: MetaEnv) -> dict[str, Any]:
-    """Return the facts that distinguish environments once defaults have changed, as plain JSON data.
+    """Return the facts that identify an environment even after defaults change, as JSON data.
 
     Returns:
         `class` as module:Class, `options` of its constructor including the defaults, `observation_size`,
-        `observation_shape` where it has several axes, and `action_size` or, where actions are discrete, `num_choices`;
-        `actions_taken`, the space that a policy's actions are mapped into; and the facts that the environment itself
-        has `recorded`.
+        `observation_shape` if it has several axes, and `action_size` or, for discrete actions, `num_choices`;
+        `actions_taken`, the space that a policy's actions are mapped into; and the environment's `recorded` facts.
     """
     path, factory, given = _factory(config)
     actions = env.action_space
@@ -37,10 +36,10 @@ def env_facts(config: EnvConfig, env: MetaEnv) -> dict[str, Any]:
     sizes = {"num_choices": int(actions.n)} if isinstance(actions, Discrete) else {"action_size": _size(actions)}
     try:
         parameters = inspect.signature(factory).parameters.values()
-    except ValueError:  # written in C, and silent about its defaults
+    except ValueError:  # written in C, without a signature
         parameters = ()
     named = {p.name: p.default for p in parameters if p.default is not p.empty and p.name != "render_mode"}
-    found = env.unwrapped  # of others, `recorded` may mean anything
+    found = env.unwrapped  # in other classes, `recorded` may mean anything
     return {
         "class": path,
         "options": {name: _plain(value) for name, value in sorted({**named, **given}.items())},
@@ -53,14 +52,14 @@ def env_facts(config: EnvConfig, env: MetaEnv) -> dict[str, Any]:
 
 
 def taken_space(env: MetaEnv) -> ActionSpace:
-    """Return the space of the actions that an environment itself takes, after a policy's actions are mapped."""
+    """Return the environment's own action space, into which a policy's actions are mapped."""
     space = (env.env if isinstance(env, PolicyActions) else env).action_space
     assert isinstance(space, ActionSpace)
     return space
 
 
 def described_space(space: ActionSpace) -> dict[str, Any]:
-    """Return a space as plain JSON data; `space_from` reads it."""
+    """Convert a space to JSON data; see `space_from`."""
     if isinstance(space, Discrete):
         return {"n": int(space.n), "start": int(space.start)}
     if isinstance(space, MultiDiscrete):
@@ -71,7 +70,7 @@ def described_space(space: ActionSpace) -> dict[str, Any]:
 
 
 def space_from(described: Mapping[str, Any]) -> ActionSpace:
-    """Return the space that `described_space` has described."""
+    """Restore a space from the result of `described_space`."""
     if "n" in described:
         return Discrete(described["n"], start=described["start"])
     if "binary" in described:
@@ -85,7 +84,7 @@ def space_from(described: Mapping[str, Any]) -> ActionSpace:
 
 
 def described_parts(space: gymnasium.Space[Any]) -> dict[str, Any]:
-    """Return an observation space as plain JSON data, without the bounds of a Box; `parts_from` reads it."""
+    """Convert an observation space to JSON data, without a Box's bounds; see `parts_from`."""
     if isinstance(space, Dict):
         return {"dict": [[key, described_parts(part)] for key, part in space.items()]}
     if isinstance(space, Tuple):
@@ -97,7 +96,7 @@ def described_parts(space: gymnasium.Space[Any]) -> dict[str, Any]:
 
 
 def parts_from(described: Mapping[str, Any]) -> gymnasium.Space[Any]:
-    """Return the space that `described_parts` has described, as far as flattening depends on it."""
+    """Restore a space from the result of `described_parts`, sufficient for flattening."""
     if "dict" in described:
         return Dict(OrderedDict((key, parts_from(part)) for key, part in described["dict"]))
     if "tuple" in described:
@@ -108,10 +107,10 @@ def parts_from(described: Mapping[str, Any]) -> gymnasium.Space[Any]:
 
 
 def component_facts(env: MetaEnv) -> dict[str, Any]:
-    """Return an environment's declaration of its components: `observation` and `action`, each `names` and `units`.
+    """Return the declared components of an environment: `observation` and `action`, each with `names` and `units`.
 
     Raises:
-        EnvError: it declares more or fewer than there are, or a name twice.
+        EnvError: their number is wrong, or a name is duplicated.
     """
     kinds = {
         "observation": (env.observation_components, env.observation_space),
@@ -139,12 +138,12 @@ def component_facts(env: MetaEnv) -> dict[str, Any]:
 
 
 def class_path(config: EnvConfig) -> str:
-    """Return module:Class of an environment; only a name where gymnasium was given an object."""
+    """Return module:Class of an environment; only a name if gymnasium was given an object."""
     return _factory(config)[0]
 
 
 def _factory(config: EnvConfig) -> tuple[str, Any, Mapping[str, Any]]:
-    """Return the path of an environment's class or function, the thing itself, and the options it is called with."""
+    """Return the path of an environment's class or function, the object, and its options."""
     path = require_env(config.name)
     if path not in gymnasium.registry:
         return path, find_env(config.name), config.options
@@ -156,7 +155,7 @@ def _factory(config: EnvConfig) -> tuple[str, Any, Mapping[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value to JSON data; values that JSON lacks become a description."""
+    """Convert a value to JSON data; other values become a description."""
     if isinstance(value, Mapping):
         return {str(name): _plain(part) for name, part in value.items()}
     if isinstance(value, np.ndarray | np.generic):
@@ -165,7 +164,7 @@ def _plain(value: Any) -> Any:
         return [_plain(part) for part in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    # No memory address, which would differ from run to run.
+    # Without a memory address, which differs from run to run.
     return value if isinstance(value, bool | int | float | str | None) else f"a {type(value).__qualname__}"
 
 

@@ -1,4 +1,4 @@
-"""Observations of several parts as one vector, in the order and with the values of gymnasium's `flatten`."""
+"""Flattening of composite observations, with the order and values of gymnasium's `flatten`."""
 
 import json
 import math
@@ -15,14 +15,14 @@ from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.types import Array
 
 _MOST_NAMES = 1000
-"""Maximum number of components that get a name each; names of image pixels in a Dict are of no use."""
+"""Maximum number of named components; names for the pixels of an image would be useless."""
 
 
 class FlatObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """An env whose observations are one vector: unit vectors for discrete parts, the parts of a Dict in its order.
+    """Wrapper that flattens observations: one-hot discrete parts, and the parts of a Dict in its order.
 
     Raises:
-        EnvError: there is a part that cannot be flattened.
+        EnvError: a part cannot be flattened.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
@@ -43,7 +43,7 @@ class FlatObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
         self.observation_space = flat_space = cast(Box, flatten_space(space))
         declared = "observation_components"
         is_open = not env.has_wrapper_attr(declared) or env.get_wrapper_attr(declared) is None
-        # Of one part alone, they are numbered anyway.
+        # A single part is numbered anyway.
         if is_open and isinstance(space, Dict | Tuple) and len(flat_space.low) <= _MOST_NAMES:
             names = [re.sub(r"[^\w.-]", "_", name, flags=re.ASCII) for name in _names(space, "")]
             self.observation_components: list[tuple[str, str]] | None = (
@@ -55,19 +55,19 @@ class FlatObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
 
 
 def flat(space: gymnasium.Space[Any], observation: Any) -> Array:
-    """Return an observation as one vector; the i-th of n states as the i-th unit vector.
+    """Flatten an observation to one vector; discrete values are one-hot.
 
-    A number may stand for a Box of one.
+    A scalar is accepted for a Box of size 1.
 
     Raises:
-        EnvError: it is not in the space. Numbers of a Box are not compared with its bounds.
+        EnvError: it is not in the space. Bounds of a Box are not checked.
     """
     _require_in(space, observation, "observation")
     return np.asarray(flatten(space, observation))
 
 
 def _require_in(space: gymnasium.Space[Any], value: Any, name: str) -> None:
-    # Values that gymnasium would silently flatten to something else.
+    # Reject values that gymnasium would silently convert.
     if isinstance(space, Dict):
         if not isinstance(value, Mapping) or value.keys() != space.keys():
             found = sorted(map(str, value)) if isinstance(value, Mapping) else type(value).__name__

@@ -1,4 +1,4 @@
-"""The half-cheetah: a planar runner with two legs, to be sent in a direction or to a speed."""
+"""The half-cheetah: a planar robot with two legs that runs in a direction or at a speed."""
 # pyright: reportAttributeAccessIssue=false, reportUnknownParameterType=false
 # MuJoCo's compiled modules have no type stubs.
 
@@ -49,7 +49,7 @@ class HalfCheetah(MujocoRobot, MetaEnv):
         self.obs_style = check_obs_style(self, obs_style, ("promp", "pearl", "v5"))
         if obs_style == "pearl":
             self.derived: tuple[str, ...] = ("xpos",)
-        # MuJoCo 4 warns of `settotalmass` on every load; setting the mass afterwards gives the same model.
+        # MuJoCo 4 warns about `settotalmass` on every load; setting the mass afterwards gives the same model.
         xml = (GYMNASIUM_MODELS / "half_cheetah.xml").read_text(encoding="utf-8")
         model = mujoco.MjModel.from_xml_string(xml.replace('settotalmass="14"', ""))
         mujoco.mj_setTotalmass(model, HalfCheetah.total_mass)
@@ -63,13 +63,13 @@ class HalfCheetah(MujocoRobot, MetaEnv):
         return [derived["xpos"][:, 1]] if self.obs_style == "pearl" else []
 
     def diagnostics(self, episodes: EpisodeBatch) -> Mapping[str, float]:
-        """Return `forward_velocity`: mean over all steps, in m/s, of observation 8 at their ends."""
+        """Return `forward_velocity`, in m/s: observation 8 after each step, averaged over all steps."""
         velocity = episodes.observations[:, :, 1:, 8].astype(np.float64)
         return {"forward_velocity": float(velocity[episodes.mask == 1].mean())}
 
 
 class RunInDirection(OneWayOrTheOther):
-    """Rules of a half-cheetah that runs one way or the other; task: see OneWayOrTheOther. Go before HalfCheetah.
+    """Rules of a half-cheetah that runs forward or backward; task: see OneWayOrTheOther. List before HalfCheetah.
 
     | reward term | value                                            | unit  |
     | ----------- | ------------------------------------------------ | ----- |
@@ -88,7 +88,7 @@ class HalfCheetahDir(RunInDirection, HalfCheetah):
 
 
 class RunAtSpeed(AtSpeed):
-    """Rules of a half-cheetah that runs at a speed. Go before HalfCheetah.
+    """Rules of a half-cheetah that runs at a speed. List before HalfCheetah.
 
     | task field | unit | distribution |
     | ---------- | ---- | ------------ |
@@ -99,7 +99,7 @@ class RunAtSpeed(AtSpeed):
     | run         | -abs(v_x - velocity), v_x: mean over the step    | m/s   |
     | control     | -0.05 * ‖action‖², of the action in [-1, 1]      | 1     |
 
-    Other projects draw the velocity from U(0, 2): returns do not compare.
+    Other projects draw the velocity from U(0, 2): returns are not comparable.
     """
 
     speeds: ClassVar[tuple[float, float]] = (0, 3)
@@ -116,8 +116,8 @@ class HalfCheetahVel(RunAtSpeed, HalfCheetah):
 class PearlCheetahDir(RunInDirection, HalfCheetah):
     """Run forward or backward, as PEARL's cheetah-dir: HalfCheetahDir with PEARL's observations.
 
-    Both directions are trained on, so there is none to hold out: `test_task_set` is None, and a test task is a draw
-    from the two.
+    Both directions are training tasks, so none is held out: `test_task_set` is None, and test tasks are draws from the
+    two.
     """
 
     def __init__(self, obs_style: ObsStyle = "pearl", render_mode: str | None = None) -> None:
@@ -129,6 +129,5 @@ class PearlCheetahVel(PearlRobot, RunAtSpeed, HalfCheetah):
 
     The speeds are 100 draws of U(0, 3): see PearlRobot.
 
-    The original draws its tasks by seeding numpy's global generator, which changes everything else that draws from it;
-    ours come from a separate generator, so the speeds differ.
+    Speeds differ from the original's, which seeds numpy's global generator; these come from a separate one.
     """

@@ -1,4 +1,4 @@
-"""A grid with a hidden goal: one has to search for it once, and then to remember where it is (VariBAD's gridworld)."""
+"""A grid with a hidden goal, which an agent must find once and then remember (VariBAD's gridworld)."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
@@ -17,14 +17,14 @@ STEP_REWARD, GOAL_REWARD = -0.1, 1.0
 
 
 def goals_of(size: int, excluded: Excluded) -> list[tuple[int, int]]:
-    """Return the cells that can be the goal: all but the start (0, 0), or but the 2x2 cells around it."""
+    """Return the cells that can be the goal: all except the start (0, 0), or except the 2x2 block at the start."""
     near = 2 if excluded == "block" else 1
     cells = [(x, y) for x in range(size) for y in range(size)]
     return [(x, y) for x, y in cells if x >= near or y >= near]
 
 
 class HiddenGoalGrid(MetaEnv):
-    """Find a goal on a grid, known only from the reward (VariBAD's gridworld).
+    """Find a goal on a grid that is known only from the reward (VariBAD's gridworld).
 
     | observation | unit | | action               | unit | range |
     | ----------- | ---- |-| -------------------- | ---- | ----- |
@@ -46,8 +46,8 @@ class HiddenGoalGrid(MetaEnv):
     | success | flag | the step ends on the goal      |
 
     Options: `size`, cells along a side, 5; `excluded`, what cannot be the goal: `block` (default), the 2x2 cells at the
-    start, or `start` alone. Start: cell (0, 0). A move off the grid stays. Never terminates; max_episode_steps is the
-    horizon, 15 in VariBAD's experiments, whose trials have 4 episodes.
+    start, or `start` alone. Start: cell (0, 0). Moves off the grid have no effect. Never terminates; max_episode_steps
+    is the horizon, 15 in VariBAD's experiments, whose trials have 4 episodes.
     """
 
     task_fields: tuple[TaskField, TaskField] = (
@@ -82,7 +82,7 @@ class HiddenGoalGrid(MetaEnv):
 
 
 class GridBatch(RowBatch):
-    """N grids, stepped as arrays."""
+    """A batch of N grids, stepped as arrays."""
 
     action_size = 1
 

@@ -1,4 +1,4 @@
-"""The hopper: a planar robot with one leg that can fall, given a new body with every task."""
+"""The hopper: a planar robot with one leg that can fall. Tasks vary its body."""
 
 import numpy as np
 
@@ -40,7 +40,7 @@ class Hopper(PlanarWalker, MujocoRobot, MetaEnv):
 
     def healthy(self, qpos: Array, qvel: Array) -> Array:
         height, angle = qpos[:, 1], qpos[:, 2]
-        # A comparison with a number that is not finite is false.
+        # Comparisons with NaN are false.
         bounded = (np.abs(qpos[:, 2:]) < self.max_state).all(axis=1) & (np.abs(qvel) < self.max_state).all(axis=1)
         return (
             bounded
@@ -61,9 +61,9 @@ class HopperRandParams(RandomDynamics, Hopper):
 
 
 class PearlHopperRandParams(FixedTasks, RandomDynamics, Hopper):
-    """HopperRandParams with 40 bodies to train on and 10 others to test with, always the same; ids 0-39.
+    """HopperRandParams with 40 fixed training bodies, ids 0-39, and 10 test bodies.
 
-    Options `num_train_tasks` and `num_test_tasks`: how many of each.
+    Options: `num_train_tasks` and `num_test_tasks`.
     """
 
     def __init__(self, render_mode: str | None = None, *, num_train_tasks: int = 40, num_test_tasks: int = 10) -> None:

@@ -1,4 +1,4 @@
-"""The humanoid: a walking figure of seventeen motors, to be sent in a direction."""
+"""The humanoid: a robot with seventeen motors that walks in a direction."""
 
 from collections.abc import Mapping, Sequence
 
@@ -98,7 +98,7 @@ class Humanoid(MujocoRobot, MetaEnv):
         """Return the centre of mass [n, 2] from the centres of the bodies [n, bodies, 3]."""
         masses = self.model.body_mass
         moment = np.zeros((len(places), 2))
-        # Added body by body: numpy may sum over bodies in another order for another number of rows.
+        # Added body by body: numpy's order of summation may depend on the number of rows.
         for body, mass in enumerate(masses):
             moment += mass * places[:, body, :2]
         return moment / masses.sum()
@@ -121,6 +121,5 @@ class HumanoidDir2D(AnyDirection, Humanoid):
 class PearlHumanoidDir(PearlRobot, AnyDirection, Humanoid):
     """Walk in one of 100 directions, as PEARL's humanoid-dir: HumanoidDir2D with fixed directions.
 
-    Task: see AnyDirection and PearlRobot. A change of task never moves the robot; in the original it forgets to reset
-    it.
+    Task: see AnyDirection and PearlRobot. Unlike in the original, changing the task does not move the robot.
     """

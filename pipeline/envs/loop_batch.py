@@ -1,4 +1,4 @@
-"""The BatchEnv for environments without one: a loop over copies, with checks of all their answers."""
+"""The BatchEnv for environments without one: a loop over copies that validates all their results."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,18 +24,18 @@ from metaloom.pipeline.types import Array
 
 
 def ignore_row(row: int) -> None:
-    """Ignore the announced row."""
+    """Ignore the row."""
 
 
 class LoopBatch:
-    """N copies of an environment, stepped one after the other. As slow as the environment, and as general.
+    """N copies of any environment, stepped one after the other.
 
-    Whatever a copy does wrong is a RowFault. Its actions and its answers are copied, so it may keep and change both.
+    Faults of a copy raise RowFault. Actions and results are copied, so a copy may keep and change both.
 
     Args:
         make: Function that makes a copy.
         num_rows: N.
-        watch_row: Function that is called with a row before its environment is.
+        watch_row: Function called with each row before its environment is called.
         dtype: Dtype of observations, if they are kept as integers.
     """
 
@@ -47,7 +47,7 @@ class LoopBatch:
         dtype: np.dtype[Any] | None = None,
     ) -> None:
         self.watch_row = watch_row
-        # Values that float32 cannot hold are found in float64.
+        # Check in float64 for values that float32 cannot represent.
         self._dtype = dtype if dtype is not None and dtype.kind in "iu" else np.dtype(np.float64)
         self._envs: list[MetaEnv] = []
         for row in range(num_rows):
@@ -109,7 +109,7 @@ class LoopBatch:
         return BatchStep(observations, named, terminated, truncated, facts)
 
     def _asked(self, row: int, call: str) -> "_Asked":
-        """Make errors of a row's environment in the block, and of its answer, name row and call."""
+        """Convert errors in the block to a RowFault that names row and call."""
         self._asking.row, self._asking.call = row, call
         return self._asking
 
@@ -129,7 +129,7 @@ class LoopBatch:
         return [terms[name] for name in self._terms]
 
     def _require_finite(self, observations: Array, rows: Sequence[int], call: str) -> None:
-        """Check the observations of a step at once, which costs less than one by one."""
+        """Check all observations of a step at once, which is faster than one by one."""
         if self._dtype.kind == "f" and (wrong := wrong_number(observations)) is not None:
             i, problem = wrong
             raise RowFault(f"{self._name}.{call}: {problem}", rows[i], call)
@@ -146,7 +146,7 @@ class LoopBatch:
 
 
 class _Asked:
-    """Turns errors in a block into a RowFault."""
+    """Context manager that turns errors into a RowFault."""
 
     def __init__(self, name: str) -> None:
         self.name, self.row, self.call = name, 0, ""
@@ -159,15 +159,15 @@ class _Asked:
             return
         if isinstance(error, EnvError):
             raise RowFault(f"{self.name}.{self.call}: {error}", self.row, self.call) from error
-        # Also an environment that calls sys.exit: it must not take the worker with it.
+        # BaseException: an environment that calls sys.exit must not end the worker.
         if not is_ctrl_c(error):
             raise RowFault(f"{self.name}.{self.call} raised {last_line(error)}", self.row, self.call) from error
 
 
 def _state(env: MetaEnv) -> Array:
-    """Return positions and velocities of gymnasium's MuJoCo environments; none of others, which their seed restores.
+    """Return positions and velocities of gymnasium's MuJoCo environments; empty for others, which their seed restores.
 
-    An environment may have something else of this name.
+    Another environment may use this name for something else.
     """
     read = getattr(env.unwrapped, "state_vector", None)
     try:
@@ -177,5 +177,5 @@ def _state(env: MetaEnv) -> Array:
 
 
 def _spaces(env: MetaEnv) -> tuple[Any, Any]:
-    # Wrappers keep the spaces that an environment had when it was made; the environment may have changed them.
+    # Wrappers keep the spaces that the environment had at construction; it may have changed them since.
     return env.unwrapped.observation_space, env.unwrapped.action_space

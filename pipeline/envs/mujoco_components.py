@@ -12,7 +12,7 @@ from metaloom.pipeline.envs.contract import Component
 from metaloom.pipeline.types import Array
 
 _CODE = 2.0**-20
-"""Spacing of the values that stand for components: the robots clip none that is so small."""
+"""Spacing of the values that identify components, small enough not to be clipped by robots."""
 
 _XYZ = ("x", "y", "z")
 _METERS, _TURNS = [(axis, "m") for axis in _XYZ], [(f"angular_{axis}", "rad") for axis in _XYZ]
@@ -36,11 +36,11 @@ _SPATIAL: Mapping[str, tuple[tuple[str, str], ...]] = {
     "cvel": (*((f"angular_velocity_{a}", "rad/s") for a in _XYZ), *((f"velocity_{a}", "m/s") for a in _XYZ)),
     "cfrc_ext": (*((f"contact_torque_{a}", "N m") for a in _XYZ), *((f"contact_force_{a}", "N") for a in _XYZ)),
 }
-"""Components per body of fields of MjData."""
+"""Components per body of MjData fields."""
 
 
 def action_components(model: mujoco.MjModel) -> tuple[Component, ...]:
-    """Name the actuators; a control is dimensionless, and the motor's gear turns it into a torque or force."""
+    """Name the actuators. Controls are dimensionless; the motor's gear converts them to torques or forces."""
     names: list[str] = []
     for i in range(model.nu):
         drives_joint = model.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_JOINT
@@ -50,7 +50,7 @@ def action_components(model: mujoco.MjModel) -> tuple[Component, ...]:
 
 
 def gymnasium_components(env: Any) -> tuple[Sequence[Component] | None, Sequence[Component] | None]:
-    """Name the joints and actuators that a robot of gymnasium observes and takes."""
+    """Name the observations and actions of one of gymnasium's robots."""
     structure, model = env.observation_structure, env.model
     joints = [*position_components(model)[structure.get("skipped_qpos", 0) :], *velocity_components(model)]
     shown = len(joints) == env.observation_space.shape[0]
@@ -84,7 +84,7 @@ def observed_components(
     known = [*position_components(model), *velocity_components(model)]
     for name in derived:
         known += _derived(model, name)
-    # Components are found by where their code values appear in the observation.
+    # Find components by the position of their code values in the observation.
     codes = (1 + np.arange(len(known))) * _CODE
     ends = np.cumsum([model.nq, model.nv, *(field[0].size for field in derived.values())])
     qpos, qvel, *others = np.split(codes, ends[:-1])
@@ -99,7 +99,7 @@ def observed_components(
 
 
 def _axes(model: mujoco.MjModel, joint: int, *, moving: bool) -> list[Component]:
-    """Name the coordinates of a joint in qpos or, if `moving`, in qvel, with the units that they move in."""
+    """Name a joint's coordinates in qpos or, if `moving`, in qvel, with their units."""
     name = model.joint(joint).name or f"joint_{joint}"
     axes = _OF_JOINTS[mujoco.mjtJoint(int(model.jnt_type[joint]))][moving]
     return [Component(f"{name}_{axis}" if axis else name, unit) for axis, unit in axes]

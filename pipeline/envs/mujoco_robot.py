@@ -1,4 +1,4 @@
-"""Robots simulated by MuJoCo: one at a time, and many at once on several threads."""
+"""Robots simulated by MuJoCo, single or in batches on several threads."""
 # pyright: reportAttributeAccessIssue=false, reportUnknownParameterType=false
 # MuJoCo's compiled modules have no type stubs.
 
@@ -35,12 +35,12 @@ class Motion:
 
     Attributes:
         qpos_before: [n, nq] joint positions before the step.
-        qpos: [n, nq] after it.
-        qvel: [n, nv] joint velocities after it.
+        qpos: [n, nq] joint positions after the step.
+        qvel: [n, nv] joint velocities after the step.
         actions: [n, A] controls that were applied.
-        dt: Seconds from one to the other.
+        dt: Duration of the step in seconds.
         derived_before: name -> [n, ...], the robot's `derived_before` fields before the step.
-        derived: name -> [n, ...], its `derived` fields after it.
+        derived: name -> [n, ...], its `derived` fields after the step.
     """
 
     qpos_before: Array
@@ -53,34 +53,33 @@ class Motion:
 
 
 class MujocoRobot(gymnasium.Env[Array, Array]):
-    """A simulator of a robot; a class of robots derives from it and from MetaEnv, and gives rules for n simulations.
+    """Base class of robots, used together with MetaEnv; a subclass defines rules for n simulations.
 
-    One robot (`step`) and many (`batch`) go through the same rules, and every operation in them works on each row by
-    itself, so both give the same bits. Physics and observations are float64.
+    A single robot (`step`) and a batch use the same rowwise rules, so they agree bit for bit. Physics and observations
+    are float64.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}
     frame_skip: ClassVar[int]
     """Physics steps per control step."""
     reset_noise: ClassVar[float]
-    """Largest distance of joint positions from rest when an episode starts."""
+    """Maximum initial deviation of joint positions from rest."""
     normal_start: ClassVar[bool] = False
-    """True where velocities at the start are normal with `reset_noise` as standard deviation, not uniform."""
+    """True if initial velocities are normal with standard deviation `reset_noise`, not uniform."""
     control_cost: float
     alive_bonus: float | None = None
-    """Reward for every step, that which ends an episode included; None: there is no such term."""
+    """Reward for every step, including the last; None: no such term."""
     derived: tuple[str, ...] = ()
-    """Fields of MjData that the rules read besides joint positions and velocities.
-
-    They are what `mj_step` leaves: of the state that the integrator evaluated last, which for Euler's is one physics
-    step older than the joints. `cfrc_ext`, the forces of contacts, is computed once per control step for robots with it
-    in `derived`, and zero after a reset.
+    """Fields of MjData that the rules read besides joint positions and velocities. They have the values left by
+    `mj_step`, which belong to the last state evaluated by the integrator; with Euler this is one physics step before
+    the joints. `cfrc_ext`, the contact forces, is computed once per control step if it is in `derived`, and is zero
+    after a reset.
     """
     derived_before: tuple[str, ...] = ()
-    """The `derived` fields that `reward_terms` also reads as they were before the step."""
+    """The `derived` fields whose values before the step `reward_terms` also reads."""
 
     def __init__(self, model: mujoco.MjModel | str, render_mode: str | None = None) -> None:
-        """Take a model, or the name of one of gymnasium's files."""
+        """Use a model, or the name of one of gymnasium's model files."""
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise EnvError(f"{type(self).__name__}: render_mode is {render_mode!r}; required None or 'rgb_array'")
         if isinstance(model, str):
@@ -89,7 +88,7 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
         self.data: Any = mujoco.MjData(model)
         self.render_mode = render_mode
         self.dt: Any = model.opt.timestep * self.frame_skip
-        # As in gymnasium's robots: a film of every step shows them at the speed that they have.
+        # As in gymnasium's robots: a video of every step plays in real time.
         self.metadata = {**type(self).metadata, "render_fps": round(1 / self.dt)}
         self.observation_space: gymnasium.Space[Any] = Box(-np.inf, np.inf, self._observation().shape, np.float64)
         low, high = model.actuator_ctrlrange.T
@@ -100,29 +99,29 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
 
     @cached_property
     def observation_components(self) -> Sequence[tuple[str, str]] | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Names and units, from the model and the rules; None if an observation is more than a selection of entries."""
+        """Names and units from the model and the rules; None if an observation is not a selection of entries."""
         found = observed_components(self.model, self.observations, self._read(self.derived))
         return found if found is not None and self.observation_space.shape == (len(found),) else None
 
     def start(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        """Return the first joint positions [nq] and velocities [nv] of an episode, by default around rest."""
+        """Draw the initial joint positions [nq] and velocities [nv] of an episode, by default around rest."""
         noise, nv = self.reset_noise, self.model.nv
         qpos = self.model.qpos0 + rng.uniform(-noise, noise, self.model.nq)
         return qpos, noise * rng.standard_normal(nv) if self.normal_start else rng.uniform(-noise, noise, nv)
 
     @abstractmethod
     def observe(self, qpos: Array, qvel: Array) -> Array:
-        """Return observations [n, O] from [n, nq] and [n, nv]: the whole observation, or the part before `sense`."""
+        """Return observations [n, O] from [n, nq] and [n, nv]: the whole observation, or its part before `sense`."""
 
     def sense(self, derived: Mapping[str, Array]) -> Sequence[Array]:
-        """Return the observation's further columns, [n, ...] each, from the `derived` fields; the default is none."""
+        """Return further columns of the observation, [n, ...] each, from the `derived` fields; by default none."""
         return ()
 
     def reward_terms(self, motion: Motion, tasks: Array) -> dict[str, Array]:
         """Return the terms of the reward for a step by name, [n] each.
 
-        By default `run`, from the mean forward velocity of the step if joint 0 is the distance forward; `alive`, where
-        it is paid; `control` = -control_cost ‖action‖².
+        By default `run`, from the step's mean forward velocity if joint 0 is the forward position; `alive`, if enabled;
+        `control` = -control_cost ‖action‖².
         """
         velocity = (motion.qpos[:, 0] - motion.qpos_before[:, 0]) / motion.dt
         alive = {} if self.alive_bonus is None else {"alive": np.full(len(velocity), self.alive_bonus)}
@@ -131,19 +130,19 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
 
     @abstractmethod
     def run_reward(self, velocity: Array, tasks: Array) -> Array:
-        """Return the reward [n] of a velocity in m/s, [n] forward or [n, 2] in the plane."""
+        """Return the reward [n] for a velocity in m/s, [n] forward or [n, 2] in the plane."""
 
     def terminal(self, motion: Motion, tasks: Array) -> Array:
-        """Return True where a step ended the episode, [n]; the default is never."""
+        """Return True where a step ended the episode, [n]; by default never."""
         return np.zeros(len(motion.qpos), np.bool_)
 
     def prepare_model(self) -> None:
-        """Complete the robot once its model is there; the default is nothing."""
+        """Complete the robot after its model is loaded; by default do nothing."""
 
     def write_models(self, batch: ModelBatch, tasks: Array) -> None:
-        """Write the physics of the tasks [N, P] into the rows of a `physics_batch`; the default is nothing.
+        """Write the physics of tasks [N, P] into the rows of a `physics_batch`; by default do nothing.
 
-        A robot that needs this does the same to its own model in `set_task`.
+        Robots that override this must also update their own model in `set_task`.
         """
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
@@ -199,7 +198,7 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
 
 
 class PearlRobot(FixedTasks):
-    """A robot with PEARL's observations and a fixed set of tasks. Goes before the class of its rules.
+    """A robot with PEARL's observations and a fixed set of tasks. List before the class of its rules.
 
     | option            | tasks, drawn once from the distribution of the rules         |
     | ----------------- | ------------------------------------------------------------ |
@@ -220,7 +219,7 @@ class PearlRobot(FixedTasks):
 
 
 class MujocoBatch(RowBatch):
-    """N simulations of one robot on `num_threads` threads; the bits do not depend on their number."""
+    """Batch of N simulations of a robot; results do not depend on the number of threads."""
 
     def __init__(self, robot: MujocoRobot, num_rows: int, num_threads: int) -> None:
         self._robot = robot
@@ -241,7 +240,7 @@ class MujocoBatch(RowBatch):
         self._batch.reset(stage=mujoco.mjtStage.mjSTAGE_NONE.value)
         for row, rng in enumerate(rngs):
             self._qpos[row], self._qvel[row] = self._robot.start(rng)
-        # As in a single robot's reset: the solver's first step starts from the state left here.
+        # As in a single robot's reset, since the solver's first step starts from this state.
         self._batch.forward()
         return self._robot.observations(self._qpos, self._qvel, self._derived)
 
@@ -265,16 +264,16 @@ class MujocoBatch(RowBatch):
         return np.concatenate([self._qpos, self._qvel], axis=1)
 
     def close(self) -> None:
-        # The batch frees its threads when it is collected, which every view into it puts off.
+        # The batch frees its threads when it is garbage-collected, which any view delays.
         del self._batch, self._qpos, self._qvel, self._ctrl, self._derived
 
 
 def physics_batch(
     model: mujoco.MjModel, num_rows: int, num_threads: int, *, contact_forces: bool = False
 ) -> PhysicsBatch:
-    """Make MuJoCo's own batch of a robot that stands alone in its scene, without computations it does not need."""
+    """Make MuJoCo's batch of a robot, without computations that a single robot does not need."""
     model = copy.copy(model)
-    # Solving contacts island by island gives the same bits, and costs time where there is but one island.
+    # Solving contacts by islands gives the same bits, but takes longer with a single island.
     model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_ISLAND
     if contact_forces:
         return contact_batch(model, num_rows, num_threads)
@@ -282,13 +281,13 @@ def physics_batch(
 
 
 def squared_norm(vectors: Array) -> Array:
-    """Return the sum of squares of each row of [n, ...], [n]; its bits do not depend on n."""
-    # In C order, numpy adds up each row by itself.
+    """Return the sum of squares of each row of [n, ...], [n]; bits do not depend on n."""
+    # In C order, numpy sums each row separately.
     return np.square(vectors, order="C").reshape(len(vectors), -1).sum(axis=1)
 
 
 def check_obs_style(robot: MujocoRobot, obs_style: ObsStyle, allowed: tuple[ObsStyle, ...]) -> ObsStyle:
-    """Return the observation style.
+    """Validate and return the observation style.
 
     Raises:
         EnvError: the robot does not offer it.
@@ -299,10 +298,10 @@ def check_obs_style(robot: MujocoRobot, obs_style: ObsStyle, allowed: tuple[ObsS
 
 
 def stop_profiling_timer() -> None:
-    """Stop the Python binding from timing every part of every physics step, which costs a tenth of it.
+    """Stop the Python binding from timing all parts of physics steps, which costs a tenth of their time.
 
-    The binding installs a C callback for that; clearing the pointer is all there is, since `set_mjcb_time(None)` puts
-    the callback back. To be called before each rollout, since other uses of MuJoCo in this process may do the same.
+    The binding installs a C callback for this. Clearing the pointer is the only way, since `set_mjcb_time(None)`
+    restores it. Call this before each rollout, because other users of MuJoCo in this process may restore it too.
     """
     library = mujoco_library()
     if library is not None:

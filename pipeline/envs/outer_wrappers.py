@@ -1,4 +1,4 @@
-"""Wrappers that a configuration names, around an environment of any kind."""
+"""Wrappers named in a configuration, for environments of any kind."""
 
 import inspect
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ STATISTICS: dict[type[gymnasium.Env[Any, Any]], str] = {
     NormalizeObservation: "policy.normalize_observations=true",
     NormalizeReward: "processing.scale_rewards=true",
 }
-"""Wrappers that keep statistics over episodes, and the settings that keep them with what is learned."""
+"""Wrappers that keep statistics over episodes, and the settings to use instead."""
 
 
 def in_wrappers(env: gymnasium.Env[Any, Any], wrappers: Sequence[WrapperConfig]) -> gymnasium.Env[Any, Any]:
-    """Put wrappers around an environment, the first one innermost; a MetaEnv keeps its tasks.
+    """Wrap an environment, the first wrapper innermost; a MetaEnv keeps its tasks.
 
     Raises:
         EnvError: a wrapper is not found, keeps statistics, or does not fit the environment.
@@ -35,7 +35,7 @@ def in_wrappers(env: gymnasium.Env[Any, Any], wrappers: Sequence[WrapperConfig])
 
 
 class _InWrappers(WithTasks):
-    """A MetaEnv in wrappers. Their change to its reward is a separate reward term."""
+    """A wrapped MetaEnv. Changes of the reward by wrappers are a separate reward term."""
 
     def step(self, action: Array) -> tuple[Array, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
@@ -49,7 +49,7 @@ def wrapper_class(wrapper: WrapperConfig) -> type[gymnasium.Wrapper[Any, Any, An
     """Import the class of a wrapper.
 
     Raises:
-        EnvError: there is no such class, it keeps statistics over episodes, or it writes videos.
+        EnvError: the class does not exist, keeps statistics over episodes, or writes videos.
     """
     try:
         cls = load_class(wrapper.path, gymnasium.Wrapper, wrapper.name)
@@ -107,5 +107,5 @@ def _in_wrapper(env: gymnasium.Env[Any, Any], wrapper: WrapperConfig) -> gymnasi
     changed["action_components"] |= isinstance(found, gymnasium.ActionWrapper)
     for name, differs in changed.items():
         if differs and not (hasattr(cls, name) or name in vars(found)):
-            setattr(found, name, None)  # wrappers may change what the environment declares
+            setattr(found, name, None)  # wrappers may change the declared components
     return found

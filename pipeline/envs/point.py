@@ -1,4 +1,4 @@
-"""Point robots in the plane, and variants with a goal: cheap tasks on which adaptation can be seen."""
+"""Point robots in the plane, with and without goals: cheap tasks with visible adaptation."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from metaloom.pipeline.envs.contract import BatchStep, Component, EnvError, Meta
 from metaloom.pipeline.types import Array
 
 SIDE = 320
-"""Pixels of a picture, across and up."""
+"""Width and height of an image in pixels."""
 _GRID, _OTHERS, _WALL, _GOAL, _PATH, _POINT = (
     np.array(color, np.float64)
     for color in ((228, 228, 228), (205, 205, 205), (130, 90, 60), (60, 160, 75), (120, 150, 210), (25, 60, 150))
@@ -21,7 +21,7 @@ _GRID, _OTHERS, _WALL, _GOAL, _PATH, _POINT = (
 
 
 class PointPicture:
-    """A square of the plane around the origin, onto which discs are drawn.
+    """Image of a square around the origin, onto which discs are drawn.
 
     Args:
         reach: Half of the square's side, in m.
@@ -35,23 +35,23 @@ class PointPicture:
             self._canvas[:, column] = self._canvas[row] = _GRID
 
     def tasks(self, goals: Array) -> None:
-        """Mark where other tasks want the point to go, [n, 2] in m."""
+        """Mark the goals of other tasks, [n, 2] in m."""
         for goal in goals:
             self._disc(goal, 4, _OTHERS)
 
     def goal(self, goal: Array) -> None:
-        """Mark where this task wants the point to go, [2] in m."""
+        """Mark the goal of this task, [2] in m."""
         self._disc(goal, 7, _GOAL)
 
     def wall(self, radius: float, gap: Array, gap_reach: float) -> None:
-        """Draw a circular wall around the origin, open within reach of its gap, [2] in m."""
+        """Draw a circular wall around the origin, open within `gap_reach` of `gap`, [2] in m."""
         angles = np.arange(0, 2 * np.pi, 0.02)
         places = radius * np.stack([np.cos(angles), np.sin(angles)], axis=1)
         for place in places[np.linalg.norm(places - gap, axis=1) > gap_reach]:
             self._disc(place, 1.5, _WALL)
 
     def path(self, places: Array) -> None:
-        """Draw where the point has been, [n, 2] in m, and the point itself at the last of them."""
+        """Draw the point's path, [n, 2] in m, and the point at its end."""
         for place, following in pairwise(places):
             steps = max(int(np.abs(self._pixel(following) - self._pixel(place)).max() / 2), 1)
             for share in np.arange(steps) / steps:
@@ -65,7 +65,7 @@ class PointPicture:
         return self._canvas.round().astype(np.uint8)
 
     def _pixel(self, place: Array) -> Array:
-        """Return column and row of a position; the second axis points up."""
+        """Return column and row of a position, with y pointing up."""
         return (np.array([place[0], -place[1]]) / self._reach + 1) / 2 * (SIDE - 1)
 
     def _disc(self, place: Array, radius: float, color: Array) -> None:
@@ -74,7 +74,7 @@ class PointPicture:
         high = np.clip(np.ceil(center + radius + 2), 0, SIDE).astype(int)
         columns, rows = np.arange(low[0], high[0]), np.arange(low[1], high[1])
         distance = np.hypot(columns[None] - center[0], rows[:, None] - center[1])
-        # Pixels that the edge passes are mixed, so that it looks smooth.
+        # Pixels on the edge are blended (antialiasing).
         cover = np.clip(radius + 0.5 - distance, 0, 1)[..., None]
         patch = self._canvas[low[1] : high[1], low[0] : high[0]]
         patch += cover * (color - patch)
@@ -87,14 +87,13 @@ GOAL = (
 
 
 class PointRobot(gymnasium.Env[Array, Array]):
-    """A point whose whole state is observed; a class of points derives from it and MetaEnv, with rules for n at once.
+    """Base class of point robots, used together with MetaEnv; a subclass defines rules for n points.
 
     | observation | unit | | action | unit | range                 |
     | ----------- | ---- |-| ------ | ---- | --------------------- |
     | x, y        | m    | | dx, dy | m    | ±0.1; to corners ±0.2 |
 
-    One point (`step`) and many (`batch`) go through the same rules, and every operation in them works on each row by
-    itself, so both give the same bits.
+    A single point (`step`) and a batch use the same rowwise rules, so they agree bit for bit.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 10}
@@ -115,15 +114,15 @@ class PointRobot(gymnasium.Env[Array, Array]):
         self.observation_space: gymnasium.Space[Any] = Box(-np.inf, np.inf, (self.state_size,), np.float64)
         self.action_space: gymnasium.Space[Any] = Box(-self.max_action, self.max_action, (2,), np.float64)
         self._path = [np.zeros(self.state_size)]
-        if self.state_size != len(self.observation_components or ()):  # a subclass that does not name its own
+        if self.state_size != len(self.observation_components or ()):  # a subclass without its own names
             self.observation_components = None
 
     @abstractmethod
     def start(self, rng: np.random.Generator) -> Array:
-        """Return the first state of an episode, [S]."""
+        """Draw the initial state of an episode, [S]."""
 
     def advance(self, states: Array, actions: Array, tasks: Array) -> Array:
-        """Return the states after one step, [n, S]; the actions are clipped here."""
+        """Return the states after one step, [n, S], with clipped actions."""
         return states + np.clip(actions, -self.max_action, self.max_action)
 
     @abstractmethod
@@ -131,11 +130,11 @@ class PointRobot(gymnasium.Env[Array, Array]):
         """Return the terms of the reward for moving from `states` to `next_states` by name, [n] each."""
 
     def terminal(self, states: Array, tasks: Array) -> Array:
-        """Return True where an episode ends in a state, [n]; the default is never."""
+        """Return True for states that end an episode, [n]; by default never."""
         return np.zeros(len(states), np.bool_)
 
     def facts_of(self, states: Array, tasks: Array) -> dict[str, Array]:
-        """Return the declared facts of the states just reached by name, [n] each; the default is none."""
+        """Return the declared facts of the new states by name, [n] each; by default none."""
         return {}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
@@ -158,7 +157,7 @@ class PointRobot(gymnasium.Env[Array, Array]):
         return picture.pixels()
 
     def draw_scene(self, picture: PointPicture) -> None:
-        """Draw other objects, below the point's path; the default is nothing."""
+        """Draw objects below the point's path; by default nothing."""
 
     def row_batch(self, num_rows: int, num_threads: int) -> "PointBatch":
         return PointBatch(self, num_rows)
@@ -168,7 +167,7 @@ class PointRobot(gymnasium.Env[Array, Array]):
 
 
 class PointBatch(RowBatch):
-    """N points, stepped as arrays."""
+    """A batch of N points, stepped as arrays."""
 
     action_size = 2
 
@@ -198,7 +197,7 @@ class PointBatch(RowBatch):
 
 
 class Point2D(PointRobot, MetaEnv):
-    """Go to the origin from anywhere: one task, for checks without adaptation (MetaPointEnv).
+    """Go to the origin: a single task, for checks without adaptation (MetaPointEnv).
 
     Observation and action: see PointRobot. Task parameters: none. Start: U(-2, 2) per axis. Reward term: distance =
     -‖s'‖, m. Terminates when |x| and |y| are both below 0.01 m.
@@ -222,7 +221,7 @@ class Point2D(PointRobot, MetaEnv):
 
 
 class _GoalPoint(PointRobot, MetaEnv):
-    """Starts at the origin and goes to a goal drawn from a square; ends there."""
+    """A point that starts at the origin and goes to a goal drawn from a square, where the episode ends."""
 
     task_fields: tuple[TaskField, TaskField] = GOAL
     max_action: float = 0.1
@@ -274,5 +273,5 @@ class Navigation2D(_GoalPoint):
 
 def norm(vectors: Array) -> Array:
     """Return the lengths [n] of vectors [n, 2]."""
-    # Written out: numpy may sum an axis in another order for another number of rows.
+    # Written out, since numpy's order of summation may depend on the number of rows.
     return np.sqrt(vectors[:, 0] * vectors[:, 0] + vectors[:, 1] * vectors[:, 1])

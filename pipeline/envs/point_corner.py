@@ -1,4 +1,4 @@
-"""Point robots that go to one of four corners: straight, through walls, or by accelerating."""
+"""Point robots that go to one of four corners: directly, through walls, or by accelerating."""
 
 from typing import ClassVar, Literal
 
@@ -100,9 +100,9 @@ class PointWalls(PointCorner):
     | sparse          | progress | d(s) - d(s') where d(s') < 2 m, else 0             |
 
     Observation and action: see PointRobot. Start: U(-0.2, 0.2) per axis. Never terminates. Facts: see PointCorner.
-    Differs from the original: the reward is computed where the point really ends, not beyond the wall; the sparse
-    reward is 0 outside its radius, where the original gives none; and a point exactly on a wall counts as inside it,
-    where the original stops with an error.
+    Differs from the original: the reward uses the point's actual position, not the one beyond the wall; the sparse
+    reward is 0 outside its radius, where the original returns none; and a point exactly on a wall counts as inside,
+    where the original fails.
     """
 
     task_fields: tuple[TaskField, TaskField, TaskField, TaskField, TaskField, TaskField] = (
@@ -163,8 +163,8 @@ class PointMomentum(PointCorner):
     | dense_squared    | squared_distance | -d(s')², m²                               |
     | sparse (default) | nearness         | max(2 - d(s'), 0)                         |
 
-    The velocity changes first and moves the point in the same step; speed has no limit. Start: position U(-0.2, 0.2),
-    velocity U(-0.1, 0.1) per axis. Never terminates. Facts: see PointCorner.
+    The velocity is updated first and moves the point in the same step; speed is unlimited. Start: position U(-0.2,
+    0.2), velocity U(-0.1, 0.1) per axis. Never terminates. Facts: see PointCorner.
     """
 
     max_action: float = 0.1

@@ -1,4 +1,4 @@
-"""The point robots of PEARL: fixed sets of goals to train on and to test with."""
+"""The point robots of PEARL, with fixed training and test goals."""
 
 from typing import Literal
 
@@ -13,16 +13,15 @@ NUM_TRAIN_TASKS, NUM_TEST_TASKS = 80, 20
 
 
 class PearlPointRobot(FixedTasks, PointRobot, MetaEnv):
-    """Go from anywhere to one of 80 goals that the observation does not show (PEARL's point-robot).
+    """Go to one of 80 goals that the observation does not show (PEARL's point-robot).
 
     | task field     | unit | distribution                                                                     |
     | -------------- | ---- | -------------------------------------------------------------------------------- |
     | goal_x, goal_y | m    | uniform over 80 fixed draws from U(-1, 1)²; 20 others to test with; id 0-79      |
 
-    Observation and action: see PointRobot. Options `num_train_tasks` and `num_test_tasks`: how many of each. Start:
+    Observation and action: see PointRobot. Options: `num_train_tasks` and `num_test_tasks`. Start:
     U(-1, 1)². Reward term: distance = -‖s' - goal‖, m. Never terminates; PEARL takes episodes of 20 steps. Differs from
-    the original: actions are clipped by the robot too, and the goals come from a separate generator, where the original
-    seeds numpy's for the whole process.
+    the original: the robot also clips actions, and goals come from a separate generator instead of numpy's global one.
     """
 
     task_fields: tuple[TaskField, ...] = GOAL
@@ -57,11 +56,10 @@ class PearlSparsePointRobot(PearlPointRobot):
     | dense (default) | distance  | -d                                                |
     | sparse          | nearness  | 1 - d where d <= 0.2 m, else 0                    |
 
-    Observation and action: see PointRobot. Options `num_train_tasks` and `num_test_tasks`: how many points to train on
-    and to test with.
+    Observation and action: see PointRobot. Options: `num_train_tasks` and `num_test_tasks`.
 
-    PEARL trains on the dense reward, and infers the task and evaluates by the sparse one, which `sparse_rewards` makes
-    from the dense one; with the same seed and actions, both have the same episodes. Start: the origin. Never
+    PEARL learns from the dense reward but infers tasks and evaluates with the sparse one, which `sparse_rewards`
+    computes from it. With the same seed and actions, both variants have the same episodes. Start: the origin. Never
     terminates; PEARL takes episodes of 20 steps.
     """
 
@@ -97,6 +95,6 @@ class PearlSparsePointRobot(PearlPointRobot):
         return rewards if self.reward == "sparse" else self._nearness(-rewards)
 
     def _nearness(self, distance: Array) -> Array:
-        # Compared in the precision of the distances: rounding never turns a point inside the radius into one outside.
+        # Compare in the precision of the distances, so that rounding never moves a point out of the radius.
         radius = distance.dtype.type(self.goal_radius)
         return np.where(distance <= radius, 1 - distance, distance.dtype.type(0))

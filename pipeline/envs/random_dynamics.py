@@ -1,4 +1,4 @@
-"""Robots whose tasks are bodies: masses, inertias, friction and damping differ from task to task."""
+"""Robots whose tasks vary the body: masses, inertias, friction and damping."""
 # pyright: reportAttributeAccessIssue=false, reportUnknownParameterType=false
 # MuJoCo's compiled modules have no type stubs.
 
@@ -16,14 +16,14 @@ from metaloom.pipeline.types import Array
 
 @dataclass(frozen=True)
 class ModelArray:
-    """An array of the model that a task multiplies.
+    """A model array that a task scales.
 
     Attributes:
         name: Name in MjModel.
         base: Base of the multipliers, base^U(-3, 3).
         quantity: Name of the quantity in a task field.
-        owner: Kind of object that a row belongs to.
-        parts: Names of the entries of a row; a single unnamed one for a scalar.
+        owner: Kind of object that a row describes.
+        parts: Names of a row's entries; a single empty name for a scalar.
     """
 
     name: str
@@ -44,7 +44,7 @@ MAX_EXPONENT = 3.0
 
 @dataclass(frozen=True)
 class _Varied:
-    """Entries of a model's array that the columns of a task multiply, and their values in the model file."""
+    """Entries of a model array that a task scales, and their values in the model file."""
 
     array: ModelArray
     values: Array
@@ -53,7 +53,7 @@ class _Varied:
 
 
 class RandomDynamics(MujocoRobot, MetaEnv):
-    """A robot with a task field for each number of ARRAYS that is not 0 in its model file: the number's multiplier.
+    """A robot with a task field for every nonzero entry of ARRAYS in its model file: the entry's multiplier.
 
     | task field                                                | unit | distribution  |
     | --------------------------------------------------------- | ---- | ------------- |
@@ -68,15 +68,15 @@ class RandomDynamics(MujocoRobot, MetaEnv):
     | alive       | 1                                            | 1    |
     | control     | -0.001 * ‖action‖², of the action in [-1, 1] | 1    |
 
-    A task holds from the next physics step on, and whatever MuJoCo derives from the model follows it; the original
-    leaves derived constants as they were.
+    A task takes effect at the next physics step. MuJoCo's derived constants are updated; the original does not update
+    them.
     """
 
-    # For the walker the original asks for 5, and its base class takes 4.
+    # For the walker, the original requests 5 but its base class uses 4.
     frame_skip = 4
 
     def run_reward(self, velocity: Array, tasks: Array) -> Array:
-        """Return the forward velocity [n]: it is paid for, whatever the body."""
+        """Return the forward velocity [n]."""
         return velocity
 
     def __init_subclass__(cls, **others: Any) -> None:
@@ -85,11 +85,11 @@ class RandomDynamics(MujocoRobot, MetaEnv):
             raise EnvError(f"{cls.__name__} defines vary_model, which is called no longer; required `prepare_model`")
 
     def vary_model(self) -> None:
-        """Refuse the call of constructors that earlier versions required."""
+        """Reject the call that earlier versions required in constructors."""
         raise EnvError(f"{type(self).__name__} calls vary_model; required no call: the robot's constructor does it")
 
     def prepare_model(self) -> None:
-        """Set the task fields from the model, and a first task."""
+        """Set the task fields from the model, and an initial task."""
         fields: list[TaskField] = []
         varied: list[_Varied] = []
         for array in ARRAYS:
@@ -103,7 +103,7 @@ class RandomDynamics(MujocoRobot, MetaEnv):
         self.task_fields: tuple[TaskField, ...] = tuple(fields)
         self._varied = tuple(varied)
         self._scratch = mujoco.MjData(self.model)
-        # Now, and not when the task is first asked for: the first episode may begin before.
+        # Set it now: the first episode may begin before `task` is read.
         self.set_task(RandomDynamics.sample_tasks(self, 1, np.random.default_rng(0))[0])
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
@@ -119,7 +119,7 @@ class RandomDynamics(MujocoRobot, MetaEnv):
         super().set_task(multipliers)
         for varied in self._varied:
             _write(getattr(self.model, varied.array.name)[None], varied, multipliers[None])
-        # With separate data, since it moves the robot to its rest pose.
+        # With separate MjData, since this moves the robot to its rest pose.
         mujoco.mj_setConst(self.model, self._scratch)
 
     def write_models(self, batch: ModelBatch, tasks: Array) -> None:
@@ -137,7 +137,7 @@ class RandomDynamics(MujocoRobot, MetaEnv):
 
 
 def _write(models: Array, varied: _Varied, tasks: Array) -> None:
-    """Write into the arrays [n, ...] of n models. Always from the file's values, so that nothing adds up."""
+    """Write a task's values into the arrays [n, ...] of n models, always relative to the model file."""
     values = np.repeat(varied.values.reshape(1, -1), len(tasks), axis=0)
     values[:, varied.places] *= tasks[:, varied.columns]
     models[:] = values.reshape(models.shape)

@@ -1,11 +1,15 @@
-"""Environments by name: robots with a distribution of tasks, and any gymnasium env as one with a single task."""
+"""Construction of environments by name."""
 
 import inspect
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import load_env_creator
 
 from metaloom.pipeline.envs import ENVS, PLUGINS
 from metaloom.pipeline.envs.answers import is_ctrl_c, last_line, own_traceback
@@ -17,10 +21,10 @@ from metaloom.pipeline.schema import ConfigError, suggestion
 
 
 def make_env(config: EnvConfig) -> MetaEnv:
-    """Make one environment that takes a policy's actions.
+    """Make a single environment whose actions are the policy's.
 
     Raises:
-        EnvError: the name, an option or the action space cannot be used; the message says what can.
+        EnvError: the name, an option or the action space is not supported.
     """
     # Imported here so that reading ENVS stays cheap.
     from metaloom.pipeline.envs.outer_wrappers import in_wrappers
@@ -49,12 +53,12 @@ def make_env(config: EnvConfig) -> MetaEnv:
 def make_batch_env(
     config: EnvConfig, num_rows: int, num_threads: int = 1, watch_row: Callable[[int], None] | None = None
 ) -> BatchEnv:
-    """Make N environments that take a policy's actions, stepped together, on several threads if they can use them.
+    """Make a batch of N environments whose actions are the policy's.
 
-    `watch_row` receives each row before its environment is called, where a loop calls one after the other.
+    `watch_row` is called with each row before its environment, if a loop steps the environments.
 
     Raises:
-        EnvError: the name, an option or the action space cannot be used; the message says what can.
+        EnvError: the name, an option or the action space is not supported.
     """
     from metaloom.pipeline.envs.loop_batch import LoopBatch, ignore_row
 
@@ -66,21 +70,21 @@ def make_batch_env(
 
 
 def with_all_options(config: EnvConfig) -> EnvConfig:
-    """Return the configuration with default options written out, for a built-in environment."""
+    """Return the configuration of a built-in environment with its default options written out."""
     if config.name not in ENVS:
         return config
     parameters = inspect.signature(find_env(config.name)).parameters.values()
-    # A default of None means off and is omitted: so a run's digest does not change when an option is added.
+    # Defaults of None mean off and are omitted, so that new options do not change a run's digest.
     options = [parameter for parameter in parameters if parameter.name != "render_mode"]
     defaults = {option.name: option.default for option in options if option.default is not None}
     return config.model_copy(update={"options": {**defaults, **config.options}})
 
 
 def require_env(name: str) -> str:
-    """Reject the name of an environment that does not exist, before anything is imported for a run.
+    """Reject an unknown environment before anything is imported for a run.
 
     Returns:
-        module:Class, or the id under which gymnasium knows it, whose module has been imported.
+        module:Class, or a gymnasium id whose module has been imported.
 
     Raises:
         EnvError: lists the known names.
@@ -99,10 +103,10 @@ def require_env(name: str) -> str:
 
 
 def find_env(name: str) -> type[gymnasium.Env[Any, Any]]:
-    """Return the class of an environment that is not gymnasium's.
+    """Return the class of an environment that is not registered with gymnasium.
 
     Raises:
-        EnvError: there is no such class, or it is no environment.
+        EnvError: the class does not exist or is not an environment.
     """
     try:
         return PLUGINS.find(name, gymnasium.Env)
@@ -134,14 +138,27 @@ def _check_tasks(env: MetaEnv) -> None:
 
 def _is_task_set(tasks: Sequence[Sequence[float]], width: int) -> bool:
     try:
-        hash(tasks)  # tuples through and through: tasks are looked up in it
+        hash(tasks)  # nested tuples, since tasks are looked up in it
         return np.shape(np.asarray(tasks, np.float64)) == (len(tasks), width)
     except (TypeError, ValueError):
         return False
 
 
+def _hear_mujoco() -> None:
+    """Print each warning of MuJoCo once; its own handler repeats it per model and writes MUJOCO_LOG.TXT."""
+    if (mujoco := sys.modules.get("mujoco")) is not None and mujoco.get_mju_user_warning() is None:
+        mujoco.set_mju_user_warning(_write_once)
+
+
+@lru_cache(maxsize=256)
+def _write_once(warning: str) -> None:
+    with suppress(Exception):  # MuJoCo calls from C, where an exception would end the process
+        sys.stderr.write(f"MuJoCo warns: {warning}\n")
+
+
 def _make_from_class(config: EnvConfig) -> gymnasium.Env[Any, Any]:
     cls = find_env(config.name)
+    _hear_mujoco()
     try:
         inspect.signature(cls).bind(**config.options)
     except TypeError as problem:
@@ -169,7 +186,10 @@ def _make_from_gymnasium(gymnasium_id: str, config: EnvConfig) -> gymnasium.Env[
             f"max_episode_steps={config.options['max_episode_steps']}"
         )
     try:
-        # -1: no TimeLimit, since max_episode_steps of the run ends the episodes.
+        if isinstance(creator := gymnasium.registry[gymnasium_id].entry_point, str):
+            load_env_creator(creator)
+        _hear_mujoco()
+        # -1: no TimeLimit, since the run's max_episode_steps ends episodes.
         env = gymnasium.make(gymnasium_id, max_episode_steps=-1, disable_env_checker=True, **config.options)
     except BaseException as problem:
         if is_ctrl_c(problem):
@@ -178,6 +198,6 @@ def _make_from_gymnasium(gymnasium_id: str, config: EnvConfig) -> gymnasium.Env[
             f"gymnasium cannot make {config.name!r} with options {config.options}: it raised {last_line(problem)}"
         ) from problem
     if env.unwrapped.spec is not None:
-        # Environments that read their limit, for a phase or a reward, find the registered one.
+        # Environments that read their own limit, for a phase or a reward, see the registered one.
         env.unwrapped.spec.max_episode_steps = gymnasium.registry[gymnasium_id].max_episode_steps
     return env

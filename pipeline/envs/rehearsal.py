@@ -1,6 +1,6 @@
-"""The rehearsal of an environment: checks that no episode depends on episodes that its copy, or another one, played.
+"""The rehearsal of an environment: checks that episodes do not depend on earlier ones.
 
-Runs as a separate program: an environment may end or hang its process, and its effects must not reach others.
+Runs as a separate program: an environment may crash or hang its process.
 """
 
 import faulthandler
@@ -29,18 +29,20 @@ from metaloom.pipeline.seeding import generator, seed_for
 from metaloom.pipeline.types import Array
 
 ROUNDS, LEAST_ROUNDS, ROWS, STEPS, SECONDS = 8, 4, 2, 125, 2.0
-"""Batches of episodes side by side, their maximum steps, and processor time: episodes are cut so that the minimum
-number of batches takes no longer, and no other one begins after it. Many short episodes find more than a long one."""
+"""Batches, their minimum number, episodes per batch, maximum steps, and processor time. Episodes are shortened until
+the minimum number of batches fits into the time, after which no further batch begins. Many short episodes reveal more
+than a long one."""
 
 _ALTERNATIVES = 4
 
 
 def refusal(who: str, draw: Draw | None = None) -> str:
-    """Return the error message for an environment of which two copies do not behave alike.
+    """Return the error message for an environment whose copies behave differently.
 
     Args:
         who: Subject of the sentence.
-        draw: Draw from a global generator that causes it. Training refuses it too, except from an installed package.
+        draw: Draw from a global generator that is the cause. Training also rejects it, except from an installed
+            package.
     """
     why = draw or "Draw from self.np_random alone and restore all state in reset"
     remedy = "" if draw and not draw.installed else "; to train on it all the same: --set env.copies=kept"
@@ -51,7 +53,7 @@ def refusal(who: str, draw: Draw | None = None) -> str:
 
 
 class Answer(NamedTuple):
-    """An array that an environment answered with in a step; in reset, if that is -1."""
+    """An array that an environment returned in a step; step -1 is the reset."""
 
     step: int
     name: str
@@ -59,12 +61,12 @@ class Answer(NamedTuple):
 
 
 class Rehearsal:
-    """Plays episodes with fixed tasks, seeds and actions, on copies that have a past and on new ones.
+    """Plays episodes with fixed tasks, seeds and actions, on used copies and on new ones.
 
     Args:
         config: The environment.
-        max_steps: Steps of an episode, at most.
-        timeout_seconds: Time limit of an episode, after which the process ends; None in a process that must survive.
+        max_steps: Maximum steps of an episode.
+        timeout_seconds: Time limit of an episode, after which the process exits; None for no limit.
     """
 
     def __init__(self, config: EnvConfig, max_steps: int, timeout_seconds: float | None = None) -> None:
@@ -84,7 +86,7 @@ class Rehearsal:
         self.playing: list[float] = []
 
     def alone(self, n: int, *, task: int | None = None, seed: int | None = None) -> list[Answer]:
-        """Play episode n on a new copy, with the task or the seed of another one on request."""
+        """Play episode n on a new copy, optionally with the task or seed of another episode."""
         began = time.perf_counter()
         batch = make_batch_env(self.config, 1)
         self.making.append(time.perf_counter() - began)
@@ -96,7 +98,7 @@ class Rehearsal:
     def play(
         self, batch: BatchEnv, episodes: Sequence[int], *, task: int | None = None, seed: int | None = None
     ) -> list[list[Answer]]:
-        """Play episodes side by side, a single one with the task or the seed of another on request."""
+        """Play episodes in parallel; a single one optionally with the task or seed of another."""
         if self.timeout_seconds is not None:
             faulthandler.dump_traceback_later(self.timeout_seconds, exit=True)
         rngs = [np.random.default_rng(n) for n in episodes]
@@ -109,7 +111,7 @@ class Rehearsal:
         rows = np.arange(len(episodes))
         began = 0.0
         for t in range(self.steps):
-            # As a new policy acts: discrete actions are equally likely, others go beyond their box.
+            # Act like a new policy: discrete actions are equally likely, continuous ones exceed the box.
             if isinstance(self.space, Discrete):
                 actions = np.array([rng.integers(self.space.n) for rng in rngs])
             else:
@@ -126,7 +128,7 @@ class Rehearsal:
             if not len(rows):
                 break
             if t == 0:
-                began = _seconds()  # what is made in the first step or before is made once
+                began = _seconds()  # exclude one-time costs up to the first step
             elif self.hurries and _seconds() - began > SECONDS / LEAST_ROUNDS / 2:
                 self.steps: int = t + 1
                 break
@@ -134,14 +136,14 @@ class Rehearsal:
         return answers
 
     def _end_copies(self) -> None:
-        """End this process if it is a copy that came back from a fork in the environment: each would fork again."""
+        """Exit if this process is a fork made by the environment; each would fork again."""
         if os.getpid() != self.pid:
             os._exit(0)
 
     def find(self) -> dict[str, Any]:
-        """Return what `copies` should be and `notes` for the user, or a `refusal`.
+        """Return the required `copies` and `notes` for the user, or a `refusal`.
 
-        Where steps are slow, episodes are cut.
+        Episodes are shortened if steps are slow.
         """
         self.hurries: bool = True
         used = make_batch_env(self.config, ROWS)
@@ -171,8 +173,8 @@ class Rehearsal:
         }
 
     def _draw(self, n: int) -> Draw | None:
-        """Find the code that draws from a global generator in episode n, or seeds it."""
-        self.alone((n + 1) % len(self.seeds))  # or an environment that seeds it would leave it as it was
+        """Find the code that draws from or seeds a global generator in episode n."""
+        self.alone((n + 1) % len(self.seeds))  # otherwise an environment that seeds it would leave it unchanged
         return GlobalRandomWatch().draw_of(lambda: self.alone(n), "the rehearsal")[1]
 
     def _notes(self, past: str) -> Iterator[str]:
@@ -198,7 +200,7 @@ class Rehearsal:
 
 
 def first_difference(one: Sequence[Answer], other: Sequence[Answer]) -> str:
-    """Return the name of the first array in which two episodes differ, "" if none does."""
+    """Return the name of the first array that differs between two episodes, or ""."""
     for a, b in zip(one, other, strict=False):
         if (a.step, a.name) != (b.step, b.name) or a.values.tobytes() != b.values.tobytes():
             return f"{a.name} {'after reset' if a.step < 0 else f'at step {a.step}'}"
@@ -212,7 +214,7 @@ def digest(answers: Iterable[Answer]) -> str:
 
 
 def _seconds() -> float:
-    """Return processor time; for a simulator in another process, a tenth of the elapsed time."""
+    """Return processor time, or a tenth of the elapsed time for a simulator in another process."""
     return max(time.process_time(), time.monotonic() / 10 - _STARTED)
 
 
@@ -220,7 +222,7 @@ _STARTED = time.monotonic() / 10 - time.process_time()
 
 
 def missed_box(space: gymnasium.Space[Any]) -> str:
-    """Describe the part of its action box that a new policy with normal actions does not reach; "" if not much."""
+    """Describe the part of the action box that a new Gaussian policy does not reach; "" if it is small."""
     if not isinstance(space, Box) or not is_bounded(space):
         return ""
     low, high = space.low.astype(float), space.high.astype(float)
@@ -236,7 +238,7 @@ def missed_box(space: gymnasium.Space[Any]) -> str:
 
 
 def _statistics_wrapper(env: gymnasium.Env[Any, Any]) -> str:
-    """Return the gymnasium wrapper that normalizes by statistics of all episodes of a copy; "" if there is none."""
+    """Return the name of a gymnasium wrapper that normalizes by statistics over episodes, or ""."""
     inner: Any = env
     while isinstance(inner, gymnasium.Env):
         if isinstance(inner, tuple(STATISTICS)):
@@ -253,14 +255,14 @@ _NORMALIZES = (
 
 
 def _share_below(bound: float) -> float:
-    """Return the share of a standard normal distribution below a bound."""
+    """Return the probability of a standard normal value below a bound."""
     return 0.5 * math.erfc(-bound / math.sqrt(2))
 
 
 def _first_step_problem(config: EnvConfig) -> str:
     try:
         Rehearsal(config, 1).alone(0)
-    except EnvError as problem:  # names the environment itself
+    except EnvError as problem:  # already names the environment
         return str(problem)
     except BaseException as problem:
         return last_line(problem)
@@ -268,9 +270,9 @@ def _first_step_problem(config: EnvConfig) -> str:
 
 
 def main(steps: int, thorough: bool, timeout_seconds: float) -> dict[str, Any]:
-    """Return the findings about the environment whose settings are on standard input.
+    """Return the findings about the environment whose settings are read from standard input.
 
-    With 0 steps only the kind of actions; unless `thorough`, only the digests of the first episodes.
+    With 0 steps, only the kind of actions; unless `thorough`, only digests of the first episodes.
     """
     config = EnvConfig.model_validate_json(sys.stdin.read())
     try:
@@ -281,7 +283,7 @@ def main(steps: int, thorough: bool, timeout_seconds: float) -> dict[str, Any]:
     try:
         env = make_env(config)
         component_facts(env)
-    except EnvError:  # as training will report it
+    except EnvError:  # as training would report it
         return {}
     if config.copies == "auto" and (wrapper := _statistics_wrapper(env)):
         return {"refusal": _NORMALIZES % wrapper}
@@ -300,7 +302,7 @@ def main(steps: int, thorough: bool, timeout_seconds: float) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    # Environments print, and may close what they did not open; only the answer is read.
+    # Environments print and may close files that are not theirs; only the result is read.
     _answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     _answer.write(json.dumps(main(int(sys.argv[1]), sys.argv[2] == "1", float(sys.argv[3]))))

@@ -1,4 +1,4 @@
-"""The sizes of an environment's spaces, as policies need them."""
+"""Sizes of an environment's spaces."""
 
 import math
 from typing import Any
@@ -12,12 +12,12 @@ from metaloom.pipeline.nn.spec import Spaces, is_image
 
 
 def spaces_of(env: gymnasium.Env[Any, Any]) -> Spaces:
-    """Read the sizes of an environment as `make_env` gives it."""
+    """Return the sizes of an environment made by `make_env`."""
     observations, actions = env.observation_space, env.action_space
     assert isinstance(observations, Box), "PolicyActions has made one vector of others"
     discrete = isinstance(actions, Discrete)
-    # Images have their largest value as the scale, such as 255 for bytes; the largest number of a type says that there
-    # is no bound. Other observations stay as they are.
+    # Images are scaled by their largest value, such as 255 for bytes; the maximum of the type means no bound. Other
+    # observations are not scaled.
     high = float(np.max(observations.high, initial=0))
     scale = high if 0 < high < np.iinfo(np.int32).max else 1.0
     in_bytes = observations.dtype == np.uint8
@@ -30,9 +30,9 @@ def spaces_of(env: gymnasium.Env[Any, Any]) -> Spaces:
 
 
 def observation_dtype(space: gymnasium.Space[Any], config: EnvConfig) -> np.dtype[Any]:
-    """Return the dtype in which observations are kept: float32, or the integer type of their space.
+    """Return the dtype of stored observations: float32, or the integer type of their space.
 
-    An integer type that is larger than float32 is kept only where float32 could not hold all values of the space.
+    Integer types larger than float32 are kept only if float32 cannot represent all values of the space.
     """
     assert isinstance(space, Box), "PolicyActions has made one vector of others"
     dtype, float32 = np.dtype(space.dtype), np.dtype(np.float32)

@@ -1,4 +1,4 @@
-"""Tabular Markov decision processes drawn at random: small enough to compute what exploring them can earn."""
+"""Random tabular Markov decision processes, small enough to compute the best achievable return."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -15,7 +15,7 @@ _DRAWN_AHEAD = 32
 
 
 class Tables(NamedTuple):
-    """One process, or several [...].
+    """One process, or a batch [...] of processes.
 
     Attributes:
         means: [..., S, A] mean rewards.
@@ -28,14 +28,14 @@ class Tables(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def draw_tables(number: int, num_states: int, num_actions: int) -> Tables:
-    """Draw the process of a task: of every state and action the mean reward, N(1, 1), and next states, Dirichlet(1)."""
+    """Draw the process of a task: mean rewards from N(1, 1), and transitions from Dirichlet(1)."""
     rng = np.random.Generator(np.random.PCG64(number))
     means = rng.normal(1, 1, (num_states, num_actions))
     return Tables(means, rng.dirichlet(np.ones(num_states), (num_states, num_actions)))
 
 
 class TabularMDP(MetaEnv):
-    """Learn a random process of a few states and actions, whose rewards and transitions nothing shows (RL2's MDPs).
+    """Act in a random process with hidden rewards and transitions (RL2's tabular MDPs).
 
     | observation | unit | | action | unit | range                |
     | ----------- | ---- |-| ------ | ---- | -------------------- |
@@ -45,7 +45,7 @@ class TabularMDP(MetaEnv):
 
     | task field | unit | distribution                                                                     |
     | ---------- | ---- | -------------------------------------------------------------------------------- |
-    | mdp        | 1    | a whole number below 2^53, which the process follows from: see `draw_tables`     |
+    | mdp        | 1    | a whole number below 2^53 that determines the process, see `draw_tables`     |
 
     | reward term | value                                             |
     | ----------- | ------------------------------------------------- |
@@ -53,7 +53,7 @@ class TabularMDP(MetaEnv):
     | noise       | N(0, 1), drawn in every step                      |
 
     Options `states` and `actions`: 10 and 5. Start: state 0. Never terminates; max_episode_steps is the horizon, 10 in
-    RL2's experiments. What chance decides in an episode follows from the seed of its reset alone.
+    RL2's experiments. All randomness of an episode comes from its reset seed.
     """
 
     action_components: tuple[()] = ()
@@ -85,7 +85,7 @@ class TabularMDP(MetaEnv):
 
 
 class TabularBatch(RowBatch):
-    """N processes, stepped as arrays."""
+    """A batch of N processes, stepped as arrays."""
 
     action_size = 1
 
@@ -114,13 +114,13 @@ class TabularBatch(RowBatch):
     def step(self, actions: Array, rows: Array) -> BatchStep:
         places = self._steps[rows] % _DRAWN_AHEAD
         for row in rows[places == 0].tolist():
-            # For the next steps: uniform values for the next states, and the noise of the rewards.
+            # Draws for upcoming steps: uniform values for next states, and reward noise.
             rng = self._generators[row]
             self._chances[row] = rng.random(_DRAWN_AHEAD), rng.standard_normal(_DRAWN_AHEAD)
         self._steps[rows] += 1
         at = self._process[rows], self._states[rows], actions.reshape(-1)
-        # By inverting distribution functions. Rounding may leave their last value below 1, so the last state takes
-        # whatever is above the others.
+        # Invert the distribution function. Rounding may leave its last value below 1; the last state takes the
+        # remainder.
         below = np.cumsum(self._tables.transitions[at], axis=1)
         self._states[rows] = (self._chances[rows, 0, places, None] >= below[:, :-1]).sum(1)
         terms = {"mean_reward": self._tables.means[at], "noise": self._chances[rows, 1, places]}

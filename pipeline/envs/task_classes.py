@@ -1,6 +1,6 @@
-"""Classes of tasks: an environment's division of its tasks, by which returns can be reported separately.
+"""Classes of tasks: a partition of an environment's tasks, for separate returns.
 
-Plain data, which a run records: a reader of the run finds the class of a task without the environment.
+Plain data that runs record, so readers can classify tasks without the environment.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,18 +17,18 @@ from metaloom.pipeline.types import Array
 
 @dataclass(frozen=True)
 class Classes:
-    """A division of all tasks into C classes, by some of their fields; see `nearest` and `bins`.
+    """A partition of tasks into C classes by some of their fields; see `nearest` and `bins`.
 
     Attributes:
         fields: Names of the task fields that decide the class.
         names: Names of the classes, in order.
-        centers: a point for each class, with a number per field: a task is of the class whose point is nearest, the
-            first of equally near ones; empty where `edges` decide.
+        centers: A point per class, with a number per field. A task belongs to the class with the nearest point, the
+            first of equally near ones; empty if `edges` decide.
         edges: Increasing bounds of one field: class c holds edges[c - 1] <= x < edges[c], unbounded at both ends.
-        held_out: Names of the classes with held-out tasks only, where a benchmark holds out whole classes.
+        held_out: Names of classes whose tasks are all held out.
 
     Raises:
-        ValueError: these do not fit together.
+        ValueError: these do not fit each other.
     """
 
     fields: tuple[str, ...]
@@ -77,7 +77,7 @@ class Classes:
             fields: Names of the P columns.
 
         Raises:
-            ValueError: the tasks lack a field that decides the class.
+            ValueError: the tasks lack a required field.
         """
         if missing := [field for field in self.fields if field not in fields]:
             raise ValueError(
@@ -90,9 +90,9 @@ class Classes:
         return distances.argmin(axis=1).astype(np.int64)
 
     def among(self, of: Array) -> Array:
-        """Return the classes, in order, that tasks of the classes `of` [B] were drawn from.
+        """Return the classes, in order, from which tasks of the classes `of` [B] were drawn.
 
-        If some classes are held out, only these if all tasks are of them, and only the others if none is.
+        These are only the held-out classes if all tasks belong to them, and only the others if none does.
         """
         numbers = np.arange(len(self.names))
         held_out = np.isin(self.names, self.held_out)
@@ -102,7 +102,7 @@ class Classes:
         return numbers[held_out == (len(of) > 0 and test.all())]
 
     def returns(self, task_returns: Array, of: Array) -> ClassReturns:
-        """Return mean returns [B] of tasks of the classes `of` [B], by the classes that they were drawn from."""
+        """Group mean returns [B] of tasks by their classes `of` [B]."""
         among = self.among(of)
         return class_returns(task_returns, np.searchsorted(among, of), [self.names[c] for c in among])
 
@@ -115,7 +115,7 @@ class Classes:
         """Restore the classes from the result of `facts`.
 
         Raises:
-            ValueError: they are of something else.
+            ValueError: the data are invalid.
         """
         try:
             return _PLAIN.validate_python(facts)
@@ -129,11 +129,11 @@ _PLAIN = TypeAdapter(Classes)
 def nearest(
     fields: str | Sequence[str], centers: Mapping[str, float | Sequence[float]], held_out: Sequence[str] = ()
 ) -> Classes:
-    """Return the classes by name, each around a point: a task belongs to the nearest.
+    """Define named classes by points: a task belongs to the nearest.
 
     Args:
         fields: One or several task fields.
-        centers: Name of a class -> a number for each of the fields; a bare number for one field.
+        centers: Point by class name: a number per field, or a bare number for one field.
         held_out: Names of the classes with held-out tasks only.
     """
     points = ((center,) if isinstance(center, int | float) else center for center in centers.values())
@@ -146,7 +146,7 @@ def nearest(
 
 
 def bins(field: str, edges: Sequence[float]) -> Classes:
-    """Divide the values of one task field at increasing edges into classes named "velocity 1 to 2"."""
+    """Define classes by increasing edges of one task field, with names such as "velocity 1 to 2"."""
     inner = (f"{field} {low:g} to {high:g}" for low, high in pairwise(edges))
     names = (f"{field} below {edges[0]:g}", *inner, f"{field} from {edges[-1]:g}") if edges else ()
     return Classes(fields=(field,), names=names, edges=tuple(map(float, edges)))

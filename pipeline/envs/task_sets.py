@@ -1,4 +1,4 @@
-"""Tasks that several robots share: directions, distributions, and fixed sets to train on and to test with."""
+"""Task distributions shared by several robots, and fixed training and test sets."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -11,7 +11,7 @@ from metaloom.pipeline.types import Array
 
 
 def draw_directions(num_tasks: int, rng: np.random.Generator) -> Array:
-    """Draw unit vectors [num_tasks, 2], all directions equally likely: normalized Gaussians, as in ProMP."""
+    """Draw uniform unit vectors [num_tasks, 2] as normalized Gaussians, as in ProMP."""
     vectors = rng.standard_normal((num_tasks, 2))
     return vectors / np.hypot(vectors[:, :1], vectors[:, 1:])
 
@@ -23,11 +23,11 @@ def draw_on_disk(num_tasks: int, rng: np.random.Generator, *, radius: float) -> 
 
 
 TASK_SET_SEED = 1337
-"""Seed of the sets' separate generator: they are the same in every run, whatever its seed."""
+"""Seed of the task sets, which are the same in every run."""
 
 
 class FixedTasks:
-    """A fixed set of tasks, drawn when an environment is made. Goes before the class of its rules."""
+    """A fixed set of tasks, drawn when an environment is made. List before the class of its rules."""
 
     task_set: tuple[tuple[float, ...], ...] | None
     test_task_set: tuple[tuple[float, ...], ...] | None
@@ -35,7 +35,7 @@ class FixedTasks:
     def fix_tasks(
         self, num_train_tasks: int, num_test_tasks: int, draw: Callable[[int, np.random.Generator], Array] | None = None
     ) -> tuple[tuple[float, ...], ...]:
-        """Draw tasks to train on and others to test with as the rules do, or by `draw`; the same in every process.
+        """Draw training and test tasks from the rules' distribution or by `draw`; the same in every process.
 
         Raises:
             EnvError: one of the sets would be empty.
@@ -50,13 +50,13 @@ class FixedTasks:
         return self.task_set
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        """Draw B tasks of `task_set`, each equally likely, with replacement, [B, P] float64."""
+        """Draw tasks of `task_set` uniformly with replacement, [B, P] float64."""
         assert self.task_set is not None
         return np.array(self.task_set)[rng.integers(len(self.task_set), size=num_tasks)]
 
 
 class OneWayOrTheOther:
-    """Tasks of a robot that moves forward or backward. Goes before the robot's class, and names the task field.
+    """Tasks of a robot that moves forward or backward. List before the robot's class.
 
     | task field | unit | distribution                                 |
     | ---------- | ---- | -------------------------------------------- |
@@ -67,34 +67,34 @@ class OneWayOrTheOther:
     task_classes = ONE_WAY_OR_THE_OTHER
 
     def run_reward(self, velocity: Array, tasks: Array) -> Array:
-        """Return the velocity, [n] forward or [n, 2], along the direction of the task, [n]."""
+        """Return the velocity along the task's direction, [n], from [n] forward or [n, 2]."""
         return tasks[:, 0] * (velocity if velocity.ndim == 1 else velocity[:, 0])
 
 
 class AlongX(OneWayOrTheOther):
-    """Tasks of a robot that walks one way or the other along x. Goes before the robot's class."""
+    """Tasks of a robot that walks forward or backward along x. List before the robot's class."""
 
     task_fields: tuple[TaskField] = (TaskField("direction", "1", "+1 to walk along x, -1 to walk against it"),)
 
 
 class AtSpeed:
-    """Tasks of a robot that moves forward at a speed. Goes before the robot's class."""
+    """Tasks of a robot that moves forward at a speed. List before the robot's class."""
 
     task_fields: tuple[TaskField] = (TaskField("velocity", "m/s", "forward velocity to hold"),)
     speeds: ClassVar[tuple[float, float]]
-    """Range from which speeds are drawn, in m/s."""
+    """Range of speeds, in m/s."""
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        """Draw speeds, all equally likely, [B, 1]."""
+        """Draw uniform speeds, [B, 1]."""
         return rng.uniform(*self.speeds, (num_tasks, 1))
 
     def run_reward(self, velocity: Array, tasks: Array) -> Array:
-        """Return the distance of a forward velocity [n] from the task's, negative, [n]."""
+        """Return the negative distance of a forward velocity [n] from the task's speed, [n]."""
         return -np.abs(velocity - tasks[:, 0])
 
 
 class AnyDirection:
-    """Tasks of a robot that walks in some direction. Goes before the robot's class.
+    """Tasks of a robot that walks in any direction. List before the robot's class.
 
     | task field               | unit | distribution                      |
     | ------------------------ | ---- | --------------------------------- |
@@ -108,9 +108,9 @@ class AnyDirection:
     task_classes = QUADRANTS
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        """Draw unit vectors, all directions equally likely, [B, 2]."""
+        """Draw uniform unit vectors, [B, 2]."""
         return draw_directions(num_tasks, rng)
 
     def run_reward(self, velocity: Array, tasks: Array) -> Array:
-        """Return the velocity [n, 2] along the direction of the task, [n]."""
+        """Return the velocity along the task's direction, [n], from [n, 2]."""
         return tasks[:, 0] * velocity[:, 0] + tasks[:, 1] * velocity[:, 1]

@@ -1,4 +1,4 @@
-"""The walker: a planar robot with two legs that can fall, sent in a direction, to a speed, or given a new body."""
+"""The walker: a planar robot with two legs that can fall. Tasks are directions, speeds or bodies."""
 
 from abc import abstractmethod
 from typing import ClassVar, Literal
@@ -17,9 +17,9 @@ MODEL_FILES: dict[ModelName, str] = {"original": "walker2d.xml", "v5": "walker2d
 
 
 class PlanarWalker:
-    """Rules of robots that walk in a plane and can fall. Go before MujocoRobot.
+    """Rules of planar robots that can fall. List before MujocoRobot.
 
-    Joint 0 is the distance forward, which observations omit, 1 the height, 2 the angle of the trunk.
+    Joint 0 is the forward position, which observations omit, 1 the height, 2 the angle of the trunk.
     """
 
     reset_noise: float = 0.005
@@ -36,7 +36,7 @@ class PlanarWalker:
 
     @abstractmethod
     def healthy(self, qpos: Array, qvel: Array) -> Array:
-        """Return True where the robot is up, [n]; False where a value is not finite."""
+        """Return True where the robot is upright and all values are finite, [n]."""
 
 
 class Walker2d(PlanarWalker, MujocoRobot, MetaEnv):
@@ -60,7 +60,7 @@ class Walker2d(PlanarWalker, MujocoRobot, MetaEnv):
 
     | option `model`     | friction of right foot, left foot                                 |
     | ------------------ | ----------------------------------------------------------------- |
-    | original (default) | 0.9, 1.9: `walker2d.xml`, what published results were measured on |
+    | original (default) | 0.9, 1.9: `walker2d.xml`, used for published results |
     | v5                 | 1.9, 1.9: `walker2d_v5.xml`, gymnasium's correction               |
 
     Start: joint positions and velocities U(-0.005, 0.005) around standing. Terminates unless 0.8 m < height < 2 m and
@@ -130,9 +130,9 @@ class Walker2dRandParams(RandomDynamics, Walker2d):
 
 
 class PearlWalker2dRandParams(FixedTasks, RandomDynamics, Walker2d):
-    """Walker2dRandParams with 40 bodies to train on and 10 others to test with, always the same; ids 0-39.
+    """Walker2dRandParams with 40 fixed training bodies, ids 0-39, and 10 test bodies.
 
-    Options `num_train_tasks` and `num_test_tasks`: how many of each.
+    Options: `num_train_tasks` and `num_test_tasks`.
     """
 
     def __init__(

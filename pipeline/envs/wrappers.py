@@ -1,4 +1,4 @@
-"""Adapters between a policy and an environment: the action box, and plain gymnasium envs as meta-environments."""
+"""Adapters between policies and environments: action maps, and gymnasium envs as meta-environments."""
 
 import logging
 import math
@@ -24,8 +24,8 @@ log: logging.Logger = logging.getLogger(__name__)
 class ActionMap:
     """Maps actions of a policy [..., A] into an environment's box.
 
-    With a scale c, [-c, c] is mapped linearly onto the box; without one, actions are taken as they are. Both clip to
-    the box. With c = 10 and a policy of standard deviation 1, the noise is 10 % of the box's half-width (as in ProMP).
+    With a scale c, [-c, c] is mapped linearly onto the box; otherwise actions are unchanged. Both clip to the box. With
+    c = 10 and a policy of standard deviation 1, the noise is 10 % of the box's half-width (as in ProMP).
     """
 
     def __init__(self, box: Box, scale: float | None) -> None:
@@ -50,9 +50,9 @@ class ActionMap:
 
 
 class DiscreteActionMap:
-    """Maps the actions 0 ... n - 1 of a policy to an environment's, which may start elsewhere or choose several things.
+    """Maps a policy's actions 0 ... n - 1 to an environment's, which may have an offset or several parts.
 
-    Every combination is an action, counted with the last part fastest: any distribution over them can be learned.
+    Every combination of parts is an action, with the last part varying fastest, so joint distributions can be learned.
     """
 
     def __init__(self, space: Discrete | MultiDiscrete | MultiBinary, scale: float | None) -> None:
@@ -67,7 +67,7 @@ class DiscreteActionMap:
 
     def __call__(self, actions: Array) -> Array:
         """Return int64 actions, of the shape of `actions` followed by the shape of the space."""
-        if not self._shape:  # a Discrete space: seven times as fast
+        if not self._shape:  # faster by a factor of seven for a Discrete space
             return actions + self._start
         parts = np.stack(np.unravel_index(actions, self._sizes), axis=-1)
         return parts.reshape(*np.shape(actions), *self._shape) + self._start
@@ -76,11 +76,11 @@ class DiscreteActionMap:
 AnyActionMap = ActionMap | DiscreteActionMap
 ActionSpace = Box | Discrete | MultiDiscrete | MultiBinary
 MOST_ACTIONS = 4096
-"""Combinations of a MultiDiscrete's or MultiBinary's parts, each of which is an output of the policy's network."""
+"""Maximum number of combinations in a MultiDiscrete or MultiBinary; each is an output of the network."""
 
 
 def action_map(space: ActionSpace, scale: float | None) -> AnyActionMap:
-    """Return the map from a policy's actions into a space."""
+    """Return the map from a policy's actions to a space."""
     return ActionMap(space, scale) if isinstance(space, Box) else DiscreteActionMap(space, scale)
 
 
@@ -94,7 +94,7 @@ def sizes_of(space: Discrete | MultiDiscrete | MultiBinary) -> tuple[int, ...]:
 
 
 def is_bounded(box: Box) -> bool:
-    """Return True if a box has bounds; a value near the largest float stands for none."""
+    """Return True if a box is bounded; values near the largest float count as unbounded."""
     return bool(np.all(np.abs(box.low) < _NO_BOUND) and np.all(np.abs(box.high) < _NO_BOUND))
 
 
@@ -102,7 +102,7 @@ _NO_BOUND = 1e30
 
 
 class Wrapped(gymnasium.Env[Array, Any]):
-    """An environment around another one; everything that it does not override is passed through."""
+    """A transparent wrapper: everything that a subclass does not override is passed through."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         self.env: Any = env
@@ -136,11 +136,11 @@ class Wrapped(gymnasium.Env[Array, Any]):
 
 
 class WithTasks(Wrapped, MetaEnv):
-    """An environment with the tasks of a MetaEnv.
+    """A wrapped environment with the tasks of a MetaEnv.
 
     Args:
         env: The environment.
-        tasks: The MetaEnv; the environment itself, or what its wrappers are around.
+        tasks: The MetaEnv: the environment itself, or the one inside its wrappers.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], tasks: MetaEnv) -> None:
@@ -173,15 +173,15 @@ class WithTasks(Wrapped, MetaEnv):
 
 
 class PolicyActions(WithTasks):
-    """A MetaEnv that takes a policy's actions, by way of an action map.
+    """A MetaEnv whose actions are the policy's, converted by an action map.
 
-    Observations in a Box are seen as they are, others as one vector.
+    Box observations are unchanged; others are flattened.
     """
 
     _closed = False
 
     def __init__(self, env: MetaEnv, scale: float | None) -> None:
-        # Arrays of any shape stay as they are: the network decides whether they are images.
+        # Arrays of any shape are unchanged; the network decides whether they are images.
         super().__init__(env if isinstance(env.observation_space, Box) else WithTasks(FlatObservations(env), env), env)
         self.unflattened: gymnasium.Space[Any] = env.observation_space
         space = _action_space(env)
@@ -192,13 +192,13 @@ class PolicyActions(WithTasks):
         else:
             self.action_space = Discrete(math.prod(sizes_of(space)))
             if not isinstance(space, Discrete):
-                self.action_components: None = None  # each action is a combination of them
+                self.action_components: None = None  # each action is a combination of parts
 
     def step(self, action: Array) -> tuple[Array, Any, bool, bool, dict[str, Any]]:
         return self.env.step(self.action_map(np.asarray(action)).astype(self.env.action_space.dtype))
 
     def close(self) -> None:
-        """Close the environment once; many cannot be closed twice, or before their first reset."""
+        """Close the environment once; many fail if closed twice or before their first reset."""
         if self._closed:
             return
         self._closed = True
@@ -216,7 +216,7 @@ class PolicyActions(WithTasks):
 
 
 class PolicyActionsBatch:
-    """A BatchEnv that takes a policy's actions, by way of an ActionMap."""
+    """A BatchEnv whose actions are the policy's, converted by an action map."""
 
     def __init__(self, batch: BatchEnv, action_map: AnyActionMap) -> None:
         self._batch = batch
@@ -240,11 +240,11 @@ class PolicyActionsBatch:
 
 
 class SingleTask(Wrapped, MetaEnv):
-    """Any gymnasium env as a MetaEnv with one task, which has no parameters.
+    """A gymnasium env as a MetaEnv with one task without parameters.
 
     Args:
         env: The environment.
-        facts: name -> location of the fact in `info`; without them, the environment's own declaration counts.
+        facts: Location in `info` by fact name; if empty, the facts that the environment declares.
     """
 
     task_set: tuple[tuple[()]] = ((),)
@@ -257,7 +257,7 @@ class SingleTask(Wrapped, MetaEnv):
             self.facts: tuple[Fact, ...] = tuple(Fact(name, fact.kind, fact.per) for name, fact in self._told.items())
         robot = env.unwrapped
         if hasattr(robot, "observation_structure") and self.observation_space.shape == robot.observation_space.shape:
-            # Here, because other environments do without MuJoCo.
+            # Imported here, since other environments do not need MuJoCo.
             from metaloom.pipeline.envs.mujoco_components import gymnasium_components
 
             observation, action = gymnasium_components(robot)
@@ -281,7 +281,7 @@ class SingleTask(Wrapped, MetaEnv):
         return observation, reward, terminated, truncated, info
 
     def _has_terms(self, reward: Any, info: Mapping[str, Any]) -> bool:
-        """Return True if `info["reward_terms"]` holds terms of the reward, and not something else of this name."""
+        """Return True if `info["reward_terms"]` holds terms that sum to the reward."""
         try:
             reward_terms_of(number_of(reward, "reward"), info)
         except EnvError as problem:
@@ -302,7 +302,7 @@ class SingleTask(Wrapped, MetaEnv):
 
 
 def observe_places(env: gymnasium.Env[Any, Any], places: Sequence[int]) -> gymnasium.Env[Any, Any]:
-    """Return an env that shows only the entries of its observations at some indices.
+    """Return an env that shows only some entries of its observations.
 
     Raises:
         EnvError: its observations are not vectors, or lack such an index.
@@ -319,7 +319,7 @@ def observe_places(env: gymnasium.Env[Any, Any], places: Sequence[int]) -> gymna
 
 
 def declared_components(env: gymnasium.Env[Any, Any], name: str) -> Sequence[tuple[str, str]] | None:
-    """Return the declared components of an environment, or of the outermost wrapper that declares any."""
+    """Return the components declared by the outermost wrapper that declares any, or by the environment."""
     return env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None
 
 

@@ -26,4 +26,4 @@ ON_POLICY = Graph(
     },
 )
 TRIALS = ON_POLICY.named("trials").replace(ADAPT, REMEMBER)
-"""Runs that adapt within a trial, by an actor's memory of its episodes, as RL2 does."""
+"""Graph of runs that adapt within a trial through the actor's memory, such as RL2."""

@@ -1,4 +1,4 @@
-"""Runs that infer their tasks, as PEARL does: rollout batches with a posterior over the task between them.
+"""Runs that infer their tasks between rollout batches, such as PEARL.
 
 A task is inferred from its episodes in the current iteration. Learning uses the episodes of all iterations.
 """

@@ -1,6 +1,6 @@
-"""Runs that infer their tasks within a trial, as VariBAD does: on policy, beside a model of the trials so far.
+"""Runs that infer their tasks within a trial, such as VariBAD: an on-policy learner and a model of trials.
 
-The policy learns from the trials of its own iteration, the inference model also from the last iterations.
+The policy learns from the current iteration's trials; the inference model also learns from recent iterations.
 """
 
 from dataclasses import replace
@@ -17,7 +17,7 @@ from metaloom.stages.process_samples import PROCESS_SAMPLES
 from metaloom.stages.remember import REMEMBER
 from metaloom.stages.sample_tasks import SAMPLE_TASKS
 
-# Later iterations learn from these episodes, too.
+# Later iterations also learn from these episodes.
 COLLECT_TRIALS = replace(COLLECT_ROLLOUTS, per=ITERATION, thinnable=False)
 PROCESS_TRIALS = replace(PROCESS_SAMPLES, per=ITERATION)
 TRIAL_INFERENCE = Graph(

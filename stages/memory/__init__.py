@@ -1,1 +1,1 @@
-"""Objects that stages keep in memory between iterations. They change no result."""
+"""Caches that stages keep in memory between iterations. Results do not depend on them."""

@@ -1,4 +1,4 @@
-"""The replay buffer that a run's rollout batches make up."""
+"""The replay buffer made of a run's rollout batches."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -20,12 +20,12 @@ BEFORE_ITERATIONS = -1
 
 
 class Collected(NamedTuple):
-    """Origin and use of a rollout batch.
+    """Where a rollout batch comes from and what it is used for.
 
     Attributes:
         iteration: Iteration that collected it, or BEFORE_ITERATIONS.
         task_ids: Replay buffer for the episodes of each task, [B].
-        in_context: True if tasks are inferred from it.
+        in_context: True if it may be used to infer tasks.
     """
 
     iteration: int
@@ -34,9 +34,9 @@ class Collected(NamedTuple):
 
 
 class StoredReplay:
-    """A run's rollout batches in order of collection and the replay buffer they make up, extended on demand.
+    """A run's rollout batches, in order of collection, as a replay buffer that is extended on demand.
 
-    Row indices follow from episode lengths alone. Everything else in stored batches is read when their rows are drawn.
+    Row indices need only episode lengths. Other stored arrays are read when their rows are drawn.
     """
 
     def __init__(self, buffer: ReplayBuffer) -> None:
@@ -46,7 +46,7 @@ class StoredReplay:
         self._next_iteration = 0
 
     def view(self, rounds: SpanOutputs, collected: Callable[[StageRef, int], Collected]) -> ReplayView:
-        """Return the view from which the last iteration of a span of rollout batches draws its rows."""
+        """Return the replay buffer as seen by the last iteration of a span of rollout batches."""
         self._count(rounds)
         for ref, lengths in self._rounds[len(self._tasks) :]:
             if ref.iteration > rounds.span.last:
@@ -56,7 +56,7 @@ class StoredReplay:
         return self._tasks.as_of(rounds.span.last)
 
     def minibatches(self, rounds: SpanOutputs, drawn: Minibatches) -> Iterator[Minibatch]:
-        """Yield the transitions of an iteration's gradient steps. Of the span's batches, only drawn ones are read."""
+        """Yield the transitions of an iteration's gradient steps. Only batches with drawn rows are read."""
         self._count(rounds)
         for _, lengths in self._rounds[len(self._buffer.rows) :]:
             self._buffer.append(lengths)

@@ -10,12 +10,12 @@ from metaloom.stages.memory.replay import MIB
 
 
 class StoredTrials:
-    """Trials of a run's rollout batches, cached in memory while they fit and are in use. The cache changes no result.
+    """Trials of a run's rollout batches, cached in memory while they are in use and fit.
 
     Args:
         episodes_per_trial: Episodes per trial of the run.
-        num_actions: Number of actions; 0 where actions are continuous.
-        cache_bytes: Memory for them. The batch that is being read comes on top.
+        num_actions: Number of actions; 0 for continuous actions.
+        cache_bytes: Size limit of the cache in bytes. The batch being read is not included.
     """
 
     def __init__(self, episodes_per_trial: int, num_actions: int, cache_bytes: int) -> None:
@@ -23,7 +23,7 @@ class StoredTrials:
         self._known: dict[StageRef, Trials] = {}
 
     def buffer(self, rounds: SpanOutputs) -> TrialBuffer:
-        """Return the trials of a span of rollout batches. Lengths are read at once, the rest when it is drawn from."""
+        """Return the trials of a span of rollout batches. Only lengths are read immediately."""
         refs = [ref for i in range(rounds.span.first, rounds.span.last + 1) for ref in rounds.refs(i)]
         self._known = {ref: trials for ref, trials in self._known.items() if ref in rounds.span}
         counts = [rounds.lengths(ref).size // self._episodes_per_trial for ref in refs]

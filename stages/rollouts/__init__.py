@@ -1,1 +1,1 @@
-"""Acting in environments: samplers, blocks of episodes, faults, watches."""
+"""Rollouts: samplers, blocks of episodes, faults and progress observers."""

@@ -1,4 +1,4 @@
-"""Faults that stopped a rollout, with everything needed to reproduce them."""
+"""Faults that stop a rollout, with the data to reproduce them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ from metaloom.stages.faults import StageFault
 
 
 class RolloutError(StageFault):
-    """An environment failed, or returned values with which a rollout cannot continue.
+    """Raised when an environment fails or returns unusable values.
 
-    `about` has stage, iteration, step, env, run_seed, call, env_step, problem, traceback, and either one episode's task
-    (with task_id, task_params), episode and seed, or, where a batched environment did not say which of its rows it was,
-    the seeds of all. `arrays` has `task` [P] and `actions` [t, A] of the episode up to the fault, as the policy gave
-    them; or `tasks` [N, P] and `actions` [t, N, A]. `metaloom.stages.rollouts.reproduce.reproduce` runs them again.
+    `about` has stage, iteration, step, env, run_seed, call, env_step, problem, traceback, and one episode's task (with
+    task_id, task_params), episode and seed. If a batched environment did not name the row, it has the seeds of all rows
+    instead. `arrays` has `task` [P] and `actions` [t, A] of the episode up to the fault, or `tasks` [N, P] and
+    `actions` [t, N, A]. `metaloom.stages.rollouts.reproduce.reproduce` replays them.
     """
 
 
 @dataclass(frozen=True)
 class RolloutPosition:
-    """Position of a rollout in its run. It determines the random streams.
+    """Position of a rollout in its run, which determines its random streams.
 
     Attributes:
         run_seed: Seed of the run.
@@ -42,11 +42,11 @@ class RolloutPosition:
     first_episode: int = 0
 
     def reset_seed(self, task: int, episode: int, bits: int) -> int:
-        """Return the seed that resets an episode of the shard's task b, `env.seed_bits` of it."""
+        """Return the reset seed of an episode of the shard's task `task`, with `bits` bits."""
         return seed_for(self.run_seed, "resets", *self.of_episode(task, episode)) % 2**bits
 
     def of_episode(self, b: int, e: int) -> tuple[int, ...]:
-        """Return the position in the run of an episode of the shard's task b."""
+        """Return the position of episode `e` of the shard's task `b` in the run."""
         return (self.iteration, self.step, self.first_task + b, self.first_episode + e)
 
     def of_task(self, b: int) -> tuple[int, ...]:
@@ -57,7 +57,7 @@ class RolloutPosition:
 
 @dataclass(frozen=True)
 class Circumstances:
-    """Circumstances of a rollout, from which any of its episodes can be described.
+    """Data of a rollout from which a fault in any of its episodes can be described.
 
     Attributes:
         env: The environment.
@@ -74,7 +74,7 @@ class Circumstances:
     def fault(
         self, problem: str, call: str, trace: str, row: int | None, *, env_step: int | None, actions: Array
     ) -> RolloutError:
-        """Build the error for a problem.
+        """Build the error that describes a problem.
 
         Args:
             problem: Actual and expected behavior.

@@ -1,4 +1,4 @@
-"""Run the episode again in which a rollout failed."""
+"""Replay of the episode in which a rollout failed."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,10 +15,10 @@ from metaloom.stages.rollouts.faults import RolloutError, describe, not_finite, 
 
 
 def reproduce(env: EnvConfig, about: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-    """Make one environment, reset it as the failed episode was, and step it with that episode's actions.
+    """Replay a failed episode: same reset, same actions, in one new environment.
 
-    Returns if every step succeeds: then the process or the machine was at fault, or the environment is not
-        deterministic. An environment that ends or hangs its process does so here too, under your debugger if you like.
+    If it returns, every step succeeded: the process or machine was at fault, or the environment is not deterministic.
+    An environment that crashes or hangs its process does so here too, where a debugger can be attached.
 
     Raises:
         RolloutError: the original error, raised in this process.
@@ -53,7 +53,7 @@ def reproduce(env: EnvConfig, about: Mapping[str, Any], arrays: Mapping[str, Arr
 
 
 def _step(batch: BatchEnv, action: Array, rows: Array, facts: tuple[Fact, ...]) -> Array:
-    """Take a step and return the rows whose episodes continue."""
+    """Step the environments and return the rows whose episodes continue."""
     if not len(rows):
         return rows
     _require_finite("actions", action[rows], "act")

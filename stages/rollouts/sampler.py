@@ -1,4 +1,4 @@
-"""Samplers: an environment's simulators, kept warm, their actor, and the observer of a rollout's progress."""
+"""Samplers, which keep an environment's simulators and an actor between rollouts, and progress observers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
@@ -38,7 +38,7 @@ class Enough:
 
     @property
     def block_size(self) -> int:
-        """Episodes sampled side by side: as few as can be enough. Whole blocks are kept, so no step is wasted."""
+        """Number of episodes sampled in parallel: the fewest that can be enough. Whole blocks are kept."""
         for_steps = -(-(self.min_steps or 1) // self.max_episode_steps)
         size = max(for_steps, self.min_rollouts or 1)
         return size if self.max_episodes is None else min(self.max_episodes, size)
@@ -53,7 +53,7 @@ class Enough:
 
 
 def collect_until(enough: Enough, collect: Callable[[int], EpisodeBatch]) -> EpisodeBatch:
-    """Collect blocks of one task's episodes until there are enough, padded with empty slots to the maximum."""
+    """Collect blocks of one task's episodes until there are enough, and pad with empty slots to the maximum."""
     blocks: list[EpisodeBatch] = []
     while not enough.reached(blocks):
         blocks.append(collect(len(blocks) * enough.block_size))
@@ -73,7 +73,7 @@ def tasks_together(batches: Sequence[EpisodeBatch]) -> EpisodeBatch:
 
 
 def _with_places(episodes: EpisodeBatch, num_places: int) -> EpisodeBatch:
-    """Cut or pad the episodes to `num_places` slots per task."""
+    """Truncate or pad to `num_places` episode slots per task."""
 
     def resized(parts: Sequence[Array]) -> Array:
         (values,) = parts
@@ -93,7 +93,7 @@ def _change_episodes(batches: Sequence[EpisodeBatch], change: Callable[[Sequence
 
     def named(field: str) -> dict[str, Array]:
         found: list[Mapping[str, Array]] = [getattr(batch, field) for batch in batches]
-        # One axis or two: the acting distribution of a task, whatever the number of its episodes.
+        # One or two axes: the acting distribution of a task, independent of the number of episodes.
         return {name: change([f[name] for f in found]) if v.ndim > 2 else v for name, v in found[0].items()}
 
     by_episode = [f.name for f in fields(first) if isinstance(getattr(first, f.name), np.ndarray)]
@@ -106,26 +106,26 @@ def _change_episodes(batches: Sequence[EpisodeBatch], change: Callable[[Sequence
 
 
 class RolloutWatch:
-    """Observer of a rollout's progress. This base class ignores it."""
+    """Observer of a rollout's progress. This base class does nothing."""
 
     def actions(self, shape: tuple[int, int, int], position: RolloutPosition) -> Array:
-        """Zeros [T, N, A] float32, into which the episodes from a position on write their actions.
+        """Return zeros [T, N, A] float32 into which the episodes at `position` write their actions.
 
-        They are copied when the episodes have ended.
+        They are copied after the episodes end.
         """
         return np.zeros(shape, np.float32)
 
     def idle(self) -> None:
-        """Note that no environment is called until the next note."""
+        """Record that no environment is being called."""
 
     def entered(self, env_step: int | None) -> None:
-        """Note that the environments are about to be reset (None) or to take a step."""
+        """Record that the environments are about to be reset (None) or stepped."""
 
     def left(self) -> None:
-        """Note that the environments have returned from that call."""
+        """Record that the environments have returned."""
 
     def row(self, row: int) -> None:
-        """Note that a row's environment is about to be called, if a loop calls one after the other."""
+        """Record which row is about to be called, for environments called in a loop."""
 
 
 UNWATCHED = RolloutWatch()
@@ -133,19 +133,19 @@ UNWATCHED = RolloutWatch()
 
 @dataclass(eq=False)
 class Sampler:
-    """Simulators for a run's rollouts, made on first use and kept warm. One per thread: not safe to share.
+    """Simulators for a run's rollouts, created on first use and reused. Not thread-safe.
 
     Attributes:
         env: The environment.
         policy: Specification of the policy.
-        episodes_per_task: E, if `enough` does not decide it.
+        episodes_per_task: E, unless `enough` decides it.
         max_episode_steps: T.
         num_threads: Number of simulator threads.
         actor: Kind of actor.
-        deterministic: Take the most likely actions instead of drawing them.
-        enough: When to stop sampling a task.
-        episodes_per_trial: Episodes of a task that are sampled in sequence, with the actor's memory of those
-            before; the trials of a task are sampled side by side. 1 where no episode knows of another.
+        deterministic: True for the most likely actions instead of sampled ones.
+        enough: Stopping rule for sampling a task.
+        episodes_per_trial: Episodes of a task sampled in sequence, sharing the actor's memory; the trials of a task are
+            sampled in parallel. 1 for actors without memory across episodes.
     """
 
     _KEPT: ClassVar[int] = 4
@@ -164,7 +164,7 @@ class Sampler:
 
     @property
     def episodes_at_once(self) -> int:
-        """Episodes of a task that are sampled side by side."""
+        """Number of episodes of a task sampled in parallel."""
         if self.enough is not None:
             return self.enough.block_size
         return self.episodes_per_task // self.episodes_per_trial
@@ -174,14 +174,14 @@ class Sampler:
         """Sizes of the environment's observations and actions.
 
         Raises:
-            ValueError: the actor cannot take such actions.
+            ValueError: the actor does not support the environment's actions.
         """
         check_actor(self.actor, self._example.action_space, deterministic=self.deterministic)
         return spaces_of(self._example)
 
     @cached_property
     def observation_dtype(self) -> np.dtype[Any]:
-        """Dtype in which observations are kept."""
+        """Dtype in which observations are stored."""
         return observation_dtype(self._example.observation_space, self.env)
 
     @cached_property
@@ -196,9 +196,9 @@ class Sampler:
         return env
 
     def batch(self, num_tasks: int, watch: RolloutWatch = UNWATCHED) -> BatchEnv:
-        """Return the simulators for shards of this many tasks, made on first use; the last four sizes are kept.
+        """Return the simulators for shards of `num_tasks` tasks. The four sizes used last are cached.
 
-        Where the environment's copies are fresh, they are new ones every time.
+        Environments that require fresh copies get new simulators every time.
         """
         if self.env.copies == "fresh":
             self.close()

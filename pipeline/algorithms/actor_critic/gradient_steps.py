@@ -1,4 +1,4 @@
-"""Gradient steps in torch of a policy and its critic, from which learners are built."""
+"""Gradient steps of a policy and its critic, in torch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def policy_loss(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, clip
 
 
 def clip_fraction(log_prob: Tensor, old_log_prob: Tensor, clip_eps: float) -> Tensor:
-    """Return the fraction of the steps whose likelihood ratio is out of range."""
+    """Return the fraction of steps whose likelihood ratio is outside 1 ± ε."""
     return ((likelihood_ratio(log_prob, old_log_prob) - 1).abs() > clip_eps).double().mean()
 
 
@@ -54,8 +54,8 @@ def value_loss(values: Tensor, old_values: Tensor, targets: Tensor, clip_eps: fl
     plain = values - targets
     if clip_eps is None:
         return 0.5 * plain.square().mean()
-    # Where the clipped error is larger, the value is out of range and moving it changes nothing. Within the range
-    # exactly 0 is added: rounding must not decide between two equal errors.
+    # A larger clipped error means that the value is out of range and has no gradient. Within the range exactly 0 is
+    # added, so that rounding does not decide between equal errors.
     change = values.detach() - old_values
     clipped = plain.detach() + (change.clamp(-clip_eps, clip_eps) - change)
     return 0.5 * torch.where(plain.abs() >= clipped.abs(), plain, clipped).square().mean()
@@ -66,7 +66,7 @@ POLICY, CRITIC = "policy", "critic"
 
 
 class ActorCriticSteps(ABC):
-    """Working copies of a policy and its critic: the base of all implementations.
+    """Working copies of a policy, its critic and their optimizers. Base class of all kernels.
 
     Attributes:
         policy_params, critic_params: Their parameters, with an optimizer each.
@@ -141,7 +141,7 @@ class TorchSteps(ActorCriticSteps):
         if settings.entropy_coeff:
             loss = loss - settings.entropy_coeff * now.entropy().mean()
         if critic_weight is not None:
-            # In one pass: for a small network, starting autograd takes longer than running it.
+            # One backward pass: for small networks the overhead of autograd dominates.
             self.critic_params.gradient.zero_()
             loss = loss + critic_weight * self._value_loss(rows)
         self.policy_params.backward(loss)

@@ -1,4 +1,4 @@
-"""A2C, PPO and PPO2 as the stages use them: a policy and a critic that learn from an iteration's episodes."""
+"""The learner of A2C, PPO and PPO2: a policy and a critic that learn from an iteration's episodes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Params, Samples, Step
 
 RUNNING = "advantage_moments"
-"""Name in the learner of the running count, mean and sum of squared deviations, [3] float64."""
+"""Name in LearnerState.extra of the running count, mean and sum of squared deviations, [3] float64."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Moments:
 
     @classmethod
     def of(cls, learner: LearnerState) -> Moments | None:
-        """Return the moments that a learner keeps; None if it keeps none."""
+        """Return the moments stored in a learner; None if there are none."""
         return cls(*learner.extra[RUNNING].tolist()) if RUNNING in learner.extra else None
 
 
@@ -74,7 +74,7 @@ def scaled(advantages: Array, mask: Array, processing: ProcessingConfig, running
 
 
 POLICY_PASS, CRITIC_PASS = 0, 1
-"""Last number of the position from which the order of minibatches is drawn."""
+"""Last element of the position that seeds the order of minibatches."""
 
 
 class ActorCriticLearner(Learner[Step, Sequence[Step]]):
@@ -82,7 +82,7 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
 
     def __init__(self, settings: ActorCriticSettings, setup: Setup) -> None:
         self.settings: ActorCriticSettings = settings
-        # Only PPO's critic learns by itself, before the policy.
+        # Only PPO trains its critic separately, before the policy.
         self._critic_epochs = settings if isinstance(settings, PPO) else None
         self._setup, self._processing = setup, setup.processing
         self._device = use_device(setup.device)
@@ -103,7 +103,7 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
     def process(
         self, state: LearnerState, episodes: EpisodeBatch, *, seed: int, parallel: ParallelMap = map
     ) -> Samples:
-        """Estimate with the critic from before it learns from these episodes; see Learner."""
+        """Estimate with the critic before its update; see Learner."""
         mask, parts = episodes.mask, [self.steps(part) for part in self.split(state)]
         raw, values, _ = self._estimated(self.experiences(episodes), parts)
         before = Moments.of(state)
@@ -126,7 +126,7 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
     ) -> tuple[LearnerState, Metrics]:
         """Learn in epochs of minibatches over the complete episodes; see Learner.
 
-        A critic with epochs of its own learns before the policy, which then learns from its new advantages.
+        A critic with separate epochs learns first; the policy then uses its new advantages.
         """
         (step,) = experience
         num_updates, moments, mask = int(state.extra[NUM_UPDATES]), Moments.of(state), step.episodes.mask
@@ -188,7 +188,7 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         critic_weight = self.settings.critic_weight if self._critic_epochs is None else None
         norms: list[float] = []
         described: Metrics = {}
-        # A minibatch of every policy, as many times as the largest needs.
+        # Each round takes a minibatch of every policy; the largest policy decides the number of rounds.
         sizes = [len(rows) for rows in data]
         num_parts = min(-(-max(sizes) // self.settings.batch_size), *sizes)
         for epoch in range(self.settings.num_epochs):
@@ -201,7 +201,7 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
                     if critic_weight is not None:
                         of.critic_params.step(rate)
                     of.policy_params.step(rate, move)
-                # Read only now, so that nothing waits for the device before all work is queued.
+                # Read metrics last: reading one waits for the device.
                 norms += [float(length) for length in lengths]
         return {"gradient_norm": float(np.mean(norms)), "learning_rate": rate, **described}
 
@@ -219,9 +219,9 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         return advantages, values, targets
 
     def fresh(self, rng: np.random.Generator) -> LearnerState:
-        """Return a policy and a critic that have learned nothing, without counters."""
+        """Return an untrained policy and critic, without counters."""
         params = self.policy.initialize(rng)
-        # The output layer is the last one with a matrix.
+        # The output layer is the last with a weight matrix.
         matrices = [name for name, shape in self.policy.network.shapes.items() if len(shape) > 1]
         for name in matrices[-1:]:
             params[name] *= np.float32(self.settings.initial_output_scale)
@@ -240,11 +240,11 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         return fused(TorchSteps)(*of, prefix=policy.prefix, min_std=config.min_std, learn_std=config.learn_std)
 
     def split(self, state: LearnerState) -> list[LearnerState]:
-        """Return the state of every policy: one learns from all tasks together."""
+        """Split the state by policy; by default there is one policy for all tasks."""
         return [state]
 
     def joined(self, states: Sequence[LearnerState]) -> LearnerState:
-        """Return one state of all policies."""
+        """Join the states of all policies."""
         (state,) = states
         return state
 
@@ -253,11 +253,11 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         return [Experience(episodes, slice(None))]
 
     def directions(self, steps: Sequence[ActorCriticSteps], num_updates: int) -> tuple[Sequence[Array | None], Metrics]:
-        """Return the direction that each policy's optimizer descends, None for its gradient, and metrics of it."""
+        """Return each policy's descent direction (None: its gradient), and metrics."""
         return [None] * len(steps), {}
 
     def called(self, j: int) -> str:
-        """Return the suffix for the name of a part of policy j in messages."""
+        """Return the suffix that names policy j in messages."""
         return ""
 
     def _counted(self, state: LearnerState, num_updates: int, moments: Moments | None) -> LearnerState:
@@ -266,7 +266,7 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
 
 
 def _described(steps: Sequence[ActorCriticSteps], data: Sequence[Rows], owned: Sequence[Experience]) -> Metrics:
-    """Return the losses, KL, entropy and how well values explain the targets: means over policies."""
+    """Return losses, KL, entropy and explained variance, averaged over policies."""
     each = [of.describe(rows, e.behavior) for of, rows, e in zip(steps, data, owned, strict=True)]
     return {name: float(np.mean([one[name] for one in each])) for name in each[0]}
 

@@ -35,11 +35,11 @@ class ActorCritic(LearningRate):
     batch_size: int = Field(default=64, ge=1)
     """Maximum number of environment steps per gradient step; an epoch's steps are divided into equal parts."""
     max_grad_norm: float | None = Field(default=None, gt=0)
-    """Longer policy gradients are shortened to this Euclidean norm."""
+    """Maximum Euclidean norm of the policy's gradient; longer ones are rescaled."""
     entropy_coeff: float = Field(default=0.0, ge=0)
     """Weight of the policy's entropy, which is maximized."""
     initial_output_scale: float = Field(default=0.01, ge=0)
-    """Multiplies the policy's output layer at the start: near 0, no observation sways the first actions."""
+    """Factor on the policy's initial output layer. Near 0, the first actions hardly depend on observations."""
     advantage_scaling: Literal["batch", "running"] = "batch"
     """With processing.normalize_advantages: statistics of this iteration's steps, or of all steps so far."""
     critic_hidden_sizes: tuple[LayerSize, ...] = (64, 64)
@@ -49,11 +49,11 @@ class ActorCritic(LearningRate):
     optimizer: OptimizerConfig = later(OptimizerConfig(name="adam"))
     """Optimizer of the policy; the critic has a separate state. adam and rmsprop use an ε of 1e-5 unless set."""
     critic_network: str | None = later(None)
-    """The critic's network, by the names of policy.network; null for one like the policy's."""
+    """The critic's network, one of the names of policy.network; null: the policy's."""
     critic_network_options: dict[str, JsonValue] = later({})
-    """With critic_network: as policy.network_options."""
+    """Options of critic_network; see policy.network_options."""
     critic_activation: str | None = later(None)
-    """Activation after the critic's hidden layers, by the names of policy.activation; null for the policy's."""
+    """Activation after the critic's hidden layers, one of the names of policy.activation; null: the policy's."""
 
     @model_validator(mode="after")
     def _options_have_a_network(self) -> ActorCritic:
@@ -66,7 +66,7 @@ class ActorCritic(LearningRate):
 
     @property
     def networks(self) -> tuple[str, ...]:
-        """The critic's network, where it differs from the policy's kind; see AlgorithmSettings."""
+        """The critic's network, if it differs from the policy's; see AlgorithmSettings."""
         return () if self.critic_network is None else (self.critic_network,)
 
     @property
@@ -75,17 +75,17 @@ class ActorCritic(LearningRate):
 
     @property
     def policy_clip(self) -> float | None:
-        """Clipping range of the likelihood ratio, where it is clipped."""
+        """Clipping range of the likelihood ratio; None without clipping."""
         return None
 
     @property
     def value_clip(self) -> float | None:
-        """Clipping range of the change of a value, where it is clipped."""
+        """Clipping range of a value's change; None without clipping."""
         return None
 
     @property
     def critic_weight(self) -> float:
-        """Weight of the critic's loss in the gradient steps that it shares with the policy."""
+        """Weight of the critic's loss in gradient steps shared with the policy."""
         return 1.0
 
     def critic_like(self, policy: PolicyConfig) -> PolicyConfig:
@@ -151,9 +151,9 @@ class A2C(ActorCritic, AlgorithmSettings):
 
 
 class PPO(ActorCritic, AlgorithmSettings):
-    """Proximal policy optimization, Schulman et al. 2017, arXiv:1707.06347, with a critic that learns first.
+    """Proximal policy optimization, Schulman et al. 2017, arXiv:1707.06347, with a separate critic.
 
-    The policy then learns from the advantages of the updated critic.
+    The critic is trained first; the policy then learns from the updated critic's advantages.
     """
 
     name: Literal["ppo"] = "ppo"
@@ -169,7 +169,7 @@ class PPO(ActorCritic, AlgorithmSettings):
     critic_batch_size: int = Field(default=64, ge=1)
     """Environment steps per gradient step of the critic."""
     critic_max_grad_norm: float | None = Field(default=None, gt=0)
-    """Longer critic gradients are shortened to this Euclidean norm."""
+    """Maximum Euclidean norm of the critic's gradient; longer ones are rescaled."""
 
     @property
     def policy_clip(self) -> float:
@@ -177,9 +177,9 @@ class PPO(ActorCritic, AlgorithmSettings):
 
 
 class PPO2(ActorCritic, AlgorithmSettings):
-    """PPO with the critic in the same gradient steps and its changes clipped, after OpenAI Baselines' code.
+    """PPO with a joint loss for policy and critic and clipped value changes, after OpenAI Baselines.
 
-    Policy and critic both stay near their values before the update.
+    Both policy and critic stay near their state before the update.
     """
 
     name: Literal["ppo2"] = "ppo2"
@@ -193,7 +193,7 @@ class PPO2(ActorCritic, AlgorithmSettings):
     value_target: Literal["td_lambda", "empirical"] = "empirical"
     """Targets of the critic: its own values plus advantages, or the discounted returns that were observed."""
     clip_eps: float = Field(default=0.1, gt=0)
-    """Clipping range ε of the likelihood ratio, and of the change of a value."""
+    """Clipping range ε of the likelihood ratio and of value changes."""
     value_coeff: float = Field(default=0.5, gt=0)
     """Weight of the critic's loss."""
 
@@ -215,9 +215,9 @@ ActorCriticSettings = A2C | PPO | PPO2
 
 
 class SVPG(AlgorithmSettings):
-    """Stein variational policy gradient, Liu et al. 2017, arXiv:1704.02399: particles that learn and keep apart.
+    """Stein variational policy gradient, Liu et al. 2017, arXiv:1704.02399.
 
-    Several policies, each with a separate critic. Their parameters move towards good returns and away from each other.
+    Several policies (particles), each with its own critic, climb their returns and repel each other.
     """
 
     graph: ClassVar[str] = "on_policy"
@@ -228,15 +228,15 @@ class SVPG(AlgorithmSettings):
     particle: Annotated[ActorCriticSettings, ByName(ALGORITHMS, ActorCritic)] = A2C()
     """The algorithm of a particle, with its options; a bare name selects it with its defaults."""
     num_particles: int = Field(default=4, ge=1)
-    """Number of policies. Each acts in one task, so num_tasks is the same number."""
+    """Number of policies. Each acts in one task, so num_tasks must be equal."""
     temperature: float = Field(default=1.0, gt=0)
-    """Near 0 particles follow their own policy gradients; the larger, the more they keep apart."""
+    """Near 0, particles follow their own policy gradients; larger values increase the repulsion."""
     temperature_decay: float = Field(default=1.0, gt=0, le=1)
     """Multiplies the temperature after every iteration."""
     prior_std: float | None = Field(default=None, gt=0)
-    """Standard deviation of a Gaussian prior of all parameters around 0; none is a flat prior."""
+    """Standard deviation of a zero-mean Gaussian prior on all parameters; null: a flat prior."""
     horizon: int | None = Field(default=None, ge=1)
-    """Number of iterations after which all particles, their critics and optimizers are reinitialized."""
+    """Number of iterations after which all particles, critics and optimizers are reinitialized."""
 
     @model_validator(mode="after")
     def _particles_share_nothing_else(self) -> SVPG:

@@ -1,4 +1,4 @@
-"""Stein's variational direction over particles, and the learner that follows it."""
+"""Stein variational direction over particles, and SVPG's learner."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, 
 
 
 def median_bandwidth(particles: Array) -> float:
-    """Return h² = median over pairs of ‖x_i - x_j‖² / (2 log(n + 1)), of particles [n, D]; 1 where all coincide."""
+    """Return h² = median over pairs of ‖x_i - x_j‖² / (2 log(n + 1)), of particles [n, D]; 1 if all coincide."""
     n = len(particles)
     squares = _squared_distances(particles)[np.triu_indices(n, 1)]
     median = float(np.median(squares)) if n > 1 else 0.0
@@ -54,7 +54,7 @@ def _squared_distances(x: Array) -> Array:
 
 
 class SVPGLearner(ActorCriticLearner):
-    """Particles on the task axis; every stored parameter has a leading axis [n] of particles.
+    """SVPG's particles; every stored parameter has a leading axis [n] of particles.
 
     Attributes:
         svpg: Settings shared by the particles; `settings` holds the settings of each particle.
@@ -70,7 +70,7 @@ class SVPGLearner(ActorCriticLearner):
     def at_start(self, state: LearnerState, *, run_seed: int) -> LearnerState:
         """Return fresh particles after each horizon; see Learner.
 
-        Not done by the update at a horizon's end, so that the particles stored, evaluated and exported have learned.
+        Reinitializing here rather than in the update keeps stored and exported particles trained.
         """
         num_updates = int(state.extra[NUM_UPDATES])
         if self.svpg.horizon is None or num_updates == 0 or num_updates % self.svpg.horizon:
@@ -110,7 +110,7 @@ class SVPGLearner(ActorCriticLearner):
         )
 
     def directions(self, steps: Sequence[ActorCriticSteps], num_updates: int) -> tuple[Sequence[Array | None], Metrics]:
-        """Return the opposite of Stein's direction, since optimizers descend; and temperature and bandwidth."""
+        """Return the negated Stein direction, since optimizers descend, and metrics of it."""
         temperature = self.svpg.temperature * self.svpg.temperature_decay**num_updates
         x = np.stack([_array(of.policy_params.vector) for of in steps])
         scores = np.stack([_array(of.policy_params.gradient) for of in steps]).astype(np.float64) / -temperature

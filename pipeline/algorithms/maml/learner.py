@@ -1,4 +1,4 @@
-"""The learner of all algorithms that adapt by gradient steps: how it starts, adapts, and reports an update."""
+"""Base learner of all algorithms that adapt by gradient steps."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -54,11 +54,11 @@ from metaloom.pipeline.types import (
 )
 
 Draws = Callable[[int], np.random.Generator]
-"""Generator of the random draws of an epoch."""
+"""Function that returns the random generator of an epoch."""
 
 
 class MetaUpdate(NamedTuple):
-    """Result of a meta-update: meta-parameters, the optimizer's state, and the objective's values of every task."""
+    """Result of a meta-update: meta-parameters, optimizer state, and each task's objective values."""
 
     meta_params: Params
     optimizer: Params
@@ -68,10 +68,10 @@ class MetaUpdate(NamedTuple):
 
 
 class MetaLearner(Learner[Step, Sequence[Step]]):
-    """Adaptation by gradient steps on each task's own samples, and a meta-update through it.
+    """Adaptation by gradient steps on each task's samples, and a meta-update through it.
 
     Raises:
-        ConfigError: the device is missing, or torch refuses the schedule of step sizes.
+        ConfigError: the device is missing, or the learning-rate schedule is invalid.
     """
 
     def __init__(self, settings: MetaSettings, setup: Setup, inner_loss: InnerLoss) -> None:
@@ -86,7 +86,7 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
 
     @abstractmethod
     def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
-        """Return the meta-loss as a function of the policy's distributions along the adaptation."""
+        """Return the meta-loss as a function of the policies before and after each inner step."""
 
     def __init_subclass__(cls, **others: Any) -> None:
         super().__init_subclass__(**others)
@@ -118,7 +118,7 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
     def adapt(
         self, state: LearnerState, params: TaskParams, evidence: Step, *, parallel: ParallelMap = map
     ) -> TaskParams:
-        """Return the parameters of every task after inner step `evidence.k` on its own samples; see Learner.
+        """Return every task's parameters after inner step `evidence.k` on its samples; see Learner.
 
         Inner steps beyond the number in training use the last step size.
 
@@ -180,13 +180,13 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         return LearnerState(params, made.optimizer, extra), {**metrics, **made.metrics, **of_algorithm}
 
     def concluded(self, state: LearnerState, after: TaskValues) -> tuple[Params, Metrics]:
-        """Return the algorithm's own arrays of the next state, and its own metrics; by default none."""
+        """Return algorithm-specific arrays for the next state, and metrics; by default none."""
         return {}, {}
 
     def minimize(
         self, state: LearnerState, steps: Sequence[Step], *, draws: Draws, parallel: ParallelMap = map
     ) -> MetaUpdate:
-        """Take steps of Adam, or another optimizer, against the meta-gradient, in epochs over the samples."""
+        """Descend the meta-gradient with the optimizer, in epochs over the samples."""
         settings, problem = self.settings, self.problem(state, steps)
         assert isinstance(settings, MetaAdam), "learners of other settings minimize by other steps"
         rate = settings.outer_lr
@@ -232,7 +232,7 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         dtype: torch.dtype = torch.float32,
         parallel: ParallelMap = map,
     ) -> Sequence[Chunk]:
-        """Return all tasks in chunks, or some rows of them; see build_chunks."""
+        """Return all tasks in chunks, with all or the given rows; see build_chunks."""
         size, recorded = self.settings.tasks_per_chunk, self.policy.recorded
         return build_chunks(steps, size, rows, dtype=dtype, device=self._device, recorded=recorded, parallel=parallel)
 
@@ -249,10 +249,10 @@ def _optimizer(settings: MetaAdam, rate: float = 0.0) -> Adam | TorchOptimizerSt
 
 
 def step_size_logs(arrays: Mapping[str, Array]) -> Params:
-    """Return the trainable step sizes among some arrays: log α by full name; empty when they are not trained."""
+    """Return the trainable step sizes among the arrays, log α by full name; empty if they are not trained."""
     return {name: value for name, value in arrays.items() if name.startswith(LOG_INNER_LR)}
 
 
 def mean_over_tasks(values: Array) -> float:
-    """Return the mean of a quantity of every task [B], in float64."""
+    """Return the mean over tasks of values [B], in float64."""
     return float(values.mean(dtype=np.float64))

@@ -1,11 +1,11 @@
-"""The losses of every task, the inner update, and the meta-gradient through it.
+"""Losses of every task, the inner update, and the meta-gradient through it.
 
 θ_i^{k+1} = θ_i^k - α_k ⊙ ∇ L_in(θ_i^k; samples of task i at step k); the meta-loss is the mean over tasks i of the
-objective at θ_i^0 ... θ_i^K as functions of θ. Both are computed for a chunk of tasks at once and summed in the order
-of chunks, which the number of tasks alone decides: so the bits do not depend on how many threads share the work.
+objective at θ_i^0 ... θ_i^K as functions of θ. Both are computed chunk by chunk and summed in the order of chunks.
+Chunks depend only on the number of tasks, so results do not depend, bit for bit, on the number of threads.
 
-A meta-parameter is a policy parameter or, with trainable inner step sizes, the logarithm of one; both live in one flat
-mapping.
+A meta-parameter is a policy parameter or, with trainable inner step sizes, the logarithm of one; both are entries of
+one flat mapping.
 """
 
 import math
@@ -25,13 +25,13 @@ from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.types import Array, Metrics, ParallelMap, Params
 
 LOSS = "loss"
-"""Name of the quantity that a meta-update minimizes."""
+"""Name of the minimized quantity."""
 
 INNER_KL = "inner_kl_"
 """Prefix of the KLs before adaptation, from the policy that collected rollout batch k to the current one."""
 
 OUTER_KL = "outer_kl"
-"""Name of the KL after adaptation, likewise."""
+"""Name of the KL after adaptation, from the policy that acted to the current one."""
 
 STANDARD_ERROR, SPLIT_COSINE = "meta_gradient_standard_error", "meta_gradient_split_cosine"
 
@@ -47,9 +47,8 @@ InnerLoss = Callable[[Distribution, TaskRows], Tensor]
 """Loss of every task [b], from the current policy's distribution on the rows."""
 
 Objective = Callable[[Sequence[Distribution], Chunk], dict[str, Tensor]]
-"""Quantities [b, ...] of a chunk's tasks from the policy after k inner steps on rollout batch k, k = 0 ... K.
-
-`loss` [b] is the one to minimize."""
+"""Function from the policies after k = 0 ... K inner steps, each on rollout batch k, to quantities [b, ...] of a
+chunk's tasks. `loss` [b] is minimized."""
 
 StepSize = Mapping[str, Tensor] | float
 """α of one inner step: a number, or a tensor per learned parameter that broadcasts to [b, ...]."""
@@ -72,11 +71,11 @@ def log_likelihood_loss(current: Distribution, rows: TaskRows) -> Tensor:
 
 
 INNER_LOSSES = {"log_likelihood": log_likelihood_loss, "likelihood_ratio": likelihood_ratio_loss}
-"""By the names of the setting `inner_loss`."""
+"""Inner losses by the values of the setting `inner_loss`."""
 
 
 def clipped_loss(current: Distribution, rows: TaskRows, clip_eps: float) -> tuple[Tensor, Tensor]:
-    """Return -mean(min(r A, clip(r, 1 ± ε) A)) of every task, and the share of its steps with r outside of 1 ± ε: [b].
+    """Return -mean(min(r A, clip(r, 1 ± ε) A)) of every task, and the fraction of its steps with r outside 1 ± ε: [b].
 
     Schulman et al. 2017, arXiv:1707.06347, eq. 7.
     """
@@ -93,12 +92,12 @@ def policy_kls(current: Sequence[Distribution], chunk: Chunk) -> dict[str, Tenso
 
 @dataclass(frozen=True)
 class MetaProblem:
-    """Adaptation of a policy and its loss afterwards, to be differentiated.
+    """Adaptation of a policy and the loss after it, which is differentiated.
 
     Attributes:
         policy: The policy.
         inner_loss: L_in.
-        inner_lr: Step size where the meta-parameters hold none.
+        inner_lr: Step size if step sizes are not meta-parameters.
         first_order: True to treat inner gradients as constants.
         objective: The outer loss of each task; the meta-loss is their mean.
     """
@@ -116,14 +115,14 @@ def inner_step(
     """Return the parameters of every task after one gradient step.
 
     Args:
-        policy: Policy that names the learned parameters; the others are passed on.
+        policy: Policy, which names the learned parameters; others are returned unchanged.
         params: [b, ...] by name, part of the graph of `losses`.
         losses: [b]; a task's loss depends on its own parameters only.
         step_size: α.
         differentiable: True to differentiate through the gradient as well.
     """
     names = policy.learned(params)
-    # The graph is retained in any case: a KL penalty differentiates the same forward pass once more.
+    # Always retain the graph: a KL penalty differentiates the same forward pass again.
     gradients = torch.autograd.grad(
         losses.sum(), [params[name] for name in names], create_graph=differentiable, retain_graph=True
     )
@@ -144,10 +143,10 @@ def meta_gradient(
 ) -> tuple[Params, TaskValues, Metrics]:
     """Return the gradient of the mean loss in the learned meta-parameters, the objective's values, and metrics.
 
-    These are `meta_gradient_norm` and, with `noise`, how much the gradient varies over tasks.
+    The metrics are `meta_gradient_norm` and, with `noise`, those of `noise_metrics`.
 
     Raises:
-        NumericalError: naming the task and the quantity that is not finite.
+        NumericalError: names the task and the quantity that is not finite.
     """
 
     def work(chunk: Chunk) -> tuple[TensorParams, TaskValues, TensorParams, Array]:
@@ -159,7 +158,7 @@ def meta_gradient(
         total = {name: value.sum(0) for name, value in gradients.items()}
         if not noise:
             return total, _arrays(values), {}, np.zeros(0)
-        # Tasks with an even index in the whole batch, wherever the chunk begins.
+        # Even indices count from the start of the batch, not of the chunk.
         even = {name: value[chunk.first_task % 2 :: 2].sum(0) for name, value in gradients.items()}
         # On the CPU, because not every device has float64.
         squares = reduce(add, [value.cpu().double().flatten(1).square().sum(1) for value in found])
@@ -179,8 +178,8 @@ def meta_gradient(
 def noise_metrics(mean: Mapping[str, Array], even: Mapping[str, Array], squared_norms: Array) -> Metrics:
     """Measure the standard error of the meta-gradient over tasks, and how far two halves of the tasks agree.
 
-    The meta-gradient ḡ = (1/B) Σ g_i is a mean over the B tasks that an iteration drew. Other tasks and episodes would
-    give another one; the spread of the per-task gradients g_i measures how different it would be.
+    The meta-gradient ḡ = (1/B) Σ g_i is a mean over the B tasks that an iteration drew. The spread of the per-task
+    gradients g_i estimates how much it would change with other tasks and episodes.
 
     Args:
         mean: ḡ by name.
@@ -188,9 +187,9 @@ def noise_metrics(mean: Mapping[str, Array], even: Mapping[str, Array], squared_
         squared_norms: [B] float64, ‖g_i‖².
 
     Returns:
-        `meta_gradient_standard_error`: √(s²/B) with s² = (Σ ‖g_i‖² - B ‖ḡ‖²) / (B - 1), the root of the summed squares
-            of the standard errors of all elements. Where the tasks' gradients are noise around zero, ‖ḡ‖ is as large.
-        `meta_gradient_split_cosine`: of the angle between the sums over even and over odd tasks; 0 where one is zero.
+        `meta_gradient_standard_error`: √(s²/B) with s² = (Σ ‖g_i‖² - B ‖ḡ‖²) / (B - 1), the Euclidean norm of the
+        elements' standard errors. If the tasks' gradients are noise around zero, ‖ḡ‖ is about as large.
+        `meta_gradient_split_cosine`: cosine between the sums over even and over odd tasks; 0 if one sum is zero.
     """
     B = len(squared_norms)
     of_all, of_even = (
@@ -201,7 +200,7 @@ def noise_metrics(mean: Mapping[str, Array], even: Mapping[str, Array], squared_
     variance = (float(squared_norms.sum()) - float(total @ total) / B) / (B - 1)
     lengths = math.sqrt(float(of_even @ of_even) * float(odd @ odd))
     return {
-        # Equal gradients leave a rounding error, which may be below 0.
+        # For equal gradients, rounding may make this negative.
         STANDARD_ERROR: math.sqrt(max(variance, 0.0) / B),
         SPLIT_COSINE: float(of_even @ odd) / lengths if lengths else 0.0,
     }
@@ -210,7 +209,7 @@ def noise_metrics(mean: Mapping[str, Array], even: Mapping[str, Array], squared_
 def meta_objective(
     problem: MetaProblem, meta_params: Mapping[str, Array], chunks: Sequence[Chunk], *, parallel: ParallelMap = map
 ) -> TaskValues:
-    """Return the objective's values without a meta-gradient."""
+    """Return the objective's values without computing a gradient."""
 
     def work(chunk: Chunk) -> TaskValues:
         leaves = meta_leaves(problem, meta_params, chunk)
@@ -225,8 +224,8 @@ class Leaves:
 
     Attributes:
         params: Parameters of the policy.
-        log_inner_lr: Trainable step sizes by the name of their parameter, log α [b, K, ...].
-        learned: The leaves of both that require a gradient, by their names among the meta-parameters.
+        log_inner_lr: Trainable step sizes by parameter name, log α [b, K, ...].
+        learned: Leaves of both that require a gradient, by meta-parameter name.
     """
 
     params: TensorParams
@@ -254,7 +253,7 @@ def meta_leaves(problem: MetaProblem, meta_params: Mapping[str, Array], chunk: C
 
 
 def objective_values(problem: MetaProblem, leaves: Leaves, chunk: Chunk, *, differentiable: bool) -> dict[str, Tensor]:
-    """Return the objective of a chunk's tasks after adaptation, in the graph of these meta-parameters."""
+    """Return the objective of a chunk's tasks after adaptation, differentiable in the leaves."""
     params, distribution = leaves.params, problem.policy.distribution
     alphas = {name: log.exp() for name, log in leaves.log_inner_lr.items()}
     current = [distribution(params, chunk.rounds[0].observations)]

@@ -48,7 +48,7 @@ def with_exploration(objective: Objective, settings: Exploration, steps: Sequenc
 
 
 def exploration_credit(steps: Sequence[Step]) -> Array:
-    """Return the score of every task after adaptation, relative to the other tasks: [B].
+    """Return each task's score after adaptation, relative to the other tasks: [B].
 
     The mean over a task's real steps of rewards with zero mean and unit standard deviation over all tasks.
     """
@@ -59,7 +59,7 @@ def exploration_credit(steps: Sequence[Step]) -> Array:
 
 
 class MAMLVPGLearner(MetaLearner):
-    """The log-likelihood loss after adaptation, for any inner loss, and credit for exploration when it is on.
+    """Learner of MAML-VPG: the log-likelihood loss after adaptation, with credit for exploration if enabled.
 
     Finn et al. 2017, arXiv:1703.03400, algorithm 3.
     """
@@ -86,7 +86,7 @@ def dice_loss(current: Distribution, rows: TaskRows) -> Tensor:
 
 def sums_over_time(values: Tensor) -> Tensor:
     """Return Σ_{t' ≤ t} of values [..., T]."""
-    # On a GPU cumsum has no deterministic algorithm; on the CPU a product would change the last bits of stored runs.
+    # cumsum is not deterministic on a GPU. On the CPU, a product would change the last bits of stored runs.
     return values.cumsum(-1) if values.device.type == "cpu" else sums_by_product(values)
 
 
@@ -111,7 +111,7 @@ def _episodes_of(rows: TaskRows) -> EpisodeRows:
 
 
 class DiceLearner(MetaLearner):
-    """The DiCE loss during adaptation. After adaptation, DiCE again, or the policy gradient's loss for VPG-DICE.
+    """Learner with the DiCE loss during adaptation and, unless it is VPG-DICE, after it.
 
     Foerster et al. 2018, arXiv:1802.05098; as meta-learning methods in Rothfuss et al. 2019, arXiv:1810.06784.
     """
@@ -129,7 +129,7 @@ def _with_kls(current: Sequence[Distribution], chunk: Chunk, loss: InnerLoss) ->
 
 
 class MAMLPPOLearner(MetaLearner):
-    """Likelihood-ratio inner steps, clipped if enabled, and the clipped surrogate after them.
+    """Learner with likelihood-ratio inner steps, clipped if enabled, and the clipped surrogate after them.
 
     PPO, Schulman et al. 2017, arXiv:1707.06347, as garage offers it.
     """

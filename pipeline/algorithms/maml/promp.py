@@ -25,11 +25,11 @@ from metaloom.pipeline.types import LearnerState, Metrics, Params, Step
 MIN_INNER_KL_PENALTY = 1e-6
 MAX_INNER_KL_PENALTY = 1e2
 INNER_KL_COEFF = "inner_kl_coeff"
-"""Name in the learner of η of every inner step, [K] float64."""
+"""Name in LearnerState.extra of the coefficients η of the inner steps, [K] float64."""
 
 
 class ProMPLearner(MetaLearner):
-    """Likelihood-ratio inner steps, the clipped surrogate after them, and a penalty on the KL before them."""
+    """Learner with likelihood-ratio inner steps, the clipped surrogate after them, and a KL penalty before."""
 
     def __init__(self, settings: ProMP, setup: Setup) -> None:
         super().__init__(settings, setup, likelihood_ratio_loss)
@@ -46,7 +46,7 @@ class ProMPLearner(MetaLearner):
         return partial(promp_objective, clip_eps=self._clip_eps(state), kl_coeffs=coeffs)
 
     def concluded(self, state: LearnerState, after: TaskValues) -> tuple[Params, Metrics]:
-        """Return the η that the adaptive rule gives, and the ε and η that were used; see MetaLearner."""
+        """Return the next η by the adaptive rule, and metrics of the ε and η used; see MetaLearner."""
         coeffs, extra, metrics = state.extra[INNER_KL_COEFF], Params(), {"clip_eps": self._clip_eps(state)}
         if self._settings.adaptive_inner_kl_penalty:
             target = self._settings.target_inner_kl

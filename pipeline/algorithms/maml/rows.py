@@ -1,4 +1,4 @@
-"""The steps of a chunk of tasks as tensors, one row per environment step."""
+"""Samples of a chunk of tasks as tensors, one row per environment step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from metaloom.pipeline.types import Array, ParallelMap, Samples, Step
 CPU = torch.device("cpu")
 
 Recorded = Callable[[Mapping[str, Tensor]], Distribution]
-"""Rebuilds the distributions that acted from their recorded arrays, by name."""
+"""Function that rebuilds the acting distributions from their recorded arrays."""
 
 
 def recorded_gaussian(behavior: Mapping[str, Tensor]) -> DiagGaussian:
@@ -25,7 +25,7 @@ def recorded_gaussian(behavior: Mapping[str, Tensor]) -> DiagGaussian:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows of consecutive tasks in all rollout batches, and the index of the first of these tasks."""
+    """Rows of consecutive tasks in all rollout batches, and the index of the first task."""
 
     first_task: int
     rounds: Sequence[TaskRows]
@@ -46,7 +46,7 @@ class TaskRows:
             rows is the mean over a task's real steps.
         behavior: The distributions that acted, [b, N].
         behavior_log_prob: [b, N], log-density of the actions under it.
-        episodes: Extra data for losses over whole episodes; None where the samples are for other losses.
+        episodes: Data for losses over whole episodes; None for other losses.
     """
 
     observations: Tensor
@@ -81,23 +81,23 @@ class EpisodeRows:
     def mean_over_cells(self, values: Tensor) -> Tensor:
         """Sum of values [b, E, T] over each task, divided by E T, padding counted: [b].
 
-        Episodes that end early then weigh less, as they must for the mean over episodes to be one of sums over time.
+        Short episodes weigh less, because this is a mean over episodes of sums over time.
         """
         return (values * self.mask).mean((-2, -1))
 
 
 def chunk_bounds(num_tasks: int, tasks_per_chunk: int) -> list[slice]:
-    """Return consecutive chunks of tasks; they depend on nothing but these two arguments."""
+    """Return consecutive chunks of tasks."""
     return [slice(start, min(start + tasks_per_chunk, num_tasks)) for start in range(0, num_tasks, tasks_per_chunk)]
 
 
 def minibatch_rows(mask: Array, num_minibatches: int, rng: np.random.Generator) -> list[Array]:
-    """Return a random partition of each task's real rows into minibatches of equal size, give or take one row.
+    """Partition each task's real rows at random into minibatches whose sizes differ by at most one.
 
     Args:
         mask: [b, N].
         num_minibatches: Parts.
-        rng: Generator; draws one number per row, also on padding, so that a task's partition is independent of others.
+        rng: Generator; draws one number per row, including padding, so that tasks are partitioned independently.
 
     Returns:
         One index array [b, about N / num_minibatches] per minibatch; padding rows come last in each.
@@ -109,7 +109,7 @@ def minibatch_rows(mask: Array, num_minibatches: int, rng: np.random.Generator) 
 
 
 def minibatches(samples: Samples, num_minibatches: int, rng: np.random.Generator) -> list[Array]:
-    """Partition each task's rows at random: its real steps, or its episodes where losses look at whole ones.
+    """Partition each task's real steps at random, or its episodes for losses over whole episodes.
 
     Returns:
         One index array [B, n] per minibatch.
@@ -165,7 +165,7 @@ def task_rows(
     device: torch.device = CPU,
     recorded: Recorded = recorded_gaussian,
 ) -> TaskRows:
-    """Return the rows of some tasks of a step.
+    """Return the rows of a slice of tasks.
 
     Args:
         step: One rollout batch with its samples.
@@ -195,7 +195,7 @@ def task_rows(
     # Discrete actions index the log-probabilities, whatever the dtype of the latter.
     actions = select(episodes.actions, torch.int64 if episodes.actions.dtype == np.int64 else dtype)
     mask_rows = select(samples.mask)
-    # Parameters that do not depend on the state, such as a standard deviation, are stored once per task.
+    # State-independent parameters, such as a standard deviation, are stored once per task.
     acted = {
         name: to_tensor(value[tasks, None], dtype, device) if value.ndim == 2 else select(value)
         for name, value in episodes.behavior.items()
@@ -223,10 +223,10 @@ def task_rows(
 
 
 def require_finite(values: Mapping[str, Tensor], first_task: int, advice: str, *, of: str = "") -> None:
-    """Raise unless all values are finite. Messages name them with `of` in front.
+    """Raise unless all values are finite. Messages prefix their names with `of`.
 
     Raises:
-        NumericalError: naming the first array, and the first task in it, that is not finite.
+        NumericalError: names the first array that is not finite, and its first such task.
     """
     for name, value in values.items():
         finite = torch.isfinite(value.detach())
@@ -238,6 +238,6 @@ def require_finite(values: Mapping[str, Tensor], first_task: int, advice: str, *
 
 
 def to_tensor(array: Array, dtype: torch.dtype, device: torch.device = CPU) -> Tensor:
-    """Return a tensor with its own memory: stored arrays may be read-only or broadcast views."""
-    # Converted before it is moved: not every device has float64.
+    """Copy an array to a tensor; stored arrays may be read-only or broadcast views."""
+    # Convert before moving: not every device supports float64.
     return torch.as_tensor(np.array(array, order="C")).to(dtype).to(device)

@@ -16,14 +16,14 @@ DEFAULT_TARGET_INNER_KL = 0.01
 
 
 class GradientBased(BaseModel, use_attribute_docstrings=True):
-    """Adaptation by plain gradient steps on each task's own samples."""
+    """Settings of adaptation by gradient steps on each task's samples."""
 
     graph: ClassVar[str] = "on_policy"
     learns_from: ClassVar[tuple[str, ...]] = ("advantages",)
-    """Fields of Samples that the losses read, which process_samples must return."""
+    """Fields of Samples that the losses require."""
 
     inner_lr: float = Field(default=0.1, gt=0)
-    """Step size of the inner gradient steps; with trainable_inner_lr, where training starts from."""
+    """Step size of the inner gradient steps; with trainable_inner_lr, their initial value."""
     inner_steps: int = Field(default=1, ge=0)
     """Gradient steps of the adaptation; 0 is single-task learning on all tasks at once."""
     trainable_inner_lr: bool = False
@@ -31,11 +31,12 @@ class GradientBased(BaseModel, use_attribute_docstrings=True):
     first_order: bool = False
     """Treat the inner gradients as constants in the meta-gradient."""
     tasks_per_chunk: int = Field(default=2, ge=1)
-    """Tasks computed at once. Decides memory and the order of sums, so the last bits of results depend on it."""
+    """Tasks per chunk of computation. It bounds memory and sets the order of sums, so the last bits of results depend
+    on it."""
 
     gradient_noise: bool = later(False)
-    """Keep as metrics how much the meta-gradient differs from task to task: its standard error, and the cosine between
-    two halves of the tasks."""
+    """Record how much the meta-gradient varies over tasks: its standard error, and the cosine between two halves of the
+    tasks."""
 
     @model_validator(mode="after")
     def _inner_settings_agree(self) -> GradientBased:
@@ -54,7 +55,7 @@ class GradientBased(BaseModel, use_attribute_docstrings=True):
 
     @property
     def minibatches_per_epoch(self) -> int:
-        """Number of parts that a task's samples are split into."""
+        """Number of minibatches per epoch."""
         return 1
 
     def problems(self, run: RunSettings) -> Iterator[str]:
@@ -82,18 +83,18 @@ class GradientBased(BaseModel, use_attribute_docstrings=True):
 
 
 class MetaAdam(ScheduledSteps):
-    """Adam, or another optimizer, on the meta-loss, in epochs over the samples of one iteration."""
+    """Settings of meta-updates by an optimizer, in epochs over the samples of one iteration."""
 
     outer_lr: float = Field(default=1e-3, gt=0)
     """Step size of the optimizer on the meta-parameters."""
     num_epochs: int = Field(default=1, ge=1, le=MOST_REPEATS)
     """Passes over the samples of an iteration."""
     num_minibatches: int = Field(default=1, ge=1, le=MOST_REPEATS)
-    """Steps of the optimizer per epoch, each on a separate share of the steps of every task and rollout batch."""
+    """Optimizer steps per epoch, each on a separate share of every task's environment steps."""
     tolerance: float | None = Field(default=None, gt=0)
-    """Skip the remaining epochs once an epoch has changed the meta-loss of all samples by less than this."""
+    """Stop after an epoch that changes the meta-loss by less than this."""
     optimizer: OptimizerConfig | None = later(None)
-    """An optimizer of torch.optim and its options; by default Adam as in the references, whose ε is outside of the bias
+    """An optimizer of torch.optim and its options. The default is Adam as in the references, with ε outside the bias
     correction."""
 
     @model_validator(mode="after")
@@ -111,14 +112,14 @@ class MetaAdam(ScheduledSteps):
 
 
 class Exploration(GradientBased):
-    """The inner loss of MAML, and credit for exploring before adaptation."""
+    """Settings of MAML's inner loss and of E-MAML's credit for exploration."""
 
     inner_loss: Literal["log_likelihood", "likelihood_ratio"] = "log_likelihood"
-    """Loss of the inner steps: -mean(A log π), or -mean(r A), whose second derivative has one term more."""
+    """Loss of the inner steps: -mean(A log π), or -mean(r A), whose second derivative has one more term."""
     exploration: bool = False
     """Credit the policies before adaptation for the rewards after it (E-MAML, Stadie et al. 2018)."""
     e_maml_scale: Literal["mean", "sum"] = "mean"
-    """Scale of the credit: a mean over steps, or that times the episodes per task."""
+    """Scale of the credit: a mean over steps, or that mean times the episodes per task."""
     exploration_rounds: Literal["all", "first"] = "all"
     """Rollout batches that get the credit: all before the last, or only the first, as in the ProMP code."""
 
@@ -145,7 +146,7 @@ class Exploration(GradientBased):
 
 
 class TrustRegion(NaturalSteps, Exploration, AlgorithmSettings):
-    """The largest step along the natural gradient that keeps the mean KL after adaptation within a bound.
+    """Settings of the trust region, which bounds the mean KL after adaptation.
 
     TRPO, Schulman et al. 2015, arXiv:1502.05477, as a meta-update of MAML.
     """
@@ -153,15 +154,15 @@ class TrustRegion(NaturalSteps, Exploration, AlgorithmSettings):
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.maml.trpo:TrustRegionLearner"
 
     hvp: Literal["gauss_newton", "hessian", "finite_difference", "fd_unscaled"] = "gauss_newton"
-    """Products of vectors with the metric. gauss_newton (once called exact): with the Fisher matrix of the adapted
-    policies, pulled back through the adaptation; this is the Hessian of the KL where the current policies are the ones
-    that acted, as in training. hessian: with the Hessian of the KL everywhere, which need not be positive.
+    """Method for products of the metric with a vector. gauss_newton (once called exact): with the Fisher matrix of the
+    adapted policies, pulled back through the adaptation; this is the Hessian of the KL where the current policies are
+    the ones that acted, as in training. hessian: with the Hessian of the KL everywhere, which need not be positive.
     finite_difference: central differences of the KL's gradient in float64 with a step scaled to the vector;
     fd_unscaled: in float32 with an absolute step of 1e-5, as in the ProMP code."""
     hvp_subsample: float = Field(default=1.0, gt=0, le=1)
-    """Share of each task's steps, in every rollout batch, that these products are computed from."""
+    """Share of each task's steps from which these products are computed."""
     kl_order: Literal["old_new", "new_old"] = "old_new"
-    """Bound KL(acted ‖ updated) or, as some other code does, KL(updated ‖ acted)."""
+    """Order of the bounded KL: KL(acted ‖ updated), or KL(updated ‖ acted) as in some other code."""
 
     @field_validator("hvp", mode="before")
     @classmethod
@@ -169,7 +170,7 @@ class TrustRegion(NaturalSteps, Exploration, AlgorithmSettings):
         return "gauss_newton" if value == "exact" else value
 
     def decisive(self) -> dict[str, JsonValue]:
-        """Return settings with hvp as version 0.1 wrote it, so that digests of its runs hold; see Settings.decisive."""
+        """Return settings with hvp as version 0.1 wrote it, so that its digests stay valid; see Settings.decisive."""
         decisive = super().decisive()
         return decisive | {"hvp": "exact"} if decisive["hvp"] == "gauss_newton" else decisive
 
@@ -206,7 +207,7 @@ class ProMP(MetaAdam, GradientBased, AlgorithmSettings):
     """Passes over the samples of an iteration."""
 
     init_inner_kl_penalty: float = Field(default=5e-4, ge=0)
-    """Initial coefficient η of the KL between the policy that collected a rollout batch and its current version."""
+    """Initial coefficient η of the KL from the policy that collected a rollout batch to the current one."""
     adaptive_inner_kl_penalty: bool = False
     """Halve or double η of an inner step when its KL leaves [target / 1.5, 1.5 target]."""
     target_inner_kl: float = Field(default=DEFAULT_TARGET_INNER_KL, gt=0)
@@ -229,7 +230,7 @@ class ProMP(MetaAdam, GradientBased, AlgorithmSettings):
 
 
 class MAMLVPG(MetaAdam, Exploration, AlgorithmSettings):
-    """Policy-gradient inner steps, and Adam on the policy gradient after them.
+    """MAML-VPG: policy-gradient inner steps, and Adam on the policy gradient after them.
 
     Finn et al. 2017, arXiv:1703.03400, algorithm 3. Defaults follow the ProMP authors' experiments.
     """
@@ -240,7 +241,7 @@ class MAMLVPG(MetaAdam, Exploration, AlgorithmSettings):
 
 
 class MAMLPPO(MetaAdam, GradientBased, AlgorithmSettings):
-    """The clipped surrogate after adaptation, relative to the policy that acted then.
+    """MAML-PPO: likelihood-ratio inner steps, and PPO's clipped surrogate after them.
 
     MAML with PPO (Schulman et al. 2017, arXiv:1707.06347), as garage offers it. garage's comparison policy is an alias
     of the current one, so that its ratio is always 1 and it never clips, before or after adaptation. Here the ratios
@@ -254,13 +255,13 @@ class MAMLPPO(MetaAdam, GradientBased, AlgorithmSettings):
     clip_eps: float = Field(default=0.2, gt=0)
     """Clipping range ε of the likelihood ratios."""
     inner_loss: Literal["likelihood_ratio", "clipped"] = later("likelihood_ratio", before="clipped")
-    """Loss of the inner steps: -mean(r A), or the clipped surrogate, whose flat parts let the policy before adaptation
-    drift without bound once an iteration takes a second Adam step."""
+    """Loss of the inner steps: -mean(r A), or the clipped surrogate, whose flat parts let the pre-update policy drift
+    without bound when an iteration takes several Adam steps."""
     num_epochs: int = Field(default=5, ge=1, le=MOST_REPEATS)
-    """Passes over the samples of an iteration; in the first step nothing is clipped yet."""
+    """Passes over the samples of an iteration; the first step is never clipped."""
 
     def warnings(self) -> Iterator[str]:
-        """Warn of a clipped inner loss that takes part in several meta-steps."""
+        """Warn about a clipped inner loss with several meta-steps."""
         if self.inner_loss == "clipped" and self.num_epochs > 1:
             yield (
                 f"algorithm.inner_loss is clipped with {self.num_epochs} epochs: where the inner loss is flat, the "
@@ -269,17 +270,17 @@ class MAMLPPO(MetaAdam, GradientBased, AlgorithmSettings):
 
 
 class MAMLTRPO(TrustRegion):
-    """Policy-gradient inner steps, and a meta-update that bounds the KL after adaptation.
+    """MAML-TRPO: policy-gradient inner steps, and a meta-update that bounds the KL after adaptation.
 
-    Finn et al. 2017, arXiv:1703.03400, section 5.3. Defaults follow the ProMP authors' run scripts, but for the
-    damping, which they omit.
+    Finn et al. 2017, arXiv:1703.03400, section 5.3. Defaults follow the ProMP authors' run scripts, except for damping,
+    which they omit.
     """
 
     name: Literal["maml-trpo"] = "maml-trpo"
 
 
 class EMAML(TrustRegion):
-    """MAML-TRPO in which the policies before adaptation are credited for the rewards after it.
+    """E-MAML: MAML-TRPO that credits pre-update policies for the rewards after adaptation.
 
     Stadie et al. 2018, arXiv:1803.01118. Defaults follow the ProMP authors' run script.
     """
@@ -296,10 +297,10 @@ class EMAML(TrustRegion):
 
 
 class DiceMAML(MetaAdam, GradientBased, AlgorithmSettings):
-    """The DiCE loss before and after adaptation, on discounted rewards minus their baseline.
+    """DICE-MAML: the DiCE loss in inner steps and after them, on discounted rewards minus their baseline.
 
     Foerster et al. 2018, arXiv:1802.05098; as a meta-learning method in Rothfuss et al. 2019, arXiv:1810.06784.
-    Its meta-gradients are unbiased but have high variance: it needs several times as many episodes as other algorithms.
+    Its meta-gradients are unbiased but noisy: it needs several times the episodes of other algorithms.
     """
 
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.maml.policy_gradient:DiceLearner"
@@ -318,7 +319,7 @@ class DiceMAML(MetaAdam, GradientBased, AlgorithmSettings):
 
 
 class VPGDice(MetaAdam, GradientBased, AlgorithmSettings):
-    """The DiCE loss in the adaptation, log-likelihood times advantage after it.
+    """VPG-DICE: the DiCE loss in inner steps, log-likelihood times advantage after them.
 
     Rothfuss et al. 2019, arXiv:1810.06784, section 7.3, compare it with the other estimators of the meta-gradient.
     """
@@ -330,4 +331,4 @@ class VPGDice(MetaAdam, GradientBased, AlgorithmSettings):
 
 
 MetaSettings = ProMP | MAMLVPG | MAMLPPO | MAMLTRPO | EMAML | DiceMAML | VPGDice
-"""The settings of a gradient-based algorithm."""
+"""Settings of any gradient-based algorithm."""

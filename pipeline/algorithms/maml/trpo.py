@@ -3,15 +3,15 @@
 Finn et al. 2017, arXiv:1703.03400, section 5.3; Stadie et al. 2018, arXiv:1803.01118; TRPO, Schulman et al. 2015,
 arXiv:1502.05477.
 
-The bounded KL is between the policies that acted and the policies θ_i^K(θ). The metric is the Gauss-Newton matrix
+The bounded KL is from the policies that acted to the policies θ_i^K(θ). The metric is the Gauss-Newton matrix
 
     G = mean_i J_iᵀ F_i J_i,    J_i = dθ_i^K / dθ = (I - α H_{i,K-1}) ... (I - α H_{i,0}),
 
 with F_i the Fisher matrix of the adapted policy and H_{i,k} the symmetric Hessian of the inner loss at θ_i^k. Where the
 adapted policies are the ones that acted, as in every iteration of training, the KL and its gradient in distributions
 are zero, and G is the KL's Hessian in θ. Elsewhere, for example when an iteration is recomputed with other settings,
-the Hessian has an additional term and need not be positive. G is positive, and is the metric of the natural gradient at
-θ.
+the Hessian has another term and may be indefinite. G is positive semi-definite and is the metric of the natural
+gradient at θ.
 """
 
 import math
@@ -55,17 +55,17 @@ DIFFERENCE_STEP = 1e-5
 """ε of finite differences."""
 
 Product = Callable[[Array], Array]
-"""The metric times v, for v [D] float64."""
+"""Function from v [D] float64 to the metric times v."""
 
 
 @dataclass(frozen=True)
 class MetaPoint:
-    """The meta-parameters at which products are taken.
+    """Meta-parameters, with the data for products at them.
 
     Attributes:
         problem: Adaptation of the policy; its step sizes are constants, not meta-parameters.
         params: θ.
-        flat: The order of a vector's elements.
+        flat: Order of a vector's elements.
         chunks: Rows of all tasks.
         parallel: Map over the chunks.
     """
@@ -78,18 +78,18 @@ class MetaPoint:
 
     @property
     def num_tasks(self) -> int:
-        """Tasks in all chunks."""
+        """Number of tasks in all chunks."""
         return sum(len(chunk) for chunk in self.chunks)
 
 
 def gauss_newton_product(at: MetaPoint) -> Product:
-    """Return G v: the Hessian of the adapted policies' KL from themselves, of any network. See hessian_product."""
+    """Return v ↦ G v with the Gauss-Newton matrix, for any network."""
     return hessian_product(at, _kl_from_itself)
 
 
 def hessian_product(at: MetaPoint, constraint: Objective) -> Product:
-    """Return H v by differentiating twice, ∇(∇c · v). Rebuilding the graph for every product bounds the memory."""
-    # Arguments sent to workers must not hold all chunks.
+    """Return v ↦ H v = ∇(∇c · v). The graph is rebuilt for every product, which bounds memory."""
+    # Do not send all chunks to workers.
     problem, params, flat = replace(at.problem, objective=constraint), at.params, at.flat
 
     def product(v: Array) -> Array:
@@ -111,11 +111,11 @@ def hessian_product(at: MetaPoint, constraint: Objective) -> Product:
 
 
 def difference_product(at: MetaPoint, constraint: Objective, *, scaled: bool) -> Product:
-    """Return H v from central differences of the constraint's gradient, (∇c(θ + ε v) - ∇c(θ - ε v)) / 2ε.
+    """Return v ↦ (∇c(θ + ε v) - ∇c(θ - ε v)) / 2ε, which approximates H v.
 
     Args:
         at: Point at which to take products; differences are taken in the dtype of the chunks.
-        constraint: c, as its `loss`.
+        constraint: Objective whose `loss` is c.
         scaled: True for ε = 1e-5 / ‖v‖, False for ε = 1e-5 as in the ProMP code.
     """
     problem = replace(at.problem, objective=constraint)
@@ -136,14 +136,14 @@ def difference_product(at: MetaPoint, constraint: Objective, *, scaled: bool) ->
 
 
 def share_of_rows(mask: Array, share: float, rng: np.random.Generator) -> Array:
-    """Return a random share of each task's real rows, rounded up: indices [b, n]; padding rows come last."""
+    """Draw a share of each task's real rows, rounded up: indices [b, n] with padding rows last."""
     (order,) = minibatch_rows(mask, 1, rng)
     counts = np.ceil(np.arange(order.shape[1] + 1, dtype=np.int64) * share)
     return order[:, np.flatnonzero(np.diff(counts))]
 
 
 def chunk_dtype(chunk: Chunk) -> np.dtype[Any]:
-    """Return NumPy's name of the dtype of a chunk's rows."""
+    """Return the NumPy dtype of a chunk's rows."""
     return np.dtype(np.float64 if chunk.rounds[0].weights.dtype == torch.float64 else np.float32)
 
 
@@ -152,15 +152,15 @@ def _kl_from_itself(current: Sequence[Distribution], chunk: Chunk) -> dict[str, 
 
 
 def bounded_kl(current: Sequence[Distribution], chunk: Chunk, *, new_old: bool = False) -> dict[str, Tensor]:
-    """Return the KL that is bounded, as `loss`, with its gradient: KL(acted ‖ updated), or in the other order."""
+    """Return the bounded KL as `loss`: KL(acted ‖ updated), or with `new_old` KL(updated ‖ acted)."""
     adapted, rows = current[-1], chunk.rounds[-1]
     return {LOSS: rows.mean(adapted.kl(rows.behavior) if new_old else rows.behavior.kl(adapted))}
 
 
 class TrustRegionLearner(MetaLearner):
-    """The likelihood-ratio loss after adaptation, for any inner loss, and credit for exploration when it is on.
+    """Learner of MAML-TRPO and E-MAML: the likelihood-ratio loss after adaptation, within a trust region.
 
-    An update is one step along the natural gradient, the longest that keeps the KL within its bound, or none.
+    An update is the longest natural-gradient step of the line search that satisfies the bound, or none.
 
     Raises:
         ConfigError: the device is missing, or the requested kernel does not fit.
@@ -185,7 +185,7 @@ class TrustRegionLearner(MetaLearner):
         self._gauss_newton_product = fused(gauss_newton_product) if is_fused else gauss_newton_product
 
     def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
-        """Return the surrogate and the KLs, the outer one in the order of kl_order; see MetaLearner."""
+        """Return the surrogate and the KLs; see MetaLearner."""
 
         def objective(current: Sequence[Distribution], chunk: Chunk) -> dict[str, Tensor]:
             values = {LOSS: likelihood_ratio_loss(current[-1], chunk.rounds[-1]), **policy_kls(current, chunk)}
@@ -198,7 +198,7 @@ class TrustRegionLearner(MetaLearner):
     def minimize(
         self, state: LearnerState, steps: Sequence[Step], *, draws: Draws, parallel: ParallelMap = map
     ) -> MetaUpdate:
-        """Solve G x = g, scale x to a KL of max_kl by the quadratic model, and search along it; see MetaLearner."""
+        """Solve G x = g, scale x to a KL of max_kl in the quadratic model, and search along it; see MetaLearner."""
         settings, problem = self._settings, self.problem(state, steps)
         meta_params, chunks = state.params | step_size_logs(state.extra), self.chunks(steps, parallel=parallel)
         gradients, before, measured = meta_gradient(
@@ -219,13 +219,13 @@ class TrustRegionLearner(MetaLearner):
             return falls and mean_over_tasks(after[OUTER_KL]) <= settings.max_kl
 
         found, searched = search(meta_params, flat.views(full_step), evaluate, accept, settings)
-        # A rejected step leaves the identical arrays.
+        # A rejected step returns the same arrays.
         updated, after = (meta_params, before) if found is None or found.value is None else (found.params, found.value)
         metrics |= {"outer_kl_before": mean_over_tasks(before[OUTER_KL]), **measured, **searched}
         return MetaUpdate(updated, state.optimizer, before, after, metrics)
 
     def _product(self, at: MetaPoint, steps: Sequence[Step], draws: Draws) -> Product:
-        """Return products with the metric, from a share of the rows if the settings say so."""
+        """Return the metric's product, computed from the configured share of rows."""
         hvp, share, rows = self._settings.hvp, self._settings.hvp_subsample, None
         if share < 1:
             rng = draws(0)

@@ -1,4 +1,4 @@
-"""Deep Q-learning in torch: the definition of its gradient step, for any network and on any device, and its learner.
+"""Deep Q-learning in torch: its gradient step, for any network and device, and its learner.
 
 Mnih et al. 2015, doi:10.1038/nature14236, algorithm 1.
 """
@@ -28,7 +28,7 @@ LAYOUT: Layout = {
     "q": Stored("params", f"{Q_NETWORK}.", f"{Q_NETWORK}.", "q."),
     "target": Stored("extra", "target_q.", f"{Q_NETWORK}."),
 }
-"""The Q-function, and its target network."""
+"""Layout of the Q-function and its target network."""
 
 
 def td_targets(rewards: Tensor, continuing: Tensor, next_values: Tensor) -> Tensor:
@@ -45,7 +45,8 @@ def td_targets(rewards: Tensor, continuing: Tensor, next_values: Tensor) -> Tens
 def q_loss(values: Tensor, actions: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean of huber(Q(o, a) - y) over stored actions a, huber(e) = e² / 2 where |e| < 1, |e| - ½ elsewhere.
 
-    The paper clips errors to [-1, 1]: the same gradient. Differs from SimuRLacra, which learns the best action's value.
+    The paper clips errors to [-1, 1]: the same gradient. Differs from SimuRLacra, which uses the value of the best
+    action.
 
     Args:
         values: [n, number of actions].
@@ -60,7 +61,7 @@ def q_loss(values: Tensor, actions: Tensor, targets: Tensor) -> tuple[Tensor, Te
 
 
 class DQLDefinition(TorchGradientSteps[None]):
-    """Working copies of Q-function and target network during an iteration."""
+    """Working copies of the Q-function and target network during an iteration."""
 
     layout: ClassVar[Layout] = LAYOUT
     _settings: DQL
@@ -70,7 +71,7 @@ class DQLDefinition(TorchGradientSteps[None]):
         self._q, self._target = self.copies["q"], self.copies["target"]
 
     def step(self, minibatch: Minibatch, noise: None = None) -> dict[str, Tensor]:
-        """Take a step down the loss; every `target_update_intvl` steps Q̄ becomes Q. Nothing is drawn."""
+        """Take a gradient step; every `target_update_intvl` steps, copy Q to Q̄."""
         batch = transitions_like(self._q.vector, merged(minibatch))
         with torch.no_grad():
             next_values = self._networks(self._target.params, batch.next_observations)
@@ -106,7 +107,7 @@ class DQLLearner(OffPolicyLearner[object, None]):
         return _acting_with(self._epsilon(state), state, num_tasks)
 
     def filling_params(self, state: LearnerState, num_tasks: int) -> TaskParams:
-        """Return the Q-function with the `epsilon` of the end of training; see OffPolicyLearner."""
+        """Return the Q-function with the final `epsilon`; see OffPolicyLearner."""
         return _acting_with(self.settings.eps_final, state, num_tasks)
 
     def noise(self, minibatch: Minibatch, rng: np.random.Generator) -> None:

@@ -1,6 +1,6 @@
-"""The contract of learners with a replay buffer: gradient steps from minibatches, by a kernel or in torch.
+"""The contract of learners with a replay buffer: gradient steps on minibatches, fused or in torch.
 
-A kernel and its definition in torch both update working copies of a state, and count the gradient steps.
+Both implementations update working copies of a state and count gradient steps.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ Copy = TypeVar("Copy", FlatParams, FlatTensors)
 
 
 class Stored(NamedTuple):
-    """Where a state holds the arrays of one part of a learner.
+    """Location of one part's arrays in a state.
 
     Attributes:
         where: The mapping that holds them.
-        there: Beginning of their names in it.
-        here: Beginning of their names in a working copy instead, as the part's network calls them.
-        optimizer: Beginning of the names of its optimizer's state; None for a part that follows another.
+        there: Prefix of their names in the mapping.
+        here: Prefix in a working copy instead, as the part's network names them.
+        optimizer: Prefix of its optimizer's state; None for a part without one, such as a target network.
     """
 
     where: Literal["params", "extra"]
@@ -68,7 +68,7 @@ Layout = Mapping[str, Stored]
 def state_of(
     layout: Layout, parts: Mapping[str, Params], optimizers: Mapping[str, Params], counters: Mapping[str, int]
 ) -> LearnerState:
-    """Return the state that holds all parts, the states of their optimizers, and the counters."""
+    """Build the state from all parts, their optimizers and the counters."""
     kept: dict[str, Params] = {"params": {}, "optimizer": {}, "extra": {}}
     for name, stored in layout.items():
         kept[stored.where] |= renamed(parts[name], stored.here, stored.there)
@@ -79,7 +79,7 @@ def state_of(
 
 
 class GradientSteps(ABC, Generic[Noise, Copy]):
-    """Working copies of all arrays of a state, which gradient steps change in place.
+    """Working copies of a state's arrays, which gradient steps change in place.
 
     Attributes:
         copies: Arrays of every part, with its optimizer if it has one.
@@ -87,7 +87,7 @@ class GradientSteps(ABC, Generic[Noise, Copy]):
 
     layout: ClassVar[Layout]
     epsilon: ClassVar[float | None] = None
-    """ε of adam and rmsprop where it is not the customary one."""
+    """ε of adam and rmsprop; None: the usual value."""
 
     def __init__(
         self,
@@ -116,14 +116,14 @@ class GradientSteps(ABC, Generic[Noise, Copy]):
         """Return a copy of a part of a state."""
 
     def prepare(self) -> None:
-        """Set up what the steps need besides the copies."""
+        """Prepare for the first step; by default do nothing."""
 
     @abstractmethod
     def step(self, minibatch: Minibatch, noise: Noise) -> Mapping[str, SupportsFloat]:
         """Make one gradient step and return its metrics."""
 
     def state(self) -> LearnerState:
-        """Return the state after the iteration: the current arrays, with the number of updates raised by one."""
+        """Return the current arrays as a state, with the number of updates incremented."""
         parts = {name: flat.copies() for name, flat in self.copies.items()}
         trained = (name for name, stored in self.layout.items() if stored.optimizer is not None)
         optimizers = {name: self.copies[name].optimizer_state for name in trained}
@@ -131,7 +131,7 @@ class GradientSteps(ABC, Generic[Noise, Copy]):
         return state_of(self.layout, parts, optimizers, counters)
 
     def counts_to(self, interval: int) -> bool:
-        """Count a gradient step; True for every `interval`-th of the run."""
+        """Count a gradient step; return True for every `interval`-th one of the run."""
         self._counters[NUM_GRADIENT_STEPS] += 1
         return self._counters[NUM_GRADIENT_STEPS] % interval == 0
 
@@ -161,25 +161,25 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
     """Makes one gradient step per minibatch; see Learner.
 
     Attributes:
-        networks: Networks, as the gradient steps take them.
+        networks: Networks that the gradient steps use.
         settings: Settings of the algorithm.
     """
 
     definition: ClassVar[type[TorchGradientSteps[Any]]]
-    """Its gradient steps in torch."""
+    """Gradient steps in torch."""
     metrics: ClassVar[tuple[str, ...]]
     counters: ClassVar[tuple[str, ...]] = (NUM_UPDATES, NUM_GRADIENT_STEPS)
     finite: ClassVar[Mapping[str, str]]
     """Parts that must be finite after an update, with their names in messages."""
     lower: ClassVar[str] = "algorithm.learning_rate or algorithm.max_grad_norm"
-    """Advice against parameters that are not finite."""
+    """Advice for messages about non-finite parameters."""
     networks: Any
 
     def __init__(self, settings: Any, setup: Setup, *, discrete: bool) -> None:
         """Prepare the device.
 
         Raises:
-            ConfigError: the device is missing, or the environment's actions are of the other kind.
+            ConfigError: the device is missing, or the actions are discrete instead of continuous, or vice versa.
         """
         if bool(setup.num_actions) != discrete:
             found = f"{setup.num_actions} discrete ones" if setup.num_actions else "continuous ones"
@@ -192,10 +192,10 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
         self.settings: Any = settings
 
     def set_up(self, rates: Mapping[str, float], *networks: Network, others: Iterable[str] = ()) -> None:
-        """Keep the step sizes of the trained parts, and choose the fused kernel for plain networks on the CPU.
+        """Set the step sizes of the trained parts, and choose the kernel.
 
         Raises:
-            ConfigError: the fused kernel was requested and does not fit, or torch refuses the schedule of step sizes.
+            ConfigError: the fused kernel was requested and does not fit, or the learning-rate schedule is invalid.
         """
         asked: KernelChoice = self.settings.kernel
         self._rates = {name: (rate, lr_factor(self.settings, rate)) for name, rate in rates.items()}
@@ -206,23 +206,23 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
         self.kernel: Kernel = choose_kernel(asked, blockers=blockers, fused=how)
 
     def first_state(self, parts: Mapping[str, Params]) -> LearnerState:
-        """Return the state before the first update, of the initial arrays of all parts."""
+        """Build the state before the first update from the initial arrays of all parts."""
         optimizers = {name: initial_state(self.settings.optimizer, parts[name]) for name in self._rates}
         return state_of(self.definition.layout, parts, optimizers, dict.fromkeys(self.counters, 0))
 
     def rates(self, state: LearnerState) -> dict[str, float]:
-        """Return the step sizes of the trained parts in the iteration that learns from a state."""
+        """Return the trained parts' step sizes in the iteration that starts from a state."""
         count = int(state.extra[NUM_UPDATES])
         return {name: rate * factor(count) for name, (rate, factor) in self._rates.items()}
 
     def gradient_steps(self, state: LearnerState, *, parallel: ParallelMap = map) -> GradientSteps[Any, Any]:
-        """Return working copies of a state, by the kernel that was chosen or in torch."""
+        """Return working copies of a state, for the chosen kernel."""
         steps = fused(self.definition) if self.kernel.name == "fused" else self.definition
         of, discount = (self.settings, self.networks, state), self._setup.processing.discount
         return steps(*of, discount=discount, rates=self.rates(state), device=self._device, parallel=parallel)
 
     def shown(self, minibatch: Minibatch) -> Minibatch:
-        """Return a minibatch as gradient steps receive it; unchanged by default."""
+        """Preprocess a minibatch for gradient steps; by default unchanged."""
         return minibatch
 
     @abstractmethod
@@ -230,11 +230,11 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
         """Draw the noise of a gradient step on this minibatch."""
 
     def filling_params(self, state: LearnerState, num_tasks: int) -> TaskParams:
-        """Return the parameters with which the algorithm's actor fills the buffer; by default the acting ones."""
+        """Return the parameters for filling the buffer; by default the acting ones."""
         return self.acting_params(state, num_tasks)
 
     def described(self, state: LearnerState) -> Metrics:
-        """Return metrics of the iteration that learns from this state, besides its gradient steps' metrics."""
+        """Return metrics of the iteration that starts from this state, besides those of gradient steps."""
         return {}
 
     def update(
@@ -246,14 +246,14 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
         iteration: int,
         parallel: ParallelMap = map,
     ) -> tuple[LearnerState, Metrics]:
-        """Make one gradient step per minibatch; see Learner. Metrics are means over the steps; NaN without steps."""
+        """Make one gradient step per minibatch; see Learner. Metrics are means over the steps, or NaN without steps."""
         rng = generator(run_seed, "updates", iteration)
         steps = self.gradient_steps(state, parallel=parallel)
         each = [steps.step(minibatch, self.noise(minibatch, rng)) for minibatch in map(self.shown, experience)]
         updated = steps.state()
         parts = {called: self.definition.layout[name].of(updated) for name, called in self.finite.items()}
         require_finite_params(parts, stage="update", advice=f"Lower {self.lower}")
-        # Metrics are read at the end, so that nothing waits for the device between steps.
+        # Read metrics at the end: reading one waits for the device.
         table = [[float(one[name]) for name in self.metrics] for one in each]
         averages = np.mean(table, axis=0) if table else np.full(len(self.metrics), np.nan)
         metrics = dict(zip(self.metrics, averages.tolist(), strict=True))

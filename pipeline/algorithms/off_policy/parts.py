@@ -19,7 +19,7 @@ from metaloom.pipeline.types import Array, Transitions
 
 
 class TransitionTensors(NamedTuple):
-    """Transitions [...] as tensors; `terminated` is 1 where the task ended and 0 elsewhere. See Transitions."""
+    """Transitions [...] as tensors; `terminated` is 1 where the task ended, otherwise 0. See Transitions."""
 
     observations: Tensor
     actions: Tensor
@@ -29,13 +29,13 @@ class TransitionTensors(NamedTuple):
 
 
 def tensor_like(like: Tensor, array: Array) -> Tensor:
-    """Return an array on the device of a tensor, and in its precision unless it holds integers."""
+    """Convert an array to a tensor's device and, unless it holds integers, precision."""
     dtype = torch.int64 if array.dtype == np.int64 else like.dtype
     return torch.as_tensor(array, dtype=dtype, device=like.device)
 
 
 def transitions_like(like: Tensor, transitions: Transitions) -> TransitionTensors:
-    """Return the transitions on the device of a tensor and in its precision."""
+    """Convert transitions to a tensor's device and precision."""
     return TransitionTensors(*(tensor_like(like, getattr(transitions, name)) for name in TransitionTensors._fields))
 
 
@@ -66,13 +66,13 @@ def sample(outputs: Tensor, noise: Tensor) -> TanhGaussianSample:
 
 
 def log_slope(u: Tensor) -> Tensor:
-    """Return log(1 - tanh² u), by which densities of u and of tanh(u) differ."""
-    # Exact, unlike log(1 - a² + 1e-6) in the paper's code, which is off for |u| > 6.
+    """Return log(1 - tanh² u), the log-derivative of tanh."""
+    # Exact, unlike log(1 - a² + 1e-6) in the paper's code, which is inaccurate for |u| > 6.
     return 2 * (math.log(2) - u - softplus(-2 * u, threshold=50))
 
 
 class TwinQ(FlatTensors):
-    """Two Q-functions as one vector, all of the first and then all of the second. The smaller value counts.
+    """Two Q-functions in one vector, the first before the second.
 
     Fujimoto et al. 2018, arXiv:1802.09477, section 4.2.
     """
@@ -91,24 +91,24 @@ class TwinQ(FlatTensors):
 
         Args:
             inputs: Arrays to concatenate along the last axis.
-            learn: True to let gradients flow to the parameters as well, not to the inputs alone.
+            learn: True for gradients of the parameters as well as of the inputs.
         """
         joined = torch.cat(inputs, -1)
         params = self._leaves if learn else self._fixed
         return self._network(params, joined.expand(2, *joined.shape)).squeeze(-1)
 
     def backward(self, loss: Tensor, *others: FlatTensors) -> None:
-        """Write the gradient of a loss to `gradient`, and to the other vectors that the loss depends on."""
+        """Write the gradient of a loss to this vector's `gradient` and to those of other vectors."""
         leaves, gradients = [*self._leaves.values()], [*self._gradients.values()]
         for other in others:
             leaves += other.params.values()
             gradients += (leaf.grad for leaf in other.params.values() if leaf.grad is not None)
-        # Not accumulated by autograd, which warns of leaves [2, ...] that are not contiguous.
+        # Avoid autograd's accumulation, which warns about non-contiguous leaves [2, ...].
         for gradient, value in zip(gradients, torch.autograd.grad(loss, leaves, materialize_grads=True), strict=True):
             gradient.copy_(value)
 
     def half(self, prefix: str) -> FlatTensors:
-        """Return one of the two, on the same memory."""
+        """Return one of the two Q-functions, sharing memory."""
         half, place = copy(self), int(prefix != self._network.prefix)
         half.vector, half.gradient = (vector.chunk(2)[place] for vector in (self.vector, self.gradient))
         half.params = {name: leaf for name, leaf in self.params.items() if name.startswith(f"{prefix}.")}
@@ -116,7 +116,7 @@ class TwinQ(FlatTensors):
         return half
 
     def _stacked(self, vector: Tensor) -> dict[str, Tensor]:
-        """Return the views [2, ...] of a vector, by the names of the first network."""
+        """Return views [2, ...] of a vector, by the first network's parameter names."""
         views: dict[str, Tensor] = {}
         start = 0
         for name, shape in self._network.shapes.items():

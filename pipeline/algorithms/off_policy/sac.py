@@ -1,6 +1,6 @@
-"""Soft actor-critic in torch: the definition of its gradient step, for any networks and on any device, and its learner.
+"""Soft actor-critic in torch: its gradient step, for any networks and device, and its learner.
 
-Haarnoja et al. 2018, arXiv:1812.05905, algorithm 1; equations are of that paper unless another is named.
+Haarnoja et al. 2018, arXiv:1812.05905, algorithm 1; equation numbers refer to that paper unless stated.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ LAYOUT: Layout = {
     "targets": Stored("extra", "target_q", "q"),
     "alpha": Stored("extra", "log_alpha", "log_alpha", "alpha."),
 }
-"""Policy, both Q-functions, their targets, and the logarithm of the temperature, []."""
+"""Layout of the policy, both Q-functions, their targets, and the log temperature, []."""
 
 
 def temperature_loss(log_alpha: Tensor, log_prob: Tensor, num_actions: int) -> Tensor:
-    """Return -log α · mean( log π(a|o) + H̄ ), H̄ = -A. Eq. 18 with log α for α, which thus stays positive."""
+    """Return -log α · mean( log π(a|o) + H̄ ), H̄ = -A. Eq. 18 with log α for α, which keeps α positive."""
     return -log_alpha * (log_prob.detach() - num_actions).mean()
 
 
@@ -84,7 +84,7 @@ class SACDefinition(TorchGradientSteps[Array]):
     _settings: SAC
 
     def copied(self, name: str, state: LearnerState) -> FlatTensors:
-        """Return both Q-functions as one; see GradientSteps."""
+        """Copy a part, both Q-functions as one vector; see GradientSteps."""
         if name not in ("q", "targets"):
             return super().copied(name, state)
         return TwinQ(self._networks[1], LAYOUT[name].of(state), self._device)
@@ -94,11 +94,11 @@ class SACDefinition(TorchGradientSteps[Array]):
         self._q, self._targets = (cast(TwinQ, self.copies[name]) for name in ("q", "targets"))
 
     def step(self, minibatch: Minibatch, noise: Array) -> dict[str, Tensor]:
-        """Take a step down each loss, of temperature, Q-functions and policy, and then move the targets.
+        """Take gradient steps of temperature, Q-functions and policy, then move the targets.
 
         Args:
             minibatch: n transitions.
-            noise: [2n, A], standard normal: of the actions at the observations, then at the next ones.
+            noise: [2n, A], standard normal: for actions at the observations, then at the next observations.
         """
         settings, params, rates = self._settings, self._policy.params, self._rates
         batch = transitions_like(self._policy.vector, merged(minibatch))
@@ -153,7 +153,7 @@ class SACLearner(OffPolicyLearner[object, Array]):
         self.set_up(rates, *self.networks)
 
     def initialize(self, *, run_seed: int) -> LearnerState:
-        """Return two Q-functions that differ, and targets equal to them; see Learner."""
+        """Return the initial state, with target networks equal to the Q-functions; see Learner."""
         rng = generator(run_seed, "initialize")
         policy, first, second = (network.initialize(rng) for network in (*self.networks, self.networks[1]))
         q = first | renamed(second, *TWINS)

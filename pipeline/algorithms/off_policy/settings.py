@@ -1,4 +1,4 @@
-"""Settings of algorithms with a replay buffer, as the stages read them, and settings of DQL and SAC."""
+"""Plans of algorithms with a replay buffer, and the settings of DQL and SAC."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from metaloom.pipeline.schema import later
 
 @dataclass(frozen=True)
 class Filling:
-    """Filling of the replay buffer before the first update, in environment steps or in episodes per training task.
+    """Initial fill of the replay buffer, in environment steps or in episodes per training task.
 
     Attributes:
-        actor: Actor: uniform, or the algorithm's own actor with the result of `OffPolicyLearner.filling_params`.
-        steps: Environment steps in all; None where episodes are counted.
-        episodes: Episodes per training task; None where steps are counted.
+        actor: Kind of actor: uniform, or the algorithm's actor with `OffPolicyLearner.filling_params`.
+        steps: Total environment steps; None if episodes are counted.
+        episodes: Episodes per training task; None if steps are counted.
     """
 
     actor: ActorKind
@@ -32,13 +32,13 @@ class Filling:
 
 @dataclass(frozen=True)
 class CollectionRound:
-    """Episodes of a task that an iteration collects by one policy.
+    """Episodes that an iteration collects in one task with one policy.
 
     Attributes:
-        episodes: Maximum number of episodes; each has a separate latent variable where tasks are inferred.
-        from_posterior: True to infer the task again before them, from the episodes that the iteration has collected so
-            far; False to collect without inference.
-        in_context: True to infer tasks from these episodes; False to learn from them only.
+        episodes: Maximum number of episodes; with task inference, each has its own latent variable.
+        from_posterior: True to infer the task first, from the iteration's episodes so far; False to collect under the
+            prior.
+        in_context: True if tasks may be inferred from these episodes; False to use them only for learning.
     """
 
     episodes: int
@@ -48,17 +48,17 @@ class CollectionRound:
 
 @dataclass(frozen=True)
 class OffPolicyPlan:
-    """Plan of an off-policy algorithm, so that the stages need not distinguish algorithms.
+    """Plan of an off-policy algorithm, through which stages are independent of the algorithm.
 
     Attributes:
-        filling: Filling of the replay buffer, before the first update.
-        rounds: Collections of an iteration in each of its tasks, in order.
+        filling: Initial fill of the replay buffer.
+        rounds: Collection rounds of an iteration in each task, in order.
         num_updates: Gradient steps per iteration; None for one per environment step of the iteration.
         tasks_per_gradient_step: K.
         batch_size: N, transitions per task.
         context_size: C, transitions that each task is inferred from; 0 without inference.
-        memory_size: Number of most recent transitions that are kept; per task where tasks are inferred.
-        scores_sparse_rewards: Evaluations count the rewards that the environment's sparse variant would pay.
+        memory_size: Capacity of the replay buffer in transitions; per task with task inference.
+        scores_sparse_rewards: True if evaluations score the environment's sparse rewards.
     """
 
     filling: Filling
@@ -75,8 +75,8 @@ class OffPolicyPlan:
         return num_env_steps if self.num_updates is None else self.num_updates
 
     def most_transitions(self, *, iterations: int, num_tasks: int, all_tasks: int, max_episode_steps: int) -> int:
-        """Return the largest number of transitions to draw from: the replay buffer's size, or all of the run's."""
-        # The last episodes that fill the buffer run side by side, and may double the requested number of steps.
+        """Return the largest number of transitions to draw from: the buffer's capacity or the run's total."""
+        # The last filling episodes run in parallel and may double the requested number of steps.
         filled = 2 * (self.filling.steps or 0) + (all_tasks * (self.filling.episodes or 0) + 1) * max_episode_steps
         collected = num_tasks * sum(part.episodes for part in self.rounds) * max_episode_steps
         return min(self.memory_size * all_tasks, filled + iterations * collected)
@@ -89,7 +89,7 @@ class OffPolicySettings(BaseModel, use_attribute_docstrings=True):
     actor: ClassVar[ActorKind]
 
     def plan(self, *, episodes_per_task: int, max_episode_steps: int) -> OffPolicyPlan:
-        """Return the plan of collection and gradient steps of a run with these settings."""
+        """Return the plan of a run with these settings."""
         raise NotImplementedError
 
     def problems(self, run: RunSettings) -> Iterator[str]:
@@ -121,17 +121,17 @@ class ReplaySettings(LearningRate, OffPolicySettings):
     decides_episodes: ClassVar[tuple[str, ...]] = ("num_init_memory_steps", "use_trained_policy_for_refill")
 
     memory_size: int = Field(default=100_000, ge=1)
-    """Environment steps that are remembered, the last ones."""
+    """Capacity of the replay buffer in environment steps."""
     num_init_memory_steps: int | None = Field(default=None, ge=1)
     """Environment steps before the first update, at least batch_size and at most memory_size; default memory_size."""
     use_trained_policy_for_refill: bool = False
-    """In a run that starts with the parameters of another (init_from): that policy fills the memory, not chance."""
+    """With init_from: fill the buffer with the loaded policy instead of random actions."""
     batch_size: int = Field(default=256, ge=1)
-    """Remembered steps per gradient step."""
+    """Transitions per gradient step."""
     num_updates_per_step: int | None = Field(default=None, ge=1)
     """Gradient steps per iteration; by default, one per environment step of the iteration."""
     target_update_intvl: int = Field(default=1, ge=1)
-    """Gradient steps from one change of the target networks to the next, counted over the run."""
+    """Gradient steps between changes of the target networks, counted over the run."""
     max_grad_norm: float | None = Field(default=None, gt=0)
     """Longer gradients are shortened to this Euclidean norm."""
 
@@ -184,7 +184,7 @@ _PROCESSING = ProcessingConfig()
 
 
 class DQL(ReplaySettings, AlgorithmSettings):
-    """Deep Q-learning: a Q-function over discrete actions. The best action is taken, except for random exploration.
+    """Deep Q-learning: a Q-function over discrete actions, with ε-greedy exploration.
 
     Mnih et al. 2015, doi:10.1038/nature14236.
     """
@@ -203,15 +203,15 @@ class DQL(ReplaySettings, AlgorithmSettings):
     learning_rate: float = Field(default=5e-4, gt=0)
     """Step size of the optimizer."""
     target_update_intvl: int = Field(default=5, ge=1)
-    """Gradient steps from one copy of the Q-function to the target network to the next, counted over the run."""
+    """Gradient steps between copies of the Q-function to the target network, counted over the run."""
     max_grad_norm: float | None = Field(default=0.5, gt=0)
     """Longer gradients are shortened to this Euclidean norm."""
     eps_init: float = Field(default=1.0, ge=0, le=1)
-    """Probability ε that chance decides, in the first iteration."""
+    """Probability ε of a random action in the first iteration."""
     eps_final: float = Field(default=0.05, ge=0, le=1)
     """Lower limit of ε."""
     eps_schedule_gamma: float = Field(default=0.99, gt=0, lt=1)
-    """Factor per iteration on the part of ε above eps_final."""
+    """Factor per iteration on ε - eps_final."""
     optimizer: OptimizerConfig = later(OptimizerConfig(name="rmsprop"))
     """Optimizer of the Q-function; adam and rmsprop have an ε of 1e-5."""
 
@@ -233,9 +233,9 @@ class DQL(ReplaySettings, AlgorithmSettings):
 
 
 class SAC(ReplaySettings, AlgorithmSettings):
-    """Soft actor-critic: a squashed Gaussian policy that maximizes Q-values and entropy, with two Q-functions.
+    """Soft actor-critic: a squashed Gaussian policy, two Q-functions and a learned temperature.
 
-    With a learned temperature. Haarnoja et al. 2018, arXiv:1801.01290 and arXiv:1812.05905.
+    Haarnoja et al. 2018, arXiv:1801.01290 and arXiv:1812.05905.
     """
 
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.off_policy.sac:SACLearner"
@@ -246,17 +246,17 @@ class SAC(ReplaySettings, AlgorithmSettings):
     learning_rate: float = Field(default=3e-4, gt=0)
     """Step size of policy, Q-functions and temperature."""
     max_grad_norm: float | None = Field(default=5.0, gt=0)
-    """Maximum Euclidean norm of a gradient: of the policy's, and of both Q-functions' gradients together."""
+    """Maximum Euclidean norm of the policy's gradient, and of both Q-functions' joint gradient."""
     critic_hidden_sizes: tuple[LayerSize, ...] = (256, 256)
     """Units in each hidden layer of the Q-functions."""
     tau: float = Field(default=0.995, ge=0, lt=1)
     """Weight of the old target in a change of the target networks."""
     ent_coeff_init: float = Field(default=0.2, gt=0)
-    """The temperature α at the start."""
+    """Initial temperature α."""
     learn_ent_coeff: bool = True
     """Adjust α until the policy's entropy is minus the number of action dimensions."""
     rew_scale: float = Field(default=1.0, gt=0)
-    """Multiplies rewards, as the Q-functions learn them."""
+    """Factor on rewards in the Q-functions' targets."""
     standardize_rew: bool = False
     """Shift and scale the rewards of every minibatch to mean 0 and deviation 1 before rew_scale."""
     optimizer: OptimizerConfig = later(OptimizerConfig(name="adam"))

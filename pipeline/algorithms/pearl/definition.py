@@ -1,6 +1,6 @@
-"""PEARL in torch: its networks, its inference and its gradient step, for any networks and on any device.
+"""PEARL in torch: its networks, inference and gradient step, for any networks and device.
 
-Rakelly et al. 2019, arXiv:1903.08254, algorithm 1; equations are of that paper unless another is named.
+Rakelly et al. 2019, arXiv:1903.08254, algorithm 1; equation numbers refer to that paper unless stated.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LAYOUT: Layout = {
     "v": Stored("extra", "v.", "v.", "v."),
     "target_v": Stored("extra", "target_v.", "v."),
 }
-"""Six networks; the last, the target V, follows V."""
+"""Layout of the six networks; the last is the target V."""
 
 METRICS = ("q_loss", "value_loss", "policy_loss", "kl", "latent_std", "entropy", "q_target")
 """Names of the metrics of a gradient step."""
@@ -55,7 +55,7 @@ MIN_VARIANCE = 1e-7
 
 @dataclass(frozen=True)
 class PEARLNetworks:
-    """Networks between the sizes of a run's environment.
+    """The networks of a run.
 
     Attributes:
         policy: (o, z) to means and log standard deviations of the action before the tanh.
@@ -71,7 +71,7 @@ class PEARLNetworks:
 
     @classmethod
     def build(cls, settings: PEARL, setup: Setup) -> PEARLNetworks:
-        """Build the networks of a run; their hidden layers are relu unless policy.activation says otherwise."""
+        """Build the networks of a run; hidden layers use relu unless policy.activation is set."""
         A, Z = setup.action_size, settings.latent_size
         seen = A + 1 + (setup.observation_size if settings.use_next_obs_in_context else 0)
         inferred = Z * (2 if settings.use_information_bottleneck else 1)
@@ -89,16 +89,16 @@ class PEARLNetworks:
         )
 
     def of(self, part: str) -> Network:
-        """Return the network that evaluates a part of a state."""
+        """Return the network of a part."""
         return {"policy": self.policy, "encoder": self.encoder, "v": self.v, "target_v": self.v}.get(part, self.q)
 
 
 def initialize(network: Network, rng: np.random.Generator, *, output_limit: float = OUTPUT_LIMIT) -> Params:
-    """Return the float32 parameters that a network starts with, in order.
+    """Draw a network's initial parameters, float32, in order.
 
     Hidden kernels are from U(±1/√in) with `in` the number of inputs of the layer, and hidden biases are 0.1; kernel and
     bias of the output from U(±output_limit), as in Lillicrap et al. 2016, arXiv:1509.02971, section 7. A custom module
-    starts as its constructor makes it.
+    keeps its constructor's initialization.
     """
     if network.spec.name not in BUILT_IN_NETWORKS:
         return network.initialize(rng)
@@ -152,7 +152,7 @@ def posterior(outputs: Tensor) -> Posterior:
 
 
 def point(outputs: Tensor) -> Posterior:
-    """Return the mean of the encoder's outputs [K, C, Z] as the only z; there is no bottleneck."""
+    """Return a point posterior, the mean of the encoder's outputs [K, C, Z], for runs without bottleneck."""
     mean = outputs.mean(1)
     return Posterior(mean, torch.zeros_like(mean))
 
@@ -196,7 +196,7 @@ class PEARLDefinition(TorchGradientSteps[Noise]):
     _networks: PEARLNetworks
 
     def copied(self, name: str, state: LearnerState) -> FlatTensors:
-        """Return the halves of both Q-functions in one; see GradientSteps."""
+        """Copy a part, both Q-functions as one vector; see GradientSteps."""
         if name not in TWINS:
             return super().copied(name, state)
         if name == TWINS[0]:
@@ -205,10 +205,9 @@ class PEARLDefinition(TorchGradientSteps[Noise]):
         return self._q.half(name)
 
     def step(self, minibatch: Minibatch, noise: Noise) -> dict[str, Tensor]:
-        """Infer the tasks, take a step down the loss of Q-functions and encoder, then down the loss of V and policy.
+        """Infer the tasks, take a step of Q-functions and encoder, then one of V and policy.
 
-        The latent variables are drawn once, for all parts of the step. V and policy learn from the updated
-        Q-functions.
+        Latent variables are drawn once per step. V and policy learn from the updated Q-functions.
         """
         assert minibatch.context is not None
         settings, networks, like = self._settings, self._networks, self.copies["policy"].vector

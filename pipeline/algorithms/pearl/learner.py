@@ -1,4 +1,4 @@
-"""PEARL as the stages use it: acting, inference of tasks, and learning."""
+"""The learner of PEARL: acting, task inference and updates."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from metaloom.pipeline.types import Array, LearnerState, Minibatch, ParallelMap,
 
 
 class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
-    """Inference of tasks, and soft actor-critic given the inferred posterior; see Learner."""
+    """Learner that infers tasks and runs soft actor-critic given the posterior; see Learner."""
 
     definition: ClassVar[type[TorchGradientSteps[Any]]] = PEARLDefinition
     metrics: ClassVar[tuple[str, ...]] = METRICS
@@ -58,7 +58,7 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
         self.set_up(rates, *networks, others=others)
 
     def initialize(self, *, run_seed: int) -> LearnerState:
-        """Return networks that have learned nothing; the target V is a copy of V, the Q-functions differ."""
+        """Return the initial networks; the target V is a copy of V."""
         rng, networks = generator(run_seed, "initialize"), self.networks
         parts = {"policy": initialize(networks.policy, rng, output_limit=POLICY_OUTPUT_LIMIT)}
         parts |= {name: initialize(networks.of(name), rng) for name in ("encoder", "q1", "q2", "v")}
@@ -67,7 +67,7 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
         return self.first_state(parts)
 
     def acting_params(self, state: LearnerState, num_tasks: int) -> TaskParams:
-        """Return the policy, and the prior: N(0, I) over the latent variables, without the bottleneck the point 0."""
+        """Return the policy and the prior: N(0, I), or without the bottleneck the point 0."""
         shared = TaskParams.broadcast(LAYOUT["policy"].of(state), num_tasks).params
         mean = np.zeros((num_tasks, self.settings.latent_size), np.float32)
         variance = np.ones_like(mean) if self.settings.use_information_bottleneck else np.zeros_like(mean)
@@ -98,7 +98,7 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
     ) -> TaskParams:
         """Return the posterior given transitions of some rollout batches, replacing the one in `params`; see Learner.
 
-        After training all transitions count, once there are `num_exp_traj_eval` episodes.
+        After training, all transitions count, but only once there are `num_exp_traj_eval` episodes.
         """
         if evidence.position is None and evidence.num_episodes < self.settings.num_exp_traj_eval:
             return params
@@ -111,11 +111,11 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
         return Noise(latent, rng.standard_normal(shape, np.float32))
 
     def shown(self, minibatch: Minibatch) -> Minibatch:
-        """Return the minibatch with the context as the encoder sees it."""
+        """Convert the minibatch's context for the encoder; see `_shown`."""
         return replace(minibatch, context=self._shown(minibatch.context))
 
     def _shown(self, context: Transitions | None) -> Transitions:
-        """Return the transitions as the encoder sees them, with sparse rewards if enabled."""
+        """Replace rewards by sparse rewards if enabled."""
         if context is None:
             raise ValueError("update: a minibatch has no context; PEARL requires one to infer its tasks from")
         if not self.settings.sparse_rewards:

@@ -14,12 +14,12 @@ from metaloom.pipeline.policies.config import ActorKind, LayerSize
 from metaloom.pipeline.schema import later
 
 ROUNDS = ("num_steps_prior", "num_steps_posterior", "num_extra_rl_steps_posterior", "update_post_train")
-"""Settings of an iteration's collection."""
+"""Names of the settings that decide an iteration's collection."""
 _MOST_ROUNDS = 1000
 
 
 class PEARL(ScheduledSteps, OffPolicySettings, AlgorithmSettings):
-    """Soft actor-critic given a latent variable, which is inferred from a few of a task's transitions."""
+    """PEARL: soft actor-critic given a latent variable inferred from some of a task's transitions."""
 
     graph: ClassVar[str] = "task_inference"
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.pearl.learner:PEARLLearner"
@@ -33,25 +33,26 @@ class PEARL(ScheduledSteps, OffPolicySettings, AlgorithmSettings):
     latent_size: int = Field(default=5, ge=1)
     """Dimensions of the latent variable z of a task."""
     encoder_hidden_sizes: tuple[LayerSize, ...] = (200, 200, 200)
-    """Units in each hidden layer of the encoder, which sees one transition at a time."""
+    """Units in each hidden layer of the encoder, whose input is one transition."""
     critic_hidden_sizes: tuple[LayerSize, ...] = (300, 300, 300)
     """Units in each hidden layer of both Q-functions and of V."""
     use_information_bottleneck: bool = True
     """Infer a Gaussian over z, kept near N(0, I); otherwise one z, the mean of the encoder's outputs."""
     use_next_obs_in_context: bool = False
-    """Show the encoder next observations too, which tasks that differ in their dynamics need."""
+    """Include next observations in the encoder's input. Needed if tasks differ in dynamics."""
     sparse_rewards: bool = False
     """Infer tasks from the environment's sparse rewards, while actor and critics learn from the dense ones."""
 
     # Losses.
     kl_weight: float = Field(default=0.1, ge=0)
-    """Weight of KL(q(z|c) ‖ N(0, I)), summed over a gradient step's tasks: half the tasks want twice the weight."""
+    """Weight of KL(q(z|c) ‖ N(0, I)), summed over a gradient step's tasks: halving the tasks calls for doubling the
+    weight."""
     reward_scale: float = Field(default=5.0, gt=0)
-    """Multiplies rewards in the critics' targets. The entropy has weight 1, so this sets how much is explored."""
+    """Factor on rewards in the critics' targets. Entropy has weight 1, so this controls exploration."""
     policy_mean_reg: float = Field(default=1e-3, ge=0)
     """Weight of the mean of squared means of the policy, before the tanh."""
     policy_std_reg: float = Field(default=1e-3, ge=0)
-    """Weight of the mean of squared log standard deviations of the policy: it pulls them towards 1."""
+    """Weight of the policy's mean squared log standard deviation, which pulls deviations towards 1."""
     policy_pre_activation_reg: float = Field(default=0.0, ge=0)
     """Weight of the squared norm of actions before the tanh, mean over transitions."""
 
@@ -73,25 +74,25 @@ class PEARL(ScheduledSteps, OffPolicySettings, AlgorithmSettings):
     meta_batch_size: int = Field(default=16, ge=1)
     """Tasks per gradient step."""
     batch_size: int = Field(default=256, ge=1)
-    """Transitions per task and gradient step that actor and critics learn from."""
+    """Transitions per task and gradient step for actor and critics."""
     embedding_batch_size: int = Field(default=100, ge=1)
-    """Transitions per task and gradient step that the task is inferred from."""
+    """Transitions per task and gradient step for task inference."""
     memory_size: int = Field(default=1_000_000, ge=1)
-    """Transitions per task that are remembered; older ones are forgotten."""
+    """Capacity of each task's replay buffer, in transitions."""
 
     # Collection and evaluation.
     num_initial_steps: int = Field(default=2000, ge=1)
-    """Environment steps of every training task before the first iteration, by the prior."""
+    """Environment steps per training task before the first iteration, under the prior."""
     num_steps_prior: int = Field(default=400, ge=0)
-    """Steps per task and iteration by the prior."""
+    """Steps per task and iteration under the prior."""
     num_steps_posterior: int = Field(default=0, ge=0)
-    """Steps per task and iteration by the posterior, which tasks are inferred from as well."""
+    """Steps per task and iteration under the posterior; also used for task inference."""
     num_extra_rl_steps_posterior: int = Field(default=600, ge=0)
-    """Steps per task and iteration by the posterior, for actor and critics alone."""
+    """Steps per task and iteration under the posterior, for actor and critics only."""
     update_post_train: int = Field(default=1, ge=1)
-    """Episodes per posterior; after them, the task is inferred again."""
+    """Number of episodes after which the task is inferred again."""
     num_exp_traj_eval: int = Field(default=1, ge=1)
-    """Episodes of an evaluation by the prior, before the task is inferred for the first time."""
+    """Episodes of an evaluation under the prior, before the first inference."""
 
     @model_validator(mode="after")
     def _some_round_is_context(self) -> PEARL:
@@ -133,7 +134,7 @@ class PEARL(ScheduledSteps, OffPolicySettings, AlgorithmSettings):
         )
 
     def rounds(self, max_episode_steps: int) -> tuple[CollectionRound, ...]:
-        """Return the collection of an iteration for each of its tasks, in order. Every phase starts from the prior."""
+        """Return the collection rounds of an iteration, in order. Every phase starts from the prior."""
         prior, posterior, extra = (
             _episodes(steps, max_episode_steps)
             for steps in (self.num_steps_prior, self.num_steps_posterior, self.num_extra_rl_steps_posterior)
@@ -171,6 +172,6 @@ def _episodes(num_steps: int, max_episode_steps: int) -> int:
 
 
 def _posterior_rounds(episodes: int, update_every: int, *, in_context: bool) -> Iterator[CollectionRound]:
-    """Yield the batches of a phase that infers the task after every few episodes; the first uses the prior alone."""
+    """Yield the rounds of a phase that infers the task every `update_every` episodes; the first uses the prior."""
     for start in range(0, episodes, update_every):
         yield CollectionRound(min(update_every, episodes - start), from_posterior=start > 0, in_context=in_context)

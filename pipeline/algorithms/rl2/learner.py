@@ -1,4 +1,4 @@
-"""Recurrent policies as the stages use them: with values on their memory, learning from whole trials."""
+"""The learner of recurrent policies, with a critic on their memory, trained on whole trials."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CRITIC_KERNEL, CRITIC_BIAS = "critic.output.kernel", "critic.output.bias"
 
 
 class MemoryPolicy(RecurrentPolicy):
-    """A recurrent policy with a layer of values on its memory; see TrialPolicy."""
+    """A recurrent policy with a linear critic on its memory; see TrialPolicy."""
 
     def __init__(self, settings: MemorySettings, setup: Setup) -> None:
         super().__init__(setup, setup.policy)
@@ -38,8 +38,9 @@ class MemoryPolicy(RecurrentPolicy):
     def judging(self, features: Tensor, inputs: Tensor) -> Tensor:
         """Return the inputs of the linear critic, [L, N, critic_size].
 
-        Where the trial's end is seen: the memory h, d·h with the share d of the discounted steps that are left, and the
-        position, which d ends. A trial that pays the same r(h) at every step is worth d·r(h), so this is linear too.
+        If the critic sees the trial's end: the memory h, d·h with the remaining share d of discounted steps, and the
+        position, whose last entry is d. A trial that pays r(h) at every step is worth d·r(h), which is linear in these
+        inputs.
         """
         if not self._position_size:
             return features
@@ -65,7 +66,7 @@ class MemoryPolicy(RecurrentPolicy):
 
 
 class MemoryLearner(TrialLearner[Sequence[Step]]):
-    """A policy that acts by its memory, and learns by gradient steps on minibatches of trials; see Learner."""
+    """Learner of a recurrent policy, by gradient steps on minibatches of trials; see Learner."""
 
     policy: MemoryPolicy
 

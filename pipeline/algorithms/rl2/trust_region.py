@@ -1,4 +1,4 @@
-"""RL2 by TRPO, as in its paper: one step of the policy within a trust region, and a fit of the values."""
+"""RL2 by TRPO, as in its paper: one trust-region step of the policy, then a fit of the values."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Found(NamedTuple):
 
 
 class TrialChunk(NamedTuple):
-    """Some of the trials, and the distributions [n] that acted in them."""
+    """A chunk of trials, and the distributions [n] that acted in them."""
 
     of: Sequences
     recorded: Distribution
 
 
 class SequenceRegion:
-    """Loss, its gradient and the metric of a policy on whole trials, chunk by chunk: sums in their order, divided once.
+    """Loss, gradient and metric of a policy on whole trials, summed chunk by chunk in order.
 
     Attributes:
         flat: Order of the elements in a vector of the learned parameters.
@@ -52,7 +52,7 @@ class SequenceRegion:
         self._num_steps = sum(len(chunk.of.advantages) for chunk in chunks)
 
     def gradient(self) -> Array:
-        """Return the gradient of -mean r A, [D] float64; r = 1 where the policy is the one that acted."""
+        """Return the gradient of -mean r A, [D] float64; r = 1 for the policy that acted."""
 
         def of_chunk(of: Sequences) -> Array:
             leaves = self._leaves(of)
@@ -65,8 +65,8 @@ class SequenceRegion:
     def product(self, v: Array) -> Array:
         """Return F v with the Fisher matrix F, the Hessian of the mean KL of the policy from itself, for v [D] float64.
 
-        Differentiates twice, ∇(∇KL · v), through all steps of a trial; rebuilding the graph for every product
-        bounds the memory.
+        Differentiates twice, ∇(∇KL · v), through all steps of a trial. The graph is rebuilt for every product, which
+        bounds memory.
         """
         direction = self.flat.views(v)
 
@@ -84,7 +84,7 @@ class SequenceRegion:
 
     @torch.no_grad()
     def at(self, params: Mapping[str, Array]) -> Found | None:
-        """Evaluate other parameters; None where something is not finite."""
+        """Evaluate other parameters; return None if a result is not finite."""
         total = np.zeros(3)
         for of, recorded in self._chunks:
             now = self._policy.acting(self._tensors(params, of), of)
@@ -115,7 +115,7 @@ class SequenceRegion:
 
 
 class RL2TRPOLearner(MemoryLearner):
-    """One step along the natural gradient, then values fitted to their targets on the new memory; see Learner."""
+    """Learner of RL2-TRPO: a natural-gradient step, then a fit of the values on the new memory; see Learner."""
 
     def __init__(self, settings: RL2TRPO, setup: Setup) -> None:
         super().__init__(settings, setup)
@@ -130,7 +130,7 @@ class RL2TRPOLearner(MemoryLearner):
         iteration: int,
         parallel: ParallelMap = map,
     ) -> tuple[LearnerState, Metrics]:
-        """Step within the trust region, and fit the values; nothing is drawn. See Learner."""
+        """Take a trust-region step and fit the values; see Learner."""
         (step,) = experience
         batch = self.batch(state, step)
         chunks = self._chunks(batch)
@@ -171,7 +171,7 @@ class RL2TRPOLearner(MemoryLearner):
 
     @torch.no_grad()
     def _fit(self, params: Mapping[str, Array], chunks: Sequence[TrialChunk]) -> tuple[Params, float]:
-        """Fit the values by least squares; also gives half their mean squared error, in units of their scale."""
+        """Fit the values by least squares; also return half the mean squared error, in units of their scale."""
         F = self.policy.critic_size
         gram, moments, squares, num_steps = np.zeros((F + 1, F + 1)), np.zeros(F + 1), 0.0, 0
         for of, _ in chunks:

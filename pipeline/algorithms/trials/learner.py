@@ -1,4 +1,4 @@
-"""The learner of all algorithms that adapt within a trial: estimates along trials, and gradient steps on whole ones."""
+"""Base learner of algorithms that adapt within a trial: estimates along trials, and gradient steps on whole trials."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, 
 Experience = TypeVar("Experience", contravariant=True)
 
 CRITIC_SCALE = "critic.scale"
-"""Mean and standard deviation of the targets of the last update, [2]: values in these units have no long way to the
-returns of whole trials, and large rewards do not drown the policy's gradient in the values' gradient."""
+"""Mean and standard deviation of the last update's targets, [2]. In these units, values reach the returns of whole
+trials quickly, and large rewards do not let the values' gradient dominate the policy's."""
 UNSCALED = np.array([0, 1], np.float32)
-"""Before the first update."""
+"""CRITIC_SCALE before the first update."""
 
 
 class TrialLearner(Learner[EpisodeBatch, Experience], Generic[Experience]):
@@ -39,14 +39,14 @@ class TrialLearner(Learner[EpisodeBatch, Experience], Generic[Experience]):
     Attributes:
         policy: The policy.
         critic: Names of the parameters of the values, in LearnerState.extra.
-        inferring: Names of the policy's parameters that gradient steps on trials leave as they are.
+        inferring: Names of policy parameters that gradient steps on trials do not change.
         lr_factor: Factor on step sizes as a function of the number of updates.
     """
 
     network: ClassVar[MakeNetwork] = CellAndHead
     """Network that acts."""
     optimizer_prefix: ClassVar[str] = ""
-    """Beginning of the names of the state of the optimizer of policy and values."""
+    """Prefix of the optimizer's state in LearnerState.optimizer."""
     judges_by_memory: ClassVar[bool] = True
     """True if the values are a layer on what the policy remembers, and so depend on the policy's parameters."""
 
@@ -68,7 +68,7 @@ class TrialLearner(Learner[EpisodeBatch, Experience], Generic[Experience]):
             self.lr_factor: LrFactor = lr_factor(settings, settings.learning_rate)
 
     def trials(self, episodes: EpisodeBatch) -> Trials:
-        """Return the trials that some episodes are."""
+        """Arrange episodes as trials."""
         return Trials(episodes, self.settings.episodes_per_trial, self.setup.num_actions)
 
     def inputs(self, trials: Trials) -> Array:
@@ -82,13 +82,13 @@ class TrialLearner(Learner[EpisodeBatch, Experience], Generic[Experience]):
     def process(
         self, state: LearnerState, episodes: EpisodeBatch, *, seed: int, parallel: ParallelMap = map
     ) -> Samples:
-        """Estimate along the trials with the values from before this update; see Learner."""
+        """Estimate along the trials with the values before this update; see Learner."""
         trials, processing = self.trials(episodes), self.setup.processing
         values, behind = self._values(state, trials)
         raw = trials.advantages(values, processing.discount, processing.gae_lambda, behind)
         advantages = trials.by_episode(raw)
         mask = episodes.mask
-        # Statistics are over all tasks together: most have a trial or two, of a few steps at worst.
+        # Statistics are over all tasks: a task may have a single short trial.
         together = (-1, mask.shape[2])
         scaled = scale(advantages.reshape(together), mask.reshape(together), processing)
         return Samples(
@@ -112,7 +112,7 @@ class TrialLearner(Learner[EpisodeBatch, Experience], Generic[Experience]):
         return Batch(trials, step.samples, inputs, self.policy, self.setup.processing, self.device, behind)
 
     def described(self, episodes: EpisodeBatch, batch: Batch) -> Metrics:
-        """Describe trials: mean returns of their first and last episodes, and advantages at an end that is seen."""
+        """Return metrics of trials: mean returns of first and last episodes, and advantages at a visible end."""
         by_place = episodes.episode_returns.reshape(len(episodes.lengths), self.settings.episodes_per_trial, -1)
         ends = {"first_episode_return": by_place[:, 0], "last_episode_return": by_place[:, -1]}
         found = {name: float(returns.mean()) for name, returns in ends.items()}
@@ -121,7 +121,7 @@ class TrialLearner(Learner[EpisodeBatch, Experience], Generic[Experience]):
     def _values(self, state: LearnerState, trials: Trials) -> tuple[Array, Array | None]:
         """Return V [N, L] of the steps of trials, and the value credited after their ends, [N]; float32."""
         bootstrapped = self.settings.trial_end == "bootstrapped"
-        # One pass: the knowledge after the last step follows from the knowledge in it.
+        # One pass: the state after the last step follows from the state before it.
         inputs = trials.inputs_to_end if bootstrapped else self.inputs(trials)
         arrays = {name: state.extra[name] for name in self.critic} | (state.params if self.judges_by_memory else {})
         params = {name: torch.tensor(value, device=self.device) for name, value in arrays.items()}
@@ -138,10 +138,10 @@ class TrialLearner(Learner[EpisodeBatch, Experience], Generic[Experience]):
     def improved(
         self, state: LearnerState, step: Step, *, run_seed: int, iteration: int
     ) -> tuple[LearnerState, Metrics]:
-        """Return the state after epochs of gradient steps on minibatches of trials, and metrics.
+        """Run epochs of gradient steps on minibatches of trials; return the next state and metrics.
 
         Raises:
-            NumericalError: naming what is not finite.
+            NumericalError: names the array that is not finite.
         """
         settings, num_updates = self.settings, int(state.extra[NUM_UPDATES])
         assert isinstance(settings, TrialSteps), "learners of other settings learn by other steps"
@@ -169,7 +169,7 @@ class TrialLearner(Learner[EpisodeBatch, Experience], Generic[Experience]):
         metrics = {
             **self._losses(flat.params, batch, settings.policy_clip),
             **self.described(step.episodes, batch),
-            # Read only now, so that nothing waits for the device before all work is queued.
+            # Read metrics last: reading one waits for the device.
             "gradient_norm": float(torch.stack(norms).mean()),
             "learning_rate": rate,
         }

@@ -1,4 +1,4 @@
-"""The losses of whole trials, in torch."""
+"""Losses on whole trials, in torch."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from metaloom.pipeline.types import Array, Metrics, Samples
 
 @dataclass(frozen=True)
 class Sequences:
-    """Trials [L, N] that a gradient step learns from, time first as recurrent networks take them.
+    """Trials [L, N] of a gradient step, time first as recurrent networks require.
 
     Attributes:
         inputs: [L, N, in], the policy's inputs followed by the trial position that only the critic sees.
         real: [n], indices of real steps among L·N; None where all are real.
-        actions: [n, A] or [n] of real steps, as are all the following.
+        actions: [n, A] or [n], at real steps, like all following arrays.
         old_log_prob: [n], under the policy that acted.
         advantages: [n].
         targets: [n], targets of the values, in the critic's units.
@@ -44,10 +44,10 @@ class Sequences:
 
 
 class TrialPolicy(Protocol):
-    """A policy that adapts within a trial, and its values, as functions of explicit parameters."""
+    """A policy that adapts within a trial, and its critic, as functions of explicit parameters."""
 
     def learned(self, params: Mapping[str, object]) -> tuple[str, ...]:
-        """Return the names of the policy's parameters that PPO changes, in order."""
+        """Return the names of the policy's trained parameters, in order."""
         ...
 
     def inputs(self, trials: Trials) -> Array:
@@ -79,9 +79,9 @@ class Weights:
 def sequence_loss(now: Distribution, values: Tensor, of: Sequences, weights: Weights) -> Tensor:
     """Return -mean min(r A, clip(r, 1 ± ε) A) + c_v ½ mean (v - R̂)² - c_e mean H, over the real steps of all trials.
 
-    Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9, where r = π(a|h) / π_old(a|h) and v are on what is known, h, of
-    the trial up to the step. Where h is the state of a network that learns with them, the gradient runs back through
-    all steps before. Where nothing is clipped, the first mean becomes the policy gradient's -mean A log π(a|h).
+    Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9, where r = π(a|h) / π_old(a|h) and v depend on the history h of
+    the trial. If h is the state of a trained network, the gradient flows back through all earlier steps. Without
+    clipping, the first term is the policy gradient's -mean A log π(a|h).
     """
     loss = policy_loss(now.log_prob(of.actions), of.old_log_prob, of.advantages, weights.clip_eps)
     loss = loss + weights.value * 0.5 * (values - of.targets).square().mean()
@@ -89,7 +89,7 @@ def sequence_loss(now: Distribution, values: Tensor, of: Sequences, weights: Wei
 
 
 _SMALLEST_STD = 1e-4
-"""Where all targets are equal there is nothing to divide by."""
+"""Lower bound of the targets' standard deviation, which is 0 if all targets are equal."""
 
 
 class Batch:
@@ -97,8 +97,8 @@ class Batch:
 
     Attributes:
         scale: Mean and standard deviation of the values' targets over all real steps, [2] float32.
-        end_advantages: Share of all squared advantages in the last twelfth of every trial, and their mean there: near
-            1/12 and 0 where the critic sees the end.
+        end_advantages: Share of squared advantages in the last twelfth of every trial, and mean advantage there: near
+            1/12 and 0 if the critic sees the end.
     """
 
     def __init__(
@@ -111,20 +111,20 @@ class Batch:
         device: torch.device,
         behind: Array | None = None,
     ) -> None:
-        """Take an iteration's trials to a device.
+        """Move an iteration's trials to a device.
 
         Args:
             trials: Trials of the iteration.
             samples: Samples of the trials.
             inputs: [N, L, in], inputs of policy and critic.
-            policy: Policy that acted and learns.
+            policy: Policy that acted and is trained.
             processing: Section of the settings.
             device: Torch device.
             behind: [N], value credited after each trial's end; None for nothing.
         """
         self._device = device
         values = trials.along(samples.values)
-        # Not the stored advantages, which are shifted and scaled.
+        # The stored advantages are shifted and scaled; these must not be.
         targets = values + trials.advantages(values, processing.discount, processing.gae_lambda, behind)
         real_targets = targets[trials.mask]
         self.scale: Array = np.array([real_targets.mean(), max(real_targets.std(), _SMALLEST_STD)], np.float32)
@@ -146,14 +146,14 @@ class Batch:
         return self._inputs.shape[1]
 
     def sequences(self, which: Array) -> Sequences:
-        """Return the sequences of a part of the trials."""
+        """Return the sequences of the trials with these indices."""
         chosen = torch.from_numpy(which).to(self._device)
         real = self._places(None if self._real is None else self._real[:, chosen])
         parts = (self._actions, self._old_log_prob, self._advantages, self._targets)
         return Sequences(self._inputs[:, chosen], real, *(_rows(part[:, chosen], real) for part in parts))
 
     def recorded(self, which: Array) -> Distribution:
-        """Return the distributions [n] that acted in some of the trials, in the order of their `sequences`."""
+        """Return the acting distributions [n] of the trials with these indices, in the order of `sequences`."""
         chosen = torch.from_numpy(which).to(self._device)
         real = self._places(None if self._real is None else self._real[:, chosen])
         return self._policy.recorded({name: _rows(value[:, chosen], real) for name, value in self._behavior.items()})

@@ -1,7 +1,7 @@
 """Settings of algorithms whose policies act on the history of a trial and learn from whole trials.
 
-RL2, Duan et al. 2016, arXiv:1611.02779, and Wang et al. 2016, arXiv:1611.05763, keeps its memory through the episodes
-of a task; A2C and PPO of a single task keep theirs within an episode.
+RL2, Duan et al. 2016, arXiv:1611.02779, and Wang et al. 2016, arXiv:1611.05763, keeps its memory across the episodes of
+a trial. Recurrent A2C and PPO, for a single task, keep it within an episode.
 """
 
 from __future__ import annotations
@@ -21,22 +21,21 @@ from metaloom.pipeline.schema import MOST_REPEATS, later
 
 
 class TrialSettings(BaseModel, use_attribute_docstrings=True):
-    """A policy that adapts to a task through its history of episodes there."""
+    """Settings of a policy that adapts to a task through the history of its episodes."""
 
     decides_episodes: ClassVar[tuple[str, ...]] = ("episodes_per_trial",)
     default_policy: ClassVar[Mapping[str, Any]] = {"hidden_sizes": (64, 64)}
     """Defaults of the policy's settings."""
 
     episodes_per_trial: int = Field(default=2, ge=1)
-    """Episodes of a task, one after the other, through which the policy's memory lasts; episodes_per_task make up
-    one trial or several."""
+    """Consecutive episodes of a task that share the policy's memory. episodes_per_task must be a multiple."""
     trial_end: Literal["seen", "unseen", "bootstrapped"] = later("seen", before="unseen")
-    """Value after a trial's last step. seen: 0, and the critic sees how far the trial has come; unseen: 0, and it does
-    not; bootstrapped: where the step limit ended the trial, the critic's own value."""
+    """Value after a trial's last step. seen: 0, and the critic sees the position in the trial; unseen: 0, and it does
+    not; bootstrapped: the critic's value if the step limit ended the trial."""
 
     @property
     def run_defaults(self) -> Mapping[str, Any]:
-        """No baseline, noise that reaches the ends of the action box; see AlgorithmSettings."""
+        """No baseline, and noise that reaches the bounds of the action box; see AlgorithmSettings."""
         return {
             "env": {"action_scale": 1.0},
             "policy": self.default_policy,
@@ -51,7 +50,7 @@ class TrialSettings(BaseModel, use_attribute_docstrings=True):
 
     @property
     def position_size(self) -> int:
-        """Number of inputs that give the critic the position in a trial; see Trials.position."""
+        """Number of critic inputs for the position in a trial; see Trials.position."""
         return self.episodes_per_trial + 2 if self.trial_end == "seen" else 0
 
     def problems(self, run: RunSettings) -> Iterator[str]:
@@ -71,34 +70,34 @@ class TrialSettings(BaseModel, use_attribute_docstrings=True):
         yield from processing_problems(run.processing, ("advantages",))
 
     def own_problems(self, run: RunSettings) -> Iterator[str]:
-        """Yield problems of this algorithm alone, each with what to do."""
+        """Yield problems specific to this algorithm, each with a remedy."""
         yield from ()
 
 
 class TrialSteps(TrialSettings, LearningRate):
-    """Gradient steps of policy and values together, on minibatches of whole trials."""
+    """Settings of joint gradient steps of policy and critic on minibatches of whole trials."""
 
     num_epochs: int = Field(default=10, ge=1, le=MOST_REPEATS)
     """Passes over the trials of an iteration."""
     trials_per_minibatch: int = Field(default=16, ge=1)
     """Maximum number of whole trials per gradient step; an epoch's steps are divided into equal parts."""
     value_coeff: float = Field(default=0.5, gt=0)
-    """Weight of the loss of the values."""
+    """Weight of the value loss."""
     entropy_coeff: float = Field(default=0.0, ge=0)
     """Weight of the policy's entropy, which is maximized."""
     max_grad_norm: float | None = Field(default=0.5, gt=0)
-    """Longer gradients, of policy and values together, are shortened to this Euclidean norm."""
+    """Maximum Euclidean norm of the joint gradient of policy and critic; longer ones are rescaled."""
     optimizer: OptimizerConfig = later(OptimizerConfig(name="adam"))
     """Optimizer of policy and values together."""
 
     @property
     def policy_clip(self) -> float | None:
-        """Clipping range of the likelihood ratio, where it is clipped."""
+        """Clipping range of the likelihood ratio; None without clipping."""
         return None
 
 
 class TrialClipping(BaseModel, use_attribute_docstrings=True):
-    """PPO, Schulman et al. 2017, arXiv:1707.06347, on whole trials."""
+    """Settings of PPO, Schulman et al. 2017, arXiv:1707.06347, on whole trials."""
 
     clip_eps: float = Field(default=0.2, gt=0)
     """Clipping range ε of the likelihood ratio."""
@@ -109,7 +108,7 @@ class TrialClipping(BaseModel, use_attribute_docstrings=True):
 
 
 class WithMemory(TrialSettings):
-    """A recurrent policy, with values that are a layer on its memory."""
+    """Settings of a recurrent policy with a linear critic on its memory."""
 
     graph: ClassVar[str] = "trials"
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.rl2.learner:MemoryLearner"
@@ -117,8 +116,8 @@ class WithMemory(TrialSettings):
     default_policy: ClassVar[Mapping[str, Any]] = {"network": "gru", "hidden_sizes": (128,)}
 
     initial_output_scale: float = Field(default=1.0, ge=0)
-    """Multiplies the policy's output layer at the start. Near 0, what is remembered hardly learns at first, since the
-    gradient reaches it through this layer."""
+    """Factor on the policy's initial output layer. Near 0, the recurrent layers learn slowly at first, since their
+    gradient passes through this layer."""
 
     def own_problems(self, run: RunSettings) -> Iterator[str]:
         name = run.algorithm.name
@@ -145,22 +144,22 @@ class RL2TRPO(WithMemory, NaturalSteps, AlgorithmSettings):
     name: Literal["rl2-trpo"] = "rl2-trpo"
 
     critic_regularization: float = Field(default=1e-5, ge=0)
-    """Multiple of the identity in the least-squares fit of the values to their targets."""
+    """Ridge in the least-squares fit of the values."""
     trials_per_chunk: int = Field(default=64, ge=1)
-    """Whole trials that are differentiated at a time, which bounds the memory of an update."""
+    """Trials differentiated at a time, which bounds the memory of an update."""
 
 
 class WithinEpisode(TrialSettings):
-    """A memory of the episode alone, on a single task."""
+    """Settings of a policy with a memory within the episode, on a single task."""
 
     episodes_per_trial: Literal[1] = 1
-    """One: every episode begins with nothing remembered."""
+    """One: every episode starts with an empty memory."""
     trial_end: Literal["bootstrapped"] = later("bootstrapped")
-    """Bootstrapped: an episode that its step limit ends has not come to its end."""
+    """Bootstrapped: the step limit is not a real end of the episode."""
 
     @property
     def adapts(self) -> bool:
-        """No episode depends on another."""
+        """False: episodes are independent."""
         return False
 
     @property
@@ -170,13 +169,13 @@ class WithinEpisode(TrialSettings):
 
 
 class RecurrentPPO(WithinEpisode, WithMemory, TrialClipping, TrialSteps, AlgorithmSettings):
-    """PPO of a policy that remembers its episode, on whole episodes."""
+    """PPO with a recurrent policy, on whole episodes."""
 
     name: Literal["recurrent-ppo"] = "recurrent-ppo"
 
 
 class RecurrentA2C(WithinEpisode, WithMemory, TrialSteps, AlgorithmSettings):
-    """A2C of a policy that remembers its episode: one pass of policy gradient over whole episodes, by RMSprop."""
+    """A2C with a recurrent policy: one pass of policy gradient over whole episodes, by RMSprop."""
 
     name: Literal["recurrent-a2c"] = "recurrent-a2c"
 
@@ -187,6 +186,6 @@ class RecurrentA2C(WithinEpisode, WithMemory, TrialSteps, AlgorithmSettings):
 
 
 MemorySteps = RL2 | RecurrentPPO | RecurrentA2C
-"""The settings of an algorithm whose policy has a memory and learns by gradient steps."""
+"""Settings of any algorithm whose policy has a memory and learns by gradient steps."""
 MemorySettings = MemorySteps | RL2TRPO
-"""The settings of an algorithm whose policy has a memory."""
+"""Settings of any algorithm whose policy has a memory."""

@@ -1,1 +1,1 @@
-"""VariBAD: a policy on a posterior over the task, which a variational model of trials learns to infer."""
+"""VariBAD: a policy conditioned on a posterior over the task, which a variational model of trials infers."""

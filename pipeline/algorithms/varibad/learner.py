@@ -1,4 +1,4 @@
-"""VariBAD as the stages use it: a policy on a posterior over its task, and the model that learns to infer it."""
+"""The learner of VariBAD: a policy conditioned on a posterior over its task, and the model that infers it."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, LearnerState, Metrics, ParallelMap
 
 CRITIC, DECODER = "critic", "decoder."
-"""Beginnings of names in LearnerState.extra."""
+"""Prefixes of names in LearnerState.extra."""
 MODEL_STATE = "model."
-"""Beginning of names in LearnerState.optimizer."""
+"""Prefix of names in LearnerState.optimizer."""
 ADAM_EPSILON = 1e-8
 
 
 class VariBADPolicy:
-    """A policy and its critic, both on an observation and the posterior that was acted on; see TrialPolicy.
+    """A policy and its critic, whose inputs are an observation and the posterior; see TrialPolicy.
 
     Attributes:
         encoder: Encoder of trials.
@@ -66,7 +66,7 @@ class VariBADPolicy:
         return self.policy.learned(params)
 
     def inputs(self, trials: Trials) -> Array:
-        """Return observations and the recorded posteriors: no gradient goes into the encoder."""
+        """Return observations and the recorded posteriors; the encoder gets no gradient from them."""
         observations = trials.inputs[..., : self._observation_size]
         return np.concatenate([observations, *(trials.behavior[n] for n in (POSTERIOR_MEAN, POSTERIOR_LOG_STD))], -1)
 
@@ -82,7 +82,7 @@ class VariBADPolicy:
 
 
 class VariBADLearner(TrialLearner[TrialExperience]):
-    """A policy that adapts through its inferred belief about the task; see Learner."""
+    """Learner of VariBAD; see Learner."""
 
     network: ClassVar[MakeNetwork] = PosteriorNetwork
     optimizer_prefix = "policy."
@@ -115,7 +115,7 @@ class VariBADLearner(TrialLearner[TrialExperience]):
         iteration: int,
         parallel: ParallelMap = map,
     ) -> tuple[LearnerState, Metrics]:
-        """Run the policy's epochs on this iteration's trials, and the model's steps on the buffer's; see Learner."""
+        """Train the policy on this iteration's trials and the model on the buffer's; see Learner."""
         after, metrics = self.improved(state, experience.step, run_seed=run_seed, iteration=iteration)
         settings, buffer = self.settings, experience.buffer
         encoder = {name: state.params[name] for name in self.inferring}
@@ -136,7 +136,7 @@ class VariBADLearner(TrialLearner[TrialExperience]):
             parts.append(torch.stack(found).detach())
         model = flat.copies()
         require_finite_params({"the model": model}, stage="meta_optimize", advice="Lower algorithm.model_learning_rate")
-        # Read only now, so that nothing waits for the device before all work is queued.
+        # Read metrics last: reading one waits for the device.
         rewards, states, kl = torch.stack(parts).mean(0).tolist()
         metrics |= {"reward_log_likelihood": rewards, "posterior_kl": kl, "elbo": rewards + states - kl}
         if settings.decode_states:
@@ -149,7 +149,7 @@ class VariBADLearner(TrialLearner[TrialExperience]):
         settings, lengths = self.settings, trials.lengths.cpu().numpy()
         L, N, _ = trials.inputs.shape
         K = settings.elbo_steps or L
-        # Noise first, and integers by their index in a trial of any length.
+        # Draw noise first, and integers for indices in a trial of any length.
         noise = rng.standard_normal((K, N, settings.latent_size), np.float32)
         at = None if settings.elbo_steps is None else (rng.random((K, N)) * lengths).astype(np.int64)
         D = settings.decoded_steps
@@ -162,7 +162,7 @@ class VariBADLearner(TrialLearner[TrialExperience]):
         L = int(lengths.max())
 
         def together(name: str) -> Tensor:
-            """Join arrays to [N, L, ...], zero after the end of shorter trials."""
+            """Join arrays to [N, L, ...], padded with zeros."""
             parts = [getattr(trials, name)[n, :L] for trials, n in chosen]
             stacked = np.zeros((len(parts), L, *parts[0].shape[1:]), np.float32)
             for row, part in zip(stacked, parts, strict=True):

@@ -60,7 +60,8 @@ class DecodedSteps:
     Attributes:
         observations: [N, D, O].
         taken: [N, D, A], actions, one-hot where they are discrete.
-        next_observations: [N, D, O], where the actions led; after an episode's last step, not the next episode's first.
+        next_observations: [N, D, O], observations after the actions; after an episode's last step, its final
+            observation.
         rewards: [N, D].
     """
 
@@ -76,7 +77,7 @@ class DecodedSteps:
 
 
 class Decoders:
-    """p(r | s, a, s', m), and p(s' | s, a, m) if enabled. Functions of explicit parameters; holds none."""
+    """p(r | s, a, s', m), and p(s' | s, a, m) if enabled, as functions of explicit parameters."""
 
     def __init__(self, settings: VariBAD, spaces: Spaces) -> None:
         self._settings = settings
@@ -107,7 +108,7 @@ class Decoders:
         return rewards, _log_normal(steps.next_observations - led).sum(-1)
 
     def rewards(self, params: Mapping[str, Tensor], latents: Tensor, steps: DecodedSteps) -> Tensor:
-        """Return predictions of rewards [K, N, D], or under a Bernoulli likelihood logits that they are positive."""
+        """Return predictions of rewards [K, N, D], or, with a Bernoulli likelihood, logits of a positive reward."""
         if self._settings.reward_decoder == "heads":
             heads = self._rewards(params, latents.flatten(0, 1)).unflatten(0, latents.shape[:2])
             return torch.einsum("kno,ndo->knd", heads, steps.next_observations)
@@ -115,7 +116,7 @@ class Decoders:
         return self._all_pairs(self._rewards, params, latents, seen).squeeze(-1)
 
     def _all_pairs(self, network: Network, params: Mapping[str, Tensor], latents: Tensor, steps: Tensor) -> Tensor:
-        """Return the outputs [K, N, D, out] of every latent [K, N, Z] with every step [N, D, in] of its trial."""
+        """Evaluate every latent [K, N, Z] with every step [N, D, in] of its trial: [K, N, D, out]."""
         pairs = (len(latents), *steps.shape[:2])
         inputs = torch.cat([latents.unsqueeze(2).expand(*pairs, -1), steps.expand(*pairs, -1)], -1)
         return network(params, inputs.flatten(0, 2)).unflatten(0, pairs)
@@ -132,12 +133,12 @@ def _log_normal(errors: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TrialTensors:
-    """N trials of up to L steps that a gradient step of the model learns from.
+    """N trials of up to L steps for a gradient step of the model.
 
     Attributes:
-        inputs: [L, N, in], inputs of the encoder; time first as recurrent networks take them.
-        steps: All steps of them, [N, L, ...].
-        lengths: [N] int64, real steps.
+        inputs: [L, N, in], inputs of the encoder, time first as recurrent networks require.
+        steps: All steps, [N, L, ...].
+        lengths: [N] int64, number of real steps.
     """
 
     inputs: Tensor
@@ -150,9 +151,9 @@ class Drawn:
     """Random draws of a gradient step of the model.
 
     Attributes:
-        at: [K, N] int64, steps whose posteriors learn; None for all steps.
+        at: [K, N] int64, steps whose posteriors are trained; None for all steps.
         decoded: [N, D] int64, steps that are decoded; None for all.
-        noise: [K, N, Z], standard normal; K is L where all steps are meant.
+        noise: [K, N, Z], standard normal; K is L if `at` is None.
     """
 
     at: Tensor | None
@@ -161,12 +162,12 @@ class Drawn:
 
 
 class Elbo(NamedTuple):
-    """Means over trials of means over their posteriors, in nats.
+    """Parts of the evidence lower bound in nats: means over trials and their posteriors.
 
     Attributes:
         rewards: Log-likelihood of the rewards of a whole trial.
-        states: Log-likelihood of its next observations; 0 where they are not decoded.
-        kl: Divergence of a posterior from the one before.
+        states: Log-likelihood of its next observations; 0 if they are not decoded.
+        kl: KL of a posterior from the previous one.
     """
 
     rewards: Tensor
@@ -176,25 +177,25 @@ class Elbo(NamedTuple):
 
 def kl_between(posterior: DiagGaussian, prior: DiagGaussian) -> Tensor:
     """Return KL(posterior ‖ prior) = Σ log σ' - log σ + (σ² + (μ - μ')²) / 2σ'² - ½, in nats: [...]."""
-    # Not DiagGaussian.kl: as in ProMP, it adds an ε to the denominator, which matters for narrow posteriors.
+    # Not DiagGaussian.kl, which follows ProMP in adding ε to the denominator: that matters for narrow posteriors.
     log_ratio = prior.log_std - posterior.log_std
     squares = (posterior.mean - prior.mean).square() * (-2 * prior.log_std).exp()
     return (log_ratio + 0.5 * ((-2 * log_ratio).exp() + squares - 1)).sum(-1)
 
 
 def priors_of(posteriors: DiagGaussian) -> DiagGaussian:
-    """Return the prior of every posterior [L, N, Z]: the one before it, N(0, I) for the first."""
+    """Return the prior of every posterior [L, N, Z]: the previous posterior, or N(0, I) for the first."""
     return DiagGaussian(*(torch.cat([torch.zeros_like(part[:1]), part[:-1]]) for part in posteriors))
 
 
 def elbo(
     encoder: Encoder, decoders: Decoders, params: Mapping[str, Tensor], trials: TrialTensors, drawn: Drawn
 ) -> Elbo:
-    """Return the parts of E_q(m|τ_:t)[log p(τ | m)] - KL(q(m|τ_:t) ‖ q(m|τ_:t-1)), in the mean over t and trials τ.
+    """Return the parts of E_q(m|τ_:t)[log p(τ | m)] - KL(q(m|τ_:t) ‖ q(m|τ_:t-1)), averaged over t and trials τ.
 
     Zintgraf et al. 2020, arXiv:1910.08348, section 3; m is the latent variable of a task.
 
-    The likelihood covers all steps of the trial, also after t: the inferred belief must predict what follows.
+    The likelihood covers all steps of the trial, including those after t, so the belief must predict them.
     """
     posteriors = encoder.posteriors(params, trials.inputs)
     kl = kl_between(posteriors, priors_of(posteriors))

@@ -16,7 +16,7 @@ from metaloom.pipeline.schema import MOST_REPEATS, later
 
 
 class VariBAD(TrialClipping, TrialSteps, AlgorithmSettings):
-    """A policy on the posterior over its task, inferred by the encoder of a model that explains whole trials."""
+    """VariBAD: a policy conditioned on a posterior over its task, inferred by the encoder of a model of trials."""
 
     graph: ClassVar[str] = "trial_inference"
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.varibad.learner:VariBADLearner"
@@ -26,35 +26,35 @@ class VariBAD(TrialClipping, TrialSteps, AlgorithmSettings):
     name: Literal["varibad"] = "varibad"
 
     trial_end: Literal["seen", "unseen"] = later("seen", before="unseen")
-    """The value after a trial's last step is 0. seen: the critic sees how far the trial has come; unseen: it does
+    """The value after a trial's last step is 0. seen: the critic sees the position in the trial; unseen: it does
     not."""
 
     # Networks.
     latent_size: int = Field(default=5, ge=1)
     """Dimensions of the latent variable m of a task."""
     embedding_size: int = Field(default=32, ge=1)
-    """Units of the layer through which the encoder sees a step."""
+    """Units of the encoder's embedding of a step."""
     encoder_size: int = Field(default=64, ge=1)
     """Units of the encoder's GRU."""
     decoder_layers: tuple[LayerSize, ...] = Field(default=(64, 64), min_length=1)
     """Units in each hidden layer of every decoder."""
     critic_hidden_sizes: tuple[LayerSize, ...] = (64, 64)
-    """Units in each hidden layer of the values, which have the policy's inputs."""
+    """Units in each hidden layer of the critic, which has the policy's inputs."""
 
     # Likelihood of trials.
     reward_decoder: Literal["network", "heads"] = "network"
-    """Prediction of a reward: a network of m, the observation, the action and the next observation; or heads, one of m
-    for every number in the next observation, with which it is multiplied: where that is a unit vector, one per cell."""
+    """Prediction of a reward. network: from m, observation, action and next observation. heads: outputs of m, one for
+    each entry of the next observation, with which they are multiplied; with one-hot cells, one per cell."""
     reward_likelihood: Literal["gaussian", "bernoulli"] = "gaussian"
-    """Distribution of a reward: of variance 1 around the prediction; or bernoulli, of whether it is positive."""
+    """Distribution of a reward: a Gaussian of variance 1, or bernoulli for whether it is positive."""
     decode_states: bool = False
-    """Predict next observations too, which tasks that differ in their dynamics need."""
+    """Also predict next observations. Needed if tasks differ in dynamics."""
     reward_weight: float = Field(default=1.0, ge=0)
     """Weight of the log-likelihood of rewards."""
     state_weight: float = Field(default=1.0, ge=0)
     """With decode_states: weight of the log-likelihood of next observations."""
     kl_weight: float = Field(default=0.1, ge=0)
-    """Weight of the divergence of a posterior from the one before it."""
+    """Weight of the KL of a posterior from the previous one."""
 
     # Gradient steps of the model.
     model_learning_rate: float = Field(default=1e-3, gt=0)
@@ -66,11 +66,11 @@ class VariBAD(TrialClipping, TrialSteps, AlgorithmSettings):
     trials_per_model_update: int = Field(default=25, ge=1)
     """Trials of the buffer per gradient step."""
     buffer_iterations: int = Field(default=20, ge=1)
-    """Iterations, with the present one, whose trials the model learns from; the store is the buffer."""
+    """Number of recent iterations, including this one, whose trials train the model."""
     elbo_steps: int | None = Field(default=None, ge=1, le=MOST_REPEATS)
-    """Number of posteriors of a trial that a gradient step learns from, drawn again in each; null for all steps."""
+    """Number of posteriors per trial and gradient step, redrawn in each step; null: all."""
     decoded_steps: int | None = Field(default=None, ge=1)
-    """Steps of a trial to decode from each posterior, drawn again in each gradient step; null for all."""
+    """Number of steps decoded from each posterior, redrawn in each gradient step; null: all."""
 
     @property
     def earlier_iterations(self) -> int:

@@ -1,4 +1,4 @@
-"""Meta-World: 50 manipulation tasks of a Sawyer arm, and the benchmarks that are made of them.
+"""Meta-World: 50 manipulation tasks of a Sawyer arm, and its benchmarks.
 
-The package `metaworld` computes observations, rewards and successes; MuJoCo's batches simulate its rows.
+The package `metaworld` computes observations, rewards and successes; MuJoCo's batches simulate the rows.
 """

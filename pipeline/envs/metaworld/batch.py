@@ -1,4 +1,4 @@
-"""Rows of several classes of tasks: one batch of simulations per class inside one environment batch."""
+"""Batches of several classes of tasks, with one batch of simulations per class."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, get_args
@@ -13,16 +13,16 @@ from metaloom.pipeline.envs.mujoco_robot import stop_profiling_timer
 from metaloom.pipeline.types import Array
 
 Computation = Literal["auto", "vectorized", "oracle"]
-"""`vectorized` by rules for rows, `oracle` by the package, `auto` by rules for the classes that have them."""
+"""Implementation: `vectorized` rules for rows, `oracle` for the package's code, `auto` for rules where available."""
 
 _VERSION_OF_RULES = "v2"
 
 
 def check_computation(where: str, computation: object, reward_version: str, names: Sequence[str]) -> None:
-    """Require that the classes can be computed so.
+    """Reject a computation that is not available for these classes.
 
     Raises:
-        EnvError: it is not one of Computation, or there are no such rules.
+        EnvError: it is not one of Computation, or rules are missing.
     """
     if computation not in get_args(Computation):
         raise EnvError(f"{where}: computation is {computation!r}; required one of {', '.join(get_args(Computation))}")
@@ -61,18 +61,18 @@ FACTS = (
     *(Fact(name, unit="m" if name == "obj_to_target" else "1") for name in INFO),
     Fact("steps_until_success", per="episode"),
 )
-"""Facts from `info`, and the number of steps up to the first success, or of all steps while there is none."""
+"""Facts from `info`, and the number of steps up to the first success or, without success, of all steps."""
 
 _MAX_JOINTS = 35
-"""Positions and velocities of the class that has the most, stick-push; the state of the others ends in zeros."""
+"""Positions and velocities of stick-push, which has the most; other classes' states are padded with zeros."""
 
 
 class MetaWorldBatch(RowBatch):
     """N rows of a benchmark; a reset may give each another class.
 
     Args:
-        official: Function that makes a class by its number; called once for each.
-        one_hot: Class number -> index in the unit vector that ends an observation; empty for no such vector.
+        official: Function that makes a class by number; called once per class.
+        one_hot: Index in the one-hot vector at the end of an observation by class number; empty for no such vector.
         num_rows: N.
         num_threads: Threads of the simulators.
         computation: Implementation that computes the rows.
@@ -124,7 +124,7 @@ class MetaWorldBatch(RowBatch):
         return self._observed(observations, slice(None))
 
     def step(self, actions: Array, rows: Array) -> BatchStep:
-        # In the dtype of the package's action space: its rewards compute with the values of an action.
+        # In the dtype of the package's action space, since its rewards use the action's values.
         actions = actions.astype(np.float32)
         observations = np.empty((len(rows), OBSERVATION_SIZE))
         numbers = {name: np.empty(len(rows)) for name in ("reward", *INFO)}

@@ -45,11 +45,11 @@ class MetaWorld(FixedTasks, MetaEnv):
     | 11-13, 14-17| the same of a second object, else zeros                                  | m, 1 |
     | 18-35       | 0-17 one step earlier                                                    |      |
     | 36-38       | the goal in MT benchmarks, zeros in ML benchmarks                        | m    |
-    | 39-         | only in MT benchmarks: which class it is, as a unit vector               | 1    |
+    | 39-         | only in MT benchmarks: the class, one-hot               | 1    |
 
     | action | content                                             | range  | unit  |
     | ------ | --------------------------------------------------- | ------ | ----- |
-    | 0-2    | by how much to move the point that the hand follows | [-1,1] | 0.01 m |
+    | 0-2    | displacement of the point that the hand follows | [-1,1] | 0.01 m |
     | 3      | force that closes the gripper                       | [-1,1] | 1     |
 
     | task field    | unit | distribution                                                                    |
@@ -61,8 +61,8 @@ class MetaWorld(FixedTasks, MetaEnv):
     | ----------- | ------------------------------------------------- | ---- |
     | reward      | the package's, from 0 to 10 in version v2         | 1    |
 
-    An episode with a task always starts alike. It never terminates, and is truncated after 500 steps. A control step is
-    0.0125 s (five physics steps). A task holds from the next reset on.
+    All episodes of a task start in the same state. They never terminate and are truncated after 500 steps. A control
+    step is 0.0125 s (five physics steps). A new task takes effect at the next reset.
 
     Args:
         benchmark_seed: Seed from which the package draws the goals of a benchmark.
@@ -71,14 +71,14 @@ class MetaWorld(FixedTasks, MetaEnv):
         render_mode: None or rgb_array.
 
     Raises:
-        EnvError: the package is not there, or an option is wrong.
+        EnvError: the package is missing, or an option is invalid.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 80}
     split: ClassVar[Split]
     goal_visible: ClassVar[bool]
     test_seed_offset: ClassVar[int] = 0
-    """Offset that the package adds to the seed where test goals are drawn."""
+    """Offset that the package adds to the seed for test goals."""
 
     task_fields: tuple[TaskField, *tuple[TaskField, ...]] = (
         TaskField("class", "1", "number of the class of tasks, in the package's order"),
@@ -160,7 +160,7 @@ class MetaWorld(FixedTasks, MetaEnv):
         return OfficialClass(CLASSES[number], goal_visible=self.goal_visible, reward_version=self.reward_version)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Drop the simulators: a copy takes the episode's actions again, which leads it to the same state."""
+        """Drop the simulators; a copy replays the episode's actions to reach the same state."""
         state = {**vars(self), "_taken": None, "_renderer": None}
         state.pop("_row", None)
         return state
@@ -185,7 +185,7 @@ class MetaWorld(FixedTasks, MetaEnv):
         return self._renderer.render()
 
     def scene(self) -> tuple[Any, Any, Any]:
-        """Return MuJoCo's model and data in the present state, and the camera for videos."""
+        """Return MuJoCo's model and data in the current state, and the camera for videos."""
         # Look at the table from in front of the robot. The package's own cameras there are upside down.
         camera = mujoco.MjvCamera()
         camera.lookat[:] = _TABLE
@@ -203,7 +203,7 @@ class MetaWorld(FixedTasks, MetaEnv):
 
 
 class ML1(MetaWorld):
-    """One class of tasks: 50 goals to train on, and 50 others to test with. Goals are hidden.
+    """One class of tasks with 50 training goals and 50 test goals. Goals are hidden.
 
     Observation, action, task and reward: see MetaWorld.
     """
@@ -213,28 +213,28 @@ class ML1(MetaWorld):
 
 
 class ML10(MetaWorld):
-    """Ten classes to train on, five others to test with, 50 goals of each. Goals are hidden; see MetaWorld."""
+    """Ten training classes and five test classes, with 50 goals each. Goals are hidden; see MetaWorld."""
 
     split: Split = BENCHMARKS["ml10"]
     goal_visible = False
 
 
 class ML45(MetaWorld):
-    """45 classes to train on, five others to test with, 50 goals of each. Goals are hidden; see MetaWorld."""
+    """45 training classes and five test classes, with 50 goals each. Goals are hidden; see MetaWorld."""
 
     split: Split = BENCHMARKS["ml45"]
     goal_visible = False
 
 
 class MT10(MetaWorld):
-    """Ten classes, 50 goals of each. Observations show the goal and which class it is; see MetaWorld."""
+    """Ten classes with 50 goals each. Observations include the goal and the class; see MetaWorld."""
 
     split: Split = BENCHMARKS["mt10"]
     goal_visible = True
 
 
 class MT50(MetaWorld):
-    """All 50 classes, 50 goals of each. Observations show the goal and which class it is; see MetaWorld."""
+    """All 50 classes with 50 goals each. Observations include the goal and the class; see MetaWorld."""
 
     split: Split = BENCHMARKS["mt50"]
     goal_visible = True

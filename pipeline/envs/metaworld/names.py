@@ -1,4 +1,4 @@
-"""Names of Meta-World's classes of tasks and of its benchmarks, as plain data: read without the package."""
+"""Names of Meta-World's classes of tasks and of its benchmarks, as plain data that does not need the package."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -25,7 +25,7 @@ CLASSES = _split(
     stick-pull push push-wall push-back reach reach-wall shelf-place sweep-into sweep window-open window-close
     """
 ).train
-"""Classes in the package's order, where each is called NAME-v3; the index of a class here is its number in a task."""
+"""Classes in the package's order, without the suffix -v3; a class's index is its number in a task."""
 
 BENCHMARKS: Mapping[str, Split] = {
     "ml10": _split(
@@ -50,11 +50,11 @@ BENCHMARKS: Mapping[str, Split] = {
     ),
     "mt50": Split(CLASSES),
 }
-"""Benchmarks of several classes; ml1-CLASS has one class, with other goals to test with."""
+"""Benchmarks of several classes; ml1-CLASS has one class and is not listed."""
 
 
 def class_name(task: str) -> str:
-    """Return the name of the environment class that is ML1 of a class of tasks: ML1PickPlace."""
+    """Return the name of the ML1 environment of a class of tasks, such as ML1PickPlace."""
     return "ML1" + "".join(word.capitalize() for word in task.split("-"))
 
 
@@ -65,4 +65,4 @@ FAMILIES: Mapping[str, str] = {
         *((name, name.upper()) for name in BENCHMARKS),
     )
 }
-"""Name -> module:Class of every Meta-World environment."""
+"""module:Class of every Meta-World environment by name."""

@@ -1,4 +1,4 @@
-"""Rows of one class of tasks: their simulations, and observations and rewards by the package's own code, the oracle."""
+"""Rows of one class of tasks, with observations and rewards computed by the package's own code, the oracle."""
 # pyright: reportAttributeAccessIssue=false
 # MuJoCo's compiled modules have no type stubs.
 
@@ -17,7 +17,7 @@ from metaloom.pipeline.envs.metaworld.package import official_classes
 from metaloom.pipeline.types import Array
 
 STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
-"""All of MuJoCo's state that a step depends on."""
+"""The part of MuJoCo's state that a step depends on."""
 
 _PLACES = int(mujoco.mjtStage.mjSTAGE_POS)
 _NO_CONTACTS = int(mujoco.mjtDisableBit.mjDSBL_CONTACT) | int(mujoco.mjtDisableBit.mjDSBL_CONSTRAINT)
@@ -26,11 +26,11 @@ _MOCAP_QUAT = (1.0, 0.0, 1.0, 0.0)
 
 @dataclass(frozen=True)
 class Start:
-    """The beginning of every episode with a goal, since a reset draws nothing else.
+    """Initial state of all episodes with a goal: a reset draws nothing else.
 
     Attributes:
         observation: [39].
-        state: [S], STATE.
+        state: [S], see STATE.
         body_pos, site_pos: Fields of the model that a goal moves.
         attributes: Attributes of the package's environment.
     """
@@ -43,15 +43,15 @@ class Start:
 
 
 class RowPhysics:
-    """MuJoCo's batch of one class, moved by a mocap body as the package does it.
+    """MuJoCo's batch of one class, controlled through a mocap body as in the package.
 
     Args:
-        env: The package's environment of the class; other simulations may use it too, but not at the same time.
+        env: The package's environment of the class; may be shared with other simulations, but not concurrently.
         starts: Starts of the N rows' episodes.
         num_threads: Threads of the batch.
 
     Attributes:
-        batch: MuJoCo's.
+        batch: MuJoCo's batch.
         joints: [N, nq] positions and [N, nv] velocities, live.
     """
 
@@ -71,7 +71,7 @@ class RowPhysics:
     def step(self, actions: Array, rows: Array) -> None:
         """Step n of the rows (sorted, unique) with actions [n, 4]."""
         env, some = self._env, self.some(rows)
-        # In the precision of the actions, as the package does it.
+        # In the precision of the actions, as in the package.
         moves = np.minimum(np.maximum(actions[:, :3], -1), 1) * env.action_scale
         moved = self._mocap_pos[some] + moves[:, None]
         self._mocap_pos[some] = np.minimum(np.maximum(moved, env.mocap_low), env.mocap_high)
@@ -79,9 +79,9 @@ class RowPhysics:
         self.batch.step(ids=self._ids(rows), nstep=env.frame_skip)
 
     def place(self, rows: Array) -> None:
-        """Compute the body positions of n rows at the new joint positions; a step leaves them one physics step late."""
+        """Update the body positions of n rows, which a step leaves one physics step behind the joints."""
         before = self._disabled.copy()
-        # Contacts and constraints are not needed, but take most of the time of a stage.
+        # Contacts and constraints are not needed and would take most of the time.
         self._disabled[:] |= _NO_CONTACTS
         self.batch.forward(ids=self._ids(rows), stage=_PLACES)
         self._disabled[:] = before
@@ -91,19 +91,19 @@ class RowPhysics:
         return self.batch.expand("opt.disableflags")
 
     def put(self, row: int) -> None:
-        """Set the package's model and data to the state of a row; nothing is derived from it yet."""
+        """Set the package's model and data to the state of a row, without computing derived quantities."""
         model = self._env.model
         model.body_pos[:], model.site_pos[:] = self._body_pos[row], self._site_pos[row]
         mujoco.mj_setState(model, self._env.data, self.batch.state[row], STATE)
 
     def show(self, row: int) -> tuple[mujoco.MjModel, mujoco.MjData]:
-        """Return the package's model and data in the state of a row, until another row is looked at."""
+        """Return the package's model and data in the state of a row; the next call overwrites them."""
         self.put(row)
         mujoco.mj_forward(self._env.model, self._env.data)
         return self._env.model, self._env.data
 
     def some(self, rows: Array) -> Array | slice:
-        """Return the rows as an index; all of them as a slice, which makes views instead of copies."""
+        """Return an index of the rows; a slice for all rows, which gives views instead of copies."""
         return slice(None) if len(rows) == self._num_rows else rows
 
     def _ids(self, rows: Array) -> Array | None:
@@ -127,7 +127,7 @@ class RowsStep(NamedTuple):
         rewards: [n].
         success: [n] bool.
         info: name -> [n], see INFO.
-        truncated: [n] bool, that was the last of MAX_STEPS.
+        truncated: [n] bool, True after MAX_STEPS.
     """
 
     observations: Array
@@ -138,11 +138,11 @@ class RowsStep(NamedTuple):
 
 
 class OfficialClass:
-    """The package's environment of one class, and the starts of its episodes, each simulated once.
+    """The package's environment of one class, with a cache of its episodes' starts.
 
     Args:
         name: Name of the class, see names.CLASSES.
-        goal_visible: Show the goal in the last three entries of an observation, which are 0 otherwise.
+        goal_visible: True to show the goal in the last three entries of an observation, which are otherwise 0.
         reward_version: Version of the package's rewards, v1 or v2.
     """
 
@@ -152,7 +152,7 @@ class OfficialClass:
         self.env: Any = official_classes()[name](reward_function_version=reward_version)
         self.env._set_task_called = True
         self.env._partially_observable = not goal_visible
-        # Cached when the goal was still hidden, and read for the bounds of observations.
+        # Cached while the goal was still hidden, and used for the bounds of observations.
         self.env.__dict__.pop("sawyer_observation_space", None)
         self.space: Any = self.env._random_reset_space
         self.model: mujoco.MjModel = self.env.model
@@ -163,7 +163,7 @@ class OfficialClass:
         """Return the goal without padding.
 
         Raises:
-            EnvError: the class has no such goal.
+            EnvError: the goal is invalid for this class.
         """
         low, high = self.space.low, self.space.high
         goal, rest = task_goal[: len(low)], task_goal[len(low) :]
@@ -175,7 +175,7 @@ class OfficialClass:
         return goal.copy()
 
     def start(self, goal: Array) -> Start:
-        """Reset to a goal, once for each goal.
+        """Return the start with a goal, cached per goal.
 
         Raises:
             EnvError: the class refuses the goal.
@@ -191,7 +191,7 @@ class OfficialClass:
         def given() -> Array:
             nonlocal draws
             draws += 1
-            if draws > _MAX_DRAWS:  # the class rejects one goal after the other
+            if draws > _MAX_DRAWS:  # the class rejects this goal
                 raise EnvError(
                     f"Meta-World: {self.name} does not accept the goal {goal.tolist()}, most likely because object and "
                     "goal are too close; required one as the benchmark draws them"
@@ -211,7 +211,7 @@ class ClassRows:
 
     Attributes:
         physics: Physics that moves the rows.
-        observations: [N, 39], the first ones.
+        observations: [N, 39], first observations.
     """
 
     def __init__(self, official: OfficialClass, goals: Array, num_threads: int) -> None:
@@ -226,10 +226,10 @@ class ClassRows:
 
 
 class OracleRows(ClassRows):
-    """Rows that MuJoCo's batch steps, and the package evaluates one by one.
+    """Rows stepped by MuJoCo's batch and evaluated one by one by the package.
 
-    The rows share one MjModel and one MjData. Whatever the package keeps of an episode belongs to the row, so that
-    neither the order of the rows nor earlier episodes make a difference.
+    The rows share one MjModel and one MjData. State that the package keeps within an episode is stored per row, so
+    results depend neither on the order of rows nor on earlier episodes.
     """
 
     def __init__(self, official: OfficialClass, goals: Array, num_threads: int) -> None:
@@ -249,7 +249,7 @@ class OracleRows(ClassRows):
         )
 
     def _row(self, row: int, start: Start) -> Any:
-        """Make another object of the package's class, whose steps read the simulation of the batch."""
+        """Make another object of the package's class that reads the batch's simulation."""
         env = object.__new__(type(self._official.env))
         env.__dict__.update(start.attributes)
         env.do_simulation = lambda ctrl, n_frames: self.physics.put(row)

@@ -1,4 +1,4 @@
-"""Goals of Meta-World's benchmarks, and its package, imported when an environment of it is made."""
+"""Goals of Meta-World's benchmarks, and its package, which is imported on first use."""
 # pyright: reportAttributeAccessIssue=false
 # MuJoCo's compiled modules have no type stubs.
 
@@ -16,12 +16,12 @@ from metaloom.pipeline.envs.metaworld.names import CLASSES
 from metaloom.pipeline.types import Array
 
 VERSION = "3.1.1"
-"""The one that the bits of stored runs are of: rewards differ from version to version."""
+"""Required version of the package: rewards differ between versions."""
 
 
 @cache
 def official_classes() -> Mapping[str, type[Any]]:
-    """Return the package's environment class by name of a class of tasks.
+    """Return the package's environment classes by name.
 
     Raises:
         EnvError: the package is missing, or is another version.
@@ -48,9 +48,9 @@ def _install(found: str) -> str:
 
 
 def _reset_mocap_welds(env: Any) -> None:
-    """Stand in for SawyerMocapBase.reset_mocap_welds, which writes 11 values into each row of `eq_data`.
+    """Replace SawyerMocapBase.reset_mocap_welds, which writes 11 values into each row of `eq_data`.
 
-    Newer MuJoCo has 12 of them, mjNEQDATA; the twelfth of a weld is unused.
+    Newer MuJoCo versions have 12 (mjNEQDATA); a weld does not use the twelfth.
     """
     model = env.model
     if model.nmocap:
@@ -62,7 +62,7 @@ def _reset_mocap_welds(env: Any) -> None:
 
 GOALS_PER_CLASS = 50
 GOAL_SIZE = 6
-"""Numbers that a task keeps of a goal; classes with only three leave the others 0."""
+"""Number of goal values in a task; classes with three set the others to 0."""
 
 Tasks = tuple[tuple[float, ...], ...]
 
@@ -71,11 +71,11 @@ Tasks = tuple[tuple[float, ...], ...]
 def benchmark_tasks(names: Sequence[str], seed: int) -> Tasks:
     """Return all tasks of a benchmark's classes: the number of the class, and the goal.
 
-    They equal the package's `_make_tasks(classes, ..., seed)`. It draws them from numpy's global generator while
-    it simulates resets; here the generator is separate, and nothing is simulated, since no draw depends on it.
+    Equal to the package's `_make_tasks(classes, ..., seed)`, which draws from numpy's global generator while simulating
+    resets. Here the generator is separate and nothing is simulated.
 
     Returns:
-        GOALS_PER_CLASS of each class, 1 + GOAL_SIZE values each.
+        GOALS_PER_CLASS tasks per class, 1 + GOAL_SIZE values each.
     """
     generator = np.random.RandomState(seed)
     return tuple(task for name in names for task in _class_tasks(name, generator))

@@ -244,6 +244,27 @@ def test_a_worker_that_samples_half_cheetah_imports_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
 
 
+def test_a_warning_of_mujoco_is_printed_once_and_no_log_is_written(tmp_path: Path) -> None:
+    """Gymnasium's model of the half-cheetah has an attribute that MuJoCo 4 warns of on every load."""
+    code = (
+        "from metaloom.pipeline.envs.config import EnvConfig\n"
+        "from metaloom.pipeline.envs.registry import make_env\n"
+        "import gymnasium, mujoco\n"
+        "for _ in range(2): make_env(EnvConfig(name='HalfCheetah-v5'))\n"
+        'for _ in range(2): mujoco.MjModel.from_xml_string(\'<mujoco><compiler settotalmass="1"/>'
+        '<worldbody><body><joint/><geom size="1"/></body></worldbody></mujoco>\')\n'
+        "handler = mujoco.get_mju_user_warning()\n"
+        "for _ in range(2): handler('the simulation is unstable')\n"
+        "import sys; sys.stderr.close(); handler('nobody reads this')\n"
+    )
+    said = subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, capture_output=True, text=True).stderr
+    lines = [line for line in said.splitlines() if line]
+    assert len(lines) == len(set(lines))
+    assert [line.startswith("MuJoCo warns: ") for line in lines] == [True] * len(lines)
+    assert lines[-1] == "MuJoCo warns: the simulation is unstable"
+    assert not (tmp_path / "MUJOCO_LOG.TXT").exists()
+
+
 def test_states_that_are_numbered_become_unit_vectors() -> None:
     env = make_env(EnvConfig(name="FrozenLake-v1", action_scale=None, options={"is_slippery": False}))
     first, _ = env.reset(seed=0)

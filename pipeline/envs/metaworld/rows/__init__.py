@@ -1,4 +1,4 @@
-"""The classes of ML10 as rules for many rows at once: their observations and rewards, on arrays.
+"""Vectorized observations and rewards of the classes of ML10.
 
-They are tested against the package's own code, which takes one row at a time.
+Tests compare them with the package's code, which computes one row at a time.
 """

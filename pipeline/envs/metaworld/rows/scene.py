@@ -1,4 +1,4 @@
-"""Inputs that the rules of a Meta-World class read from n simulations, and the observation that they share."""
+"""Inputs of a Meta-World class's rules, read from n simulations, and the common observation."""
 # pyright: reportAttributeAccessIssue=false
 # MuJoCo's compiled modules have no type stubs.
 
@@ -14,21 +14,21 @@ from metaloom.pipeline.envs.metaworld.rows.shaping import norm
 from metaloom.pipeline.types import Array
 
 FRAME_SIZE = 18
-"""Numbers of one moment: hand 3, gripper opening 1, object 3, its quaternion 4, nothing 7 (for a second object)."""
+"""Size of one frame: hand 3, gripper opening 1, object 3, its quaternion 4, and 7 zeros for a second object."""
 
-# The observation space of the hand: what is shown, and rewarded, is inside it.
+# The hand's observation space, to which observed and rewarded positions are clipped.
 _HAND_LOW, _HAND_HIGH = np.array([-0.525, 0.348, -0.0525]), np.array([0.525, 1.025, 0.7])
 _WIDEST_GRIPPER = 0.1
 
-# The entries of a rotation matrix whose sum or difference is four times the greatest entry of the quaternion times each
-# other one; row i of the tables is for the greatest being x, y, z, w. The diagonal entry is filled separately.
+# Entries of a rotation matrix whose sum or difference is four times the quaternion's largest component times each other
+# one. Row i of the tables applies if the largest is x, y, z, w. The diagonal is filled separately.
 _FIRST = np.array([[0, 3, 6, 7], [3, 0, 7, 2], [6, 7, 0, 3], [7, 2, 3, 0]])
 _SECOND = np.array([[0, 1, 2, 5], [1, 0, 5, 6], [2, 5, 0, 1], [5, 6, 1, 0]])
 _SIGNS = np.array([[0, 1, 1, -1], [1, 0, 1, -1], [1, 1, 0, -1], [-1, -1, -1, 0]])
 
 
 class Source(NamedTuple):
-    """One thing in the simulator.
+    """A quantity of the simulator.
 
     Attributes:
         field: Field of MjData to read.
@@ -53,13 +53,13 @@ class Moment:
     """N rows after a control step.
 
     Attributes:
-        actions: [n, 4], as they were given.
+        actions: [n, 4].
         hand: [n, 3] m, as observed.
         opened: [n], from 0 for a closed gripper to 1.
         object: [n, 3] m, as observed.
-        fingertips: [n, 3] m, the middle between the two.
-        scene: name -> [n, ...], the class's own sources and the hand's.
-        start: name -> [n, ...], what its episode started with.
+        fingertips: [n, 3] m, midpoint of both fingertips.
+        scene: name -> [n, ...], sources of the class and of the hand.
+        start: name -> [n, ...], values from the start of the episode.
     """
 
     actions: Array
@@ -72,16 +72,16 @@ class Moment:
 
 
 class RowsEvaluation(NamedTuple):
-    """Outcome of a control step, under the names that the package uses in `info`; [n] each, or one for all.
+    """Outcome of a control step, with the package's names in `info`; [n] each, or a scalar.
 
     Attributes:
         rewards: Rewards from 0 to 10.
         success: True where the task is solved.
-        obj_to_target: a distance, mostly.
+        obj_to_target: Usually a distance.
         in_place_reward: Part of the reward.
         grasp_reward: Part of the reward.
-        near_object: Mostly bool: True near the object.
-        grasp_success: True for a grasp; with `RowTask.touched`, without regard to contacts.
+        near_object: Usually bool: True near the object.
+        grasp_success: True for a grasp; with `RowTask.touched`, before checking contacts.
     """
 
     rewards: Array
@@ -104,7 +104,7 @@ class RowTask:
         turn: Source of its observed orientation: a quaternion or a rotation matrix; None: zeros.
         sources: Other sources of the rewards, by name.
         start: Values from an episode's start: name -> the attribute of the official environment that holds it.
-        touched: True if a grasp is one only where both pads press on the object.
+        touched: True if a grasp requires both pads to press on the object.
     """
 
     evaluate: Callable[[Moment], RowsEvaluation]
@@ -117,14 +117,14 @@ class RowTask:
 
 
 class Scene:
-    """Views of n simulations of a class that follow every call of their batch."""
+    """Live views of n simulations of a class."""
 
     def __init__(self, task: RowTask, model: mujoco.MjModel, batch: PhysicsBatch) -> None:
         sources = {**_HAND, **task.sources, "object": task.object}
         if task.turn is not None:
             sources["turn"] = task.turn
         self._live = {name: _live(model, batch, source) for name, source in sources.items()}
-        # [N, 2], y of the left and the right pad of the gripper: a view, in whatever order the bodies are.
+        # [N, 2], y of the gripper's left and right pad, as a view for any order of bodies.
         left, right = (model.body(name).id for name in ("leftpad", "rightpad"))
         apart = right - left
         self._live["pads_y"] = batch.bind("xpos")[:, left : right + (1 if apart > 0 else -1) : apart, 1]
@@ -141,7 +141,7 @@ class Scene:
         frames[:, 3] = np.minimum(norm(scene["right_claw"] - scene["left_claw"]) / _WIDEST_GRIPPER, 1)
         frames[:, 4:7] = scene["object"] if self._offset is None else scene["object"] + self._offset
         if "turn" in scene:
-            # Two conventions side by side, as in the official classes: of bodies w first, of geoms and sites last.
+            # Both conventions, as in the official classes: w first for bodies, last for geoms and sites.
             turns = scene["turn"]
             frames[:, 7:11] = turns if turns.shape[1] == 4 else quaternions(turns)
 
@@ -153,10 +153,10 @@ def clip_hand(frames: Array) -> None:
 
 
 def quaternions(turns: Array) -> Array:
-    """Convert rotation matrices [n, 9] in C order to quaternions [n, 4], w last; the greatest entry is positive.
+    """Convert rotation matrices [n, 9] in C order to quaternions [n, 4], w last; the largest entry is positive.
 
-    Shepperd's method (1978), as `scipy.spatial.transform.Rotation` has it, which the official classes call: whose signs
-    have to be met, and which takes half as long as the physics of twenty rows.
+    Shepperd's method (1978), with the signs of `scipy.spatial.transform.Rotation`, which the official classes call and
+    which takes half as long as the physics of twenty rows.
     """
     trace = turns[:, 0] + turns[:, 4] + turns[:, 8]
     squares = np.concatenate([turns[:, ::4], trace[:, None]], axis=1)

@@ -1,4 +1,4 @@
-"""The classes of ML10 as rules for rows: their rewards, and where their inputs are in the simulator.
+"""The classes of ML10: rewards, and the simulator quantities they depend on.
 
 Rewards follow version v2, the package's default.
 """
@@ -18,27 +18,27 @@ from metaloom.pipeline.types import Array
 
 # Closing the gripper around an object
 
-# Left pad, right pad: the object lies at smaller y than the one and at greater y than the other.
+# Left pad, right pad: the object's y lies below the first and above the second.
 _SIDES = np.array([1.0, -1.0])
 
 
 def closing(moment: Moment) -> Array:
-    """Return how hard the action closes the gripper, from 0 to 1, [n]."""
+    """Return the gripper's closing effort, from 0 to 1, [n]."""
     return np.minimum(np.maximum(moment.actions[:, 3], 0), 1)
 
 
 def cage_and_grip(moment: Moment, *, radius: float, reach: float, level: float, dense: bool = True) -> Array:
     """Return the reward for caging and gripping that most classes use, [n].
 
-    Sideways, the pads are compared with the object by distances that grow on either side, and the margin of that
-    comparison is how far a pad is from where the object lay at first.
+    The lateral reward of a pad depends on its distance from the object, with a margin of its distance from the object's
+    initial position.
 
     Args:
         moment: The rows.
-        radius: m, of the object.
-        reach: m, up to which a pad is close to the object.
-        level: m, up to which the fingertips are at the object in x and z.
-        dense: True if caging without gripping is worth half.
+        radius: Radius of the object, m.
+        reach: Distance within which a pad is close to the object, m.
+        level: Distance within which the fingertips are at the object in x and z, m.
+        dense: True if caging without gripping earns half.
     """
     pads = moment.scene["pads_y"]
     gaps = np.abs(pads - moment.object[:, 1:2])
@@ -56,12 +56,12 @@ def pick_up(moment: Moment) -> Array:
 
 
 def sweep_along(moment: Moment, *, radius: float, slack: float, level: float) -> Array:
-    """Return the reward as in the sweeping classes, [n]: gripping is for the pads to be close, not to press.
+    """Return the reward as in the sweeping classes, [n]: the pads have to be close, not to press.
 
     Args:
         moment: The rows.
-        radius: m, of the object.
-        slack: m, between the object and a pad that still grips it.
+        radius: Radius of the object, m.
+        slack: Gap between the object and a pad that still counts as gripping, m.
         level: Level as of `cage_and_grip`.
     """
     caging = hamacher(_between_pads(moment, radius, 0.05), _level_with(moment, level))
@@ -69,11 +69,11 @@ def sweep_along(moment: Moment, *, radius: float, slack: float, level: float) ->
 
 
 def _between_pads(moment: Moment, near: float, far: float) -> Array:
-    """Return how well both pads are from `near` to `far` beside the object, each on its side, [n].
+    """Return the reward for both pads between `near` and `far` from the object, on their sides, [n].
 
-    The margin should be how far the pads were from the object when the episode began. The official classes keep a view
-    of the pads' present positions under the name of the first ones, so it is how far they are now; rewards differ by up
-    to 0.09 per step from the intended ones. This function computes what the package computes.
+    The intended margin is the pads' initial distance from the object. The official classes keep a view instead of a
+    copy, so it is the current distance; rewards differ from the intended ones by up to 0.09 per step. This function
+    reproduces the package.
     """
     gaps = (moment.scene["pads_y"] - moment.object[:, 1:2]) * _SIDES
     margins = np.abs(gaps) - 0.05
@@ -82,7 +82,7 @@ def _between_pads(moment: Moment, near: float, far: float) -> Array:
 
 
 def _level_with(moment: Moment, level: float) -> Array:
-    """Return how close the fingertips are to the object in x and z, relative to their first distance, [n]."""
+    """Return the closeness of the fingertips to the object in x and z, relative to the initial distance, [n]."""
     first = _length_xz(moment.start["object"] - moment.start["fingertips"])
     return long_tail(_length_xz(moment.fingertips - moment.object) - level, first - level)
 
@@ -98,11 +98,11 @@ _RADIUS = 0.05
 """Default radius in m around the target within which an object has reached it."""
 
 _NEAR = 0.03
-"""m, between fingertips and object, where a class calls nothing else near."""
+"""Default distance in m between fingertips and object that counts as near."""
 
 
 def reach(moment: Moment) -> RowsEvaluation:
-    """Bring the fingertips to the target."""
+    """Reward moving the fingertips to the target."""
     target = moment.start["target"]
     gap = norm(moment.fingertips - target)
     in_place = long_tail(gap - _RADIUS, norm(moment.start["hand"] - target))
@@ -110,7 +110,7 @@ def reach(moment: Moment) -> RowsEvaluation:
 
 
 def push(moment: Moment) -> RowsEvaluation:
-    """Push the puck to the target."""
+    """Reward pushing the puck to the target."""
     gap, (distance, in_place) = _gap(moment), _in_place(moment, moment.start["target"], _RADIUS)
     caged = cage_and_grip(moment, radius=0.015, reach=0.05, level=0.005)
     held = (gap < 0.02) & (moment.opened > 0)
@@ -121,7 +121,7 @@ def push(moment: Moment) -> RowsEvaluation:
 
 
 def pick_place(moment: Moment) -> RowsEvaluation:
-    """Lift the puck to the target."""
+    """Reward lifting the puck to the target."""
     gap, (distance, in_place) = _gap(moment), _in_place(moment, moment.start["target"], _RADIUS)
     picked = pick_up(moment)
     carried = (gap < 0.02) & _lifted(moment, 0.01)
@@ -131,7 +131,7 @@ def pick_place(moment: Moment) -> RowsEvaluation:
 
 
 def basketball(moment: Moment) -> RowsEvaluation:
-    """Drop the ball into the basket: the target is above it, and height counts double."""
+    """Reward dropping the ball into the basket; the target is above it, and height counts double."""
     radius, gap = 0.08, _gap(moment)
     target = moment.scene["target"].copy()
     target[:, 2] = 0.3
@@ -143,7 +143,7 @@ def basketball(moment: Moment) -> RowsEvaluation:
 
 
 def peg_insert_side(moment: Moment) -> RowsEvaluation:
-    """Put the peg's head into the hole at the box's side; y and z count double."""
+    """Reward putting the peg's head into the hole of the box; y and z count double."""
     radius, scale, scene, gap = 0.07, np.array([1.0, 2.0, 2.0]), moment.scene, _gap(moment)
     head, target, first = scene["peg_head"], moment.start["target"], moment.start["peg_head"]
     distance = norm((head - target) * scale)
@@ -160,12 +160,12 @@ def peg_insert_side(moment: Moment) -> RowsEvaluation:
 
 
 def shelf_place(moment: Moment) -> RowsEvaluation:
-    """Put the puck onto the shelf, past the space under it."""
+    """Reward putting the puck on the shelf rather than under it."""
     gap, target, (x, y, z) = _gap(moment), moment.start["target"], moment.object.T
     distance, in_place = _in_place(moment, target, _RADIUS)
     caged = cage_and_grip(moment, radius=0.02, reach=0.05, level=0.01, dense=False)
     rewards = hamacher(caged, in_place)
-    # Under the shelf's board, reaching the target counts less the deeper and lower the puck is; past it, nothing.
+    # Under the board, the reward decreases the deeper and lower the puck is; beyond it, it is 0.
     depth = y - (target[:, 1] - 3 * _RADIUS)
     low = (z > 0) & (z < 0.24) & (target[:, 0] - 0.15 < x) & (x < target[:, 0] + 0.15)
     under = low & (depth > 0) & (y < target[:, 1])
@@ -177,12 +177,12 @@ def shelf_place(moment: Moment) -> RowsEvaluation:
 
 
 def sweep(moment: Moment) -> RowsEvaluation:
-    """Sweep the cube off the table, to the target beside it."""
+    """Reward sweeping the cube off the table, to the target beside it."""
     return _sweep(moment, moment.start["target"], slack=0.01, level=0.005)
 
 
 def sweep_into(moment: Moment) -> RowsEvaluation:
-    """Sweep the cube into the hole in the table; its height does not count."""
+    """Reward sweeping the cube into the hole in the table; height does not count."""
     target = moment.start["target"].copy()
     target[:, 2] = moment.object[:, 2]
     return _sweep(moment, target, slack=0.005, level=0.01)
@@ -202,18 +202,18 @@ def _gap(moment: Moment) -> Array:
 
 
 def _in_place(moment: Moment, target: Array, radius: float, scale: Array | float = 1.0) -> tuple[Array, Array]:
-    """Return the object's distances to the target on stretched axes, and their reward relative to the first one."""
+    """Return the object's scaled distances to the target, and a reward relative to the initial distance."""
     distance = norm((moment.object - target) * scale)
     return distance, long_tail(distance - radius, norm((moment.start["object"] - target) * scale))
 
 
 def _lifted(moment: Moment, height: float) -> Array:
-    """Return True where the object is more than a height (m) above its start and the gripper not quite closed, [n]."""
+    """Return True where the object is more than `height` m above its start and the gripper is not closed, [n]."""
     return (moment.opened > 0) & (moment.object[:, 2] - height > moment.start["object"][:, 2])
 
 
 def _carry(caged: Array, in_place: Array, lifted: Array) -> tuple[Array, Array]:
-    """Return the reward for caging the object, full where it is lifted, and for that and reaching the target."""
+    """Return the reward for caging, 1 where the object is lifted, and the total including reaching the target."""
     caged = np.where(lifted, 1, caged)
     return caged, hamacher(caged, in_place) + np.where(lifted, 1 + 5 * in_place, 0)
 
@@ -222,7 +222,7 @@ def _carry(caged: Array, in_place: Array, lifted: Array) -> tuple[Array, Array]:
 
 
 def door_open(moment: Moment) -> RowsEvaluation:
-    """Pull the door open by its handle; the angle is negative where it is open."""
+    """Reward pulling the door open by its handle; the angle of an open door is negative."""
     angle, ready = moment.scene["angle"], _ready_to_pull(moment)
     opened = 0.2 * (angle < -np.pi / 90) + 0.8 * long_tail(beyond(2 / 3 * np.pi + angle, 0, 0.5), np.pi / 3)
     grab = (np.minimum(np.maximum(moment.actions[:, 3], -1), 1) + 1) / 2
@@ -232,17 +232,17 @@ def door_open(moment: Moment) -> RowsEvaluation:
 
 
 def _ready_to_pull(moment: Moment) -> Array:
-    """Return how well the hand is between handle and door, and above a funnel that protects the handle, [n]."""
+    """Return the reward for the hand between handle and door and above the funnel around the handle, [n]."""
     from_handle = moment.hand - moment.object - np.array([-0.05, 0, 0])
     away = norm(from_handle[:, :2]) - 0.12
-    # Inside of the funnel's mouth the floor is 0.
+    # Inside the funnel's mouth, the floor is at 0.
     floor = np.where(away > 0, 0.04 * np.log(np.where(away > 0, away, 1)) + 0.4, 0)
     above = long_tail(floor - moment.hand[:, 2] - 0.01, floor / 2)
     return hamacher(above, long_tail(norm(from_handle - np.array([0.05, 0.03, -0.01])) - 0.06, 0.5))
 
 
 def door_close(moment: Moment) -> RowsEvaluation:
-    """Push the door shut."""
+    """Reward pushing the door shut."""
     target = moment.start["target"]
     distance = norm(moment.object - target)
     in_place = gaussian(distance - 0.05, norm(moment.start["object"] - target))
@@ -254,7 +254,7 @@ def door_close(moment: Moment) -> RowsEvaluation:
 
 
 def drawer_close(moment: Moment) -> RowsEvaluation:
-    """Push the drawer shut, with a closed gripper."""
+    """Reward pushing the drawer shut with a closed gripper."""
     start, gap = moment.start, norm(moment.object - moment.fingertips)
     distance = norm(moment.object - start["target"])
     in_place = long_tail(distance - 0.05, norm(start["object"] - start["target"]) - 0.05)
@@ -266,7 +266,7 @@ def drawer_close(moment: Moment) -> RowsEvaluation:
 
 
 def drawer_open(moment: Moment) -> RowsEvaluation:
-    """Pull the drawer out, 0.2 m; the hand's x and y count triple, so that it comes down upon the handle."""
+    """Reward pulling the drawer out by 0.2 m; the hand's x and y count triple, so that it approaches from above."""
     scale, target, gap = np.array([3.0, 3.0, 1.0]), moment.start["target"], moment.object - moment.hand
     distance = norm(moment.object - target)
     opening = long_tail(distance - 0.02, 0.2)
@@ -277,9 +277,9 @@ def drawer_open(moment: Moment) -> RowsEvaluation:
 
 
 def button_press_topdown(moment: Moment) -> RowsEvaluation:
-    """Press the button from above, with a closed gripper.
+    """Reward pressing the button from above with a closed gripper.
 
-    The nearness of the fingertips is relative to their first distance from where the button is *now*, as in the
+    The fingertips' distance is relative to that between their start and the button's *current* position, as in the
     official class.
     """
     start, gap = moment.start, norm(moment.object - moment.fingertips)
@@ -291,7 +291,7 @@ def button_press_topdown(moment: Moment) -> RowsEvaluation:
 
 
 def window_open(moment: Moment) -> RowsEvaluation:
-    """Slide the window open, along x."""
+    """Reward sliding the window open along x."""
     start, gap = moment.start, norm(moment.object - moment.fingertips)
     distance = np.abs(moment.object[:, 0] - start["target"][:, 0])
     in_place = long_tail(distance - 0.05, np.abs(start["object"][:, 0] - start["target"][:, 0]) - 0.05)
@@ -300,13 +300,13 @@ def window_open(moment: Moment) -> RowsEvaluation:
 
 
 def lever_pull(moment: Moment) -> RowsEvaluation:
-    """Lift the lever until it points up, with the arm's shoulder under it; x and z of that count four times."""
+    """Reward lifting the lever until it points up, with the arm's shoulder under it; its x and z count four times."""
     scale, shoulder, start = np.array([4.0, 1.0, 4.0]), np.array([0, 0.055, 0.07]), moment.start
     gap = norm((moment.hand + shoulder - moment.object) * scale)
     ready = long_tail(gap - 0.02, norm((start["fingertips"] + shoulder - start["lever"]) * scale))
     in_place = long_tail(norm(moment.object - start["target"]) - 0.04, norm(start["lever"] - start["target"]))
     error = np.abs(moment.scene["angle"] + np.pi / 2)
-    # Reported, but not part of the reward.
+    # Reported but not rewarded.
     engaged = long_tail(error - np.pi / 48, np.pi / 2 - np.pi / 12)
     rewards = 10 * hamacher(ready, in_place)
     return RowsEvaluation(rewards, error <= np.pi / 24, gap, engaged, ready, gap < 0.03, ready > 0.9)
@@ -358,7 +358,7 @@ TRAIN_ROWS = {
         basketball,
         Source("xpos", "bsktball"),
         Source("xquat", "bsktball"),
-        # The official class keeps a view of the site's present position, which does not move.
+        # The official class keeps a view of the site's current position, which does not move.
         sources={"target": Source("site_xpos", "goal")},
         start={"object": "obj_init_pos", "fingertips": "init_tcp"},
     ),
@@ -386,4 +386,4 @@ TEST_ROWS = {
 }
 
 ROW_TASKS = {**TRAIN_ROWS, **TEST_ROWS}
-"""Name of a class, as the package has it without its version -> its rules."""
+"""Rules by class name, without the package's version suffix."""

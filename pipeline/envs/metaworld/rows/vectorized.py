@@ -1,4 +1,4 @@
-"""Rows of one class of tasks whose observations and rewards are computed for all of them at once."""
+"""Rows of one class of tasks with vectorized observations and rewards."""
 # pyright: reportAttributeAccessIssue=false
 # MuJoCo's compiled modules have no type stubs.
 
@@ -12,9 +12,9 @@ from metaloom.pipeline.types import Array
 
 
 class VectorizedRows(ClassRows):
-    """Rows that MuJoCo's batch steps, and the class's rules evaluate together.
+    """Rows stepped by MuJoCo's batch and evaluated together by the class's rules.
 
-    They agree with OracleRows to rounding, and are a row's own: no bit of them depends on the other rows.
+    Results agree with OracleRows up to rounding, and no bit depends on the other rows.
     """
 
     def __init__(self, official: OfficialClass, goals: Array, num_threads: int) -> None:
@@ -32,7 +32,7 @@ class VectorizedRows(ClassRows):
             for name, attribute in self._task.start.items()
         }
         self._steps = np.zeros(len(goals), np.int64)
-        # The first observation is not clipped to the observation space; what later ones repeat of it is.
+        # The first observation is not clipped, but its copy in the second is.
         self._frames = self.observations[:, :FRAME_SIZE].copy()
         clip_hand(self._frames)
         space, shown = official.env.sawyer_observation_space, slice(2 * FRAME_SIZE, None)
@@ -41,13 +41,13 @@ class VectorizedRows(ClassRows):
     def step(self, actions: Array, rows: Array) -> RowsStep:
         """Step n of the rows (sorted, unique) with actions [n, 4].
 
-        Rewards are computed in float64; the package's, of actions in float32, are in part computed in float32.
+        Rewards are computed in float64; the package computes parts of them in float32, the dtype of actions.
         """
         self.physics.step(actions, rows)
         self.physics.place(rows)
         some = self.physics.some(rows)
         scene = self._scene.of(some)
-        # The present frame, the frame of the step before, the goal.
+        # The current frame, the previous frame, the goal.
         frames = np.zeros((len(scene["hand"]), FRAME_SIZE))
         self._scene.write_frames(scene, frames)
         observations = np.concatenate([frames, self._frames[some], self._goals[some]], axis=1)
@@ -78,8 +78,7 @@ class VectorizedRows(ClassRows):
     def _touching(self, asked: Array | float, rows: Array) -> Array:
         """Return True where `asked` is True and both pads press on the object, [n].
 
-        The package looks at a row as it is, one at a time; of those rows only where the spheres around both pads meet
-        the object's sphere, without which there is no contact.
+        The package checks contacts row by row, only for rows where the bounding spheres of both pads meet the object's.
         """
         touching = np.array(asked, np.bool_)
         candidates = np.flatnonzero(touching)
