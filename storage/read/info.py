@@ -1,19 +1,22 @@
-"""The description of a run, as its run.json has it, and the runs that it was forked from.
+"""The description of a run: its run.json, the runs that it was forked from, and the sessions that wrote it.
 
 A fork shares the records of its parent. The chain then goes: the first run's run.json, its records, the fork's run.json
 (which names the newest of them), the fork's records. So none of them can be moved from one fork to another.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from metaloom.pipeline.dataflow.refs import StageRef
-from metaloom.storage.errors import IncompatibleFormat, NotARun, RunNotFound, system_errors
+from metaloom.storage.errors import DamagedRun, IncompatibleFormat, NotARun, RunNotFound, system_errors
 from metaloom.storage.format.canonical import read_sealed
 from metaloom.storage.format.codec import KINDS
+from metaloom.storage.format.files import folder_entries
 from metaloom.storage.format.places import location
 from metaloom.storage.format.records import FORMATS
+from metaloom.storage.format.sessions import FOLDER, SessionName, read_session
 from metaloom.storage.format.stages import EARLIER, ON_POLICY, StageTable
 
 _MEMBERS = {
@@ -112,3 +115,51 @@ def contributors(info: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         if first_sequence(run) < first_sequence(found[0]):
             found.insert(0, run)
     return found
+
+
+@dataclass(frozen=True)
+class ComputedWith:
+    """Facts about a session that affect results.
+
+    Attributes:
+        number: Number of the session.
+        token: Permanent identifier of the session; "" for the first session of a run whose sessions did not record it.
+        started: Start time, UTC, ISO 8601.
+        environment: Facts that affect results besides the settings.
+        versions: Versions of the interpreter and the libraries.
+    """
+
+    number: int
+    token: str
+    started: str
+    environment: Mapping[str, Any]
+    versions: Mapping[str, Any]
+
+
+def read_sessions(root: Path, info: Mapping[str, Any]) -> list[ComputedWith]:
+    """List the sessions that computed outputs of a run, the first one first.
+
+    The first session is described in run.json, the run's own or in a fork its oldest ancestor's. Sessions of earlier
+    versions did not record their environment and are skipped.
+    """
+    oldest = contributors(info)[0]
+    environment, packages = mapping(oldest.get("environment")), mapping(oldest.get("versions"))
+    first = ComputedWith(0, "", str(oldest.get("created", "")), environment, packages)
+    later: list[ComputedWith] = []
+    for session in (SessionName.parse(entry.name) for entry in folder_entries(root / FOLDER) or []):
+        if session is None:
+            continue
+        try:
+            document = read_session(root / FOLDER / str(session))
+        except (FileNotFoundError, DamagedRun):  # interrupted before it wrote anything, or reported by `verify`
+            continue
+        if "environment" in document:
+            started, used = str(document.get("started", "")), mapping(document["environment"])
+            versions = mapping(document.get("versions"))
+            later.append(ComputedWith(session.number, session.token, started, used, versions))
+    return [first, *sorted(later, key=lambda session: session.number)]
+
+
+def mapping(value: object) -> Mapping[str, Any]:
+    """Return the value if it is a mapping, otherwise an empty one; a run from elsewhere may hold anything."""
+    return value if isinstance(value, dict) else {}
