@@ -18,7 +18,7 @@ import numpy as np
 from metaloom.pipeline.algorithms.off_policy.learner import FusedGradientSteps
 from metaloom.pipeline.algorithms.pearl.definition import ADAM_EPSILON, LAYOUT, TWINS, Noise, PEARLNetworks
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
-from metaloom.pipeline.kernels.tanh_gaussian import TanhGaussianActions
+from metaloom.pipeline.kernels.sac import TanhGaussianActions
 from metaloom.pipeline.nn.flat_networks import FlatNetwork, FlatParams
 from metaloom.pipeline.nn.networks import Network
 from metaloom.pipeline.types import Array, Metrics, Minibatch, Params, Transitions
@@ -164,7 +164,7 @@ class Part:
         for name, q in self._qs.items():
             errors = self._q(name, batch, self._rows(batch.actions)) - targets
             loss += _sum_of_squares(errors)
-            by_row = q.backward_to_inputs((errors * (2 / self._total_rows))[:, None], self._latent_columns)
+            by_row = q.input_gradient((errors * (2 / self._total_rows))[:, None], self._latent_columns, write=True)
             latent_errors += by_row.reshape(-1, self._num_rows, by_row.shape[1]).sum(1)
         encoder_errors = self._inference.backward(latent_errors, latent_noise, self._settings.kl_weight)
         self._encoder.backward(encoder_errors.reshape(-1, encoder_errors.shape[-1]))

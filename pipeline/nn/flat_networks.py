@@ -14,7 +14,7 @@ import numpy as np
 
 from metaloom.pipeline.nn.optimization import OptimizerConfig
 from metaloom.pipeline.nn.optimizers import IN_PLACE
-from metaloom.pipeline.nn.spec import NetworkSpec, layer_names
+from metaloom.pipeline.nn.spec import NetworkSpec, layer_paths
 from metaloom.pipeline.types import Array, Params
 
 Activation = Literal["tanh", "relu"]
@@ -164,50 +164,39 @@ class FlatNetwork:
             outputs += bias
         return outputs
 
-    def backward(self, output_gradient: Array, rows: Rows = ALL) -> Array:
+    def backward(self, output_gradient: Array, rows: Rows = ALL, *, write: bool = True) -> Array:
         """Write the gradient of a loss in the parameters; returns that in the first layer's sums, [n, units].
 
         Args:
             output_gradient: [n, out], of the loss with respect to the outputs.
             rows: The n rows of the last `forward` that the gradient belongs to.
+            write: False to leave the gradient of the parameters as it is.
         """
         errors = output_gradient
-        for index in reversed(range(len(self._layers))):
-            inputs, (kernel_gradient, bias_gradient) = _rows(self._activations[index], rows), self._gradients[index]
-            np.matmul(inputs.T, errors, out=kernel_gradient)
-            if bias_gradient is not None:
-                np.add.reduce(errors, axis=0, out=bias_gradient)
+        for index in reversed(range(0 if write else 1, len(self._layers))):
+            outputs = self._activations[index]
+            inputs = outputs[rows] if isinstance(rows, slice) else outputs.take(rows, axis=0)
+            if write:
+                kernel_gradient, bias_gradient = self._gradients[index]
+                np.matmul(inputs.T, errors, out=kernel_gradient)
+                if bias_gradient is not None:
+                    np.add.reduce(errors, axis=0, out=bias_gradient)
             if index:
-                errors = self._errors_below(index, errors, inputs)
+                kernel, whole = self._layers[index].kernel, self._errors[index - 1].first(len(errors))
+                units = whole.shape[1] - self._ones
+                below = whole[:, :units]
+                # A product with one column has no sums, and matmul takes three times as long.
+                (np.multiply if kernel.shape[1] == 1 else np.matmul)(errors, kernel[:units].T, out=below)
+                self._times_slope(whole, inputs)
+                errors = below
         return errors
 
-    def backward_to_inputs(self, output_gradient: Array, columns: slice = ALL, rows: Rows = ALL) -> Array:
-        """Run `backward`; also return the gradient in the inputs, or in some columns of them, [n, columns]."""
-        return self._below_first(self.backward(output_gradient, rows), columns)
-
-    def input_gradient(self, output_gradient: Array, columns: slice = ALL, rows: Rows = ALL) -> Array:
-        """Return the gradient with respect to the inputs alone, [n, columns]; none of the parameters' is written."""
-        errors = output_gradient
-        for index in reversed(range(1, len(self._layers))):
-            errors = self._errors_below(index, errors, _rows(self._activations[index], rows))
-        return self._below_first(errors, columns)
-
-    def _errors_below(self, index: int, errors: Array, outputs: Array) -> Array:
-        """Return the gradient of the sums of layer `index - 1`, given the gradient of the layer above."""
-        kernel, whole = self._layers[index].kernel, self._errors[index - 1].first(len(errors))
-        units = whole.shape[1] - self._ones
-        below = whole[:, :units]
-        # A product with one column has no sums, and matmul takes three times as long.
-        (np.multiply if kernel.shape[1] == 1 else np.matmul)(errors, kernel[:units].T, out=below)
-        self._times_slope(whole, outputs)
-        return below
-
-    def _below_first(self, errors: Array, columns: slice) -> Array:
+    def input_gradient(
+        self, output_gradient: Array, columns: slice = ALL, rows: Rows = ALL, *, write: bool = False
+    ) -> Array:
+        """Return the gradient in the inputs, or in some columns of them, [n, columns]; see `backward`."""
+        errors = self.backward(output_gradient, rows, write=write)
         return errors @ self._layers[0].kernel[: self.input_size][columns].T
-
-
-def _rows(values: Array, rows: Rows) -> Array:
-    return values[rows] if isinstance(rows, slice) else values.take(rows, axis=0)
 
 
 class _Buffer:
@@ -241,11 +230,6 @@ _ACTIVATIONS: dict[Activation, tuple[Callable[..., object], Callable[[Array, Arr
     "relu": (_relu, _times_relu_slope),
 }
 """In-place activation, and the in-place product of errors with its slope given its outputs."""
-
-
-def layer_paths(prefix: str, num_hidden: int) -> list[str]:
-    """Return the layer names in order of the network `prefix`: prefix.hidden_0, ..., prefix.output."""
-    return [f"{prefix}.{layer}" for layer in layer_names(num_hidden)]
 
 
 def renamed(arrays: Mapping[str, Array], old: str, new: str) -> Params:

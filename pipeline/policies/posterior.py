@@ -12,15 +12,13 @@ from metaloom.pipeline.nn.cells import CELL, GRU, CellSpec, cell_shapes
 from metaloom.pipeline.nn.spec import Spaces, is_image
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.policies.inference import (
-    LOGITS_NETWORK,
-    MEAN_NETWORK,
     Affine,
     GatedCell,
     check_network,
     check_shapes,
     network_inference,
 )
-from metaloom.pipeline.policies.remembering import memory_shapes
+from metaloom.pipeline.policies.remembering import memory_shapes, policy_prefix
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Array, Params, Shapes, TaskParams
 
@@ -92,11 +90,6 @@ class PosteriorNetwork:
         self._observed[:] = inputs[..., : self._observed.shape[-1]]
         self._inferred[:] = self.posterior
         return self._policy.outputs(), after
-
-
-def policy_prefix(spaces: Spaces) -> str:
-    """Return the prefix of the policy's network: of logits where actions are discrete, else of means."""
-    return LOGITS_NETWORK if spaces.num_actions else MEAN_NETWORK
 
 
 def encoder_input_size(config: PolicyConfig, spaces: Spaces) -> int:

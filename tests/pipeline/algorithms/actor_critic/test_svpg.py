@@ -96,7 +96,7 @@ def test_a_prior_draws_towards_zero_but_not_what_is_not_learned():
     (alone,) = svpg.split(svpg.initialize(run_seed=0))
     steps = svpg.steps(alone)
     ((direction,), _) = svpg.directions([steps], 0)  # no gradient yet, so the prior is all there is
-    np.testing.assert_allclose(direction, steps.vector * steps.learned / 0.25, rtol=1e-6)
+    np.testing.assert_allclose(direction, steps.policy_params.vector * steps.learned / 0.25, rtol=1e-6)
     assert steps.learned.sum() == len(steps.learned) - 2
 
 
