@@ -14,7 +14,7 @@ import numpy as np
 
 from metaloom import storage
 from metaloom.flows.views import charts
-from metaloom.flows.views.series import AFTER, BEFORE, BETWEEN, Series
+from metaloom.flows.views.series import AFTER, BEFORE, BETWEEN, Chart, Series, alone
 
 COLORS = (AFTER, BEFORE, *BETWEEN, "#8c959f")
 
@@ -28,16 +28,11 @@ def main() -> None:
         curves[run.config["algorithm"]["name"]].append(returns(run, iterations))
     for line in table(curves):
         print(line)
-    figure = charts.line_chart(
-        args.title,
-        np.arange(1, iterations + 1),
-        "iteration",
-        "average episode return after adaptation",
-        [_series(name, runs, color) for (name, runs), color in zip(sorted(curves.items()), COLORS, strict=False)],
-        note="line: mean over seeds; band: smallest to largest",
-        size=(8.6, 4.8),
-    )
-    args.out.write_bytes(charts.png_bytes(figure))
+    about = ("curves", "", "lines", args.title, "iteration", "average episode return after adaptation")
+    series = (_series(name, runs, color) for (name, runs), color in zip(sorted(curves.items()), COLORS, strict=False))
+    note, x = "line: mean over seeds; band: smallest to largest", np.arange(1, iterations + 1)
+    figure = charts.draw(Chart(*about, note, "", x, alone(series), wide=True))
+    args.out.write_bytes(charts.rendered(figure, "png"))
 
 
 def returns(run: storage.Run, iterations: int) -> np.ndarray:

@@ -30,7 +30,7 @@ from metaloom.flows.references.index import read_index, shipped
 from metaloom.flows.results.class_returns import classes_of, returns_by_class
 from metaloom.flows.results.comparison import Comparison
 from metaloom.flows.views import charts
-from metaloom.flows.views.series import AFTER, BEFORE, BETWEEN
+from metaloom.flows.views.series import AFTER, BEFORE, BETWEEN, Chart, Series, alone
 from metaloom.pipeline.comparison.groups import Estimate
 from metaloom.storage import Run
 
@@ -98,7 +98,7 @@ def section(environment: str, groups: Groups, picture: Path) -> Iterator[str]:
     names = {run.name: name for name, runs in groups.items() for run in runs}
     labels = {group.name: names[group.histories[0].name] for group in found.groups}
     groups = {labels[group.name]: groups[labels[group.name]] for group in found.groups}
-    picture.write_bytes(_few_colours(charts.png_bytes(curves(environment, found, labels))))
+    picture.write_bytes(_few_colours(charts.rendered(curves(environment, found, labels), "png")))
     yield from ("", f"![{environment}](images/{picture.name})", "")
     steps = count(float(found.env_steps))
     yield f"After {steps} environment steps, interquartile mean and its 95 % interval over seeds: {found.about}."
@@ -154,20 +154,14 @@ def orders(found: Comparison, labels: Mapping[str, str]) -> Iterator[str]:
 
 def curves(environment: str, found: Comparison, labels: Mapping[str, str]) -> charts.Figure:
     """Returns over environment steps: a line per group, its seeds between the edges of a band."""
-    series: list[charts.Series] = []
+    series: list[Series] = []
     for n, group in enumerate(found.groups):
         seeds = np.array([history.at(found.curve_steps) for history in group.histories])
         band = (seeds.min(axis=0), seeds.max(axis=0))
-        series.append(charts.Series(labels[group.name], COLORS[n % len(COLORS)], group.curve.values, band))
-    figure = charts.line_chart(
-        f"Return, {environment}",
-        found.curve_steps,
-        "environment steps",
-        "average episode return",
-        series,
-        note="line: interquartile mean over seeds; band: lowest to highest seed",
-        size=(8.6, 5.2),
-    )
+        series.append(Series(labels[group.name], COLORS[n % len(COLORS)], group.curve.values, band))
+    about = ("returns", "", "lines", f"Return, {environment}", "environment steps", "average episode return")
+    note = "line: interquartile mean over seeds; band: lowest to highest seed"
+    figure = charts.draw(Chart(*about, note, "", found.curve_steps, alone(series), wide=True))
     (axes,) = figure.axes
     if legend := axes.get_legend():  # of one group there is none; of many it would lie on the lines
         legend.remove()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from metaloom.flows.views import charts
-from metaloom.flows.views.series import AFTER, BEFORE, Series
+from metaloom.flows.views.series import AFTER, BEFORE, Chart, Series, alone
 from metaloom.pipeline.comparison.groups import permutation_test
 from metaloom.pipeline.comparison.intervals import student_interval
 from metaloom.pipeline.comparison.scores import Scores
@@ -70,8 +70,8 @@ def draw(path: Path, title: str, y_label: str, curves: Mapping[str, Sequence[Cur
         series.append(Series(program, color, values.mean(axis=0), (values.min(axis=0), values.max(axis=0))))
     seeds = max(map(len, curves.values()))
     note = f"line: mean of {seeds} seeds; band: smallest to largest" if seeds > 1 else "one seed"
-    figure = charts.line_chart(title, steps, "environment steps", y_label, series, note=note, size=(8.6, 4.8))
-    path.write_bytes(charts.png_bytes(figure))
+    about = ("side_by_side", "", "lines", title, "environment steps", y_label, note, "", steps, alone(series))
+    path.write_bytes(charts.rendered(charts.draw(Chart(*about, wide=True)), "png"))
 
 
 def _interval(values: Sequence[float]) -> str:

@@ -1,1 +1,1 @@
-"""In what order the stages run, where, and what is skipped because it is already stored."""
+"""Running of stages: their order, where they run, and what is skipped because it is already stored."""

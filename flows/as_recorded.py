@@ -1,7 +1,7 @@
-"""Compute by the machine code that stored outputs were computed with, as far as this processor can.
+"""Use of the machine code with which stored outputs were computed, as far as this processor supports it.
 
-BLAS, torch and NumPy choose their code when they are imported. So a command that needs another one has to start again,
-with the variables set by which they choose.
+BLAS, torch and NumPy choose their code on import. A command that needs other code has to restart with other environment
+variables.
 """
 
 import os
@@ -19,14 +19,14 @@ _NAMES = {"blas": "BLAS", "torch": "torch", "numpy": "NumPy"}
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """Machine code that computed here, held against the code that a run was computed by.
+    """Machine code of this process, compared with a run's.
 
     Attributes:
-        used: Machine code that computed, by library.
-        wanted: Machine code that the run was computed by.
-        unrecorded: Libraries whose code the run does not record. The default of its processor is wanted then.
-        missed: Why the wanted code was not used, and what to do about it, by library.
-        mixed: True if iterations were computed by different code. One process can have the last one's only.
+        used: Machine code of this process, by library.
+        wanted: Machine code of the run, by library.
+        unrecorded: Libraries whose code the run does not record; its processor's default is assumed.
+        missed: Reasons why the wanted code was not used, with a remedy, by library.
+        mixed: True if iterations were computed by different code; a process can only use that of the last.
     """
 
     used: Mapping[str, str]
@@ -36,7 +36,7 @@ class Arithmetic:
     mixed: bool
 
     def __str__(self) -> str:
-        """Describe the code that computed, library by library, and why it is not the recorded code."""
+        """Describe the code by library, and why it is not the recorded code."""
         used = ", ".join(f"{name} {self.used[library]} ({self._origin(library)})" for library, name in _NAMES.items())
         mixed = ". Other iterations record other code, and one process can have one only" if self.mixed else ""
         return f"Computed by the machine code {used}{mixed}"
@@ -51,7 +51,7 @@ class Arithmetic:
 
 
 def start_as_recorded(run: Run, iterations: Collection[int]) -> None:
-    """Require that this process computes by the recorded machine code, as far as the processor can."""
+    """Restart the process with the recorded machine code, if needed and possible."""
     wanted, _, _ = _recorded(run, iterations)
     flags = _flags(system())
     able = {library: code for library, code in wanted.items() if not lacking(library, code, flags)}
@@ -61,7 +61,7 @@ def start_as_recorded(run: Run, iterations: Collection[int]) -> None:
 
 
 def arithmetic_of(run: Run, iterations: Collection[int]) -> Arithmetic:
-    """Hold the machine code that acts in this process against the code that iterations were computed by."""
+    """Compare this process's machine code with the code that computed some iterations."""
     wanted, unrecorded, mixed = _recorded(run, iterations)
     used, flags = _acting(), _flags(system())
     missed: dict[str, str] = {}
@@ -80,7 +80,7 @@ def arithmetic_of(run: Run, iterations: Collection[int]) -> Arithmetic:
 
 
 def _acts(wanted: Mapping[str, str]) -> bool:
-    """Return True if this process computes by some machine code; imports torch only if its code decides."""
+    """Return True if this process uses the machine code; imports torch only if needed."""
     without_torch = code_facts()
     if any(without_torch.get(library, code) != code for library, code in wanted.items()):
         return False
@@ -98,9 +98,9 @@ def _flags(about: Mapping[str, object]) -> frozenset[str]:
 
 
 def _recorded(run: Run, iterations: Collection[int]) -> tuple[dict[str, str], tuple[str, ...], bool]:
-    """Return the code that computed the last iteration, its unrecorded parts, and True if other iterations differ.
+    """Return the last iteration's code, its unrecorded libraries, and True if other iterations differ.
 
-    Earlier versions recorded no code, or not NumPy's: then it is the code that the recorded processor takes by default.
+    Earlier versions recorded no code, or not NumPy's; the recorded processor's default is then assumed.
     """
     told = [mapping(run.environment_of(ref).get("arithmetic")) for ref in run.refs_of(iterations)]
     default = code_for(_flags(mapping(run.info.get("system"))))

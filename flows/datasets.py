@@ -1,4 +1,4 @@
-"""Stored episodes as a torch Dataset: single transitions, episodes, or trials; read task by task."""
+"""Stored episodes as a torch Dataset of transitions, episodes or trials."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from metaloom.storage.read.outputs import Steps, chosen_steps
 from metaloom.storage.run import Iterations
 
 Unit = Literal["transitions", "episodes", "trials"]
-"""Unit of an item: a real step; a real episode; or all episodes of a task and iteration, inner step by inner step."""
+"""Unit of an item: a real step, a real episode, or all episodes of a task and iteration by inner step."""
 
 Item = dict[str, torch.Tensor]
 
@@ -29,7 +29,7 @@ _CACHED_PARTS = 2 * _POOL
 
 @dataclass(frozen=True)
 class _Part:
-    """Unit of reading: a task's episodes of some inner steps of an iteration."""
+    """Unit of reading: a task's episodes in some inner steps of an iteration."""
 
     iteration: int
     steps: tuple[int, ...]
@@ -39,18 +39,18 @@ class _Part:
 class RunDataset(Dataset[Item]):
     """Transitions, episodes or trials of a run, in the order iteration, inner step, task, episode, t.
 
-    An item is a mapping of tensors. Given a list of indices, all of them are stacked, which is how to load batches.
-    What an index gives depends on the run alone. Reading one item reads its task's part of the arrays, of which the
-    last ones are kept: `sampler` shuffles so that this helps.
+    An item is a mapping of tensors. A list of indices gives stacked items, for loading batches.
+    Reading an item loads its task's part of the arrays, and recent parts are cached. `sampler` shuffles so that the
+    cache helps.
 
     Args:
         run: The run. Thinned batches must be recomputed or excluded.
         unit: Unit of an item.
-        iterations, steps: of which iterations and inner steps; None for all that are complete.
+        iterations, steps: Iterations and inner steps; None for all complete ones.
 
     Raises:
-        UsageError: there is no such unit.
-        storage.StageMissing, storage.StageThinned: there are no such episodes, or not any more.
+        UsageError: the unit does not exist.
+        storage.StageMissing, storage.StageThinned: the episodes do not exist, or were thinned.
     """
 
     def __init__(self, run: Run, unit: Unit, iterations: Iterations = None, steps: Steps = None) -> None:
@@ -74,15 +74,15 @@ class RunDataset(Dataset[Item]):
         return int(self._ends[-1])
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but what was read, which a worker that is sent the dataset reads itself."""
+        """Return the state without cached arrays, which a worker reads again."""
         return {**self.__dict__, "_cache": OrderedDict()}
 
     def __getitem__(self, index: int | Sequence[int]) -> Item:
-        """One item, or several stacked along a first axis."""
+        """Return one item, or several stacked along a first axis."""
         if isinstance(index, int | np.integer):
             return {name: values[0] for name, values in self[[int(index)]].items()}
         indices = np.asarray(index)
-        if indices.size and indices.dtype.kind not in "iu":  # such as a mask, which is not the indices 0 and 1
+        if indices.size and indices.dtype.kind not in "iu":  # such as a mask, which must not be read as indices 0 and 1
             raise IndexError(f"found indices of type {indices.dtype}; required integers")
         indices = indices.astype(np.int64)
         if indices.size and not (indices.min() >= 0 and indices.max() < len(self)):
@@ -99,16 +99,16 @@ class RunDataset(Dataset[Item]):
         return {name: torch.from_numpy(values) for name, values in stacked.items()}
 
     def __getitems__(self, indices: list[int]) -> list[Item]:
-        """Return several items, read together: `DataLoader` asks for a batch by this method."""
+        """Return several items, read together; `DataLoader` calls this for a batch."""
         stacked = self[indices]
         return [{name: values[i] for name, values in stacked.items()} for i in range(len(indices))]
 
     def sampler(self, seed: int = 0, *, pool: int = _POOL) -> PartSampler:
-        """Shuffle so that what is read is used up first: parts are shuffled, and the items of every `pool` of them."""
+        """Return a sampler that shuffles parts, and items within every `pool` of them; each part is read once."""
         return PartSampler(self._ends, seed, pool)
 
     def _find(self, iterations: Sequence[int], steps: Steps) -> Iterator[tuple[_Part, int]]:
-        """All parts, and how many items are in each."""
+        """Yield all parts with their number of items."""
         wanted = {*iterations}
         refs = [ref for ref in self._run.refs() if ref.stage == self._stage and ref.iteration in wanted]
         chosen = chosen_steps(steps)
@@ -126,7 +126,7 @@ class RunDataset(Dataset[Item]):
                 counts = (lengths if self.unit == "transitions" else lengths > 0).sum(axis=1)
                 yield from ((_Part(ref.iteration, (ref.step,), b), int(count)) for b, count in enumerate(counts))
             return
-        for i in sorted({ref.iteration for ref in refs}):
+        for i in dict.fromkeys(ref.iteration for ref in refs):
             inner_steps = tuple(ref.step for ref in refs if ref.iteration == i)
             for b in range(min(len(self._run.lengths(StageRef(i, self._stage, k))) for k in inner_steps)):
                 yield _Part(i, inner_steps, b), 1
@@ -148,7 +148,7 @@ class RunDataset(Dataset[Item]):
         return {**_transitions(found, e, offsets - starts[e]), **repeated}
 
     def _load(self, part: _Part) -> dict[str, Array]:
-        """Load a task's episodes, inner step by inner step: [E of all, ...]."""
+        """Load a task's episodes, concatenated over inner steps."""
         if part not in self._cache:
             self._cache[part] = self._read(part)
             if len(self._cache) > _CACHED_PARTS:
@@ -192,7 +192,7 @@ def _transitions(found: dict[str, Array], e: Array, t: Array) -> dict[str, Array
 
 
 class PartSampler(Sampler[int]):
-    """Indices of a dataset in an order drawn from a seed and the epoch; each process reads every part once."""
+    """Indices of a dataset in an order determined by seed and epoch, in which a process reads every part once."""
 
     def __init__(self, ends: Array, seed: int, pool: int) -> None:
         if not 1 <= pool <= _CACHED_PARTS:
@@ -203,7 +203,7 @@ class PartSampler(Sampler[int]):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of another pass."""
+        """Set the epoch, which determines the order."""
         self.epoch: int = epoch
 
     def __len__(self) -> int:

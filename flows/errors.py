@@ -1,15 +1,15 @@
-"""Errors that a command reports in one line, with their exit codes. All others are bugs and keep their traceback."""
+"""Expected errors, which commands report in one line with an exit code. Others are bugs and show a traceback."""
 
 import re
 from importlib.metadata import PackageNotFoundError, distribution
 
 
 class UsageError(ValueError):
-    """A command asks for something that cannot be done; the message says what can."""
+    """Raised for a request that is not possible, with what is."""
 
 
 class ExtraMissing(UsageError):
-    """A package is needed that only one of Metaloom's extras brings."""
+    """Raised for a missing package of one of Metaloom's extras."""
 
     def __init__(self, extra: str, package: str | None = None) -> None:
         super().__init__(f"{package or extra} is not installed; `pip install 'metaloom[{extra}]'` brings it")
@@ -23,11 +23,11 @@ _EXTRAS = {
     "minari": "minari",
     "deltalake": "delta",
 }
-"""Extras by the modules that they bring."""
+"""Extras by the module they install."""
 
 
 def explained(error: Exception) -> Exception:
-    """Return the error that says which package brings a missing module; any other error as it is."""
+    """Return ExtraMissing for a missing module of an extra, otherwise the error."""
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return error
     module = error.name.partition(".")[0]
@@ -35,7 +35,7 @@ def explained(error: Exception) -> Exception:
         return ExtraMissing(_EXTRAS[module], "pillow" if module == "PIL" else module)
     try:
         required = distribution("metaloom").requires or ()
-    except PackageNotFoundError:  # found on the path alone, as in a checkout
+    except PackageNotFoundError:  # only found on the path, as in a checkout
         return error
     if all(map(_is_installed, required)):
         return error
@@ -43,7 +43,7 @@ def explained(error: Exception) -> Exception:
 
 
 def _is_installed(requirement: str) -> bool:
-    """Return True for a requirement whose package is there, in any version, and for one of an extra."""
+    """Return True if a requirement's package is installed, or belongs to an extra."""
     try:
         return "extra ==" in requirement or bool(distribution(re.split(r"[^\w.-]", requirement, maxsplit=1)[0]))
     except PackageNotFoundError:
@@ -51,11 +51,11 @@ def _is_installed(requirement: str) -> bool:
 
 
 class WorkersError(ConnectionError):
-    """Worker processes or their scheduler cannot be reached, or cannot be used; the message says what helps."""
+    """Raised if worker processes or their scheduler cannot be reached or used."""
 
 
 class StartAgain(Exception):
-    """A command has to start again in another environment, because libraries choose their code when imported.
+    """Raised to restart a command with other environment variables, since libraries choose their code on import.
 
     Attributes:
         environment: Environment variables to start with.
@@ -68,7 +68,7 @@ class StartAgain(Exception):
 
 USAGE, FAILURE, EXIT_INTERRUPTED = 2, 1, 130
 
-# By name, because importing them takes seconds and a command that fails has often needed few of them.
+# By name, because importing them takes seconds and a failing command needs few of them.
 EXIT_CODES = {
     "metaloom.flows.errors.UsageError": USAGE,
     "metaloom.flows.errors.WorkersError": FAILURE,
@@ -88,8 +88,8 @@ EXIT_CODES = {
 
 
 def exit_code(error: Exception) -> int | None:
-    """Return the exit code of an error that its message explains; None for any other, as of a user's environment."""
-    # Dask reads the user's configuration files when it is imported, and names the faulty one.
+    """Return the exit code of an expected error; None for others, such as those of a user's environment."""
+    # Dask reads the user's configuration files on import, and names the faulty one.
     if isinstance(error, ValueError) and str(error).startswith("A dask config file at "):
         return USAGE
     names = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__)

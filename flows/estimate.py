@@ -1,11 +1,10 @@
-"""Refusal of sizes that certainly do not fit into this machine's memory, before anything is created.
+"""Rejection of sizes that cannot fit into this machine's memory, before anything is created.
 
-Only arrays count that a run cannot do without, each at its least. What a run really takes is measured: see
-`metaloom train RECIPE --dry-run --probe`.
+Counts only indispensable arrays at their minimum size. `metaloom train RECIPE --dry-run --probe` measures actual use.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from metaloom.flows.rollouts.workers import SamplerSpec
@@ -19,18 +18,19 @@ from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.shown import size
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan
 from metaloom.stages.memory.replay import plan_of
+from metaloom.storage.format.settings import dotted
 
 _LOG = logging.getLogger(__name__)
 
 
 def check_sizes(config: RunConfig, *, evaluation_alone: bool = False) -> None:
-    """Refuse a run, or one evaluation, that this machine's memory cannot hold; warn of what takes half of it."""
+    """Reject a run, or one evaluation, that does not fit into memory; warn if it takes half of it."""
     if refusal := refusal_of(config, evaluation_alone=evaluation_alone):
         raise ConfigError(refusal)
 
 
 def refusal_of(config: RunConfig, *, evaluation_alone: bool = False) -> str | None:
-    """Return why a run, or one evaluation of its settings, cannot fit into this machine's memory; None if it may.
+    """Return why a run, or one evaluation, cannot fit into this machine's memory; None if it may.
 
     Raises:
         ConfigError, EnvError: settings and environment do not fit each other, or the learner is too large.
@@ -67,7 +67,7 @@ def most_steps(config: RunConfig) -> int:
 
 
 def _training_arrays(config: RunConfig, spaces: Spaces, train_tasks: int, of_step: int) -> dict[str, int]:
-    """Return the least bytes of what an iteration holds in memory at once, by name."""
+    """Return the minimum bytes of arrays that an iteration holds in memory at once, by name."""
     B, T, spec = config.num_tasks, config.max_episode_steps, SamplerSpec.of(config, 1)
     arrays: dict[str, int] = {}
     if isinstance(config.algorithm, OffPolicySettings):
@@ -77,10 +77,10 @@ def _training_arrays(config: RunConfig, spaces: Spaces, train_tasks: int, of_ste
         rows = plan.tasks_per_gradient_step * (plan.batch_size + plan.context_size)
         arrays["the rows drawn in an iteration"] = 8 * plan.gradient_steps(config.episodes_per_task * T) * rows
     elif spec.enough is not None:
-        # A block has a slot for every step that an episode may have; of the rest only what is asked for is certain.
+        # A block has slots for every possible step; otherwise only the requested number is certain.
         steps = max(spec.episodes_at_once * T, B * (spec.min_steps or 0))
     else:
-        # An update looks at the episodes before and after every inner step.
+        # An update reads the episodes before and after every inner step.
         steps = B * config.episodes_per_task * T * (config.algorithm.adaptation_steps + 1)
     arrays["the episodes of an iteration"] = steps * of_step
     if config.policy.network in RECURRENT_NETWORKS:
@@ -90,7 +90,7 @@ def _training_arrays(config: RunConfig, spaces: Spaces, train_tasks: int, of_ste
 
 
 def _evaluation_arrays(config: RunConfig, test_tasks: int, of_step: int) -> dict[str, int]:
-    """Return the least bytes of what an evaluation holds in memory at once, by name."""
+    """Return the minimum bytes of arrays that an evaluation holds in memory at once, by name."""
     plan, asked = EvaluationPlan.of(config), config.evaluation
     given = test_tasks if isinstance(asked.tasks, str) else len(asked.tasks)
     tasks = asked.num_tasks or (1 if asked.evenly_by is not None else given or config.num_tasks)
@@ -103,8 +103,8 @@ def _evaluation_arrays(config: RunConfig, test_tasks: int, of_step: int) -> dict
 
 
 def _refusal(config: RunConfig, least: Callable[[RunConfig], int], memory: int, what: str) -> str:
-    """Name the setting to blame: the one without which the least is taken."""
-    numbers = {path: n for path, n in _whole_numbers(config.model_dump()) if n > 1}
+    """Describe the refusal, naming the setting whose reduction saves the most memory."""
+    numbers = {name: n for name, n in dotted(config.model_dump()) if type(n) is int and n > 1}
     path = min(numbers, key=lambda path: least(_with(config, path, 1)))
     fits, too_large = 0, numbers[path]
     while too_large - fits > 1:
@@ -112,23 +112,15 @@ def _refusal(config: RunConfig, least: Callable[[RunConfig], int], memory: int, 
         fits, too_large = (middle, too_large) if least(_with(config, path, middle)) <= memory else (fits, middle)
     required = f"at most {fits}" if fits else "less of it and of other sizes"
     return (
-        f"{'.'.join(path)}: found {numbers[path]}, with which {what} take at least {size(least(config))} of memory, of "
+        f"{path}: found {numbers[path]}, with which {what} take at least {size(least(config))} of memory, of "
         f"which there are {size(memory)}; required {required}"
     )
 
 
-def _whole_numbers(settings: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _whole_numbers(cast(Mapping[str, Any], value), (*path, name))
-        elif isinstance(value, int) and not isinstance(value, bool):
-            yield (*path, name), value
-
-
-def _with(settings: Any, path: tuple[str, ...], value: int) -> Any:
-    name, *rest = path
+def _with(settings: Any, path: str, value: int) -> Any:
+    name, _, rest = path.partition(".")
     inner = settings[name] if isinstance(settings, Mapping) else getattr(settings, name)
-    changed = {name: _with(inner, tuple(rest), value) if rest else value}
+    changed = {name: _with(inner, rest, value) if rest else value}
     if isinstance(settings, Mapping):  # options of an environment or a network
         return {**cast(Mapping[str, Any], settings), **changed}
     return settings.model_copy(update=changed)

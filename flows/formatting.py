@@ -1,4 +1,4 @@
-"""Formatting of values, times, sizes and stages for people, and of values for JSON."""
+"""Formatting of values, times, sizes and stages, and conversion of values to JSON."""
 
 import json
 import math
@@ -15,29 +15,30 @@ from typing import Any
 from metaloom.pipeline.shown import size as size
 from metaloom.storage import StageRef
 from metaloom.storage.format import settings
-from metaloom.storage.format.stages import StageTable
+from metaloom.storage.format.stages import EARLIER
 
 TRIAL_RETURNS = ("first_episode_return", "last_episode_return")
-"""Metrics of algorithms that learn from trials; equal where a trial is one episode."""
+"""Metrics of algorithms that learn from trials; equal if a trial is one episode."""
+_ONCE = {stage.name for table in EARLIER.values() for stage in table.stages if not stage.stepped}
 
 
 def stage_name(ref: StageRef) -> str:
-    """A stage without its iteration: "adapt k=0", "meta_optimize"."""
+    """Format a stage without its iteration: "adapt k=0", "meta_optimize"."""
     return stage_label(ref.stage, ref.step)
 
 
 def stage_label(stage: str, step: int) -> str:
-    """A stage by name and inner step: "adapt k=0", "meta_optimize"."""
-    return f"{stage} k={step}" if stage in StageTable.stepped or step else stage
+    """Format a stage by name and inner step: "adapt k=0"; a built-in one without steps by name: "meta_optimize"."""
+    return stage if stage in _ONCE and not step else f"{stage} k={step}"
 
 
 def adaptation_returns(metrics: Mapping[str, float]) -> list[float]:
-    """Average episode return of every inner step: before adaptation, after one inner step, and so on."""
+    """Return the average episode return of every inner step."""
     return by_inner_step(metrics, "average_return")
 
 
 def by_inner_step(metrics: Mapping[str, float], name: str) -> list[float]:
-    """A metric of every inner step; empty where there is none."""
+    """Return a metric of every inner step; empty if there is none."""
     values: list[float] = []
     while (key := f"step_{len(values)}.{name}") in metrics:
         values.append(metrics[key])
@@ -45,24 +46,24 @@ def by_inner_step(metrics: Mapping[str, float], name: str) -> list[float]:
 
 
 def last_return(metrics: Iterable[str]) -> str | None:
-    """Name of the metric by which runs are compared, the return after the last inner step; None if there is none."""
+    """Return the name of the average return after the last inner step, or None."""
     names = [name for name in metrics if re.fullmatch(r"step_\d+\.average_return", name)]
     return max(names, key=lambda name: int(name[5:].partition(".")[0]), default=None)
 
 
 def trial_length(config: Mapping[str, Any]) -> int:
-    """Episodes of a trial, from a stored configuration: 1 for algorithms without a memory between episodes."""
+    """Return the number of episodes per trial from a stored configuration; 1 without a memory across episodes."""
     return int(config["algorithm"].get("episodes_per_trial", 1))
 
 
 def trial_returns(metrics: Mapping[str, float]) -> Sequence[float]:
-    """Average return of the first and of the last episodes of trials; empty where no trial has several episodes."""
+    """Return the average returns of trials' first and last episodes; empty if trials have one episode."""
     found = [metrics[name] for name in TRIAL_RETURNS if name in metrics]
     return found if len(set(found)) == len(TRIAL_RETURNS) else ()
 
 
 def adaptation_label(k: int, last: int) -> str:
-    """Name of inner step k of last in legends and tables."""
+    """Return the label of inner step k of `last` in legends and tables."""
     if last == 0:
         return "return"
     if k == 0:
@@ -73,14 +74,14 @@ def adaptation_label(k: int, last: int) -> str:
 
 
 def plural(number: int, noun: str) -> str:
-    """A number of things: 1 step, 2,000 steps."""
+    """Format a number with a noun: 1 step, 2,000 steps."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def number(value: float) -> str:
     """Format with four significant digits or two decimals, whichever is more precise: −20.13, 0.0001234, 100, 1e+18.
 
-    The result has a true minus sign, which standard output shows only in a terminal.
+    Uses a true minus sign, which standard output keeps only in a terminal.
     """
     if not math.isfinite(value):
         return str(value)
@@ -99,12 +100,12 @@ def number(value: float) -> str:
 
 
 def interval(low: float, high: float, missing: str = "-") -> str:
-    """An interval: "1.2 to 3.4"; `missing` where there is none."""
+    """Format an interval, "1.2 to 3.4", or `missing` if undefined."""
     return missing if math.isnan(low) else f"{number(low)} to {number(high)}"
 
 
 def count(value: float) -> str:
-    """A large count in at most four characters and a letter: 950, 39.2 k, 1.92 M."""
+    """Format a large count in at most four characters and a letter: 950, 39.2 k, 1.92 M."""
     for scale, letter in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
         if abs(value) >= scale:
             return f"{value / scale:.3g}{letter}"
@@ -112,23 +113,23 @@ def count(value: float) -> str:
 
 
 def speed(steps_per_second: float | None) -> str:
-    """Sampling speed: "39.2 k steps/s"; None means that nothing had to be sampled."""
+    """Format a sampling speed, "39.2 k steps/s"; None if nothing had to be sampled."""
     return "rollouts were stored" if steps_per_second is None else f"{count(steps_per_second)} steps/s"
 
 
 def duration(seconds: float) -> str:
-    """Hours, minutes and seconds: 0:01:03."""
+    """Format hours, minutes and seconds: 0:01:03."""
     whole = round(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
 
 
 def short_time(seconds: float) -> str:
-    """A short time: 1.93 s, 17.2 ms."""
+    """Format a short time: 1.93 s, 17.2 ms."""
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
 def seconds_of(moment: object, otherwise: float = -math.inf) -> float:
-    """Seconds since 1970 of a stored moment; `otherwise` where it is none, as a foreign run may have."""
+    """Return a stored time in seconds since 1970; `otherwise` if invalid, as a foreign run's may be."""
     try:
         return datetime.fromisoformat(str(moment)).timestamp()
     except (ValueError, OverflowError):
@@ -136,7 +137,7 @@ def seconds_of(moment: object, otherwise: float = -math.inf) -> float:
 
 
 def age(moment: object) -> str:
-    """Age of a stored moment in its largest unit: 40 s ago, 2 h ago, 3 d ago; empty where it is none."""
+    """Format the age of a stored time: 40 s ago, 2 h ago, 3 d ago; empty if invalid."""
     began = seconds_of(moment)
     if began == -math.inf:
         return ""
@@ -147,12 +148,12 @@ def age(moment: object) -> str:
 
 
 def finite(value: float) -> float | None:
-    """Return the value, or None where JSON has no word for it."""
+    """Return the value, or None if it is not finite."""
     return value if math.isfinite(value) else None
 
 
 def as_json(value: Any) -> Any:
-    """Return values in lists and mappings as data for JSON, with None where it has no word for a number."""
+    """Convert lists and mappings to JSON data, with None for non-finite numbers."""
     if isinstance(value, Mapping):
         return {name: as_json(part) for name, part in value.items()}
     if isinstance(value, list):
@@ -161,7 +162,7 @@ def as_json(value: Any) -> Any:
 
 
 def dotted(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """A nested configuration as names and values, spelled as `--set` and files of settings take them."""
+    """Yield the settings of a nested configuration as names and values for `--set`."""
     return (
         (name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
         for name, value in settings.dotted(config)
@@ -169,10 +170,10 @@ def dotted(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def program(name: str) -> str:
-    """Return how to call a program of this environment: by its name where that finds it, else by its path."""
+    """Return the command of a program in this environment: its name if found on PATH, otherwise its path."""
     ours = Path(sys.executable).with_name(name)
     found = shutil.which(name)
-    # A link counts: what it leads to may lie in somebody's home, where nobody else may look.
+    # Do not resolve links, whose target may not be accessible to others.
     if not os.path.lexists(ours) or (found and Path(found).parent == ours.parent):
         return name
     return os.path.relpath(ours)

@@ -1,7 +1,7 @@
-"""Signals that end a training and keep all that is committed; `metaloom resume` continues it.
+"""Signals that stop a training, which `metaloom resume` can continue.
 
-Ctrl-C finishes and commits the current stage, and stops at once when it is pressed again. SIGTERM and SIGHUP come from
-a scheduler or a terminal that kills the process soon afterwards, so a stage that takes longer is abandoned.
+Ctrl-C finishes and commits the current stage; pressed again, it stops immediately. After SIGTERM and SIGHUP, a
+scheduler or terminal kills the process soon, so a stage that takes longer is abandoned.
 """
 
 import os
@@ -28,7 +28,7 @@ _SHOW_CURSOR = "\x1b[?25h"
 
 
 class StageAbandoned(KeyboardInterrupt):
-    """The current stage would take too long for a process that has been asked to end."""
+    """Raised in a stage that takes too long after a request to end."""
 
 
 _can_be_abandoned = False
@@ -36,7 +36,7 @@ _can_be_abandoned = False
 
 @contextmanager
 def abandonable() -> Generator[None, None, None]:
-    """Let `StageAbandoned` be raised in the block: it changes nothing that outlives it."""
+    """Allow `StageAbandoned` in the block, which must have no side effects."""
     global _can_be_abandoned
     _can_be_abandoned = True
     try:
@@ -47,11 +47,11 @@ def abandonable() -> Generator[None, None, None]:
 
 @dataclass
 class Stop:
-    """A request to stop. Calling it returns True once there is one. A live panel draws it below the rest.
+    """A stop request. Calling it returns True after a request. A live panel shows it.
 
     Attributes:
-        how: Effect on the current stage, in words; empty before there is a request.
-        panel: Console of the live panel, past which nothing may be written.
+        how: Effect on the current stage, in words; empty before a request.
+        panel: Console of the live panel; nothing else may write while it is shown.
     """
 
     how: str = ""
@@ -62,12 +62,12 @@ class Stop:
         return bool(self.how)
 
     def __rich__(self) -> RenderableType:
-        """Draw the request, or nothing."""
+        """Render the request, or nothing."""
         return Text(f"stopping after this stage; {self.how}", "bold") if self.how else Group()
 
     @contextmanager
     def drawn_in(self, panel: Console) -> Generator[None, None, None]:
-        """Leave it to a live panel to show the request while the context lasts."""
+        """Show requests in a live panel during the block."""
         self.panel = panel
         try:
             yield
@@ -75,36 +75,36 @@ class Stop:
             self.panel = None
 
     def end_at_once(self, again: str) -> None:
-        """End the process: what is committed is committed, the rest is invisible and will be computed again."""
+        """End the process immediately. Committed outputs are kept; the rest will be recomputed."""
         tell_asked_to_end()
         text = f"\nstopped at once; {again}\n"
-        with suppress(OSError):  # the terminal may be what has gone
+        with suppress(OSError):  # the terminal may be gone
             out = 2
             if self.panel is not None:
-                self.panel.quiet = True  # its thread would draw over the text
+                self.panel.quiet = True  # its thread would overwrite the text
                 out, text = self.panel.file.fileno(), _SHOW_CURSOR + text
-            if select.select([], [out], [], 0)[1]:  # a terminal that takes nothing does not keep the process
+            if select.select([], [out], [], 0)[1]:  # a blocked terminal must not delay the end
                 os.write(out, text.encode())
         os._exit(EXIT_INTERRUPTED)
 
 
 @contextmanager
 def stop_on_interrupt(again: Callable[[], str]) -> Iterator[Stop]:
-    """Yield a `Stop` that knows whether a signal has asked this process to stop.
+    """Yield a `Stop` that reacts to signals.
 
     Args:
-        again: Returns the advice on how to continue, for a process that ends at once.
+        again: Function that returns advice on how to continue, for an immediate end.
     """
     stop, lock = Stop(), threading.RLock()
     asking = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup
         asking.remove(signal.SIGHUP)
-    # What cannot be interrupted, such as a call of a simulator, does not keep the process either.
+    # An uninterruptible call, such as of a simulator, must not delay the end either.
     end = threading.Timer(STAGE_SECONDS + _CLOSING_SECONDS, lambda: stop.end_at_once(again()))
     end.daemon = True
 
     def receive(number: int, received: list[int]) -> None:
-        """Handle a signal, from the listening thread at once, or from the handler if something replaced the thread."""
+        """Handle a signal, called by the listening thread, or by the handler if the thread was replaced."""
         with lock:
             received.append(number)
             if number == signal.SIGINT and len(received) > 1:
@@ -118,7 +118,7 @@ def stop_on_interrupt(again: Callable[[], str]) -> Iterator[Stop]:
             if number != signal.SIGINT:
                 stop.how = f"after {STAGE_SECONDS:g} s it is abandoned, and computed again by `metaloom resume`"
             if stop.panel is None:
-                with suppress(OSError):  # the terminal may be what has gone
+                with suppress(OSError):  # the terminal may be gone
                     os.write(2, f"\nfinishing the current stage; {stop.how}\n".encode())
 
     def abandon(number: int, frame: FrameType | None) -> None:
@@ -143,7 +143,7 @@ def stop_on_interrupt(again: Callable[[], str]) -> Iterator[Stop]:
 
 @contextmanager
 def _listening(receive: Callable[[int], None]) -> Iterator[None]:
-    """Pass signals on as they arrive, by a thread: handlers wait while the main thread is in a long call."""
+    """Forward signals from a thread, since handlers wait while the main thread is in a long call."""
     listener, ours = socket.socketpair()
     ours.setblocking(False)
 
@@ -164,5 +164,5 @@ def _listening(receive: Callable[[int], None]) -> Iterator[None]:
         listener.close()
 
 
-# What a copy of this process receives, which a simulator may have forked, is nothing to this one.
+# Ignore signals to forked copies of this process, which a simulator may have made.
 os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))

@@ -1,4 +1,4 @@
-"""Metrics of a training for Prometheus, on a page that only this machine can read while the process trains."""
+"""Prometheus metrics of a training, served to this machine while the process trains."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -35,20 +35,20 @@ class TrainingMetrics:
         self._threads = self._gauge("worker_threads", "Threads of all workers that are there.")
         self._seconds = self._counter("stage_seconds", "Wall seconds of stages.", "stage", "step")
         self._steps = self._counter("environment_steps", "Environment steps sampled.")
-        self._shards = self._counter("shards", "Shards sent to workers; again: shards that took too long.", "attempt")
+        self._shards = self._counter("shards", "Shards sent to workers; again: after a worker died.", "attempt")
         self._bytes = self._counter("worker_bytes", "Bytes between trainer and workers.", "direction")
         self._before = Traffic()
         self._running: str | None = None
 
     def stage_started(self, ref: StageRef) -> None:
-        """Show the stage that is being computed."""
+        """Record the current stage."""
         if self._running is not None:
             self._stage.labels(self._run, self._running).set(0)
         self._running = ref.stage
         self._stage.labels(self._run, ref.stage).set(1)
 
     def iteration_done(self, report: IterationReport) -> None:
-        """Add up what the iteration took, and show what it earned."""
+        """Add an iteration's duration and record its returns."""
         self._done.labels(self._run).set(report.iteration + 1)
         self._planned.labels(self._run).set(report.iterations)
         self._ended.labels(self._run).set(time.time())
@@ -76,10 +76,10 @@ class TrainingMetrics:
 
 @contextmanager
 def metrics_at(port: int, run: str, observer: Observer) -> Iterator[Observer]:
-    """Yield an observer whose training can be read at `http://127.0.0.1:PORT/metrics` until the block is left.
+    """Yield an observer whose metrics are served at `http://127.0.0.1:PORT/metrics` during the block.
 
     Raises:
-        UsageError: there is no such port, or nothing can listen there.
+        UsageError: the port is invalid or in use.
     """
     if not 1 <= port <= 65535:
         raise UsageError(f"found --metrics-port {port}; required 1 to 65535")
@@ -89,12 +89,12 @@ def metrics_at(port: int, run: str, observer: Observer) -> Iterator[Observer]:
     def answer(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
         if names_this_machine([environ.get("HTTP_HOST", "")]):
             return app(environ, start_response)
-        # Pages of other hosts are refused.
+        # Reject requests from pages of other hosts.
         start_response("421 Misdirected Request", [("Content-Type", "text/plain")])
         return [f"{REQUIRED_HOST}\n".encode()]
 
     try:
-        # It listens at once, but has no metrics before the block is entered.
+        # It listens immediately, but has no metrics before the block.
         server, thread = start_http_server(port, LOOPBACK, registry=metrics.registry)
         server.set_app(answer)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Events of a run for observers, sent by the process that trains it or read from the store."""
+"""Events of a training for observers."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,14 +19,14 @@ class IterationReport:
         iteration: Index of the completed iteration, from 0.
         iterations: Total number of iterations of the run.
         metrics: Metrics of the iteration, as stored.
-        stage_seconds: Wall seconds by stage, for example collect_rollouts.1; empty stages were already stored.
-        elapsed_seconds: Wall seconds since this process began to train.
-        steps_per_second: Environment steps sampled for the iteration, divided by the wall seconds since the previous
-            one; None when its rollouts were stored already.
+        stage_seconds: Seconds by stage, for example collect_rollouts.1; stages that were already stored are missing.
+        elapsed_seconds: Seconds since this process began training.
+        steps_per_second: Environment steps of the iteration per second since the previous one; None if its rollouts
+            were already stored.
         evaluation_returns: Mean test return by number of adaptation steps, if this iteration was evaluated.
-        class_returns: Returns by class of task, one entry per inner step; empty if the environment has no classes or
-            the episodes were not available.
-        task_returns: Mean return of every task, [B] for each inner step; empty if the episodes were not available.
+        class_returns: Returns by class of task, per inner step; empty without classes or if the episodes were not
+            available.
+        task_returns: Mean return of every task, [B] per inner step; empty if the episodes were not available.
         steps: Environment steps sampled for the iteration by this process.
         traffic: Traffic with worker processes since the process began; None without workers.
     """
@@ -50,8 +50,8 @@ class Observer:
 
     Attributes:
         stage_started, iteration_done: Called before a stage and after an iteration.
-        should_stop: Asked before every stage.
-        reads: True if `iteration_done` reads the run: training then waits until all of the iteration is stored.
+        should_stop: Called before every stage; True stops the training.
+        reads: True if `iteration_done` reads the run; training then waits until the iteration is stored.
     """
 
     stage_started: Callable[[StageRef], None] = lambda ref: None
@@ -61,9 +61,9 @@ class Observer:
 
 
 def strict(observer: Observer) -> Observer:
-    """Return an observer that also ends training after an iteration whose witness differs or is missing.
+    """Return an observer that also ends training if an iteration's witness differs or is missing.
 
-    The iteration is stored by then, and `resume` continues after it.
+    The iteration is stored before, and `resume` continues after it.
     """
 
     def iteration_done(report: IterationReport) -> None:
@@ -83,6 +83,6 @@ def strict(observer: Observer) -> Observer:
 
 
 def mean_test_returns(outputs: Iterable[object]) -> list[float]:
-    """Mean test return by number of adaptation steps, of those outputs that are evaluations."""
+    """Return the mean test returns by number of adaptation steps from an iteration's evaluation, if any."""
     found = (output for output in outputs if isinstance(output, Evaluation))
     return [mean for evaluation in found for mean in evaluation.test_returns.mean(axis=(0, 2)).tolist()]

@@ -1,4 +1,4 @@
-"""Stored runs as the Python API gives them. Opening one needs no torch and no simulator."""
+"""Stored runs in the Python API. Opening one needs neither torch nor a simulator."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
     from metaloom.flows.datasets import RunDataset, Unit
     from metaloom.flows.observer import IterationReport
     from metaloom.flows.trained.policy import TrainedPolicy
-    from metaloom.flows.views.run_charts import Plots
+    from metaloom.flows.views.report import Plots
     from metaloom.pipeline.types import Metrics
 
 
 class Run(storage.Run):
-    """A stored run, and the policies that it has learned."""
+    """A stored run, with its policies, charts and datasets."""
 
     def policy(self, iteration: int = -1, *, seed: int = 0) -> TrainedPolicy:
-        """The policy that an iteration starts from, which is the one after as many updates; see TrainedPolicy.
+        """Return the policy that an iteration starts from, that is, after `iteration` updates; see TrainedPolicy.
 
         Args:
-            iteration: 0 is the policy that has learned nothing, -1 the newest.
-            seed: decides all that the policy draws.
+            iteration: Number of updates: 0 is the untrained policy, -1 the newest.
+            seed: Seed of the policy's random draws.
 
         Raises:
-            storage.StageMissing: the run has had fewer updates.
+            storage.StageMissing: the run has fewer updates.
             EnvError: the run's environment cannot be made.
         """
-        # Here, because a policy needs torch and the environment, and reading what is stored needs neither.
+        # Imported here: a policy needs torch and the environment, reading a run neither.
         from metaloom.flows.trained.policy import policy_of
 
         return policy_of(self, iteration, seed=seed)
@@ -52,15 +52,15 @@ class Run(storage.Run):
     @property
     def plot(self) -> Plots:
         """The charts of the run; `run.plot.learning_curve()` draws one."""
-        from metaloom.flows.views.run_charts import Plots  # matplotlib takes a second to import
+        from metaloom.flows.views.report import Plots  # matplotlib takes a second to import
 
         return Plots(self)
 
     def class_returns(self, iterations: Iterations = None) -> pa.Table:
-        """One row per iteration, inner step and class of task: mean return over its tasks, and its standard error.
+        """Read one row per iteration, inner step and class of task: mean return and standard error over tasks.
 
-        Besides one whose class is `balanced`, in which all classes count alike. A mean is null where no task of a class
-        was drawn, a standard error where there was only one.
+        The class `balanced` is the mean over classes. Means of classes without tasks and standard errors of single
+        tasks are null.
 
         Raises:
             UsageError: the run recorded no classes of tasks.
@@ -74,12 +74,12 @@ class Run(storage.Run):
         return class_table(self, self.select(iterations), classes)
 
     def dataset(self, unit: Unit, iterations: Iterations = None, steps: Steps = None) -> RunDataset:
-        """Give the stored episodes as a torch Dataset; see RunDataset.
+        """Return the stored episodes as a torch Dataset; see RunDataset.
 
         Args:
             unit: Unit of an item: "transitions", "episodes" or "trials".
-            iterations: None for all complete ones.
-            steps: inner steps k to include; None for all.
+            iterations: Iterations; None for all complete ones.
+            steps: Inner steps k to include; None for all.
         """
         from metaloom.flows.datasets import RunDataset
 
@@ -96,8 +96,8 @@ class FinishedIteration(storage.Iteration):
 
     Attributes:
         run: The run, open for reading.
-        index: The iteration, counted from 0.
-        report: Its metrics, returns by task and class, and seconds.
+        index: Index of the iteration, from 0.
+        report: Metrics, returns by task and class, and durations.
     """
 
     run: Run
@@ -105,7 +105,7 @@ class FinishedIteration(storage.Iteration):
 
     @property
     def refs(self) -> list[storage.StageRef]:
-        """The stages of the iteration."""
+        """Return references to the outputs of the iteration."""
         return [ref for ref in self.run.refs() if ref.iteration == self.index]
 
     def metrics(self) -> Metrics:
@@ -114,9 +114,9 @@ class FinishedIteration(storage.Iteration):
 
 
 class Runs(Sequence[Run]):
-    """Several runs, and their tables as one, with the run in a column `run`: its name, or its path where names repeat.
+    """Several runs with joint tables, in which a column `run` has the run's name, or its path if names repeat.
 
-    A run that has nothing of a table yet adds no rows to it. Where none of them has, that raises storage.StageMissing.
+    Runs without data for a table add no rows; if no run has any, storage.StageMissing is raised.
     """
 
     def __init__(self, runs: Sequence[Run]) -> None:
@@ -140,19 +140,19 @@ class Runs(Sequence[Run]):
         return Runs(self._runs[index]) if isinstance(index, slice) else self._runs[index]
 
     def metrics(self, iterations: Iterations = None) -> pa.Table:
-        """One row per run and iteration; null where a run has no such metric."""
+        """Read one row per run and iteration; null if a run lacks a metric."""
         return self._together(lambda run: run.metrics(iterations))
 
     def episodes(self, iterations: Iterations = None) -> pa.Table:
-        """One row per episode of every run; null where a run has no such column."""
+        """Read one row per episode of every run; null if a run lacks a column."""
         return self._together(lambda run: run.episodes(iterations))
 
     def class_returns(self, iterations: Iterations = None) -> pa.Table:
-        """One row per run, iteration, inner step and class of task; see Run.class_returns."""
+        """Read one row per run, iteration, inner step and class of task; see Run.class_returns."""
         return self._together(lambda run: run.class_returns(iterations))
 
     def evaluations(self, iterations: Iterations = None) -> pa.Table:
-        """One row per episode of the evaluations of every run."""
+        """Read one row per evaluation episode of every run."""
         return self._together(lambda run: run.evaluations(iterations))
 
     def _together(self, table_of: Callable[[Run], pa.Table]) -> pa.Table:
@@ -171,10 +171,10 @@ class Runs(Sequence[Run]):
 
 
 def open_run(run: RunLike) -> Run:
-    """Open a run for reading: a name in the runs folder, a path or a URL. A writer may continue meanwhile.
+    """Open a run for reading, by name in the runs folder, path or URL. It may be being written.
 
     Raises:
-        storage.StoreError: there is no run, or it cannot be read.
+        storage.StoreError: the run does not exist or cannot be read.
     """
     return Run.open(folder_of(run))
 
@@ -183,8 +183,8 @@ def open_runs(pattern: str | Path) -> Runs:
     """Open all runs whose name in the runs folder, or whose path, matches a pattern such as `promp-*` or `runs/**`.
 
     Raises:
-        UsageError: there is none, or the pattern is a URL.
-        storage.StoreError: one of them cannot be read.
+        UsageError: no run matches, or the pattern is a URL.
+        storage.StoreError: a run cannot be read.
     """
     if "://" in str(pattern):
         raise UsageError(
@@ -193,7 +193,7 @@ def open_runs(pattern: str | Path) -> Runs:
     root = Path() if isinstance(pattern, Path) or "/" in pattern else runs_root()
     pattern = Path(pattern).expanduser()
     folders = (root / path for path in glob(f"{pattern}/", root_dir=root, recursive=True))
-    # A run keeps a copy of its run.json in a subfolder.
+    # A run has a copy of its run.json in a subfolder.
     folders = (folder for folder in folders if not any((above / "run.json").exists() for above in folder.parents))
     found = sorted(filter(storage.run_exists, folders))
     if not found:
@@ -202,7 +202,7 @@ def open_runs(pattern: str | Path) -> Runs:
 
 
 def _facts(run: storage.Run) -> dict[str, str]:
-    """Return facts about a run, its progress and its returns. Settings of a foreign run may be anything."""
+    """Return facts about a run for display. Settings of a foreign run may be anything."""
     done = len(run.iterations)
     metrics = run.metrics(-1).to_pylist()[0] if done else {}
     last, statistic = headline_return(run)

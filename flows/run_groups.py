@@ -1,4 +1,4 @@
-"""Runs in groups by their settings; no module that a run's settings name is imported for it."""
+"""Grouping of runs by their settings, without importing modules named in them."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from metaloom.pipeline.schema import ConfigError, suggestion
 from metaloom.storage import Run
 
 BESIDE = ("seed", "iterations", "stop", "evaluation", "retention", "replay")
-"""Settings that do not separate groups: the seed, the length of a run, and what it measures, keeps and reads."""
+"""Settings that do not distinguish groups: seed, length, evaluation, storage."""
 ENVIRONMENT = ("env", "max_episode_steps")
-"""Sections of settings that decide what a return means."""
+"""Sections of settings that define the meaning of a return."""
 OF_THE_POLICY = ("env.action_scale", "env.diagnostics")
-"""Settings among them that do not: how a policy's actions reach the environment, which algorithms do in their own ways,
-and what is measured besides."""
+"""Settings in these sections that do not: the mapping of a policy's actions, which depends on the algorithm, and
+additional measurements."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class RunGroup:
     """Runs that differ only in their seed.
 
     Attributes:
-        settings: Settings that differ from other groups, setting -> value.
+        settings: Settings that differ from other groups: setting -> value.
         runs: Runs in the order of their seeds.
     """
 
@@ -34,10 +34,10 @@ class RunGroup:
 
 
 def settings_of(run: Run) -> dict[str, str]:
-    """Return a run's settings as names and values. A setting that its version lacked gets its old default."""
-    # The current number of iterations: `resume --iterations` does not change the stored settings.
+    """Return a run's settings as names and values. Settings unknown to its version get their old defaults."""
+    # The current number of iterations, since `resume --iterations` does not change stored settings.
     config = {**run.config, "iterations": run.capacity}
-    # To look at a run, nothing that it names is imported, whoever made it.
+    # Reading a run imports none of the modules it names.
     if names_of_run(run):
         return dict(dotted(config))
     try:
@@ -47,12 +47,12 @@ def settings_of(run: Run) -> dict[str, str]:
 
 
 def section(setting: str) -> str:
-    """The part of the configuration that a setting belongs to: `env` of env.options.reward."""
+    """Return the top-level section of a setting: `env` for env.options.reward."""
     return setting.partition(".")[0]
 
 
 def environment_settings(run: Run) -> dict[str, str]:
-    """Return the settings that define a run's environment and so the meaning of its returns."""
+    """Return the settings that define a run's environment, and so the meaning of its returns."""
     return {name: value for name, value in sorted(settings_of(run).items()) if _of_environment(name)}
 
 
@@ -66,7 +66,7 @@ def environment_of(run: Run) -> str:
 
 
 def check_comparable(runs: Sequence[Run], *, mixed: bool) -> None:
-    """Refuse runs whose scores mean different things, or of which one is there twice."""
+    """Reject runs with incomparable scores, or duplicate runs."""
     if not runs:
         raise UsageError("found no runs to compare; required one or more, by name, path, pattern or sweep")
     paths = [str(run.path.resolve()) for run in runs]
@@ -87,10 +87,10 @@ def check_comparable(runs: Sequence[Run], *, mixed: bool) -> None:
 def grouped(runs: Sequence[Run], by: Sequence[str], *, mixed: bool) -> dict[str, RunGroup]:
     """Group runs that differ only in their seed, or that have equal values of some settings. Return groups by name.
 
-    The name of a group has the settings that differ from other groups. A single group is named after what it trains.
+    A group is named after the settings in which groups differ; a single group after algorithm and environment.
 
     Raises:
-        UsageError: no run has such a setting, two runs of a group are the same, or groups were tested differently.
+        UsageError: no run has such a setting, a group has duplicate runs, or groups are not comparable.
     """
     settings = {run.path: settings_of(run) for run in runs}
     known = {name: None for found in settings.values() for name in found}
@@ -125,7 +125,7 @@ def grouped(runs: Sequence[Run], by: Sequence[str], *, mixed: bool) -> dict[str,
 def _telling(keys: Sequence[str], groups: Sequence[tuple[str, ...]]) -> list[str]:
     """Return the settings in which groups differ.
 
-    Settings of different algorithms always differ. Only settings that differ within one algorithm are returned.
+    Returns only settings that differ within one algorithm.
     """
     differ = [n for n in range(len(keys)) if len({values[n] for values in groups}) > 1]
     names = [keys[n] for n in differ]
@@ -150,7 +150,7 @@ def _refuse_repeated(groups: Iterable[Sequence[Run]], settings: Mapping[Path, Ma
 
 
 def _examples(by_name: Mapping[str, str]) -> str:
-    """One name for each different value."""
+    """Return one name per distinct value."""
     first: dict[str, str] = {}
     for name, value in by_name.items():
         first.setdefault(value, name)
@@ -158,7 +158,7 @@ def _examples(by_name: Mapping[str, str]) -> str:
 
 
 def difference_notes(groups: Collection[RunGroup]) -> Iterator[str]:
-    """Describe further differences between groups: names of groups of several algorithms do not show all settings."""
+    """Yield differences between groups of several algorithms that their names do not show."""
     settings = [settings_of(group.runs[0]) for group in groups]
     told = {name for group in groups for name in group.settings}
     shared = (name for name in settings[0] if all(name in found for found in settings))
@@ -173,7 +173,7 @@ def difference_notes(groups: Collection[RunGroup]) -> Iterator[str]:
 
 
 def fork_notes(runs: Sequence[Run]) -> Iterator[str]:
-    """Say of every fork that it began under the settings of its parent, whatever group its own put it in."""
+    """Yield a note on every fork, which began with its parent's settings."""
     for run in runs:
         parent = run.info.get("parent")
         if parent is not None and parent["iteration"]:

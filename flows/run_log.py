@@ -1,7 +1,7 @@
-"""The log of a run: one JSON object per line, in `_operator/log.jsonl` of its folder, kept by whoever trains it.
+"""The log of a run, written by its trainer: one JSON object per line in `_operator/log.jsonl` of its folder.
 
-It takes what the process says through Python's logging and warnings, from Dask workers too, and adds what the trainer
-does. It is no part of the run's content: nothing reads it to compute, nothing vouches for it, it may be deleted.
+It has records of Python's logging and warnings, also from Dask workers, and events of the trainer. It is not part of
+the run's content and may be deleted.
 """
 
 import json
@@ -29,13 +29,13 @@ MOST_BYTES, OLDER_FILES = 1_000_000, 4
 _LONGEST_MESSAGE = 10_000
 _EARLY_RECORDS = 100
 _CHATTY = ("distributed", "bokeh", "asyncio")
-"""Libraries whose loggers report every connection; only their warnings are kept."""
+"""Libraries that log every connection; only their warnings are stored."""
 _MOST_READ = 16 * MOST_BYTES
 LEVELS = ("debug", "info", "warning", "error")
 
 
 class RunLog(logging.Handler):
-    """Handler that writes into a run's log; what it is given before it knows the run, it keeps till then."""
+    """Handler that writes a run's log; earlier records are buffered until the run is known."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,8 +45,8 @@ class RunLog(logging.Handler):
         self._told: BaseException | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line, and show the record on the console if nothing else does."""
-        # A handler of the root logger keeps Python from showing warnings by its last resort.
+        """Write a line, and show the record on the console if no other handler does."""
+        # A root handler disables Python's last resort, which shows warnings.
         if logging.lastResort is not None and record.levelno >= logging.lastResort.level and self._shows(record):
             logging.lastResort.handle(record)
         if record.levelno >= logging.WARNING or record.name.partition(".")[0] not in _CHATTY:
@@ -54,17 +54,17 @@ class RunLog(logging.Handler):
 
     @contextmanager
     def of(self, writer: RunWriter, workers: object) -> Iterator[None]:
-        """Begin to write, into the log of the run that a writer has opened, and write down what ends the block."""
+        """Write to the log of the writer's run during the block, including an error that ends it."""
         self._open(writer, workers)
         try:
             yield
         except BaseException as error:
-            # Before the writer lets go of the run: then whoever waits for that finds it.
+            # Before releasing the run, so that waiting processes find it.
             self.tell_end(error)
             raise
 
     def tell_end(self, error: BaseException) -> None:
-        """Write down, once, what ended the training."""
+        """Log once what ended the training."""
         if error is not self._told:
             self._told = error
             kind = type(error).__name__
@@ -85,13 +85,13 @@ class RunLog(logging.Handler):
         self.tell(logging.INFO, f"session {writer.session} begins; rollouts in {workers}", workers=str(workers))
 
     def tell(self, level: int, message: str, **facts: Any) -> None:
-        """Write a line of the trainer's own, which no console shows."""
+        """Log an event of the trainer, without showing it on the console."""
         record = logging.LogRecord("metaloom.trainer", level, "", 0, message, None, None)
         record.facts = facts
         self._write(record)
 
     def observing(self, observer: Observer, writer: RunWriter) -> Observer:
-        """Return an observer that also logs what it receives, and also stops when the writer is asked to stop."""
+        """Return an observer that also logs events, and stops on requests to the writer."""
 
         def stage_started(ref: StageRef) -> None:
             self._place |= {"iteration": ref.iteration, "stage": ref.stage, "step": ref.step}
@@ -114,14 +114,14 @@ class RunLog(logging.Handler):
         return replace(observer, stage_started=stage_started, iteration_done=iteration_done, should_stop=should_stop)
 
     def close(self) -> None:
-        """Write no more."""
+        """Stop writing."""
         if self._file is not None:
             self._file.close()
             self._file = None
         super().close()
 
     def _shows(self, record: logging.LogRecord) -> bool:
-        """Tell if this handler is the only one, or the first of several such ones, that a record reaches."""
+        """Return True if this handler is the first or only one of its kind that a record reaches."""
         logger: logging.Logger | None = logging.getLogger(record.name)
         handlers: list[logging.Handler] = []
         while logger is not None:
@@ -138,14 +138,14 @@ class RunLog(logging.Handler):
 
 
 class _LogFile(RotatingFileHandler):
-    """Files of the log. Where they cannot be written, nothing is lost but lines."""
+    """Files of the log. If they cannot be written, lines are lost without an error."""
 
     def __init__(self, path: Path) -> None:
         if path.is_symlink():
             raise OSError(f"{path} is a symbolic link")
         with path.open("ab+") as file:
             if file.tell() and not (file.seek(-1, os.SEEK_END) >= 0 and file.read(1) == b"\n"):
-                file.write(b"\n")  # whoever wrote before was killed in the middle of a line
+                file.write(b"\n")  # an earlier writer was killed in the middle of a line
         super().__init__(
             path, maxBytes=MOST_BYTES, backupCount=OLDER_FILES, encoding="utf-8", errors="backslashreplace"
         )
@@ -157,7 +157,7 @@ class _LogFile(RotatingFileHandler):
 
 class _JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)  # with the traceback of an exception
+        text = super().format(record)  # with an exception's traceback
         line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -171,11 +171,11 @@ class _JsonLines(logging.Formatter):
 
 @contextmanager
 def kept_log() -> Iterator[RunLog]:
-    """Collect what is logged and warned of in the block; `open` says into which run's log it goes."""
+    """Collect log records and warnings in the block; `RunLog.of` selects the run."""
     log, root = RunLog(), logging.getLogger()
     level, show = root.level, warnings.showwarning
     if not root.handlers and level == logging.WARNING:
-        # Nobody has configured logging, so nobody sees more of it for this: the console still shows warnings only.
+        # If logging is not configured, the console still shows only warnings.
         root.setLevel(logging.INFO)
     root.addHandler(log)
 
@@ -200,11 +200,11 @@ def kept_log() -> Iterator[RunLog]:
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line of a log, as far as it can be read: all text is fit for a terminal.
+    """A line of a log, with printable text.
 
     Attributes:
-        time, level, message: of the line.
-        fields: all of them.
+        time, level, message: Its time, level and message.
+        fields: All fields.
     """
 
     time: str
@@ -214,7 +214,7 @@ class LogLine:
 
     @classmethod
     def parse(cls, raw: str) -> "LogLine | None":
-        """Read a line; None for one that was cut off by a kill, or is no line of a log."""
+        """Parse a line; None if it is truncated or invalid."""
         try:
             fields = json.loads(raw)
             time, level, message = (printable(fields[name]) for name in ("time", "level", "message"))
@@ -224,14 +224,14 @@ class LogLine:
 
     @property
     def ref(self) -> StageRef | None:
-        """The stage that was under way; None before the first."""
+        """Current stage; None before the first."""
         try:
             return StageRef(int(self.fields["iteration"]), str(self.fields["stage"]), int(self.fields["step"]))
         except (KeyError, TypeError, ValueError):
             return None
 
     def is_at_least(self, level: str) -> bool:
-        """Tell if the line is of a level or of a graver one."""
+        """Return True if the line has at least this level."""
         return self.level not in LEVELS or LEVELS.index(self.level) >= LEVELS.index(level)
 
 
@@ -239,13 +239,13 @@ class LogLines(Shown, list[LogLine]):
     """Lines of a log, the oldest first."""
 
     def shown(self) -> tuple[str, list[Row]]:
-        """Time, level and message of the newest lines; see pipeline.shown."""
+        """Return time, level and message of the newest lines; see pipeline.shown."""
         rows = [(line.time[:19].replace("T", " "), line.level, line.message) for line in self[-MOST_ROWS:]]
         return f"{plural(len(self), 'line')}{f', the last {len(rows)}' if len(rows) < len(self) else ''}", rows
 
 
 class LogReader:
-    """Reads a run's log, from its oldest line on, and again what has come since."""
+    """Reads a run's log from its oldest line, and then new lines."""
 
     def __init__(self, run: Path) -> None:
         self._path = run / FOLDER / NAME
@@ -253,7 +253,7 @@ class LogReader:
         self._is_followed = False
 
     def new_lines(self) -> Sequence[LogLine]:
-        """Lines that were not read before; one that is being written comes when it is whole."""
+        """Return new complete lines."""
         raw = self._rest_of_older()
         self._inode, new = _read(self._path, self._offset)
         whole = new[: new.rfind(b"\n") + 1]

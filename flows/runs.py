@@ -18,15 +18,15 @@ RunLike = str | Path | storage.Run
 
 
 def runs_root() -> Path:
-    """Return the folder of all runs: $METALOOM_RUNS, else (also if that is empty) `runs` in the working folder.
+    """Return the runs folder: $METALOOM_RUNS, or `runs` in the working folder if that is empty or not set.
 
-    For a URL it is the folder that caches what is there.
+    For a URL, this is its cache folder.
     """
     return storage.folder_of(os.environ.get("METALOOM_RUNS") or "runs")
 
 
 def run_folder(name_or_path: str | Path) -> Path:
-    """Return the folder that a name or path stands for; it need not exist."""
+    """Return the folder of a name or path; it need not exist."""
     return storage.run_path(name_or_path, runs_root())
 
 
@@ -36,18 +36,18 @@ def folder_of(run: RunLike) -> Path:
 
 
 def report_path(run: Path) -> Path:
-    """Return where a run's report is: beside the run, whose own folder holds only what its records vouch for.
+    """Return the path of a run's report, which is beside the run.
 
-    That of a run under object storage goes to the working folder.
+    For a run in object storage it is in the working folder.
     """
     return (Path("reports") if storage.url_of(run) else run.parent / "reports") / run.name
 
 
 def report_folder(run: Path) -> Path:
-    """Return the folder to write a run's report to."""
+    """Return the folder for a run's report."""
     folder = report_path(run)
     for path in (folder.parent, folder, *(folder.iterdir() if folder.is_dir() else ())):
-        if path.is_symlink():  # what is there would be written over
+        if path.is_symlink():  # the target would be overwritten
             raise UsageError(
                 f"{path}: found a symbolic link; required a folder of reports and its files. Remove the link, or "
                 f"choose another folder: `metaloom report {storage.argument(run)} --out FOLDER`"
@@ -56,14 +56,14 @@ def report_folder(run: Path) -> Path:
 
 
 def new_run_name(recipe: str) -> str:
-    """Make an unused name for a new run, from what it trains and when."""
+    """Return an unused name for a new run, from recipe and time."""
     stem = f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
     names = [stem, *(f"{stem}-{n}" for n in range(2, 100))]
     return next(name for name in names if not run_folder(name).exists())
 
 
 def require_iteration(run: storage.Run, iteration: int) -> None:
-    """Refuse an iteration of which nothing is stored, with the command that computes it."""
+    """Reject an iteration without stored outputs, with the command that computes it."""
     if all(ref.iteration != iteration for ref in run.refs()):
         done, more = len(run.iterations), f" --iterations {iteration + 1}" if iteration >= run.capacity else ""
         raise storage.StageMissing(
@@ -75,7 +75,7 @@ def require_iteration(run: storage.Run, iteration: int) -> None:
 
 
 def require_settings(run: storage.Run) -> None:
-    """Refuse a run whose settings name no environment or no algorithm, as every one's do that this program made."""
+    """Reject a run whose settings name no environment or algorithm."""
     for section in ("env", "algorithm"):
         settings = run.config.get(section)
         if not isinstance(settings, dict) or not isinstance(settings.get("name"), str):
@@ -95,7 +95,7 @@ def require_settings(run: storage.Run) -> None:
 
 
 def updates_at(run: storage.Run, iteration: int | None) -> int:
-    """Return how many updates the learner has had that an iteration starts from; the newest one for None and -1."""
+    """Return the number of updates of the learner that an iteration starts from; the newest for None and -1."""
     newest = len(run.iterations)
     iteration = None if iteration is None else index(iteration)
     updates = newest if iteration is None else iteration if iteration >= 0 else newest + 1 + iteration
@@ -118,7 +118,7 @@ def learner_after(run: storage.Run, updates: int) -> LearnerState:
 
 
 def check_seed(seed: int) -> int:
-    """Return a seed itself, if it can be one; of NumPy's integers, as Python's."""
+    """Validate a seed and return it as a Python integer."""
     try:
         number = index(seed)
     except TypeError:
@@ -129,7 +129,7 @@ def check_seed(seed: int) -> int:
 
 
 def parse_span(option: str, text: str) -> slice | int:
-    """Parse an option that is `7` or `A:B`, as Python slices count."""
+    """Parse an option `7` or `A:B`, counted like Python slices."""
     if re.fullmatch(r"-?\d{1,8}", text):
         return int(text)
     if not re.fullmatch(r"(-?\d{1,8})?:(-?\d{1,8})?", text):
@@ -139,9 +139,9 @@ def parse_span(option: str, text: str) -> slice | int:
 
 
 def best_iteration(run: storage.Run) -> int:
-    """Find the first iteration whose episodes had the highest mean return, after adaptation where there is any.
+    """Return the first iteration with the highest mean return, after adaptation if there is any.
 
-    Its own learner, the one after as many updates, is the policy that had it.
+    The learner that the iteration starts from is the policy with this return.
 
     Raises:
         storage.StageMissing: no iteration is complete.
@@ -156,11 +156,11 @@ def best_iteration(run: storage.Run) -> int:
 
 
 def from_start(folder: Path, iteration: int, *, learner: bool = False) -> int:
-    """Return an iteration counted from 0, of one that may be counted from the end.
+    """Resolve an iteration that may be counted from the end.
 
     Raises:
-        UsageError: a negative number reaches before the first.
-        storage.StoreError: there is no such run.
+        UsageError: a negative number is out of range.
+        storage.StoreError: the run does not exist.
     """
     if iteration >= 0:
         return iteration
@@ -174,14 +174,14 @@ def from_start(folder: Path, iteration: int, *, learner: bool = False) -> int:
 
 @dataclass(frozen=True)
 class RunAt:
-    """A run, or an iteration of it, as a user names it."""
+    """A run, or an iteration of it, as given by a user."""
 
     path: Path
     iteration: int | None
 
     @classmethod
     def of(cls, run: RunLike, iteration: int | None = None, *, learner: bool = False) -> "RunAt":
-        """Return the run and iteration that an operation is asked about; text may be RUN@ITERATION, see `parse`."""
+        """Resolve a run and an iteration; text may be RUN@ITERATION, see `parse`."""
         if iteration is None and isinstance(run, str):
             return cls.parse(run, learner=learner)
         folder = folder_of(run)
@@ -189,21 +189,21 @@ class RunAt:
 
     @classmethod
     def parse(cls, text: str, *, learner: bool = False) -> "RunAt":
-        """Read RUN, or RUN@ITERATION: a number, negative from the newest, `latest` for -1, or `best`.
+        """Parse RUN or RUN@ITERATION: a number, negative from the end, `latest` for -1, or `best`.
 
-        RUN@best is the iteration whose policy had the highest return.
+        RUN@best is the iteration with the highest return.
 
         Args:
             text: Name, path or URL of a run, perhaps with an iteration.
-            learner: Count learners instead of iterations. There is one more: N is the learner after N updates, which
-                is the one that iteration N starts from.
+            learner: True to count learners instead of iterations. There is one more: N is the learner after N updates,
+                from which iteration N starts.
 
         Raises:
-            UsageError: The text after the "@" names no iteration.
-            storage.StoreError: There is no such run.
+            UsageError: the text after the "@" is not an iteration.
+            storage.StoreError: the run does not exist.
         """
         name, at, iteration = text.rpartition("@")
-        if not at or "/" in iteration:  # the "@" is one of the path
+        if not at or "/" in iteration:  # the "@" belongs to the path
             return cls(run_folder(text), None)
         if not re.fullmatch("latest|best|-?[0-9]{1,8}", iteration):
             raise UsageError(
@@ -216,7 +216,7 @@ class RunAt:
 
 
 def require_one_iteration(run: RunLike, iteration: int | None) -> tuple[Path, int]:
-    """Return a run and the one iteration that is named of it."""
+    """Return a run and its one requested iteration."""
     at = RunAt.of(run, iteration)
     if at.iteration is None:
         raise UsageError(f"{at.path}: found no iteration; required RUN@ITERATION, such as {at.path.name}@0")

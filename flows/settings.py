@@ -1,4 +1,4 @@
-"""Settings as text: changes as `--set` takes them, and all of them as a file that `metaloom train` reads back."""
+"""Settings as text: changes for `--set`, and files of settings for `metaloom train`."""
 
 import json
 import re
@@ -18,19 +18,19 @@ from metaloom.storage.format.settings import dotted
 
 
 def assignments(settings: Mapping[str, Any]) -> list[str]:
-    """Changes of settings as `--set` takes them: KEY=VALUE, with a key for every field of a section."""
-    # A section without changes stays; as a value, {} would replace it.
+    """Return changes of settings as KEY=VALUE for `--set`, with a key for every field of a section."""
+    # Skip a section without changes; as a value, {} would replace it.
     changes = {name: value for name, value in settings.items() if value != {}}
     return [f"{key}={json.dumps(value, default=plain)}" for key, value in dotted(changes)]
 
 
 def plain(value: Any) -> Any:
-    """Numbers of NumPy's and paths as JSON has them."""
+    """Convert NumPy numbers and paths to JSON values."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     if isinstance(value, Path):
         return str(value)
-    if isinstance(value, type):  # which another process could not find
+    if isinstance(value, type):  # another process could not find it
         raise ConfigError(f'found the class {value.__qualname__}; required its name, "{path_of(value)}"')
     raise ConfigError(f"found the setting {value!r}; required numbers, text, lists or mappings")
 
@@ -39,7 +39,7 @@ SettingsFormat = Literal["yaml", "toml", "json"]
 
 
 def settings_file(config: RunConfig, form: SettingsFormat) -> str:
-    """Return a file with all settings of a run, from which `metaloom train` makes the same run."""
+    """Return a file with all settings of a run, for `metaloom train`."""
     settings = config.model_dump(mode="json")
     write, read = _FORMATS[form]
     text = write(settings)

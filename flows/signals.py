@@ -1,4 +1,4 @@
-"""Signals that reach all processes of a terminal or a service, of which the one that the user started decides."""
+"""Signals to all processes of a terminal or service, which only the main process should handle."""
 
 import signal
 import sys
@@ -9,23 +9,23 @@ from multiprocessing import resource_tracker
 
 @contextmanager
 def kept_from_children(*numbers: signal.Signals) -> Iterator[None]:
-    """Block signals in this thread, and so in the processes that it starts meanwhile and in all that they start.
+    """Block signals in this thread during the block, and in all processes started from it.
 
-    None is lost: what comes meanwhile is delivered to this process at the end.
+    Signals received meanwhile are delivered to this process at the end.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         _start_tracker()
-        signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # its start unblocks SIGINT and SIGTERM
+        signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # starting it unblocks SIGINT and SIGTERM
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _start_tracker() -> None:
-    """Start Python's tracker of semaphores, without which no lock can be made, with the blocked signals blocked.
+    """Start Python's semaphore tracker, which locks need, with signals blocked.
 
-    It cleans up without a warning after a process that ended at once.
+    It cleans up without a warning after a process that exited immediately.
     """
     options = [*sys.warnoptions]
     sys.warnoptions.append("ignore:resource_tracker:UserWarning")

@@ -1,4 +1,4 @@
-"""Standard streams that may go away: a full disk, a closed terminal, a descriptor that was closed from the start."""
+"""Standard streams that may fail: full disk, closed terminal, closed descriptor."""
 
 import io
 import os
@@ -11,22 +11,22 @@ _told = False
 
 
 def keep_streams() -> None:
-    """Have standard output raise BrokenPipeError whatever it fails of, and standard error fail of nothing.
+    """Make standard output raise BrokenPipeError for all errors, and standard error ignore errors.
 
-    A descriptor that is closed would be given to the next file that is opened, and be printed into.
+    Also replaces closed descriptors, which the next opened file would otherwise get.
     """
     for number, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, mode)  # the lowest number that is free; standard output that is closed is not written
+            os.open(os.devnull, mode)  # gets the lowest free number; a closed standard output is not written
     sys.stdout = _stream(_Output(1, "w", closefd=False), cast(TextIO | None, sys.stdout))
     sys.stderr = _stream(_Errors(2, "w", closefd=False), cast(TextIO | None, sys.stderr), line_buffering=True)
 
 
 @cache
 def print_to_errors() -> None:
-    """Send what this process prints to standard error, also past Python, and fail of nothing there."""
+    """Redirect this process's output to standard error, including non-Python output, and ignore errors."""
     sys.stdout.flush()
     os.dup2(2, 1)
     sys.stdout = _stream(_Errors(1, "w", closefd=False), sys.stdout, line_buffering=True)
@@ -34,13 +34,13 @@ def print_to_errors() -> None:
 
 
 class _Output(io.FileIO):
-    """Says once, where that can be said, what it fails of."""
+    """Stream that reports its first error."""
 
     def write(self, data: "bytes | bytearray | memoryview") -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
         global _told
         try:
             return super().write(data)
-        except BrokenPipeError:  # its reader has read enough
+        except BrokenPipeError:  # its reader has closed it
             raise
         except OSError as error:
             if not _told:

@@ -1,20 +1,20 @@
-"""Names by which this machine's own programs ask for what is served to it alone."""
+"""Names of this machine in requests to servers that only serve this machine."""
 
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 HOSTS = ("127.0.0.1", "localhost")
-"""Names of this machine that a browser may have asked for; any port, since a tunnel has another one at its end."""
+"""Names of this machine in a browser's requests, with any port, since tunnels change it."""
 REQUIRED_HOST = f"required the host {' or '.join(HOSTS)}"
 
 
 def names_this_machine(hosts: Sequence[str]) -> bool:
-    """Tell whether a request asks for this machine by name.
+    """Return True if a request is addressed to this machine.
 
-    A page of another host that has its name lead here (DNS rebinding) still has to say that name.
+    A page of another host whose name resolves to this machine (DNS rebinding) still sends that name.
 
     Args:
-        hosts: values of its header `Host`, of which there has to be one.
+        hosts: Values of its `Host` header, exactly one.
     """
     if len(hosts) != 1:
         return False

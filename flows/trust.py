@@ -1,13 +1,11 @@
-"""Trust in a stored run: whether what its settings name may be imported.
+"""Trust in stored runs: permission to import the modules named in their settings.
 
-Settings name classes as module:Class, and to import a module runs it. Those of a stored run may have been written by
-anybody, so they become a RunConfig only in `run_stages.config_of`, and those in the file of a policy only in
-`trained.files`; both ask here first. Trust is remembered per user, for one run.json or one policy, by its hash:
-whatever is changed in it is not trusted any more. It also holds only while the modules are found at the same path,
-since another folder may have another module of that name.
+Settings name classes as module:Class, and importing a module runs its code. Settings of a stored run may have been
+written by anybody, so they become a RunConfig only in `run_stages.config_of`, and a policy's only in `trained.files`;
+both check trust first. Trust is remembered per user by the hash of a run.json or policy, so changes revoke it. It also
+requires that modules are found at the same paths.
 
-What a run names without a module, Metaloom or an installed package brings, and needs no trust. Nor do names that the
-user gave to the command.
+Names without a module, which Metaloom or installed packages provide, and names given by the user need no trust.
 """
 
 import hashlib
@@ -30,26 +28,26 @@ from metaloom.storage.read.info import mapping
 log: logging.Logger = logging.getLogger(__name__)
 
 Places = dict[str, str | None]
-"""By the top-level name of a module, where it is imported from."""
+"""Import location by top-level module name."""
 
 _trusted_here: dict[str, Places] = {}
-"""Trust given in this process, for users whose configuration folder cannot be written."""
+"""Trust given in this process, if the configuration folder cannot be written."""
 
 
 class UntrustedRun(ConfigError):
-    """Stored settings name modules that the user has not agreed to import."""
+    """Raised if stored settings name modules that the user has not trusted."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Stored settings of a run or of a policy's file, which may name modules.
+    """Stored settings of a run or a policy, which may name modules.
 
     Attributes:
         where: Location of the settings, for messages.
-        sha256: Hash of all that is stored with them.
-        names: Names that they may contain.
-        remedy: Advice on how to trust them.
-        starts: Runs that training starts from (`init_from.run`) and that are not in the run's own runs folder.
+        sha256: Hash of the stored document.
+        names: Names of modules and classes in the settings.
+        remedy: Advice for trusting them.
+        starts: Warm starts (`init_from.run`) outside of the run's runs folder.
     """
 
     where: str
@@ -60,7 +58,7 @@ class Settings:
 
     @classmethod
     def of_run(cls, run: Run) -> "Settings":
-        """Those of a run and of its ancestors."""
+        """Return the settings of a run and its ancestors."""
         remedy = (
             f"add --trust (in Python: metaloom.trust_run({run.location!r})). `metaloom show "
             f"{storage.argument(run.path)} --all` shows the settings and runs nothing"
@@ -69,16 +67,16 @@ class Settings:
 
     @classmethod
     def of_policy(cls, path: str | Path, described: str) -> "Settings":
-        """Those in a policy's file, which describes the policy in JSON."""
+        """Return the settings in a policy's file, from its JSON description."""
         sha256 = hashlib.sha256(described.encode()).hexdigest()
         names = sorted({*names_in(json.loads(described))})
         return cls(str(path), sha256, names, f"metaloom.load_policy({str(path)!r}, trust=True)")
 
     def trust(self) -> None:
-        """Agree to import the modules and to open the runs that are named, now and later."""
+        """Trust the named modules and runs, now and later."""
         if not (self.names or self.starts):
             return
-        # What is not found here may be anything once it is found.
+        # A module that is not found now may be anything later.
         places: Places = {name: place for name, place in _places(self.names).items() if place is not None}
         _trusted_here[self.sha256] = places
         try:
@@ -87,7 +85,7 @@ class Settings:
             log.warning("%s: cannot remember that its modules are trusted: %s; say --trust again", self.where, error)
 
     def require_trust(self) -> None:
-        """Refuse settings that name modules or runs elsewhere, unless the user trusts them."""
+        """Reject settings that name modules or foreign runs, unless the user trusts them."""
         if not (self.names or self.starts):
             return
         places, trusted = _places(self.names), _trusted_here.get(self.sha256)
@@ -111,28 +109,28 @@ class Settings:
 
 
 def trust_run(run: Run | str | Path) -> None:
-    """Agree to import the modules that a stored run's settings name, now and in later commands of this user.
+    """Trust the modules named in a stored run's settings, now and in this user's later commands.
 
     Args:
-        run: a run, its path or URL, or its name in the runs folder.
+        run: A run, its path or URL, or its name in the runs folder.
 
     Raises:
-        storage.StoreError: there is no such run.
+        storage.StoreError: the run does not exist.
     """
     Settings.of_run(run if isinstance(run, Run) else storage.open_run(run_folder(run))).trust()
 
 
 def require_trust(run: Run) -> None:
-    """Refuse a run whose settings name modules, unless the user trusts it.
+    """Reject a run whose settings name modules, unless the user trusts it.
 
     Raises:
-        UntrustedRun: saying which modules, and where they are.
+        UntrustedRun: names the modules and their locations.
     """
     Settings.of_run(run).require_trust()
 
 
 def names_of_run(run: Run) -> list[str]:
-    """All module:Class that the settings of a run and of its ancestors may name."""
+    """Return all module:Class names in the settings of a run and its ancestors."""
     runs: list[Mapping[str, Any]] = [run.info, *run.info.get("ancestors", [])]
     return sorted({name for info in runs for name in names_in(info.get("config"))})
 
@@ -140,17 +138,16 @@ def names_of_run(run: Run) -> list[str]:
 def _starts_elsewhere(run: Run) -> Iterator[str]:
     for info in (run.info, *run.info.get("ancestors", [])):
         start = mapping(mapping(info.get("config")).get("init_from")).get("run")
-        if not isinstance(start, str) or ":" in start:  # a URL, which is among the names
+        if not isinstance(start, str) or ":" in start:  # a URL, which is already among the names
             continue
         if run_folder(start).resolve().parent != run.path.resolve().parent:
             yield start
 
 
 def names_in(settings: object) -> Iterator[str]:
-    """Texts in settings that may name something in a module: all with a colon, whatever they are for.
+    """Yield texts in settings that may be names in modules: all with a colon.
 
-    Which of them are imported only the classes know that they name. And a warm start from a URL is nothing to read on
-    somebody else's behalf either.
+    Only the named classes know which are imported. A warm start from a URL also needs trust.
     """
     if isinstance(settings, str) and ":" in settings:
         yield settings
@@ -173,9 +170,9 @@ def _told(place: str | None) -> str:
 
 
 def _folder() -> Path:
-    """Folder of what the user trusts: one file for each run."""
+    """Return the folder of trusted hashes, with one file per hash."""
     chosen = os.environ.get("XDG_CONFIG_HOME", "")
-    # The XDG specification ignores relative paths: they would depend on the current folder.
+    # The XDG specification ignores relative paths, which would depend on the working folder.
     return Path(chosen if os.path.isabs(chosen) else os.path.expanduser("~/.config")) / "metaloom" / "trusted"
 
 
@@ -184,15 +181,15 @@ def _file(sha256: str) -> Path:
 
 
 def remember(sha256: str, where: str, places: Places) -> None:
-    """Record that this user trusts the settings with a hash.
+    """Record that this user trusts settings by their hash.
 
     Args:
         sha256: The hash.
-        where: Location of the hashed settings, for readers of the file.
-        places: Paths that its modules are imported from.
+        where: Location of the settings, for readers of the file.
+        places: Import locations of its modules.
 
     Raises:
-        OSError: The configuration folder cannot be written.
+        OSError: the configuration folder cannot be written.
     """
     file = _file(sha256)
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -202,10 +199,10 @@ def remember(sha256: str, where: str, places: Places) -> None:
 
 
 def remembered(sha256: str) -> Places | None:
-    """Return where the modules are imported from of what this user trusts; None where it is not trusted."""
+    """Return the import locations of trusted settings; None if they are not trusted."""
     file = _file(sha256)
     try:
-        # Somebody else's file, in a home folder that root or another user was given, is not this user's word.
+        # Ignore files owned by another user.
         if file.stat().st_uid != os.geteuid():
             return None
         modules: Any = json.loads(file.read_text(encoding="utf-8"))["modules"]

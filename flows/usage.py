@@ -1,4 +1,4 @@
-"""Memory, disk and time of a run: what its first iterations show of all, and what it took, kept beside its content."""
+"""Memory, disk and time of a run: estimates from its first iterations, and recorded usage."""
 
 import json
 import os
@@ -23,7 +23,7 @@ NAME = "usage.json"
 _LARGEST = 4096
 _WRITE_EVERY_SECONDS = 5.0
 _RECORDS_PACKED = 6
-"""Factor by which records are smaller in a segment; tables take hardly any space there."""
+"""Size of records in a segment relative to separate files; packed tables are negligible."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class Sample:
     """Measurements of the first iterations of a run.
 
     Attributes:
-        iterations: number of them.
-        memory_bytes: most memory of the process by then.
-        first_seconds: wall seconds of the first one, in which things are imported and built.
-        iteration_seconds: median of the others.
-        start_bytes: disk for what is stored once.
-        array_bytes, table_bytes, record_bytes, log_bytes: disk per iteration.
+        iterations: Number of iterations.
+        memory_bytes: Peak memory of the process.
+        first_seconds: Seconds of the first iteration, including imports and setup.
+        iteration_seconds: Median seconds of the other iterations.
+        start_bytes: Bytes stored once.
+        array_bytes, table_bytes, record_bytes, log_bytes: Bytes per iteration.
     """
 
     iterations: int
@@ -50,11 +50,11 @@ class Sample:
     log_bytes: int
 
     def seconds(self, iterations: int) -> float:
-        """Wall seconds of a run of this length, without evaluations."""
+        """Return the estimated seconds of a run of this length, without evaluations."""
         return self.first_seconds + (iterations - 1) * self.iteration_seconds
 
     def disk_bytes(self, iterations: int) -> int:
-        """Disk for a run of this length, before its retention removes anything; old iterations are packed."""
+        """Return the estimated disk usage of a run of this length before thinning, with old iterations packed."""
         packed = SIZE * max(0, (iterations - MARGIN) // SIZE)
         arrays = self.start_bytes + iterations * self.array_bytes
         records = packed * self.record_bytes // _RECORDS_PACKED + (iterations - packed) * self.record_bytes
@@ -63,7 +63,7 @@ class Sample:
 
 
 class Sampler:
-    """Measures the first iterations of a run as they end."""
+    """Measures the first iterations of a run."""
 
     def __init__(self) -> None:
         self._ends, self._first = [0.0], (0, Counter[str]())
@@ -80,7 +80,7 @@ class Sampler:
         return len(self._ends) - 1
 
     def sample(self, run: Run) -> Sample:
-        """Return what was measured, right after the last iteration of two at least."""
+        """Return the measurements, after at least two iterations."""
         (iteration, first), last = self._first, _sizes(run)
         each = Counter({kind: max(0, last[kind] - first[kind]) // (self.iterations - 1) for kind in last})
         arrays, tables, log = each.pop("data.zarr", 0), each.pop("tables", 0), each.pop(FOLDER, 0)
@@ -101,7 +101,7 @@ class Sampler:
 
 
 def _sizes(run: Run) -> Counter[str]:
-    """Bytes of a run by the first folder of their paths."""
+    """Return the bytes of a run by top-level folder."""
     sizes = Counter[str]()
     for path, num_bytes in run.files.sizes().items():
         sizes[path.partition("/")[0]] += num_bytes
@@ -110,11 +110,11 @@ def _sizes(run: Run) -> Counter[str]:
 
 @dataclass(frozen=True)
 class Usage:
-    """Resources that a run has used so far, in all its sessions.
+    """Resources used by a run in all its sessions.
 
     Attributes:
-        memory_bytes: Peak memory of the processes that trained it.
-        seconds: Wall seconds of training.
+        memory_bytes: Peak memory of its training processes.
+        seconds: Seconds of training.
         sample: Measurements of its first iterations; None if too few were measured.
     """
 
@@ -124,7 +124,7 @@ class Usage:
 
 
 def read_usage(path: Path) -> Usage | None:
-    """Return the usage of a run; None where it is not known, as in runs of earlier versions."""
+    """Return the usage of a run; None if it was not recorded, as in earlier versions."""
     try:
         document = json.loads(read_file(path / FOLDER / NAME, limit=_LARGEST))
         found = document["sample"]
@@ -136,11 +136,11 @@ def read_usage(path: Path) -> Usage | None:
 
 @contextmanager
 def kept_usage(run: Run, iterations: int, observer: Observer) -> Iterator[Observer]:
-    """Yield an observer that also keeps what a run of this length takes, until the block ends.
+    """Yield an observer that also records the usage of a run of this length during the block.
 
-    A file that cannot be written is skipped: nothing depends on it.
+    Errors in writing the file are ignored.
     """
-    if iterations >= SIZE + MARGIN:  # packing needs it then: what the first iterations show includes it
+    if iterations >= SIZE + MARGIN:  # packing imports it later: include it in the measurement
         import metaloom.storage.write.packed_tables  # noqa: F401 # pyright: ignore[reportUnusedImport]
     before, sampler, began = read_usage(run.path) or Usage(), Sampler(), time.perf_counter()
     enough = max(2, min(10, iterations // 2))
@@ -174,5 +174,5 @@ def kept_usage(run: Run, iterations: int, observer: Observer) -> Iterator[Observ
 
 
 def most_memory(who: int) -> int:
-    """Return the most memory of this process (RUSAGE_SELF), or of the largest that it started and that has ended."""
+    """Return the peak memory of this process (RUSAGE_SELF), or of its largest ended child."""
     return resource.getrusage(who).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,6 +1,6 @@
-"""Global random generators, which no stage may draw from: their draws depend on all earlier draws.
+"""Detection of draws from global random generators, which stages must not use.
 
-Workers import this module: no torch, unless it has been imported already.
+Workers import this module, so it does not import torch.
 """
 
 import ctypes
@@ -24,8 +24,8 @@ log: logging.Logger = logging.getLogger(__name__)
 _LIBRARIES = ("random", "numpy", "torch", "metaloom")
 _RANDOM = cast(Any, random.random).__self__
 _MOST_FRUITLESS = 3
-SEEDED = "metaloom.pipeline.seeding.generator(run_seed, stream, *position)"
-"""Generator that plug-ins must draw from."""
+SEEDED = "metaloom.pipeline.seeding.own_generator(run_seed, NAME, *position)"
+"""Advice: the generator from which plug-ins must draw."""
 _CURE = f"{SEEDED}, or in a policy's sample from torch's own generator, which is seeded for it"
 _CURE_OF_TORCH = (
     ". A module that is only filled afterwards is built by torch.nn.utils.skip_init(torch.nn.Linear, ...), or under "
@@ -38,9 +38,9 @@ class Draw(NamedTuple):
 
     Attributes:
         generator: Name of the generator's module.
-        where: Function and line that drew.
-        in_env: True if an environment drew, False if an actor or learner did.
-        installed: True if the function is an installed package's, which a user cannot easily change.
+        where: Function and line of the draw.
+        in_env: True if an environment drew, False for an actor or learner.
+        installed: True if the function belongs to an installed package.
     """
 
     generator: str
@@ -57,10 +57,10 @@ class Draw(NamedTuple):
 
 
 class GlobalRandomWatch:
-    """Finds out whether work draws from a global generator, and who does.
+    """Detects draws from global generators, and the code that draws.
 
-    The states before and after are compared. Only where they differ is the work done again, step by step, to find the
-    line: other threads may have drawn as well, and their draws affect no bit of the work.
+    Compares the generators' states before and after. If they differ, the work is repeated step by step to find the
+    line, since another thread may have drawn.
     """
 
     def __init__(self, *, on: bool = True) -> None:
@@ -74,14 +74,14 @@ class GlobalRandomWatch:
     def draw_of(
         self, work: Callable[[], T], stage: str, again: Callable[[], object] | None = None
     ) -> tuple[T, Draw | None]:
-        """Return the result of the work, and the part of it that drew, if any.
+        """Return the result of the work, and its draw from a global generator, if any.
 
-        Warns once per generator and stage where a state changed and no caller is found to have drawn.
+        Warns once per generator and stage if a state changed but no draw is found.
 
         Args:
             work: Work to watch.
-            stage: Name of such work.
-            again: The same work on this thread alone, done where a generator has changed; `work` when None.
+            stage: Name of the stage, for warnings.
+            again: The same work on this thread only, run if a generator changed; default: `work`.
         """
         if not self._on:
             return work(), None
@@ -89,7 +89,7 @@ class GlobalRandomWatch:
         result = work()
         after = _states()
         changed = [name for name in after if after[name] != before.get(name, after[name])]
-        # Other threads draw from some of them all the time.
+        # Other threads draw from some generators all the time.
         changed = [name for name in changed if self._fruitless[stage, name] < _MOST_FRUITLESS]
         if not changed:
             return result, None
@@ -127,27 +127,27 @@ def _numpy_state(*, exact: bool) -> object:
     of_numpy = cast(Any, np.random).get_bit_generator()
     if not isinstance(of_numpy, np.random.MT19937):
         return str(of_numpy.state)
-    if exact:  # with the second of two normal values, which are drawn together
+    if exact:  # includes the cached second normal value
         _, keys, *others = cast(Any, np.random.get_state())  # noqa: NPY002
         return keys.tobytes(), *others
-    # The keys and the position among them, where they lie in memory: to ask for them takes fifty times as long.
+    # Read keys and position from memory: get_state() takes fifty times as long.
     return ctypes.string_at(of_numpy.ctypes.state_address, 625 * 4)
 
 
 def _repeated_draw(
     work: Callable[[], object], generators: Sequence[str]
 ) -> tuple[Draw, None] | tuple[None, Exception | None]:
-    """Find the function that draws each time the work is done again, or the error by which doing so ended."""
+    """Find the function that draws whenever the work is repeated, or the error that ended the repetition."""
     began = time.perf_counter()
     draw, problem = _first_draw(work, generators)
     if draw is None:
         return None, problem
-    if draw.generator == "random":  # calls of this thread were seen
+    if draw.generator == "random":  # calls of this thread were traced
         return draw, None
     again, problem = _first_draw(work, generators)
     before = _states(exact=True)[draw.generator]
     time.sleep(min(max(time.perf_counter() - began, 0.02), 1.0))
-    # A thread that draws all the time is seen at the same line twice, but also while this one does nothing.
+    # A thread that draws all the time appears at the same line twice, but also while this thread is idle.
     alone = _states(exact=True)[draw.generator] == before
     return (draw, None) if again == draw and alone else (None, problem)
 
@@ -159,8 +159,8 @@ def _first_draw(work: Callable[[], object], generators: Sequence[str]) -> tuple[
     before = _states(exact=True)
 
     def look(frame: FrameType, event: str, argument: object) -> None:
-        # Threads of libraries draw from `random` for their pauses, so only this thread's calls of it are watched; not
-        # those that ask for its state, as the watch of a sampler does within the watch of a stage.
+        # Library threads draw from `random` for their delays, so watch only this thread's calls, but not reads of its
+        # state, as by a nested watch.
         if "random" in generators and event == "c_call" and getattr(argument, "__self__", None) is _RANDOM:
             generator = "random" if getattr(argument, "__name__", "") != "getstate" else None
         elif others and (now := _states(exact=True)) != before:
@@ -175,7 +175,7 @@ def _first_draw(work: Callable[[], object], generators: Sequence[str]) -> tuple[
     sys.setprofile(look)
     try:
         work()
-    except Exception as error:  # it went well before, and what it drew is known by now
+    except Exception as error:  # it succeeded before, and its draw is known by now
         problem = error
     finally:
         sys.setprofile(profiler)
@@ -183,7 +183,7 @@ def _first_draw(work: Callable[[], object], generators: Sequence[str]) -> tuple[
 
 
 def _draw(generator: str, frame: FrameType) -> Draw:
-    """Return who drew: the innermost function that is neither a library's nor ours."""
+    """Return the draw's origin: the innermost function outside libraries and Metaloom."""
     stack: list[FrameType] = []
     at: FrameType | None = frame
     while at is not None:

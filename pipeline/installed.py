@@ -6,7 +6,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 
 def installed(group: str) -> list[EntryPoint]:
-    """Return the entry points of a group, by name. The packages on the path are searched once."""
+    """Return the entry points of a group. Installed packages are searched once."""
     return sorted(_search(tuple(sys.path)).select(group=group), key=lambda point: point.name)
 
 

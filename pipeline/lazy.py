@@ -1,7 +1,7 @@
-"""Names whose modules are imported when the names are first used.
+"""Lazy imports of names.
 
-Help, lists and refusals should not wait seconds for torch. A module that needs a slow one later lists the imports under
-`TYPE_CHECKING`, where editors and checkers read them, and else sets `__getattr__ = lazily(__name__)`.
+Help, listings and errors should not wait seconds for torch. A module with slow imports lists them under
+`TYPE_CHECKING`, for editors and type checkers, and otherwise sets `__getattr__ = lazily(__name__)`.
 """
 
 import ast
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def lazily(module: str) -> Callable[[str], Any]:
-    """Return the `__getattr__` that makes the imports under `TYPE_CHECKING` of a module when they are needed."""
+    """Return a `__getattr__` that performs a module's imports under `TYPE_CHECKING` on first use."""
 
     def found(name: str) -> Any:
         if (place := lazy_names(module).get(name)) is None:
@@ -25,7 +25,7 @@ def lazily(module: str) -> Callable[[str], Any]:
 
 @cache
 def lazy_names(module: str) -> Mapping[str, tuple[str, str]]:
-    """Return the names that a module imports under `TYPE_CHECKING`, each with the module and the name it has there."""
+    """Return a module's imports under `TYPE_CHECKING`: name -> (module, name in it)."""
     tree = ast.parse(Path(str(import_module(module).__file__)).read_text("utf-8"))
     parts = [node for node in tree.body if isinstance(node, ast.If)]
     lines = [line for part in parts if ast.unparse(part.test) == "TYPE_CHECKING" for line in part.body]

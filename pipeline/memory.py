@@ -1,4 +1,4 @@
-"""Memory of this machine, and the check that networks fit into it."""
+"""The machine's memory, and a check that networks fit into it."""
 
 import math
 import os
@@ -7,21 +7,21 @@ from pathlib import Path
 
 from metaloom.pipeline.schema import ConfigError
 
-_PARAMETER_BYTES = 4 * 4  # at least a gradient and two moments for each
+_PARAMETER_BYTES = 4 * 4  # at least a gradient and two moments per parameter
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def machine_memory() -> int:
-    """Return the bytes of memory that this process can have: the machine's, or its control group's limit."""
+    """Return the memory available to this process in bytes: the machine's, or its control group's limit."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([total, *(limit for file in _CGROUP_LIMITS if (limit := _limit(Path(file))) is not None)])
 
 
 def require_room(shapes: Mapping[str, tuple[int, ...]], *, setting: str) -> None:
-    """Reject a network that could not be trained in this machine's memory, before any of it is made.
+    """Reject a network that is too large to train in this machine's memory, before allocating it.
 
     Raises:
-        ConfigError: naming its largest parameter.
+        ConfigError: names the largest parameter.
     """
     needed = _PARAMETER_BYTES * sum(map(math.prod, shapes.values()))
     if needed > (memory := machine_memory()):
@@ -36,6 +36,6 @@ def require_room(shapes: Mapping[str, tuple[int, ...]], *, setting: str) -> None
 def _limit(file: Path) -> int | None:
     try:
         text = file.read_text().strip()
-    except OSError:  # not in a control group of this kind
+    except OSError:  # not in such a control group
         return None
     return int(text) if text.isdecimal() else None

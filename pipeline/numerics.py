@@ -1,8 +1,8 @@
-"""Process-wide settings that decide bits: set while a stage computes, and restored afterwards.
+"""Process-wide settings that affect results, set while a stage computes and restored afterwards.
 
-An earlier cell of a notebook, an imported plug-in, or another user's task on a shared worker may have changed the
-precision of matrix products, the default dtype, gradients, threads or flush-to-zero. Workers import this module: no
-torch, unless it has been imported already. A process without torch has not changed its settings.
+A notebook cell, a plug-in, or another task on a shared worker may have changed the precision of matrix products, the
+default dtype, gradients, threads or flush-to-zero. Workers import this module, so it does not import torch; without
+torch, its settings cannot have changed.
 """
 
 import importlib
@@ -22,7 +22,7 @@ _SMALLEST_NORMAL, _DENORMAL = sys.float_info.min, 5e-324
 
 
 class _Setting(NamedTuple):
-    """A setting: functions that read and change it, and its normal values, of which the first is set."""
+    """A setting: functions that read and change it, and its normal values; the first is the one to set."""
 
     name: str
     get: Callable[[], Any]
@@ -32,15 +32,15 @@ class _Setting(NamedTuple):
 
 @contextmanager
 def normal_numerics(device: DeviceName = "cpu") -> Generator[None]:
-    """Compute under the settings of runs, and restore the previous settings afterwards.
+    """Use the settings of runs in the block, and restore the previous ones.
 
     Args:
-        device: Device on which torch computes; other than the CPU by deterministic algorithms only.
+        device: Device on which torch computes; GPUs use only deterministic algorithms.
     """
     torch = sys.modules.get("torch")
     with ExitStack() as left, np.errstate(divide="warn", over="warn", invalid="warn", under="ignore"):
         if torch is not None:
-            # Modes of this thread that are left by entering another one.
+            # Modes of this thread, which are replaced by entering another one.
             if torch.is_inference_mode_enabled():
                 left.enter_context(torch.inference_mode(False))
             if torch.is_autocast_enabled("cpu"):
@@ -67,7 +67,7 @@ def unusual_numerics(device: DeviceName = "cpu") -> dict[str, str]:
 
 
 class _Shared:
-    """Settings that all threads share: the first to compute changes them, the last one restores them."""
+    """Settings shared by all threads: the first to compute sets them, the last restores them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -153,7 +153,7 @@ _MIXED, _HIGHEST = "set by product", ("highest",)
 def _matmul_precision(torch: Any) -> str:
     try:
         return torch.get_float32_matmul_precision()
-    except RuntimeError:  # it has been set for some products, as `_precisions` find
+    except RuntimeError:  # set for some kinds of products, see `_precisions`
         return _MIXED
 
 
@@ -163,7 +163,7 @@ def _set_precision(torch: Any, value: str) -> None:
 
 
 def _precisions(backends: Any, device: DeviceName) -> Iterator[_Setting]:
-    """Yield the precision of each kind of product, where the version of torch knows them apart."""
+    """Yield the precision setting of each kind of product, if this version of torch distinguishes them."""
     parts = {f"mkldnn {name}": getattr(backends.mkldnn, name, None) for name in ("matmul", "conv", "rnn")}
     if device == "cuda":
         parts |= {f"cudnn {name}": getattr(backends.cudnn, name, None) for name in ("conv", "rnn")}
@@ -183,5 +183,5 @@ def _flushes_to_zero() -> bool:
 
 
 def _flush_to_zero(on: bool) -> None:
-    # Only torch can change it, and something else may have.
+    # Set it again: only torch changes it, but other code may have.
     importlib.import_module("torch").set_flush_denormal(on)

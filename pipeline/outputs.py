@@ -1,6 +1,6 @@
-"""Outputs of custom stages: any frozen dataclass of arrays whose fields declare their contents.
+"""Outputs of custom stages: frozen dataclasses of arrays whose fields declare their axes.
 
-A run stores the schema and not the class, so that reading it does not need the user's code:
+A run stores the schema, not the class, so reading it does not need the user's code:
 
     @dataclass(frozen=True)
     class Noise:
@@ -32,33 +32,33 @@ LETTERS = {
     "P": "task_field",
     "S": "state",
 }
-"""Names of the axes that batches share, by the letters of the docs."""
+"""Names of the common axes by their letters."""
 
 REST = "..."
-"""Stands for any further axes, at the end."""
+"""Placeholder for any further axes at the end."""
 
 _AXIS = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _FIELD = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 _TAKEN = ("iteration", "row", "step")
-"""Names of the axes and columns that every output has."""
+"""Reserved names of axes and columns."""
 _EXAMPLE = 'Annotated[NDArray[np.float32], Axes("B E T", "what an entry is", unit="m")]'
 
 
 class OutputError(TypeError):
-    """A class, or a stored description of one, cannot be the output of a stage."""
+    """Raised for a class, or a stored schema, that cannot be the output of a stage."""
 
 
 @dataclass(frozen=True)
 class Axes:
-    """Describes a field of a custom output, in `Annotated[NDArray[np.float32], Axes(...)]`.
+    """Description of a field of a custom output, in `Annotated[NDArray[np.float32], Axes(...)]`.
 
     A field may also be a mapping from names to such arrays: `Annotated[Mapping[str, NDArray[np.float32]], Axes(...)]`.
 
     Attributes:
-        names: Axes, separated by spaces: the letters B, E, T, T+1, O, A, P and S, or new names in small letters; `...`
-            at the end stands for any further axes.
+        names: Axes, separated by spaces: the letters B, E, T, T+1, O, A, P and S, or new lower-case names; a final
+            `...` allows any further axes.
         about: Meaning of an entry.
-        unit: Unit of the entries; "1" if they have none.
+        unit: Unit of the entries; "1" if dimensionless.
     """
 
     names: str
@@ -88,11 +88,11 @@ class OutputField:
 
     @property
     def dims(self) -> tuple[str, ...]:
-        """Names of the axes that every array of the field has."""
+        """Axes of the field's arrays, without `...`."""
         return self.axes[:-1] if self.axes[-1:] == (REST,) else self.axes
 
     def problems(self) -> Iterator[str]:
-        """Yield the problems of the field, each as the rest of a sentence about it."""
+        """Yield the problems of the field, each as the end of a sentence about it."""
         if not _FIELD.fullmatch(self.name) or keyword.iskeyword(self.name) or self.name in _TAKEN:
             yield f"has a name that no array can have; required letters, digits and _, and none of {', '.join(_TAKEN)}"
         if self.dtype not in DTYPES:
@@ -113,12 +113,12 @@ class OutputField:
             yield f"has the axes {' '.join(self.dims)}; required task (B) as the first one, as in all batches"
 
     def problem_of(self, name: str, value: object, sizes: dict[str, int]) -> str | None:
-        """Return the problem of an array of the field, or None. Adds the lengths of its axes to `sizes`.
+        """Return an array's problem, or None. Adds the lengths of its axes to `sizes`.
 
         Args:
             name: Name of the array, for the message.
             value: The array.
-            sizes: Lengths of the axes of arrays before it, by name.
+            sizes: Lengths of axes of previous arrays, by name.
         """
         if not isinstance(value, np.ndarray):
             return f"{name} is {type(value).__name__}; required an array of {self.dtype}"
@@ -142,7 +142,7 @@ class OutputSchema:
     Attributes:
         name: Name of the class.
         fields: Fields, in their order.
-        description: Docstring of the class, "" if it has none.
+        description: Docstring of the class, or "".
     """
 
     name: str
@@ -154,7 +154,7 @@ class OutputSchema:
         """Derive the schema of a frozen dataclass.
 
         Raises:
-            OutputError: it is no frozen dataclass, or a field does not declare its contents.
+            OutputError: it is not a frozen dataclass, or a field does not declare its axes.
         """
         if not (isinstance(declared, type) and is_dataclass(declared)):
             raise OutputError(f"{_name_of(declared)} is no dataclass of arrays")
@@ -176,22 +176,22 @@ class OutputSchema:
 
     @classmethod
     def parse(cls, name: str, document: Mapping[str, Any]) -> "OutputSchema":
-        """Parse the schema of the output of a name from run.json.
+        """Parse a schema from run.json.
 
         Raises:
-            OutputError: it is no schema.
+            OutputError: the document is not a schema.
         """
         try:
             found = _plain().validate_python({**document, "name": name})
-        except (ValueError, TypeError):  # the former is pydantic's
+        except (ValueError, TypeError):  # pydantic raises the former
             raise OutputError(f"no schema of an output: found {document!r:.200}") from None
         return found.checked()
 
     def checked(self) -> "OutputSchema":
-        """Return the schema.
+        """Validate and return the schema.
 
         Raises:
-            OutputError: no run can store such an output.
+            OutputError: the output cannot be stored.
         """
         problems = [f"{self.name}.{f.name} {problem}" for f in self.fields for problem in f.problems()]
         if not _FIELD.fullmatch(self.name) or keyword.iskeyword(self.name):
@@ -210,11 +210,11 @@ class OutputSchema:
         return self
 
     def document(self) -> dict[str, Any]:
-        """Return the schema as plain data, without its name."""
+        """Return the schema as JSON data, without its name."""
         return _plain().dump_python(self, mode="json", exclude={"name"})
 
     def differences(self, stored: "OutputSchema") -> list[str]:
-        """List how it differs from a stored schema in fields, axes, dtypes and units, half a sentence each."""
+        """List the differences from a stored schema in fields, axes, dtypes and units."""
         mine, other = ({f.name: _words(f) for f in schema.fields} for schema in (self, stored))
         return [
             f"{self.name}.{name} is {mine.get(name, 'absent')}, stored as {other.get(name, 'absent')}"
@@ -239,22 +239,22 @@ class OutputSchema:
         return None
 
     def record(self, values: Mapping[str, Any]) -> Any:
-        """Make an output from its fields, of a plain class with the same fields as the user's."""
+        """Build an output from its fields, as an instance of a generated class."""
         return _record_class(self)(**values)
 
 
 @cache
 def _plain() -> Any:
-    """Return what reads and writes schemas as plain data."""
-    from pydantic import TypeAdapter  # only runs with outputs of custom stages need it; importing it takes 0.1 s
+    """Return pydantic's adapter of schemas."""
+    from pydantic import TypeAdapter  # imported here: it takes 0.1 s, and only custom outputs need it
 
     return TypeAdapter(OutputSchema)
 
 
 def as_declared(declared: type[Any], value: Any) -> Any:
-    """Return an output as an instance of the declared class, with mappings sorted by name.
+    """Convert an output to the declared class, with mappings sorted by name.
 
-    Class and order are lost on the disk, and no stage may depend on whether its input was read from there.
+    Storage loses class and order, and a stage must not depend on whether its input was stored.
     """
     parts = {f.name: getattr(value, f.name) for f in fields(declared)}
     sort = {name: dict(sorted(part.items())) for name, part in parts.items() if isinstance(part, Mapping)}

@@ -1,4 +1,4 @@
-"""The files of plug-ins, by digest, as any process finds them. Workers import this module: no torch."""
+"""Source files of plug-ins and their digests. Workers import this module, so it does not import torch."""
 
 import ast
 import hashlib
@@ -17,7 +17,7 @@ _KNOWN_BY_VERSION = ("metaloom.", "gymnasium.")
 
 
 def acting_paths(env: EnvConfig, policy: PolicyConfig) -> list[str]:
-    """Return the environment, its wrappers, the network and the policy, as module:Class where they are custom."""
+    """Return module:Class of the custom environment, wrappers, network and policy."""
     own_policy = [POLICIES.path(policy.name)] if policy.name else []
     wrappers = [wrapper.path for wrapper in env.wrappers]
     networks = [policy.network, *([policy.encoder.name] if policy.encoder else [])]
@@ -25,31 +25,30 @@ def acting_paths(env: EnvConfig, policy: PolicyConfig) -> list[str]:
 
 
 def sources_of(paths: Iterable[str]) -> dict[str, str]:
-    """Return the SHA-256 of the files of plug-ins, as `files_of` finds them."""
+    """Return the SHA-256 of every file in `files_of`."""
     return {name: digest_of(file) for name, file in files_of(paths).items()}
 
 
 def digest_of(file: Path) -> str:
-    """Return the SHA-256 of a file as it is now."""
+    """Return the current SHA-256 of a file."""
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def own_paths(paths: Iterable[str]) -> set[str]:
-    """Return the `paths` that neither this version of Metaloom nor gymnasium provides."""
-    return {path for path in paths if ":" in path and not path.replace(":", ".").startswith(_KNOWN_BY_VERSION)}
+def own_paths(paths: Iterable[str]) -> list[str]:
+    """Return the paths that neither Metaloom nor gymnasium provides, sorted."""
+    own = {path for path in paths if ":" in path and not path.replace(":", ".").startswith(_KNOWN_BY_VERSION)}
+    return sorted(own)
 
 
 def files_of(paths: Iterable[str]) -> dict[str, Path]:
-    """Return the file of every plug-in among `paths`, by module:Class, and of modules beside it, by module.
+    """Return the file of every plug-in by module:Class, and of modules beside it by module name.
 
-    Includes modules that the plug-in's file imports, directly or indirectly, if they lie in its folder or below; for an
-    installed plug-in, in its package. An environment with a gymnasium id includes the module that registers it, whose
-    file alone may define its class and its options.
+    Includes modules that the plug-in imports, directly or indirectly, from its folder or, if installed, from its
+    package. An environment with a gymnasium id includes the module that registers it.
     """
-    own = own_paths(paths)
     files: dict[str, Path] = {}
     helpers: dict[str, Path] = {}
-    for path in sorted(own):
+    for path in own_paths(paths):
         module, file = _written_in(path)
         if file is not None:
             files[path] = file
@@ -62,10 +61,10 @@ def _written_in(path: str) -> tuple[str, Path | None]:
     """Return the module and the file in which module:Class is defined; None for code that is not Python.
 
     Raises:
-        ConfigError: the file is gone.
+        ConfigError: the file no longer exists.
     """
     found = import_module(path) if is_gymnasium_id(path) or registered_id(path) else load(path)
-    # An object, such as a Graph, does not record where it was made.
+    # Objects such as a Graph do not record where they were made.
     tells = inspect.isclass(found) or inspect.isfunction(found)
     module = found.__module__ if tells else path.partition(":")[0]
     try:
@@ -83,9 +82,9 @@ def _written_in(path: str) -> tuple[str, Path | None]:
 
 
 def _modules_beside(file: Path, module: str) -> dict[str, Path]:
-    """Return the files of the modules in a module's folder or package that it imports, in turn, by name.
+    """Return the files of modules in the same folder or package that a module imports, directly or indirectly.
 
-    Imports are read from the sources, not from the modules loaded by now, so that every process finds the same ones.
+    Imports are read from the sources rather than from loaded modules, so every process finds the same ones.
     """
     root = file.parents[module.count(".") + (file.name == "__init__.py")]
     package = module.partition(".")[0] if is_installed(str(file)) else None
@@ -98,7 +97,7 @@ def _modules_beside(file: Path, module: str) -> dict[str, Path]:
             stem = root.joinpath(*name.split("."))
             files = (stem / "__init__.py", stem.with_name(f"{stem.name}.py"))
             found = next((file for file in files if file.is_file()), None)
-            # Modules in a user's folder, not installed packages such as ours, installed from its repository.
+            # Modules in a user's folder, not installed packages or Metaloom's own checkout.
             is_own = not f"{name}.".startswith(_KNOWN_BY_VERSION) and place_of(name) != INSTALLED
             if found is not None and (package or is_own):
                 known[name] = found
@@ -107,10 +106,10 @@ def _modules_beside(file: Path, module: str) -> dict[str, Path]:
 
 
 def _imports(module: str, file: Path) -> Iterator[str]:
-    """Yield names that modules imported by a file may have, with the packages that they are in."""
+    """Yield the names of modules that a file may import, with their packages."""
     try:
         tree = ast.parse(file.read_bytes())
-    except SyntaxError:  # of a file that is imported only under conditions
+    except SyntaxError:  # a file that is only imported under conditions
         return
     package = module.split(".")[: None if file.name == "__init__.py" else -1]
     for node in ast.walk(tree):

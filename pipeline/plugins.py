@@ -1,7 +1,7 @@
 """Plug-ins: classes and functions that a configuration names.
 
-A name is built in, or module:Class of a user, or an entry point of an installed package. All that is named by a
-configuration is imported here and nowhere else.
+A name is built in, module:Class, or an entry point of an installed package. Names in a configuration are only imported
+here.
 """
 
 import functools
@@ -35,12 +35,12 @@ INSTALLED = "installed"
 
 @dataclass(frozen=True, eq=False)
 class Plugins:
-    """All plug-ins of one kind.
+    """The plug-ins of one kind.
 
     Attributes:
         kind: Kind for messages, such as "algorithm".
         group: Group of entry points, such as "metaloom.algorithms".
-        builtin: name -> module:Class, imported when it is used.
+        builtin: module:Class by name, imported on use.
     """
 
     kind: str
@@ -48,14 +48,14 @@ class Plugins:
     builtin: Mapping[str, str]
 
     def names(self) -> list[str]:
-        """Return names that need no module: built-in ones, then names that installed packages bring."""
+        """Return the built-in names, then names of installed packages."""
         return [*self.builtin, *sorted(self._installed().keys() - self.builtin.keys())]
 
     def path(self, name: str) -> str:
         """Return module:Class of a name.
 
         Raises:
-            ConfigError: nothing has this name; the message lists the names.
+            ConfigError: the name is unknown; lists the known ones.
         """
         if name in self.builtin:
             return self.builtin[name]
@@ -74,7 +74,7 @@ class Plugins:
         """Import the class of a name.
 
         Raises:
-            ConfigError: there is none, or it is not a subclass of `base`; nothing of it has been called.
+            ConfigError: the class does not exist or is not a subclass of `base`.
         """
         return load_class(self.path(name), base, name)
 
@@ -83,10 +83,10 @@ class Plugins:
 
 
 def load(path: str) -> Any:
-    """Import the object that module:Class names.
+    """Import the object named by module:Class.
 
     Raises:
-        ConfigError: there is no such thing, or no other process would find it.
+        ConfigError: the object does not exist, or other processes could not import it.
     """
     name = path.partition(":")[2]
     if "<" in name:
@@ -98,29 +98,29 @@ def load(path: str) -> Any:
 
 
 def load_class(path: str, base: type[T], name: str | None = None) -> type[T]:
-    """Import the class that module:Class names; `name` is how the user knows it.
+    """Import the class named by module:Class; `name` is used in messages.
 
     Raises:
-        ConfigError: there is none, or it is not a subclass of `base`; nothing of it has been called.
+        ConfigError: the class does not exist or is not a subclass of `base`.
     """
     found = load(path)
-    # By name, not by issubclass, which does not take a Protocol and runs code of the class's own.
+    # By name: issubclass does not accept a Protocol and runs the class's own code.
     if not (inspect.isclass(found) and base in found.__mro__):
         raise ConfigError(f"found {name or path!r}, which is {_told(found)}; required a subclass of {path_of(base)}")
     return cast(type[T], found)
 
 
 def import_module(path: str) -> types.ModuleType:
-    """Import the module of module:Class. No other function imports a name of a configuration.
+    """Import the module of module:Class.
 
     Raises:
-        ConfigError: there is no such module, it raised, or no other process would find it.
+        ConfigError: the module does not exist, raised an error, or could not be imported by other processes.
     """
     module = path.partition(":")[0]
     if module == "__main__":
         raise ConfigError(_not_found_again(path))
-    # A user's own module lies in the folder where the command runs, which an installed command does not search. Not for
-    # our modules: a package's entry points in that folder must not become an installed package's.
+    # A user's module is in the current folder, which an installed command does not search. Do not add it for Metaloom's
+    # modules: entry points in that folder must not count as installed.
     if not module.startswith("metaloom.") and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
@@ -131,16 +131,16 @@ def import_module(path: str) -> types.ModuleType:
 
 
 def place_of(module: str) -> str | None:
-    """Return where the top-level package of a module would be imported from, without importing anything.
+    """Return the location of a module's top-level package without importing it.
 
     Returns:
-        Its file, or its folders where it has none; INSTALLED for modules of the interpreter or of installed packages;
-        None where there is no such module.
+        Its file, or its folders if it has none; INSTALLED for modules of the interpreter or of installed packages; None
+        if it does not exist.
     """
     name = module.partition(".")[0]
     try:
         spec = importlib.util.find_spec(name) or importlib.machinery.PathFinder.find_spec(name, [os.getcwd()])
-    except (ImportError, ValueError):  # a name that no module can have, or one without a file such as __main__
+    except (ImportError, ValueError):  # not a valid module name, or a module without a file such as __main__
         return None
     if spec is None:
         return None
@@ -151,7 +151,7 @@ def place_of(module: str) -> str | None:
 
 
 def is_installed(file: str) -> bool:
-    """Return True if a file is the interpreter's or an installed package's."""
+    """Return True if a file belongs to the interpreter or an installed package."""
     roots = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     roots += [*site.getsitepackages(), site.getusersitepackages()]
     return any(Path(os.path.realpath(file)).is_relative_to(os.path.realpath(root)) for root in roots)
@@ -165,8 +165,8 @@ def _not_found(path: str, problem: BaseException) -> str:
 
 
 def _raised(path: str, problem: BaseException) -> str:
-    """Describe the error by which the import of a module ended, with the line of it that is not a library's."""
-    if isinstance(problem, ConfigError):  # of stages that do not fit each other: it says what does
+    """Describe the error that ended a module's import, with its last line outside libraries."""
+    if isinstance(problem, ConfigError):  # already describes stages that do not fit each other
         return f"found {path!r}, whose module cannot be imported: {problem}"
     if isinstance(problem, ImportError) and "metaloom.flows.graph" in str(problem):
         return (
@@ -193,14 +193,14 @@ def path_of(found: Callable[..., object]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class ByName(Generic[S]):
-    """Marks a field whose value is settings of any class of a kind, selected by their `name`.
+    """Annotation of a field that holds settings of any plug-in of a kind, selected by `name`.
 
-    A bare name selects the settings with their defaults.
+    A bare string selects the settings with defaults.
 
     Attributes:
         plugins: Registry where names are looked up.
         base: Base class or group of the settings.
-        default: The name where none is given.
+        default: Default name.
     """
 
     plugins: Plugins
@@ -208,11 +208,11 @@ class ByName(Generic[S]):
     default: str | None = None
 
     def validate(self, value: object) -> S:
-        """Make settings of a name, of a mapping with a name, or of themselves.
+        """Build settings from a name, a mapping with a name, or settings.
 
         Raises:
-            ValidationError: something in them is wrong.
-            ConfigError: settings of a class that could not be found again by their name.
+            ValidationError: the settings are invalid.
+            ConfigError: the class of the settings cannot be found by their name.
         """
         if isinstance(value, self.base):
             return self._findable(value)
@@ -233,7 +233,7 @@ class ByName(Generic[S]):
         return found.model_validate(given)
 
     def _findable(self, value: S) -> S:
-        """Return the settings under a name by which another process finds their class."""
+        """Return the settings with a name by which other processes find their class."""
         given = getattr(value, "name", "")
         name = given or path_of(type(value))
         found = self.plugins.find(name, self.base)
@@ -245,11 +245,11 @@ class ByName(Generic[S]):
         return value if given else value.model_copy(update={"name": name})
 
     def __get_pydantic_core_schema__(self, source: object, handler: object) -> CoreSchema:
-        """Accept any settings that derive from `base`, dumped with all fields of their class."""
+        """Accept any settings derived from `base`, dumped with all fields of their class."""
         return core_schema.no_info_plain_validator_function(self.validate)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Describe one of the built-in settings."""
+        """Describe the union of the built-in settings."""
         found = (load(path) for path in self.plugins.builtin.values())
         builtin: dict[Any, None] = dict.fromkeys(cls for cls in found if issubclass(cls, self.base))
         return handler(core_schema.union_schema([TypeAdapter(cls).core_schema for cls in builtin]))

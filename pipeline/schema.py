@@ -1,4 +1,4 @@
-"""The pydantic bases of everything a user can configure, and the error for invalid input."""
+"""Pydantic base classes of settings, and the error for invalid ones."""
 
 import ast
 import difflib
@@ -25,22 +25,22 @@ from pydantic_core import CoreSchema, ErrorDetails, InitErrorDetails, PydanticCu
 LATER = "later"
 REFUSAL = "refusal"
 MOST_REPEATS = 1_000_000
-"""Bound of settings that count passes over an iteration's data: with more passes, no iteration would end."""
+"""Upper bound of the number of passes over an iteration's data."""
 
 
 class ConfigError(ValueError):
-    """An invalid configuration; the message names each field, the value found and the allowed values."""
+    """Raised for an invalid configuration; names each field, the value found and the allowed values."""
 
 
 def suggestion(found: str, names: Iterable[str]) -> str:
-    """End a message with `; did you mean X?` where a name resembles others; otherwise with nothing."""
+    """Return `; did you mean X?` for a name that resembles others, otherwise ""."""
     by_small_letters = {name.lower(): name for name in names}
     close = difflib.get_close_matches(found.lower(), by_small_letters, n=1)
     return f"; did you mean {by_small_letters[close[0]]}?" if close else ""
 
 
 def told(problem: ErrorDetails) -> str:
-    """Describe what pydantic requires of a value, what it found, and the allowed value that resembles it."""
+    """Describe a problem found by pydantic: the value, the requirement, and a similar allowed value."""
     found, context = problem["input"], problem.get("ctx", {})
     if problem["type"] == REFUSAL:
         return problem["msg"]
@@ -50,20 +50,20 @@ def told(problem: ErrorDetails) -> str:
 
 
 def later(default: Any, *, before: Any = None, **about: Any) -> Any:
-    """Declare a field that earlier versions did not have; its old meaning does not enter the digest of their runs.
+    """Declare a field that earlier versions did not have, and that does not change the digests of their runs.
 
-    So a run that was stored before the field existed keeps the digest of its configuration.
+    The value with the old behavior is omitted from digests.
 
     Args:
         default: Value in new runs.
-        before: Value in earlier versions, where it differs from the default; returned by `Settings.before`.
-        about: Keywords of pydantic.Field.
+        before: Value that gives the behavior of earlier versions, if it is not the default; see `Settings.before`.
+        about: Keyword arguments of pydantic.Field.
     """
     return Field(default=default, json_schema_extra={LATER: default if before is None else before}, **about)
 
 
 class Settings(BaseModel):
-    """Immutable settings that refuse unknown keys, NaN and infinities."""
+    """Immutable settings that reject unknown keys, NaN and infinities."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     short_for: ClassVar[str] = ""
@@ -71,12 +71,12 @@ class Settings(BaseModel):
 
     @classmethod
     def descriptions(cls) -> dict[str, str]:
-        """Return the text below each field, read when it is asked for: that takes longer than to make the class."""
+        """Return the docstring of each field, read from the source on demand, since reading is slow."""
         found: dict[str, str] = {}
         for base in reversed(cls.__mro__[: cls.__mro__.index(Settings)]):
             try:
                 (node,) = ast.parse(dedent(inspect.getsource(base))).body
-            except (OSError, TypeError, SyntaxError):  # a class without a file, or with text that is not indented
+            except (OSError, TypeError, SyntaxError):  # a class without a file, or whose source cannot be dedented
                 continue
             for field, text in pairwise([*getattr(node, "body", ()), None]):
                 match field, text:
@@ -90,7 +90,7 @@ class Settings(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Describe fields by the text below them."""
+        """Add the fields' docstrings as descriptions."""
         shown = handler.resolve_ref_schema(handler(schema))
         described = cls.descriptions()
         for name, field in shown["properties"].items():
@@ -108,7 +108,7 @@ class Settings(BaseModel):
             raise ValidationError.from_exception_data(error.title, lines) from None
 
     def decisive(self) -> dict[str, JsonValue]:
-        """Return the settings as JSON, without later fields that keep earlier versions' behaviour."""
+        """Return the settings as JSON, without later fields that have the old behavior."""
         dumped: dict[str, JsonValue] = self.model_dump(mode="json")
         for name, about in type(self).model_fields.items():
             value, extra = getattr(self, name), about.json_schema_extra
@@ -120,7 +120,7 @@ class Settings(BaseModel):
 
     @classmethod
     def before(cls) -> dict[str, JsonValue]:
-        """Return earlier versions' values by later field, where they differ from today's default."""
+        """Return the values of later fields that give the old behavior, if they are not the default."""
         extras = {name: (about.json_schema_extra, about.default) for name, about in cls.model_fields.items()}
         return {
             name: extra[LATER]
@@ -130,16 +130,16 @@ class Settings(BaseModel):
 
 
 class PluginSettings(BaseModel, use_attribute_docstrings=True):
-    """Settings of a class that `name` selects: a built-in one, an entry point, or module:Class.
+    """Settings selected by `name`: built-in, an entry point, or module:Class.
 
-    A settings class inherits from Settings and from groups such as this one, and so lists its parts.
+    Settings classes are composed of groups such as this one by inheritance.
     """
 
     name: str = ""
-    """Omit it in a custom class: it then is where the class is found."""
+    """Omit it in a custom class; it defaults to module:Class."""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Give a user's subclass of a built-in algorithm, whose name is fixed, a name that is not."""
+        """Give a subclass of a built-in algorithm, whose name is fixed, a free name."""
         super().__init_subclass__(**options)
         own = inspect.get_annotations(cls)
         if "name" in own or cls.__module__.startswith("metaloom."):
@@ -147,16 +147,16 @@ class PluginSettings(BaseModel, use_attribute_docstrings=True):
         inherited = next(base for base in cls.__mro__[1:] if issubclass(base, PluginSettings))
         if len(get_args(inherited.model_fields["name"].annotation)) == 1:
             cls.__annotations__["name"] = str
-            cls.name = ""  # pydantic reads a field's default from here
+            cls.name = ""  # pydantic reads defaults from here
 
 
 def refusal(message: str) -> PydanticCustomError:
-    """Return a problem whose whole text is the message."""
+    """Return a validation error with exactly this message."""
     return PydanticCustomError(REFUSAL, "{message}", {"message": message})
 
 
 def _with_suggestion(problem: ErrorDetails, keys: Iterable[str]) -> InitErrorDetails:
-    """Return a problem that pydantic found, an unknown key with the keys that resemble it."""
+    """Return pydantic's problem, with similar keys for an unknown key."""
     context = problem.get("ctx", {})
     kind: str | PydanticCustomError = problem["type"]
     if kind == "extra_forbidden" and len(problem["loc"]) == 1:

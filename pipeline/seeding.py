@@ -1,7 +1,7 @@
-"""Every random stream of a run, derived from its position and from nothing else.
+"""Random streams of a run, derived only from their purpose and position.
 
-A stream is named by its purpose and its position: (run seed, stream name, iteration, inner step, task, episode).
-No worker, attempt, order or clock enters, so a shard that is run twice, elsewhere or later draws the same values.
+A stream is identified by (run seed, stream name, iteration, inner step, task, episode). It does not depend on worker,
+attempt, order or time, so recomputing a shard draws the same values.
 """
 
 import hashlib
@@ -17,28 +17,28 @@ Stream = Literal[
 
 
 OWN = "own:"
-"""Prefix of the names of plug-ins' streams; no built-in stream has it."""
+"""Prefix of plug-ins' stream names, not used by built-in streams."""
 
 
 def seed_for(run_seed: int, stream: Stream, *position: int) -> int:
-    """Return a 64-bit seed that belongs to one position of one run.
+    """Return the 64-bit seed of a stream at a position of a run.
 
     Args:
         run_seed: The run's seed, from 0 to 2**63 - 1.
-        stream: Purpose of the random draws; streams with equal positions are independent.
-        position: Iteration, inner step, task, episode: as many of them as the stream has.
+        stream: Purpose of the random draws; different streams are independent.
+        position: Iteration, inner step, task, episode, as far as they apply.
     """
     return int.from_bytes(_digest(run_seed, stream, position)[:8], "little")
 
 
 def generator(run_seed: int, stream: Stream, *position: int) -> np.random.Generator:
-    """Return a counter-based (Philox) generator that belongs to one position of one run."""
+    """Return a counter-based (Philox) generator for a stream at a position of a run."""
     key = np.frombuffer(_digest(run_seed, stream, position), np.uint64)
     return np.random.Generator(np.random.Philox(key=key))
 
 
 def own_generator(run_seed: int, name: str, *position: int) -> np.random.Generator:
-    """Return a generator for a plug-in's own stream. It never equals a stream of Metaloom's, whatever its name.
+    """Return a generator for a plug-in's stream, which never coincides with a built-in one.
 
     Args:
         run_seed: The run's seed.

@@ -12,12 +12,12 @@ Row = tuple[str, ...]
 
 
 def printable(text: object) -> str:
-    """Return the text from a stored file or a user's code, without control characters that would reach the terminal."""
+    """Remove control characters from text of a stored file or a plug-in."""
     return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in str(text))
 
 
 def error_text(error: BaseException) -> str:
-    """Return the printable message of an error, at most a screenful: the middle of a longer one is omitted."""
+    """Return the printable message of an error, shortened in the middle to a screenful."""
     text = printable(error)
     if len(text) <= _MOST_CHARACTERS:
         return text
@@ -26,10 +26,10 @@ def error_text(error: BaseException) -> str:
 
 
 class Shown:
-    """A base of classes with a title and a table as representation. Dataclasses keep it with `repr=False`."""
+    """Base class that shows a title and a table. Dataclasses need `repr=False`."""
 
     def shown(self) -> tuple[str, Sequence[Row]]:
-        """Return the title, and rows of equal length; here one for every array in a dataclass."""
+        """Return the title and rows of equal length; by default one row per array of a dataclass."""
         return type(self).__name__, [*arrays_in(self)]
 
     def __repr__(self) -> str:
@@ -42,7 +42,7 @@ class Shown:
 
 
 def as_text(title: str, rows: Sequence[Row]) -> str:
-    """Return a title, and a line for every row in aligned columns."""
+    """Format a title and rows as text in aligned columns."""
     cells = [[printable(cell).replace("\n", " ") for cell in row] for row in _few(rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
@@ -50,7 +50,7 @@ def as_text(title: str, rows: Sequence[Row]) -> str:
 
 
 def as_html(title: str, rows: Sequence[Row]) -> str:
-    """Return a small table in the colours of the page around it; whatever is stored is text, not markup."""
+    """Format a title and rows as HTML, with all values escaped."""
     cell = '<td style="text-align:left;padding:1px 12px 1px 0">'
     lines = ("<tr>" + "".join(f"{cell}{escape(printable(text))}</td>" for text in row) + "</tr>" for row in _few(rows))
     return f'<div><b>{escape(printable(title))}</b><table style="margin:0;color:inherit">{"".join(lines)}</table></div>'
@@ -72,7 +72,7 @@ def _few(rows: Sequence[Row]) -> Sequence[Row]:
 
 
 def arrays_in(value: object, name: str = "") -> Iterator[Row]:
-    """Yield name, shape, dtype and size of every array; for the rest of a dataclass, its text."""
+    """Yield name, shape, dtype and size of every array, and the text of other dataclass fields."""
     if isinstance(value, np.ndarray):
         yield name, str(list(value.shape)), str(value.dtype), size(value.nbytes)
     elif is_dataclass(value) or isinstance(value, Mapping):

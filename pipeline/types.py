@@ -1,7 +1,7 @@
-"""The batches that stages hand to one another.
+"""The data types that stages exchange.
 
 Axes: B tasks, E episodes per task, T steps (padded), O observation, A action, P task parameters, S simulator state.
-The order [B, E, T, ...] never changes between stages. Padding is zero; `lengths` says where it starts.
+The order [B, E, T, ...] never changes between stages. Padding is zero and begins at `lengths`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,19 +20,19 @@ Shapes = dict[str, tuple[int, ...]]
 Metrics = dict[str, float]
 
 ParallelMap = Callable[..., Iterable[Any]]
-"""The built-in `map` or an executor's `map`: calls may run in any order, results come in the order given."""
+"""The built-in `map`, or a parallel one that returns results in order."""
 
 
 def _each_episode(dtype: type[np.generic]) -> dict[str, Any]:
-    """Return the metadata of a field [B, E] of EpisodeBatch: one number per episode, or None if the default is None.
+    """Return the metadata of an EpisodeBatch field [B, E] with one value per episode, or None if that is the default.
 
-    Checks, tables and exports find the field by it, and the store keeps every field, as `storage.format.layout` plans.
+    Checks, tables and exports find these fields by their metadata; `storage.format.layout` plans their storage.
     """
     return {"each_episode": dtype}
 
 
 class BatchError(ValueError):
-    """A batch does not have the shape or dtype that its type requires."""
+    """Raised for a batch with a wrong shape or dtype."""
 
 
 class _OfTasks(Shown):
@@ -44,7 +44,7 @@ class _OfTasks(Shown):
 
     @classmethod
     def concatenate(cls, parts: Sequence[Self]) -> Self:
-        """Join the parts to one batch of all tasks, in the parts' order."""
+        """Join parts along the task axis, in order."""
         return cls._changed(parts, np.concatenate)
 
     @classmethod
@@ -66,9 +66,9 @@ class TaskBatch(Shown):
 
     Attributes:
         params: [B, P] float64, one column per task field.
-        ids: [B] int64; the index of a task in a fixed set, -1 when it was drawn from a distribution.
+        ids: [B] int64, index of each task in a fixed set; -1 for tasks from a distribution.
         names: P names of the columns.
-        units: P units of the columns, "1" for a number without one.
+        units: P units of the columns; "1" if dimensionless.
     """
 
     params: Array
@@ -97,27 +97,26 @@ class TaskBatch(Shown):
 class EpisodeBatch(_OfTasks):
     """At most E complete episodes of each of B tasks.
 
-    A task may have fewer than E where sampling ends at a number of steps or episodes; the remaining slots, always
-    the last ones, are empty: length 0, neither terminated nor truncated.
+    A task may have fewer than E episodes if sampling stops early. Its last slots are then empty: length 0, neither
+    terminated nor truncated.
 
     Attributes:
         observations: [B, E, T+1, O] float32, or the integer type of the environment; the entry at `lengths` is the
             observation after the last step.
-        actions: [B, E, T, A] float32 as the policy emitted them (before any rescaling), or [B, E, T] int64.
+        actions: [B, E, T, A] float32 as returned by the policy (before any rescaling), or [B, E, T] int64.
         rewards: [B, E, T] float32.
-        terminated: [B, E] bool, the task ended the episode.
-        truncated: [B, E] bool, the step limit ended it.
-        lengths: [B, E] int32, steps in the episode; 0 where there is none.
-        behavior: Parameters of the acting distribution, float32: for a Gaussian `mean` [B, E, T, A], `log_std` [B, A],
-            for discrete actions `log_probs` [B, E, T, number of actions]; for a tanh-Gaussian `mean` and `log_stds`
-            [B, E, T, A] before the tanh, with the variable drawn from the task's posterior as `latent` [B, E, Z]; for
-            Q-values `action_values` [B, E, T, number of actions] and `epsilon` [B]; nothing for uniform actions. Where
-            a task is inferred within a trial also what was acted on, `posterior_mean` and `posterior_log_std`
-            [B, E, T, Z].
+        terminated: [B, E] bool, True if the task ended the episode.
+        truncated: [B, E] bool, True if the step limit ended the episode.
+        lengths: [B, E] int32, steps of each episode; 0 for empty slots.
+        behavior: Parameters of the acting distribution, float32. Gaussian: `mean` [B, E, T, A], `log_std` [B, A].
+            Discrete: `log_probs` [B, E, T, number of actions]. Tanh-Gaussian: `mean` and `log_stds` [B, E, T, A] before
+            the tanh, and `latent` [B, E, Z] if one was drawn from the task's posterior. Q-values: `action_values` [B,
+            E, T, number of actions] and `epsilon` [B]. Uniform: none. With inference within a trial, also
+            `posterior_mean` and `posterior_log_std` [B, E, T, Z].
         reward_terms: name -> [B, E, T] float32; they sum to `rewards`.
-        initial_state: [B, E, S] float64, the simulator's state after reset, from which an episode can be rendered.
-        facts: name -> further facts of the environment, bool or float32: [B, E, T] of every step, or [B, E] of the
-            episode; NaN only where a declaration allows it.
+        initial_state: [B, E, S] float64, the simulator's state after reset, for rendering.
+        facts: name -> facts of the environment, bool or float32: [B, E, T] per step or [B, E] per episode; NaN only for
+            optional facts.
     """
 
     observations: Array
@@ -167,28 +166,28 @@ class EpisodeBatch(_OfTasks):
 
     @property
     def each_episode(self) -> dict[str, Array]:
-        """The arrays [B, E] by name."""
+        """The fields with one value per episode, [B, E], by name."""
         return {name: value for name in EACH_EPISODE if (value := getattr(self, name)) is not None}
 
     @property
     def episode_facts(self) -> dict[str, Array]:
-        """The facts of whole episodes, name -> [B, E]; see `fact_of_episodes`."""
+        """Facts per episode, name -> [B, E]; see `fact_of_episodes`."""
         return {name: fact_of_episodes(values, self.lengths) for name, values in self.facts.items()}
 
     @property
     def real(self) -> Array:
-        """Mask [B, E] bool, True where there is an episode."""
+        """Mask [B, E] bool, False for empty slots."""
         return np.greater(self.lengths, 0)
 
     @property
     def mask(self) -> Array:
-        """Mask [B, E, T] float32, 1 where a step is real and 0 where it is padding."""
+        """Mask [B, E, T] float32, 1 for real steps and 0 for padding."""
         steps = np.arange(int(self.rewards.shape[2]))
         return np.less(steps, self.lengths[..., None]).astype(np.float32)
 
     @property
     def num_steps(self) -> int:
-        """Real environment steps in the batch."""
+        """Number of real environment steps in the batch."""
         return int(self.lengths.sum())
 
     @property
@@ -209,9 +208,9 @@ EACH_EPISODE: Mapping[str, type[np.generic]] = {
 
 
 def fact_of_episodes(values: Array, lengths: Array) -> Array:
-    """Reduce a fact [B, E, T] of steps to [B, E]: True if a flag was True in any step, or the last step's number.
+    """Reduce a fact [B, E, T] to [B, E]: for a flag, True if it was True in any step; for a number, its last value.
 
-    A fact [B, E] of episodes is returned unchanged.
+    Facts [B, E] are returned unchanged.
     """
     if values.ndim == 2:
         return values
@@ -226,12 +225,11 @@ class Samples(_OfTasks):
     """Quantities that processing adds to a batch of episodes; zero on padding.
 
     Attributes:
-        returns: [B, E, T] float32, discounted sum of the rewards from a step on.
-        values: [B, E, T] float32, the prediction of them by a baseline, or by the critic of an actor-critic.
+        returns: [B, E, T] float32, discounted sum of rewards from each step on.
+        values: [B, E, T] float32, predicted returns, by a baseline or a critic.
         advantages: [B, E, T] float32.
-        mask: [B, E, T] float32, 1 where the step is real.
-        adjusted_rewards: [B, E, T] float32, discounted rewards minus a baseline of theirs; only where an algorithm of
-            the DiCE kind needs them, None otherwise.
+        mask: [B, E, T] float32, 1 for real steps.
+        adjusted_rewards: [B, E, T] float32, discounted rewards minus their baseline, for DiCE; otherwise None.
     """
 
     returns: Array
@@ -276,7 +274,7 @@ class TaskParams(_OfTasks):
             raise BatchError(f"TaskParams entries differ in their number of tasks: {sizes}; required one B for all")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Parameters shared by all tasks are sent to workers once, not once per task.
+        # Send parameters shared by all tasks to workers only once.
         same = {name for name, value in self.params.items() if len(value) > 1 and value.strides[0] == 0}
         sent = {name: (value[:1], len(value)) if name in same else value for name, value in self.params.items()}
         return _received, (sent,)
@@ -288,7 +286,7 @@ class TaskParams(_OfTasks):
 
 
 def _received(sent: Mapping[str, Array | tuple[Array, int]]) -> TaskParams:
-    """Unpickle the result of pickling TaskParams."""
+    """Unpickle TaskParams."""
     return TaskParams(
         {
             name: np.broadcast_to(value[0][0], (value[1], *value[0].shape[1:])) if isinstance(value, tuple) else value
@@ -299,7 +297,7 @@ def _received(sent: Mapping[str, Array | tuple[Array, int]]) -> TaskParams:
 
 @dataclass(frozen=True, repr=False)
 class LearnerState(Shown):
-    """All that an update carries over to the next iteration.
+    """Everything that persists from one iteration to the next.
 
     Attributes:
         params: Policy parameters by name, float32.
@@ -314,7 +312,7 @@ class LearnerState(Shown):
 
 @dataclass(frozen=True, repr=False)
 class Update(Shown):
-    """A finished iteration: the learner for the next one, and the metrics of this one."""
+    """Result of an iteration: the next learner, and metrics."""
 
     learner: LearnerState
     metrics: Metrics
@@ -322,14 +320,14 @@ class Update(Shown):
 
 @dataclass(frozen=True, repr=False)
 class Transitions(Shown):
-    """Single steps to learn from off policy, in any leading shape [...]: [N], or [K, N] for N of each of K tasks.
+    """Transitions for off-policy learning, with leading shape [...]: [N], or [K, N] for N per task.
 
     Attributes:
         observations: [..., O] float32.
-        actions: [..., A] float32 as the policy emitted them, or [...] int64.
+        actions: [..., A] float32 as returned by the policy, or [...] int64.
         rewards: [...] float32.
         next_observations: [..., O] float32.
-        terminated: [...] bool, the task ended the episode with this step; a time limit does not count.
+        terminated: [...] bool, True if the task ended the episode in this step; a time limit does not count.
     """
 
     observations: Array
@@ -352,11 +350,11 @@ class Transitions(Shown):
 
 @dataclass(frozen=True, repr=False)
 class Minibatch(Shown):
-    """Transitions that one gradient step learns from.
+    """Transitions for one gradient step.
 
     Attributes:
         transitions: [K, N] of K tasks.
-        context: [K, C] from which the tasks are inferred; None where nothing is.
+        context: [K, C], transitions for task inference; None without inference.
     """
 
     transitions: Transitions
@@ -365,15 +363,15 @@ class Minibatch(Shown):
 
 @dataclass(frozen=True, repr=False)
 class Minibatches(Shown):
-    """The stored transitions that an iteration's gradient steps learn from, as row indices, not copies.
+    """Row indices of the stored transitions for an iteration's gradient steps.
 
-    Row indices start from 0, in the order in which a run collects its real steps: by iteration, rollout batch, task,
-    episode and step. Where an iteration makes fewer than U gradient steps, the last ones are empty: -1.
+    Row indices count a run's real steps from 0 in order of collection: by iteration, rollout batch, task, episode and
+    step. If an iteration makes fewer than U gradient steps, the last ones are filled with -1.
 
     Attributes:
         rows: [U, K, N] int64, the transitions of every gradient step.
-        task_ids: [U, K] int64, the task of the fixed set whose replay buffer they are from; 0 where there is one.
-        context_rows: [U, K, C] int64, from which the tasks are inferred; None where nothing is.
+        task_ids: [U, K] int64, index of the task whose replay buffer the rows are from; 0 with a single buffer.
+        context_rows: [U, K, C] int64, transitions for task inference; None without inference.
     """
 
     rows: Array
@@ -391,28 +389,28 @@ class Minibatches(Shown):
 
     @property
     def num_updates(self) -> int:
-        """Number of gradient steps; those after them are empty."""
+        """Number of gradient steps that are not empty."""
         return int(np.count_nonzero(self.task_ids[:, 0] >= 0))
 
 
 @dataclass(frozen=True, repr=False)
 class Evaluation(Shown):
-    """Evaluation on B tasks: test episodes after 0 ... K adaptation steps, and the episodes that were adapted to.
+    """Evaluation on B tasks: test episodes after 0 ... K adaptation steps, and the adaptation episodes.
 
-    No episode is in both: test episodes are never ones that the policy adapted to.
+    Test episodes are never used for adaptation.
 
     Attributes:
         task_params: [B, P] float64.
-        task_ids: [B] int64, index of the task in the fixed set it is from, -1 without one.
+        task_ids: [B] int64, index of the task in its fixed set; -1 without one.
         names: P names of the columns of `task_params`.
-        units: P units of them.
+        units: P units of these columns.
         test_returns: [B, K+1, M] float64, sum of rewards of the test episodes after k steps.
         test_lengths: [B, K+1, M] int32.
-        test_terminated: [B, K+1, M] bool, the task ended the episode.
-        adaptation_returns: [B, K, N] float64, of the episodes that step k + 1 adapted to.
+        test_terminated: [B, K+1, M] bool, True if the task ended the episode.
+        adaptation_returns: [B, K, N] float64, returns of the episodes for adaptation step k + 1.
         adaptation_lengths: [B, K, N] int32.
         adaptation_terminated: [B, K, N] bool.
-        test_facts: name -> [B, K+1, M] bool or float32, the facts of whole episodes, see `fact_of_episodes`.
+        test_facts: name -> [B, K+1, M] bool or float32, facts per episode, see `fact_of_episodes`.
         adaptation_facts: The same names -> [B, K, N].
     """
 
@@ -459,12 +457,12 @@ class Evaluation(Shown):
 
     @property
     def episodes_per_step(self) -> int:
-        """N, the episodes per task that every step adapts to."""
+        """Number of episodes per task and adaptation step, N."""
         return self.adaptation_returns.shape[2]
 
     @property
     def num_steps(self) -> int:
-        """Environment steps that it took."""
+        """Number of environment steps in the evaluation."""
         return int(self.test_lengths.sum()) + int(self.adaptation_lengths.sum())
 
 

@@ -1,4 +1,4 @@
-"""Errors of stored runs. Every message says where, what was found, what is required and what helps."""
+"""Errors of stored runs. Messages name the location, what was found, what is required and a remedy."""
 
 import os
 import shlex
@@ -12,7 +12,7 @@ _TOP = ("run.json", "writer.lock", "_commits", "_sessions", "_thinned", "_segmen
 
 
 class StoreError(Exception):
-    """A run could not be read or written.
+    """Base class of errors in reading or writing a run.
 
     Args:
         where: File, folder or stage concerned.
@@ -32,75 +32,75 @@ class StoreError(Exception):
         return f"{self.where}: {self.found}; required: {self.required}. {self.action}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Keyword-only arguments do not survive the default pickling, and workers send errors home.
+        # Workers pickle errors; by default, keyword-only arguments would be lost.
         said = {"found": self.found, "required": self.required, "action": self.action}
         return partial(type(self), self.where, **said), ()
 
 
 class RunNotFound(StoreError, FileNotFoundError):
-    """No folder of that name."""
+    """The folder does not exist."""
 
 
 class NotARun(StoreError):
-    """A folder, but not one that holds a run."""
+    """The folder does not contain a run."""
 
 
 class InvalidRunName(StoreError, ValueError):
-    """A name that no run can have."""
+    """The name is not valid for a run."""
 
 
 class RunExists(StoreError, FileExistsError):
-    """A run would have been created over something that is already there."""
+    """There already is something where a run would be created."""
 
 
 class RunLocked(StoreError):
-    """Another process writes this run."""
+    """Another process is writing this run."""
 
 
 class FencedOut(StoreError):
-    """This writer lost the run to a later one; nothing it writes counts any more."""
+    """A later writer has taken over the run; this one's writes no longer count."""
 
 
 class StageMissing(StoreError, LookupError):
-    """A stage's output was asked for that is not stored."""
+    """The requested output is not stored."""
 
 
 class StageThinned(StageMissing):
-    """A stage's arrays were removed on purpose. Its record says how to compute them again."""
+    """The output's arrays were removed by thinning; they can be recomputed."""
 
 
 class DigestMismatch(StoreError):
-    """A thinned output came out with other bits than it had."""
+    """A recomputed output differs from its record."""
 
 
 class BudgetReached(StoreError):
-    """The next output would make the run larger than its configuration allows."""
+    """The next output would exceed the run's size limit."""
 
 
 class StageExists(StoreError):
-    """A stage's output was given twice; outputs are immutable."""
+    """The output is already stored; outputs are immutable."""
 
 
 class LayoutMismatch(StoreError, ValueError):
-    """A batch does not fit the arrays that earlier iterations of the run created, or cannot be stored at all."""
+    """A batch does not fit the run's existing arrays, or cannot be stored at all."""
 
 
 class DamagedRun(StoreError):
-    """A stored file is missing, cut short or changed."""
+    """A stored file is missing, truncated or changed."""
 
 
 class IncompatibleFormat(StoreError):
-    """The run was written in a format that this version does not read."""
+    """This version does not read the run's format."""
 
 
 class StorageFailed(StoreError):
-    """The system refused to read or write: no space, no permission, no such disk. Its OSError is the `__cause__`."""
+    """The operating system refused a read or write, for lack of space or permission. `__cause__` is its OSError."""
 
 
 def damaged(where: Path, found: str) -> DamagedRun:
-    """Make the error for a file that is not what was written."""
+    """Build the error for a file that is not what was written."""
     run, depth = _run_around(where)
-    # All files can be restored from the rest of the run, except a folder or a path occupied by one.
+    # All files can be restored from the rest of the run, except folders.
     lost = depth <= 1 and where.name != "run.json"
     return DamagedRun(
         where,
@@ -112,7 +112,7 @@ def damaged(where: Path, found: str) -> DamagedRun:
 
 
 def linked(where: Path) -> DamagedRun:
-    """Make the error for a symbolic link in a run, such as DVC, git-annex and the caches of hubs leave there."""
+    """Build the error for a symbolic link in a run, such as DVC and git-annex create."""
     return DamagedRun(
         where,
         found="is a symbolic link",
@@ -123,9 +123,9 @@ def linked(where: Path) -> DamagedRun:
 
 
 def _run_around(where: Path) -> tuple[str, int]:
-    """Return the run that contains a path, as a command argument, and the path's depth in it; 0 for the run."""
+    """Return the run that contains a path, as a command argument, and the path's depth in it."""
     parts = where.absolute().parts
-    # The innermost, because the folder of all runs may have such a name too; but a segment has folders of all kinds.
+    # The innermost, since the folder of all runs may have such a name; but segments contain all kinds of folders.
     inner = {"_segments"} & {*parts} or _TOP
     top = max((i for i, part in enumerate(parts) if part in inner), default=len(parts))
     depth = len(parts) - top
@@ -134,7 +134,7 @@ def _run_around(where: Path) -> tuple[str, int]:
 
 @contextmanager
 def system_errors(run: Path, *, required: str, action: str) -> Generator[None, None, None]:
-    """Turn what the system refuses in the block into a StorageFailed about a run."""
+    """Convert OSErrors in the block to StorageFailed about a run."""
     try:
         yield
     except StoreError:
@@ -152,7 +152,7 @@ def system_errors(run: Path, *, required: str, action: str) -> Generator[None, N
 def path_argument(run: Path) -> str:
     """Return the path of a run as an argument of commands, quoted for the shell.
 
-    It has a separator: a name alone would stand for another run, one in the runs folder.
+    It has a separator: a bare name would mean a run in the runs folder.
     """
     text = str(run)
     return shlex.quote(text if os.sep in text else os.path.join(os.curdir, text))

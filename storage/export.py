@@ -1,4 +1,4 @@
-"""The folder that an export writes, and the account of it."""
+"""The folder written by an export, and its summary."""
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,20 +16,19 @@ _WRITABLE = "room and permission to write the export"
 
 
 class ExportExists(StoreError, FileExistsError):
-    """An export would have been written over something that is already there."""
+    """There already is something where an export would be written."""
 
 
 @dataclass
 class Export:
-    """Account of what an export wrote.
+    """Summary of an export.
 
     Attributes:
         path: The folder.
         iterations: Number of exported iterations.
         rows: Number of rows, episodes or points, depending on the format.
-        skipped: Iterations that were skipped because their batches are not stored any more, with the reason.
-        progress: Receives the number of iterations read so far and the number of all; again from 0 where a format reads
-            them more than once.
+        skipped: Iterations skipped because their batches are no longer stored, with the reason.
+        progress: Receives the number of iterations read and the total; restarts if a format reads them more than once.
     """
 
     path: Path
@@ -39,7 +38,7 @@ class Export:
     progress: Progress = field(default=unseen, repr=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the account as plain data."""
+        """Return the summary as JSON data."""
         skipped = [{"iteration": i, "reason": reason} for i, reason in self.skipped]
         return {"path": str(self.path), "iterations": self.iterations, "rows": self.rows, "skipped": skipped}
 
@@ -49,7 +48,7 @@ class Export:
         """Yield the iterations to export, each with its inner steps. Log and skip those without episodes.
 
         Raises:
-            StageMissing: an iteration that was asked for is not complete.
+            StageMissing: a requested iteration is not complete.
         """
         inner_steps: dict[int, list[int]] = {}
         collects = run.stages.named("rollouts")
@@ -74,9 +73,9 @@ class Export:
 
 @contextmanager
 def export_folder(out: Path) -> Generator[Path, None, None]:
-    """Make a folder to write to. Rename it to `out` if the block succeeds, otherwise remove it.
+    """Make a temporary folder; rename it to `out` if the block succeeds, otherwise remove it.
 
-    Also remove folders that killed exports left beside it.
+    Also removes folders left by killed exports.
 
     Raises:
         ExportExists: there is something at `out`.

@@ -1,4 +1,4 @@
-"""Open a run for writing: a new one, or one that is there."""
+"""Opening of new and existing runs for writing."""
 
 import logging
 from collections.abc import Mapping
@@ -67,7 +67,7 @@ def create_run(
         follow(path)
         check_free(path)
         make_folders(path)
-        sync_folder(path.parent)  # a creation that was killed may have made it
+        sync_folder(path.parent)  # an interrupted creation may have made it
         session = begin_session(path, take_over=False)
         try:
             check_free(path)
@@ -92,15 +92,14 @@ def open_writer(
     Args:
         path: Folder or URL of the run.
         capacity: Minimum number of iterations to allocate.
-        take_over: End a writer that still holds the run, because its host is dead or it hangs.
-        repair: Read every file, restore what the rest of the run determines, and remove damaged outputs so that
-            they can be put again; see `metaloom.storage.keep.repair`.
+        take_over: True to take over from a writer that is hanging or whose host is dead.
+        repair: True to check every file and repair the run; see `metaloom.storage.keep.repair`.
         retention: Rule for which iterations this writer keeps whole.
 
     Raises:
-        RunNotFound, NotARun, IncompatibleFormat: there is no run of this format at the path.
+        RunNotFound, NotARun, IncompatibleFormat: there is no readable run at the path.
         RunLocked: another process writes it.
-        DamagedRun: a record is damaged, or a file that one commits is missing or cut short.
+        DamagedRun: a record is damaged, or a committed file is missing or truncated.
         StorageFailed: the system refuses the write.
     """
     path = folder_of(path)
@@ -108,7 +107,7 @@ def open_writer(
     if not (repair and can_restore_info(path)):
         read_info(path)
     with system_errors(path, required=WRITABLE, action="Free space, or check the folder's permissions and its disk"):
-        # Writing through folders that are links, as a run from elsewhere may have, would change their targets.
+        # Writing through linked folders, as in a run from elsewhere, would change their targets.
         inner = ("data.zarr/*", "data.zarr/*/*", "tables/*")
         names = ("run.json", "_commits", "_sessions", "_thinned", "_segments", "data.zarr", "tables")
         folders = [path / name for name in names]
@@ -119,7 +118,7 @@ def open_writer(
         session = begin_session(path, take_over=take_over)
         try:
             return _run_writer(path, session, capacity, repair=repair, retention=retention)
-        except FileNotFoundError as error:  # perhaps what a later writer has taken out meanwhile
+        except FileNotFoundError as error:  # perhaps removed meanwhile by a later writer
             reason = session.explain(error)
             session.close()
             raise reason from error
@@ -129,18 +128,18 @@ def open_writer(
 
 
 def _run_writer(path: Path, session: Session, capacity: int | None, *, repair: bool, retention: Retention) -> RunWriter:
-    """Make the writer for a session that may write the run."""
+    """Make the writer of a session."""
     if repair and session.remote is not None:
         session.remote.give_up_damaged()
     repaired = restore_info(session) if repair else []
     run = Run(path, read_info(path), follow(path))
-    if repair and run.files.segments.names():  # a damaged seal would keep everything from being read
+    if repair and run.files.segments.names():  # a damaged seal would make everything unreadable
         repaired += mend_segments(run.files, session, run.info)
         session.share()
     require_own_records(run)
     if repair:
         repaired += repair_run(run.files, session, run.info)
-    # A session that was killed may have made folders that a power cut could still take away, with what is put there.
+    # A killed session may have made folders that are not yet durable.
     for folder in (path, *path.glob("data.zarr/"), *path.glob("data.zarr/*/"), *path.glob("tables/")):
         sync_folder(folder)
     history = read_history(run.files, run.info)

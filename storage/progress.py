@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 Progress = Callable[[int, int], None]
-"""Receives the number of finished items and the number of all."""
+"""Callback that receives the number of finished items and the total."""
 
 
 def unseen(done: int, total: int) -> None:
-    """Show nothing."""
+    """Ignore progress."""

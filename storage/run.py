@@ -1,6 +1,6 @@
-"""Open a run and read what it holds, as tables or one iteration batch by batch.
+"""Reading of runs, as tables or by iteration.
 
-Nothing is seen before its commit record, and nothing unchecked is decoded.
+Outputs are visible once committed, and are checked before decoding.
 """
 
 import logging
@@ -62,14 +62,14 @@ V = TypeVar("V", bound=Value)
 class Iteration(Shown):
     """The stored batches of one iteration. Every method raises StageMissing for a missing output.
 
-    Stages without a method below have one of their name, and one of their group: `run[3].noise(0)`.
+    Other stages have methods named after them and after their group: `run[3].noise(0)`.
     """
 
     run: StoredOutputs
     index: int
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name.startswith("_") or name in ("run", "index"):  # of an object under construction
+        if name.startswith("_") or name in ("run", "index"):  # the object is under construction
             raise AttributeError(name)
         if not self._stage_of(name):
             known = [stage.name for stage in self.run.stages.stages]
@@ -84,13 +84,13 @@ class Iteration(Shown):
 
         Args:
             stage: Stage name, or the name of its group, such as rollouts.
-            k: Inner step, where the stage has several.
+            k: Inner step, for stages with several.
             task: As for `rollouts`.
         """
         return self.run.load(self.ref(stage, k), task=task)
 
     def shown(self) -> tuple[str, list[Row]]:
-        """Stored stages: output of each, its size on disk, and its duration."""
+        """Return a table of stored stages: output, size on disk, and duration."""
         records = [self.run.record(ref) for ref in self.run.refs() if ref.iteration == self.index]
         rows = [
             (
@@ -104,7 +104,7 @@ class Iteration(Shown):
         return f"Iteration {self.index} of {self.run.location}", rows
 
     def tasks(self, *, task: Places = None) -> TaskBatch:
-        """Load the tasks, or some of them by index."""
+        """Load the tasks, or some by index."""
         return self._load("tasks", 0, TaskBatch, task)
 
     def memory_fill(self, *, task: Places = None) -> EpisodeBatch:
@@ -121,9 +121,9 @@ class Iteration(Shown):
         return self._load("rollouts", k, EpisodeBatch, task)
 
     def samples(self, k: int = 0, *, task: Places = None) -> Samples:
-        """Read the samples of the episodes of inner step k as `process_samples` gave them; `task` as for `rollouts`.
+        """Load the samples of inner step k computed by `process_samples`; `task` as for `rollouts`.
 
-        Where the iteration learned from what another stage made of them, a warning names that stage.
+        Warns if the iteration learned from another stage's version of them.
         """
         self._warn_of_other_samples(self.ref("samples", k))
         return self._load("samples", k, Samples, task)
@@ -133,7 +133,7 @@ class Iteration(Shown):
         return self._load("adapted", k, TaskParams, task)
 
     def minibatches(self) -> Minibatches:
-        """Load the row indices of the transitions that the gradient steps learned from."""
+        """Load the row indices of the gradient steps' transitions."""
         return self._load("minibatches", 0, Minibatches)
 
     def transitions(self, update: int = 0, *, context: bool = False, rows: slice = slice(None)) -> "pa.Table":
@@ -143,28 +143,28 @@ class Iteration(Shown):
 
         Args:
             update: Gradient step, from 0.
-            context: Read the transitions that tasks were inferred from instead.
-            rows: Selection of the K x N transitions; only their batches are read.
+            context: True to read the transitions for task inference instead.
+            rows: Indices of the K x N transitions; only their batches are read.
         """
         return late.minibatch_table(self.run, self.minibatches(), update, context=context, chosen=rows)
 
     def learner(self) -> LearnerState:
-        """Read the learner that the iteration started from."""
+        """Load the learner that the iteration started from."""
         return self._expect(self.run.files.stages.learner_ref(self.index), Update).learner
 
     def update(self) -> Update:
-        """Read the result of the iteration: the next learner, and the metrics."""
+        """Load the result of the iteration: the next learner, and the metrics."""
         return self._expect(self.run.files.stages.last_ref(self.index), Update)
 
     def evaluation(self) -> Evaluation:
-        """Read the evaluation of the learner that the iteration led to."""
+        """Load the evaluation of the next learner."""
         return self._load("evaluation", 0, Evaluation)
 
     def metrics(self) -> Metrics:
         """Load the metrics of the iteration."""
         if not self.run.is_thinned(self.run.last_ref(self.index)):
             return self.update().metrics
-        # Of a reference, whose learner went with them: the table has them too.
+        # In a reference run they are removed with the learner; read the table.
         (row,) = late.read_metrics(self.run.files, [self.index]).drop_columns(["iteration"]).to_pylist()
         return {name: value for name, value in row.items() if value is not None}
 
@@ -173,7 +173,7 @@ class Iteration(Shown):
 
         Args:
             k: Inner step.
-            stage: Read the arrays of this stage instead of episodes and samples.
+            stage: Stage to read instead of episodes and samples.
             task: As for `rollouts`.
         """
         ref = self.ref(stage or "rollouts", k)
@@ -182,7 +182,7 @@ class Iteration(Shown):
         return late.to_xarray(self.run, refs, self._in("tasks"), chosen)
 
     def ref(self, stage: str, k: int = 0) -> StageRef:
-        """Return the output of a stage, stored or not, by its name or its group's name."""
+        """Return the reference to a stage's output, stored or not, by the name of the stage or its group."""
         if not (name := self._stage_of(stage)):
             raise StageMissing(
                 self.run.files.root,
@@ -227,11 +227,11 @@ class Iteration(Shown):
 _LOG = logging.getLogger(__name__)
 
 Iterations = None | int | range | slice | Sequence[int]
-"""All complete iterations, one of them (negative: from the end), or some."""
+"""Selection of complete iterations: None for all, one (negative: from the end), or several."""
 
 
 class Run(StoredOutputs):
-    """A stored run, read-only. It follows the run while a writer continues."""
+    """A stored run, read-only. New outputs appear while a writer continues."""
 
     def __init__(self, path: Path, info: Mapping[str, Any], remote: RemoteLog | None = None) -> None:
         super().__init__(path, info, remote)
@@ -239,12 +239,12 @@ class Run(StoredOutputs):
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """Open the run in a folder or under a URL, for reading. A writer may continue meanwhile.
+        """Open a run in a folder or at a URL for reading, even while it is being written.
 
         Raises:
-            RunNotFound, NotARun: there is no such folder, or it holds no run.
+            RunNotFound, NotARun: the folder does not exist, or is not a run.
             IncompatibleFormat: the run was written in a format that this version does not read.
-            DamagedRun: run.json is damaged, or not the one that the run's records follow.
+            DamagedRun: run.json is damaged, or does not match the records.
             StorageFailed: the object store of a URL cannot be read.
         """
         folder = folder_of(path)
@@ -259,7 +259,7 @@ class Run(StoredOutputs):
         return run
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # What is open is of this process: another one opens the run itself.
+        # Open files belong to this process; another process opens the run again.
         return type(self).open, (self.location if url_of(self.path) else self.path.absolute(),)
 
     def __repr__(self) -> str:
@@ -273,9 +273,10 @@ class Run(StoredOutputs):
 
     @property
     def is_sealed(self) -> bool:
-        """True if the newest session ended by itself: then the removal of later records is detected.
+        """True if the newest session ended normally, so that removal of the last records would be detected.
 
-        A session that was killed, still writes, or is of an earlier version only records what existed when it began.
+        Sessions that were killed, are still writing, or are of an earlier version only recorded what existed at their
+        start.
         """
         newest = newest_session(self.path, first_session(self.info))
         return newest is not None and newest.sealed
@@ -286,13 +287,13 @@ class Run(StoredOutputs):
         return self.info["config"]
 
     def config_of(self, ref: StageRef) -> Mapping[str, Any]:
-        """Return the configuration that decides an output, stored or not; for a fork's shared outputs the parent's."""
+        """Return the configuration of an output, stored or not; for a fork's shared outputs, the parent's."""
         return origin(self.info, ref)["config"]
 
     def environment_of(self, ref: StageRef) -> Mapping[str, Any]:
         """Return the environment of a stored output: code, plug-ins, kernel, device.
 
-        Each session records its environment. Earlier versions did not; their outputs get the run's first environment.
+        For sessions of earlier versions, which did not record it, this is the run's first environment.
 
         Raises:
             StageMissing: the output is not stored.
@@ -305,14 +306,14 @@ class Run(StoredOutputs):
         return mapping(origin(self.info, ref).get("environment"))
 
     def sessions(self) -> list[ComputedWith]:
-        """List the sessions that computed outputs, the first one first, if they recorded their environment."""
+        """List the sessions that computed outputs, in order, if they recorded their environment."""
         return read_sessions(self.path, self.info)
 
     def __getitem__(self, iteration: int) -> Iteration:
-        """Return one iteration, complete or not; a negative number counts from the last complete one.
+        """Return an iteration, complete or not; negative numbers count from the last complete one.
 
         Raises:
-            StageMissing: the number is beyond the run's target.
+            StageMissing: the number exceeds the run's target.
         """
         if iteration < 0:
             (iteration,) = self.select(iteration)
@@ -331,7 +332,7 @@ class Run(StoredOutputs):
 
         Raises:
             ValueError: they are not integers.
-            StageMissing: one of them is not complete.
+            StageMissing: an iteration is not complete.
         """
         complete = self.iterations
         if iterations is None:
@@ -357,20 +358,20 @@ class Run(StoredOutputs):
     ) -> "pa.Table":
         """Read one row per real environment step, without padding.
 
-        All rows are in memory at once; `scan_steps` gives the same rows, one inner step of an iteration at a time.
+        All rows are loaded into memory; `scan_steps` yields them one inner step at a time.
 
         Args:
             iterations: Iterations to read; None for all complete ones.
-            columns: None for all; only what the columns need is read. `observation.NAME` and `action.NAME` are single
-                components, where the environment names them, and `observation.*` all of them; `reward_*` are all terms.
+            columns: Columns to read; None for all. `observation.NAME` and `action.NAME` are components, if the
+                environment names them, `observation.*` is all of them, and `reward_*` is all reward terms.
             steps: Inner steps k to include; None for all.
-            stage: One group of arrays: `rollouts_1`, or `memory_fill` for the initial replay buffer; None for the
-                rollouts of all inner steps.
-            task: Indices in the meta-batch; only their parts of the arrays are read. Negative ones count from the end.
+            stage: A stored group: `rollouts_1`, or `memory_fill` for the initial replay buffer; None for the rollouts
+                of all inner steps.
+            task: Indices in the meta-batch, negative from the end; only these tasks are read.
             episode: Indices among the episodes of each task.
 
         Raises:
-            ValueError: there is no such column, stage, task or episode.
+            ValueError: a column, stage, task or episode does not exist.
         """
         return self.scan_steps(iterations, columns, steps, stage=stage, task=task, episode=episode).read_all()
 
@@ -384,17 +385,17 @@ class Run(StoredOutputs):
         task: Places = None,
         episode: Places = None,
     ) -> "pa.RecordBatchReader":
-        """Yield what `steps` gives, one inner step of an iteration at a time, so that memory stays bounded."""
+        """Yield the rows of `steps` one inner step at a time, with bounded memory."""
         chosen = self.select(iterations)
         return late.scan_steps(self, chosen, columns, steps, stage=stage, task=task, episode=episode)
 
     def episodes(
         self, iterations: Iterations = None, steps: Steps = None, *, task: Places = None, episode: Places = None
     ) -> "pa.Table":
-        """Read one row per episode: return, length, how it ended, and the parameters of its task as `task_*`.
+        """Read one row per episode: return, length, termination, and its task's parameters as `task_*`.
 
-        Facts of the environment become `fact_*`: for a flag, True if any step has it; for other facts, the value at the
-        last step. The selection works as in `steps`.
+        Facts become `fact_*`: for a flag, True if it is set in any step; for a number, its last value. Select as in
+        `steps`.
         """
         return late.read_episodes(self.files, self.select(iterations), steps, task, episode)
 
@@ -413,35 +414,35 @@ class Run(StoredOutputs):
     def table(
         self, stage: str, iterations: Iterations = None, columns: Sequence[str] | None = None, steps: Steps = None
     ) -> "pa.Table":
-        """Read the arrays of any stage, one row per entry along the axes that all columns begin with.
+        """Read the arrays of any stage, with one row per entry along their common leading axes.
 
-        A column with the axes task, episode, t has a row per step; beside a column of tasks there is a row per task,
-        and it holds lists. Steps after the end of an episode have no rows.
+        Columns with axes task, episode, t have a row per step; together with a column per task, they become lists in a
+        row per task. Padding has no rows.
 
         Args:
             stage: Stage name, or the name of its group.
-            iterations: Iterations to read; None for all complete ones. Those without such an output have no rows.
+            iterations: Iterations to read; None for all complete ones. Iterations without this output have no rows.
             columns: Names of arrays; None for all.
             steps: Inner steps k to include; None for all.
 
         Raises:
-            ValueError: there is no such column or inner step.
-            StageMissing: there is no such stage, or no output of it.
+            ValueError: a column or inner step does not exist.
+            StageMissing: the stage does not exist or has no output.
         """
         chosen, wanted = self.select(iterations), chosen_steps(steps)
         first = Iteration(self, chosen[0] if chosen else 0).ref(stage, wanted[0] if wanted else 0)
         refs = [ref for ref in self.refs_of(chosen) if ref.stage == first.stage]
         refs = [ref for ref in refs if wanted is None or ref.step in wanted]
         if not refs:
-            self.record(first)  # raises StageMissing with what is there
+            self.record(first)  # raises StageMissing, listing what exists
         return late.read_entries(self.files, refs, columns)
 
     def transitions(self, rows: "Sequence[int] | Array") -> "pa.Table":
-        """Read transitions by row number, as minibatches name them: one row each, with its origin.
+        """Read transitions and their origins by row number, as in minibatches.
 
         Columns: row, iteration, stage and step (which collected it), task (index in its batch), task_id (in the fixed
         set, -1 without one; null for the fill), episode, t, observation, action, reward,
-        next_observation, terminated. Only batches that hold one of the rows are read.
+        next_observation, terminated. Only batches with requested rows are read.
 
         Raises:
             StageMissing: a row is not stored.
@@ -450,7 +451,7 @@ class Run(StoredOutputs):
         return late.read_transitions(self, np.asarray(rows, np.int64))
 
     def lineage(self) -> "pa.Table":
-        """Read one row per stored output, in order of creation: its inputs, time, session and versions."""
+        """Read one row per stored output, in order of creation: inputs, time, session and versions."""
         return late.lineage(self.record(ref) for ref in self.refs())
 
     def _table(self, name: str, iterations: Iterations) -> "pa.Table":
@@ -458,12 +459,12 @@ class Run(StoredOutputs):
 
 
 def open_run(path: str | Path) -> Run:
-    """Open the run in a folder or under a URL, for reading; see Run.open."""
+    """Open a run in a folder or at a URL for reading; see Run.open."""
     return Run.open(path)
 
 
 def run_exists(path: str | Path) -> bool:
-    """Return True if there is a run in a folder or under a URL.
+    """Return True if there is a run in a folder or at a URL.
 
     Raises:
         StorageFailed: the folder, or the object store of a URL, cannot be read.
@@ -475,7 +476,7 @@ def run_exists(path: str | Path) -> bool:
 
 
 def require_own_records(run: Run) -> None:
-    """Refuse a run.json that was replaced or changed along with its seal: the first records contain its hash."""
+    """Reject a replaced run.json, whose hash is not the one in the first records."""
     try:
         follows = boundaries(run.info)
         found = [_link_at(run, first_sequence(info), first_iteration(info)) for info in contributors(run.info)]
@@ -486,7 +487,7 @@ def require_own_records(run: Run) -> None:
 
 
 def _link_at(run: Run, sequence: int, iteration: int) -> Link | None:
-    """Read the record at a position, if it is the first of its iteration and readable; else `verify` checks it."""
+    """Return the link of the record at a position, if it is the first of its iteration and readable."""
     sealed = (link for segment in run.files.segments.all() for link in segment.seal.links)
     if packed := next((link for link in sealed if link.first == sequence), None):
         return packed
@@ -502,9 +503,9 @@ def _link_at(run: Run, sequence: int, iteration: int) -> Link | None:
 
 
 def find_runs(root: Path) -> list[Path]:
-    """Find the folders of the runs below the folder of all runs, the newest first.
+    """Find all runs in the runs folder, newest first.
 
-    A run that cannot be read is one of them, for whoever opens it to say why.
+    Includes unreadable runs; opening them raises the reason.
 
     Raises:
         StorageFailed: the object store cannot be read.
@@ -520,7 +521,7 @@ def find_runs(root: Path) -> list[Path]:
 
 
 def _written(folder: Path) -> float | None:
-    """Modification time of a run's run.json, of the folder if another user keeps us out; None if it is no run."""
+    """Return the modification time of run.json, or of an inaccessible folder; None if it is not a run."""
     try:
         return (folder / "run.json").stat().st_mtime
     except PermissionError:
@@ -530,7 +531,7 @@ def _written(folder: Path) -> float | None:
 
 
 def _created(folder: Path) -> str | None:
-    """Return the time of creation of the run that a folder caches; None if there is none, "" if it cannot be read."""
+    """Return the creation time of a cached run; None if there is none, "" if it cannot be read."""
     try:
         follow(folder)
         return str(read_sealed(folder / "run.json", indented=True).get("created", ""))

@@ -1,4 +1,4 @@
-"""Folders of work that is not finished, which go with the process that works in them, even if it is killed."""
+"""Folders for unfinished work, which are removed with their process, even if it is killed."""
 
 import logging
 import os
@@ -18,19 +18,19 @@ SUFFIX = ".unfinished"
 
 
 def _mark() -> str:
-    """Return the suffix of this machine's folders, since machines that share the disk do not see each other's locks."""
+    """Return the suffix of this machine's folders: machines sharing a disk do not see each other's locks."""
     return f".{socket.gethostname()}{SUFFIX}"
 
 
 @contextmanager
 def unfinished_folder(parent: Path, name: str, mode: int = 0o777) -> Generator[Path, None, None]:
-    """Make a hidden folder for as long as the block lasts, and remove those in `parent` whose process was killed.
+    """Make a hidden folder for the block, and remove folders of killed processes in `parent`.
 
-    To keep something, rename it away; the folder itself may be renamed too.
+    To keep content, move it elsewhere; the folder itself may also be renamed.
 
     Args:
         parent: Parent folder.
-        name: Purpose of the folder; part of its name.
+        name: Purpose of the folder, used in its name.
         mode: Permissions, masked by the umask.
     """
     _remove_dead(parent)
@@ -46,7 +46,7 @@ def _lock_new(parent: Path, name: str, mode: int) -> tuple[Path, int]:
     while True:
         folder = parent / f".{name}.{secrets.token_hex(4)}{_mark()}"
         folder.mkdir(mode)
-        # Another process may have taken the new folder for a dead one before it was locked.
+        # Another process may have removed the new folder as dead before it was locked.
         try:
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
@@ -59,10 +59,10 @@ def _lock_new(parent: Path, name: str, mode: int) -> tuple[Path, int]:
 
 
 def _remove_dead(parent: Path) -> None:
-    """Remove our folders that no process has locked: the lock goes with the process that made them."""
-    ours = re.compile(rf"\..+\.[a-z0-9_]{{8}}{re.escape(_mark())}")  # as `_lock_new` calls them, and no user does
+    """Remove Metaloom's folders that no process has locked: a lock ends with its process."""
+    ours = re.compile(rf"\..+\.[a-z0-9_]{{8}}{re.escape(_mark())}")  # named by `_lock_new`, not by a user
     for folder in [path for path in parent.glob(f".*{SUFFIX}") if ours.fullmatch(path.name)]:
-        with suppress(OSError):  # it lives, it is another user's, or somebody else is removing it
+        with suppress(OSError):  # in use, another user's, or being removed
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 lock(descriptor, folder, wait=False)

@@ -1,4 +1,4 @@
-"""Write a run: one writer, every output immutable, visible all at once or not at all."""
+"""Writing of runs: a single writer, with immutable outputs that are published atomically."""
 
 import logging
 import threading
@@ -46,14 +46,14 @@ _RECENT_BYTES = 256 * 2**20
 
 
 class RunWriter:
-    """The one writer of a run, a context manager.
+    """The single writer of a run, a context manager.
 
-    Outputs are written in a background thread; arrays that were given to `put` must not be changed afterwards.
-    An error there is raised by the next call, and nothing after it is stored.
+    Outputs are written in a background thread, so arrays passed to `put` must not be changed. Its errors are raised by
+    the next call, and nothing more is stored.
 
     Attributes:
         run: The run, for reading.
-        repaired: Repairs made when opening it, a line for each damaged file.
+        repaired: Repairs made when opening, one line per damaged file.
     """
 
     def __init__(
@@ -89,17 +89,17 @@ class RunWriter:
 
     @property
     def capacity(self) -> int:
-        """Iterations that the run has room for."""
+        """Number of iterations for which the run has room."""
         return self._arrays.capacity
 
     def contains(self, ref: StageRef) -> bool:
-        """Return True if an output is stored or on its way to the disk."""
+        """Return True if an output is stored or queued."""
         with self._lock:
             return ref in self._pending or ref in self._history.digests
 
     def is_whole(self, iteration: int) -> bool:
-        """Return True if an iteration is known to have all its outputs, without a look at each of them."""
-        # It was complete when it was packed, and no record of the run was ever lost.
+        """Return True if an iteration is known to be complete without checking each output."""
+        # It was complete when packed, and no record has been lost.
         return not self._history.lost and self.run.files.segments.holding(self.run.last_ref(iteration)) is not None
 
     def put(
@@ -112,21 +112,21 @@ class RunWriter:
         started: float,
         seconds: float,
     ) -> None:
-        """Store a stage's output. Returns when it is queued; waits while two others are.
+        """Queue a stage's output for storing; waits while two others are queued.
 
         Args:
-            ref: Name of the output.
-            value: The output; its arrays must not change any more.
-            inputs: Outputs it was computed from, one by one or as spans of all stored ones.
+            ref: Reference to the output.
+            value: The output; its arrays must not be changed afterwards.
+            inputs: Outputs it was computed from, single or as spans.
             seed_position: Position from which its random streams are derived.
             started: Start of the computation, in seconds since 1970.
             seconds: Duration of the computation.
 
         Raises:
-            StageExists: the output is stored already.
-            StageMissing: an input is not, or nothing of a span.
-            LayoutMismatch: the value does not match the stage's layout, or lies beyond the run's capacity.
-            BudgetReached: the run would hold more bytes than it may.
+            StageExists: the output is already stored.
+            StageMissing: an input is not stored, or a span is empty.
+            LayoutMismatch: the value does not match the stage's layout, or exceeds the run's capacity.
+            BudgetReached: the run would exceed its size limit.
         """
         self._queue.check()
         self._check(ref, inputs)
@@ -150,7 +150,7 @@ class RunWriter:
                 self._pending.pop(ref, None)
             raise
         size = sum(array.nbytes for array in flatten(value).values())
-        with self._lock:  # the outputs put last stay in memory, within bounds of number and size
+        with self._lock:  # recent outputs stay in memory, with limited number and size
             self._recent[ref] = (value, size)
             while len(self._recent) > _RECENT_OUTPUTS or (
                 len(self._recent) > 1 and sum(size for _, size in self._recent.values()) > _RECENT_BYTES
@@ -158,22 +158,22 @@ class RunWriter:
                 self._recent.popitem(last=False)
 
     def load(self, ref: StageRef) -> Value:
-        """Load a stage's output: from memory if it was put recently, else from the disk."""
+        """Load an output, from memory if it is recent, otherwise from disk."""
         value = self._in_memory(ref)
         return self._read(self.run.load, ref) if value is None else value
 
     def lengths(self, ref: StageRef) -> Array:
-        """Read the steps of each episode of a batch, [B, E] int32; on the disk nothing else of it is read."""
+        """Read only the lengths of a batch's episodes, [B, E] int32."""
         value = self._in_memory(ref)
         return value.lengths if isinstance(value, EpisodeBatch) else self._read(self.run.lengths, ref)
 
     def experience(self, ref: StageRef) -> EpisodeBatch:
-        """Load a batch of episodes, from the disk without behavior and reward terms."""
+        """Load a batch of episodes; if read from disk, without behavior and reward terms."""
         value = self._in_memory(ref)
         return value if isinstance(value, EpisodeBatch) else self._read(self.run.experience, ref)
 
     def record(self, ref: StageRef) -> StageRecord:
-        """Return the record of an output; waits until it is published."""
+        """Wait until an output is published, and return its record."""
         if ref in self._pending:
             self.flush()
         return self.run.record(ref)
@@ -190,21 +190,21 @@ class RunWriter:
     def describe(self, environment: Mapping[str, Any]) -> None:
         """Record this session's environment, as plain JSON data; see `Run.environment_of`.
 
-        A run's creation environment applies to its first session unless that session records another.
+        The environment given to `create_run` applies to the first session unless replaced here.
         """
         self.flush()
         with self._writing():
             self._session.describe({"environment": dict(environment)})
 
     def thin(self, iterations: Iterable[int], progress: Progress = unseen) -> Thinned:
-        """Remove the arrays of iterations that can be computed again (`StoredStage.thinnable`); all else stays.
+        """Remove the recomputable arrays of iterations, see `StoredStage.thinnable`.
 
         Args:
             iterations: Iterations to thin.
-            progress: Receives the number of iterations thinned so far and the number of all.
+            progress: Receives the number of iterations thinned and the total.
 
         Raises:
-            StageMissing: one of them is not complete.
+            StageMissing: an iteration is not complete.
         """
         self.flush()
         chosen = {*self.run.select([*iterations])}
@@ -212,10 +212,9 @@ class RunWriter:
             return self._thinner.thin(self._thinnable(chosen), progress)
 
     def thin_learners(self, every: int) -> Thinned:
-        """Remove the learners that complete iterations start from, but for 0, every, 2 every, ... and the newest one.
+        """Remove learners of complete iterations, except those of 0, every, 2 every, ... and the newest.
 
-        For copies of runs, such as references. The rest can then be recomputed only from these learners, and the run
-        resumed only from the newest.
+        For copies of runs, such as references. Other outputs can then be recomputed only from the remaining learners.
         """
         if every < 1:
             raise ValueError(f"found every={every}; required 1 or more")
@@ -225,36 +224,36 @@ class RunWriter:
             return self._thinner.thin(refs)
 
     def pack(self, progress: Progress = unseen) -> list[range]:
-        """Pack all complete iterations but the newest into segments; returns the iterations of each new one.
+        """Pack all complete iterations but the newest into segments; return the iterations of each new one.
 
         Args:
-            progress: Receives the number of iterations packed so far and the number of all.
+            progress: Receives the number of iterations packed and the total.
 
         Raises:
-            StoreError: the run is of a format that knows no segments.
-            DamagedRun: a file to be packed is not what was committed; segments packed before it remain.
+            StoreError: the run's format has no segments.
+            DamagedRun: a file to pack is damaged; earlier segments remain.
         """
         self.flush()
         with self._writing():
             return self._packer.pack(progress)
 
     def restore(self, values: Mapping[StageRef, Value]) -> None:
-        """Put back the arrays of thinned outputs of one iteration, computed again.
+        """Restore the recomputed arrays of thinned outputs of one iteration.
 
         Raises:
-            StageExists: one of them is not thinned.
-            DigestMismatch: one is not what it was; then none is put back.
+            StageExists: an output is not thinned.
+            DigestMismatch: a value differs from its record; then none is restored.
         """
         self.flush()
         with self._writing():
             self._thinner.restore(values)
 
     def flush(self) -> None:
-        """Return when everything that was put is published."""
+        """Wait until all outputs are published."""
         self._queue.wait()
 
     def close(self) -> None:
-        """Publish what is queued and let the next writer in. Raises what went wrong since the last call."""
+        """Publish queued outputs and end the session. Raises pending errors."""
         if not self._closed:
             self._closed = True
             self._queue.stop()
@@ -262,7 +261,7 @@ class RunWriter:
                 try:
                     if not self._queue.failed:
                         self._session.seal(self._history.head)
-                except FencedOut:  # nothing was left to store, and the later writer knows what there is
+                except FencedOut:  # nothing was left to store, and the later writer knows the records
                     _LOG.info("%s was taken over before it was closed", self.run.path)
                 finally:
                     self._session.close()
@@ -279,7 +278,7 @@ class RunWriter:
         except BaseException as own:
             if error is None:
                 raise
-            # What already goes wrong in the block matters more than what comes on top of it.
+            # An error in the block takes precedence.
             if own is not error:
                 _LOG.warning("not everything could be stored: %s", own, exc_info=not isinstance(own, StoreError))
 
@@ -289,14 +288,14 @@ class RunWriter:
         if any(self.contains(StageRef(item.first, stage)) for stage in item.stages):
             return True
         with self._lock:
-            # A copy, because the thread that publishes adds to them.
+            # A copy, because the publishing thread adds to them.
             return any(ref in item for ref in [*self._pending, *self._history.digests])
 
     def _read(self, read: Callable[[StageRef], T], ref: StageRef) -> T:
         try:
             return read(ref)
         except DamagedRun:
-            # Metadata of an array that a repair gave up comes back with an output that may still be on its way.
+            # Array metadata removed by a repair is rewritten with an output that may still be queued.
             self.flush()
             return read(ref)
 
@@ -314,7 +313,7 @@ class RunWriter:
             written = self._publisher.publish(output)
             freed = 0
             if output.ref.stage == self.run.stages.last:
-                if self._retention.thins:  # what need not be kept now that an iteration is complete
+                if self._retention.thins:  # not needed once an iteration is complete
                     self._whole.add(output.ref.iteration)
                     complete = max(self._whole) + 1
                     done = {i for i in self._whole if not self._retention.keeps(i, complete)}
@@ -364,16 +363,16 @@ class RunWriter:
 
 
 class BackgroundQueue:
-    """One thread that works off jobs in the order they are given; `depth` of them may wait."""
+    """A thread that runs jobs in order; up to `depth` of them wait."""
 
     def __init__(self, work: Callable[[Output], None], depth: int) -> None:
         self._work = work
         self._jobs: SimpleQueue[Output | None] = SimpleQueue()
-        self._slots = threading.Semaphore(depth + 1)  # one more is being worked on
+        self._slots = threading.Semaphore(depth + 1)  # plus the one running
         self._idle = threading.Condition()
         self._unfinished = 0
         self._error: BaseException | None = None
-        # A daemon: a process that dies without closing must not hang; what was not committed is computed again.
+        # A daemon, so that a process that ends without closing does not hang; uncommitted outputs are recomputed.
         self._thread = threading.Thread(target=self._run, name="metaloom-store", daemon=True)
         self._thread.start()
 
@@ -389,7 +388,7 @@ class BackgroundQueue:
         self.check()
 
     def wait(self) -> None:
-        """Return when every job is done. Raises the first error."""
+        """Wait until all jobs are done. Raises the first error."""
         with self._idle:
             self._idle.wait_for(lambda: self._unfinished == 0)
         self.check()
@@ -405,7 +404,7 @@ class BackgroundQueue:
         return self._error is not None
 
     def stop(self) -> None:
-        """Finish the queued jobs and end the thread. Raises nothing."""
+        """Finish the queued jobs and end the thread, without raising errors."""
         self._jobs.put(None)
         self._thread.join()
 
@@ -415,7 +414,7 @@ class BackgroundQueue:
                 try:
                     self._work(job)
                 except BaseException as error:
-                    # Later jobs build on this one: they are dropped, and the caller gets the error at its next call.
+                    # Later jobs depend on this one: drop them, and raise the error at the next call.
                     self._error = error
             self._slots.release()
             with self._idle:
@@ -424,11 +423,11 @@ class BackgroundQueue:
 
 
 _WARN_AT = 0.9
-_BESIDES_ARRAYS = 64 * 2**10  # a record, tables, checksums: more than they take at any size in use
+_BESIDES_ARRAYS = 64 * 2**10  # upper bound for a record, tables and checksums
 
 
 class Budget:
-    """Size of a run's files in bytes, against a limit. Not shared between threads: its owner has a lock."""
+    """Size of a run's files in bytes, and its limit. Not thread-safe."""
 
     def __init__(self, root: Path, limit: int, used: int) -> None:
         self._root = root
@@ -438,7 +437,7 @@ class Budget:
         self._warned = False
 
     def reserve(self, ref: StageRef, value: Value) -> None:
-        """Set aside what an output can take at most."""
+        """Reserve the maximum size of an output."""
         arrays = flatten(value).values()
         need = sum(array.nbytes for array in arrays) + _BESIDES_ARRAYS
         if self._used + sum(self._reserved.values()) + need > self._limit:
@@ -453,7 +452,7 @@ class Budget:
         self._reserved[ref] = need
 
     def release(self, ref: StageRef, written: int) -> None:
-        """Count what an output took instead of what was set aside for it; negative when files went."""
+        """Replace an output's reservation by its actual size, which is negative for removed files."""
         self._reserved.pop(ref, None)
         self._used += written
         if self._used > _WARN_AT * self._limit and not self._warned:

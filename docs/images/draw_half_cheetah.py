@@ -3,8 +3,8 @@
     python docs/images/draw_half_cheetah.py FOLDER --promp RUN ... --gru RUN ... --attention RUN ...
 
 FOLDER gets half_cheetah_memory.png, moving means over a million steps, a line for each run: the return of an episode in
-training, and the gain of the last episode of a trial over the first. docs/algorithms/rl2.md and docs/references.md
-have the commands that train the runs; a fork is a separate run.
+training, and the gain of the last episode of a trial over the first. docs/algorithms/rl2_results.md and
+docs/references.md have the commands that train the runs; a fork is a separate run.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""The command line. Exit codes: 0 done, 1 found a difference or a failure, 2 wrong usage, 130 stopped by Ctrl-C.
+"""The command line. Exit codes: 0 success, 1 a difference or failure, 2 wrong usage, 130 stopped by Ctrl-C.
 
-Commands are made of the table of operations (`flows/operations`); modules of this package have what a terminal needs
-besides. They use numerics through `operations/late.py`, because help, lists and refusals should not wait for torch;
-tests/flows/test_startup.py holds them to it.
+Commands are generated from the table of operations (`flows/operations`); this package adds terminal output. Numerics
+are imported through `operations/late.py`, so that help, listings and errors do not wait for torch, which
+tests/flows/test_startup.py checks.
 """
 
 import atexit
@@ -39,19 +39,19 @@ GROUPS = list(dict.fromkeys(operation.group for operation in operations().values
 """Titles of groups of commands, in the order of `--help`."""
 
 _SHOW_THEMSELVES = {"serve", "logs"}
-"""Commands that print as long as they run."""
+"""Commands that print while they run."""
 _TRAIN = {"train", "resume", "sweep"}
-"""Commands whose own lines follow; what reads them from a file or pipe expects no others."""
+"""Commands that print their own lines, without a status line in files and pipes."""
 
 COMMANDS = [*operations()]
 
 
 def _explain(error: CycloptsError) -> Panel:
-    """Explain in a frame what is wrong with a command line."""
+    """Format a command-line error in a frame."""
     if isinstance(error, UnknownOptionError):
         found = error.token.keyword or error.token.value
         options = [name for argument in error.argument_collection for name in argument.names if name.startswith("--")]
-        # Without the dashes, which make any two options resemble each other.
+        # Without dashes, which make all options look similar.
         hint = late.suggestion(found.lstrip("-"), [name.lstrip("-") for name in options])
         hint = hint.replace("; did you mean ", "\ndid you mean --")
         if "--set" in options:
@@ -95,28 +95,28 @@ app.command(
 def main() -> None:
     """Entry point of the `metaloom` command."""
     keep_streams()
-    # An environment that crashes this process (`--workers 0`) leaves at least a traceback.
+    # If an environment crashes this process (`--workers 0`), print at least a traceback.
     faulthandler.enable()
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(PrintableLines())
     try:
         code = run(sys.argv[1:])
     except StartAgain as again:
-        # The same process under another environment: Ctrl-C, signals and the exit code need no passing on.
+        # exec keeps the process, so signals and the exit code need no forwarding.
         os.execve(sys.executable, sys.orig_argv, again.environment)
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         discard_output()
         code = code or EXIT_OUTPUT_CLOSED
-    if code == EXIT_INTERRUPTED:  # there may be no time left to take all modules apart, which takes seconds
+    if code == EXIT_INTERRUPTED:  # skip the teardown of modules, which takes seconds
         atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
         os._exit(code)
     sys.exit(code)
 
 
 def _status(tokens: Sequence[str]) -> AbstractContextManager[None]:
-    """Return the status of a command: its first words, which say what it does and to what."""
+    """Show a status line with the command's first words."""
     if not tokens or tokens[0] not in {*COMMANDS} - _SHOW_THEMSELVES or {*tokens} & {"--json", "--help", "-h"}:
         return nullcontext()
     if tokens[0] in _TRAIN and not console().is_terminal:
@@ -128,13 +128,13 @@ def _status(tokens: Sequence[str]) -> AbstractContextManager[None]:
 def run(tokens: Sequence[str]) -> int:
     """Run one command and return its exit code."""
     if [*tokens] in ([], ["-h"], ["--help"]):
-        for name in COMMANDS:  # the help line of a command is the docstring in its module
+        for name in COMMANDS:  # a command's help is the docstring in its module
             app[name]
     try:
         with _status(tokens):
             return app(tokens, exit_on_error=False, result_action="return_value") or 0
     except CycloptsError:
-        return USAGE  # cyclopts has printed what is wrong
+        return USAGE  # cyclopts has printed the error
     except OutputClosed:
         discard_output()
         return EXIT_OUTPUT_CLOSED
@@ -143,7 +143,7 @@ def run(tokens: Sequence[str]) -> int:
         code = exit_code(error)
         if code is None:
             raise
-        # The name may resemble an existing run's.
+        # The name may be similar to that of an existing run.
         similar = late.suggestion(Path(error.where).name, complete_runs(None)) if isinstance(error, RunNotFound) else ""
         print(f"metaloom: {error_text(error)}{similar}", file=sys.stderr)
         return code

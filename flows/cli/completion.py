@@ -21,11 +21,11 @@ _NEXT = {
 
 
 def install(*, shell: Shell | None = None, output: Output = None) -> int:
-    """Install completion for the shell in use: commands, options, names of runs and recipes.
+    """Install shell completion of commands, options, runs and recipes.
 
     Args:
-        shell: Shell to complete for; by default the one that runs the command.
-        output: File to write the script to, instead of where the shell looks for it.
+        shell: Shell; by default the current one.
+        output: File for the script; by default where the shell looks for it.
     """
     from cyclopts.completion.detect import ShellDetectionError, detect_shell
 

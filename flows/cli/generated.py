@@ -1,4 +1,4 @@
-"""Commands made of operations: an attribute `command_NAME` of this module for each, made when it is first used."""
+"""Commands generated from operations, as lazy attributes `command_NAME` of this module."""
 
 import re
 from collections import OrderedDict
@@ -28,16 +28,16 @@ _BACKEND = [
             field.type,
             Parameter(
                 name=f"--{field.name.removesuffix('_seconds').replace('_', '-')}",
-                show=field.name != "mathematics",  # which has no effect, for scripts that have it
+                show=field.name != "mathematics",  # no effect; kept for existing scripts
             ),
         ],
     )
     for field in fields(Backend)
 ]
-"""Options that together say where rollouts run."""
+"""Options of the rollout backend."""
 _BACKEND_HELP = cleandoc(Backend.__doc__ or "").partition("Attributes:\n")[2]
 _LAST = ("trust", *(p.name for p in _BACKEND), "log", "film_every", "metrics_port", "as_json")
-"""Options that many commands have, in the order in which help lists them after all others."""
+"""Common options, which help lists last, in this order."""
 _AS_JSON = Annotated[
     bool, Parameter(name="--json", negative=(), show_default=False, help="Print JSON instead of text.")
 ]
@@ -48,7 +48,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Call(Generic[R]):
-    """An operation with what the command line says.
+    """An operation with the arguments of the command line.
 
     Attributes:
         work: The operation.
@@ -62,7 +62,7 @@ class Call(Generic[R]):
         return self.given[name] if name in self.given else signature(self.work).parameters[name].default
 
     def __call__(self, **others: Any) -> R:
-        """Run the operation; `others` are the arguments that only Python has."""
+        """Run the operation; `others` are Python-only arguments."""
         bound = BoundArguments(signature(self.work), OrderedDict({**self.given, **others}))
         return self.work(*bound.args, **bound.kwargs)
 
@@ -90,7 +90,7 @@ def _refused(reason: str) -> Callable[..., int]:
 
 
 def make_command(operation: Operation) -> Callable[..., int]:
-    """Make the command of an operation: a function whose signature has what a command line can say."""
+    """Make the command of an operation, with the parameters that a command line supports."""
     work = operation.function
     shown = resolve(operation.terminal) if operation.terminal else partial(show, operation)
     declared = parameters_of(work)
@@ -123,7 +123,7 @@ def make_command(operation: Operation) -> Callable[..., int]:
 
 
 def command_parameter(parameter: P) -> P:
-    """Return a parameter of an operation as a command has it."""
+    """Convert an operation's parameter to a command's."""
     kind, annotation = parameter.kind, text_type(parameter.annotation)
     plain = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
     if get_origin(plain) is tuple:
@@ -137,13 +137,13 @@ def command_parameter(parameter: P) -> P:
 
 
 def show(operation: Operation, call: Call[Any], *, as_json: bool = False) -> int:
-    """Run an operation and print its result, if it has one."""
+    """Run an operation and print its result, if any."""
     result = call()
     return 0 if result is None else show_result(operation, result, as_json)
 
 
 def show_result(operation: Operation, result: Any, as_json: bool) -> int:
-    """Print a result as data or for people, and return the exit code."""
+    """Print a result as JSON or formatted, and return the exit code."""
     answer(
         as_json, lambda: data_of(result), lambda: resolve(operation.view)(result) if operation.view else as_text(result)
     )
@@ -151,7 +151,7 @@ def show_result(operation: Operation, result: Any, as_json: bool) -> int:
 
 
 def data_of(result: Any) -> Any:
-    """Return a result as data for JSON."""
+    """Convert a result to JSON data."""
     for form in ("as_dict", "as_list"):
         if hasattr(result, form):
             return getattr(result, form)()

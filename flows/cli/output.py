@@ -1,4 +1,4 @@
-"""Standard output of the commands, which a reader may close at any time."""
+"""Standard output of commands, which its reader may close at any time."""
 
 import io
 import json
@@ -14,40 +14,40 @@ from rich.text import Text
 from metaloom.flows.views.status import STATUS
 from metaloom.pipeline.shown import printable
 
-EXIT_OUTPUT_CLOSED = 128 + 13  # as of a process that SIGPIPE ended
+EXIT_OUTPUT_CLOSED = 128 + 13  # like a process ended by SIGPIPE
 
 _P = ParamSpec("_P")
 
 
 class OutputClosed(Exception):
-    """The reader of standard output has gone away, as `head` does."""
+    """The reader of standard output has closed it, as `head` does."""
 
 
 class PipeConsole(Console):
-    """A console that raises `OutputClosed` instead of ending the process, and writes no others' control codes."""
+    """A console that raises `OutputClosed` instead of exiting, and removes control codes from text."""
 
     @property
     def encoding(self) -> str:
-        """Encoding of the output. It is ASCII outside a terminal, so that rich draws its frames in ASCII."""
+        """Encoding of the output: ASCII outside a terminal, so that rich draws ASCII frames."""
         return super().encoding if self.is_terminal else "ascii"
 
     def on_broken_pipe(self) -> NoReturn:
         raise OutputClosed
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Make text of a string, without what would steer the terminal: stored text may come from anybody."""
+        """Convert a string to text without control codes, since stored text may come from anybody."""
         return super().render_str(printable(text), **options)
 
     def out(self, *objects: Any, **options: Any) -> None:
-        """Write objects as they are but for what would steer the terminal."""
+        """Write objects without control codes."""
         super().out(*map(printable, objects), **options)
 
 
 class PrintableLines(logging.Formatter):
-    """Log lines without what would steer the terminal."""
+    """Formatter that removes control codes from log lines."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line of a record."""
+        """Format a record."""
         return printable(super().format(record))
 
 
@@ -55,7 +55,7 @@ _PLAIN = str.maketrans({"\N{MINUS SIGN}": "-", "\N{PLUS-MINUS SIGN}": "+-"})
 
 
 class PlainSigns(io.TextIOBase):
-    """Stream that writes minus signs in ASCII, which other programs can parse."""
+    """Stream that writes minus signs in ASCII, so that other programs can parse them."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -70,7 +70,7 @@ class PlainSigns(io.TextIOBase):
 
 
 def console() -> Console:
-    """Return a console on the current standard output, wide enough that pipes do not wrap."""
+    """Return a console on the current standard output, which does not wrap lines in pipes."""
     if STATUS.console is not None:
         return STATUS.console
     if sys.stdout.isatty():
@@ -80,12 +80,12 @@ def console() -> Console:
 
 
 def print_json(value: object) -> None:
-    """Print a value as JSON, with null for what is not a finite number refused."""
+    """Print a value as JSON; non-finite numbers raise ValueError."""
     console().out(json.dumps(value, indent=2, default=str, allow_nan=False))
 
 
 def answer(as_json: bool, data: Callable[[], object], view: Callable[[], RenderableType]) -> None:
-    """Print what a command found: with --json as data, else as people read it."""
+    """Print a command's result, as JSON data or formatted."""
     if as_json:
         print_json(data())
     else:
@@ -93,7 +93,7 @@ def answer(as_json: bool, data: Callable[[], object], view: Callable[[], Rendera
 
 
 def say(as_json: bool, message: str) -> None:
-    """Tell the user something that is not data: with --json, standard output carries JSON alone."""
+    """Print a message that is not data; with --json, standard output has only JSON."""
     if as_json:
         print(printable(message), file=sys.stderr)
     else:
@@ -101,7 +101,7 @@ def say(as_json: bool, message: str) -> None:
 
 
 def unless_closed(tell: Callable[_P, None]) -> Callable[_P, None]:
-    """Wrap a function that prints, so that work continues after the reader closes the output."""
+    """Wrap a printing function so that work continues after the output is closed."""
 
     def tell_if_read(*args: _P.args, **kwargs: _P.kwargs) -> None:
         try:
@@ -113,5 +113,5 @@ def unless_closed(tell: Callable[_P, None]) -> Callable[_P, None]:
 
 
 def discard_output() -> None:
-    """Send standard output nowhere, including what is still buffered: Python would fail to write it when it exits."""
+    """Redirect standard output to nowhere, including its buffer, which Python would fail to flush at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""`metaloom reference`: a group of commands."""
+"""The commands of `metaloom reference`."""
 
 from typing import Any
 
@@ -23,14 +23,14 @@ reference: App = App(
 
 
 def show(call: Call[Any], *, as_json: bool = False) -> int:
-    """Print a reference as data or drawn, while its archive is open."""
+    """Print a reference, as JSON data or formatted, while its archive is open."""
     with found(call["name"], call["folder"]) as views:
         answer(as_json, *views)
     return 0
 
 
 def verify(call: Call[Any], *, as_json: bool = False) -> int:
-    """Print how a reference computes again, in a process with the machine code that it records."""
+    """Verify a reference with its recorded machine code, and print the result."""
     result = call(prepared=late.start_as_recorded)
     answer(as_json, result.as_dict, lambda: as_text(result))
     return 0 if result.identical else FAILURE

@@ -1,4 +1,4 @@
-"""Terminal parts of the other operations: questions, progress, and output before the result."""
+"""Terminal output of operations: questions, progress, and lines before the result."""
 
 import json
 import sys
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 
 
 def fork(call: "Call[Run]") -> int:
-    """Print what the new run shares with its parent."""
+    """Fork a run and print what it shares with its parent."""
     parent = RunAt.of(call["parent"], learner=True).path
     call(account=lambda made: console().print(late.fork_view(made, parent)))
     return 0
 
 
 def policy(call: "Call[TrainedPolicy]") -> int:
-    """Print the policy and its file."""
+    """Write a policy and print its file."""
     console().print(f"{call()!r}  {call['out']}", markup=False)
     return 0
 
@@ -68,11 +68,11 @@ def compare(
     ] = None,
     as_json: bool = False,
 ) -> int:
-    """Print the comparison, and draw it where that is wanted."""
+    """Print a comparison, and draw it if requested."""
     if plot is not None:
         late.check_plot_file(plot)
     found = call()
-    # First, since a full disk may keep a picture from being written.
+    # Print first, since a full disk may prevent writing a picture.
     show_result(operations()["compare"], found, as_json)
     if plot is not None:
         late.write_plot(plot, found.plot())
@@ -87,7 +87,7 @@ def optimize(
     ] = (),
     as_json: bool = False,
 ) -> int:
-    """Compare the outcomes under all values of a grid."""
+    """Recompute a stage under all values of a grid, and compare."""
     path, iteration = require_one_iteration(call["run"], None)
     agree(path, call["trust"])
     values = late.parse_grid(grid)
@@ -103,7 +103,7 @@ def optimize(
 
 
 def rm(call: "Call[Removed]", *, yes: Annotated[bool, Parameter(help="Do not ask.")] = False) -> int:
-    """Ask before runs are removed."""
+    """Remove runs after asking."""
     paths = list(dict.fromkeys(map(check_removable, folders_of(call["runs"]))))
     for path in paths:
         console().out(f"to remove: {path}")
@@ -124,7 +124,7 @@ def rm(call: "Call[Removed]", *, yes: Annotated[bool, Parameter(help="Do not ask
 
 
 def cancel(call: "Call[Cancelled]") -> int:
-    """Print who is asked to stop before waiting for it."""
+    """Print which process is asked to stop, then wait for it."""
     out = console().out
 
     def asked(writer: Writer) -> None:
@@ -143,7 +143,7 @@ def cancel(call: "Call[Cancelled]") -> int:
 
 
 def watch(call: "Call[Ending]", *, as_json: bool = False) -> int:
-    """Print how the training ended; Ctrl-C ends watching alone."""
+    """Watch a training and print how it ended; Ctrl-C only ends watching."""
     STATUS.end()
     with suppress(KeyboardInterrupt):
         try:
@@ -167,7 +167,7 @@ def logs(
     ] = False,
     as_json: bool = False,
 ) -> int:
-    """Print the lines of a log, then new lines as they are added."""
+    """Print the lines of a log, and with `follow` new ones as they are added."""
     opened = open_run(run_folder(call["run"]))
     reader, any_line = late.LogReader(opened.path), False
 
@@ -196,14 +196,14 @@ def logs(
 
 
 def view(call: "Call[None]") -> int:
-    """Print the address of the page."""
+    """Serve the page and print its address."""
     STATUS.end()
     call(opened=lambda address: console().out(f"{address}  (Ctrl-C ends it)"))
     return 0
 
 
 def graph(call: "Call[str]") -> int:
-    """Print the drawing as it is."""
+    """Print a graph."""
     drawing = call()
     STATUS.end()
     print(drawing, end="")
@@ -218,7 +218,7 @@ def show(
     ] = False,
     as_json: bool = False,
 ) -> int:
-    """Print what is found as data or drawn."""
+    """Print a run or its stages, as JSON data or formatted."""
     given = {**call.given}
     answer(as_json, *found(RunAt.parse(given.pop("run")), **given, everything=everything))
     return 0
@@ -246,10 +246,10 @@ def replay(
     ] = False,
     as_json: bool = False,
 ) -> int:
-    """Print each stage as it is compared, and what differs."""
+    """Replay stages, and print each comparison."""
     stage, step, until_diff, backend = (call[name] for name in ("stage", "step", "until_diff", "backend"))
     if quarantine or pdb:
-        STATUS.end()  # the debugger talks to the terminal
+        STATUS.end()  # the debugger uses the terminal
         usual = asdict(Backend(workers=0, threads=backend.threads if backend.workers == 0 else 1))
         elsewhere = {
             name.removesuffix("_seconds"): value for name, value in asdict(backend).items() if value != usual[name]
@@ -354,7 +354,7 @@ def evaluate(
     ] = None,
     as_json: bool = False,
 ) -> int:
-    """Print returns, and write the pictures that are wanted."""
+    """Evaluate a learner, print returns, and write requested pictures."""
     at = RunAt.of(call["run"], learner=True)
     if plot is not None:
         late.check_plot_file(plot)
@@ -370,7 +370,7 @@ def evaluate(
             film.tested(k, episodes)
 
     outcome = call(tested=tested)
-    # First, since a full disk may keep pictures from being written.
+    # Print first, since a full disk may prevent writing pictures.
     show_result(operations()["evaluate"], outcome, as_json)
     if plot is not None:
         late.write_plot(plot, outcome.plot())

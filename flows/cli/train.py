@@ -1,4 +1,4 @@
-"""Terminal parts of `train`, `resume` and `sweep`: progress, Ctrl-C, and what to look at next.
+"""Terminal output of `train`, `resume` and `sweep`: progress, Ctrl-C, and next steps.
 
 Their options are in `flows.operations`.
 """
@@ -51,7 +51,7 @@ def train(
     ] = False,
     as_json: bool = False,
 ) -> int:
-    """Train, or say what would be trained."""
+    """Train, or with `dry_run` show what would be trained."""
     if not dry_run:
         refuse_without("--dry-run", probe=probe)
         return shown(call, as_json=as_json)
@@ -101,7 +101,7 @@ def _train(log: Sequence[str], as_json: bool, folder: Path, start: "Callable[[Ob
     elif not result.computed and result.damage is None:
         done, name = plural(result.iterations_done, "iteration"), argument(folder)
         tell(as_json, f"nothing was missing: the run has its {done}; for more: metaloom resume {name} --iterations N")
-    if stop():  # there may be no time left for charts
+    if stop():  # there may be no time for charts
         tell(as_json, f"complete; for its report: metaloom report {argument(folder)}")
         return 0
     with nullcontext() if as_json else STATUS.shown("writing the report", console()):

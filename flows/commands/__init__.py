@@ -1,1 +1,1 @@
-"""The longer work of operations, which `operations.late` imports when it begins."""
+"""Implementations of longer operations, imported on use by `operations.late`."""

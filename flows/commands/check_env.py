@@ -1,4 +1,4 @@
-"""Checks that an environment can be trained on and does the same twice, by episodes with random actions."""
+"""Checks that an environment can be trained on and is reproducible, by episodes with random actions."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ _ADVICE = "see docs/hostile_environments.md"
 
 
 def env_config(name: str, assignments: Sequence[str] = ()) -> EnvConfig:
-    """An environment by name with `env.options.x=value` assignments."""
+    """Build an environment's settings from a name and `env.options.x=value` assignments."""
     settings = override({"env": {"name": name}}, assignments)
     try:
         if settings.keys() != {"env"}:
@@ -32,7 +32,7 @@ def env_config(name: str, assignments: Sequence[str] = ()) -> EnvConfig:
 
 
 def check_environment(config: EnvConfig) -> list[Check]:
-    """Check each property that a run depends on, up to and including the first failure."""
+    """Check the properties that a run depends on, until the first failure."""
     required = "the same bits with the same seeds"
     try:
         config, notes = settled(config, gymnasium_limit(config.name) or STEPS, always=True)
@@ -41,12 +41,12 @@ def check_environment(config: EnvConfig) -> list[Check]:
     batch: BatchEnv | None = None
     try:
         batch = make_batch_env(config, ROWS)
-        try:  # in this process, where what they raise can be read
+        try:  # in this process, where errors can be read
             answers = Rehearsal(config, STEPS).play(batch, range(ROWS))
         finally:
             batch.close()
     except Exception as error:
-        if batch is None and isinstance(error, EnvError):  # a name or an option: it says what helps
+        if batch is None and isinstance(error, EnvError):  # a wrong name or option, with a remedy
             return [Check("episodes", "fail", str(error), "an environment that can be made")]
         return [Check("episodes", "fail", f"{type(error).__name__}: {error}", "sound answers", _ADVICE)]
     count = 1 + max(episode[-1].step for episode in answers)

@@ -1,13 +1,10 @@
-"""Groups of stored runs compared: what each run was worth at every point of its training, and task by task.
+"""Comparison of groups of stored runs, by their scores during training and by task.
 
-Runs that differ only in their seed are one group.
+Runs that differ only in their seed form a group.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +13,7 @@ from metaloom import storage
 from metaloom.flows import opened
 from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import count, last_return, plural, trial_length
+from metaloom.flows.results.class_returns import mean_returns
 from metaloom.flows.results.comparison import Comparison, Group, History
 from metaloom.flows.run_groups import (
     RunGroup,
@@ -37,16 +35,13 @@ from metaloom.pipeline.schema import suggestion
 from metaloom.pipeline.types import Array
 from metaloom.storage import Run, run_exists
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 def runs_named(names: Sequence[RunLike]) -> list[opened.Run]:
-    """Open the runs of names, paths, patterns and names of sweeps. Of a sweep, open the runs that have begun.
+    """Open runs by names, paths, patterns and names of sweeps; of a sweep, the runs that have begun.
 
     Raises:
-        UsageError: a pattern matches none.
-        storage.StoreError: there is no such run, or it cannot be read.
+        UsageError: a pattern matches no run.
+        storage.StoreError: a run does not exist or cannot be read.
     """
     found: list[opened.Run] = []
     for name in names:
@@ -63,24 +58,17 @@ def runs_named(names: Sequence[RunLike]) -> list[opened.Run]:
 
 EVALUATION, AFTER_ADAPTATION = "evaluation", "return"
 _NOT_MEASURED = ("evaluation.every", "evaluation.seed")
-"""Settings of an evaluation that do not decide what its returns mean."""
+"""Settings of an evaluation that do not affect the meaning of its returns."""
 
 
 class NoFiniteScore(UsageError):
-    """A run has an iteration whose score is no finite number."""
+    """A run has an iteration without a finite score."""
 
 
-@dataclass(frozen=True)
-class Histories:
-    """Scores of several runs by one metric."""
-
-    metric: str
-    runs: tuple[Run, ...]
-    histories: tuple[History, ...]
-
-
-def read_histories(runs: Sequence[Run], metric: str | None, *, mixed: bool) -> tuple[Histories, tuple[str, ...]]:
-    """Read the scores of runs by a metric, with notes on its choice."""
+def read_histories(
+    runs: Sequence[Run], metric: str | None, *, mixed: bool
+) -> tuple[str, list[History], tuple[str, ...]]:
+    """Read runs' scores by a metric; returns the metric, the scores and notes on its choice."""
     evaluated = [run for run in runs if _evaluations(run) is not None] if metric in (None, EVALUATION) else []
     notes: tuple[str, ...] = ()
     if metric is None:
@@ -97,7 +85,7 @@ def read_histories(runs: Sequence[Run], metric: str | None, *, mixed: bool) -> t
                 "--set evaluation.every=10, or compare by --metric return"
             )
         _require_same_evaluations(runs, mixed=mixed)
-        return Histories(metric, tuple(runs), tuple(map(_evaluated, runs))), notes
+        return metric, [*map(_evaluated, runs)], notes
     if metric == AFTER_ADAPTATION:
         in_trials = [trial_length(run.config) > 1 for run in runs]
         if any(in_trials) and not all(in_trials):
@@ -107,38 +95,38 @@ def read_histories(runs: Sequence[Run], metric: str | None, *, mixed: bool) -> t
                 f"the training return of {like} and runs like it covers whole trials, their first episodes "
                 "included: returns once adapted are compared by evaluations, --set evaluation.every=10",
             )
-    histories = tuple(map(partial(_trained, metric=metric), runs))
-    return Histories(metric, tuple(runs), histories), notes
+    return metric, [_trained(run, metric) for run in runs], notes
 
 
-def scored(found: Histories, groups: Mapping[str, RunGroup], common: float, last: int) -> dict[str, Scores]:
-    """Compute the scores of groups of runs by name after `common` environment steps, by task if the tasks are known."""
+def scored(
+    metric: str, histories: Sequence[History], groups: Mapping[str, RunGroup], common: float, last: int
+) -> dict[str, Scores]:
+    """Return the scores of groups after `common` environment steps, by task if the tasks are known."""
+    runs = {run.path: run for group in groups.values() for run in group.runs}
     rows: dict[Path, Array] = {}
     tasks: dict[Path, tuple[str, bytes] | None] = {}
-    for run, history in zip(found.runs, found.histories, strict=True):
-        done = history.before(common)
-        if found.metric == EVALUATION:
-            rows[run.path], about = _by_task(run, int(done[-1]))
-            tasks[run.path] = history.environment, about
+    for history in histories:
+        path, done = history.path, history.before(common)
+        if metric == EVALUATION:
+            rows[path], about = _by_task(runs[path], int(done[-1]))
+            tasks[path] = history.environment, about
         else:
-            rows[run.path] = history.values[: len(done)][-last:]
-            tasks[run.path] = None
-    if found.metric == AFTER_ADAPTATION:
-        by_task = {
-            h.path: _training_returns(r, h, common, last) for r, h in zip(found.runs, found.histories, strict=True)
-        }
+            rows[path] = history.values[: len(done)][-last:]
+            tasks[path] = None
+    if metric == AFTER_ADAPTATION:
+        by_task = {h.path: _training_returns(runs[h.path], h, common, last) for h in histories}
         if all(row is not None for row in by_task.values()):
             rows = {path: row for path, row in by_task.items() if row is not None}
-    strata = {history.path: history.environment for history in found.histories}
-    by_environment = len({tuple(sorted({strata[run.path] for run in group.runs})) for group in groups.values()}) == 1
-    # As many different sets of tasks as environments: all runs of an environment had the same tasks. Those of another
-    # one are never the same, however many there are.
+    strata = {history.path: history.environment for history in histories}
+    by_environment = len({frozenset(strata[run.path] for run in group.runs) for group in groups.values()}) == 1
+    # One set of tasks per environment: all runs of an environment had the same tasks. Tasks of different environments
+    # are never the same.
     different = len(set(strata.values())) if by_environment else 1
     same = None not in tasks.values() and len(set(tasks.values())) == different
     return {
         name: Scores(
             tuple(rows[run.path] for run in group.runs),
-            # Groups of one environment each, such as by --group env.name, are compared across them.
+            # Groups with one environment each, such as by --group env.name, are compared across environments.
             tuple(strata[run.path] if by_environment else "" for run in group.runs),
             same,
         )
@@ -146,17 +134,17 @@ def scored(found: Histories, groups: Mapping[str, RunGroup], common: float, last
     }
 
 
-def described(found: Histories, last: int) -> str:
+def described(metric: str, last: int) -> str:
     """Describe what was compared."""
-    if found.metric == EVALUATION:
+    if metric == EVALUATION:
         return "return of test episodes after the last adaptation step, by task, of the last common evaluation"
     over = f"of at most the last {last} iterations" if last > 1 else "of the last iteration"
-    if found.metric == AFTER_ADAPTATION:
+    if metric == AFTER_ADAPTATION:
         return f"return of training after adaptation, by task, {over}"
-    return f"{found.metric} {over}"
+    return f"{metric} {over}"
 
 
-def _trained(run: Run, *, metric: str) -> History:
+def _trained(run: Run, metric: str) -> History:
     try:
         table = run.metrics()
     except storage.StageMissing:
@@ -207,38 +195,33 @@ def _history(run: Run, metrics: pa.Table, iterations: Array, values: Array) -> H
 
 
 def _training_returns(run: Run, history: History, common: float, last: int) -> Array | None:
-    """Mean return of every task of the last iterations, after adaptation; None if episodes do not show it."""
+    """Return every task's mean return after adaptation in the last iterations; None if it cannot be determined."""
     window = history.before(common)[-last:]
     table = run.episodes([int(i) for i in window])
-    steps = table["step"].to_numpy()
-    final, returns = steps.max(), table["return"].to_numpy()
-    chosen = steps == final
-    iteration, task = table["iteration"].to_numpy()[chosen], table["task"].to_numpy()[chosen]
-    metrics = run.metrics([int(i) for i in window])
-    column = f"step_{final}.num_episodes"
-    # Inference from experience collects separate rollout batches, which are not the steps that metrics count.
-    if column not in metrics.column_names or int(sum(metrics[column].to_pylist())) != int(chosen.sum()):
+    _, steps, returns, _ = mean_returns(table)
+    metrics, count_of = run.metrics([int(i) for i in window]), int((table["step"].to_numpy() == steps.max()).sum())
+    column = f"step_{steps.max()}.num_episodes"
+    # With task inference, rollout batches are not the inner steps in metrics.
+    if column not in metrics.column_names or int(sum(metrics[column].to_pylist())) != count_of:
         return None
-    _, places = np.unique(np.stack([iteration, task]), axis=1, return_inverse=True)
-    places = places.ravel()
-    return np.bincount(places, returns[chosen]) / np.bincount(places)
+    return returns[steps == steps.max()]
 
 
 def _by_task(run: Run, iteration: int) -> tuple[Array, bytes]:
-    """Mean return of every task of an evaluation, [B], in the order of their parameters; and what these are."""
+    """Return every task's mean return in an evaluation, [B], sorted by task parameters, and the parameters."""
     tests = _last_tests(run.evaluations(iteration))
     task = tests["task"].to_numpy()
     means = np.bincount(task, tests["return"].to_numpy()) / np.bincount(task)
     first = np.unique(task, return_index=True)[1]
     names = [name for name in tests.column_names if name.startswith("task_")]
-    # Drawn from the same ones, tasks stand in another order for every seed.
+    # Tasks drawn from the same set have another order for every seed.
     params = np.array([tests[name].to_numpy()[first].astype(np.float64) for name in names]).reshape(-1, len(means))
     order = np.lexsort(params) if names else np.arange(len(means))
     return means[order], f"{params.shape}".encode() + params[:, order].tobytes()
 
 
 def _last_tests(table: pa.Table) -> pa.Table:
-    """The test episodes after the last adaptation step."""
+    """Return the test episodes after the last adaptation step."""
     steps = table["adaptation_steps"].to_numpy()
     test = table["test"].to_numpy(zero_copy_only=False).astype(bool)
     return table.filter(pa.array(test & (steps == steps[test].max())))
@@ -253,9 +236,15 @@ def _evaluations(run: Run) -> pa.Table | None:
 
 
 def _require_same_evaluations(runs: Sequence[Run], *, mixed: bool) -> None:
-    first = _measured(runs[0])
-    for run in runs:
-        other = _measured(run)
+    first, *others = (
+        {
+            name: value
+            for name, value in settings_of(run).items()
+            if section(name) == "evaluation" and name not in _NOT_MEASURED
+        }
+        for run in runs
+    )
+    for run, other in zip(runs[1:], others, strict=True):
         differ = [name for name in sorted({*first, *other}) if first.get(name) != other.get(name)]
         if differ and not mixed:
             name = differ[0]
@@ -264,14 +253,6 @@ def _require_same_evaluations(runs: Sequence[Run], *, mixed: bool) -> None:
                 f"{other.get(name)} in {run.name}; their returns mean different things. Compare by --metric return, or "
                 "say --mixed (in Python: mixed=True)"
             )
-
-
-def _measured(run: Run) -> dict[str, str]:
-    return {
-        name: value
-        for name, value in settings_of(run).items()
-        if section(name) == "evaluation" and name not in _NOT_MEASURED
-    }
 
 
 CURVE_POINTS, PROFILE_POINTS = 60, 101
@@ -288,24 +269,24 @@ def compare(
     seed: int = 0,
     resamples: int = RESAMPLES,
 ) -> Comparison:
-    """Compare groups of runs, each of runs that differ only in their seed."""
+    """Compare groups of runs that differ only in their seeds."""
     check_seed(seed)
     if last < 1 or resamples < 100:
         raise UsageError(f"found last={last} and resamples={resamples}; required last >= 1 and resamples >= 100")
     for run in runs:
         require_settings(run)
     check_comparable(runs, mixed=mixed)
-    chosen, notes = read_histories(runs, metric, mixed=mixed)
+    metric, scores_of_runs, notes = read_histories(runs, metric, mixed=mixed)
     notes = (*notes, *fork_notes(runs))
-    histories = {history.path: history for history in chosen.histories}
-    common = min(history.steps[-1] for history in histories.values())
-    if max(history.steps[-1] for history in histories.values()) > common:
+    histories = {history.path: history for history in scores_of_runs}
+    common = min(history.steps[-1] for history in scores_of_runs)
+    if max(history.steps[-1] for history in scores_of_runs) > common:
         notes = (*notes, f"compared after {count(float(common))} environment steps, the most that all runs have")
     members = grouped(runs, group, mixed=mixed)
     notes = (*notes, *kin_notes(members))
     notes = notes if group else (*notes, *difference_notes(members.values()))
-    steps = _curve_steps([*histories.values()], common)  # refuses runs without a score by then, so before `scored`
-    scores = scored(chosen, members, common, last)
+    steps = _curve_steps(scores_of_runs, common)  # refuses runs without a score by then, so before `scored`
+    scores = scored(metric, scores_of_runs, members, common, last)
     resampled = Resampled(scores, seed, resamples)
     values = np.concatenate([run for group in scores.values() for run in group.runs])
     thresholds = np.linspace(values.min(), values.max(), PROFILE_POINTS)
@@ -323,8 +304,8 @@ def compare(
         for name, found in members.items()
     ]
     return Comparison(
-        metric=chosen.metric,
-        about=described(chosen, last),
+        metric=metric,
+        about=described(metric, last),
         env_steps=int(common),
         groups=tuple(sorted(groups, key=lambda group: -group.iqm.value)),
         pairs=tuple(resampled.pairs()),
@@ -333,18 +314,11 @@ def compare(
         notes=notes,
         seed=seed,
         resamples=resamples,
-        draw=_draw,
     )
 
 
-def _draw(found: Comparison) -> "Figure":
-    from metaloom.flows.views.run_comparison import comparison_figure
-
-    return comparison_figure(found)
-
-
 def _curve_steps(histories: Sequence[History], common: float) -> Array:
-    """Environment steps from where all runs have a score to where all still have one."""
+    """Return the range of environment steps in which all runs have scores."""
     first = max(history.steps[0] for history in histories)
     points = np.unique(np.concatenate([history.steps for history in histories]))
     points = points[(points >= first) & (points <= common)]

@@ -1,4 +1,4 @@
-"""Checks that this machine can train: packages, cores, memory, disk, physics, Prefect. Findings name what helps."""
+"""Checks of this machine: packages, cores, memory, disk, physics, Prefect. Findings include remedies."""
 
 import errno
 import fcntl
@@ -36,7 +36,7 @@ _SETTINGS = "prefect.toml, pyproject.toml or .env in this folder, ~/.prefect/pro
 
 
 def check_all(runs_root: Path) -> list[Check]:
-    """Every check, in the order of a table."""
+    """Run all checks, in the order of the table."""
     checks: list[Check] = [check_python(), *check_packages()]
     probes: list[tuple[str, Callable[[], Check], str]] = [
         ("cores", check_cores, REBUILD),
@@ -52,20 +52,20 @@ def check_all(runs_root: Path) -> list[Check]:
     for name, probe, advice in probes:
         try:
             checks.append(probe())
-        # Whatever is broken on a machine must end up in the table, not end it.
+        # Report anything that is broken in the table, rather than fail.
         except Exception as error:
             checks.append(Check(name, "fail", f"{type(error).__name__}: {error}", "no error", advice))
     return checks
 
 
 def check_python(version: tuple[int, int] = sys.version_info[:2]) -> Check:
-    """The interpreter."""
+    """Check the version of the interpreter."""
     advice = f"install Python 3.11 or newer, then {REINSTALL}"
     return _held("python", version >= (3, 11), f"{version[0]}.{version[1]}", ">= 3.11", advice, "fail")
 
 
 def check_packages(requirements: list[str] | None = None) -> Iterator[Check]:
-    """Every package that the project requires, in the version it requires."""
+    """Check the versions of all required packages."""
     if requirements is None:
         try:
             requirements = metadata.requires(DISTRIBUTION) or []
@@ -87,7 +87,7 @@ def check_packages(requirements: list[str] | None = None) -> Iterator[Check]:
 
 
 def check_cores() -> Check:
-    """The cores this process may use."""
+    """Check the number of cores available to this process."""
     # Imported here, so that a broken installation becomes a line of the table.
     from metaloom.flows.rollouts.workers import usable_cores
 
@@ -96,7 +96,7 @@ def check_cores() -> Check:
 
 
 def check_memory(available_bytes: float | None = None) -> Check:
-    """Memory that is free for training."""
+    """Check the free memory."""
     found = available_bytes
     if found is None:
         try:
@@ -110,7 +110,7 @@ def check_memory(available_bytes: float | None = None) -> Check:
 
 
 def check_physics() -> Check:
-    """MuJoCo's batched simulation, by taking one step of two half-cheetahs."""
+    """Check MuJoCo's batched simulation by one step of two half-cheetahs."""
     # Imported here, so that a broken installation becomes a line of the table.
     import numpy as np
 
@@ -129,7 +129,7 @@ def check_physics() -> Check:
 
 
 def check_runs_folder(runs_root: Path) -> Check:
-    """Check that runs can be kept there: files, hard links and locks, which some network file systems lack."""
+    """Check that the runs folder supports files, hard links and locks, which some network file systems lack."""
     required = "writable, with hard links and locks"
     try:
         with tempfile.TemporaryDirectory(prefix=".metaloom-doctor-", dir=_existing(runs_root)) as probe:
@@ -145,7 +145,7 @@ def check_runs_folder(runs_root: Path) -> Check:
 
 
 def check_disk_space(runs_root: Path, free_bytes: float | None = None) -> Check:
-    """Room for runs."""
+    """Check the free disk space."""
     free = shutil.disk_usage(_existing(runs_root)).free if free_bytes is None else free_bytes
     found, required = f"{size(free)} free", f"{size(LOW_DISK_BYTES)} free"
     advice = "delete runs you do not need (metaloom ls shows their sizes), or export METALOOM_RUNS=/path/to/runs"
@@ -154,7 +154,7 @@ def check_disk_space(runs_root: Path, free_bytes: float | None = None) -> Check:
 
 
 def check_disk_speed(runs_root: Path) -> Check:
-    """Measure how fast data reaches the disk for good."""
+    """Measure the speed of durable writes."""
     rate = _fsync_bytes_per_second(_existing(runs_root))
     found, required = f"{size(rate)}/s with fsync", f"{size(SLOW_FSYNC_BYTES_PER_SECOND)}/s"
     advice = "training will wait for the disk; keep runs on a faster one: export METALOOM_RUNS=/path/to/runs"
@@ -162,13 +162,13 @@ def check_disk_speed(runs_root: Path) -> Check:
 
 
 def check_git() -> Check:
-    """Check for git, which gives the code version that a run records."""
+    """Check for git, which provides the recorded code version."""
     found, advice = shutil.which("git"), "install git, so that runs record the version of the code"
     return _held("git", bool(found), found or "not installed", "optional", advice)
 
 
 def check_dask_settings() -> Check:
-    """The settings of Dask in files of the user and the machine, without which no workers start."""
+    """Check the user's and the machine's Dask settings files, which workers need."""
     try:
         import_module("dask.config")
     except (ValueError, OSError) as error:  # which names the file
@@ -177,16 +177,16 @@ def check_dask_settings() -> Check:
 
 
 def check_prefect_server(url: str | None = None) -> Check:
-    """The Prefect server, if one is configured: training from the command line does not need it."""
+    """Check the Prefect server, if one is configured."""
     required = "optional; for `prefect deployment run` only"
     try:
         if url is None:
-            # Prefect prints of settings that it cannot read, and raises.
+            # Prefect prints errors about its settings, and raises.
             with redirect_stderr(StringIO()):
                 from prefect.settings import get_current_settings
 
                 url = get_current_settings().api.url or ""
-    except ValueError as error:  # of TOML, of Pydantic, of its settings
+    except ValueError as error:  # errors of TOML, of pydantic, of settings
         return Check("prefect server", "warn", *_unreadable_settings(error))
     if not url:
         return Check("prefect server", "ok", "none configured", required)
@@ -202,12 +202,12 @@ def check_prefect_server(url: str | None = None) -> Check:
 def _held(
     name: str, is_met: bool, found: str, required: str, advice: str, otherwise: Literal["warn", "fail"] = "warn"
 ) -> Check:
-    """Hold what was found against what is required; the advice is for where that is not met."""
+    """Build a check from what was found and required, with advice if it is not met."""
     return Check(name, "ok" if is_met else otherwise, found, required, "" if is_met else advice)
 
 
 def _existing(folder: Path) -> Path:
-    """Return the folder or its nearest existing parent. The check creates no folders."""
+    """Return the folder or its nearest existing parent, since checks create no folders."""
     folder = folder.absolute()
     nearest = next(candidate for candidate in (folder, *folder.parents) if candidate.exists())
     if not nearest.is_dir():
@@ -226,7 +226,7 @@ def _fsync_bytes_per_second(folder: Path) -> float:
 
 
 def _unreadable_settings(error: ValueError) -> tuple[str, str, str]:
-    """Return what is wrong with Prefect's settings, what is required, and what helps."""
+    """Return what is wrong with Prefect's settings, the requirement, and a remedy."""
     profiles = os.environ.get("PREFECT_PROFILES_PATH") or Path(
         os.environ.get("PREFECT_HOME") or "~/.prefect", "profiles.toml"
     )

@@ -35,7 +35,7 @@ class Probe:
     Attributes:
         trainer_bytes: Peak memory of this process so far.
         worker_bytes: Peak memory of a process that it started; 0 if it samples by itself.
-        sample: Measurements of the iterations; None if the second one was not complete within two minutes.
+        sample: Measurements of the iterations; None if two iterations took more than two minutes.
     """
 
     trainer_bytes: int
@@ -49,7 +49,7 @@ class DryRun:
 
     Attributes:
         iterations: Number of iterations of the run.
-        workers: Number of processes on this machine that sample.
+        workers: Number of sampling processes on this machine.
         steps: Environment steps per iteration if no episode ends early.
         machine_memory_bytes: Memory available to processes.
         free_disk_bytes: Free space on the disk that will hold the run.
@@ -65,24 +65,16 @@ class DryRun:
     probe: Probe | None = None
     refusal: str | None = None
 
-    @property
-    def run_bytes(self) -> int | None:
-        """Disk for the run, before its retention removes anything; None if it was not measured."""
-        sample = self.probe and self.probe.sample
-        return sample and sample.disk_bytes(self.iterations)
-
-    @property
-    def run_seconds(self) -> float | None:
-        """Wall seconds of the run without evaluations; None if they were not measured."""
-        sample = self.probe and self.probe.sample
-        return sample and sample.seconds(self.iterations)
-
     def document(self) -> dict[str, Any]:
-        """Return all of it as JSON data."""
-        return asdict(self) | {"run_bytes": self.run_bytes, "run_seconds": self.run_seconds}
+        """Return the estimate as JSON data: also the disk usage of the run before thinning, and its duration."""
+        sample = self.probe and self.probe.sample
+        disk, seconds = (
+            (sample.disk_bytes(self.iterations), sample.seconds(self.iterations)) if sample else (None, None)
+        )
+        return asdict(self) | {"run_bytes": disk, "run_seconds": seconds}
 
     def table(self) -> Table:
-        """Return all of it for people."""
+        """Return the estimate as a table."""
         found, table = self.probe, Table("", "per iteration", "for the run", "there is", box=None)
         unknown = "not measured; --probe does" if found is None else "longer than the probe"
         trainer = unknown if found is None else size(found.trainer_bytes)
@@ -104,7 +96,7 @@ class DryRun:
 
 
 def dry_run(config: RunConfig, folder: Path, backend: Backend = Backend(), *, probe: bool = False) -> DryRun:
-    """Count what a run takes, be it too much, and create nothing."""
+    """Estimate the cost of a run, even if it does not fit, without creating anything."""
     storage.check_new_run(folder)
     check_graph(config)
     config = pinned(config)
@@ -122,7 +114,7 @@ def dry_run(config: RunConfig, folder: Path, backend: Backend = Backend(), *, pr
 
 
 def _probe(config: RunConfig, backend: Backend) -> Probe:
-    """Train some iterations, and write the report where one can be: in the first one, things are imported and built."""
+    """Train some iterations, and write a report if possible. The first one includes imports and setup."""
     sampler, began, sample = Sampler(), time.monotonic(), None
     evaluation = config.evaluation.model_copy(update={"every": None})
     short = config.model_copy(update={"iterations": min(_PROBED, config.iterations), "evaluation": evaluation})
@@ -139,13 +131,13 @@ def _probe(config: RunConfig, backend: Backend) -> Probe:
                 sample = sampler.sample(run)
 
         train(short, folder / "run", backend=backend, observer=Observer(iteration_done=note, should_stop=enough))
-        if sampler.iterations and find_spec("matplotlib"):  # charts take memory too
+        if sampler.iterations and find_spec("matplotlib"):  # charts also take memory
             from metaloom.flows.views.report import write_report
 
             write_report(storage.open_run(folder / "run"), folder / "report")
     return Probe(
         trainer_bytes=most_memory(resource.RUSAGE_SELF),
-        # Of the largest process that has ended by now.
+        # Peak memory of the largest process that has ended.
         worker_bytes=most_memory(resource.RUSAGE_CHILDREN) if backend.for_tasks(config.num_tasks).workers else 0,
         sample=sample,
     )

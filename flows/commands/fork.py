@@ -1,4 +1,4 @@
-"""Begin a new run with the iterations of a stored one and continue with other settings."""
+"""Forking of a run, to continue it with other settings."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,6 +13,7 @@ from metaloom.flows.commands.train import environment
 from metaloom.flows.estimate import check_sizes
 from metaloom.flows.graph.changes import tell_changed_sources
 from metaloom.flows.graph.recomputed import Recomputed
+from metaloom.flows.graph.rehearsal import rehearse
 from metaloom.flows.graph.run_stages import config_of, require_stored_outputs, stages_of, stages_of_run
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.rollouts.rehearsal import settled
@@ -39,14 +40,14 @@ _SIZES = ("num_tasks", "episodes_per_task", "max_episode_steps")
 def fork(
     path: Path, iteration: int | None, new_path: Path, overrides: Sequence[str] = (), *, on_progress: Progress = unseen
 ) -> Fork:
-    """Create a run that begins with the iterations before `iteration` of another one; `resume` continues it."""
+    """Create a run that shares another run's iterations before `iteration`; `resume` continues it."""
     run = storage.open_run(path)
     iteration = updates_at(run, iteration)
     if iteration:
         run.select(iteration - 1)
     old = config_of(run)
     new = build_config(override(old.model_dump(mode="json"), overrides))
-    env, notes = settled(new.env, new.max_episode_steps)  # left open where it is another one
+    env, notes = settled(new.env, new.max_episode_steps)  # left open if it is another one
     for note in notes:
         log.warning("%s", note)
     new = new.model_copy(update={"env": env})
@@ -56,10 +57,12 @@ def fork(
         require_stored_outputs(run, stages.graph)
         problem = next(_misfits(run, iteration, old, stages), None)
         facts = environment(stages)
-    if problem:
-        raise ConfigError(
-            f"{problem.rstrip('.')}. A fork's iterations are one run with its parent's; train a new run instead"
-        )
+        if problem:
+            raise ConfigError(
+                f"{problem.rstrip('.')}. A fork's iterations are one run with its parent's; train a new run instead"
+            )
+        if overrides:
+            rehearse(stages)
     tell_changed_sources(run, run.learner_ref(iteration), facts.get("plugins", {}))
     made = storage.fork_run(
         run,
@@ -78,7 +81,7 @@ def fork(
 def _misfits(run: Run, iteration: int, old: RunConfig, stages: Runner) -> Iterator[str]:
     """Yield reasons why batches under the new settings could not be stored after the parent's batches."""
     new = stages.config
-    # Without an iteration there is only a learner, from which training with any sizes can continue.
+    # Without iterations there is only a learner, from which training with any sizes can continue.
     if iteration:
         pairs = {name: (getattr(old, name), getattr(new, name)) for name in _SIZES}
         pairs["adaptation steps"] = (old.algorithm.adaptation_steps, new.algorithm.adaptation_steps)
@@ -139,10 +142,10 @@ def _interface(config: EnvConfig) -> dict[str, Any]:
 
 
 def _changed_metrics(run: Run, iteration: int, stages: Runner) -> Iterator[str]:
-    """Tell how the last shared update, recomputed under the new settings, would not fit where it is stored."""
+    """Yield reasons why the last shared update, recomputed under the new settings, would not fit the stored one."""
     ref = run.last_ref(iteration - 1)
     try:
-        with stages_of_run(run, Backend(workers=0)) as parents:  # whose batches may have been thinned
+        with stages_of_run(run, Backend(workers=0)) as parents:  # its batches may have been thinned
             update = _expect(stages.compute(ref, Recomputed(run, parents)))
     except storage.StoreError:
         raise

@@ -1,8 +1,8 @@
-"""Stored stages computed again under other settings: what would this update have been, on the same batches?
+"""Counterfactuals: stored stages recomputed under other settings, on the same batches.
 
-No environment takes a step and nothing is stored. Processing is repeated too, so settings of `processing` and
-`baseline` take effect in the update that follows it; and off policy the drawing of minibatches, so their sizes do.
-Baselines that a stored stage fitted are not stored either: the stored episodes give them again.
+Nothing is sampled or stored. Processing is also recomputed, so settings of `processing` and `baseline` affect the
+update, and in off-policy runs the drawing of minibatches, so their sizes do. Fitted baselines are not stored but
+refitted to the stored episodes.
 """
 
 import itertools
@@ -31,13 +31,13 @@ from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Params, U
 from metaloom.storage import Run, StageRef
 
 CHANGEABLE = ("algorithm", "baseline", "processing", "seed")
-"""Settings that do not decide which batches there are."""
+"""Settings that do not affect which batches are sampled."""
 
 
 def optimize(
     path: Path, iteration: int, settings: Iterable[str] = (), *, stage: str | None = None, step: int = 0
 ) -> Counterfactual:
-    """Compute a stage of a stored iteration again under changed settings, without sampling."""
+    """Recompute a stage of a stored iteration under changed settings, without sampling."""
     return next(sweep(path, iteration, {}, settings, stage=stage, step=step))
 
 
@@ -50,9 +50,9 @@ def sweep(
     stage: str | None = None,
     step: int = 0,
 ) -> Iterator[Counterfactual]:
-    """Give what `optimize` does, for every combination of the values in a grid: setting -> values.
+    """Yield the result of `optimize` for every combination of values in a grid, setting -> values.
 
-    All settings are checked before the first is computed.
+    All settings are checked before computing the first.
     """
     run = storage.open_run(path)
     if iteration < 0:
@@ -81,9 +81,9 @@ def sweep(
 
 
 def changed_config(config: RunConfig, settings: Sequence[str]) -> RunConfig:
-    """A run's configuration with changes that leave its stored batches as they are."""
+    """Return a run's configuration with changes that do not affect its stored batches."""
     before = config.model_dump(mode="json")
-    # The algorithm decides processing.name, so it is not kept when the algorithm changes.
+    # The algorithm decides processing.name, so do not keep it if the algorithm changes.
     kept = {**before, "processing": {name: v for name, v in before["processing"].items() if name != "name"}}
     names = [change.partition("=")[2] for change in settings if change.startswith("algorithm.name=")]
     if names and names[-1] != config.algorithm.name:
@@ -100,7 +100,7 @@ def changed_config(config: RunConfig, settings: Sequence[str]) -> RunConfig:
         of_episodes = config.algorithm.decides_episodes
         refused += [f"algorithm.{n}" for n in of_episodes if changed["algorithm"][n] != before["algorithm"][n]]
     if config.algorithm.trial is not None and after.processing.scale_rewards != config.processing.scale_rewards:
-        refused.append("processing.scale_rewards")  # a memory sees the rewards
+        refused.append("processing.scale_rewards")  # rewards are inputs of a memory
     if refused:
         raise UsageError(
             f"found changes of {', '.join(refused)}, which decide what is sampled; required changes of "
@@ -111,14 +111,14 @@ def changed_config(config: RunConfig, settings: Sequence[str]) -> RunConfig:
 
 @dataclass(frozen=True)
 class _Again:
-    """One stage of a run, to be computed under several settings."""
+    """A stage of a run that is recomputed under several settings."""
 
     run: Run
     stages: Runner
     ref: StageRef
 
     def outcome(self, config: RunConfig, settings: tuple[str, ...]) -> Outcome:
-        """The stage under some settings."""
+        """Recompute the stage under some settings."""
         stages = self.stages.under(config)
         altered = _Altered(self.run, stages, self.ref.iteration)
         inputs = stages.load_inputs(self.ref, altered)
@@ -130,7 +130,7 @@ class _Again:
         return Outcome(settings, config, value, seconds, identical, {**altered.digests, self.ref: digest})
 
     def check(self, config: RunConfig, settings: tuple[str, ...]) -> None:
-        """Refuse settings whose algorithm needs episodes or a learner that are not stored."""
+        """Reject settings whose algorithm needs episodes or a learner that are not stored."""
         stages = self.stages.under(config)
         asked = " ".join(settings) or "the settings of the run"
         for ref in stages.upstream(self.ref):
@@ -143,7 +143,7 @@ class _Again:
             _fitted(self._stored_update().learner, _own_learner(stages), asked)
 
     def start(self) -> dict[str, Array]:
-        """Parameters before the update."""
+        """Return the parameters before the update."""
         if not self.stages.graph[self.ref.stage].ends_iteration:
             return {}
         return dict(self.stages.context.start(self._stored_update()).params)
@@ -155,7 +155,7 @@ class _Again:
 
 
 class _Altered:
-    """Finds stored outputs; what does not decide the episodes is computed again, and the learner is fitted."""
+    """Outputs under changed settings: stored episodes, other outputs recomputed, and an adjusted learner."""
 
     def __init__(self, run: Run, stages: Runner, iteration: int) -> None:
         self._run = run
@@ -176,13 +176,13 @@ class _Altered:
             value = self._run.load(ref)
             if isinstance(value, Update):
                 value = Update(_fitted(value.learner, _own_learner(self._stages), "this algorithm"), value.metrics)
-        # Rounds of other iterations are for the replay buffer to keep, within its bounds.
+        # The replay buffer caches batches of other iterations.
         if ref.iteration == self._iteration or not self._stages.graph[ref.stage].samples:
             self._known[ref] = value
         return value
 
     def lengths(self, ref: StageRef) -> Array:
-        """Return how many steps each episode of a stored batch has, [B, E]."""
+        """Return the number of steps of each episode of a stored batch, [B, E]."""
         return self._run.lengths(ref)
 
     def experience(self, ref: StageRef) -> EpisodeBatch:
@@ -191,14 +191,14 @@ class _Altered:
 
 
 def _own_learner(stages: Runner) -> LearnerState:
-    """A learner of the stages' algorithm, for the names and shapes in it."""
+    """Initialize a learner of the stages' algorithm, for its names and shapes."""
     value = stages.run(stages.graph.learner_ref(0), {})
     assert isinstance(value, Update)
     return value.learner
 
 
 def _fitted(stored: LearnerState, wanted: LearnerState, asked: str) -> LearnerState:
-    """Take from a stored learner what an algorithm keeps; UsageError where it needs more than there is."""
+    """Select an algorithm's arrays from a stored learner; raises UsageError if some are missing."""
     parts = {}
     for name in ("params", "optimizer", "extra"):
         have, need = getattr(stored, name), getattr(wanted, name)
@@ -214,11 +214,11 @@ def _fitted(stored: LearnerState, wanted: LearnerState, asked: str) -> LearnerSt
 
 
 def fitted_baselines(run: Run, iteration: int, step: int = 0) -> dict[str, Params]:
-    """Return what `process_samples` fitted to the episodes of an inner step: parameters [B, ...] by baseline and name.
+    """Return the baselines' parameters [B, ...] fitted by `process_samples` in an inner step, by baseline and name.
 
     Raises:
         UsageError: the run's algorithm has no baseline.
-        storage.StoreError: the episodes are not stored, or no longer.
+        storage.StoreError: the episodes are not stored, or were thinned.
     """
     config = config_of(run, StageRef(iteration, "collect_rollouts", step))
     episodes = run.load(StageRef(iteration, "collect_rollouts", step))

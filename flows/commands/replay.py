@@ -1,4 +1,4 @@
-"""Run stored stages again from their stored inputs: compare what comes out bit for bit, or debug one that fails."""
+"""Replay of stored stages from their stored inputs: bit-for-bit comparison, or debugging of a failing one."""
 
 import builtins
 import pdb
@@ -36,11 +36,11 @@ def replay(
     until_diff: bool = False,
     backend: Backend = Backend(workers=0),
 ) -> Iterator[StageReplay]:
-    """Run the stored stages of an iteration (of every iteration when None) again, one after another.
+    """Recompute the stored stages of an iteration, or of all iterations if None, in order.
 
-    Each iteration is computed by a new learner. A plug-in may still keep state in a class or a module, so its last and
-    first iterations are computed once more at the end: a stage that then differs is given a second time. Inputs that
-    were thinned are computed again too.
+    Each iteration uses a new learner. A plug-in may still keep state in a class or module, so the last and first
+    iterations are recomputed once more at the end; a stage that then differs is yielded again. Thinned inputs are also
+    recomputed.
     """
     run = storage.open_run(path)
     with stages_of_run(run, backend) as stages:
@@ -54,7 +54,7 @@ def replay(
         first, last = refs[0].iteration, refs[-1].iteration
         if not all_identical or first == last:
             return
-        # After the last iteration itself, and after all: other histories than the run had.
+        # Recompute after other iterations than in the run.
         again = [ref for i in (last, first) for ref in refs if ref.iteration == i and stages.plugins(ref)]
         for outcome in _in_order(run, stages, again, outputs):
             if not outcome.identical:
@@ -69,7 +69,7 @@ def replay(
 
 
 def _in_order(run: Run, stages: RunStages, refs: Sequence[StageRef], outputs: Recomputed) -> Iterator[StageReplay]:
-    """Run stages again, with a new learner for each iteration."""
+    """Recompute stages in order, with a new learner for each iteration."""
     last = None
     for ref in refs:
         if ref.iteration != last:
@@ -84,16 +84,15 @@ def _in_order(run: Run, stages: RunStages, refs: Sequence[StageRef], outputs: Re
 def replay_from_learner(
     path: Path, iteration: int, *, first: int | None = None, backend: Backend = Backend(workers=0)
 ) -> Iterator[tuple[StageReplay, Value]]:
-    """Run the stages again that lead from the nearest stored learner to the end of an iteration, one after another.
+    """Recompute the stages from the nearest stored learner to the end of an iteration.
 
-    If the arrays of an output are not stored, later stages read the recomputed output, even where it differs from the
-    recorded digest. `replay` does not do so. The consequences of a difference are therefore computed too. Yields every
-    outcome with its output.
+    Unlike in `replay`, if an output's arrays are not stored, later stages read the recomputed output even if it differs
+    from the recorded digest. Yields every result with its output.
 
     Args:
         path: Folder of the run.
         iteration: Last iteration to compute.
-        first: First iteration to compute, one whose learner is stored; the nearest one when None.
+        first: First iteration to compute, whose learner must be stored; default: the nearest one.
         backend: Backend that runs the rollouts.
     """
     run = storage.open_run(path)
@@ -110,9 +109,9 @@ def replay_from_learner(
 
 
 def _replay_stage(run: Run, stages: RunStages, ref: StageRef, outputs: Recomputed) -> tuple[StageReplay, Value]:
-    """One stage run again from its stored inputs, and what came out."""
+    """Recompute a stage from its stored inputs; return the comparison and the output."""
     record, equality = run.record(ref), EQUALITY[stages.config(ref).device]
-    # Read even where the digest would do: equal to a record is not yet equal to the arrays that it is about.
+    # Read the arrays even if the digest would do, since they may differ from their record.
     stored = None if run.is_thinned(ref) else flatten(run.load(ref))
     with explained(run.path, ref):
         value = compute_checked(stages.of(ref), ref, outputs)
@@ -131,51 +130,42 @@ def _replay_stage(run: Run, stages: RunStages, ref: StageRef, outputs: Recompute
 def compare_digests(
     ref: StageRef, stored: Mapping[str, ArrayDigest], replayed: Mapping[str, ArrayDigest]
 ) -> Iterator[ArrayDifference]:
-    """The arrays that differ, where only their digests are known."""
+    """Yield the arrays that differ, if only digests are known."""
     for name in differing(stored, replayed):
         before, after = _form(stored.get(name)), _form(replayed.get(name))
         yield ArrayDifference(ref, name, (), before, after, float("nan"), None, -1)
 
 
 def compare(ref: StageRef, stored: Mapping[str, Any], replayed: Mapping[str, Any]) -> Iterator[ArrayDifference]:
-    """The arrays whose bits differ."""
+    """Yield the arrays whose bits differ."""
     for name in sorted({*stored, *replayed}):
         before, after = stored.get(name), replayed.get(name)
         if before is None or after is None or before.shape != after.shape or before.dtype != after.dtype:
             yield ArrayDifference(ref, name, (), _form(before), _form(after), float("inf"), None, -1)
         elif before.tobytes() != after.tobytes():
-            yield _first_difference(ref, name, before, after)
+            before, after = np.ascontiguousarray(before), np.ascontiguousarray(after)
+            # As unsigned integers, so that NaN equals itself and -0.0 differs from 0.0.
+            bits = np.dtype(f"u{before.dtype.itemsize}")
+            differs = before.view(bits) != after.view(bits)
+            where, left, right = np.argwhere(differs), before[differs], after[differs]
+            index = tuple(int(n) for n in where[0])
+            with np.errstate(invalid="ignore", over="ignore"):
+                gap = np.abs(left.astype(np.float64) - right.astype(np.float64))
+            ulp = int(ulp_distance(left, right).max()) if before.dtype.kind == "f" else None
+            largest = float(np.nanmax(gap, initial=0))
+            yield ArrayDifference(ref, name, index, str(before[index]), str(after[index]), largest, ulp, len(where))
 
 
 def ulp_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Count the representable floating-point numbers between the elements of two arrays of one dtype."""
+    """Return the distance between two arrays in units in the last place, elementwise."""
     kind = {2: np.int16, 4: np.int32, 8: np.int64}[a.dtype.itemsize]
 
     def ordered(x: np.ndarray) -> np.ndarray:
-        # Reading the bits as a signed integer orders the positive numbers; the negative ones need mirroring.
+        # As signed integers, the bits of positive numbers are ordered; negative ones must be mirrored.
         bits = x.view(kind).astype(object)
         return np.where(bits < 0, -(bits & np.iinfo(kind).max), bits)
 
     return np.abs(ordered(a) - ordered(b))
-
-
-def _first_difference(ref: StageRef, name: str, before: np.ndarray, after: np.ndarray) -> ArrayDifference:
-    before, after = np.ascontiguousarray(before), np.ascontiguousarray(after)
-    differs = _bits(before) != _bits(after)
-    where = np.argwhere(differs)
-    index = tuple(int(n) for n in where[0])
-    left, right = before[differs], after[differs]
-    with np.errstate(invalid="ignore", over="ignore"):
-        gap = np.abs(left.astype(np.float64) - right.astype(np.float64))
-    ulp = int(ulp_distance(left, right).max()) if before.dtype.kind == "f" else None
-    return ArrayDifference(
-        ref, name, index, str(before[index]), str(after[index]), float(np.nanmax(gap, initial=0)), ulp, len(where)
-    )
-
-
-def _bits(values: np.ndarray) -> np.ndarray:
-    """The elements as unsigned integers, so that NaN equals itself and -0.0 differs from 0.0."""
-    return values.view(np.dtype(f"u{values.dtype.itemsize}"))
 
 
 def _form(values: np.ndarray | ArrayDigest | None) -> str:
@@ -193,42 +183,42 @@ def _selected(
         if iteration < 0:
             (iteration,) = run.select(iteration)
         require_iteration(run, iteration)
-    # An iteration that was interrupted has stored stages too; they can be replayed by its number.
+    # An interrupted iteration also has stored stages, which can be replayed by number.
     iterations = run.iterations if iteration is None else [iteration]
     order = [ref for i in iterations for ref in stages.order(i)]
     require_known(order, stage, step)
     wanted = [ref for ref in order if stage in (None, ref.stage) and step in (None, ref.step)]
     refs = [ref for ref in wanted if run.contains(ref)]
     if not refs:
-        run.record(wanted[0])  # raises StageMissing with what is there
+        run.record(wanted[0])  # raises StageMissing, listing what exists
     return refs
 
 
 def require_known(order: list[StageRef], stage: str | None, step: int | None) -> None:
-    """Raise UsageError if an iteration does not have this stage or inner step; the message lists what it has."""
+    """Raise UsageError if an iteration does not have this stage or inner step."""
     names = list(dict.fromkeys(ref.stage for ref in order))
     if stage not in (None, *names):
         raise UsageError(
             f"no stage of iteration {order[0].iteration} is called {stage!r}; there are {', '.join(names)}"
         )
-    steps = sorted({ref.step for ref in order if stage in (None, ref.stage)})
+    steps = dict.fromkeys(ref.step for ref in order if stage in (None, ref.stage))
     if step not in (None, *steps):
         found = ", ".join(map(str, steps))
         raise UsageError(f"found --step {step}; required one of {found}: the inner steps of {stage or 'this run'}")
 
 
 INPUTS = "stage_inputs"
-"""Name of the stage's stored inputs in every frame of the debugger."""
+"""Name of the stage's inputs in every frame of the debugger."""
 
 
 @dataclass(frozen=True)
 class Debugged:
-    """Outcome of a stage: the error it ended with, None if it ended well."""
+    """Result of debugging a stage: its error, or None."""
 
     ref: StageRef
     fault: Exception | None
     identical: bool | None
-    """True if it gave the stored bits; None where nothing is stored or it failed."""
+    """True if the stored bits were reproduced; None if nothing is stored or the stage failed."""
 
     def __str__(self) -> str:
         what = f"iteration {self.ref.iteration}, {stage_name(self.ref)}"
@@ -248,9 +238,9 @@ def debug_stage(
     debugger: pdb.Pdb | None = None,
     say: Callable[[str], None] = lambda words: None,
 ) -> Debugged:
-    """Run a stage from its stored inputs, whether or not its output is stored, and enter the debugger if it fails.
+    """Run a stage from its stored inputs, and enter the debugger if it fails.
 
-    Inputs that were thinned are computed again.
+    Thinned inputs are recomputed. The output need not be stored.
 
     The debugger starts in the innermost frame; `up` leads to the stage and its arguments, and `stage_inputs` holds the
     stored inputs by the names under which the stage declares them, such as episodes. The run is not changed.
@@ -266,7 +256,7 @@ def debug_stage(
         except Exception as fault:
             held = ", ".join(inputs) or "nothing"
             say(f"{type(fault).__name__}: {fault}\n`{INPUTS}` holds {held}; `up` leads out to the stage")
-            # Among the builtins a name is found from every frame that the user goes to.
+            # A builtin name is visible from every frame.
             setattr(builtins, INPUTS, inputs)
             try:
                 _enter(debugger or pdb.Pdb(), fault)
@@ -281,10 +271,10 @@ def debug_stage(
 def reproduce_kept(
     path: Path, iteration: int, stage: str | None = None, step: int | None = None, *, debugger: pdb.Pdb | None = None
 ) -> Quarantined:
-    """Run the episode again that the quarantine keeps of a fault of the environment, in this process.
+    """Replay the quarantined episode of an environment's fault in this process.
 
     Returns:
-        What is kept, when the episode goes well this time.
+        The quarantined fault, if the episode succeeds this time.
     """
     run = storage.open_run(path)
     entries = [entry for entry in storage.read_quarantine(path) if entry.ref.iteration == iteration]
@@ -302,11 +292,11 @@ def reproduce_kept(
             f"This one: {debug_command(path, entry.ref)}"
         )
     try:
-        # The run's, not what the quarantine says of it, which no hash of the run vouches for.
+        # The run's settings, since the quarantine is not covered by the run's hashes.
         reproduce(config_of(run, entry.ref).env, entry.about, entry.arrays())
     except StageFault as fault:
         error: BaseException = fault
-        while error.__cause__ is not None:  # up to the one that the environment itself raised, if it did
+        while error.__cause__ is not None:  # down to the environment's own error, if any
             error = error.__cause__
         if debugger:
             _enter(debugger, error)

@@ -1,11 +1,11 @@
-"""Train all runs of a sweep, one after the other or several at once; what is stored already is not trained again."""
+"""Training of a sweep's runs, in sequence or in parallel; complete runs are skipped."""
 
 import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
@@ -13,7 +13,6 @@ from multiprocessing.context import ForkServerProcess
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from threading import Thread
-from typing import Protocol
 
 from metaloom import storage
 from metaloom.flows.commands import train as training
@@ -42,38 +41,42 @@ Job = tuple[PlannedRun, RunConfig, Path]
 """A run to train, its settings and its folder."""
 
 LOOK_SECONDS = 0.2
+_ALLOCATOR = "JE_ARROW_MALLOC_CONF"
 _FOR_ALL = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 
 
-@dataclass(frozen=True)
-class _Working:
-    """A process that trains a run, and the end of the pipe that receives its reports."""
-
-    run: PlannedRun
-    process: ForkServerProcess
-    told: Connection
-
-
 def train_runs(
-    jobs: Sequence[Job], parallel: int, backend: Backend, observer: SweepObserver, logs: LogPlan
+    jobs: Sequence[Job], observer: SweepObserver, *, parallel: int, backend: Backend, logs: LogPlan
 ) -> list[Outcome]:
-    """Train runs, at most `parallel` at a time. On a stop request, every run finishes its stage.
+    """Train runs, up to `parallel` at a time. On a stop request, every run finishes its stage.
 
     Returns:
-        Outcomes of all runs that were begun.
+        Outcomes of all started runs.
     """
+    outcomes: list[Outcome] = []
     if parallel == 1:
-        return _train_one_by_one(jobs, backend, observer, logs)
-    # What depends on this process's folder and environment is settled here: others may have begun elsewhere.
+        for run, config, folder in jobs:
+            if observer.should_stop():
+                break
+            observer.begun(run)
+            watching = Observer(iteration_done=partial(observer.iteration_done, run), should_stop=observer.should_stop)
+            outcomes.append(Outcome(run, *_train_or_resume(config, folder, backend, watching, logs)))
+            observer.ended(outcomes[-1])
+        return outcomes
+    # Resolve what depends on this process's folder and environment, which may differ in others.
     waiting = [(run, pinned(config), folder.absolute()) for run, config, folder in jobs]
     context = multiprocessing.get_context("forkserver")
-    # So that processes that follow need not import numerics again.
+    # So that forked processes need not import numerics again.
     context.set_forkserver_preload([__name__])
-    # From their first moment on, before they can say for themselves what signals mean.
+    # Otherwise Arrow's allocator starts a thread in the process that is forked.
+    if is_default := _ALLOCATOR not in os.environ:
+        os.environ[_ALLOCATOR] = "background_thread:false"
+    # Set before they start, until they install their own signal handlers.
     with kept_from_children(*_FOR_ALL):
         forkserver.ensure_running()
-    stop, working = context.Event(), list[_Working]()
-    outcomes: list[Outcome] = []
+    if is_default:
+        del os.environ[_ALLOCATOR]
+    stop, working = context.Event(), dict[Connection, tuple[PlannedRun, ForkServerProcess]]()
     try:
         while working or (waiting and not stop.is_set()):
             if observer.should_stop():
@@ -83,43 +86,35 @@ def train_runs(
                 told, tell = context.Pipe(duplex=False)
                 process = context.Process(target=_work, args=(config, folder, backend, stop, tell, logs), name=run.name)
                 process.start()
-                tell.close()  # else the end of the process would not end the pipe
-                working.append(_Working(run, process, told))
+                tell.close()  # otherwise the pipe would not end with the process
+                working[told] = run, process
                 observer.begun(run)
-            for told in wait([one.told for one in working], LOOK_SECONDS):
-                one = next(one for one in working if one.told is told)
-                ended = _listen(one, observer)
-                if ended is not None:
-                    working.remove(one)
-                    outcomes.append(ended)
-                    observer.ended(ended)
+            for told in wait([*working], LOOK_SECONDS):
+                assert isinstance(told, Connection)
+                run, process = working[told]
+                try:
+                    message: IterationReport | tuple[Ending, str] | None = told.recv()
+                except EOFError:
+                    message = None
+                if isinstance(message, IterationReport):
+                    observer.iteration_done(run, message)
+                    continue
+                process.join()
+                lost = f"its process ended with exit code {process.exitcode}; see `metaloom logs`"
+                del working[told]
+                outcomes.append(Outcome(run, *(message or ("failed", lost))))
+                observer.ended(outcomes[-1])
     finally:
         stop.set()
-        for one in working:
-            one.process.join()
+        for _, process in working.values():
+            process.join()
     return outcomes
-
-
-def _listen(one: _Working, observer: SweepObserver) -> Outcome | None:
-    """Receive a message of a process; return its outcome if that is the last message."""
-    try:
-        message: IterationReport | tuple[Ending, str] = one.told.recv()
-    except EOFError:
-        one.process.join()
-        return Outcome(
-            one.run, "failed", f"its process ended with exit code {one.process.exitcode}; see `metaloom logs`"
-        )
-    if isinstance(message, IterationReport):
-        observer.iteration_done(one.run, message)
-        return None
-    one.process.join()
-    return Outcome(one.run, *message)
 
 
 def _work(config: RunConfig, folder: Path, backend: Backend, stop: Event, tell: Connection, logs: LogPlan) -> None:
     """Train a run in this process and report its progress."""
     for number in _FOR_ALL:
-        # What this process starts ignores what it ignores, and is ended by SIGTERM.
+        # Child processes ignore the same signals, and are ended by SIGTERM.
         signal.signal(number, (lambda *_: None) if number == signal.SIGTERM else signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _FOR_ALL)
     Thread(target=_end_with_parent, args=(stop,), daemon=True).start()
@@ -133,7 +128,7 @@ def _work(config: RunConfig, folder: Path, backend: Backend, stop: Event, tell: 
 
 
 def _end_with_parent(stop: Event) -> None:
-    """End this process when the one that started it is gone, even by kill -9: what is committed is committed."""
+    """End this process when its parent has ended, even by kill -9. Committed outputs are kept."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
@@ -145,41 +140,27 @@ def _end_with_parent(stop: Event) -> None:
 def _train_or_resume(
     config: RunConfig, folder: Path, backend: Backend, observer: Observer, logs: LogPlan
 ) -> tuple[Ending, str]:
-    """Train a run from where it stands; an error that its message explains is how it ended."""
+    """Train or resume a run; return expected errors as its ending."""
     try:
         with logging_to(logs.names, folder, observer, film_every=logs.film_every) as watching:
             if storage.run_exists(folder):
                 result = training.resume(folder, backend=backend, observer=watching)
             else:
                 result = training.train(config, folder, backend=backend, observer=watching)
-    except Exception as error:  # one run's failure must not end the others; what is a bug still shows itself
+    except Exception as error:  # a failed run must not end the others; bugs are still shown
         if exit_code(error) is None:
             raise
         return "failed", str(error)
     return ("stopped" if result.stopped else "complete"), ""
 
 
-def _train_one_by_one(jobs: Sequence[Job], backend: Backend, observer: SweepObserver, logs: LogPlan) -> list[Outcome]:
-    """Train runs one after the other, until asked to stop."""
-    outcomes: list[Outcome] = []
-    for run, config, folder in jobs:
-        if observer.should_stop():
-            break
-        observer.begun(run)
-        told = Observer(iteration_done=partial(observer.iteration_done, run), should_stop=observer.should_stop)
-        outcome = Outcome(run, *_train_or_resume(config, folder, backend, told, logs))
-        outcomes.append(outcome)
-        observer.ended(outcome)
-    return outcomes
-
-
 def was_stopped(jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> bool:
-    """Tell whether work on runs was asked to stop before all of them had ended."""
+    """Return True if a stop was requested before all runs had ended."""
     return len(outcomes) < len(jobs) or any(outcome.ending == "stopped" for outcome in outcomes)
 
 
 def require_own(sweep: Sweep, run: PlannedRun, config: RunConfig) -> None:
-    """Refuse a run that has the name of one of the sweep and other settings."""
+    """Reject an existing run with the name of a sweep's run but other settings."""
     folder = sweep.folder(run)
     if not storage.run_exists(folder):
         return
@@ -210,7 +191,7 @@ def train_sweep(
         )
     check_loggers(logs.names, logs.film_every)
     if parallel > 1 and backend.workers is None and backend.scheduler is None:
-        backend = replace(backend, workers=0)  # the processes of the runs are enough
+        backend = replace(backend, workers=0)  # the runs' processes are enough
     with held(sweep):
         stored = find_sweep(sweep.name)
         if stored is not None:
@@ -221,7 +202,7 @@ def train_sweep(
                 _try_settings(probe_configs(sweep, sweep.search))
             known, search = sweep, sweep.search
             if stored is not None and stored.search is not None:
-                # Suggestions depend on the order of the settings, which the command may give in another one.
+                # Suggestions depend on the order of settings, which may differ in the command.
                 search = replace(search, space=stored.search.space)
                 known = replace(sweep, runs=stored.runs, search=search)
             return _train_trials(known, search, train, observer)
@@ -233,28 +214,26 @@ def train_sweep(
             _try_settings([*first.values()])
             sweep.write()
         jobs = [(run, by_run[run.name], folder) for run in sweep.runs if not is_complete(folder := sweep.folder(run))]
-        outcomes = train(jobs, observer=observer)
+        outcomes = train(jobs, observer)
         return SweepResult(sweep, tuple(outcomes), was_stopped(jobs, outcomes))
 
 
 def _try_settings(configs: Sequence[RunConfig]) -> None:
-    """Build the learner of each combination of settings, which finds faults that settings alone do not show."""
+    """Build the learner of each combination of settings, which reveals further errors."""
     for config in map(pinned, configs):
         with stages_of(config, Backend(workers=0), partial(check_sizes, config)) as stages:
             stages.context.try_learner()
 
 
-class TrainRuns(Protocol):
-    """Trains runs, and returns how those ended that were begun."""
-
-    def __call__(self, jobs: Sequence[Job], *, observer: SweepObserver) -> list[Outcome]: ...
+TrainRuns = Callable[[Sequence[Job], SweepObserver], list[Outcome]]
+"""Function that trains runs and returns the outcomes of started ones."""
 
 
 def _train_trials(sweep: Sweep, search: Search, train: TrainRuns, observer: SweepObserver) -> SweepResult:
-    """Train the missing runs of known trials, then suggest and train all other trials.
+    """Train the missing runs of known trials, then suggest and train new trials.
 
-    Every trial is written into the sweep's file before it is trained. For every suggestion, the study is rebuilt from
-    the stored scores. A search that was killed therefore continues with the trials that it would have had.
+    Every trial is written to the sweep's file before it is trained, and for every suggestion the study is rebuilt from
+    stored scores. So a killed search continues with the same trials.
     """
     require_optuna()
     from metaloom.flows.sweeps.suggestions import suggest  # which needs it
@@ -262,7 +241,7 @@ def _train_trials(sweep: Sweep, search: Search, train: TrainRuns, observer: Swee
     told: list[tuple[dict[str, str], float | None]] = []
     outcomes: list[Outcome] = []
     if sweep.runs:
-        sweep.write()  # there may be more trials than before
+        sweep.write()  # the number of trials may have grown
     for number in range(search.trials):
         if number * len(sweep.seeds) == len(sweep.runs):
             point = suggest(search, told, sweep.seeds[0])
@@ -280,7 +259,7 @@ def _train_trials(sweep: Sweep, search: Search, train: TrainRuns, observer: Swee
 def _train_trial(
     sweep: Sweep, runs: Sequence[PlannedRun], metric: str, train: TrainRuns, observer: SweepObserver
 ) -> tuple[list[Outcome], bool]:
-    """Train what is missing of a trial: how its runs ended, and whether all was asked to stop."""
+    """Train the missing runs of a trial; return their outcomes, and True if a stop was requested."""
     jobs: list[Job] = []
     failed: list[Outcome] = []
     for run in runs:
@@ -298,14 +277,14 @@ def _train_trial(
         if not is_complete(folder):
             jobs.append((run, config, folder))
     watching, without = _watching_for(metric, observer)
-    outcomes = train(jobs, observer=watching)
+    outcomes = train(jobs, watching)
     for run in without:
-        score_of(sweep.folder(run), metric)  # which says that there is no such metric, and which there are
+        score_of(sweep.folder(run), metric)  # reports the missing metric and lists existing ones
     return failed + outcomes, was_stopped(jobs, outcomes)
 
 
 def _watching_for(metric: str, observer: SweepObserver) -> tuple[SweepObserver, list[PlannedRun]]:
-    """An observer that stops at a first iteration without the metric, and the runs that it stopped for."""
+    """Return an observer that stops at a first iteration without the metric, and a list of runs it stopped."""
     if metric in (AFTER_ADAPTATION, EVALUATION):
         return observer, []
     without: list[PlannedRun] = []

@@ -1,4 +1,4 @@
-"""Tasks for evaluations, read from a file."""
+"""Files of tasks for evaluations."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,10 +14,10 @@ from metaloom.pipeline.envs.contract import TaskField
 
 
 def load_tasks(path: Path, fields: Sequence[TaskField]) -> list[list[float]]:
-    """Load the tasks in a file, in its order. They are lists of values, mappings by field, or a column per field.
+    """Load tasks from a file: lists of values, mappings by field, or a column per field.
 
     Args:
-        path: A .json, .yaml, .yml or .parquet file. Columns of Parquet may be called as in a run's tables, `task_*`.
+        path: A .json, .yaml, .yml or .parquet file. Parquet columns may be named `task_*` as in a run's tables.
         fields: Fields of the environment's tasks.
     """
     if path.suffix not in (".json", ".yaml", ".yml", ".parquet"):
@@ -28,7 +28,7 @@ def load_tasks(path: Path, fields: Sequence[TaskField]) -> list[list[float]]:
     try:
         if path.suffix == ".parquet":
             table, known = pq.read_table(path), {f"task_{field.name}": field.name for field in fields}
-            # In a run's own tables the tasks stand beside other columns.
+            # A run's tables have other columns besides tasks.
             if any(name in known for name in table.column_names):
                 table = table.select([name for name in table.column_names if name in known])
             rows = table.rename_columns([known.get(name, name) for name in table.column_names]).to_pylist()
@@ -47,11 +47,14 @@ def _task(path: Path, n: int, row: Any, fields: Sequence[TaskField]) -> list[flo
         if {*row} != {*names}:
             raise UsageError(f"{path}: task {n} has the fields {sorted(map(str, row))}; required {names}")
         row = [row[name] for name in names]
-    if not isinstance(row, list) or len(row) != len(names) or not all(map(_is_finite_number, row)):
+    if (
+        not isinstance(row, list)
+        or len(row) != len(names)
+        or not all(
+            # Compare with the largest float, since any integer is less than infinity.
+            isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+            for value in row
+        )
+    ):
         raise UsageError(f"{path}: found task {n} {row!r}; required {len(names)} finite numbers {names}")
     return [float(number) for number in row]
-
-
-def _is_finite_number(value: Any) -> bool:
-    # Compared with the largest float: an integer of any size is less than infinity.
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

@@ -1,4 +1,4 @@
-"""Make a stored run smaller, and bring back what was taken from it."""
+"""Thinning of a stored run, and restoring what was removed."""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -20,7 +20,7 @@ from metaloom.storage.progress import Progress, unseen
 def thin(
     path: Path, retention: Retention, *, dry_run: bool = False, anyway: bool = False, on_progress: Progress = unseen
 ) -> Thinned:
-    """Remove the arrays (`storage.THINNABLE`) of complete iterations that are not kept; they can be computed again."""
+    """Remove the arrays (`storage.THINNABLE`) of complete iterations that are not kept; they can be recomputed."""
     if not retention.thins:
         raise UsageError("required --keep-every N, --keep-last N or both: which iterations stay whole")
     run = storage.open_run(path)
@@ -37,10 +37,10 @@ def thin(
                 f"computed again ({problem}); fix that first, or remove it all the same: --anyway"
             ) from None
         if changed:
-            iterations = sorted(set[int]().union(*changed.values()))
+            iterations = set[int]().union(*changed.values())
             raise UsageError(
                 f"{run.location}: found that {'; '.join(changed)}, so that {plural(len(iterations), 'iteration')}, the "
-                f"first {iterations[0]}, could not be computed again; required the sources as they were. Bring them "
+                f"first {min(iterations)}, could not be computed again; required the sources as they were. Bring them "
                 "back, or remove the batches all the same: --anyway"
             )
     if dry_run:
@@ -52,7 +52,7 @@ def thin(
 def materialise(
     path: Path, iteration: int | None = None, *, backend: Backend = Backend(workers=0)
 ) -> Iterator[StageRef]:
-    """Compute thinned outputs of an iteration (of all when None) again and store them if they are what they were."""
+    """Recompute thinned outputs of an iteration, or of all if None, and store them if their digests agree."""
     run = storage.open_run(path)
     if iteration is not None:
         require_iteration(run, iteration)

@@ -1,13 +1,14 @@
-"""Train a run from its first missing stage to its last: a fresh run and a resumed one are the same loop."""
+"""The training loop, from a run's first missing stage to its last, for new and resumed runs."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Final, ParamSpec, Protocol, cast
+from typing import Any, Final, ParamSpec, cast
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from metaloom import storage
 from metaloom.flows.estimate import check_sizes
 from metaloom.flows.formatting import plural
 from metaloom.flows.graph.changes import tell_changed_sources
-from metaloom.flows.graph.faults import compute_checked, explained, require_repeatable
+from metaloom.flows.graph.faults import compute_checked, explained, require_sound
 from metaloom.flows.graph.recomputed import require_resumable
 from metaloom.flows.graph.rehearsal import rehearse
 from metaloom.flows.graph.run_stages import changed_since, config_of, stages_of, stages_of_run
@@ -52,26 +53,22 @@ log: logging.Logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 
 
-class StageCall(Protocol):
-    """Runs one stage; Prefect's wraps it into a task named after the ref."""
-
-    def __call__(self, ref: StageRef, inputs: Sequence[StageRef], compute: Callable[[], StageRef]) -> StageRef:
-        """Call `compute` and return what it returns; `inputs` are the stages whose outputs it reads."""
-        ...
+StageCall = Callable[[StageRef, Sequence[StageRef], Callable[[], StageRef]], StageRef]
+"""Function that runs a stage, given with its inputs and what computes it; Prefect's wraps it into a task."""
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """Where a run stands after training.
+    """State of a run after training.
 
     Attributes:
-        path: the run's folder.
-        iterations_done: how many are complete.
-        stopped: it was asked to stop before its last iteration.
-        computed: how many outputs were missing and are stored now.
+        path: Folder of the run.
+        iterations_done: Number of complete iterations.
+        stopped: True if a request stopped it before its last iteration.
+        computed: Number of outputs computed and stored.
         repaired: One line for each damaged file that was repaired before training.
         damage: Findings of the verification after a repair; None without a repair, or if it was stopped.
-        enough: criteria of `stop` that ended it before its last iteration.
+        enough: Criteria of `stop` that ended it before its last iteration.
     """
 
     path: Path
@@ -100,8 +97,8 @@ def training(
     call: StageCall = direct,
     observer: Observer = Observer(),
 ) -> Training:
-    """Train a new run that is kept at `path`, iteration by iteration."""
-    # Folder, environment and workers first: what is wrong with them is known before anything is created on disk.
+    """Train a new run in `path`, pausing after each iteration."""
+    # Check folder, environment and workers before creating anything on disk.
     storage.check_new_run(path)
     config = pinned(config, step_timeout_seconds=backend.step_timeout_seconds)
     kept_config = recorded(config)
@@ -110,7 +107,7 @@ def training(
         _check_metrics(stages)
         _check_baselines(stages)
         if config.algorithm.trial is not None:
-            # Other policies are checked whenever they are built. Runs that earlier versions began must still resume.
+            # Other policies are checked when built. Runs of earlier versions must still resume.
             check_std(config.policy, stages.context.setup)
         rehearse(stages, observer.should_stop)
         with storage.create_run(
@@ -141,17 +138,23 @@ def resuming(
     call: StageCall = direct,
     observer: Observer = Observer(),
 ) -> Training:
-    """Train a stored run from its first missing stage on, iteration by iteration."""
+    """Train a stored run from its first missing stage, pausing after each iteration."""
     with kept_log() as kept:
         repaired: Sequence[str] = ()
         if repair:
-            with suppress(storage.DamagedRun, storage.NotARun):  # else to be asked when it can be read
+            with suppress(storage.DamagedRun, storage.NotARun):  # otherwise ask when it can be read
                 require_trust(storage.open_run(path))
-            # By itself, because it may be what makes the run readable.
+            # Separately, because it may make the run readable.
             with storage.open_writer(path, take_over=take_over, repair=True) as writer:
                 repaired = writer.repaired
         run = storage.open_run(path)
-        config = with_retention(config_of(run), retention)
+        for assignment in retention:
+            if assignment.partition(".")[0] != "retention":
+                raise ConfigError(
+                    f"--set {assignment}: a stored run's settings cannot change, except retention.*; "
+                    "`metaloom fork RUN --run NEW --set ...` continues with others"
+                )
+        config = build_config(override(config_of(run).model_dump(mode="json"), retention))
         if iterations is not None:
             if iterations < (stored := len(run.iterations)):
                 raise ConfigError(
@@ -159,7 +162,7 @@ def resuming(
                     "that many"
                 )
             config = build_config({**config.model_dump(), "iterations": iterations})
-        # The lock first: a run that somebody else is writing is refused before workers start.
+        # Lock first: reject a run that another process is writing before workers start.
         with (
             storage.open_writer(
                 path, capacity=config.iterations, take_over=take_over, retention=_retention_for(run, config)
@@ -167,21 +170,31 @@ def resuming(
             kept.of(writer, backend.for_tasks(config.num_tasks)),
             stages_of_run(run, backend, config, partial(check_sizes, config)) as stages,
         ):
-            # Workers run before the first stage does.
+            # Start workers before the first stage.
             facts = environment(stages.own())
             if refs := run.refs():
                 tell_changed_sources(run, refs[-1], facts.get("plugins", {}))
+            else:  # it was stopped in its rehearsal
+                rehearse(stages.own(), observer.should_stop)
             writer.describe(facts)
             require_resumable(run, stages)
-            watching = kept_usage(writer.run, config.iterations, kept.observing(observer, writer))
-            with _repair_advised(path), watching as watched:
-                result = yield from _train(config, stages.order, stages.of, writer, call, watched)
+            with kept_usage(writer.run, config.iterations, kept.observing(observer, writer)) as watching:
+                try:
+                    result = yield from _train(config, stages.order, stages.of, writer, call, watching)
+                except storage.StageThinned as error:
+                    raise storage.StageThinned(
+                        path,
+                        found="an output of a thinned iteration is lost, and what it comes from is not stored "
+                        f"({error.found})",
+                        required="the inputs of that output, in full",
+                        action=f"`metaloom resume {storage.argument(path)} --repair` computes all of it again",
+                    ) from error
     damage = storage.verify_run(path) if repair and not result.stopped else None
     return replace(result, repaired=repaired, damage=damage)
 
 
 def _to_the_end(begin: Callable[P, Training]) -> Callable[P, TrainResult]:
-    """Return the function that trains without a pause."""
+    """Return a function that trains without pausing."""
 
     @wraps(begin)
     def train(*args: P.args, **kwargs: P.kwargs) -> TrainResult:
@@ -199,22 +212,8 @@ train: Final = _to_the_end(training)
 resume: Final = _to_the_end(resuming)
 
 
-@contextmanager
-def _repair_advised(path: Path) -> Iterator[None]:
-    """Add advice to the error for a lost output whose inputs were thinned."""
-    try:
-        yield
-    except storage.StageThinned as error:
-        raise storage.StageThinned(
-            path,
-            found=f"an output of a thinned iteration is lost, and what it comes from is not stored ({error.found})",
-            required="the inputs of that output, in full",
-            action=f"`metaloom resume {storage.argument(path)} --repair` computes all of it again",
-        ) from error
-
-
 def _check_baselines(stages: Runner) -> None:
-    """Refuse, in new runs, a linear fit to the bytes of images: thousands of columns, cut at 10."""
+    """Reject, in new runs, a linear fit to image bytes: thousands of columns, clipped at 10."""
     config, spaces = stages.config, spaces_of(stages.context.env)
     if not is_image(spaces.observation_shape, spaces.observation_scale):
         return
@@ -231,7 +230,7 @@ def _check_baselines(stages: Runner) -> None:
 
 
 def _check_metrics(stages: Runner) -> None:
-    """Refuse metrics under names that are taken, and a criterion about one that there will not be."""
+    """Reject metrics with reserved names, and a stopping criterion on a metric that will not exist."""
     config, env, stop = stages.config, stages.context.env, stages.config.stop
     if config.metrics or (stop is not None and stop.metric is not None):
         processed = any(stage.output is Samples for stage in stages.graph.stages)
@@ -242,17 +241,17 @@ def _check_metrics(stages: Runner) -> None:
 
 
 def recorded(config: RunConfig) -> RunConfig:
-    """Return a configuration as its run keeps it: written out, so that it says what was observed if defaults change."""
+    """Return a configuration with all defaults written out, as stored in the run."""
     return config.model_copy(update={"env": with_all_options(config.env)})
 
 
 def retention_of(config: RunConfig) -> Retention:
-    """Return what a configuration says about keeping arrays, as the store takes it."""
+    """Convert a configuration's retention for the store."""
     return Retention(**config.retention.model_dump())
 
 
 def _retention_for(run: storage.Run, config: RunConfig) -> Retention:
-    """As configured, but iterations of plug-ins that have changed since are kept: they could not be computed again."""
+    """Return the configured retention, extended by iterations whose plug-ins have changed since."""
     retention = retention_of(config)
     if not retention.thins:
         return retention
@@ -268,19 +267,8 @@ def _retention_for(run: storage.Run, config: RunConfig) -> Retention:
     return replace(retention, kept=frozenset[int]().union(*changed.values()))
 
 
-def with_retention(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
-    """A stored run's configuration with another retention, which is all of it that may change."""
-    for assignment in assignments:
-        if assignment.partition(".")[0] != "retention":
-            raise ConfigError(
-                f"--set {assignment}: a stored run's settings cannot change, except retention.*; "
-                "`metaloom fork RUN --run NEW --set ...` continues with others"
-            )
-    return build_config(override(config.model_dump(mode="json"), assignments))
-
-
 def environment(stages: Runner) -> dict[str, Any]:
-    """Return what decides results besides the configuration and is unknown to the store: code and defaults."""
+    """Return what affects results besides the configuration: code and defaults."""
     plugins, facts = plugin_sources(stages.config), device_facts(stages.config.device)
     env = stages.context.env
     components, told, classes = component_facts(env), described_facts(env), env.task_classes
@@ -309,14 +297,14 @@ def _train(
     path, iterations, stop = writer.run.path, config.iterations, config.stop
     for line in (*config.algorithm.warnings(), *_idle_iterations(config, writer.run)):
         log.warning("%s", line)
-    history: list[Metrics] = []
+    history, warned = list[Metrics](), set[str]()
     began, computed = time.perf_counter(), 0
     for iteration in range(iterations):
         if stop is not None and (reasons := stop.reasons(history)):
             return TrainResult(path, iteration, stopped=False, computed=computed, enough=reasons)
         if stop is None and writer.is_whole(iteration):
             continue
-        # Not only the iterations after the last complete one: whatever was lost is computed again.
+        # Check all iterations, since lost outputs are recomputed.
         missing = [ref for ref in order(iteration) if not writer.contains(ref)]
         if not missing:
             if stop is not None:
@@ -331,7 +319,7 @@ def _train(
             observer.stage_started(ref)
             stages = stages_for(ref)
             if stages.graph[ref.stage].ends_iteration:
-                # Now: once the iteration is complete, it may be thinned at any time.
+                # Read now, since a complete iteration may be thinned at any time.
                 returns, by_class = _returns_of_tasks(stages, writer, iteration)
             try:
                 call(ref, stages.upstream(ref), partial(run_once, stages, writer, ref, seconds))
@@ -339,7 +327,7 @@ def _train(
                 log.warning("iteration %d, %s k=%d: abandoned to end in time", iteration, ref.stage, ref.step)
                 return TrainResult(path, iteration, stopped=True, computed=computed)
             computed += 1
-            # Now, while it is in memory: once the iteration is complete, it may be thinned at any time.
+            # Read now, while it is in memory; a complete iteration may be thinned at any time.
             stage = stages.graph[ref.stage]
             if stage.samples and stage.output is EpisodeBatch:
                 steps += cast(EpisodeBatch, writer.load(ref)).num_steps
@@ -349,6 +337,10 @@ def _train(
             _check_limit(config, (writer.load(ref) for ref in order(0)))
         update = _update(writer, iteration)
         history.append(update.metrics)
+        for name in sorted({*_not_finite(stages_for(missing[-1]), update.metrics)} - warned):
+            # Metrics decide nothing, so training continues.
+            log.warning("metrics: %s is %s, and stored so; required a finite number", name, update.metrics[name])
+            warned.add(name)
         now, evaluating = time.perf_counter(), sum(seconds.get(f"{ref.stage}.{ref.step}", 0.0) for ref in evaluations)
         report = IterationReport(
             iteration=iteration,
@@ -370,8 +362,16 @@ def _train(
     return TrainResult(path, iterations, stopped=False, computed=computed)
 
 
+def _not_finite(stages: Runner, metrics: Metrics) -> Iterator[str]:
+    """Name the metrics that are not finite, besides means of facts, which may be missing."""
+    facts = {f"average_{fact.name}" for fact in declared_facts(stages.context.env)}
+    for name, value in metrics.items():
+        if not math.isfinite(value) and name.partition(".")[2] not in facts:
+            yield name
+
+
 def _check_limit(config: RunConfig, outputs: Iterable[object]) -> None:
-    """Warn where most episodes end at a limit of steps that neither the user nor gymnasium has set."""
+    """Warn if most episodes end at a step limit that neither the user nor gymnasium has set."""
     if "max_episode_steps" in config.model_fields_set or config.env.name in ENVS:
         return
     if gymnasium_limit(config.env.name) is not None:
@@ -391,7 +391,7 @@ def _check_limit(config: RunConfig, outputs: Iterable[object]) -> None:
 
 
 def _idle_iterations(config: RunConfig, run: storage.Run) -> Iterator[str]:
-    """Warn of iterations to come in which step sizes are zero."""
+    """Warn about future iterations with step size zero."""
     horizon, stored = getattr(config.algorithm, "lr_horizon", None), len(run.iterations)
     if horizon is None or config.iterations <= max(horizon, stored):
         return
@@ -407,15 +407,15 @@ def _idle_iterations(config: RunConfig, run: storage.Run) -> Iterator[str]:
 
 
 def run_once(stages: Runner, writer: RunWriter, ref: StageRef, seconds: dict[str, float]) -> StageRef:
-    """Compute and store a stage unless it is stored already. Refuse values that are not finite, and quarantine them."""
+    """Compute and store a stage unless it is stored. Quarantine non-finite values."""
     if not writer.contains(ref):
         started, began = time.time(), time.perf_counter()
         with explained(writer.run.path, ref, stages.seed_position(ref)), abandonable():
             value = compute_checked(stages, ref, writer)
             took, start = time.perf_counter() - began, writer.run.learner_ref(ref.iteration)
-            # The first iterations under these settings, in a fork too: in the second one, a learner has a past.
+            # Check the first two iterations under these settings, since in the second a learner may have state.
             if ref.iteration <= 1 or writer.run.config_of(start) != writer.run.config_of(ref):
-                require_repeatable(stages, ref, writer, value)
+                require_sound(stages, ref, writer, value)
         seconds[f"{ref.stage}.{ref.step}"] = took
         writer.put(
             ref,
@@ -435,7 +435,7 @@ def _update(writer: RunWriter, iteration: int) -> Update:
 
 
 def _returns_of_tasks(stages: Runner, writer: RunWriter, iteration: int) -> tuple[list[Array], list[ClassReturns]]:
-    """Compute the returns of every inner step, by task and by class of task; empty if episodes are thinned."""
+    """Return every inner step's returns by task and by class; empty if episodes are thinned."""
     classes, refs = stages.context.env.task_classes, stages.order(iteration)
     drawn = [ref for ref in refs if stages.graph[ref.stage].output is TaskBatch]
     rounds = [ref for ref in refs if ref.stage == writer.run.stages.named("rollouts")]

@@ -15,7 +15,7 @@ from metaloom.pipeline.types import Array
 
 
 def trials_of(sweep: Sweep) -> list[Trial]:
-    """The trials of a search that are known, with their scores as stored; none of a sweep over a grid."""
+    """Return the known trials of a search with their stored scores; empty for a grid."""
     if sweep.search is None:
         return []
     known = [runs_of(sweep, number) for number in range(len(sweep.runs) // len(sweep.seeds))]
@@ -23,20 +23,20 @@ def trials_of(sweep: Sweep) -> list[Trial]:
 
 
 def score_of(folder: Path, metric: str) -> float | None:
-    """The mean of a metric over the last tenth of a run's iterations; None if some iteration has no finite one."""
+    """Return the mean of a metric over the last tenth of a run's iterations; None if a value is not finite."""
     run = storage.open_run(folder)
     try:
-        (history,) = read_histories([run], metric, mixed=False)[0].histories
+        _, (history,), _ = read_histories([run], metric, mixed=False)
     except NoFiniteScore:
         return None
     return late_mean(history.iterations, history.values, len(run.iterations))
 
 
 def late_mean(iterations: Array, values: Array, num_iterations: int) -> float:
-    """The mean of the values that belong to the last tenth of the iterations; the last value where none does.
+    """Return the mean of the values in the last tenth of the iterations, or the last value if there are none.
 
     Args:
-        iterations: Ascending indices of the iterations that have a value, shape [n].
+        iterations: Ascending indices of iterations with a value, shape [n].
         values: Values of these iterations, shape [n].
         num_iterations: Number of iterations of the run; a tenth is at least one.
     """
@@ -45,13 +45,13 @@ def late_mean(iterations: Array, values: Array, num_iterations: int) -> float:
 
 
 def runs_of(sweep: Sweep, number: int) -> tuple[PlannedRun, ...]:
-    """The runs of a trial, one of every seed."""
+    """Return the runs of a trial, one per seed."""
     each = len(sweep.seeds)
     return sweep.runs[number * each : (number + 1) * each]
 
 
 def mean_score(sweep: Sweep, runs: Sequence[PlannedRun], metric: str) -> float | None:
-    """The mean of the scores of a trial's runs; None unless all are complete and have one."""
+    """Return the mean score of a trial's runs; None unless all are complete and have one."""
     folders = [sweep.folder(run) for run in runs]
     if not all(map(is_complete, folders)):
         return None

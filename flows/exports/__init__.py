@@ -1,11 +1,11 @@
-"""Stored runs in other formats. Memory stays bounded by one iteration, and a folder appears whole or not at all.
+"""Export of stored runs to other formats, in memory for one iteration. Folders appear atomically.
 
-Each module of this package is a format by the module's name, which it describes in `FORMAT`:
+Each module of this package defines a format of the same name:
 
     FORMAT = ExportFormat(export_csv)
 
-A user's format is module:FORMAT, or an entry point of the group `metaloom.exports`. The options of the command that a
-format takes are the parameters of its function; any other option is refused.
+A user's format is module:FORMAT, or an entry point of the group `metaloom.exports`. A format's options are the
+parameters of its function; other options of the command are rejected.
 """
 
 import difflib
@@ -31,14 +31,14 @@ _OF_POLICIES = ("onnx", "pt2", "safetensors")
 
 @dataclass(frozen=True)
 class ExportFormat:
-    """A format that runs are exported to.
+    """A format for exporting runs.
 
     Attributes:
-        write: Writes a run to a new folder and accounts for it: `write(run, folder, done, *, iterations)`, and for each
-            option of the command that the format takes a parameter: `steps`, `by`. Omitted options are not
-            passed. A format without `iterations` takes all complete ones.
-        holds_episodes: There is nothing to export where the episodes of every iteration were thinned.
-        grows: The folder may hold what was exported before; the function sees to it that readers see all or nothing.
+        write: Function that writes a run to a new folder and updates the summary: `write(run, folder, done, *,
+            iterations)`, with a parameter for each supported option: `steps`, `by`. Options that are not set are not
+            passed. A format without `iterations` exports all complete ones.
+        holds_episodes: True if a run whose episodes are all thinned cannot be exported.
+        grows: True if the folder may contain earlier exports; the function must then make its writes atomic.
     """
 
     write: Callable[..., None]
@@ -46,10 +46,10 @@ class ExportFormat:
     grows: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a function that cannot be called so.
+        """Reject a function with other parameters.
 
         Raises:
-            TypeError: saying what it takes.
+            TypeError: names the required parameters.
         """
         signature, options = inspect.signature(self.write), ("iterations", "steps", "by")
         try:
@@ -61,11 +61,11 @@ class ExportFormat:
             ) from None
 
     def takes(self, option: str) -> bool:
-        """Return True if the format has an option."""
+        """Return True if the format supports an option."""
         return option in inspect.signature(self.write).parameters
 
     def export(self, run: Run, out: Path, on_progress: Progress = unseen, **options: Any) -> Export:
-        """Write a run to a new or empty folder, which appears whole or not at all, or to one that grows."""
+        """Write a run to a new or empty folder atomically, or to one that grows."""
         done = Export(out, progress=on_progress)
         if self.grows:
             self.write(run, out, done, **options)
@@ -87,7 +87,7 @@ def _paths() -> dict[str, str]:
 
 
 def format_of(name: str) -> ExportFormat:
-    """Return the format of a name, or of module:FORMAT."""
+    """Return a format by name or module:FORMAT."""
     path = _paths().get(name, name)
     if ":" not in path:
         names = format_names()
@@ -119,7 +119,7 @@ def export(
     by: By | None = None,
     on_progress: Progress = unseen,
 ) -> Export:
-    """Write a run in another format."""
+    """Export a run to another format."""
     form = format_of(to)
     options = (("iterations", iterations), ("steps", steps or None), ("by", by))
     given = {name: value for name, value in options if value is not None}
@@ -129,7 +129,7 @@ def export(
             raise UsageError(f"found --{option} with --to {to}, which does not take it; leave it out")
     if not len(run.select(iterations)):
         raise UsageError(f"{run.path}: found no complete iteration to export; required at least one")
-    stored = sorted({ref.step for ref in run.refs() if ref.stage == run.stages.named("rollouts")})
+    stored = dict.fromkeys(ref.step for ref in run.refs() if ref.stage == run.stages.named("rollouts"))
     if wrong := [step for step in steps if step not in stored]:
         raise UsageError(
             f"found --step {wrong[0]}; required one of {', '.join(map(str, stored))}: the inner steps of this run"

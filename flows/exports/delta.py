@@ -1,4 +1,4 @@
-"""Episodes, tasks, metrics and evaluations of many runs in one folder of Delta tables. Needs the extra `delta`."""
+"""Export of many runs' episodes, tasks, metrics and evaluations to Delta tables. Needs the extra `delta`."""
 
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -25,8 +25,8 @@ def export_delta(run: Run, folder: Path, done: Export) -> None:
 
     OUT/episodes  OUT/tasks  OUT/metrics  OUT/evaluations    as from `Run.episodes` and so on, after `run_id` and `run`
 
-    Tables are partitioned by `run_id`, the run's identity, whatever it is called and wherever it lies. The transaction
-    says up to which iteration the table has the run. So only what is new is appended, and nothing the second time.
+    Tables are partitioned by `run_id`, which does not depend on the run's name or path. The transaction records the
+    last exported iteration, so only new ones are appended.
     """
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     foreign = [name for name in names if name not in TABLES]
@@ -53,7 +53,7 @@ def export_delta(run: Run, folder: Path, done: Export) -> None:
 def _append(
     run: Run, folder: Path, read: Callable[[Sequence[int]], pa.Table], iterations: Sequence[int], done: Export
 ) -> list[int]:
-    """Append to one table the iterations that it lacks; returns which."""
+    """Append missing iterations to a table; return them."""
     who = _identity(run)
     known = DeltaTable(folder) if DeltaTable.is_deltatable(str(folder)) else None
     have = (known.transaction_version(who) or 0) if known is not None else 0
@@ -69,11 +69,20 @@ def _append(
                 f"{folder}: found the column {field.name!r} of type {there.field(index).type}, of which the run has "
                 f"{field.type}; required one type for all runs. Choose another --out for runs of this environment"
             )
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for start in range(0, len(new), _AT_ONCE):
+            done.progress(start, len(new))
+            table = _with_run(read(new[start : start + _AT_ONCE]), run, who)
+            for batch in table.select(schema.names).cast(schema).to_batches():
+                done.rows += batch.num_rows
+                yield batch
+
     folder.mkdir(parents=True, exist_ok=True)
     try:
         write_deltalake(
             known or folder,
-            pa.RecordBatchReader.from_batches(schema, _batches(run, who, read, new, schema, done)),
+            pa.RecordBatchReader.from_batches(schema, batches()),
             mode="append",
             partition_by=[_PARTITION],
             schema_mode="merge",
@@ -88,24 +97,8 @@ def _append(
 
 
 def _without_units(schema: pa.Schema) -> pa.Schema:
-    """Columns without metadata: one may hold metres of one run and cells of another, and Delta merges no two units."""
+    """Drop column metadata, since runs may have different units and Delta does not merge them."""
     return pa.schema([field.remove_metadata() for field in schema])
-
-
-def _batches(
-    run: Run,
-    who: str,
-    read: Callable[[Sequence[int]], pa.Table],
-    iterations: Sequence[int],
-    schema: pa.Schema,
-    done: Export,
-) -> Iterator[pa.RecordBatch]:
-    for start in range(0, len(iterations), _AT_ONCE):
-        done.progress(start, len(iterations))
-        table = _with_run(read(iterations[start : start + _AT_ONCE]), run, who)
-        for batch in table.select(schema.names).cast(schema).to_batches():
-            done.rows += batch.num_rows
-            yield batch
 
 
 def _with_run(table: pa.Table, run: Run, who: str) -> pa.Table:
@@ -115,7 +108,7 @@ def _with_run(table: pa.Table, run: Run, who: str) -> pa.Table:
 
 
 def _identity(run: Run) -> str:
-    """Return the identity of a run. It names a folder, so a foreign run must not choose it freely."""
+    """Return the identity of a run, validated because it names a folder."""
     try:
         return str(uuid.UUID(str(run.info["id"])))
     except (KeyError, ValueError):

@@ -1,15 +1,15 @@
 """Learning histories: all episodes of a task in training order, for in-context reinforcement learning.
 
-A history is all that one task saw of the learner. Which episodes belong together depends on the run:
+A history contains all episodes of one task. How tasks are identified depends on the run:
 
-- by task, where tasks come from a fixed set: one history per task id, over all iterations;
-- by task, where every task is a fresh draw: one history per draw, over the inner steps of its iteration, so before and
-  after adaptation;
-- by position: one history per index in the meta-batch, over all iterations; with fresh draws its task changes.
+- by task, with a fixed set of tasks: one history per task id, over all iterations;
+- by task, with a distribution of tasks: one history per draw, over the inner steps of its iteration;
+- by position: one history per index in the meta-batch, over all iterations; its task may change.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from metaloom.storage.read.tables import episode_columns
 from metaloom.storage.run import Iterations, Run
 
 _OPEN_FILES = 128
-"""Files written side by side; more histories than that are written in several passes over the run."""
+"""Maximum number of open files; more histories are written in several passes over the run."""
 
 
 def export_histories(
@@ -37,19 +37,23 @@ def export_histories(
     iterations: Iterations = None,
     steps: Sequence[int] | None = None,
 ) -> None:
-    """Write one row per episode, history by history.
+    """Write one row per episode, grouped by history.
 
-    A file holds one history (`task-00000003.parquet`, `position-00000003.parquet`) or, with fresh draws, all of one
+    A file holds one history (`task-00000003.parquet`, `position-00000003.parquet`) or, with a distribution, all of one
     iteration (`iteration-00000003.parquet`). Within a file rows are sorted by `history` and `order`, the index of the
-    episode in its history. `observations` has one entry more than `actions` and `rewards`.
+    episode in its history. `observations` has one more entry than `actions` and `rewards`.
     """
     available = list(done.available(run, iterations, steps))
-    # Tasks that are fresh draws have no ids.
+    # Tasks from a distribution have no ids.
     if by == "task" and not all((run[i].tasks().ids >= 0).all() for i, _ in available):
         for n, (i, steps_of) in enumerate(available):
             done.progress(n, len(available))
+            tasks, batches = run[i].tasks(), [(k, run[i].rollouts(k)) for k in steps_of]
             with _Files(folder, "iteration") as files:
-                done.rows += _write_draws(run, files, i, steps_of)
+                for b, (k, episodes) in product(range(len(tasks)), batches):
+                    # Index of the draw in the run, if all meta-batches have this size.
+                    history = i * len(tasks) + b
+                    done.rows += files.write(i, history, _rows(i, k, tasks, episodes, [b]))
         return
     keys = sorted({int(key) for i, _ in available for key in _keys(run[i].tasks(), by)})
     for start in range(0, len(keys), _OPEN_FILES):
@@ -57,42 +61,24 @@ def export_histories(
             wanted = set(keys[start : start + _OPEN_FILES])
             for n, (i, ks) in enumerate(available):
                 done.progress(n, len(available))
-                done.rows += sum(_write_step(run, files, i, k, by, wanted) for k in ks)
+                tasks = run[i].tasks()
+                keys_of = _keys(tasks, by)
+                for k in ks:
+                    episodes = run[i].rollouts(k)
+                    for key in sorted(wanted & {int(key) for key in keys_of}):
+                        places = [int(b) for b in np.flatnonzero(keys_of == key)]
+                        done.rows += files.write(key, key, _rows(i, k, tasks, episodes, places))
 
 
 def _keys(tasks: TaskBatch, by: By) -> Array:
-    """Return the history that each task of an iteration belongs to, [B]."""
+    """Return the history of each task of an iteration, [B]."""
     return tasks.ids if by == "task" else np.arange(len(tasks))
 
 
-def _write_step(run: Run, files: "_Files", iteration: int, k: int, by: By, wanted: set[int]) -> int:
-    tasks, episodes = run[iteration].tasks(), run[iteration].rollouts(k)
-    keys, written = _keys(tasks, by), 0
-    for key in sorted(wanted & {int(key) for key in keys}):
-        places = [int(b) for b in np.flatnonzero(keys == key)]
-        rows = _rows(iteration, k, tasks, episodes, places)
-        files.write(key, key, rows)
-        written += rows.num_rows
-    return written
-
-
-def _write_draws(run: Run, files: "_Files", iteration: int, steps: Sequence[int]) -> int:
-    tasks, batches = run[iteration].tasks(), [(k, run[iteration].rollouts(k)) for k in steps]
-    written = 0
-    for b in range(len(tasks)):
-        # The number of the draw in the run, were all meta-batches of this size.
-        history = iteration * len(tasks) + b
-        for k, episodes in batches:
-            rows = _rows(iteration, k, tasks, episodes, [b])
-            files.write(iteration, history, rows)
-            written += rows.num_rows
-    return written
-
-
 def _rows(iteration: int, k: int, tasks: TaskBatch, episodes: EpisodeBatch, places: Sequence[int]) -> pa.Table:
-    """Make one row per episode of the tasks at some indices, without `history` and `order`."""
+    """Make one row per episode of selected tasks, without `history` and `order`."""
     chosen = np.array(places)
-    # Places for episodes that were not needed hold none.
+    # Skip empty slots.
     found = np.argwhere(episodes.lengths[chosen] > 0)
     b, e = chosen[found[:, 0]], found[:, 1]
     lengths = episodes.lengths[b, e]
@@ -123,15 +109,15 @@ def _lists(values: Array, lengths: Array) -> pa.Array:
 
 @dataclass
 class _Files:
-    """Parquet files of histories, open until the block ends. Assigns each episode its `order`."""
+    """Parquet files of histories, open during the block. Assigns each episode its `order`."""
 
     folder: Path
     kind: str
     writers: dict[int, pq.ParquetWriter] = field(default_factory=dict)
     orders: dict[int, int] = field(default_factory=dict)
 
-    def write(self, file: int, history: int, rows: pa.Table) -> None:
-        """Add episodes to a history, in a file of some number."""
+    def write(self, file: int, history: int, rows: pa.Table) -> int:
+        """Append episodes to a history in the file with this number; returns their number."""
         first = self.orders.get(history, 0)
         self.orders[history] = first + rows.num_rows
         order = column(np.arange(first, first + rows.num_rows, dtype=np.int64))
@@ -142,6 +128,7 @@ class _Files:
                 self.folder / f"{self.kind}-{file:08d}.parquet", table.schema, compression="zstd"
             )
         self.writers[file].write_table(table)
+        return rows.num_rows
 
     def __enter__(self) -> "_Files":
         return self

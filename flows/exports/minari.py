@@ -1,4 +1,4 @@
-"""A Minari dataset (https://minari.farama.org) of a run's episodes, in HDF5. Needs the extra `minari`."""
+"""Export of a run's episodes to a Minari dataset (https://minari.farama.org) in HDF5. Needs the extra `minari`."""
 # h5py's low-level modules are compiled and have no types.
 # pyright: reportAttributeAccessIssue=false
 
@@ -28,22 +28,22 @@ from metaloom.storage.export import Export
 from metaloom.storage.run import Iterations
 
 Episode = tuple[dict[str, Array], dict[str, float]]
-"""Arrays of an episode, and where in the run it is from."""
+"""Arrays of an episode, and its location in the run."""
 
 _IN_STEPS = ("lengths", "terminated", "truncated")
-"""Arrays of episodes that Minari stores in its own arrays of steps."""
+"""Arrays that Minari stores per step itself."""
 
 
 def export_minari(
     run: Run, folder: Path, done: Export, *, iterations: Iterations = None, steps: Sequence[int] | None = None
 ) -> None:
-    """Write the episodes, in the order in which they were sampled, as the dataset `NAME-v0` below the folder.
+    """Write the episodes, in sampling order, as the dataset `NAME-v0` in the folder.
 
     Actions are as the environment received them: the policy's, mapped by `env.action_scale` and clipped to its bounds.
     An episode's `options` hold its iteration, inner step, task and episode index, task id, parameters and facts.
     """
     require_settings(run)
-    # Minari joins the folder of a relative path to itself.
+    # Minari would join a relative path to its own folder.
     data = folder.resolve() / dataset_id(run) / "data"
     data.mkdir(parents=True)
     observations, actions = _spaces(run)
@@ -64,18 +64,18 @@ def export_minari(
 
 
 def dataset_id(run: Run) -> str:
-    """Return the dataset's name: the run's, with characters that Minari rejects replaced."""
+    """Return the run's name, with characters that Minari rejects replaced."""
     return re.sub(r"[^\w-]", "-", run.name, flags=re.ASCII) + "-v0"
 
 
 def _spaces(run: Run) -> tuple[gymnasium.Space[Any], ActionSpace]:
-    # The spec describes the whole array: the part of an iteration may have been thinned.
+    # From the spec of the whole array, since an iteration may be thinned.
     found = run.files.spec("rollouts_0/observations")
-    # As the run says, not its environment, which may be one that nobody should import to export a run.
+    # From the run rather than its environment, which should not be imported for an export.
     about = run.info["environment"].get("env", {})
     if "actions_taken" in about:
         actions = space_from(about["actions_taken"])
-    else:  # an earlier version did not write it down
+    else:  # not recorded by an earlier version
         with closing(make_env(config_of(run).env)) as env:
             actions = taken_space(env)
     kept = np.dtype(found.dtype)
@@ -84,9 +84,9 @@ def _spaces(run: Run) -> tuple[gymnasium.Space[Any], ActionSpace]:
 
 
 def _write(path: Path, episodes: Iterator[Episode]) -> int:
-    """Write episodes as Minari's storage would, and return the number of their steps.
+    """Write episodes in Minari's storage format, and return their number of steps.
 
-    Minari makes every array resizable, which takes several times as long and half as much space again.
+    Minari itself makes every array resizable, which takes several times as long and 50 % more space.
     """
     num_steps = 0
     with GroupWriter(path) as file:
@@ -103,7 +103,7 @@ def _episodes(
 ) -> Iterator[Episode]:
     for i, inner_steps in done.available(run, iterations, steps):
         tasks = run[i].tasks()
-        # In a fork, the scale may be another one than its parent's.
+        # In a fork, the scale may differ from its parent's.
         taken = action_map(actions, run.config_of(run.last_ref(i))["env"]["action_scale"])
         for k in inner_steps:
             batch = run[i].rollouts(k)
@@ -115,7 +115,7 @@ def _episodes(
 def _of_round(iteration: int, k: int, tasks: TaskBatch, episodes: EpisodeBatch, actions: Array) -> Iterator[Episode]:
     for b, e in np.ndindex(episodes.lengths.shape):
         T = int(episodes.lengths[b, e])
-        if T == 0:  # an unused slot for an episode
+        if T == 0:  # an empty slot
             continue
         last = np.arange(T) == T - 1
         fields = {f"task_{name}": float(value) for name, value in zip(tasks.names, tasks.params[b], strict=True)}
@@ -133,7 +133,7 @@ def _of_round(iteration: int, k: int, tasks: TaskBatch, episodes: EpisodeBatch, 
 
 
 _LARGEST_COMPACT = 60_000
-"""Bytes of an array that fit into the header of its dataset, which HDF5 limits to 64 kB."""
+"""Maximum bytes of an array stored in its dataset's header, which HDF5 limits to 64 kB."""
 
 _MOST_ATTRIBUTES = 1000
 
@@ -148,7 +148,7 @@ class GroupWriter:
     def __init__(self, path: Path) -> None:
         self._file = h5py.File(path, "w", libver=("v108", "v110"))
         self._group = h5p.create(h5p.GROUP_CREATE)
-        # Beyond eight attributes HDF5 would make an index of them, which is larger than they are.
+        # For more than eight attributes, HDF5 would make an index that is larger than they are.
         self._group.set_attr_phase_change(_MOST_ATTRIBUTES, 0)
         self._group.set_obj_track_times(False)
 
@@ -176,7 +176,7 @@ class GroupWriter:
 def _layout(compact: bool) -> Any:
     layout = h5p.create(h5p.DATASET_CREATE)
     layout.set_layout(h5d.COMPACT if compact else h5d.CONTIGUOUS)
-    layout.set_obj_track_times(False)  # the same run gives the same file
+    layout.set_obj_track_times(False)  # no timestamps, so the same run gives the same file
     return layout
 
 

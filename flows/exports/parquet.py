@@ -1,4 +1,4 @@
-"""Hive-partitioned Parquet: what DuckDB, polars, pandas and Spark open as one table."""
+"""Export to Hive-partitioned Parquet, which DuckDB, polars, pandas and Spark open as one table."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,16 +14,16 @@ from metaloom.storage.export import Export
 from metaloom.storage.run import Iterations, Run
 
 ROW_GROUP = 65_536
-"""Rows that a reader has to take at once."""
+"""Rows per row group, which a reader reads at once."""
 
 
 def export_parquet(
     run: Run, folder: Path, done: Export, *, iterations: Iterations = None, steps: Sequence[int] | None = None
 ) -> None:
-    """Write one row per real step, one file per iteration and inner step, and the derived tables beside them.
+    """Write one row per real step in a file per iteration and inner step, and the derived tables.
 
     OUT/steps/iteration=3/stage=rollouts_0/steps.parquet    columns as of `Run.steps`, without `iteration`
-    OUT/episodes.parquet  OUT/tasks.parquet  OUT/metrics.parquet  and, where there are any, OUT/evaluations.parquet
+    OUT/episodes.parquet  OUT/tasks.parquet  OUT/metrics.parquet  and, if there are any, OUT/evaluations.parquet
     OUT/STAGE.parquet for every custom stage whose output has a custom type, as `Run.table` reads it
     """
     available = [i for i, _ in done.available(run, iterations, steps)]
@@ -55,7 +55,7 @@ def export_parquet(
 def _write_table(
     file: Path, table_of: Callable[[Sequence[int]], pa.Table], iterations: Sequence[int], steps: Sequence[int] | None
 ) -> None:
-    """Write a derived table, a block of iterations at a time."""
+    """Write a derived table in blocks of iterations."""
     if not iterations:
         return
     with pq.ParquetWriter(file, table_of(iterations[-1:]).schema, compression="zstd") as writer:

@@ -1,4 +1,4 @@
-"""A run as TensorBoard events, as the logger of that name writes them live. Needs the extra `tensorboard`."""
+"""Export to TensorBoard events, as written live by the logger. Needs the extra `tensorboard`."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from metaloom.storage.run import Iterations
 
 
 def export_tensorboard(run: Run, folder: Path, done: Export, *, iterations: Iterations = None) -> None:
-    """Write scalars and histograms of every iteration, with the wall time at which it ended."""
+    """Write scalars and histograms of every iteration, with its end as wall time."""
     events, reports = EventFile(run, folder), StoredReports(run)
     chosen = run.select(iterations)
     refs: dict[int, list[StageRef]] = {i: [] for i in chosen}

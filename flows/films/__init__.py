@@ -1,1 +1,1 @@
-"""Films of stored episodes: simulate them again, draw what happens, and write it to a file."""
+"""Videos of stored episodes, which are simulated again and drawn."""

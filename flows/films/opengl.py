@@ -1,4 +1,4 @@
-"""Find an OpenGL platform that works on this machine. Imports no MuJoCo, which chooses its own when it is imported."""
+"""Choice of an OpenGL platform. Does not import MuJoCo, which chooses one on import."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ from metaloom.flows.errors import UsageError
 from metaloom.pipeline.shown import printable
 
 RendererName = Literal["auto", "egl", "osmesa", "glfw", "flat"]
-"""auto: the first of egl, glfw and osmesa that works here, or the one that MUJOCO_GL names; flat shapes otherwise."""
+"""auto: the platform in MUJOCO_GL, or the first of egl, glfw and osmesa that works; otherwise flat shapes."""
 _PLATFORMS: tuple[RendererName, ...] = ("egl", "glfw", "osmesa")
 _DRAWS = """
 import mujoco
@@ -19,7 +19,7 @@ mujoco.Renderer(mujoco.MjModel.from_xml_string("<mujoco/>"), 8, 8).render()
 
 
 def choose_renderer(asked: RendererName) -> RendererName:
-    """Find a renderer that works here and have MuJoCo use it, if MuJoCo is not imported yet."""
+    """Choose a working renderer and set it for MuJoCo, if MuJoCo is not imported yet."""
     named = os.environ.get("MUJOCO_GL", "").lower()
     is_late = "mujoco" in sys.modules
     wanted = named if asked == "auto" and named else asked
@@ -43,10 +43,10 @@ def choose_renderer(asked: RendererName) -> RendererName:
 
 @cache
 def problem_with(name: str) -> str | None:
-    """Return why an OpenGL platform does not work here, in one line; None if it does."""
+    """Return why an OpenGL platform does not work, in one line; None if it does."""
     if name == "glfw" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         return "there is no screen (DISPLAY and WAYLAND_DISPLAY are not set)"
-    # In a separate process: one that fails half-way leaves PyOpenGL unable to try another, or ends its process.
+    # In a separate process, since a failure leaves PyOpenGL unable to try another platform or ends the process.
     environment = {key: value for key, value in os.environ.items() if key != "PYOPENGL_PLATFORM"}
     tried = subprocess.run(
         [sys.executable, "-c", _DRAWS],

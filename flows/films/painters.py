@@ -1,4 +1,4 @@
-"""Renderers of environments: OpenGL, our own flat drawing, or the environment itself."""
+"""Renderers of environments: OpenGL, flat shapes, or the environment's own `render`."""
 # pyright: reportAttributeAccessIssue=false
 # MuJoCo's compiled modules have no type stubs.
 
@@ -20,29 +20,29 @@ from metaloom.pipeline.types import Array
 
 _SKY, _GROUND, _LINE = (214, 228, 240), (176, 190, 176), (150, 165, 150)
 _SMOOTH = 2
-"""Pictures are drawn this much larger and scaled down, which smooths their edges."""
+"""Supersampling factor for smooth edges."""
 _FAR = 25
-"""Meters around the camera in which lines on the ground are drawn."""
+"""Radius in meters of the lines on the ground around the camera."""
 _CORNERS = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], np.float64)
 _FACES = ((0, 1, 3, 2), (4, 5, 7, 6), (0, 1, 5, 4), (2, 3, 7, 6), (0, 2, 6, 4), (1, 3, 7, 5))
 
 _WIDEST = 15.0
-"""Meters that a picture shows at most. On longer ways the camera follows the robot."""
+"""Maximum width of a picture in meters. On longer paths, the camera follows the robot."""
 _AROUND = 1.0
-"""Meters shown around the way of a robot."""
+"""Margin in meters around a robot's path."""
 
 Point = tuple[float, float]
 
 
 class Painter(Protocol):
-    """Draws the present state of an environment."""
+    """Draws the current state of an environment."""
 
     def draw(self) -> Array:
         """Return a picture [height, width, 3] uint8."""
         ...
 
     def close(self) -> None:
-        """Free what drawing took."""
+        """Free resources."""
         ...
 
 
@@ -70,8 +70,8 @@ def painter_of(
         env: The environment.
         size: Width and height of a picture, in pixels.
         renderer: Renderer of MuJoCo's robots.
-        way: Positions of a robot that moves about, [n, 3], or of a point, [n, 2]: pictures show all of them. None: the
-            camera follows the robot.
+        way: Positions of a moving robot, [n, 3], or of a point, [n, 2], all of which pictures show. None: the camera
+            follows the robot.
     """
     if scene := _scene(env):
         return _Scene(scene, size, choose_renderer(renderer))
@@ -86,10 +86,9 @@ def painter_of(
 
 
 def position_of(env: MetaEnv) -> Callable[[], Array] | None:
-    """Return a function for the position of a robot that moves about, [3], or a point, [2], in m; None for others."""
+    """Return a function for the position in m of a moving robot, [3], or a point, [2]; None for others."""
     if isinstance(env.unwrapped, PointRobot):
-        point: Any = env.unwrapped
-        return lambda: np.array(point._path[-1][:2])
+        return env.unwrapped.whereabouts
     if _scene(env) or not _is_robot(env):
         return None
     robot: Any = env.unwrapped
@@ -114,7 +113,7 @@ def _is_robot(env: MetaEnv) -> bool:
 
 
 def _camera(model: Any) -> Any:
-    """Return the model's own camera that follows the robot, or else one that follows its first body from the side."""
+    """Return the model's camera that follows the robot, or one that follows its first body from the side."""
     camera = mujoco.MjvCamera()
     mujoco.mjv_defaultFreeCamera(model, camera)
     track = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, "track")
@@ -147,7 +146,7 @@ class _OpenGL:
         room.offwidth, room.offheight = max(room.offwidth, width), max(room.offheight, height)
         self._data, self._camera = data, camera
         self._renderer = mujoco.Renderer(model, height, width)
-        # They take half of the time where the processor draws.
+        # They take half of the time in software rendering.
         for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
             self._renderer.scene.flags[flag] = False
 
@@ -160,7 +159,7 @@ class _OpenGL:
 
 
 class _Scene:
-    """An environment that has a model for each task: which one is known once it is reset."""
+    """Renderer of an environment with a model per task, which is known after a reset."""
 
     def __init__(self, scene: Callable[[], tuple[Any, Any, Any]], size: tuple[int, int], backend: RendererName) -> None:
         self._scene, self._size = scene, size
@@ -181,7 +180,7 @@ class _Scene:
 
 
 class _Own:
-    """An environment that draws itself."""
+    """Renderer of an environment that draws itself."""
 
     def __init__(self, env: MetaEnv) -> None:
         self._env = env
@@ -189,7 +188,7 @@ class _Own:
     def draw(self) -> Array:
         try:
             picture: Any = self._env.render()
-        except Exception as error:  # the environment's own, or a package that it misses
+        except Exception as error:  # an error of the environment, or a missing package
             raise UsageError(f"{type(self._env.unwrapped).__name__}.render raised {error_text(error)}") from error
         found = np.asarray(picture)
         if found.ndim != 3 or found.shape[-1] != 3 or found.dtype != np.uint8:
@@ -227,9 +226,9 @@ class _View:
 
 
 class FlatPainter:
-    """Draws a MuJoCo scene as flat shapes, at the positions that its camera sees.
+    """Draws a MuJoCo scene as flat shapes, projected by its camera.
 
-    Capsules, cylinders, spheres, ellipsoids and boxes are drawn; of a mesh the box around it.
+    Draws capsules, cylinders, spheres, ellipsoids and boxes; a mesh is drawn as its bounding box.
     """
 
     def __init__(self, model: Any, data: Any, camera: Any, width: int, height: int) -> None:
@@ -238,7 +237,7 @@ class FlatPainter:
         self._scene = mujoco.MjvScene(model=model, maxgeom=10_000)
 
     def draw(self) -> Array:
-        """Return the picture [height, width, 3] uint8 of the present state."""
+        """Return a picture [height, width, 3] uint8 of the current state."""
         every, option = mujoco.mjtCatBit.mjCAT_ALL, mujoco.MjvOption()
         mujoco.mjv_updateScene(self._model, self._data, option, None, self._camera, every, self._scene)
         view = _View(self._scene.camera, *self._size)
@@ -254,24 +253,24 @@ class FlatPainter:
         return np.asarray(image.resize((width, height), Image.Resampling.LANCZOS))
 
     def close(self) -> None:
-        """Free nothing: all of it is Python's."""
+        """Do nothing."""
 
     def _draw_ground(self, canvas: ImageDraw.ImageDraw, view: _View) -> None:
         width, height = self._size
-        # Where the ground meets the sky: a point far ahead, at the height of the ground.
+        # The horizon: a distant point at ground height.
         ahead = view.forward * [1, 1, 0]
         if np.linalg.norm(ahead) < 1e-6:
             canvas.rectangle((0, 0, width, height), fill=_GROUND)
         else:
             far = view.pos * [1, 1, 0] + 1e4 * ahead / np.linalg.norm(ahead)
-            horizon = min(view.pixels(far[None])[0][1], height)  # below the picture where the camera looks up
+            horizon = min(view.pixels(far[None])[0][1], height)  # below the picture if the camera looks up
             canvas.rectangle((0, horizon, width, height), fill=_GROUND)
         for line in _lines_around(view):
             canvas.line(view.pixels(line), fill=_LINE, width=_SMOOTH)
 
 
 def _lines_around(view: _View) -> Iterator[Array]:
-    """Lines [2, 3] on the ground, 1 m apart, cut off before they pass the camera."""
+    """Yield lines [2, 3] on the ground, 1 m apart, clipped in front of the camera."""
     x, y = np.round(view.pos[:2])
     for offset in range(-_FAR, _FAR + 1):
         for ends in (

@@ -1,7 +1,7 @@
-"""Film stored episodes, before and after adaptation side by side."""
+"""Videos of stored episodes, before and after adaptation side by side."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -14,28 +14,33 @@ from metaloom import storage
 from metaloom.flows.errors import ExtraMissing, UsageError
 from metaloom.flows.films.opengl import RendererName
 from metaloom.flows.films.painters import Painter, drawable, painter_of, position_of
+from metaloom.flows.formatting import plural
 from metaloom.flows.graph.recomputed import Recomputed
 from metaloom.flows.graph.run_stages import stages_of_run
+from metaloom.flows.results.evaluation import EvaluationOutcome
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import require_iteration
 from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import MetaEnv
+from metaloom.pipeline.tasks.evaluation import EvaluationPlan
 from metaloom.pipeline.types import Array, EpisodeBatch, TaskBatch
+from metaloom.stages.evaluate import test_position
 from metaloom.stages.rollouts.faults import RolloutPosition
 from metaloom.storage import Run
 from metaloom.storage.errors import system_errors
 from metaloom.storage.unfinished import unfinished_folder
 
 FORMATS = (".gif", ".webp", ".mp4", ".png")
-"""Formats of a film; .png is its last picture."""
+"""Video formats; .png is the last frame."""
 _INK, _PAPER, _BAR = (30, 30, 30), (255, 255, 255), 26
 _NARROWEST = 400
-"""Pixels that captions need."""
+"""Minimum width in pixels for captions."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A picture of a film.
+    """A panel of a video frame.
 
     Attributes:
         picture: Pixels [height, width, 3] uint8.
@@ -48,7 +53,7 @@ class Panel:
 
 
 def check_film_file(out: Path, option: str = "--out") -> None:
-    """Refuse a file that no film can be written to, before anything is drawn."""
+    """Reject a file to which no video can be written, before drawing."""
     if out.suffix.lower() not in FORMATS:
         raise UsageError(f"{option} {out}: found {out.suffix or 'no ending'}; required one of {', '.join(FORMATS)}")
     if not out.absolute().parent.is_dir():
@@ -60,7 +65,7 @@ def check_film_file(out: Path, option: str = "--out") -> None:
 
 
 def write_film(frames: Iterable[Sequence[Panel]], out: Path, fps: float, caption: str) -> None:
-    """Write frames, each of the same number of panels, to a file that appears whole or not at all."""
+    """Write frames, with equal numbers of panels, to a file atomically."""
     suffix = out.suffix.lower()
     with (
         system_errors(out, required="room and permission to write a film", action="Free space, or choose another file"),
@@ -69,7 +74,7 @@ def write_film(frames: Iterable[Sequence[Panel]], out: Path, fps: float, caption
         unfinished = folder / f"film{suffix}"
         pictures = (compose(panels, caption) for panels in frames)
         if suffix == ".mp4":
-            # Every player shows this pixel format, and none of ours is a photograph.
+            # All players support this pixel format.
             with _mp4_writer()(unfinished, fps=fps, codec="libx264", pixelformat="yuv420p", macro_block_size=2) as film:
                 for picture in pictures:
                     film.append_data(np.asarray(picture))
@@ -82,8 +87,8 @@ def write_film(frames: Iterable[Sequence[Panel]], out: Path, fps: float, caption
 
 
 def compose(panels: Sequence[Panel], caption: str) -> Image.Image:
-    """Draw one picture: the film's caption, and the panels side by side under it."""
-    # Every pixel becomes several where captions would be wider than all pictures.
+    """Draw a frame: the caption, and the panels side by side under it."""
+    # Enlarge pictures that are narrower than the captions.
     times = -(-_NARROWEST // sum(panel.picture.shape[1] for panel in panels))
     pictures = [panel.picture.repeat(times, axis=0).repeat(times, axis=1) for panel in panels]
     widths = [picture.shape[1] for picture in pictures]
@@ -96,12 +101,12 @@ def compose(panels: Sequence[Panel], caption: str) -> Image.Image:
         image.paste(Image.fromarray(picture), (left, 2 * _BAR))
         _write(canvas, panel.below, left, width, 2 * _BAR + height)
         left += width + 4
-    # Video codecs want even sides.
+    # Video codecs require even sides.
     return image.crop((0, 0, image.width + image.width % 2, image.height + image.height % 2))
 
 
 def _write(canvas: ImageDraw.ImageDraw, text: str, left: int, width: int, top: int) -> None:
-    """Write a line in the middle of a bar, as large as it fits."""
+    """Write a line centered in a bar, as large as it fits."""
     for size in (15, 13, 11, 9):
         font = ImageFont.load_default(size)
         if canvas.textlength(text, font=font) <= width - 8:
@@ -112,11 +117,11 @@ def _write(canvas: ImageDraw.ImageDraw, text: str, left: int, width: int, top: i
 def _write_animation(pictures: Iterable[Image.Image], out: Path, fps: float) -> None:
     rest = iter(pictures)
     if out.suffix == ".gif":
-        # Without dithering, which changes every pixel of a film from frame to frame, and is three times as large.
+        # Without dithering, which changes pixels from frame to frame and triples the size.
         few: dict[str, Any] = {"method": Image.Quantize.FASTOCTREE, "dither": Image.Dither.NONE}
         rest = (picture.quantize(128, **few) for picture in pictures)
     first = next(rest)
-    # Both formats count whole milliseconds, GIF tens of them, and what is shown for less is slowed down by viewers.
+    # Both formats use whole milliseconds (GIF: tens), and viewers slow down shorter frames.
     duration = max(round(1000 / fps), 20)
     options: dict[str, Any] = {"quality": 80} if out.suffix == ".webp" else {"optimize": False}
     first.save(out, save_all=True, append_images=rest, duration=duration, loop=0, **options)
@@ -131,24 +136,24 @@ def _mp4_writer() -> Any:
     try:
         imageio_ffmpeg.get_ffmpeg_exe()  # pyright: ignore[reportUnknownMemberType]
     except RuntimeError:
-        # Its wheels bring one for most machines only.
+        # Its wheels include one for most machines.
         raise UsageError("an .mp4 needs ffmpeg; found none. Install it, or write a .webp or .gif") from None
     return get_writer  # pyright: ignore[reportUnknownVariableType]
 
 
 WhichTask = int | Literal["best", "worst"]
 AGREES = 1e-5
-"""Largest difference of an observation from the stored one up to which a film shows what happened."""
+"""Maximum difference of observations from the stored ones for a faithful video."""
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A stored episode, and everything needed to simulate it again.
+    """A stored episode, with everything needed to simulate it again.
 
     Attributes:
-        config: Settings under which it was sampled.
-        position: Position at which its batch was sampled.
-        b, e: Indices of its task and of the episode in the batch.
+        config: Settings of its rollout.
+        position: Position of its rollout.
+        b, e: Indices of its task and episode in the batch.
         tasks: Tasks of the iteration.
         episodes: The batch.
     """
@@ -174,7 +179,7 @@ class Recording:
         """Reset the environment and take the episode's steps.
 
         Yields:
-            After the reset, and after every step: the largest difference of an observation from the stored one.
+            After the reset and after every step, the largest difference of the observation from the stored one.
         """
         env.set_task(self.tasks.params[self.b])
         stored = self.episodes.observations[self.b, self.e]
@@ -185,7 +190,7 @@ class Recording:
 
 
 def _difference(observation: Any, stored: Array) -> float:
-    # As the sampler keeps them.
+    # As stored by the sampler.
     found = np.asarray(observation, np.float64).ravel().astype(stored.dtype)
     if found.shape != stored.shape:
         return float("inf")
@@ -194,14 +199,14 @@ def _difference(observation: Any, stored: Array) -> float:
 
 @dataclass(frozen=True)
 class Film:
-    """A film that was written.
+    """A written video.
 
     Attributes:
-        path: Path of the film.
-        frames: Number of pictures.
+        path: Path of the video.
+        frames: Number of frames.
         task: Index of its task in the iteration.
-        episodes: Indices of the episodes within the task, by the inner step that they were sampled at.
-        returns: Returns of the episodes, by the inner step that they were sampled at.
+        episodes: Indices of the episodes within the task, by inner step.
+        returns: Returns of the episodes, by inner step.
         largest_difference: Largest difference of any observation from the stored one.
     """
 
@@ -244,7 +249,7 @@ def video(
     every: int = 1,
     renderer: RendererName = "auto",
 ) -> Film:
-    """Film an episode of a stored iteration, simulated again from its seed and its stored actions."""
+    """Film an episode of a stored iteration, simulated again from its seed and stored actions."""
     check_film_file(out)
     run = storage.open_run(path)
     if iteration < 0:
@@ -267,20 +272,23 @@ def film_of(
     renderer: RendererName = "auto",
     adapts: bool | None = None,
 ) -> Film:
-    """Film episodes of one task side by side; arguments as of `video`.
+    """Film episodes of one task side by side; arguments as in `video`.
 
-    `adapts` is True if their steps are adaptation steps; None for the behavior in training.
+    `adapts` is True if their inner steps are adaptation steps; None: as in training.
     """
     with ExitStack() as stack:
-        panels = [_Panels(recording, stack, adapts=adapts) for recording in recordings]
+        envs = [stack.enter_context(closing(drawable(recording.config.env))) for recording in recordings]
         # One camera for all panels, so that they can be compared.
-        way = np.concatenate([panel.way() for panel in panels])
-        for panel in panels:
-            panel.painter = painter_of(panel.env, size, renderer, way if len(way) else None)
-            stack.callback(panel.painter.close)
-        fps = min(panels[0].fps / every, 50.0)
+        ways = (_way(recording, env) for recording, env in zip(recordings, envs, strict=True))
+        way = [position for positions in ways for position in positions]
+        panels: list[_Panels] = []
+        for recording, env in zip(recordings, envs, strict=True):
+            painter = stack.enter_context(closing(painter_of(env, size, renderer, np.array(way) if way else None)))
+            adapted = bool(recording.config.algorithm.adaptation_steps) if adapts is None else adapts
+            panels.append(_Panels(recording, env, painter, adapted))
+        fps = min(float(envs[0].metadata.get("render_fps") or 20) / every, 50.0)
         write_film(_frames(panels, every), out, fps, caption)
-    # The first picture is of what reset returns, the last one always of the last step.
+    # The first frame shows the reset, the last one the last step.
     frames = 1 + max(-(-recording.length // every) for recording in recordings)
     difference = max(panel.largest_difference for panel in panels)
     shown = {recording.position.step: recording for recording in recordings}
@@ -289,31 +297,27 @@ def film_of(
     return Film(out, frames, recordings[0].b, episodes, returns, difference)
 
 
+def _way(recording: Recording, env: MetaEnv) -> list[Array]:
+    """Return the positions of a moving robot or a point, in m; none for other environments."""
+    position = position_of(env)
+    return [] if position is None else [position() for _ in recording.simulate(env)]
+
+
+@dataclass
 class _Panels:
-    """The pictures of one episode."""
+    """Frames of one episode."""
 
+    recording: Recording
+    env: MetaEnv
     painter: Painter
-
-    def __init__(self, recording: Recording, stack: ExitStack, *, adapts: bool | None) -> None:
-        self._recording = recording
-        self._adapts = bool(recording.config.algorithm.adaptation_steps) if adapts is None else adapts
-        self.env = drawable(recording.config.env)
-        stack.callback(self.env.close)
-        self._position = position_of(self.env)
-        self.fps = float(self.env.metadata.get("render_fps") or 20)
-        self.largest_difference = 0.0
-
-    def way(self) -> Array:
-        """Return the positions of a robot that moves about or of a point, in m; none for any other environment."""
-        if self._position is None:
-            return np.empty((0, 3))
-        return np.array([self._position() for _ in self._recording.simulate(self.env)])
+    adapts: bool
+    largest_difference: float = 0.0
 
     def pictures(self, every: int) -> Iterator[Panel]:
-        recording = self._recording
+        recording, position_now = self.recording, position_of(self.env)
         sums = np.concatenate([[0.0], np.cumsum(recording.rewards, dtype=np.float64)])
         k = recording.position.step
-        if self._adapts:
+        if self.adapts:
             when = f"after {k} step{'s' * (k > 1)} of adaptation" if k else "before adaptation"
         else:
             when = f"inner step {k}" if k else "episode"
@@ -321,8 +325,8 @@ class _Panels:
         start, moved = None, ""
         for t, difference in enumerate(recording.simulate(self.env)):
             self.largest_difference = max(self.largest_difference, difference)
-            if self._position is not None:
-                position = self._position()
+            if position_now is not None:
+                position = position_now()
                 start = position if start is None else start
                 moved = f"x {round(position[0] - start[0], 1) + 0.0:+.1f} m   "  # 0.0 lest it be -0.0
             if t % every == 0 or t == recording.length:
@@ -330,7 +334,7 @@ class _Panels:
 
 
 def _frames(panels: Sequence[_Panels], every: int) -> Iterator[list[Panel]]:
-    """Yield frames as long as any of the episodes lasts; the others stand still at their end."""
+    """Yield frames until the longest episode ends; shorter ones stay at their last frame."""
     shown: list[Panel | None] = [None] * len(panels)
     for together in zip_longest(*(panel.pictures(every) for panel in panels)):
         shown = [new or old for new, old in zip(together, shown, strict=True)]
@@ -383,7 +387,7 @@ def _place(task: WhichTask, after: EpisodeBatch) -> int:
 
 
 def median_episode(batch: EpisodeBatch, b: int, asked: int | None = None) -> int:
-    """Return the requested episode of a task, or the one of median return, the lower of two."""
+    """Return the requested episode of a task, or the one with (lower) median return."""
     episodes = int(batch.real[b].sum())
     if asked is None:
         returns = batch.rewards[b, :episodes].sum(-1, dtype=np.float64)
@@ -394,8 +398,46 @@ def median_episode(batch: EpisodeBatch, b: int, asked: int | None = None) -> int
 
 
 def described(tasks: TaskBatch, b: int) -> str:
-    """Return the parameters of a task, if it has few."""
+    """Format the parameters of a task, if it has few."""
     if not 0 < len(tasks.names) <= 6:
         return ""
     values = (f"{name} {value:.3g}" for name, value in zip(tasks.names, tasks.params[b], strict=True))
     return f" ({', '.join(values)})"
+
+
+class EvaluationFilm:
+    """Keeps the test episodes before the first and after the last adaptation step, and films one task.
+
+    It films the task and the episodes of median return.
+
+    Args:
+        out: File to write: .gif, .webp, .mp4, or .png for only the last frame.
+        env: Environment to film.
+        renderer: Renderer for MuJoCo's robots.
+    """
+
+    def __init__(self, out: Path, env: EnvConfig, renderer: RendererName = "auto") -> None:
+        check_film_file(out, "--video")
+        drawable(env).close()
+        self._out = out
+        self._renderer: RendererName = renderer
+        self._kept: dict[int, EpisodeBatch] = {}
+
+    def tested(self, k: int, episodes: EpisodeBatch) -> None:
+        """Keep the test episodes before adaptation and after k steps; drop the others."""
+        self._kept = {0: self._kept.get(0, episodes), k: episodes}
+
+    def write(self, outcome: EvaluationOutcome, name: str) -> Film:
+        """Write the video of the evaluation of the run `name`."""
+        returns, config = outcome.evaluation.test_returns[:, -1].mean(axis=1), outcome.config
+        b = int(np.argsort(returns, kind="stable")[(len(returns) - 1) // 2])
+        run_seed = EvaluationPlan.of(config).run_seed
+        recordings = [
+            Recording(config, test_position(run_seed, k), b, median_episode(episodes, b), outcome.tasks, episodes)
+            for k, episodes in self._kept.items()
+        ]
+        caption = (
+            f"{name} after {plural(outcome.updates, 'update')}, test task {b}{described(outcome.tasks, b)}, "
+            "task and episodes of median return"
+        )
+        return film_of(recordings, self._out, caption, renderer=self._renderer, adapts=len(recordings) > 1)

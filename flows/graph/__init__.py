@@ -1,1 +1,1 @@
-"""The stages of each kind of run, and what computes them."""
+"""The stages of each kind of run, and their computation."""

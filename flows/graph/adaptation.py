@@ -1,4 +1,4 @@
-"""Adaptation after training: the stages of a graph that lead from episodes to what tasks act with next."""
+"""Adaptation after training, by the adaptation stages of a graph."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,14 +26,15 @@ class GraphAdaptation:
         """Return the parameters of every task after the adaptation step on the last rollout batch.
 
         Raises:
-            GraphError: a stage reads or takes what is there in training only.
+            GraphError: a stage needs an input or tool that exists only in training.
         """
-        if self.graph.adapted is None or self.graph.collecting is None:
+        if self.graph.adaptation is None:
             return params
+        collecting, adapted = self.graph.adaptation
         k = len(rounds) - 1
         at = At(run_seed, 0, k, training=False)
         outputs: dict[StageRef, Any] = {self.graph.learner_ref(0): Update(state, {})}
-        outputs |= {self.graph.collecting.at(0, n): episodes for n, episodes in enumerate(rounds)}
+        outputs |= {collecting.at(0, n): episodes for n, episodes in enumerate(rounds)}
         for stage in self.graph.adapting:
             inputs = self.graph.inputs_of_adaptation(self.config, stage, k)
             given: dict[str, Any] = {}
@@ -49,5 +50,5 @@ class GraphAdaptation:
                     f"which is not there when a learner adapts after training; required {', '.join(tools)} only"
                 )
             outputs[stage.at(0, k)] = call(stage, tools, given, self.tools["parallel"])
-        # What a stage does not give, such as PEARL's parameters besides the posterior, stays as it was.
-        return TaskParams({**params.params, **outputs[self.graph.adapted.at(0, k)].params})
+        # Parameters that a stage does not return, such as PEARL's besides the posterior, stay the same.
+        return TaskParams({**params.params, **outputs[adapted.at(0, k)].params})

@@ -15,15 +15,15 @@ _DECIDES_BITS = ("cpu", "cpu_flags", "libc")
 
 
 def changes_of(run: Run, ref: StageRef, now: Mapping[str, str]) -> list[str]:
-    """List, half a sentence each, the sources that have changed since a stored output was computed."""
+    """List the sources that have changed since a stored output was computed."""
     return changed_sources(now, mapping(run.environment_of(ref).get("plugins")))
 
 
 def tell_changed_sources(
     run: Run, ref: StageRef, now: Mapping[str, str], told: Collection[str] = frozenset()
 ) -> set[str]:
-    """Warn, once, of plug-ins whose sources changed since a stored output was computed."""
-    if not now:  # as of most runs, for which nothing need be read
+    """Warn once about plug-ins whose sources changed since a stored output was computed."""
+    if not now:  # most runs, for which nothing must be read
         return set()
     session = run.record(ref).session
     lines = {f"{run.location}, session {session}: {change}; results may differ" for change in changes_of(run, ref, now)}
@@ -33,7 +33,7 @@ def tell_changed_sources(
 
 
 def machine_changes(run: Run, ref: StageRef) -> Iterator[str]:
-    """List, a few words each, facts of this process that affect bits and changed since an output was computed."""
+    """Yield changes of this process that affect bits since an output was computed."""
     then, now = run.info.get("system", {}), system()
     for name in _DECIDES_BITS:
         before, today = str(then.get(name, "absent")), now[name]

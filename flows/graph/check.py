@@ -1,4 +1,4 @@
-"""Checks of a kind of run before anything is created: what its table of stages alone shows to be wrong."""
+"""Static checks of a graph, before anything is created."""
 
 from collections.abc import Iterator
 from dataclasses import is_dataclass
@@ -21,10 +21,10 @@ from metaloom.storage.format.stages import LEARNER, METRICS_GROUP
 
 
 def check_graph(config: RunConfig) -> None:
-    """Refuse a custom graph whose stages could not be computed, stored or loaded one after the other.
+    """Reject a custom graph whose stages could not be computed, stored or loaded.
 
     Raises:
-        ConfigError: naming the stage, what it declares, and what is required.
+        ConfigError: names the stage, its declaration and the requirement.
     """
     graph = graph_of(config)
     if graph in GRAPHS.values():
@@ -60,7 +60,7 @@ def _problems_of_stages(graph: Graph) -> Iterator[str]:
                 f"stage {stage.name} has the group {stage.group!r}, which holds {by_group[stage.group]}; required a "
                 "different group"
             )
-        if stage.group != LEARNER:  # which the first learner and all later ones share
+        if stage.group != LEARNER:  # shared by the first and all later learners
             by_group[stage.group] = stage.name
 
 
@@ -82,7 +82,7 @@ def _problems_of_inputs(graph: Graph, config: RunConfig) -> Iterator[str]:
                     graph.inputs_of_adaptation(config, stage, k)
             except GraphError as problem:
                 problems.append(str(problem).removeprefix(f"graph {graph.name}: "))
-        if problems:  # most of them come again in every iteration
+        if problems:  # most repeat in every iteration
             yield from dict.fromkeys(problems)
             return
 
@@ -106,9 +106,9 @@ def _problems_of(graph: Graph, config: RunConfig, ref: StageRef, done: set[Stage
 
 
 def _problem_of_type(graph: Graph, ref: StageRef, name: str, wanted: Input) -> str | None:
-    """Return what differs between an input and the annotation of the parameter that takes it; None where it fits.
+    """Return why an input does not match its parameter's annotation; None if it does.
 
-    Annotations other than classes of outputs, tuples of them, and SpanOutputs are not judged.
+    Only checks annotations that are classes of outputs, tuples of them, or SpanOutputs.
     """
     hint: Any = graph[ref.stage].annotations.get(name)
     allowed = get_args(hint) if isinstance(hint, UnionType) or get_origin(hint) is Union else (hint,)

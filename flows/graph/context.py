@@ -1,4 +1,4 @@
-"""Objects that the stages of a run share: what is constant over iterations."""
+"""Objects shared by the stages of a run, constant over iterations."""
 
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,7 +19,7 @@ from metaloom.pipeline.numerics import normal_numerics
 from metaloom.pipeline.policies.acting import check_actor_params
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import BatchError, LearnerState, ParallelMap, Update
-from metaloom.stages.counters import initialized
+from metaloom.stages.counters import require_state
 from metaloom.stages.evaluate import unseen
 from metaloom.stages.tools import acting_params
 
@@ -28,7 +28,7 @@ _ADAPTING = ("config", "setup", "learner", "env", "rollouts", "parallel")
 
 @dataclass(frozen=True)
 class Context:
-    """Tools of the stages of one run, which take them by name.
+    """Tools of a run's stages, by name.
 
     Attributes:
         graph: Graph of the run.
@@ -37,7 +37,7 @@ class Context:
         learner: Algorithm, built for the run.
         env: One environment of the run, for its spaces and tasks.
         rollouts: Collector of episodes.
-        parallel: Maps over chunks of tasks; no result depends on it.
+        parallel: Map over chunks of tasks; results do not depend on it.
         measures: Additional measurements of every rollout batch.
     """
 
@@ -56,7 +56,7 @@ class Context:
         """Build the shared objects for the stages of a run with this configuration.
 
         Raises:
-            ConfigError: the algorithm or an option is not for such an environment.
+            ConfigError: the algorithm or an option does not support the environment.
         """
         setup, learner, env = build_learner(config)
         return cls(graph_of(config), config, setup, learner, env, rollouts, parallel, measures_of(config, env))
@@ -68,20 +68,20 @@ class Context:
         return replace(self, config=config, setup=setup, learner=learner, measures=measures, _shared={})
 
     def try_learner(self) -> None:
-        """Initialize a learner that is not kept: only with parameters does an optimizer say what it refuses.
+        """Initialize a learner as a check: optimizers reject options only when they have parameters.
 
         Raises:
-            ConfigError: it refuses an option, a network gives other outputs than float32, or the policy cannot act
-                with the parameters.
-            StageFault: the learner gives no state.
+            ConfigError: an option is rejected, a network's outputs are not float32, or the policy cannot act with the
+                parameters.
+            StageFault: the learner returns no valid state.
         """
-        # Where runs are only read, nothing imports torch.
+        # Imported here: reading runs does not need torch.
         from metaloom.pipeline.nn.modules import float32_alone
 
         config = self.config
         with normal_numerics(config.device), float32_alone():
             learner = config.algorithm.build(self.setup)
-            state = initialized(learner, run_seed=config.seed, like={})
+            state = require_state(learner.initialize(run_seed=config.seed), learner, "initialize of", like={})
             params = acting_params(learner, Update(state, {}), At(config.seed, 0), 1).params
             try:
                 check_actor_params(config.algorithm.actor, config.policy, params, self.setup)
@@ -92,20 +92,20 @@ class Context:
                 ) from problem
 
     def with_new_learner(self) -> Self:
-        """Return the context with a learner that has computed nothing yet, as in a fresh process.
+        """Return the context with a new learner, as in a new process.
 
-        Shared objects of a custom graph are rebuilt too. Built-in ones are kept: they cache stored outputs only.
+        Shared objects of custom graphs are also rebuilt. Built-in ones are kept, since they only cache stored outputs.
         """
         ours = {make for graph in GRAPHS.values() for make in graph.shared.values()}
         shared = {name: value for name, value in self._shared.items() if self.graph.shared[name] in ours}
         return replace(self, learner=self.config.algorithm.build(self.setup), _shared=shared)
 
     def start(self, update: Update) -> LearnerState:
-        """Return the state with which the iteration after an update acts and learns."""
+        """Return the state used in the iteration after an update."""
         return self.learner.at_start(update.learner, run_seed=self.config.seed)
 
     def tool(self, name: str) -> Any:
-        """Return what a stage's function takes under this name, besides the position."""
+        """Return a tool by name."""
         if name in self.graph.shared:
             if name not in self._shared:
                 make = self.graph.shared[name]

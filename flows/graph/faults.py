@@ -1,4 +1,4 @@
-"""Failing stages: detect faults at stage boundaries, quarantine their data, and report how to reproduce them."""
+"""Faults of stages: detection, quarantine of their data, and instructions to reproduce them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,30 +23,31 @@ from metaloom.pipeline.global_random import SEEDED
 from metaloom.pipeline.plugin_files import own_paths
 from metaloom.pipeline.plugins import is_installed
 from metaloom.pipeline.types import BatchError
+from metaloom.stages.counters import require_counters
 from metaloom.stages.faults import StageFault, require_finite
 from metaloom.storage import StageRef
 from metaloom.storage.format.codec import Value, array_digests, differing, flatten
 from metaloom.storage.format.records import ArrayDigest
 
 FAULTS = (StageFault, NumericalError, BaselineError)
-"""Errors of stages caused by data and environments, as opposed to bugs in the program."""
+"""Errors of stages caused by data and environments, rather than bugs."""
 
 
 def compute_checked(stages: Runner, ref: StageRef, outputs: Outputs) -> Value:
     """Compute a stage's output and check that all values are finite.
 
     Raises:
-        metaloom.stages.faults.NotFinite: naming the index of the first that is not.
+        metaloom.stages.faults.NotFinite: names the index of the first non-finite value.
     """
     return run_checked(stages, ref, stages.load_inputs(ref, outputs))
 
 
 def run_checked(stages: Runner, ref: StageRef, inputs: dict[str, Any]) -> Value:
-    """Compute as compute_checked, from inputs given by name."""
+    """Like compute_checked, with inputs given by name."""
     try:
         value = stages.witnessed(ref, stages.run(ref, inputs), inputs)
     except SystemExit as ended:
-        # Of a plug-in; let through, it would end the program as if the run were done.
+        # SystemExit of a plug-in would end the program as if the run were complete.
         raise StageFault(
             f"{ref.where}: the stage asked Python to exit ({ended}); required a result or an error"
         ) from ended
@@ -60,15 +61,16 @@ def run_checked(stages: Runner, ref: StageRef, inputs: dict[str, Any]) -> Value:
         )
     if (schema := table_of(stages.graph)[ref.stage].schema) and (problem := schema.problem_of(value)):
         raise StageFault(f"{ref.where}: {problem}")
-    for name, array in flatten(value).items():
-        if type(array) is not np.ndarray:  # what else it knows, such as a mask, would be lost in the store
+    arrays = flatten(value)
+    for name, array in arrays.items():
+        if type(array) is not np.ndarray:  # further data, such as a mask, would not be stored
             raise StageFault(f"{ref.where}: {name} is {type(array).__name__}; required a plain NumPy array")
-    require_finite(value, stage=ref.stage, iteration=ref.iteration, step=ref.step)
+    require_finite(ref, value, arrays)
     return value
 
 
 def _mistake(error: Exception, config: RunConfig) -> str | None:
-    """Return what a plug-in did that none may do, and where, by the error that came of it; None for any other error."""
+    """Describe a plug-in's mistake and its line, if an error is known to be one; otherwise None."""
     if not own_paths(plugin_paths(config)):
         return None
     if isinstance(error, BatchError):
@@ -79,7 +81,7 @@ def _mistake(error: Exception, config: RunConfig) -> str | None:
         found = f"asks for a GPU ({error}); required tensors on setup.device, which is {config.device}"
     else:
         return None
-    # The innermost line that is neither ours nor a library's.
+    # The innermost line outside of libraries and Metaloom.
     for frame, line in reversed([*walk_tb(error.__traceback__)]):
         module, code = str(frame.f_globals.get("__name__")), frame.f_code
         if not module.startswith("metaloom.") and not is_installed(code.co_filename):
@@ -87,16 +89,18 @@ def _mistake(error: Exception, config: RunConfig) -> str | None:
     return found
 
 
-def require_repeatable(stages: Runner, ref: StageRef, outputs: Outputs, value: Value) -> None:
-    """Refuse an output that plug-ins compute otherwise when a new learner has the same inputs.
+def require_sound(stages: Runner, ref: StageRef, outputs: Outputs, value: Value) -> None:
+    """Reject an update of plug-ins without counters, and an output that they compute differently with a new learner.
 
-    Stages that run environments are not computed again: the witness plays one of their episodes again.
+    Stages that run environments are not recomputed; the witness replays one of their episodes.
 
     Raises:
-        StageFault: naming the first array that differs.
+        StageFault: names the counter, or the first array that differs.
     """
-    own = sorted(own_paths(plugin_paths(stages.config)))
-    if not own or stages.graph[ref.stage].samples:
+    own, stage = own_paths(plugin_paths(stages.config)), stages.graph[ref.stage]
+    if own and stage.ends_iteration:
+        require_counters(value, ref.where)
+    if not own or stage.samples:
         return
     again = replace(stages, context=stages.context.with_new_learner())
     second = again.run(ref, again.load_inputs(ref, outputs, witness=False))
@@ -109,35 +113,39 @@ def require_repeatable(stages: Runner, ref: StageRef, outputs: Outputs, value: V
 
 
 def first_differing(stored: Mapping[str, ArrayDigest], again: Mapping[str, ArrayDigest]) -> str | None:
-    """Return the first array that differs from one that was computed again without a witness; None if none does."""
+    """Return the name of the first array that differs from a recomputation without a witness, or None."""
     return next((name for name in differing(stored, again) if name != f"metrics.{REPRODUCED}"), None)
 
 
 @contextmanager
 def explained(run: Path, ref: StageRef, seed_position: Sequence[int] | None = None) -> Iterator[None]:
-    """Add to the error of a stage in the block where it failed and how to get there.
+    """Add to a stage's error in the block where it failed and how to reproduce it.
 
-    With the position of its draws, the data of a failing stage are quarantined.
+    If `seed_position` is given, quarantine the failing stage's data.
 
     Raises:
-        StageFault, NumericalError, BaselineError: what the block raised, of the same type.
+        StageFault, NumericalError, BaselineError: the error of the block, of the same type.
     """
     debug = f"To look at it in a debugger: {debug_command(run, ref)}"
     try:
         yield
     except FAULTS as error:
         kept = "" if seed_position is None else f" {_keep(error, run, ref, seed_position)}."
-        message = f"{run}: {str(error).removesuffix('.')}.{kept} {debug}"
-        # Keep the type, because callers and exit codes distinguish faults by it.
-        about = (error.about, error.arrays) if isinstance(error, StageFault) else ()
-        raise type(error)(message, *about) from error
+        raise reworded(error, f"{run}: {str(error).removesuffix('.')}.{kept} {debug}") from error
     except Exception as error:  # a bug, such as one in a plug-in
         error.add_note(f"{run}: in {ref.where}. {debug}")
         raise
 
 
+def reworded(error: Exception, message: str) -> Exception:
+    """Return an error with the same class and attributes, whatever its constructor takes, and another message."""
+    again = type(error).__new__(type(error), message)
+    vars(again).update(vars(error))
+    return again
+
+
 def debug_command(run: Path, ref: StageRef) -> str:
-    """Return the command that runs a stage again and stops where it fails."""
+    """Return the command that reruns a stage and enters the debugger where it fails."""
     return f"metaloom replay {storage.argument(run)}@{ref.iteration} --stage {ref.stage} --step {ref.step} --pdb"
 
 

@@ -1,4 +1,4 @@
-"""Stored outputs, thinned or not: missing arrays are computed again."""
+"""Access to stored outputs that recomputes thinned ones."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from metaloom.storage.keep.thinner import changed_versions, require_same
 
 
 class Recomputed:
-    """Finds a run's outputs; thinned ones are computed again, checked against their digest, and not stored."""
+    """A run's outputs. Thinned ones are recomputed and checked against their digests, but not stored."""
 
     def __init__(self, run: Run, stages: RunStages) -> None:
         self._run = run
@@ -28,14 +28,14 @@ class Recomputed:
 
         Raises:
             storage.StageMissing: it is not stored.
-            storage.DigestMismatch: it was thinned, and comes out with other bits today.
+            storage.DigestMismatch: it was thinned, and recomputing it gives other bits.
         """
         if ref in self._values:
             return self._values[ref]
         try:
             return self._run.load(ref)
         except storage.StageThinned:
-            # The learners up to that which the iteration starts from, in order: each needs the one before.
+            # The learners up to the iteration's, in order, since each needs the previous one.
             first = ref.iteration
             while (start := self._run.learner_ref(first)) not in self._values and self._run.is_thinned(start):
                 first -= 1
@@ -47,25 +47,25 @@ class Recomputed:
         return value
 
     def lengths(self, ref: StageRef) -> Array:
-        """Return the number of steps of each episode of a batch, [B, E]; raises as `load`."""
+        """Return the number of steps of each episode of a batch, [B, E]; raises like `load`."""
         try:
             return self._run.lengths(ref)
         except storage.StageThinned:
             return self.load(ref).lengths
 
     def experience(self, ref: StageRef) -> EpisodeBatch:
-        """Return a batch of episodes, of which behavior and reward terms may be missing; raises as `load`."""
+        """Return a batch of episodes, of which behavior and reward terms may be missing; raises like `load`."""
         try:
             return self._run.experience(ref)
         except storage.StageThinned:
             return self.load(ref)
 
     def changes(self, ref: StageRef) -> list[str]:
-        """List what else than versions affects an output and has changed since it was computed, a few words each."""
+        """List changes other than versions since an output was computed."""
         return [*self._stages.changes(ref), *machine_changes(self._run, ref)]
 
     def remember(self, ref: StageRef, value: Value) -> None:
-        """Keep an output that is known to equal the stored one, and drop the outputs of other iterations."""
+        """Cache an output known to equal the stored one, and drop those of other iterations."""
         start = self._run.learner_ref(ref.iteration)
         self._values = {
             known: v for known, v in self._values.items() if known.iteration == ref.iteration or known == start
@@ -74,17 +74,17 @@ class Recomputed:
 
 
 def require_resumable(run: Run, stages: RunStages) -> None:
-    """Refuse to resume where plug-ins compute the newest iteration otherwise today, though nothing recorded changed.
+    """Refuse to resume if plug-ins compute the newest iteration differently although no source has changed.
 
-    They keep state outside of what stages give, which was lost with the process that computed it. Outputs whose inputs
-    cannot be read are not compared.
+    They keep state outside of their outputs, which was lost with its process. Outputs with unreadable inputs are not
+    compared.
 
     Raises:
-        StageFault: naming the first array that differs.
+        StageFault: names the first array that differs.
     """
     for ref in (ref for i in run.iterations[-1:] for ref in stages.order(i) if run.contains(ref)):
         config, record = stages.config(ref), run.record(ref)
-        own = sorted(own_paths(plugin_paths(config)))
+        own = own_paths(plugin_paths(config))
         if not own or config.device != "cpu" or run.config_of(ref) != run.config:
             return
         if any((*changed_versions(record), *stages.changes(ref), *machine_changes(run, ref))):
@@ -93,7 +93,7 @@ def require_resumable(run: Run, stages: RunStages) -> None:
         if runner.graph[ref.stage].samples:
             continue
         try:
-            # A witness runs the environment again, and says itself where that does not do the same twice.
+            # A witness reruns the environment and reports differences itself.
             inputs = runner.load_inputs(ref, run, witness=False)
         except storage.StoreError:
             continue
@@ -108,7 +108,7 @@ def require_resumable(run: Run, stages: RunStages) -> None:
 
 
 def nearest_learner(run: Run, iteration: int) -> int:
-    """Find the last iteration up to this one that starts from a learner that is stored."""
+    """Return the last iteration up to this one whose initial learner is stored."""
     while run.is_thinned(run.learner_ref(iteration)):
         iteration -= 1
     return iteration

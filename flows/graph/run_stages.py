@@ -1,4 +1,4 @@
-"""The stages of a stored run, under the settings that decide each of its outputs."""
+"""The stages of a stored run, with the settings of each output."""
 
 import json
 from collections import defaultdict
@@ -29,22 +29,22 @@ from metaloom.storage.read.info import mapping
 
 
 def no_check() -> None:
-    """Find nothing wrong."""
+    """Accept everything."""
 
 
 @contextmanager
 def stages_of(config: RunConfig, backend: Backend, check: Callable[[], object] = no_check) -> Iterator[Runner]:
-    """Yield the stages of a run with their workers, for as long as the context lasts.
+    """Yield the stages of a run with their workers, during the block.
 
-    `check` may refuse the settings once workers, which can survive an environment that hangs, have tried it.
+    `check` may reject the settings after workers, which can survive a hanging environment, have tried it.
 
-    One BLAS and one torch thread per Python thread: more would make bits depend on the number of cores.
+    Uses one BLAS and one torch thread per Python thread; more would make bits depend on the number of cores.
 
     Raises:
-        ConfigError: the graph of the run is none that could be computed.
+        ConfigError: the graph of the run cannot be computed.
     """
     check_graph(config)
-    torch.set_num_threads(1)  # and not back between stages: a run of VariBAD then came out with other bits
+    torch.set_num_threads(1)  # not reset between stages: this changed the bits of a VariBAD run
     with (
         threadpool_limits(1),
         ThreadPoolExecutor(usable_cores(), "metaloom-math", _prepare_thread) as pool,
@@ -66,8 +66,7 @@ def _prepare_thread() -> None:
 class RunStages:
     """The stages of a run, each with the settings that decide its output.
 
-    In a fork, outputs shared with the parent are computed, replayed and repaired with the parent's settings. Workers
-    start when their stages are first used.
+    In a fork, outputs shared with the parent use the parent's settings. Workers start on first use.
     """
 
     def __init__(
@@ -116,17 +115,17 @@ class RunStages:
         return self._known[key]
 
     def renew_learners(self) -> None:
-        """Replace all learners by new ones that have computed nothing yet."""
+        """Replace all learners by new ones."""
         self._known = {
             key: replace(stages, context=stages.context.with_new_learner()) for key, stages in self._known.items()
         }
 
     def changes(self, ref: StageRef) -> Sequence[str]:
-        """List the sources that changed since an output was stored, half a sentence each."""
+        """List the sources that changed since an output was stored."""
         return changes_of(self._run, ref, self.plugins(ref))
 
     def plugins(self, ref: StageRef) -> Mapping[str, str]:
-        """Return the digests of the sources of the plug-ins that compute an output, by name."""
+        """Return the digests of the plug-in sources that compute an output, by name."""
         key, config = self._configured(ref)
         if key not in self._sources:
             self._sources[key] = plugin_sources(config)
@@ -148,7 +147,7 @@ class RunStages:
 def stages_of_run(
     run: Run, backend: Backend, config: RunConfig | None = None, check: Callable[[], object] = no_check
 ) -> Iterator[RunStages]:
-    """Yield the stages of a stored run with their workers, for as long as the context lasts."""
+    """Yield the stages of a stored run with their workers, during the block."""
     with ExitStack() as stack:
         yield RunStages(run, backend, stack, config, check)
 
@@ -156,11 +155,11 @@ def stages_of_run(
 def config_of(run: Run, ref: StageRef | None = None) -> RunConfig:
     """Return a stored run's configuration with its newest iteration target, or the one that decides `ref`, if given.
 
-    Only in a fork do the two differ: what it shares with its parent was computed under the parent's settings. Nothing
-    else turns stored settings that name modules into a configuration, since to do so may import them.
+    They differ only in a fork, whose shared outputs have the parent's settings. All stored settings that name modules
+    are read through this function, since reading them may import the modules.
 
     Raises:
-        UntrustedRun: they name modules that the user has not agreed to import.
+        UntrustedRun: they name modules that the user has not trusted.
     """
     require_trust(run)
     settings = run.config if ref is None else run.config_of(ref)
@@ -168,21 +167,21 @@ def config_of(run: Run, ref: StageRef | None = None) -> RunConfig:
 
 
 def config_at(run: Run, iteration: int) -> RunConfig:
-    """Return the configuration that an iteration was, or will be, computed under."""
+    """Return the configuration of a past or future iteration."""
     return config_of(run, run.last_ref(iteration))
 
 
 def require_stored_sizes(run: Run, learner: Learner[Any, Any]) -> None:
-    """Refuse settings whose learner has parameters or other arrays of different sizes than the stored ones.
+    """Reject settings whose learner has arrays of other shapes than the stored one.
 
     Raises:
-        storage.IncompatibleFormat: naming the first array that differs.
+        storage.IncompatibleFormat: names the first array that differs.
     """
     ref = run.learner_ref(0)
     if not run.contains(ref):
         return
     arrays, state = run.record(ref).arrays, learner.initialize(run_seed=0)
-    # Other arrays that learners keep may be missing in earlier versions.
+    # Other arrays of learners may be missing in runs of earlier versions.
     kept = {name: value for name, value in state.extra.items() if f"learner.extra.{name}" in arrays}
     for part, name, value in [*(("params", *p) for p in state.params.items()), *(("extra", *e) for e in kept.items())]:
         stored = arrays.get(f"learner.{part}.{name}")
@@ -196,10 +195,10 @@ def require_stored_sizes(run: Run, learner: Learner[Any, Any]) -> None:
 
 
 def require_stored_outputs(run: Run, graph: Graph) -> None:
-    """Refuse a graph with a stage that gives something else than what the run stores of it.
+    """Reject a graph with a stage whose output differs in type from the stored one.
 
     Raises:
-        storage.IncompatibleFormat: naming the first such stage and what differs.
+        storage.IncompatibleFormat: names the first such stage and the difference.
     """
     for stage in (stage for stage in table_of(graph).stages if stage.name in run.stages):
         stored = run.stages[stage.name]
@@ -218,13 +217,13 @@ def require_stored_outputs(run: Run, graph: Graph) -> None:
 
 
 def changed_since(run: Run, refs: Iterable[StageRef]) -> dict[str, set[int]]:
-    """Find iterations whose outputs were computed from sources that have changed, by change, half a sentence each.
+    """Return the iterations computed from sources that have changed since, by change.
 
-    Nothing is imported for a run that needed no plug-ins.
+    Imports nothing for a run without plug-ins.
 
     Raises:
-        UntrustedRun: the settings name modules that the user has not agreed to import.
-        ConfigError: one cannot be imported any more, or is not what the settings need.
+        UntrustedRun: the settings name modules that the user has not trusted.
+        ConfigError: a module can no longer be imported, or does not fit the settings.
     """
     first = [run.info, *run.info.get("ancestors", [])]
     environments = [

@@ -1,7 +1,7 @@
-"""Computes stages: loads exactly what a stage declares, hands it over by name, and returns the output.
+"""Computation of stages: load the declared inputs, call the function, return the output.
 
-Training, resuming, replaying and all that asks a stored run again go through `Runner.compute`; they differ only in
-where inputs come from and what is done with the output.
+Training, resuming and replaying all call `Runner.compute`; they differ only in the source of inputs and the use of the
+output.
 """
 
 import logging
@@ -39,7 +39,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Runner:
-    """The stages of one run, which can be computed in any order in which their inputs are available."""
+    """The stages of a run, which can be computed in any order once their inputs are available."""
 
     context: Context
     watches: Mapping[bool, GlobalRandomWatch]
@@ -68,7 +68,7 @@ class Runner:
                     f"evaluation.every is {config.evaluation.every}, but the graph {config.algorithm.graph} has no "
                     "stage that evaluates; leave it out, or add metaloom.stages.evaluate.EVALUATE to the graph"
                 )
-            # What is wrong with the tasks of the last evaluation is known before the first iteration.
+            # Check the tasks of the last evaluation before the first iteration.
             evaluation_tasks(config, context.env, config.iterations)
         own = bool(own_paths(plugin_paths(config)))
         return cls(context, {samples: GlobalRandomWatch(on=own) for samples in (False, True)})
@@ -96,12 +96,12 @@ class Runner:
         declared, found = self.graph.inputs(self.config, ref), list[StageRef | Span]()
         for name, wanted in declared.items():
             given = wanted if isinstance(wanted, tuple) else (wanted,)
-            # The learner may be two inputs; what a witness is played from is listed as such.
+            # The learner may be two inputs, and a witness's inputs are listed separately.
             found += [one for one in given if name in WITNESS or one not in found]
         return found
 
     def upstream(self, ref: StageRef) -> list[StageRef]:
-        """Return the refs of a stage's inputs. Of a span only the last iteration counts; earlier ones are complete."""
+        """Return references to a stage's inputs; of a span, only those of its last iteration."""
         found: list[StageRef] = []
         for wanted in self.inputs(ref):
             found += self.graph.within(self.config, wanted, wanted.last) if isinstance(wanted, Span) else [wanted]
@@ -112,7 +112,7 @@ class Runner:
         return self.graph[ref.stage].seed_position(self.config, ref.iteration, ref.step)
 
     def load_inputs(self, ref: StageRef, outputs: Outputs, *, witness: bool = True) -> dict[str, Any]:
-        """Return a stage's inputs by argument name, with what a witness is played from or without."""
+        """Return a stage's inputs by argument name, with or without those of a witness."""
         loaded: dict[StageRef, Any] = {}
         inputs = self.graph.inputs(self.config, ref).items()
         return {name: self._bring(wanted, outputs, loaded) for name, wanted in inputs if witness or name not in WITNESS}
@@ -123,12 +123,12 @@ class Runner:
         return self.witnessed(ref, self.run(ref, inputs), inputs)
 
     def run(self, ref: StageRef, inputs: Mapping[str, Any]) -> Value:
-        """Compute a stage's output from its inputs by name; what a witness is played from is not among them."""
+        """Compute a stage's output from its inputs by name, without those of a witness."""
         declared = {name: value for name, value in inputs.items() if name not in WITNESS}
         return self._compute(self.graph[ref.stage], At(self.config.seed, ref.iteration, ref.step), declared, ref.where)
 
     def witnessed(self, ref: StageRef, value: Value, inputs: Mapping[str, Any]) -> Value:
-        """Add to an update whether an episode of its iteration came out again; return other outputs as they are."""
+        """Add the result of the witness to an update; return other outputs unchanged."""
         if WITNESS[0] not in inputs:
             return value
         batch = self.graph.inputs(self.config, ref)[WITNESS[1]]
@@ -148,7 +148,7 @@ class Runner:
         return replace(value, metrics={**value.metrics, REPRODUCED: float(difference is None)})
 
     def evaluate(self, learner: LearnerState, updates: int, tested: Tested = unseen) -> Evaluation:
-        """Evaluate a learner after `updates` updates, as the configuration's evaluation section says."""
+        """Evaluate a learner after `updates` updates with the configured evaluation settings."""
         stage = next((stage for stage in self.graph.stages if stage.output is Evaluation), EVALUATE)
         at, where = At(self.config.seed, updates - 1), f"evaluation after {updates} updates"
         required = [name for name, optional in stage.inputs.items() if not optional]
@@ -163,7 +163,7 @@ class Runner:
         return found
 
     def _compute(self, stage: Stage, at: At, inputs: Mapping[str, Any], where: str, **tools: Any) -> Any:
-        """Call a stage's function with the settings of runs and without global random state."""
+        """Call a stage's function with normalized numerics, watching global random generators."""
         watch, work = self.watches[stage.samples], partial(_call, stage, at, inputs, tools)
         with normal_numerics(self.config.device):
             found, draw = watch.draw_of(
@@ -171,7 +171,7 @@ class Runner:
                 stage.name,
                 partial(work, replace(self.context, parallel=map)),
             )
-        if draw is not None and draw.in_env:  # which collects episodes watches itself, and allows it to some
+        if draw is not None and draw.in_env:  # a sampling stage watches itself, with exceptions
             watch.stop()
         elif draw is not None:
             raise StageFault(f"{where}: {draw}")

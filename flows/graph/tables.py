@@ -1,4 +1,4 @@
-"""The kinds of runs there are, by the name under which an algorithm's settings ask for one."""
+"""Graphs by name, and their stages as seen by the store."""
 
 from functools import cache
 
@@ -19,10 +19,10 @@ GRAPHS = {graph.name: graph for graph in (ON_POLICY, OFF_POLICY, TASK_INFERENCE,
 
 
 def graph_of(config: RunConfig) -> Graph:
-    """Return the graph that iterations of a run with this configuration follow.
+    """Return the graph of a configuration.
 
     Raises:
-        ConfigError: the algorithm asks for a graph that there is not.
+        ConfigError: the algorithm's graph does not exist.
     """
     name = config.algorithm.graph
     graph = load(name) if ":" in name else GRAPHS.get(name)
@@ -36,19 +36,19 @@ def graph_of(config: RunConfig) -> Graph:
 
 @cache
 def table_of(graph: Graph) -> StageTable:
-    """Return the stages of a graph as the store knows them.
+    """Return the stage table of a graph for the store.
 
     Raises:
-        ValueError: the store cannot keep them.
+        ValueError: the store cannot represent them.
     """
     return StageTable(map(stored_stage, graph.stages))
 
 
 def stored_stage(stage: Stage) -> StoredStage:
-    """Return a stage as the store knows it.
+    """Convert a stage for the store.
 
     Raises:
-        OutputError: no run can store its output.
+        OutputError: its output cannot be stored.
     """
     schema = None if stage.output in KINDS.values() else OutputSchema.of(stage.output)
     name = schema.name if schema else stage.output.__name__
@@ -56,6 +56,6 @@ def stored_stage(stage: Stage) -> StoredStage:
 
 
 def stage_names() -> list[str]:
-    """Return the stages of all kinds of runs, in the order in which data passes them."""
+    """Return the names of the stages of all graphs, in data-flow order."""
     names = dict.fromkeys(stage.name for graph in GRAPHS.values() for stage in graph.stages)
     return [*names]

@@ -1,4 +1,4 @@
-"""Starting a run from the learner of another one, found by name and pinned by digest."""
+"""Warm starts: a learner of another run, found by name and pinned by digest."""
 
 import logging
 from collections.abc import Mapping
@@ -33,13 +33,13 @@ _DECIDE_FUNCTION = (
 
 
 def pinned(config: RunConfig, *, step_timeout_seconds: float | None = None) -> RunConfig:
-    """Return a new run's configuration with everything decided: its environment, and the learner it starts from.
+    """Return a new run's configuration with its environment and warm start resolved.
 
     Raises:
-        EnvError: the environment does not do the same twice.
-        UsageError: the run that it starts from has had fewer updates.
+        EnvError: the environment is not reproducible.
+        UsageError: the run it starts from has fewer updates.
         ConfigError: its policy is another function of the same parameters.
-        storage.StoreError: there is no such run.
+        storage.StoreError: that run does not exist.
     """
     env, notes = settled(config.env, config.max_episode_steps, step_timeout_seconds or 60)
     for note in notes:
@@ -63,7 +63,7 @@ def pinned(config: RunConfig, *, step_timeout_seconds: float | None = None) -> R
 
 
 def as_pinned(asked: RunConfig, stored: RunConfig) -> RunConfig:
-    """Return the configuration with a stored run's warm start, if it equals that run's before pinning."""
+    """Return the configuration with a stored run's pinned warm start, if both are equal before pinning."""
     start, found = asked.init_from, stored.init_from
     if start is None or found is None:
         return asked
@@ -77,11 +77,11 @@ def as_pinned(asked: RunConfig, stored: RunConfig) -> RunConfig:
 
 
 def read_learner(start: WarmStart) -> LearnerState:
-    """Read the learner that a pinned warm start names.
+    """Read the learner of a pinned warm start.
 
     Raises:
-        UsageError: it is no longer the one that was pinned.
-        storage.StoreError: it is no longer there.
+        UsageError: the learner has changed since it was pinned.
+        storage.StoreError: the learner no longer exists.
     """
     run = storage.open_run(run_folder(start.run))
     ref = run.learner_ref(len(run.iterations) if start.updates is None else start.updates)
@@ -92,10 +92,10 @@ def read_learner(start: WarmStart) -> LearnerState:
 
 
 def _require_same_function(config: RunConfig, stored: Mapping[str, Any], where: str) -> None:
-    """Refuse settings under which the parameters of a stored run would be another policy; shapes are compared later."""
+    """Reject settings under which a stored run's parameters would be another policy; shapes are checked later."""
     given, algorithm = PolicyConfig.model_validate(stored.get("policy", {})), stored["algorithm"]["name"]
     actor = config.algorithm.actor
-    # Only a class of ours is looked at: to import another one takes trust, and reading its parameters none.
+    # Only built-in classes are checked, since importing others requires trust.
     known = ALGORITHMS.find(algorithm, AlgorithmSettings).actor if algorithm in ALGORITHMS.builtin else actor
     pairs: dict[str, tuple[object, object]] = {"the actor of algorithm": (actor, known)}
     pairs |= {f"policy.{name}": (getattr(config.policy, name), getattr(given, name)) for name in _DECIDE_FUNCTION}

@@ -1,8 +1,8 @@
 """Live loggers: a run's metrics in TensorBoard, Weights & Biases, MLflow or a function while it trains.
 
-The first three are modules of this package with a function `open_logger`, each with an extra of its name. A function of
-a user or of an installed package (entry points `metaloom.loggers`) is called with each `FinishedIteration`. Loggers
-observe: what one raises ends the logger, never the training.
+The first three are modules of this package with a function `open_logger`, each with an extra of its name. A custom
+function, or one of an installed package (entry points `metaloom.loggers`), is called with each `FinishedIteration`. An
+error ends the logger, never the training.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from metaloom.flows.opened import FinishedIteration
 
 MODULES = ("mlflow", "tensorboard", "wandb")
-"""Each is also the name of the package that it needs."""
+"""Built-in loggers; each needs the package of the same name."""
 
 
 @dataclass(frozen=True)
 class LogPlan:
-    """Additional logging targets of trainings.
+    """Loggers of a training.
 
     Attributes:
         names: Names of loggers, or module:function.
@@ -33,7 +33,7 @@ class LogPlan:
 
 
 def check_loggers(names: Sequence[str], film_every: int | None) -> None:
-    """Refuse what could only fail once a run has begun."""
+    """Reject loggers that would fail after the run has begun."""
     for name in names:
         if name not in MODULES:
             function_named(name)
@@ -46,7 +46,7 @@ def check_loggers(names: Sequence[str], film_every: int | None) -> None:
 
 
 def function_named(name: str) -> "Callable[[FinishedIteration], Any]":
-    """Return the function that is called with each finished iteration.
+    """Return a logger function by name.
 
     Args:
         name: module:function, or an entry point of the group `metaloom.loggers`.

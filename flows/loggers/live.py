@@ -1,4 +1,4 @@
-"""Loggers beside the training: opened with the run, called with every iteration, each until it fails."""
+"""Live loggers: opened with the run, and called with every iteration until they fail."""
 
 import logging
 import re
@@ -24,7 +24,7 @@ log: logging.Logger = logging.getLogger(__name__)
 _Open = Callable[[Run, Path], "RunLogger"]
 FILM_SIZE = (320, 240)
 _ACCESS = re.compile(r"//[^/\s]+@")
-"""User and password in a URL, which errors may repeat: logged errors are kept with the run."""
+"""User and password in a URL, removed from logged errors, which are stored with the run."""
 
 
 class RunLogger(Protocol):
@@ -35,16 +35,16 @@ class RunLogger(Protocol):
         ...
 
     def film(self, file: Path, report: IterationReport) -> None:
-        """Log a GIF of an iteration's episodes; the file is gone afterwards."""
+        """Log a GIF of an iteration's episodes; the file is deleted afterwards."""
         ...
 
     def close(self, failed: bool) -> None:
-        """Log no more; whether an error ended the training."""
+        """Finish logging; `failed` is True if an error ended the training."""
         ...
 
 
 def opener(name: str) -> _Open:
-    """Return the function that begins or resumes logging of a run under a folder."""
+    """Return the function that begins or resumes logging of a run."""
     if name in MODULES:
         return import_module(f"metaloom.flows.loggers.{name}").open_logger
     return partial(_Function, function_named(name))
@@ -60,14 +60,14 @@ class _Function:
         self._function(FinishedIteration(self._run, report.iteration, report))
 
     def film(self, file: Path, report: IterationReport) -> None:
-        """Has no use for films."""
+        """Ignore videos."""
 
     def close(self, failed: bool) -> None:
-        """Has nothing to close."""
+        """Do nothing."""
 
 
 def log_folder(run: Path) -> Path:
-    """Return the folder of all that loggers keep on this machine: beside the run, as reports are."""
+    """Return the folder for local files of loggers, beside the run."""
     return Path("logs") if url_of(run) else run.parent / "logs"
 
 
@@ -75,7 +75,7 @@ def log_folder(run: Path) -> Path:
 def logging_to(
     names: Sequence[str], folder: Path, observer: Observer, *, film_every: int | None = None
 ) -> Iterator[Observer]:
-    """Yield an observer that also logs what it receives.
+    """Yield an observer that also logs iterations.
 
     Args:
         names: Names of loggers, or module:function; with none, the observer itself is yielded.
@@ -88,7 +88,7 @@ def logging_to(
         yield observer
         return
     filmed = any(name in MODULES for name in names)
-    # The renderer now: MuJoCo chooses its own when it is imported.
+    # Choose the renderer now, since MuJoCo chooses one on import.
     renderer = choose_renderer("auto") if filmed else None
     loggers = _Loggers({name: opener(name) for name in names}, folder, film_every, renderer)
 
@@ -110,7 +110,7 @@ def logging_to(
 
 
 class _Loggers:
-    """Several loggers, each till it fails."""
+    """Several loggers, each used until it fails."""
 
     def __init__(
         self, openers: Mapping[str, _Open], folder: Path, film_every: int | None, renderer: RendererName | None
@@ -122,14 +122,14 @@ class _Loggers:
         self._to_film: IterationReport | None = None
 
     def open(self) -> None:
-        """Open the loggers that are not open yet. The run exists by now, with all facts known before it trains."""
+        """Open loggers that are not yet open. The run must exist."""
         while self._waiting:
             name, opened = self._waiting.popitem()
             with self._ends_if_it_fails(name):
                 self._open[name] = opened(open_run(self._folder), log_folder(self._folder))
 
     def iteration(self, report: IterationReport) -> None:
-        """Log an iteration, and before it the film that the one before was due."""
+        """Log an iteration, after the pending video of the previous one."""
         ended = time.time()
         self._film(is_last_chance=False)
         self._tell(lambda logger: logger.iteration(report, ended))
@@ -140,14 +140,14 @@ class _Loggers:
             self._to_film = report
 
     def close(self, *, failed: bool) -> None:
-        """Log the film that is still due, and no more."""
+        """Log the pending video and finish."""
         if not failed:
             self._film(is_last_chance=True)
         self._tell(lambda logger: logger.close(failed))
         self._open.clear()
 
     def _film(self, *, is_last_chance: bool) -> None:
-        """Log a film if one is due. It waits for an iteration that is not yet stored for others to see."""
+        """Log a video if one is due and its iteration is already published."""
         report = self._to_film
         if report is None or self._renderer is None or not self._open:
             return

@@ -1,4 +1,4 @@
-"""MLflow, in a database beside the runs unless MLFLOW_TRACKING_URI is set. Needs the extra `mlflow`."""
+"""Logger for MLflow, in a database beside the runs unless MLFLOW_TRACKING_URI is set. Needs the extra `mlflow`."""
 
 import logging
 import os
@@ -13,7 +13,7 @@ from metaloom.flows.observer import IterationReport
 from metaloom.storage import Run
 from metaloom.storage.format.settings import dotted
 
-# An unreachable server should cost one iteration seconds, not minutes.
+# An unreachable server should delay an iteration by seconds, not minutes.
 _PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
 _QUARTILES = {"lowest": 0.0, "lower_quartile": 0.25, "median": 0.5, "upper_quartile": 0.75, "highest": 1.0}
 _LONGEST_PARAM = 500
@@ -21,10 +21,10 @@ _ID = "metaloom.id"
 
 
 class _Live:
-    """Begin or resume the run at MLflow, whose database and files are under the folder."""
+    """The run in MLflow, whose database and files are in the folder."""
 
     def __init__(self, run: Run, folder: Path) -> None:
-        # Before the import, which would report usage to the vendor.
+        # Set before the import, which would report usage to the vendor.
         for name, value in {**_PATIENCE, "MLFLOW_DISABLE_TELEMETRY": "true"}.items():
             os.environ.setdefault(name, value)
         from mlflow import MlflowClient
@@ -80,7 +80,7 @@ class _Live:
         params = [
             Param(_allowed(name), str(value)[:_LONGEST_PARAM]) for name, value in dict(dotted(run.config)).items()
         ]
-        for start in range(0, len(params), 100):  # the maximum of one request
+        for start in range(0, len(params), 100):  # the limit of one request
             self._client.log_batch(made.info.run_id, params=params[start : start + 100])
         return made.info.run_id
 

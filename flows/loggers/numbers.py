@@ -1,4 +1,4 @@
-"""An iteration as metrics whose names are grouped by a slash, for all loggers and the export."""
+"""Metrics of an iteration with grouped names, for loggers and exports."""
 
 import math
 
@@ -13,9 +13,8 @@ from metaloom.pipeline.types import Array
 def scalars(report: IterationReport) -> dict[str, float]:
     """Return all metrics of an iteration by name.
 
-    Metrics of an inner step are in its group (`step_1/average_return`), the update's in `update`, returns by class of
-    task in `by_class` (`by_class/step_1.forward`, where there were any), test returns in `evaluation`
-    (`evaluation/after_2_steps`).
+    Groups are inner steps (`step_1/average_return`), `update`, returns by class in `by_class`
+    (`by_class/step_1.forward`), and test returns in `evaluation` (`evaluation/after_2_steps`).
     """
     by_class: dict[str, float] = {}
     for k, returns in enumerate(report.class_returns):
@@ -29,18 +28,18 @@ def scalars(report: IterationReport) -> dict[str, float]:
 
 
 def timings(report: IterationReport) -> dict[str, float]:
-    """Wall seconds of an iteration's stages, and how fast it sampled."""
+    """Return the seconds of an iteration's stages, and its sampling speed."""
     seconds = {f"time/{stage}": value for stage, value in report.stage_seconds.items()}
     return seconds if report.steps_per_second is None else seconds | {"time/steps_per_second": report.steps_per_second}
 
 
 def distributions(report: IterationReport) -> dict[str, Array]:
-    """Return the mean returns of an iteration's tasks, [B], of every inner step, by name."""
+    """Return tasks' mean returns, [B], of every inner step, by name."""
     return {f"step_{k}/task_returns": np.asarray(returns) for k, returns in enumerate(report.task_returns)}
 
 
 def return_name(report: IterationReport) -> str | None:
-    """Return the name of the return after the last inner step, by which runs are compared; None if there is none."""
+    """Return the name of the average return after the last inner step, or None."""
     name = last_return(report.metrics)
     return None if name is None else _grouped(name)
 

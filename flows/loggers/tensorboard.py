@@ -1,4 +1,4 @@
-"""TensorBoard's event files. Needs the extra `tensorboard`."""
+"""Logger for TensorBoard. Needs the extra `tensorboard`."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ class EventFile:
         except ImportError:
             raise ExtraMissing("tensorboard") from None
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary  # pyright: ignore[reportAttributeAccessIssue]
-        # The table of hyper-parameters takes floats and text.
+        # The table of hyperparameters only supports floats and text.
         self._settings = {
             name: value if isinstance(value, bool | int | float | str) else str(value)
             for name, value in dotted(run.config)
@@ -31,7 +31,7 @@ class EventFile:
         self._begun, self._ended = False, 0.0
 
     def iteration(self, report: IterationReport, ended: float) -> int:
-        """Write an iteration's metrics and histograms; returns the number of metrics."""
+        """Write an iteration's metrics and histograms; return the number of metrics."""
         from torch.utils.tensorboard.summary import histogram, hparams
 
         self._ended = ended
@@ -48,14 +48,14 @@ class EventFile:
         return len(numbers)
 
     def film(self, file: Path, report: IterationReport) -> None:
-        """Write a GIF, which TensorBoard plays among the images."""
+        """Write a GIF, which TensorBoard shows with the images."""
         with Image.open(file) as picture:
             width, height = picture.size
         image = self._summary.Image(width=width, height=height, colorspace=3, encoded_image_string=file.read_bytes())
         self._add([self._summary.Value(tag="film", image=image)], report)
 
     def close(self, failed: bool = False) -> None:
-        """Write out what is still kept back, whether or not an error ended the training."""
+        """Flush and close the file."""
         self._file.close()
 
     def _add(self, values: Any, report: IterationReport) -> None:

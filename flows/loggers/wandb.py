@@ -1,4 +1,4 @@
-"""Weights & Biases, offline unless WANDB_MODE says otherwise. Needs the extra `wandb`."""
+"""Logger for Weights & Biases, offline unless WANDB_MODE is set. Needs the extra `wandb`."""
 
 import os
 from pathlib import Path
@@ -12,10 +12,10 @@ from metaloom.storage import Run
 
 
 class _Live:
-    """Begin or resume the run at Weights & Biases, whose files are under the folder."""
+    """The run at Weights & Biases, whose files are in the folder."""
 
     def __init__(self, run: Run, folder: Path) -> None:
-        # Before the import, which would report errors to the vendor.
+        # Set before the import, which would report errors to the vendor.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 

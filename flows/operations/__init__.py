@@ -1,9 +1,9 @@
-"""The table of operations: what Metaloom does for a user, each a typed Python function.
+"""The table of operations, each a typed Python function.
 
-The function is the declaration. From its signature and docstring come the command with its options and help, the
-function `metaloom.NAME`, the Prefect flow with its form, and the page of all commands. The table holds names instead
-of functions, because help, lists and refusals should not wait seconds for torch; for the same reason modules of
-operations use numerics through `late.py`. tests/flows/test_startup.py holds them to it.
+The command with its options and help, the function `metaloom.NAME`, the Prefect flow with its form, and the page of
+commands are derived from a function's signature and docstring. The table has names instead of functions, and operations
+import numerics through `late.py`, so that help, listings and errors do not wait seconds for torch.
+tests/flows/test_startup.py checks this.
 
 An installed package adds operations through the entry point group `metaloom.operations`.
 """
@@ -24,14 +24,14 @@ log: logging.Logger = logging.getLogger(__name__)
 
 
 def resolve(place: str) -> Any:
-    """Import what "module:name" names."""
+    """Import the object "module:name"."""
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)
 
 
 @cache
 def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    from metaloom.flows.arguments import checked  # imports cyclopts, which reading a run does without
+    from metaloom.flows.arguments import checked  # imports cyclopts, which reading a run does not need
 
     return checked(function)
 
@@ -44,13 +44,13 @@ class Operation:
         name: Name of the command and of the Python function.
         group: Group of commands in `--help`.
         run: Function that does the work, "module:function".
-        view: Function that draws the result for a terminal, "module:function"; a result without one is printed.
-        good: Attribute of the result that is true where the exit code is 0; of a result without one it always is.
-        terminal: Function that prints while the operation runs, or asks, "module:function". Its first argument calls
-            the operation, further keywords are options that only the command has.
-        has_json: Offer `--json`, for the result as data.
+        view: Function that renders the result for a terminal, "module:function"; by default it is printed.
+        good: Attribute of the result that is True for exit code 0; without one, the exit code is always 0.
+        terminal: Function that prints or asks while the operation runs, "module:function". Its first argument calls the
+            operation; further keywords are options of the command only.
+        has_json: True to offer `--json`, which prints the result as data.
         command: Group of commands, "module:name" of an App, instead of a function.
-        of_terminal: Options that only the command has: name -> what Python has instead, or why nothing.
+        of_terminal: Options of the command only: name -> equivalent in Python, or why there is none.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Operation:
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The function that does the work; the arguments of an installed one are checked too."""
+        """The function that does the work, with argument checks for installed operations."""
         found = resolve(self.run)
         return _checked(found) if self.group == INSTALLED else found
 
@@ -82,7 +82,7 @@ class Operation:
 
 
 INSTALLED = "Installed"
-"""Group of the operations that other packages add."""
+"""Group of operations added by other packages."""
 
 _VIEWS, _CLI = "metaloom.flows.views", "metaloom.flows.cli"
 
@@ -169,14 +169,14 @@ _BUILT_IN = (
         "compare",
         "Compare",
         f"{HERE}.compare:compare",
-        view=f"{_VIEWS}.run_comparison:comparison_view",
+        view=f"{_VIEWS}.tables:comparison_view",
         terminal=f"{_CLI}.terminal:compare",
         of_terminal={"plot": "`compare(...).plot()`"},
     ),
-    Operation("diff", "Compare", f"{HERE}.diff:diff", view=f"{_VIEWS}.diff:diff_view", good="equal"),
+    Operation("diff", "Compare", f"{HERE}.diff:diff", view=f"{_VIEWS}.tables:diff_view", good="equal"),
     Operation("reference", "Compare", command=f"{_CLI}.reference:reference"),
     Operation("verify", "Keep", f"{HERE}.verify:verify", view=f"{_VIEWS}.tables:verification_view", good="intact"),
-    Operation("du", "Keep", f"{HERE}.du:du", view=f"{_VIEWS}.disk_tables:disk_view"),
+    Operation("du", "Keep", f"{HERE}.du:du", view=f"{_VIEWS}.tables:disk_view"),
     Operation("thin", "Keep", f"{HERE}.thin:thin"),
     Operation("pack", "Keep", f"{HERE}.pack:pack"),
     Operation(
@@ -209,8 +209,7 @@ _PACKAGES = ("flows", "pipeline", "stages", "storage")
 def operations() -> Mapping[str, Operation]:
     """Return all operations by name, in the order of `--help`.
 
-    Skips, with a warning, an operation of a package whose name is taken or invalid: Metaloom's operations must work
-    whatever is installed.
+    Skips, with a warning, a package's operation whose name is taken or invalid.
     """
     found = {operation.name: operation for operation in _BUILT_IN}
     ours = {*found, *lazy_names("metaloom"), *_PACKAGES}

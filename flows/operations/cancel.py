@@ -1,7 +1,7 @@
 """`cancel`: the training of a run stops after its current stage.
 
-Its writer looks for the request itself, before every stage. So no signal reaches a process that is not the writer,
-whatever number it has got, and any process that shares the folder can ask.
+The writer checks for requests before every stage. Unlike a signal, a request cannot reach another process with the same
+id, and any process that shares the folder can make it.
 """
 
 import time
@@ -25,7 +25,7 @@ class Cancelled:
     """State of a run after its writer was asked to stop.
 
     Attributes:
-        went_well: True if it stopped or was complete first, or nobody wrote it; False if it failed.
+        went_well: True if it stopped or was already complete, or no process wrote it; False if it failed.
         message: State of the run, in words.
     """
 
@@ -56,7 +56,7 @@ def cancel(run: RunArgument, *, asked: Annotated[Callable[[Writer], None] | None
 
     Args:
         run: The run.
-        asked: Called with the writer once it is asked to stop.
+        asked: Called with the writer when it is asked to stop.
     """
     folder = folder_of(run)
     writer = ask_to_stop(folder)
@@ -76,7 +76,7 @@ def cancel(run: RunArgument, *, asked: Annotated[Callable[[Writer], None] | None
 
 
 def ask_to_stop(path: Path) -> Writer | None:
-    """Ask the process that writes a run to finish its stage and stop; returns which, None if there is none.
+    """Ask the process that writes a run to finish its stage and stop; return its writer, or None.
 
     Raises:
         UsageError: it cannot be reached from here.
@@ -106,6 +106,6 @@ def ask_to_stop(path: Path) -> Writer | None:
 
 
 def wait_for_end(path: Path, writer: Writer, *, wait: Callable[[float], None]) -> None:
-    """Return when a writer has let go of the run, or is dead."""
+    """Wait until a writer has released the run or has ended."""
     while (now := storage.current_writer(path)) is not None and now.token == writer.token:
         wait(LOOK_SECONDS)

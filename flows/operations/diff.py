@@ -58,7 +58,7 @@ def _environment(run: Run) -> dict[str, str]:
 
     parts = {name: run.info[name] for name in ("environment", "versions", "system")}
     facts = dict(dotted(parts))
-    # Up to version 0.1 the package was four, each with its own name.
+    # Up to version 0.1 there were four packages.
     place = facts.get("environment.env.class", "")
     return facts | ({"environment.env.class": f"metaloom.{place}"} if place.startswith("pipeline.") else {})
 

@@ -30,5 +30,5 @@ def doctor(*, env: str | None = None, overrides: Overrides = ()) -> "Checks":
         raise UsageError("found --set without --env; required both: the machine has no settings")
     if env is None:
         return late.Checks(late.check_all(runs_root()))
-    # Imported only here: a broken package must become a line of the other table.
+    # Imported here: a broken package must become a line of the other table.
     return late.Checks(late.check_environment(late.env_config(env, changes(overrides))))

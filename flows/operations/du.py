@@ -43,7 +43,7 @@ def du(runs: RunArguments = ()) -> "DiskUsage":
 
 
 def disk_use(path: Path, on_progress: Progress = unseen) -> "DiskUse":
-    """Add up what a run takes; of one that cannot be read, only its files."""
+    """Add up a run's disk usage; for an unreadable run, only by files."""
     stats = dict(file_stats(path))
     shared = {file for file, status in stats.items() if status.st_nlink > 1}
     local, name = sum(status.st_size for status in stats.values()), path.name
@@ -70,7 +70,7 @@ def disk_use(path: Path, on_progress: Progress = unseen) -> "DiskUse":
 
 
 def in_ranges(iterations: Mapping[int, int]) -> dict[tuple[int, int], int]:
-    """Add up bytes by iteration over at most RANGES ranges of as many iterations, the last one perhaps shorter."""
+    """Sum bytes by iteration over at most RANGES ranges of equal length, except the last."""
     count = max(iterations, default=-1) + 1
     width = max(1, -(-count // RANGES))
     starts = range(0, count, width)
@@ -81,7 +81,7 @@ def in_ranges(iterations: Mapping[int, int]) -> dict[tuple[int, int], int]:
 
 
 def _committed(run: Run, on_progress: Progress) -> tuple[Counter[str], Counter[int], list[str]]:
-    """Bytes of what is stored in full by stage and by iteration, and the files that thinning would remove."""
+    """Return the bytes of stored outputs by stage and by iteration, and the files that thinning would remove."""
     stages, iterations = Counter[str](), Counter[int]()
     removable = {*run.thinnable(run.iterations)}
     thinnable: list[str] = []

@@ -1,4 +1,4 @@
-"""Names that operations and commands use from modules that take long to import; see `pipeline/lazy.py`."""
+"""Lazy imports for operations and commands; see `pipeline/lazy.py`."""
 
 # pyright: reportUnusedImport=false
 from typing import TYPE_CHECKING
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from metaloom.flows.commands.compare import runs_named
     from metaloom.flows.commands.doctor import check_all
     from metaloom.flows.commands.dry_run import dry_run
-    from metaloom.flows.commands.evaluate import EvaluationFilm
     from metaloom.flows.commands.fork import fork as fork_run
     from metaloom.flows.commands.optimize import fitted_baselines
     from metaloom.flows.commands.optimize import optimize as optimize_run
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from metaloom.flows.commands.train import train as train_run
     from metaloom.flows.commands.trial_scores import trials_of
     from metaloom.flows.estimate import check_sizes
+    from metaloom.flows.films.video import EvaluationFilm
     from metaloom.flows.films.video import video as film_run
     from metaloom.flows.graph.run_stages import config_of, require_stored_sizes, stages_of
     from metaloom.flows.interrupt import stop_on_interrupt
@@ -56,10 +56,8 @@ if TYPE_CHECKING:
     from metaloom.flows.trained.policy import policy_of
     from metaloom.flows.trust import trust_run
     from metaloom.flows.viewer.pages import serve as serve_viewer
-    from metaloom.flows.views.charts import check_plot_file, draw, write_plot
-    from metaloom.flows.views.counterfactual_tables import counterfactual_table, grid_table
+    from metaloom.flows.views.charts import check_plot_file, write_plot
     from metaloom.flows.views.diagrams import FORMATS, diagram_of
-    from metaloom.flows.views.history import per_shot_chart
     from metaloom.flows.views.page import Picture
     from metaloom.flows.views.progress import progress as shown_progress
     from metaloom.flows.views.progress import sweep_progress
@@ -74,9 +72,13 @@ if TYPE_CHECKING:
     )
     from metaloom.flows.views.sweep_tables import best_lines, search_info, sweep_rows, sweep_table
     from metaloom.flows.views.tables import (
+        counterfactual_table,
         difference_table,
         fork_view,
+        grid_table,
         iteration_view,
+        minibatch_info,
+        minibatch_view,
         output_view,
         parameters_table,
         recipe_rows,
@@ -84,7 +86,6 @@ if TYPE_CHECKING:
         replay_line,
         run_view,
     )
-    from metaloom.flows.views.transition_tables import minibatch_info, minibatch_view
     from metaloom.flows.views.watching import Watch, watch_run
     from metaloom.pipeline.config.input import override
     from metaloom.pipeline.config.run import RunConfig, build_config

@@ -78,7 +78,7 @@ def ls(
 
 
 def _moment(text: str) -> datetime:
-    """Return the moment that --since names."""
+    """Parse the time given by --since."""
     if match := re.fullmatch(r"(\d{1,4})([mhdw])", text):
         return datetime.now(UTC) - timedelta(**{_UNITS[match[2]]: int(match[1])})
     try:

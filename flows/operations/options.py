@@ -1,4 +1,4 @@
-"""Parameters that several operations share, each described once for Python, the command line and Prefect's forms."""
+"""Parameters shared by several operations, described once for Python, the command line and Prefect's forms."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ Port = Annotated[int, Parameter(validator=Number(gte=0, lte=65535))]
 def complete_runs(context: object) -> list[str]:
     """Return the names of the runs in the runs folder for shell completion; none if it is a URL."""
     root = runs_root()
-    if url_of(root) is not None:  # to list them takes requests
+    if url_of(root) is not None:  # listing them takes requests
         return []
     return sorted(folder.name for folder in find_runs(root))
 
@@ -65,7 +65,7 @@ RunsArgument = Annotated[
     ),
 ]
 Iteration = Annotated[int | None, Parameter(parse=False)]
-"""Iteration, which a command line has in RUN@ITERATION."""
+"""Iteration, given as RUN@ITERATION on the command line."""
 Overrides = Annotated[
     Sequence[str], Parameter(name="--set", help="Change a setting: `--set algorithm.inner_lr=0.05`. Repeatable.")
 ]
@@ -90,28 +90,28 @@ Log = Annotated[
 ]
 FilmEvery = Annotated[Positive | None, Parameter(help="With --log, film every N-th iteration and the last.")]
 PythonOnly: Parameter = Parameter(parse=False)
-"""Marks a parameter that only Python has."""
+"""Marks a Python-only parameter."""
 
 
 def agree(run: Path, trust: bool) -> None:
-    """Remember, if the user says so, that what a run's settings name may be imported."""
+    """With `trust`, remember that the modules in a run's settings may be imported."""
     if trust:
         late.trust_run(run)
 
 
 def changes(overrides: Sequence[str], settings: Mapping[str, Any] | None = None) -> list[str]:
-    """Return changes of settings, given as KEY=VALUE or as keywords, as KEY=VALUE."""
+    """Return changes of settings, given as KEY=VALUE or keywords, as KEY=VALUE."""
     return [*overrides, *late.assignments(settings or {})]
 
 
 def refuse_without(option: str, **others: object) -> None:
-    """Refuse options that mean something only together with another one, which was not given."""
+    """Reject options that need another option, which was not given."""
     for name in _given(others):
         raise UsageError(f"found --{name} without {option}; add it, or leave this out")
 
 
 def refuse_with(option: str, **others: object) -> None:
-    """Refuse options that mean nothing together with another one."""
+    """Reject options that have no meaning together with another one."""
     for name in _given(others):
         raise UsageError(f"found --{name} with {option}; leave one of them out")
 

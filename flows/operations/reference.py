@@ -63,7 +63,7 @@ def show(name: NameAt, /, *, folder: From = None) -> Facts:
 
 @contextmanager
 def found(name: str, folder: Path | str | None) -> "Iterator[tuple[Callable[[], Any], Callable[[], RenderableType]]]":
-    """Yield functions that give a reference, or an iteration of one, as data and drawn."""
+    """Yield functions that return a reference, or an iteration of it, as data and rendered."""
     place, about, iteration = _named(name, folder)
     with late.opened_reference(place, about) as path:
         run = open_run(path)
@@ -157,7 +157,7 @@ def _folder(given: Path | str | None) -> Path:
 
 
 def _named(text: str, given: Path | str | None) -> "tuple[Path, Reference, int | None]":
-    """The folder of references, the one that is named, and an iteration of it."""
+    """Parse NAME or NAME@ITERATION; return the folder of references, the reference, and the iteration."""
     folder = _folder(given)
     name, at, iteration = text.partition("@")
     if at and not re.fullmatch("[0-9]{1,8}", iteration):

@@ -65,7 +65,7 @@ def report(
 
 
 def _film(run: Run) -> "Picture":
-    """Film the best task of the last iteration, as a picture that moves and that a page can hold."""
+    """Film the best task of the last iteration as an animated image for a page."""
     renderer = choose_renderer("auto")  # before MuJoCo is imported
     with TemporaryDirectory() as folder:
         file = Path(folder) / "film.webp"

@@ -42,7 +42,7 @@ def check_removable(path: Path) -> Path:
 
     Raises:
         UsageError: the run is under object storage.
-        storage.StoreError: it is not there, is no run, holds other files, or a process writes it.
+        storage.StoreError: it does not exist, is not a run, holds other files, or is being written.
     """
     if url := storage.url_of(path):
         raise UsageError(
@@ -53,7 +53,7 @@ def check_removable(path: Path) -> Path:
 
 
 def dependents(path: Path, root: Path) -> list[str]:
-    """Say of the runs in a folder that began with another one what they lose with it, a line each."""
+    """Describe what other runs in a folder would lose if a run is removed, one line each."""
     run = _readable(path)
     others = [other for folder in storage.find_runs(root) if (other := _readable(folder)) is not None]
     lines: list[str] = []
@@ -67,7 +67,7 @@ def dependents(path: Path, root: Path) -> list[str]:
 
 
 def _names(start: Any, path: Path) -> bool:
-    """Tell whether a warm start is from the run in a folder."""
+    """Return True if a warm start is from the run in a folder."""
     try:
         return isinstance(start, dict) and run_folder(str(start["run"])).resolve() == path.resolve()
     except (KeyError, StoreError):

@@ -1,4 +1,4 @@
-"""Signatures of operations, as commands and forms read them."""
+"""Signatures of operations for commands and forms."""
 
 from collections.abc import Callable, Sequence
 from inspect import Parameter as P
@@ -15,7 +15,7 @@ from metaloom.flows.rollouts.backend import Backend
 
 
 def parameters_of(function: Callable[..., Any]) -> list[P]:
-    """Return the parameters of an operation; for `**settings`, `overrides` stands where there is text alone."""
+    """Return the parameters of an operation, without `**settings`, which `overrides` replaces in text."""
     found = signature(function)
     if any(isinstance(p.annotation, str) for p in found.parameters.values()):  # from __future__ import annotations
         found = signature(function, eval_str=True)
@@ -23,7 +23,7 @@ def parameters_of(function: Callable[..., Any]) -> list[P]:
 
 
 def is_python_only(annotation: Any) -> bool:
-    """Return True for what a command line cannot say."""
+    """Return True for a parameter that a command line does not support."""
     return any(mark.parse is False for mark in marks_of(annotation))
 
 
@@ -33,12 +33,12 @@ def is_backend(annotation: Any) -> bool:
 
 
 def marks_of(annotation: Any) -> list[Parameter]:
-    """Return what an annotation says about the command line."""
+    """Return the command-line marks of an annotation."""
     return [mark for mark in getattr(annotation, "__metadata__", ()) if isinstance(mark, Parameter)]
 
 
 def text_type(annotation: Any) -> Any:
-    """Return the type that text can be: runs are named, paths written out, and sequences have items of such types."""
+    """Return the type of a parameter given as text: names for runs, paths, and sequences of such types."""
     if get_origin(annotation) is Annotated:
         plain, *marks = get_args(annotation)
         return Annotated[text_type(plain), *marks]
@@ -46,7 +46,7 @@ def text_type(annotation: Any) -> Any:
         kinds = [*get_args(annotation)]
         if storage.Run in kinds:
             kinds = [kind for kind in kinds if kind not in (Path, storage.Run)]
-        elif {str, Path} <= {*kinds}:  # the first: names of runs are `str | Path`, files `Path | str`
+        elif {str, Path} <= {*kinds}:  # the first: `str | Path` for names of runs, `Path | str` for files
             second = max(str, Path, key=kinds.index)
             kinds = [kind for kind in kinds if kind is not second]
         kinds = [text_type(kind) for kind in kinds if not is_python_only(kind)]

@@ -132,13 +132,13 @@ def planned_sweep(
     settings: Sequence[str],
     many: bool,
 ) -> "tuple[Sweep, list[RunConfig]]":
-    """Return a sweep and the settings of its runs; the stored one of this name where nothing else is asked for.
+    """Return a sweep and its runs' settings; the stored sweep of this name if no other settings are given.
 
     Raises:
-        ConfigError, UsageError: The settings are wrong.
+        ConfigError, UsageError: The settings are invalid.
     """
     if (seeds, optuna, metric, name) == (None, None, None, None) and not (grid or search or settings):
-        # Unless it is the name of a recipe or file.
+        # Unless it names a recipe or file.
         is_other = recipe in late.RECIPES or late.is_settings_file(recipe) or "/" in recipe
         if (found := None if is_other else late.find_sweep(recipe)) is not None:
             if found.search is None:

@@ -1,4 +1,4 @@
-"""`train` and `resume`: a run, from its first missing stage to its last iteration."""
+"""`train` and `resume`: training of a run."""
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import nullcontext
@@ -167,7 +167,7 @@ def iterate(
     log: Sequence[str] = (),
     **settings: Any,
 ) -> "Generator[FinishedIteration]":
-    """Train a run in a loop over its iterations, with the results of `train`.
+    """Train a run in a loop over its iterations; results are the same as with `train`.
 
     Leaving the loop, by `break` or an exception, stops the run after that iteration; `resume` or another loop over the
     opened run continues it.
@@ -184,7 +184,7 @@ def iterate(
         **settings: Settings that change; see `train`.
 
     Returns:
-        Generator of the iterations, each once it is stored. Its `close()` stops the run too.
+        Generator of the stored iterations. Its `close()` also stops the run.
 
     Raises:
         ConfigError, EnvError: A setting is wrong.
@@ -194,7 +194,7 @@ def iterate(
     if isinstance(recipe, storage.Run):
         new = {"run": run, "seed": seed, "device": device, "overrides": overrides or None, **settings}
         refuse_with("an opened run", **new)
-        folder = recipe.path.absolute()  # the loop may change the folder that it is in
+        folder = recipe.path.absolute()  # the loop may change the working folder
         start = partial(late.resuming, folder, iterations=iterations, backend=backend)
     else:
         config = new_settings(recipe, changes(overrides, settings), iterations=iterations, seed=seed, device=device)
@@ -205,7 +205,7 @@ def iterate(
 
 
 def _iterations(folder: Path, start: "Callable[..., Training]", log: Sequence[str]) -> "Generator[FinishedIteration]":
-    """Yield the iterations of a training; closed, the generator ends it in order."""
+    """Yield the iterations of a training; closing the generator ends it properly."""
     run, left = None, False
     with late.logging_to(log, folder, late.Observer(should_stop=lambda: left, reads=True)) as observer:
         training = start(observer=observer)
@@ -215,7 +215,7 @@ def _iterations(folder: Path, start: "Callable[..., Training]", log: Sequence[st
                 yield late.FinishedIteration(run, report.iteration, report)
         except GeneratorExit:
             left = True
-            next(training, None)  # which stops before its next stage
+            next(training, None)  # stops before the next stage
 
 
 def new_settings(recipe: "str | RunConfig", overrides: Sequence[str], **short: Any) -> "RunConfig":
@@ -229,7 +229,7 @@ def new_settings(recipe: "str | RunConfig", overrides: Sequence[str], **short: A
     Raises:
         ConfigError: A setting is wrong.
     """
-    # Settings are refused before numerics are imported, which takes seconds.
+    # Reject settings before importing numerics, which takes seconds.
     for name in {assignment.partition("=")[0] for assignment in overrides}:
         refuse_with(f"--set {name}", **{name: short.get(name)})
     given = [*overrides, *late.assignments({name: value for name, value in short.items() if value is not None})]
@@ -241,13 +241,13 @@ def new_settings(recipe: "str | RunConfig", overrides: Sequence[str], **short: A
 
 
 def new_folder(recipe: "str | RunConfig", run: str | Path | None, config: "RunConfig") -> Path:
-    """Return the folder of a new run, named after recipe and time unless it is named."""
+    """Return the folder of a new run, by default named after recipe and time."""
     stem = Path(recipe).stem if isinstance(recipe, str) else config.algorithm.name
     return run_folder(new_run_name(stem) if run is None else run)
 
 
 def check_log(log: Sequence[str], film_every: int | None) -> None:
-    """Refuse what could only fail later.
+    """Reject options that would fail later.
 
     Raises:
         UsageError: A logger's package is not installed, or options contradict one another.
@@ -258,10 +258,10 @@ def check_log(log: Sequence[str], film_every: int | None) -> None:
 
 
 def require_witness(strict: bool, witness: bool) -> None:
-    """Refuse strictness where no episode is played again.
+    """Reject --strict if no witness episode would be replayed.
 
     Raises:
-        UsageError: None is.
+        UsageError: no episode would be replayed.
     """
     if strict and not witness:
         raise UsageError(
@@ -279,7 +279,7 @@ def _watched(
     metrics_port: int | None,
     strict: bool,
 ) -> "Run":
-    """Train a run by an observer that also logs, serves metrics, and is strict."""
+    """Train a run with logging, metrics endpoint and strictness as requested."""
 
     def watched(observer: late.Observer) -> "TrainResult":
         served = nullcontext(observer) if metrics_port is None else late.metrics_at(metrics_port, folder.name, observer)

@@ -43,7 +43,7 @@ def view(
     """
     place = runs_root() if runs is None else run_folder(runs)
     if runs is not None and url_of(place) is None and not place.exists() and Path(runs).is_dir():
-        place = Path(runs)  # a folder of runs beside the runs folder, or that folder itself, by its name
+        place = Path(runs)  # a name of a folder of runs beside the runs folder, or of the runs folder itself
     if url_of(place) is None and not place.is_dir():
         raise UsageError(f"{place}: found no such folder; required a run or a folder of runs. `metaloom ls` lists runs")
     late.serve_viewer(place, port, opened)

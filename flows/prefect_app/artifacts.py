@@ -1,7 +1,6 @@
-"""Artifacts on Prefect's page besides the stages: progress, last metrics, where the run is."""
+"""Artifacts on Prefect's page: progress, metrics and the run's location."""
 
 import base64
-import logging
 import math
 import re
 import time
@@ -20,10 +19,9 @@ from prefect.artifacts import (
     create_table_artifact,
     update_progress_artifact,
 )
-from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.events import emit_event
-from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from metaloom import storage
 from metaloom.flows.commands.train import IterationReport
@@ -33,77 +31,28 @@ from metaloom.flows.results.class_returns import classes_text, headline_returns,
 from metaloom.flows.results.evaluation import EvaluationOutcome
 from metaloom.flows.results.replay import StageReplay
 from metaloom.flows.runs import report_folder
-from metaloom.flows.views.charts import png_bytes
+from metaloom.flows.views.charts import rendered
 from metaloom.flows.views.history import load_history
 from metaloom.flows.views.report import ReportFiles, learning_curve, write_report
 
-ASK_SECONDS = 5.0
-# A server that does not answer within it counts as away.
-ANSWER_SECONDS = 3.0
-
-Logger = logging.Logger | logging.LoggerAdapter[logging.Logger]
-
-
-class Reporting:
-    """Calls what reports to the server, unless that does not answer."""
-
-    def __init__(self, logger: Logger, clock: Callable[[], float], answers_again: Callable[[], None]) -> None:
-        self._logger, self._clock, self._answers_again = logger, clock, answers_again
-        self._is_away = self._is_troubled = False
-        self._asked = -math.inf
-
-    def __call__(self, show: Callable[[], None]) -> None:
-        """Report something. Warn once about what the page cannot show; training continues."""
-        if self._is_away and not self._is_back():
-            return
-        try:
-            # Prefect's client would try again for a minute, in which nothing is trained.
-            with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
-                show()
-        except TransportError as error:
-            self._is_away, self._asked = True, self._clock()
-            self._logger.warning(
-                "Prefect's server does not answer (%s); training continues, and the page waits for the server",
-                type(error).__name__,
-            )
-        except Exception as error:
-            if not self._is_troubled:
-                self._is_troubled = True
-                self._logger.warning("The page does not show all of this training, which continues: %s", error)
-
-    def _is_back(self) -> bool:
-        """Ask whether the server answers again, now and then."""
-        now = self._clock()
-        if now - self._asked < ASK_SECONDS:
-            return False
-        self._asked = now
-        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), _quick_client() as client:
-            self._is_away = client.api_healthcheck() is not None
-        if not self._is_away:
-            self._logger.info("Prefect's server answers again")
-            self._answers_again()
-        return not self._is_away
-
-
-def _quick_client() -> SyncPrefectClient:
-    return get_client(httpx_settings={"timeout": ANSWER_SECONDS}, sync_client=True)
-
+# A server that does not answer within it is left alone for a while: training waits meanwhile.
+ANSWER_SECONDS, QUIET_SECONDS = 10.0, 30.0
 
 Cell = str | int | float | None
 
-# Artifacts are written while training waits, at about 10 ms each, and a table adds a version with every update. To draw
-# a curve takes longer, and the more iterations there are.
+# Writing an artifact blocks training for about 10 ms, and every update of a table adds a version. Drawing a curve takes
+# longer, growing with the number of iterations.
 PROGRESS_SECONDS = 5.0
 METRICS_SECONDS = 30.0
 CURVE_SECONDS = 60.0
 ITERATION_DONE = "metaloom.iteration.done"
-"""Name of the event of an iteration, for automations."""
+"""Name of an iteration's event, for automations."""
 
 
 class TrainingPage:
-    """The artifacts of a flow run that trains.
+    """The artifacts of a training flow run.
 
-    Keys are made from the run's name, so that a run that continues in another flow run adds to its own artifacts.
+    Keys derive from the run's name, so a run that continues in another flow run updates the same artifacts.
     """
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -113,11 +62,10 @@ class TrainingPage:
         self._progress: UUID | None = None
         self._curve: UUID | None = None
         self._logger = get_run_logger()
-        # What a server has not been shown is due as soon as it answers again.
-        self._report = Reporting(self._logger, clock, self._updated.clear)
+        self._is_troubled, self._quiet_until = False, -math.inf
 
     def open(self, also: Callable[[], None] = lambda: None) -> None:
-        """Show where the run lies before there is anything in it; `also` sends further data to Prefect."""
+        """Show the run's location before training; `also` sends further data to Prefect."""
 
         def show() -> None:
             also()
@@ -146,7 +94,23 @@ class TrainingPage:
             self._publish_curve()
             self._publish_summary(files)
 
-        self._report(show)
+        self._report(show, always=True)
+
+    def _report(self, show: Callable[[], None], *, always: bool = False) -> None:
+        """Report something to the server. Warn once about what the page cannot show; training continues."""
+        if self._clock() < self._quiet_until and not always:
+            return
+        try:
+            # Prefect's client would retry for a minute, blocking training.
+            with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: ANSWER_SECONDS}):
+                show()
+        except Exception as error:
+            if isinstance(error, TransportError):
+                self._quiet_until = self._clock() + QUIET_SECONDS
+            if not self._is_troubled:
+                self._is_troubled = True
+                told = str(error) or type(error).__name__
+                self._logger.warning("The page does not show all of this training, which continues: %s", told)
 
     def _show(self, report: IterationReport) -> None:
         last = report.iteration + 1 >= report.iterations
@@ -159,7 +123,7 @@ class TrainingPage:
                 description=f"Metrics of iteration {report.iteration}, "
                 f"{duration(report.elapsed_seconds)} after the start",
             )
-        # Others see an iteration a moment after it is done, so at first there may be none; `close` draws the last.
+        # An iteration becomes visible a moment after it is done, so there may be none yet; `close` draws the last.
         if not last and storage.open_run(self._folder).iterations and self._is_due("curve", CURVE_SECONDS):
             self._publish_curve()
 
@@ -182,7 +146,7 @@ class TrainingPage:
             update_progress_artifact(self._progress, percent, description=description)
 
     def _publish_curve(self) -> None:
-        """Show the learning curve so far."""
+        """Publish the current learning curve."""
         image, description = curve_of(storage.open_run(self._folder)), "Learning curve"
         if self._curve is None:
             key = artifact_key("curve", self._folder.name)
@@ -231,7 +195,7 @@ def publish_replay(folder: Path, outcomes: Sequence[StageReplay]) -> None:
 
 
 def publish_evaluation(folder: Path, outcome: EvaluationOutcome) -> None:
-    """Returns after every number of adaptation steps."""
+    """Publish returns by number of adaptation steps."""
     create_table_artifact(
         [{name: shown(value) for name, value in row.columns.items()} for row in outcome.summary()],
         key=artifact_key("evaluation", folder.name),
@@ -240,7 +204,7 @@ def publish_evaluation(folder: Path, outcome: EvaluationOutcome) -> None:
 
 
 def iteration_line(report: IterationReport) -> str:
-    """One line about an iteration: returns before and after adaptation, speed."""
+    """Format an iteration in one line: returns before and after adaptation, speed."""
     returns, statistic = headline_returns(adaptation_returns(report.metrics), report.class_returns)
     labels = ("before", "after") if len(returns) > 1 else ("return",)
     shown = zip(labels, (returns[0], returns[-1]) if len(returns) > 1 else returns, strict=True)
@@ -256,7 +220,7 @@ def iteration_line(report: IterationReport) -> str:
 
 
 def table_of(metrics: Mapping[str, float]) -> list[dict[str, Cell]]:
-    """Metrics as rows."""
+    """Return metrics as rows."""
     return [{"metric": name, "value": shown(value), "standard error": None} for name, value in metrics.items()]
 
 
@@ -274,29 +238,20 @@ def _class_table(report: IterationReport) -> list[dict[str, Cell]]:
 
 
 def shown(value: float) -> Cell:
-    """A number with six significant digits, whole where it is; as text where JSON has no word for it."""
+    """Return a number with six significant digits, or as text if it is not finite."""
     if not math.isfinite(value):
         return str(value)
     return int(value) if value == round(value) else float(f"{value:.6g}")
 
 
 def curve_of(run: storage.Run) -> str:
-    """Draw the learning curve so far; returns where it is served, or else the whole image as a data URI."""
-    picture = png_bytes(learning_curve(run.path.name, load_history(run)), dpi=80)
-    file = report_folder(run.path) / "curve_so_far.png"
-    address = address_of(run.path, file.name)
-    if address is None:
-        return "data:image/png;base64," + base64.b64encode(picture).decode()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    written = file.with_suffix(".part")
-    written.write_bytes(picture)
-    written.replace(file)
-    # Another address for another picture, or the page shows the one that it has.
-    return f"{address}?iterations={len(run.iterations)}"
+    """Draw the learning curve so far as a data URI, which the page shows wherever it is opened."""
+    picture = rendered(learning_curve(run.path.name, load_history(run)), "png", dpi=80)
+    return "data:image/png;base64," + base64.b64encode(picture).decode()
 
 
 def summary(folder: Path, report: ReportFiles | None) -> str:
-    """Markdown about where a run lies and the commands to look further."""
+    """Return Markdown with the run's location and useful commands."""
     run = str(folder)
     lines = [f"The run `{folder.name}` lies in `{run}`."]
     if report is not None:
@@ -308,5 +263,5 @@ def summary(folder: Path, report: ReportFiles | None) -> str:
 
 
 def artifact_key(what: str, run: str) -> str:
-    """A key as Prefect takes it: lower-case letters, digits and dashes."""
+    """Return a key for Prefect: lower-case letters, digits and dashes."""
     return f"{what}-{re.sub('[^a-z0-9]+', '-', run.lower()).strip('-')}"

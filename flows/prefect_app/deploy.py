@@ -1,13 +1,15 @@
-"""Brings the work pool and the deployments of `metaloom serve` up to date, and says what it changes.
+"""Brings the work pool, deployments and flow runs of `metaloom serve` up to date, and says what it changes.
 
-What is missing is made as prefect.yaml has it. Of what is there only what this version brings is written: where the
-flow is, its parameters and how its process is started. Whatever people set stays: limits, job variables, descriptions,
-default parameters, tags, schedules, and what they have paused.
+Missing objects are created from prefect.yaml. Of existing ones only what belongs to this version is updated: the flow's
+location, its parameters and its start command. Users' changes stay: limits, job variables, descriptions, default
+parameters, tags, schedules and pauses. Flow runs that were left over continue.
 """
 
+import os
 import shlex
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +24,15 @@ from prefect.workers.process import ProcessWorker
 
 from metaloom.flows.operations import INSTALLED, operations
 from metaloom.flows.prefect_app.flow_process import MODULE
-from metaloom.flows.prefect_app.flow_runs import POOL, QUEUE, TRAININGS
+from metaloom.flows.prefect_app.flow_runs import POOL, QUEUE, TRAININGS, go_on_with_left_over
 
 FILE = Path(__file__).parent / "prefect.yaml"
-# What earlier versions deployed with, which had Prefect import Python modules of the folder before installed ones.
+# Command of earlier versions, with which Prefect imported modules of the folder before installed ones.
 _EARLIER_STEP = "prefect.deployments.steps.set_working_directory"
 
 
 def deploy(client: SyncPrefectClient) -> Iterator[str]:
-    """Bring everything up to date; yields what was changed."""
+    """Update everything; yield the changes."""
     yield from _make_pool(client)
     for wanted in yaml.safe_load(FILE.read_text("utf-8"))["deployments"]:
         yield from _deploy(client, wanted, import_object(wanted["entrypoint"]))
@@ -100,17 +102,17 @@ def _deploy(client: SyncPrefectClient, wanted: dict[str, Any], flow: Flow[..., A
 
 
 def _is_ours(command: str | None) -> bool:
-    """Return True for what this module has written, maybe for another interpreter, or nobody."""
+    """Return True for a command written by this module, for any interpreter, or a missing one."""
     try:
         return command is None or shlex.split(command)[1:] == ["-P", "-m", MODULE]
-    except ValueError:  # a quotation without an end
+    except ValueError:  # an unterminated quotation
         return False
 
 
 def main() -> None:
-    """Bring what the server has up to date that the settings name."""
+    """Update the server in Prefect's settings."""
     with get_client(sync_client=True) as client:
-        for words in deploy(client):
+        for words in chain(go_on_with_left_over(client, Path(os.environ["PREFECT_HOME"])), deploy(client)):
             sys.stdout.write(f"{words}\n")
 
 

@@ -1,7 +1,7 @@
-"""`meta-train`, `replay` and `evaluate` as Prefect flows: what a page shows of work that the functions below them do.
+"""The Prefect flows `meta-train`, `replay` and `evaluate`, wrappers of the functions below.
 
-Prefect's state is a view. What was computed is kept in the run's store, and a flow run that starts again, for whatever
-reason, continues at the first stage that is missing there.
+Prefect's state is only a view. Outputs are in the run's store, and a restarted flow run continues at the first missing
+stage.
 
 This module must not import annotations from __future__: Prefect makes a deployment's form from the annotations
 themselves.
@@ -11,13 +11,13 @@ import functools
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from threading import Timer, current_thread, main_thread
+from threading import Event, Timer, current_thread, main_thread
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 from uuid import UUID
 
 from prefect import Flow, Task, flow, get_client, get_run_logger, task
@@ -57,73 +57,58 @@ from metaloom.storage import StageRef
 from metaloom.storage.format.settings import changed
 
 
-@dataclass
-class StopRequest:
-    """Request to end this process, by SIGTERM as Prefect sends it.
+@contextmanager
+def finishing_the_stage() -> Iterator[tuple[Event, Any]]:
+    """Yield what is set once this process is asked to end, by SIGTERM as Prefect sends it, and Prefect's own handler.
 
-    Attributes:
-        received: True once the request has come.
-        before: Prefect's own handler.
+    That gets the signal when the stage takes too long, and breaks it off.
     """
+    asked, is_late, before = Event(), Event(), signal.getsignal(signal.SIGTERM)
+    if current_thread() is not main_thread():  # a flow called from a thread; its caller handles signals
+        yield asked, before
+        return
 
-    received: bool = False
-    before: Any = None
-    _is_late: bool = False
-    _timer: Timer | None = None
+    def heard(number: int, frame: FrameType | None) -> None:
+        if is_late.is_set():
+            cast(Any, before)(number, frame)
+        elif not asked.is_set():
+            asked.set()
+            timer.start()
 
-    def heard(self, number: int, frame: FrameType | None) -> None:
-        """Take the signal; the one that comes when the stage takes too long goes to Prefect, which breaks it off."""
-        if self._is_late:
-            self.before(number, frame)
-        elif not self.received:
-            self.received = True
-            self._timer = Timer(STAGE_SECONDS, self._break_off)
-            self._timer.daemon = True
-            self._timer.start()
-
-    def _break_off(self) -> None:
-        self._is_late = True
+    def break_off() -> None:
+        is_late.set()
         os.kill(os.getpid(), signal.SIGTERM)
 
-    def outcome(self, done: str) -> State:
-        """Return the state of the flow run, which has stopped after a stage because it was cancelled.
-
-        If it was not cancelled, as when its worker ends or the machine goes down, Prefect gets the signal after all.
-        The flow run is then Crashed, and continues elsewhere.
-        """
-        if self._timer is not None:
-            self._timer.cancel()
-        if not _is_cancelling():
-            self.before(signal.SIGTERM, None)
-        return Cancelled(message=f"cancelled after {done}")
-
-
-@contextmanager
-def finishing_the_stage() -> Iterator[StopRequest]:
-    """Yield a `StopRequest` that shows whether the flow run is asked to end."""
-    asked = StopRequest()
-    if current_thread() is not main_thread():  # a flow that is called from a thread; signals are for its caller
-        yield asked
-        return
-    asked.before = signal.signal(signal.SIGTERM, asked.heard)
+    timer = Timer(STAGE_SECONDS, break_off)
+    timer.daemon = True
+    signal.signal(signal.SIGTERM, heard)
     try:
-        yield asked
+        yield asked, before
     finally:
-        # After a request, Prefect's handler stays off: it would take a second signal for a crash.
-        if not asked.received:
-            signal.signal(signal.SIGTERM, asked.before)
+        timer.cancel()
+        # After a request, keep Prefect's handler off: it would treat a second signal as a crash.
+        if not asked.is_set():
+            signal.signal(signal.SIGTERM, before)
 
 
-def _is_cancelling() -> bool:
-    # Without an answer it counts as not: a flow run that is cancelled all the same is not started again.
-    with suppress(Exception), get_client(sync_client=True) as client:
-        state = client.read_flow_run(UUID(flow_run.get_id())).state
-        return state is not None and (state.is_cancelling() or state.is_cancelled())
-    get_run_logger().warning("Prefect's server does not answer whether this flow run is cancelled")
-    return False
+def _ended(break_off: Any, done: str) -> State:
+    """Return the state of a flow run that has stopped after a stage because it was cancelled.
+
+    If it was not cancelled, as when its worker or the machine shuts down, the signal is passed to Prefect. The flow run
+    is then Crashed, and continues elsewhere.
+    """
+    state = None
+    try:
+        with get_client(sync_client=True) as client:
+            state = client.read_flow_run(UUID(flow_run.get_id())).state
+    except Exception:  # a flow run that is cancelled all the same is not started again
+        get_run_logger().warning("Prefect's server does not answer whether this flow run is cancelled")
+    if state is None or not (state.is_cancelling() or state.is_cancelled()):
+        break_off(signal.SIGTERM, None)
+    return Cancelled(message=f"cancelled after {done}")
 
 
-# What an untouched form does is small, and shows adaptation. A default also means "as stored" for a run that exists.
+# The defaults of the form train a small run that shows adaptation. For an existing run they mean "as stored".
 DEFAULT_RECIPE, DEFAULT_SEED = "first-steps", 1
 
 RecipeName = Annotated[str, Field(json_schema_extra={"enum": [*RECIPES]})]
@@ -135,9 +120,9 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 def run_name() -> str:
-    """The run that the current flow run is about; also the flow run's own name.
+    """Return the name of the current flow run's run, which is also the flow run's name.
 
-    Made from the flow run's id if the user gave none, so that a retried flow run finds what it has stored.
+    By default made from the flow run's id, so that a retry finds its run.
     """
     parameters = flow_run.get_parameters()
     if parameters.get("run"):
@@ -219,7 +204,7 @@ def meta_train_custom(
 
 @dataclass(frozen=True)
 class Asked:
-    """Settings that a flow run asks for; None where the recipe's, or a stored run's, are meant."""
+    """Settings requested by a flow run; None means the recipe's or the stored run's."""
 
     recipe: str | None = None
     config: RunConfig | None = None
@@ -229,7 +214,7 @@ class Asked:
 
     @property
     def named(self) -> Mapping[str, Any]:
-        """Settings whose modules the user trusts, having asked for them."""
+        """Return requested settings, whose modules the user trusts."""
         if self.config is not None:
             return self.config.model_dump(mode="json")
         return override(load_settings(self.recipe) if self.recipe else {}, self.overrides)
@@ -241,10 +226,10 @@ def backend_of(
     step_timeout: float = DEFAULT_STEP_TIMEOUT_SECONDS,
     retries: int = DEFAULT_RETRIES,
 ) -> Backend:
-    """Return where rollouts run: at a scheduler if one is named.
+    """Return the backend, at the scheduler if one is given.
 
-    What the form has untouched is not asked for: a run of one task then takes no workers, and rollouts in this process,
-    which nothing watches, are not refused.
+    Defaults of the form count as not set: a run of one task then has no workers, and rollouts in this process are not
+    rejected.
     """
     return Backend(
         workers=None if scheduler or workers == DEFAULT_WORKERS else workers,
@@ -263,16 +248,16 @@ def _train(
     settings = settings_for(folder, stored, asked)
     page = TrainingPage(folder)
     page.open(partial(_tag_flow_run, settings))
-    with quiet_libraries(), finishing_the_stage() as stop:
-        shown = Observer(iteration_done=page.iteration_done, should_stop=lambda: stop.received)
+    with quiet_libraries(), finishing_the_stage() as (asked_to_end, break_off):
+        shown = Observer(iteration_done=page.iteration_done, should_stop=asked_to_end.is_set)
         with logging_to(loggers, folder, shown, film_every=film_every) as observer:
             how: dict[str, Any] = {"backend": backend, "call": StageTasks(), "observer": observer}
             if stored is None:
                 result = train(settings, folder, **how)
             else:
                 result = resume(folder, iterations=settings.iterations, **how)
-        if result.stopped and stop.received:
-            return stop.outcome(plural(result.iterations_done, "iteration"))
+        if result.stopped and asked_to_end.is_set():
+            return _ended(break_off, plural(result.iterations_done, "iteration"))
     page.close()
     if result.stopped:
         return Cancelled(message=f"stopped by `metaloom cancel` after {plural(result.iterations_done, 'iteration')}")
@@ -300,16 +285,16 @@ evaluate: Flow[..., Any] = make_flow(operations()["evaluate"], _evaluated)
 
 
 class StageTasks:
-    """Runs every stage as a Prefect task named after it, linked to the tasks whose outputs it reads."""
+    """Runs every stage as a Prefect task, linked to the tasks of its inputs."""
 
     def __init__(self) -> None:
-        # Prefect recognises the results of tasks by identity. None of them may be freed: another object could get its
+        # Prefect identifies task results by identity. Keep all of them: another object could get the same
         # address.
         self._done: dict[StageRef, object] = {}
 
     def __call__(self, ref: StageRef, inputs: Sequence[StageRef], compute: Callable[[], StageRef]) -> StageRef:
         """Run one stage; a StageCall."""
-        # An input that another flow run has stored has no task here.
+        # Inputs stored by another flow run have no task here.
         upstream = [self._done[i] for i in inputs if i in self._done]
         name = f"{ref.stage} i={ref.iteration} k={ref.step}"
         self._done[ref] = _stage_task(ref.stage)(name, upstream, compute)
@@ -317,13 +302,13 @@ class StageTasks:
 
 
 def stored_config(run: storage.Run, parameters: Mapping[str, Any], *, trust: bool) -> RunConfig:
-    """Return the settings of a run that a flow run continues.
+    """Return the settings of a run to continue.
 
     Args:
-        run: the run.
-        parameters: the flow run's own settings. What they name its user trusts: a flow run that is retried on another
-            machine must continue the run that it began.
-        trust: the user trusts what the run's settings name.
+        run: The run.
+        parameters: The flow run's settings, whose names the user trusts, so that a retry on another machine can
+            continue the run.
+        trust: True if the user trusts the names in the run's settings.
     """
     if trust or {*names_of_run(run)} <= {*names_in(parameters)}:
         trust_run(run)
@@ -331,7 +316,7 @@ def stored_config(run: storage.Run, parameters: Mapping[str, Any], *, trust: boo
 
 
 def settings_for(folder: Path, stored: RunConfig | None, asked: Asked) -> RunConfig:
-    """The settings to train with."""
+    """Return the settings for training."""
     config = asked.config
     if config is None:
         named = asked.recipe is not None or stored is None
@@ -344,7 +329,7 @@ def settings_for(folder: Path, stored: RunConfig | None, asked: Asked) -> RunCon
     wanted = build_config(override(changed_settings, asked.overrides))
     if stored is None:
         return wanted
-    # A run's settings have the options of its environment written out, and its warm start pinned.
+    # A stored run has environment options written out and a pinned warm start.
     stored, wanted = (
         c.model_copy(update={"env": with_all_options(c.env)}) for c in (stored, as_pinned(wanted, stored))
     )
@@ -364,10 +349,10 @@ def _differences(stored: RunConfig, asked: RunConfig) -> Iterator[str]:
 
 @functools.cache
 def _stage_task(stage: str) -> Task[..., object]:
-    # The store is the cache and the result; keeping either once more in Prefect only costs time.
+    # The store is cache and result; keeping them in Prefect as well costs time.
     @task(name=stage, task_run_name="{name}", cache_policy=NO_CACHE, persist_result=False)
     def execute(name: str, inputs: list[object], compute: Callable[[], StageRef]) -> object:
-        del name, inputs  # they name the task run and link it to others
+        del name, inputs  # give the task run its name and links
         compute()
         return object()
 

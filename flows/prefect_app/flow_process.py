@@ -1,8 +1,8 @@
-"""The process of a flow run under `metaloom serve`: Prefect's engine, which follows no settings of the folder.
+"""The process of a flow run under `metaloom serve`: Prefect's engine without the folder's settings.
 
-Prefect reads `prefect.toml`, `pyproject.toml` and `.env` of the folder in which it works, and Python imports what lies
-there before anything installed. Both may be somebody else's. So this is started by `python -P`, and the folder is
-entered when Prefect has been imported; modules in it are found last, for plug-ins (metaloom/pipeline/plugins.py).
+Prefect reads `prefect.toml`, `pyproject.toml` and `.env` of its working folder, and Python imports modules there before
+installed ones. Both may be somebody else's. So this is started by `python -P` and enters the folder after importing
+Prefect; modules there are found last, for plug-ins (metaloom/pipeline/plugins.py).
 """
 
 import os
@@ -16,14 +16,14 @@ MODULE = "metaloom.flows.prefect_app.flow_process"
 
 
 class NoSettings(InitSettingsSource):
-    """Replaces the source that reads a file of the folder."""
+    """Settings source that replaces one reading a file of the folder."""
 
     def __init__(self, settings_cls: type[BaseSettings], **_: Any) -> None:
         super().__init__(settings_cls, {})
 
 
 def ignore_folder_settings() -> None:
-    """Have Prefect read its settings from the environment and the profile alone."""
+    """Make Prefect read its settings only from the environment and the profile."""
     os.chdir("/")
     from prefect.settings import base
 
@@ -33,14 +33,14 @@ def ignore_folder_settings() -> None:
         "PrefectTomlConfigSettingsSource",
         "PyprojectTomlConfigSettingsSource",
     ):
-        getattr(module, source)  # raises where Prefect calls it otherwise
+        getattr(module, source)  # raises if Prefect renames it
         setattr(module, source, NoSettings)
 
 
 def main() -> None:
-    """Execute the flow run that the environment names."""
+    """Execute the flow run given in the environment."""
     ignore_folder_settings()
-    # Of what `metaloom serve` keeps in the folder where flows run.
+    # Files of `metaloom serve` in the folder where flows run.
     os.chdir(Path(os.environ["PREFECT_HOME"]).parent)
     runpy.run_module("prefect.engine", run_name="__main__")
 

@@ -1,99 +1,85 @@
-"""Restart flow runs whose process is gone, under `metaloom serve`. They continue from what is stored.
+"""`metaloom serve` at work: its parts, and flow runs whose process is gone, which continue from what is stored.
 
-Prefect leaves them be: one whose process was killed stays Crashed, one whose worker or server was gone at that moment
-stays Running forever, and one whose worker lost the server's messages meanwhile can no longer be cancelled.
+Prefect leaves such flow runs be: one whose process was killed stays Crashed, and one whose worker or server ended
+before stays Running forever. This imports Prefect, which must not happen in a foreign folder.
 """
 
+import os
 import signal
+import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from threading import Event, Thread
+from typing import Any
+from urllib.request import ProxyHandler, build_opener
 from uuid import UUID
 
 import psutil
+from httpx import HTTPError
+from prefect import get_client
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.exceptions import PrefectException
+from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.states import AwaitingRetry, Cancelled, Cancelling
 
-from metaloom.flows.prefect_app import late
 from metaloom.flows.prefect_app.flow_process import MODULE
+from metaloom.flows.prefect_app.home import DATABASE, Address
+from metaloom.flows.prefect_app.parts import START_SECONDS, Interrupted, Part, ServeError, Stop, running, say
+from metaloom.storage import argument
 from metaloom.storage.write.holder import LOCK_NAME
 
-if TYPE_CHECKING:
-    from prefect.client.orchestration import SyncPrefectClient
-    from prefect.client.schemas.objects import FlowRun, State
-
 POOL = "local"
-# The work queue of trainings. A limit of the deployments' own is a lease that a flow must renew with the server, which
-# ends a training that cannot.
+# Work queue of trainings. A concurrency limit of a deployment would be a lease that a flow must renew with the server,
+# or be ended.
 QUEUE, TRAININGS = "training", 1
-# A stage that is not done by then is broken off: a cancelled flow run has ended after 15 s.
+# Longer stages are aborted: a cancelled flow run ends within 15 s.
 STAGE_SECONDS = 10.0
-# Prefect's own worker is first to hear of it, but is deaf where it has lost the server before.
-DEAF_SECONDS = 3.0
-# A worker may be late to report that a process has ended, and would report it of the one that is started meanwhile.
+# A worker may report the end of a process late, after another one was started. It
+# is also the first to hear that a flow run is cancelled.
 SETTLED_SECONDS = 5.0
-# A process that has reported its crash is gone by then.
-ENDED_SECONDS = 20.0
-# What crashes so often in so short a time would do so forever.
+# Limit of crashes in a short time.
 CRASHES, CRASH_SECONDS = 3, 600.0
 UNFINISHED = ("PENDING", "RUNNING", "CANCELLING")
+LOOK_SECONDS = 1.0
+# Longer than the 30 s that Prefect leaves a cancelled flow run to end by itself.
+CANCEL_SECONDS = 40.0
+# What Prefect's client raises of a server that it cannot reach, or that is too busy.
+_AWAY = (HTTPError, PrefectException, RuntimeError)
 
 
 class Caretaker:
-    """Looks after the flow runs of the pool, of which `metaloom serve` has the only worker."""
+    """Supervises the flow runs of the pool, whose only worker belongs to `metaloom serve`."""
 
     def __init__(self, home: Path, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._home, self._say, self._clock = home, say, clock
         self._began = datetime.now(UTC)
-        self._worker_began = self._began
         self._restarts: dict[UUID, list[float]] = defaultdict(list)
         self._given_up: set[UUID] = set()
         self._asked: set[UUID] = set()
-        # Seen without a process once: it may just have ended, and its worker is about to say how.
-        self._missed: set[UUID] = set()
 
-    def worker_lost(self) -> None:
-        """End, after their stage, the processes of flow runs whose worker is gone: nobody watches them any more."""
-        end_processes(flow_processes(self._home).values(), STAGE_SECONDS + 2)
-        self._worker_began = datetime.now(UTC)
-
-    def look(self, client: "SyncPrefectClient") -> None:
-        """Restart every flow run that has lost its process, and stop the cancelled ones."""
+    def look(self, client: SyncPrefectClient) -> None:
+        """Restart every flow run that has crashed, and stop the cancelled ones that their worker has not stopped."""
         processes = flow_processes(self._home)
-        missed: set[UUID] = set()
-        for run in [*flow_runs(client, *UNFINISHED), *flow_runs(client, "CRASHED", "CANCELLED", since=self._began)]:
+        for run in [*flow_runs(client, "CANCELLING"), *flow_runs(client, "CRASHED", "CANCELLED", since=self._began)]:
             state = state_of(run)
-            if run.id in processes:
-                self._look_at_living(client, run, processes[run.id])
-            elif state.is_cancelled():
+            if (datetime.now(UTC) - state.timestamp).total_seconds() < SETTLED_SECONDS:
                 continue
-            elif state.is_crashed():
-                if _age(state) > SETTLED_SECONDS:
+            if state.is_crashed():
+                if run.id not in processes:
                     self._restart(client, run)
-            elif state.is_pending() and state.timestamp > self._worker_began:
-                continue  # its process is about to start
-            elif run.id not in self._missed:
-                missed.add(run.id)
-            elif state.is_cancelling():
+            elif run.id in processes and run.id not in self._asked:
+                self._asked.add(run.id)
+                ask_to_end(processes[run.id])
+            elif run.id not in processes and state.is_cancelling():
                 _set_cancelled(client, run)
-            else:
-                self._restart(client, run)
-        self._missed = missed
 
-    def _look_at_living(self, client: "SyncPrefectClient", run: "FlowRun", process: psutil.Process) -> None:
-        state = state_of(run)
-        # One that is set to Cancelled by force never was Cancelling, and its process hears of neither.
-        is_to_end = state.is_cancelling() or state.is_cancelled()
-        if is_to_end and _age(state) > DEAF_SECONDS and run.id not in self._asked:
-            self._asked.add(run.id)
-            ask_to_end(process)
-        elif state.is_crashed() and _age(state) > ENDED_SECONDS:
-            # A late report about the process before, which Prefect's worker makes after it has loaded the flow.
-            client.set_flow_run_state(run.id, late.Running(message="its process runs"), force=True)
-
-    def _restart(self, client: "SyncPrefectClient", run: "FlowRun") -> None:
+    def _restart(self, client: SyncPrefectClient, run: FlowRun) -> None:
         now = self._clock()
         recent = [at for at in self._restarts[run.id] if now - at < CRASH_SECONDS]
         if run.id in self._given_up:
@@ -104,83 +90,84 @@ class Caretaker:
                 f"flow run {run.name} has crashed {len(recent) + 1} times within {CRASH_SECONDS / 60:.0f} minutes and "
                 f"is left as it is; `prefect flow-run retry {run.id}` continues it"
             )
-            if not state_of(run).is_crashed():
-                client.set_flow_run_state(run.id, late.Crashed(message="its process is gone"), force=True)
             return
         self._asked.discard(run.id)
         self._restarts[run.id] = [*recent, now]
         self._say(f"flow run {run.name} has lost its process; it continues from what is stored")
         message = "Its process was gone; it continues from what is stored."
-        client.set_flow_run_state(run.id, late.AwaitingRetry(message=message), force=True)
+        client.set_flow_run_state(run.id, AwaitingRetry(message=message), force=True)
 
 
-def go_on_with_left_over(client: "SyncPrefectClient", home: Path, say: Callable[[str], None]) -> None:
-    """Restart flow runs that an earlier server and worker left when they died: nothing else would ever do so."""
+def go_on_with_left_over(client: SyncPrefectClient, home: Path) -> Iterator[str]:
+    """Restart flow runs that an earlier server and worker left when they ended, which nothing else would ever do.
+
+    Yields what it does.
+    """
     end_processes(flow_processes(home).values(), STAGE_SECONDS + 2)
     for run in flow_runs(client, *UNFINISHED):
         if state_of(run).is_cancelling():
             _set_cancelled(client, run)
         else:
-            say(f"flow run {run.name} was left without a worker; it continues from what is stored")
+            yield f"flow run {run.name} was left without a worker; it continues from what is stored"
             message = "Its worker was gone; it continues from what is stored."
-            client.set_flow_run_state(run.id, late.AwaitingRetry(message=message), force=True)
+            client.set_flow_run_state(run.id, AwaitingRetry(message=message), force=True)
 
 
-def cancel_all(client: "SyncPrefectClient", seconds: float) -> None:
-    """Cancel the flow runs that the worker executes, and wait until they have ended."""
+def cancel_all(client: SyncPrefectClient, seconds: float) -> None:
+    """Cancel the worker's flow runs, and wait until they end."""
     deadline = time.monotonic() + seconds
     message = "metaloom serve was stopped"
     for run in flow_runs(client, *UNFINISHED):
-        state = late.Cancelling if state_of(run).is_running() else late.Cancelled
+        state = Cancelling if state_of(run).is_running() else Cancelled
         client.set_flow_run_state(run.id, state(message=message), force=True)
     while flow_runs(client, *UNFINISHED) and time.monotonic() < deadline:
         time.sleep(0.2)
 
 
-def leave_all(client: "SyncPrefectClient", home: Path, stop_worker: Callable[[], None]) -> None:
-    """End flow runs after their stage; the next worker continues them."""
+def leave_all(client: SyncPrefectClient, home: Path, stop_worker: Callable[[], None]) -> None:
+    """End flow runs after their stage, so that the next worker continues them."""
     began = datetime.now(UTC)
     end_processes(flow_processes(home).values(), STAGE_SECONDS + 2)
     stop_worker()
-    # What it has started while the others ended.
+    # Flow runs started while the others ended.
     end_processes(flow_processes(home).values(), STAGE_SECONDS + 2)
     for run in [*flow_runs(client, *UNFINISHED), *flow_runs(client, "CRASHED", since=began)]:
         if not state_of(run).is_cancelling():
             message = "metaloom serve was stopped; it continues from what is stored when that is started again."
-            client.set_flow_run_state(run.id, late.AwaitingRetry(message=message), force=True)
+            client.set_flow_run_state(run.id, AwaitingRetry(message=message), force=True)
 
 
-def flow_runs(client: "SyncPrefectClient", *states: str, since: datetime | None = None) -> "list[FlowRun]":
-    """Return the flow runs of the pool that are in one of the states, and have ended since `since` if it is given."""
+def flow_runs(client: SyncPrefectClient, *states: str, since: datetime | None = None) -> list[FlowRun]:
+    """Return the pool's flow runs in one of the states that, if `since` is given, ended after it."""
     ended = {"end_time": {"after_": since}} if since else {}
     return client.read_flow_runs(
-        flow_run_filter=late.FlowRunFilter.model_validate({"state": {"type": {"any_": [*states]}}, **ended}),
-        work_pool_filter=late.WorkPoolFilter.model_validate({"name": {"any_": [POOL]}}),
+        flow_run_filter=FlowRunFilter.model_validate({"state": {"type": {"any_": [*states]}}, **ended}),
+        work_pool_filter=WorkPoolFilter.model_validate({"name": {"any_": [POOL]}}),
     )
 
 
-def state_of(run: "FlowRun") -> "State":
-    """Return the state of a flow run that was asked for by its state."""
+def state_of(run: FlowRun) -> State:
+    """Return the state of a flow run that was selected by state."""
     assert run.state is not None
     return run.state
 
 
 def flow_processes(home: Path) -> dict[UUID, psutil.Process]:
-    """Return the processes of this machine that execute a flow run of a folder's server, by its id."""
+    """Return the local processes that execute flow runs of a folder's server, by flow run id."""
     found: dict[UUID, psutil.Process] = {}
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError, KeyError, ValueError):
             if MODULE not in process.cmdline() or process.status() == psutil.STATUS_ZOMBIE:
                 continue
             environment: Mapping[str, str] = process.environ()
-            # Not by the server's address, which may be spelt in several ways.
+            # Not by the server's address, which has several spellings.
             if environment["PREFECT_HOME"] == str(home):
                 found[UUID(environment["PREFECT__FLOW_RUN_ID"])] = process
     return found
 
 
 def runs_of(processes: Iterable[psutil.Process]) -> list[Path]:
-    """Return the folders of the runs that processes are writing, by the locks that they hold."""
+    """Return the folders of runs written by processes, according to their locks."""
     found: list[Path] = []
     for process in processes:
         with suppress(psutil.Error, OSError):
@@ -189,13 +176,13 @@ def runs_of(processes: Iterable[psutil.Process]) -> list[Path]:
 
 
 def ask_to_end(process: psutil.Process) -> None:
-    """Have the process of a flow run finish its stage and end."""
+    """Ask a flow run's process to finish its stage and end."""
     with suppress(psutil.Error):
         process.send_signal(signal.SIGTERM)
 
 
 def end_processes(processes: Iterable[psutil.Process], seconds: float) -> None:
-    """End processes of flow runs, after their stage if that ends within `seconds`."""
+    """End flow runs' processes, after their stage if it ends within `seconds`."""
     found = [*processes]
     for process in found:
         ask_to_end(process)
@@ -206,9 +193,106 @@ def end_processes(processes: Iterable[psutil.Process], seconds: float) -> None:
     psutil.wait_procs(alive, timeout=seconds)
 
 
-def _set_cancelled(client: "SyncPrefectClient", run: "FlowRun") -> None:
-    client.set_flow_run_state(run.id, late.Cancelled(message="cancelled; what it has stored stays"), force=True)
+def _set_cancelled(client: SyncPrefectClient, run: FlowRun) -> None:
+    client.set_flow_run_state(run.id, Cancelled(message="cancelled; what it has stored stays"), force=True)
 
 
-def _age(state: "State") -> float:
-    return (datetime.now(UTC) - state.timestamp).total_seconds()
+def serve_parts(home: Path, address: Address, listening: socket.socket, stop: Stop, ready: str) -> None:
+    """Start the parts, watch them until Ctrl-C or the end of one, and end them."""
+    with ExitStack() as stack:
+        say("starting the Prefect server ...")
+        number = listening.fileno()
+        command = ["metaloom.flows.prefect_app.server", address.host, str(number)]
+        server = stack.enter_context(running("the Prefect server", command, home / "server.log", (number,)))
+        _wait(stop, server, lambda: _answers(address))
+        say("deploying the flows ...")
+        with running("the deployment of the flows", ["metaloom.flows.prefect_app.deploy"]) as step:
+            _wait(stop, step, lambda: step.code == 0)
+        command = ["prefect", "worker", "start", "--pool", POOL, "--type", "process", "--name", "metaloom"]
+        working = stack.enter_context(ExitStack())
+        worker = working.enter_context(running("the worker", command))
+        stack.callback(_end_runs, stop, server, listening, working.close, home)
+        say(ready)
+        _keep_running(stop, server, worker, home)
+        what = "can be resumed" if stop.for_good else "continues when `metaloom serve` is started again"
+        say(f"\nstopping; a run that is being trained keeps every stage it has stored, and {what} ...")
+
+
+def _keep_running(stop: Event, server: Part, worker: Part, home: Path) -> None:
+    """Restart flow runs that lose their process, until Ctrl-C or the end of a part."""
+    # Prefect's client would ask a server that has ended for minutes.
+    at_once: dict[Any, Any] = {PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: 10.0}
+    caretaker, database = Caretaker(home, _tell), home / "prefect.db"
+    opened = _identity(database)
+    while not stop.wait(LOOK_SECONDS):
+        if _identity(database) != opened:
+            runs = runs_of(flow_processes(home).values())
+            go_on = "".join(f"\ncontinue with: metaloom resume {argument(run)}" for run in runs)
+            raise ServeError(
+                f"{database} was removed, and with it flow runs, schedules and what was set on the page. Stored runs "
+                f"are whole; start `metaloom serve` again{go_on}"
+            )
+        server.require()
+        worker.require()
+        # A server that was too busy is asked again in a moment.
+        with suppress(*_AWAY), temporary_settings(at_once), get_client(sync_client=True) as client:
+            caretaker.look(client)
+
+
+def _identity(database: Path) -> tuple[int, int] | None:
+    """Return device and inode of the SQLite file; None without one, or where the server has another database."""
+    if DATABASE not in os.environ:
+        with suppress(OSError):
+            found = database.stat()
+            return found.st_dev, found.st_ino
+    return None
+
+
+def _wait(stop: Event, part: Part, is_ready: Callable[[], bool], seconds: float = START_SECONDS) -> None:
+    """Return when a part is ready; one may end well for it."""
+    deadline = time.monotonic() + seconds
+    while True:
+        code = part.code
+        if not code and is_ready():
+            return
+        if code is not None:
+            raise part.explain(f"ended with code {code}")
+        if time.monotonic() > deadline:
+            raise part.explain(f"is not ready after {seconds:.0f} s")
+        if stop.wait(0.2):
+            raise Interrupted
+
+
+def _answers(address: Address) -> bool:
+    # Without the proxy that the environment may name: it cannot reach this machine's loopback interface.
+    try:
+        with build_opener(ProxyHandler({})).open(f"{address.api}/health", timeout=2) as answer:
+            return answer.status == 200
+    except OSError:
+        return False
+
+
+def _end_runs(stop: Stop, server: Part, listening: socket.socket, stop_worker: Callable[[], None], home: Path) -> None:
+    if server.code is not None:
+        Thread(target=_refuse, args=(listening,), daemon=True).start()
+    else:
+        with suppress(*_AWAY), get_client(sync_client=True) as client:
+            if stop.for_good:
+                cancel_all(client, CANCEL_SECONDS)
+            else:
+                leave_all(client, home, stop_worker)
+    # Those that nobody could be asked about.
+    end_processes(flow_processes(home).values(), STAGE_SECONDS + 2)
+
+
+def _refuse(listening: socket.socket) -> None:
+    """Close connections at once instead of the server that is gone: whoever asks it would wait for an answer."""
+    listening.setblocking(True)
+    with suppress(OSError):  # closed
+        while True:
+            listening.accept()[0].close()
+
+
+def _tell(words: str) -> None:
+    """Report what happened since the last look."""
+    say(f"{datetime.now():%Y-%m-%d %H:%M:%S} | metaloom serve: {words}")

@@ -1,4 +1,4 @@
-"""Prefect flows made of operations: an attribute `flow_NAME` of this module for each, made when it is first used.
+"""Prefect flows generated from operations, as lazy attributes `flow_NAME` of this module.
 
 This module must not import annotations from __future__: Prefect makes a form from the annotations themselves.
 """
@@ -43,8 +43,8 @@ def make_flow(operation: Operation, ended: Callable[[Any, Any], State] | None = 
 
     Args:
         operation: The operation.
-        ended: Publishes a result, and returns the state of the flow run; gets the run too.
-        **types: Types of parameters that the form knows more exactly.
+        ended: Function of the result and the run that publishes the result and returns the flow run's state.
+        **types: More specific types of parameters for the form.
     """
     declared = parameters_of(operation.function)
     parameters = [
@@ -52,7 +52,7 @@ def make_flow(operation: Operation, ended: Callable[[Any, Any], State] | None = 
         for p in declared
         if p.annotation is Iteration or not is_python_only(p.annotation)
     ]
-    # All can be given by position, so required ones come first.
+    # Positional parameters, so required ones come first.
     form = Signature(sorted(parameters, key=lambda p: p.default is not P.empty))
 
     def work(*args: Any, **options: Any) -> State:
@@ -78,7 +78,7 @@ def make_flow(operation: Operation, ended: Callable[[Any, Any], State] | None = 
 
 
 def form_parameter(parameter: P, annotation: Any) -> P:
-    """Return a parameter of an operation as a form has it."""
+    """Convert an operation's parameter for a form."""
     kind = P.POSITIONAL_OR_KEYWORD
     if is_backend(parameter.annotation):
         workers = Annotated[int | None, Field(ge=0)]
@@ -87,7 +87,7 @@ def form_parameter(parameter: P, annotation: Any) -> P:
 
 
 def form_type(annotation: Any) -> Any:
-    """Return an annotation whose limits Prefect's form shows."""
+    """Convert an annotation so that Prefect's form shows its limits."""
     if get_origin(annotation) in (Union, UnionType):
         return Union[*map(form_type, get_args(annotation))]
     if get_origin(annotation) is not Annotated:
@@ -100,7 +100,7 @@ def form_type(annotation: Any) -> Any:
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Without a line for every stage that ends well, which the page shows, and for every Dask connection."""
+    """Silence log lines about successful stages, which the page shows, and Dask connections."""
     loggers = [logging.getLogger(name) for name in ("prefect.task_runs", distributed.__name__)]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -1,7 +1,7 @@
-"""Files that `metaloom serve` keeps in `.prefect` of a folder, for itself and for Prefect's commands.
+"""Files of `metaloom serve` in `.prefect` of a folder, for itself and for Prefect's commands.
 
-Of Prefect's settings in a folder (`prefect.toml`, `pyproject.toml`, `.env`) `metaloom serve` follows none: they can
-name programs, and may be somebody else's. It looks only whether commands typed there find its server by them.
+`metaloom serve` ignores Prefect's settings in a folder (`prefect.toml`, `pyproject.toml`, `.env`), which can name
+programs and may be somebody else's. It only checks that commands typed there find its server.
 """
 
 import hashlib
@@ -13,6 +13,7 @@ import stat
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,19 +26,45 @@ log: logging.Logger = logging.getLogger(__name__)
 
 API, AUTH = "PREFECT_API_URL", "PREFECT_API_AUTH_STRING"
 ENVIRONMENT = Path(".prefect") / "environment"
-"""File that a shell reads to reach the server; plugin.py reads it for `prefect` commands typed in the folder."""
+"""File with the server's address for shells; plugin.py reads it for `prefect` commands in the folder."""
 OPEN = "/open"
-"""Path of the page that takes the password, which is what follows `#` in its address and so is never sent or logged."""
+"""Path of the login page. The password follows `#` in its address, so it is never sent or logged."""
 LOOPBACK = ("127.0.0.1", "localhost")
+HOST, EVERYWHERE = LOOPBACK[0], "0.0.0.0"
+DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 TEMPLATE = Path(__file__).parent / "prefect.toml"
 
 
+@dataclass(frozen=True)
+class Address:
+    """Where the server listens."""
+
+    port: int
+    host: str = HOST
+
+    @property
+    def is_private(self) -> bool:
+        """True if only this machine can reach the address."""
+        return self.host in LOOPBACK
+
+    @property
+    def page(self) -> str:
+        """Address of the page, as this machine reaches it."""
+        # Not as `localhost`: that may also be ::1, where somebody else can listen.
+        return f"http://{HOST if self.is_private or self.host == EVERYWHERE else self.host}:{self.port}"
+
+    @property
+    def api(self) -> str:
+        """Address of the API, as this machine reaches it."""
+        return f"{self.page}/api"
+
+
 def make_home(folder: Path, *, trust: bool) -> tuple[Path, str]:
-    """Make the folder of the server's own files; returns it and its password.
+    """Make the folder of the server's files; return it and the password.
 
     Args:
         folder: Parent folder.
-        trust: Use what is there, whoever has made it, but no `.prefect` that others own or can write.
+        trust: True to use existing files, except a `.prefect` that others own or can write.
     """
     home = folder / ENVIRONMENT.parent
     try:
@@ -69,7 +96,7 @@ def _require_kept(folder: Path) -> None:
 
 
 def _require_own(home: Path) -> None:
-    """Require that no other user has put or can put anything in a folder; close it to those who can only read it."""
+    """Require that no other user can write a folder, and make it unreadable for others."""
     found = home.lstat()
     mode = stat.S_IMODE(found.st_mode)
     if not stat.S_ISDIR(found.st_mode):
@@ -110,14 +137,14 @@ def _password(home: Path, *, trust: bool) -> str:
 
 
 def write_environment(folder: Path, api: str, password: str | None) -> None:
-    """Write the file that a shell sources to reach the server, without a user-defined password."""
+    """Write the file with the server's address for shells, without a user-defined password."""
     values = {API: api, **({AUTH: password} if password else {}), **unproxied(os.environ, api)}
     lines = [f"export {name}={shlex.quote(value)}\n" for name, value in values.items()]
     write(folder / ENVIRONMENT, "".join(lines))
 
 
 def read_environment(folder: Path) -> dict[str, str]:
-    """Return what a shell reads to reach the server of a folder; empty where none was started."""
+    """Return the variables for reaching a folder's server; empty if none was started."""
     with suppress(OSError, ValueError):
         file = folder / ENVIRONMENT
         words = shlex.split(file.read_text("utf-8")) if file.is_file() else []
@@ -126,20 +153,20 @@ def read_environment(folder: Path) -> dict[str, str]:
 
 
 def unproxied(environment: Mapping[str, str], api: str) -> dict[str, str]:
-    """Return the variables by which no proxy is asked for the server: none leads to this machine's own addresses."""
+    """Return the variables that exclude the server from proxies."""
     before = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
     hosts = dict.fromkeys([*filter(None, before.split(",")), *LOOPBACK, urlsplit(api).hostname or LOOPBACK[0]])
     return dict.fromkeys(("NO_PROXY", "no_proxy"), ",".join(hosts))
 
 
 def is_same_api(one: str | None, other: str | None) -> bool:
-    """Return True if two addresses are of one server, however this machine is called in them."""
+    """Return True if two addresses belong to the same server, under any name of this machine."""
     one, other = (f"{url or ''}/".replace("://localhost:", "://127.0.0.1:").rstrip("/") for url in (one, other))
     return one == other
 
 
 def folder_settings(folder: Path) -> dict[str, Any]:
-    """Return Prefect's settings in a folder, of which those in prefect.toml win."""
+    """Return Prefect's settings in a folder; prefect.toml takes precedence."""
     found: dict[str, Any] = {}
     for name, path in (("pyproject.toml", ("tool", "prefect")), (TEMPLATE.name, ())):
         file = folder / name
@@ -154,7 +181,7 @@ def folder_settings(folder: Path) -> dict[str, Any]:
 
 
 def folder_variables(folder: Path) -> dict[str, str | None]:
-    """Return the variables in the folder's `.env`, which `prefect` commands there follow."""
+    """Return the variables in the folder's `.env`, which `prefect` commands use."""
     from dotenv import dotenv_values
 
     file = folder / ".env"
@@ -164,7 +191,7 @@ def folder_variables(folder: Path) -> dict[str, str | None]:
 
 
 def write(file: Path, text: str) -> None:
-    """Write a file that this user alone can read. A link at its path is replaced, not followed."""
+    """Write a file that only this user can read. A link at its path is replaced, not followed."""
     part = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
     with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as out:
         out.write(text)
@@ -175,37 +202,27 @@ def _hash(password: str) -> str:
     return hashlib.sha256(password.encode()).hexdigest()
 
 
-# They notify a worker of cancelled flow runs until its server is gone once; from then on the caretaker does.
-OBSERVERS = ("FlowRunCancellingObserver", "FlowRunSuspendingObserver")
-# Exceptions that a flow run ends with because it was cancelled, or `serve` was stopped, which Prefect takes for
+# Exceptions of a flow run that was cancelled or whose `serve` was stopped, which Prefect takes for
 # unexpected.
 ENDED = ("CancelledRun", "TerminationSignal")
-# What `serve` has asked to end, before or after the handler is there by which a training finishes its stage.
+# Ended by `serve`, before or after a training's signal handler is installed.
 ABORTED = "Crash detected! Execution was aborted by a termination signal"
-# One for each event that did not reach a server which is gone; the flow says so once.
-LOST_EVENT = "Service 'EventsWorker' failed to process item"
 
 
 class WithoutFalseAlarms(logging.Filter):
-    """Lets through what is worth reading."""
+    """Log filter that drops misleading messages."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Tell if a record is shown."""
-        message = record.getMessage()
+        """Return True if a record is shown."""
         kind = record.exc_info[0] if record.exc_info else None
-        return not (
-            record.name.rpartition(".")[2] in OBSERVERS
-            or (record.name == "asyncio" and any(name in message for name in OBSERVERS))
-            or (kind is not None and kind.__name__ in ENDED)
-            or message.startswith((LOST_EVENT, ABORTED))
-        )
+        return not (record.getMessage().startswith(ABORTED) or (kind is not None and kind.__name__ in ENDED))
 
 
 def write_settings(home: Path) -> Path:
     """Write Prefect's log settings with the filter added, and return the file for Prefect to read."""
     import yaml
 
-    # find_spec does not import Prefect, which would read settings files of the folder.
+    # find_spec does not import Prefect, which would read the folder's settings files.
     prefect = find_spec("prefect")
     assert prefect is not None
     assert prefect.origin is not None

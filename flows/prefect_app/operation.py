@@ -23,7 +23,7 @@ def serve(
 
     It starts a server, its page, deployments and a worker. Runs go to this folder.
 
-    What dies is started again, and flow runs continue from what is stored.
+    It ends, with exit code 1, when its server or worker ends. Flow runs continue from what is stored at its next start.
 
     Example: `metaloom serve --port 4300`
 
@@ -35,7 +35,7 @@ def serve(
     """
     if find_spec("matplotlib") is None:  # the page shows learning curves
         raise ExtraMissing("view", "matplotlib")
-    # Prefect is imported by what this starts, not here.
+    # Child processes import Prefect, this one does not.
     from metaloom.flows.prefect_app.serve import serve as serve_flows
 
     serve_flows(Path.cwd(), port, host=host, database=database, trust=trust)

@@ -1,4 +1,4 @@
-"""The processes that `metaloom serve` keeps running: Prefect commands that are started again when they end."""
+"""The processes of `metaloom serve`: commands of Prefect, each of which ends with it and ends it."""
 
 import ctypes
 import fcntl
@@ -8,182 +8,127 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Event
 from types import FrameType
 from typing import BinaryIO
 
-# A server that fails ends at once. One that makes its database takes 10 s, and minutes on a busy machine.
+# A failing server ends immediately. Creating the database takes 10 s, or minutes on a busy machine.
 START_SECONDS = 600.0
 STOP_SECONDS = 15.0
-# The first time at once; a part that ends over and over gets a minute between its starts.
-PAUSES = (0.0, 2.0, 5.0, 15.0, 60.0)
-# A part that has lasted so long is no longer one that fails to start.
-LASTED_SECONDS = 60.0
-# What does not answer for so long is stuck: a server that is busy answers late, but within Prefect's own time limits.
-STUCK_SECONDS = 90.0
 
 LOCK = "serve.lock"
-# `prefect` commands hold it for an instant to see whether it is held.
+# `prefect` commands hold it briefly to check it.
 _LOOKED_AT_SECONDS = 0.5
 
 _PR_SET_PDEATHSIG = 1
-# If `metaloom serve` is killed, nobody else would end its parts, which would hold the port against the next one. Only
-# Linux ends a process with its parent.
+# If `metaloom serve` is killed, its parts must end to free the port. Only Linux can end a process with its parent.
 _END_WITH_PARENT = (
     partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGTERM) if sys.platform == "linux" else None
 )
 
 
 class ServeError(RuntimeError):
-    """A part did not start, or went away; the message says which, and where to look."""
+    """Raised if a part did not start or ended; names the part and its log."""
 
 
-@dataclass
+class Interrupted(Exception):
+    """Ctrl-C came while the parts were being started."""
+
+
+@dataclass(frozen=True)
 class Part:
-    """A command of Prefect, run as a process.
+    """A process that runs a command of Prefect.
 
     Attributes:
         name: Name in messages.
-        arguments: Arguments of Python: a module and its arguments.
+        process: The process.
         log: File for its output; None for this process's output.
-        answers: Returns True if the process works; by default any live process does.
-        ended: Called when it has ended by itself, before it is started again.
-        inherits: File descriptors that the process inherits unchanged.
     """
 
     name: str
-    arguments: list[str]
+    process: "subprocess.Popen[bytes]"
     log: Path | None = None
-    answers: Callable[[], bool] = lambda: True
-    ended: Callable[[], None] = lambda: None
-    clock: Callable[[], float] = time.monotonic
-    inherits: tuple[int, ...] = ()
-    _process: "subprocess.Popen[bytes] | None" = field(default=None, init=False)
-    _output: BinaryIO | None = field(default=None, init=False)
-    _began: float = field(default=0.0, init=False)
-    # When it was first looked at in vain since it has answered.
-    _silent: float | None = field(default=None, init=False)
-    _due: float | None = field(default=None, init=False)
-    _failures: int = field(default=0, init=False)
-    _lost: float | None = field(default=None, init=False)
-
-    def start(self) -> None:
-        """Start the process."""
-        if self.log is not None:
-            self._output = _opened(self.log)
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", *self.arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=subprocess.STDOUT if self._output else None,
-            # A separate group: Ctrl-C in a terminal reaches this process alone, which stops the parts in order.
-            start_new_session=True,
-            preexec_fn=_END_WITH_PARENT,
-            pass_fds=self.inherits,
-        )
-        self._began = self.clock()
-        self._due = self._silent = None
-
-    def stop(self) -> None:
-        """End the process and whatever it has started."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(STOP_SECONDS)
-            # What is left of the group, be it the process itself or something it had started.
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        if self._output is not None:
-            self._output.close()
-            self._output = None
 
     @property
     def code(self) -> int | None:
         """Exit code; None while it runs."""
-        return None if self._process is None else self._process.poll()
-
-    @property
-    def lives(self) -> bool:
-        """True while there is a process, False between its end and the next start."""
-        process = self._process
-        return process is not None and process.poll() is None
+        return self.process.poll()
 
     def explain(self, problem: str) -> ServeError:
-        """Return the error for a problem, with the end of the log."""
-        if self.log is None:
-            return ServeError(f"{self.name} {problem}")
-        tail = self.log.read_text(errors="replace").splitlines()[-15:]
-        return ServeError("\n".join([f"{self.name} {problem}; the end of {self.log}:", *tail]))
+        """Build the error for a problem, with the end of the log."""
+        tail = [] if self.log is None else self.log.read_text(errors="replace").splitlines()[-15:]
+        where = [f"; the end of {self.log}:", *tail] if tail else []
+        return ServeError(f"{self.name} {problem}" + "\n".join(where))
 
-    def revive(self, say: Callable[[str], None]) -> bool:
-        """Start the process again if it has ended or is stuck. Return True if it works now."""
-        now = self.clock()
-        if self._due is not None:
-            if now >= self._due:
-                self.start()
-            return False
+    def require(self) -> None:
+        """Raise if it has ended: what helps is another start of all parts."""
         if (code := self.code) is not None:
-            reason = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            self._bury(f"ended ({reason})", now, say)
-            return False
-        if self.answers():
-            self._silent = None
-            if self._lost is not None:
-                say(f"{self.name} is back after {now - self._lost:.0f} s")
-                self._lost = None
-            return True
-        self._silent = now if self._silent is None else self._silent
-        if now - self._silent > STUCK_SECONDS:
-            self._bury(f"has not answered for {STUCK_SECONDS:.0f} s", now, say)
-        return False
+            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            raise self.explain(
+                f"ended ({how}), and `metaloom serve` with it; flow runs continue from what is stored when that is "
+                "started again, as systemd, Docker and Kubernetes do (docs/operations.md)"
+            )
 
-    def _bury(self, what: str, now: float, say: Callable[[str], None]) -> None:
-        self._failures = 0 if now - self._began > LASTED_SECONDS else self._failures
-        pause = PAUSES[min(self._failures, len(PAUSES) - 1)]
-        self._failures += 1
-        where = f"; its log: {self.log}" if self.log else ""
-        say(f"{self.name} {what}; starting it again {f'in {pause:.0f} s' if pause else 'now'}{where}")
-        self._lost = now if self._lost is None else self._lost
-        self.stop()
-        self.ended()
-        self._due = now + pause
+
+@contextmanager
+def running(
+    name: str, arguments: Sequence[str], log: Path | None = None, inherits: tuple[int, ...] = ()
+) -> Iterator[Part]:
+    """Run a part for as long as the context lasts; then end it and whatever it has started.
+
+    Args:
+        name: Name in messages.
+        arguments: Arguments of Python: a module and its arguments.
+        log: File for its output; None for this process's output.
+        inherits: File descriptors that the process inherits unchanged.
+    """
+    with nullcontext() if log is None else _opened(log) as output:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT if output else None,
+            # A separate group: Ctrl-C in a terminal only reaches this process, which stops the parts in order.
+            start_new_session=True,
+            preexec_fn=_END_WITH_PARENT,
+            pass_fds=inherits,
+        )
+        try:
+            yield Part(name, process, log)
+        finally:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_SECONDS)
+            # Remaining processes of the group.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 class Stop(Event):
-    """Set by a signal that ends it all.
+    """Request to stop, set by a signal.
 
     Attributes:
-        for_good: a user gave it (Ctrl-C, a closed terminal). What keeps services sends SIGTERM, and starts it again.
+        for_good: True if a user requested it (Ctrl-C, closed terminal). Service managers send SIGTERM and restart.
     """
 
-    for_good = True
+    for_good = False
 
     def heard(self, number: int, frame: FrameType | None) -> None:
-        """Take a signal; the first one says how."""
+        """Handle a signal; the first one decides."""
         if not self.is_set():
             self.for_good: bool = number != signal.SIGTERM
         self.set()
 
 
 @contextmanager
-def running(part: Part) -> Iterator[Part]:
-    """Run a part for as long as the context lasts."""
-    with ExitStack() as stack:
-        stack.callback(part.stop)
-        part.start()
-        yield part
-
-
-@contextmanager
 def alone(folder: Path, home: Path) -> Iterator[None]:
-    """Hold the folder: another `metaloom serve` would take what is being trained for left over, and train it too."""
+    """Lock the folder: another `metaloom serve` would take running trainings for left-over ones and restart them."""
     deadline = time.monotonic() + _LOOKED_AT_SECONDS
     with _opened(home / LOCK) as file:
         while not _locked(file, fcntl.LOCK_EX):
@@ -201,14 +146,14 @@ def is_served(home: Path) -> bool:
     try:
         with open(os.open(home / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             is_own = os.fstat(file.fileno()).st_uid == os.geteuid()
-            # Shared: two who look at once do not take each other for the holder.
+            # Shared, so that concurrent checks do not conflict.
             return is_own and not _locked(file, fcntl.LOCK_SH)
     except OSError:
         return False
 
 
 def _opened(file: Path) -> BinaryIO:
-    """Open a file for appending, without following a link or waiting for the reader of a pipe."""
+    """Open a file for appending, without following links or blocking on a pipe."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         opened = os.fdopen(os.open(file, flags, 0o600), "ab")
@@ -226,3 +171,9 @@ def _locked(file: BinaryIO, kind: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def say(words: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(words + "\n")
+    sys.stdout.flush()

@@ -1,13 +1,11 @@
-"""Lets `prefect deployment run meta-train` reach the server of the folder, and find `meta-train/meta-train`.
+"""Prefect plugin that lets `prefect deployment run meta-train` find the folder's server and the deployment.
 
-It hands Prefect the password that `metaloom serve` keeps in the folder, for this server alone and while it runs.
+It gives Prefect the password stored in the folder by `metaloom serve`, only for this server and while it runs.
 
-Prefect names a deployment FLOW/DEPLOYMENT and takes nothing shorter. This plugin makes a name without a slash stand for
-NAME/NAME. Prefect loads it through the entry point group `prefect.plugins` wherever plugins are enabled, as they are by
-prefect.toml, which `metaloom serve` writes into its folder, each time it is imported, so nothing heavy belongs here.
-
-It wraps methods of Prefect's deployment clients, which are private; `tests/flows/test_prefect_server.py` runs the real
-command against a real server.
+Prefect requires deployment names of the form FLOW/DEPLOYMENT; this plugin reads NAME as NAME/NAME. Prefect loads it
+through the entry point group `prefect.plugins` on every import if plugins are enabled, as in the prefect.toml written
+by `metaloom serve`, so nothing heavy belongs here. It wraps private methods of Prefect's deployment clients;
+`tests/flows/test_prefect_server.py` runs the real command against a real server.
 """
 
 import functools
@@ -26,7 +24,7 @@ _METHOD = "read_deployment_by_name"
 
 @register_hook
 def setup_environment(*, ctx: HookContext) -> SetupResult | None:
-    """Called by Prefect when it is imported."""
+    """Set Prefect's variables; called by Prefect on import."""
     try:
         from prefect.client.orchestration._deployments.client import DeploymentAsyncClient, DeploymentClient
 
@@ -42,7 +40,7 @@ def setup_environment(*, ctx: HookContext) -> SetupResult | None:
     served = read_environment(Path())
     if ctx.api_url is None or API not in served or not is_same_api(ctx.api_url, served[API]):
         return None
-    # Where the user has chosen the password it is not kept, and the user exports it.
+    # A user-defined password is not stored; the user exports it.
     password = {AUTH: served[AUTH]} if AUTH in served else {}
     if password and not is_served(ENVIRONMENT.parent):
         ctx.logger_factory(__name__).warning(
@@ -50,17 +48,17 @@ def setup_environment(*, ctx: HookContext) -> SetupResult | None:
             ctx.api_url,
         )
         password = {}
-    # By its address and not as `localhost`, which may be another one, where somebody else can listen.
+    # By address rather than `localhost`, which may resolve to another one where somebody else listens.
     return SetupResult(env={API: served[API], **password, **unproxied(os.environ, served[API])})
 
 
 def accept_bare_names(client: type) -> None:
-    """Make the client read NAME as NAME/NAME; doing so twice changes nothing."""
+    """Make the client read NAME as NAME/NAME. Idempotent."""
     read: Callable[..., Any] = getattr(client, _METHOD)
     if hasattr(read, "__wrapped__"):
         return
 
-    # One wrapper serves both clients: what it returns is the answer of the one and the coroutine of the other.
+    # One wrapper for both clients: it returns the result of one and the coroutine of the other.
     @functools.wraps(read)
     def read_by_name(self: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         return read(self, full_name(name), *args, **kwargs)
@@ -69,5 +67,5 @@ def accept_bare_names(client: type) -> None:
 
 
 def full_name(name: str) -> str:
-    """FLOW/DEPLOYMENT for a deployment that is named like its flow."""
+    """Return FLOW/DEPLOYMENT for a deployment with the name of its flow."""
     return name if "/" in name else f"{name}/{name}"

@@ -1,22 +1,27 @@
-"""Reports of runs over HTTP, for links on Prefect's page: a browser opens no file:// from there."""
+"""Serving of run reports over HTTP, for links on Prefect's page, which cannot open file:// URLs."""
 
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from html import escape
 from pathlib import Path
 from threading import Thread
-from typing import Any
 from urllib.parse import quote
 
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
 from metaloom.flows.runs import report_path, runs_root
-from metaloom.flows.viewer.gate import refusal_of_other_pages
+from metaloom.flows.viewer.gate import Gate, refusal_of_other_pages
 from metaloom.storage import url_of
 
 VARIABLE = "METALOOM_REPORTS_URL"
-"""Environment variable with the URL at which reports are served, for flows."""
+"""Environment variable with the URL of served reports, for flows."""
 
 
 def reports_root() -> Path:
@@ -26,7 +31,7 @@ def reports_root() -> Path:
 
 
 def address_of(run: Path, file: str) -> str | None:
-    """Return the address of a file of a run's report; None if it is not served."""
+    """Return the URL of a file of a run's report; None if it is not served."""
     served = os.environ.get(VARIABLE)
     folder = report_path(run).resolve()
     if not served or folder.parent != reports_root().resolve():
@@ -36,56 +41,28 @@ def address_of(run: Path, file: str) -> str | None:
 
 @contextmanager
 def served_reports(listening: socket.socket) -> Iterator[str]:
-    """Serve the reports at a socket that listens, while the context lasts; yields their address."""
+    """Serve the reports at a listening socket during the block; yield their URL.
+
+    This machine's browser gets only files that lie in the folder, whatever links lead out of it.
+    """
     root, (host, port) = reports_root().resolve(), listening.getsockname()
-    server = ThreadingHTTPServer((host, port), partial(_Reports, directory=str(root)), bind_and_activate=False)
-    server.socket.close()
-    server.socket = listening
-    server.daemon_threads = True
-    Thread(target=server.serve_forever, daemon=True).start()
+    files = StaticFiles(directory=root, check_dir=False)
+    files.config_checked = True  # there may be no report yet
+
+    async def index(request: Request) -> Response:
+        names = sorted(file.relative_to(root).as_posix() for file in root.glob("*/*.html"))
+        links = "".join(f'<li><a href="{quote(name)}">{escape(name)}</a>' for name in names)
+        return HTMLResponse(f"<!doctype html><meta charset=utf-8><title>Reports</title><ul>{links}</ul>")
+
+    # A browser must not keep a report: a run that continues has a new one under the same address.
+    headers = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
+    app = Gate(Starlette(routes=[Route("/", index), Mount("/", files)]), refusal_of_other_pages, headers)
+    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", ws="none", server_header=False)
+    server = uvicorn.Server(config)
+    thread = Thread(target=server.run, args=([listening],), daemon=True)
+    thread.start()
     try:
         yield f"http://{host}:{port}"
     finally:
-        server.shutdown()
-        server.server_close()
-
-
-class _Reports(SimpleHTTPRequestHandler):
-    """Answers this machine's browser only with files that lie in the folder, whatever links lead out of it."""
-
-    def send_head(self) -> Any:
-        # Prefect's page shows curves, and is of another origin. No page can read an image of another one.
-        is_image = self.headers.get("Sec-Fetch-Dest") == "image"
-        said = [(name.lower(), value) for name, value in self.headers.items()]
-        headers = [
-            (n.encode("latin-1"), v.encode("latin-1")) for n, v in said if not (is_image and n == "sec-fetch-site")
-        ]
-        if refusal := refusal_of_other_pages({"type": "http", "headers": headers}):
-            self.send_error(*refusal)
-            return None
-        if not self._is_within(Path(self.translate_path(self.path))):
-            self.send_error(404)
-            return None
-        return super().send_head()
-
-    def _is_within(self, asked: Path) -> bool:
-        """Tell whether there is such a file or folder, and all that may be answered for it lies in the folder."""
-        # Of a folder its index is answered, which may be a link as well.
-        answered = (asked, asked / "index.html", asked / "index.htm")
-        try:
-            return asked.exists() and all(
-                (path.is_file() or path.is_dir()) and path.resolve().is_relative_to(self.directory)
-                for path in answered
-                if path.exists()
-            )
-        except (OSError, ValueError):  # no file can have such a name
-            return False
-
-    def end_headers(self) -> None:
-        """Disable the browser's cache: a run that continues has a new report under the same address."""
-        self.send_header("Cache-Control", "no-cache")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        super().end_headers()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: the terminal is for what matters."""
+        server.should_exit = True
+        thread.join()

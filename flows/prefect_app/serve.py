@@ -1,52 +1,35 @@
-"""`metaloom serve`: a Prefect server with its page, the deployments and a worker, for as long as it runs.
+"""`metaloom serve`: a Prefect server with its page, deployments and a worker.
 
-Each part is a process. All get the same address and password. They are started in order, started again if they end,
-and stopped together. Whoever gets into a Prefect server can run what it deploys, so it has a password and a gate
-against other pages in the user's browser (server.py), and listens beyond this machine only with a chosen password.
+Each part is a process. All get the same address and password. They are started in order and stopped together, also
+when one of them ends: what starts `metaloom serve` again (systemd, Docker, Kubernetes) has flow runs continue. Whoever
+gets into a Prefect server can run what it deploys, so it has a password and a gate against other pages in the user's
+browser (server.py), and listens beyond this machine only with a chosen password.
 """
 
 import asyncio
 import base64
 import os
 import re
-import select
 import shlex
 import signal
 import socket
-import sys
-import time
 import tomllib
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from datetime import datetime
-from functools import partial
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from threading import Event, Thread
-from typing import TYPE_CHECKING, Any
-from urllib.request import ProxyHandler, build_opener
+from typing import Any
 
 from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import program
-from metaloom.flows.prefect_app import late
-from metaloom.flows.prefect_app.flow_runs import (
-    POOL,
-    STAGE_SECONDS,
-    Caretaker,
-    cancel_all,
-    end_processes,
-    flow_processes,
-    go_on_with_left_over,
-    leave_all,
-    runs_of,
-)
 from metaloom.flows.prefect_app.home import (
     API,
     AUTH,
+    DATABASE,
     ENVIRONMENT,
-    LOOPBACK,
+    HOST,
     OPEN,
     TEMPLATE,
+    Address,
     folder_settings,
     folder_variables,
     is_same_api,
@@ -56,20 +39,16 @@ from metaloom.flows.prefect_app.home import (
     write_environment,
     write_settings,
 )
-from metaloom.flows.prefect_app.parts import START_SECONDS, Part, ServeError, Stop, alone, running
+from metaloom.flows.prefect_app.parts import Interrupted, ServeError, Stop, alone, say
 from metaloom.flows.prefect_app.reports import VARIABLE, served_reports
-from metaloom.storage import argument
-
-if TYPE_CHECKING:
-    from prefect.client.orchestration import SyncPrefectClient
 
 ANSWER_SECONDS = 10
-# As PostgreSQL and as SQLAlchemy spell it.
+# Spellings of PostgreSQL and SQLAlchemy.
 _SCHEMES = ("postgres", "postgresql", "postgresql+asyncpg")
 
 
 def server_url(named: str) -> str:
-    """Return the URL of a database as Prefect takes it, with the driver that Prefect brings."""
+    """Return a database URL for Prefect, with its driver."""
     scheme, _, rest = named.partition("://")
     if scheme not in _SCHEMES or not re.search(r"^[^/]*/[^/?]+", rest):
         raise UsageError(
@@ -80,7 +59,7 @@ def server_url(named: str) -> str:
 
 
 def without_password(url: str) -> str:
-    """Return a URL that may be shown, also one with a slip of the pen or with an "@" in its password."""
+    """Return a URL without its password, even if it is malformed or has an "@" in the password."""
     before, at, after = url.rpartition("@")
     scheme, found, login = before.partition("://")
     user, secret, _ = login.partition(":")
@@ -89,15 +68,15 @@ def without_password(url: str) -> str:
 
 
 def require_answer(url: str) -> None:
-    """Refuse a database that refuses connections, before anything is started."""
+    """Reject a database that refuses connections, before starting anything."""
     try:
         asyncio.run(_connect(url.replace("+asyncpg", "", 1)))
-    except ValueError:  # whose words may be part of the password
+    except ValueError:  # its message may contain the password
         raise UsageError(
             f"--database: {without_password(url)} cannot be read; required postgresql://USER@HOST:PORT/DATABASE, and "
             'in a password %XX for whatever is no letter or digit, such as %2F for "/"'
         ) from None
-    except Exception as error:  # neither drivers' errors nor network errors have a common class
+    except Exception as error:  # errors of drivers and network have no common class
         raise UsageError(
             f"--database: {without_password(url)} cannot be used ({type(error).__name__}: {error}); required a "
             "database that exists and whose owner the user is. `createdb` makes one"
@@ -111,48 +90,15 @@ async def _connect(url: str) -> None:
     await connection.close()
 
 
-HOST, EVERYWHERE = LOOPBACK[0], "0.0.0.0"
-DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 PASSWORD = "PREFECT_SERVER_API_AUTH_STRING"
 PROFILES = Path(__file__).parent / "profiles.toml"
-LOOK_SECONDS = 1.0
-# Longer than the 30 s that Prefect leaves a cancelled flow run to end by itself.
-CANCEL_SECONDS = 40.0
-
-
-class Interrupted(Exception):
-    """Ctrl-C came while the parts were being started."""
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where the server listens."""
-
-    port: int
-    host: str = HOST
-
-    @property
-    def is_private(self) -> bool:
-        """True if only this machine can reach the address."""
-        return self.host in LOOPBACK
-
-    @property
-    def page(self) -> str:
-        """Address of the page, as this machine reaches it."""
-        # Not as `localhost`: that may also be ::1, where somebody else can listen.
-        return f"http://{HOST if self.is_private or self.host == EVERYWHERE else self.host}:{self.port}"
-
-    @property
-    def api(self) -> str:
-        """Address of the API, as this machine reaches it."""
-        return f"{self.page}/api"
 
 
 def serve(folder: Path, port: int, *, host: str = HOST, database: str | None = None, trust: bool = False) -> None:
-    """Start everything in a folder, where flows will run, and stop everything on Ctrl-C or SIGTERM.
+    """Start all parts in a folder, where flows run, and stop them on Ctrl-C or SIGTERM.
 
-    Ctrl-C cancels flow runs in progress. After SIGTERM, which systemd, Docker and Kubernetes send, the next
-    `metaloom serve` continues them.
+    Ctrl-C cancels flow runs. After SIGTERM, as sent by systemd, Docker and Kubernetes, the next `metaloom serve`
+    continues them.
     """
     address = Address(port, host)
     _require_password(address)
@@ -160,7 +106,7 @@ def serve(folder: Path, port: int, *, host: str = HOST, database: str | None = N
     stop = Stop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop.heard)
-    # Both are held all the time, also while the server is started again.
+    # Held from here on: in a moment without a listener somebody else could take the port and receive the password.
     with ExitStack() as sockets:
         listening = sockets.enter_context(_listening(address))
         reports = sockets.enter_context(_listening(Address(port + 1))) if address.is_private else None
@@ -173,123 +119,39 @@ def serve(folder: Path, port: int, *, host: str = HOST, database: str | None = N
         with suppress(Interrupted), alone(folder, home):
             ready = _prepare(folder, address, found, None if given else own)
             os.environ.update(settings(home, address, given or own))
-            # The key of Prefect's cloud, which this server does not know.
+            # The key of Prefect Cloud, which this server does not accept.
             os.environ.pop("PREFECT_API_KEY", None)
-            _serve(home, address, listening, reports, stop, ready)
-    _say("stopped")
+            # Passed to the worker and its flows through the environment. Reports are only for browsers on this machine.
+            if reports is not None:
+                os.environ[VARIABLE] = sockets.enter_context(served_reports(reports))
+            # Prefect reads settings in its working folder, which may be somebody else's.
+            os.chdir("/")
+            from metaloom.flows.prefect_app.flow_runs import serve_parts
+
+            serve_parts(home, address, listening, stop, ready)
+    say("stopped")
 
 
 def settings(home: Path, address: Address, password: str) -> dict[str, str]:
-    """Environment variables for every part; the rest of Prefect's settings are in profiles.toml."""
-    # Flow processes enter the folder, but the parts do not: Prefect would read settings there.
+    """Return environment variables for all parts; other Prefect settings are in profiles.toml."""
+    # Flow processes enter the folder, parts do not: Prefect would read settings there.
     paths = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     return {
         **({"PYTHONPATH": os.pathsep.join(paths)} if paths else {}),
         **unproxied(os.environ, address.api),
-        # What the server asks for is what workers and flows say.
+        # The server's password is also that of workers and flows.
         PASSWORD: password,
         AUTH: password,
         API: address.api,
         "PREFECT_HOME": str(home),
-        # Written at every start: such a file can call any code, and Prefect looks for one at this path.
+        # Written at every start, since Prefect reads this path and such a file can call any code.
         "PREFECT_LOGGING_SETTINGS_PATH": str(write_settings(home)),
         "PREFECT_PROFILES_PATH": str(PROFILES),
         "PREFECT_PROFILE": "metaloom",
         "DO_NOT_TRACK": "1",
-        # The bare-name plugin is for what users type; a worker sometimes imports Prefect where none can be loaded.
+        # The bare-name plugin is for users' commands; workers may import Prefect where it cannot be loaded.
         "PREFECT_PLUGINS_ENABLED": "false",
     }
-
-
-def _serve(
-    home: Path, address: Address, listening: socket.socket, reports: socket.socket | None, stop: Stop, ready: str
-) -> None:
-    with ExitStack() as stack:
-        # The worker and its flows learn of it through the environment. Reports are for browsers of this machine.
-        if reports is not None:
-            os.environ[VARIABLE] = stack.enter_context(served_reports(reports))
-        # Prefect reads settings in the folder where it works, which may be somebody else's.
-        os.chdir("/")
-        _say("starting the Prefect server ...")
-        number = listening.fileno()
-        command = ["metaloom.flows.prefect_app.server", address.host, str(number)]
-        answers = partial(_answers, address)
-        server = Part("the Prefect server", command, home / "server.log", answers, inherits=(number,))
-        stack.enter_context(running(server))
-        stack.enter_context(_refusing(listening, server))
-        _wait(stop, server)
-        _say("deploying the flows ...")
-        caretaker = Caretaker(home, _tell)
-        _go_on(server, home)
-        with running(Part("the deployment of the flows", ["metaloom.flows.prefect_app.deploy"])) as step:
-            _wait(stop, server, step)
-        command = ["prefect", "worker", "start", "--pool", POOL, "--type", "process", "--name", "metaloom"]
-        worker = stack.enter_context(running(Part("the worker", command, ended=caretaker.worker_lost)))
-        stack.callback(_end_runs, stop, server, worker, home)
-        _say(ready)
-        _keep_running(stop, server, worker, caretaker, home)
-        what = "can be resumed" if stop.for_good else "continues when `metaloom serve` is started again"
-        _say(f"\nstopping; a run that is being trained keeps every stage it has stored, and {what} ...")
-
-
-def _go_on(server: Part, home: Path) -> None:
-    """Restart the flow runs that were left over."""
-    try:
-        with _client() as client:
-            go_on_with_left_over(client, home, _tell)
-    # Prefect's client raises RuntimeError for a server that it cannot reach, ValueError for an answer it cannot read.
-    except (late.HTTPError, late.PrefectException, RuntimeError, ValueError) as error:
-        told = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise server.explain(f"does not say which flow runs were left over ({told})") from None
-
-
-def _keep_running(stop: Event, server: Part, worker: Part, caretaker: Caretaker, home: Path) -> None:
-    """Restart parts that end and flow runs that lose their process, until Ctrl-C."""
-    # Prefect's client asks for a minute, in which nobody would start a server again that has died meanwhile.
-    at_once: dict[Any, Any] = {late.PREFECT_CLIENT_MAX_RETRIES: 0}
-    database = home / "prefect.db"
-    opened = _identity(database)
-    while not stop.wait(LOOK_SECONDS):
-        if _identity(database) != opened:
-            runs = runs_of(flow_processes(home).values())
-            go_on = "".join(f"\ncontinue with: metaloom resume {argument(run)}" for run in runs)
-            raise ServeError(
-                f"{database} was removed, and with it flow runs, schedules and what was set on the page. Stored runs "
-                f"are whole; start `metaloom serve` again{go_on}"
-            )
-        works = server.revive(_tell)
-        worker.revive(_tell)
-        if not works:
-            continue
-        # A server that went away in between, or was too busy, is asked again in a moment.
-        with suppress(late.HTTPError, late.PrefectException), late.temporary_settings(at_once), _client() as client:
-            caretaker.look(client)
-
-
-def _identity(database: Path) -> tuple[int, int] | None:
-    """Return device and inode of the SQLite file; None without one, or where the server has another database."""
-    if DATABASE not in os.environ:
-        with suppress(OSError):
-            found = database.stat()
-            return found.st_dev, found.st_ino
-    return None
-
-
-def _wait(stop: Event, server: Part, step: Part | None = None, seconds: float = START_SECONDS) -> None:
-    """Return when a step is done that is a process, or else when the server answers."""
-    deadline = time.monotonic() + seconds
-    while True:
-        # Checked before a request sends the password.
-        if server.code is not None:
-            raise server.explain(f"ended with code {server.code}")
-        if step is not None and step.code:
-            raise step.explain(f"ended with code {step.code}")
-        if server.answers() if step is None else step.code == 0:
-            return
-        if time.monotonic() > deadline:
-            raise (step or server).explain(f"is not ready after {seconds:.0f} s")
-        if stop.wait(0.2):
-            raise Interrupted
 
 
 def _require_password(address: Address) -> None:
@@ -305,10 +167,10 @@ def _require_password(address: Address) -> None:
 
 
 def _listening(address: Address) -> socket.socket:
-    """Return a socket that listens: one that were only tried would be free for others again."""
+    """Return a listening socket, which keeps the port."""
     port, listening = address.port, socket.socket()
     try:
-        # What is left of connections to an earlier server does not count.
+        # Ignore remains of connections to an earlier server.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((address.host, port))
         listening.listen(socket.SOMAXCONN)
@@ -321,63 +183,16 @@ def _listening(address: Address) -> socket.socket:
     return listening
 
 
-@contextmanager
-def _refusing(listening: socket.socket, server: Part) -> Iterator[None]:
-    """Close connections at once while there is no server: what waits for it would wait until it is started again."""
-    done = Event()
-
-    def refuse() -> None:
-        while not done.is_set():
-            if server.lives:
-                done.wait(0.2)
-            elif select.select([listening], [], [], 0.2)[0] and not server.lives:
-                with suppress(OSError):  # it has gone away meanwhile
-                    listening.accept()[0].close()
-
-    listening.setblocking(False)
-    thread = Thread(target=refuse, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-
-
-def _answers(address: Address) -> bool:
-    # Without the proxy that the environment may name: it cannot reach this machine's loopback interface.
-    try:
-        with build_opener(ProxyHandler({})).open(f"{address.api}/health", timeout=2) as answer:
-            return answer.status == 200
-    except OSError:
-        return False
-
-
-def _client() -> "SyncPrefectClient":
-    return late.get_client(sync_client=True)
-
-
-def _end_runs(stop: Stop, server: Part, worker: Part, home: Path) -> None:
-    if server.lives:
-        with suppress(late.HTTPError), _client() as client:
-            if stop.for_good:
-                cancel_all(client, CANCEL_SECONDS)
-            else:
-                leave_all(client, home, worker.stop)
-    # Those that nobody could be asked about.
-    end_processes(flow_processes(home).values(), STAGE_SECONDS + 2)
-
-
 def _prepare(folder: Path, address: Address, found: Mapping[str, Any], password: str | None) -> str:
-    """Write by what `prefect` commands find the server; returns what is said when it is ready."""
-    # Variables win over files, and another shell is likely to have them as well.
+    """Write the settings with which `prefect` commands find the server; return the message shown when it is ready."""
+    # Variables take precedence over files, and other shells probably have them, too.
     variables = folder_variables(folder)
     exported = {**variables, **os.environ}.get(API, address.api)
     write_environment(folder, address.api, password)
     if not found and not (folder / TEMPLATE.name).exists():
         text = TEMPLATE.read_text("utf-8").replace(Address(4200).api, address.api)
         write(folder / TEMPLATE.name, text)
-        _say("wrote prefect.toml, by which `prefect` commands in this folder find the server")
+        say("wrote prefect.toml, by which `prefect` commands in this folder find the server")
         found = tomllib.loads(text)
     plugins = found.get("plugins", {})
     has_plugin = plugins.get("enabled") is True and "metaloom" in plugins.get("allow", ["metaloom"])
@@ -400,13 +215,3 @@ reports          {reports}
 other folders    {environment}; name it meta-train/meta-train there
 stop             Ctrl-C
 """
-
-
-def _tell(words: str) -> None:
-    """Report what happened since the last look."""
-    _say(f"{datetime.now():%Y-%m-%d %H:%M:%S} | metaloom serve: {words}")
-
-
-def _say(words: str) -> None:
-    sys.stdout.write(words + "\n")
-    sys.stdout.flush()

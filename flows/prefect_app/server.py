@@ -1,37 +1,31 @@
 """Prefect's server behind a gate, as `metaloom serve` starts it: `python -P -m metaloom.flows.prefect_app.server`.
 
-It works around faults of Prefect's server, two of them under SQLite:
+It works around two faults of Prefect's server under SQLite:
 
-- Transactions take their lock when they begin, and wait for it. Prefect 3.8 takes it at the first write, which fails at
-  once with "database is locked" when another transaction has written since this one has read.
-- A batch of events that are all stored already, as clients send after they have lost the server, is no error. Prefect
-  3.8 inserts nothing, which SQLite refuses, and drops new events with it.
+- Transactions acquire their lock when they begin. Prefect 3.8 acquires it at the first write, which fails immediately
+with "database is locked" if another transaction has written since this one read. - A batch of events that are all
+stored already, as sent by reconnected clients, is accepted. Prefect 3.8 inserts nothing, which SQLite rejects, and
+drops new events.
 
-- Passwords are compared as bytes. Prefect 3.8 compares text, which raises an error (500) where it is not ASCII.
-
-All lean on Prefect's private modules; tests/flows/test_prefect_server.py and test_prefect_databases.py run them in a
+Both lean on Prefect's private modules; tests/flows/test_prefect_server.py and test_prefect_databases.py run them in a
 real server.
 """
 
-import hmac
 import socket
 import sys
 import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import sqlalchemy
 import uvicorn
-from prefect.server.api import middleware, server
 from prefect.server.api.server import create_app
 from prefect.server.database import provide_database_interface
 from prefect.server.database.configurations import SQLITE_BEGIN_MODE, AioSqliteConfiguration
 from prefect.server.events.schemas.events import ReceivedEvent
 from prefect.server.events.storage import database
-from prefect.server.utilities import subscriptions
 from prefect.settings import get_current_settings
 from sqlalchemy.exc import SADeprecationWarning
 from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
@@ -44,7 +38,7 @@ from metaloom.flows.viewer.gate import Gate, refusal_of_other_pages
 
 
 def lock_at_once() -> None:
-    """Have every transaction of SQLite that may write take its lock when it begins."""
+    """Make writing SQLite transactions acquire their lock when they begin."""
     begin = AioSqliteConfiguration.begin_transaction
 
     @asynccontextmanager
@@ -54,7 +48,7 @@ def lock_at_once() -> None:
         del with_for_update
         async with begin(self, session, with_for_update=True) as transaction:
             await session.connection()  # begins
-            # Not those inside: a request that changes something may read by another session, and wait for itself.
+            # Not nested ones: a request may read through another session and would wait for itself.
             mode = SQLITE_BEGIN_MODE.set(None)
             try:
                 yield transaction
@@ -65,13 +59,13 @@ def lock_at_once() -> None:
 
 
 def skip_stored_events() -> None:
-    """Have SQLite take batches of events that are stored already."""
+    """Make SQLite accept batches of stored events."""
     module: Any = database
     write = module._write_sqlite_events
 
     async def write_new(session: AsyncSession, events: list[ReceivedEvent]) -> None:
         event = provide_database_interface().Event
-        with warnings.catch_warnings():  # of the kind of column that Prefect made for SQLAlchemy
+        with warnings.catch_warnings():  # of Prefect's column type for SQLAlchemy
             warnings.simplefilter("ignore", SADeprecationWarning)
             asked = sqlalchemy.select(event.id).where(event.id.in_([event.id for event in events]))
         stored = {*(await session.scalars(asked)).all()}
@@ -81,28 +75,16 @@ def skip_stored_events() -> None:
     module._write_sqlite_events = write_new
 
 
-def compare_bytes() -> None:
-    """Have passwords and tokens compared that are not ASCII."""
-
-    def is_same(one: object, other: object) -> bool:
-        return hmac.compare_digest(str(one).encode(errors="surrogatepass"), str(other).encode(errors="surrogatepass"))
-
-    modules: list[Any] = [middleware, server, subscriptions]
-    for module in modules:
-        module.hmac = SimpleNamespace(compare_digest=is_same)
-
-
 def main(host: str, listening: str) -> None:
     """Serve until SIGTERM.
 
     Args:
         host: Address to listen on.
-        listening: Descriptor of the socket, which `metaloom serve` holds all the time. If the port were free for a
-            moment, somebody else could take it and receive the password.
+        listening: Descriptor of the socket, which `metaloom serve` always holds, so that no other user can take the
+            port and receive the password.
     """
     lock_at_once()
     skip_stored_events()
-    compare_bytes()
     settings = get_current_settings().server
     config = uvicorn.Config(
         guarded(create_app(final=True), any_host=host not in HOSTS),
@@ -146,12 +128,11 @@ _CLOSED = PlainTextResponse("not served: it would load scripts of other hosts\n"
 
 
 def guarded(prefect: ASGIApp, *, any_host: bool) -> ASGIApp:
-    """Return Prefect's application behind the gate, with the page that opens it logged in.
+    """Return Prefect's application behind the gate, with the login page.
 
-    Prefect answers every page in the user's browser (`access-control-allow-origin: *`) and looks at no `Host`. The gate
-    refuses what other pages ask for. Prefect refuses other users and programs, since it always has a password here.
-    Its pages over its API at `/docs` are closed: they ask for no password, and load scripts of others on the origin
-    that keeps the user's.
+    Prefect accepts requests of any page in the user's browser (`access-control-allow-origin: *`) and ignores `Host`;
+    the gate rejects those of other pages. Other users and programs need the password. The API pages at `/docs` are
+    closed: they need no password and load foreign scripts in the origin that stores the user's password.
     """
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:

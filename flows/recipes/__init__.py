@@ -1,8 +1,8 @@
-"""Named settings: the name a user types, where they are from, and what differs from the algorithm's defaults.
+"""Recipes: named settings, with their origin and their differences from the algorithm's defaults.
 
-Every entry of a YAML file in this folder is a recipe. `like` names another recipe of the package, from which an entry
-takes what it does not set; an algorithm of another name replaces all settings of the algorithm. Functions of other
-packages, entry points of the group metaloom.recipes, are recipes too.
+Every entry of a YAML file in this folder is a recipe. `like` names another recipe of the package that provides unset
+values; another algorithm replaces all of its settings. Functions of other packages, entry points of the group
+metaloom.recipes, are also recipes.
 """
 
 import re
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @cache
 def _entries() -> dict[str, str]:
-    """The YAML of every recipe of the package by its name, in order; parsed one at a time, which is faster."""
+    """Return the YAML text of every recipe by name; parsing them one at a time is faster."""
     files = [file.read_text("utf-8") for file in Path(__file__).parent.glob("*.yaml")]
     entries = (entry for file in files for entry in re.split(r"^(?=[a-z])", file, flags=re.MULTILINE)[1:])
     return dict(sorted((entry.partition(":")[0], entry) for entry in entries))
@@ -34,10 +34,10 @@ def _entries() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe of the package; called, it returns its configuration.
+    """A recipe of the package; calling it returns its configuration.
 
     Attributes:
-        about: Description of what it trains and where it is from.
+        about: Description, and origin.
         settings: Settings, as in a file of settings.
     """
 
@@ -46,7 +46,7 @@ class Recipe:
 
     @classmethod
     def named(cls, name: str) -> "Recipe":
-        """Read the entry of this name, on top of the one that it is like."""
+        """Read the entry of this name, merged with its `like` entry."""
         entry = cast(dict[str, Any], cast(dict[str, Any], parse(_entries()[name]))[name])
         about, like = entry.pop("about"), entry.pop("like", None)
         return cls(about, _merged(cls.named(like).settings, entry) if like else entry)
@@ -59,12 +59,12 @@ class Recipe:
 
 
 def _merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with changes, section by section."""
+    """Merge changes into settings, section by section."""
     merged = dict(settings)
     for name, value in changes.items():
         before = settings.get(name)
         if isinstance(before, Mapping) or isinstance(value, Mapping):
-            # A bare name stands for a section with that name and defaults.
+            # A bare name means a section with that name and defaults.
             before, now = ({"name": of} if isinstance(of, str) else of or {} for of in (before, value))
             if name == "algorithm" and now.get("name", before["name"]) != before["name"]:
                 before = {}
@@ -75,7 +75,7 @@ def _merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
 
 
 class Recipes(Mapping[str, "Callable[[], RunConfig]"]):
-    """Recipes by name; what a recipe needs is imported when it is looked up."""
+    """Recipes by name, imported on lookup."""
 
     plugins: Plugins = Plugins("recipe", "metaloom.recipes", {})
 
@@ -83,8 +83,8 @@ class Recipes(Mapping[str, "Callable[[], RunConfig]"]):
         """Read or import the recipe of this name.
 
         Raises:
-            KeyError: there is none.
-            ConfigError: the package that brings it is broken.
+            KeyError: the recipe does not exist.
+            ConfigError: the recipe's package is broken.
         """
         if name in _entries():
             return Recipe.named(name)
@@ -107,11 +107,11 @@ RECIPES = Recipes()
 
 
 def new_config(recipe_or_file: str, assignments: Iterable[str] = ()) -> "RunConfig":
-    """The configuration of a new run.
+    """Build the configuration of a new run.
 
     Raises:
-        ConfigError: a setting is wrong.
-        EnvError: there is no such environment.
+        ConfigError: a setting is invalid.
+        EnvError: the environment does not exist.
     """
     recipe, assignments = load_settings(recipe_or_file), [*assignments]
     networks = [value for key, _, value in (a.partition("=") for a in assignments) if key == "policy.network"]
@@ -121,7 +121,7 @@ def new_config(recipe_or_file: str, assignments: Iterable[str] = ()) -> "RunConf
             fields = recipe[section].items()
             recipe[section] = {name: value for name, value in fields if not name.endswith("hidden_sizes")}
     settings = override(recipe, assignments)
-    # After the recipe is known to exist: its import takes longer than all before it.
+    # Imported after finding the recipe, since this takes longer than everything before.
     from metaloom.pipeline.config.run import build_config
 
     try:
@@ -135,7 +135,7 @@ def new_config(recipe_or_file: str, assignments: Iterable[str] = ()) -> "RunConf
             ) from None
         raise
     if config.env.name not in ENVS:
-        # Imports gymnasium, which takes longer than all else here, and the user's module.
+        # Imports gymnasium, which takes longer than everything else here, and the user's module.
         from metaloom.pipeline.envs.registry import require_env
 
         require_env(config.env.name)
@@ -143,15 +143,15 @@ def new_config(recipe_or_file: str, assignments: Iterable[str] = ()) -> "RunConf
 
 
 def is_settings_file(recipe_or_file: str) -> bool:
-    """Tell a file of settings from a recipe."""
+    """Return True for a file of settings, False for the name of a recipe."""
     return Path(recipe_or_file).suffix in (".yaml", ".yml", ".json", ".toml")
 
 
 def load_settings(recipe_or_file: str) -> dict[str, Any]:
-    """The settings of a recipe by name, or those in a YAML, JSON or TOML file.
+    """Return the settings of a recipe, or of a YAML, JSON or TOML file.
 
     Raises:
-        ConfigError: there is no such recipe, or the file cannot be read.
+        ConfigError: the recipe does not exist, or the file cannot be read.
     """
     if is_settings_file(recipe_or_file):
         return load_config(Path(recipe_or_file))
@@ -162,7 +162,7 @@ def load_settings(recipe_or_file: str) -> dict[str, Any]:
             f"no recipe {recipe_or_file!r}: `metaloom recipes` lists all, and a file of settings ends in .yaml, .json "
             f"or .toml{suggestion(recipe_or_file, RECIPES)}"
         ) from None
-    # What a recipe leaves to the algorithm and the environment is decided again when one of them is replaced.
+    # Defaults from the algorithm and environment are resolved again if one of them is replaced.
     with step_limits_left_open():
         config = recipe()
     return config.model_dump(mode="json", include=config.model_fields_set, exclude={"env": config.env.left_open})

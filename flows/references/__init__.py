@@ -1,1 +1,1 @@
-"""Reference runs: stored runs that ship with the project, so that anybody can compute any iteration of them again."""
+"""Reference runs: stored runs that ship with the project, any iteration of which can be recomputed."""

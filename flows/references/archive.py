@@ -1,4 +1,4 @@
-"""Archives of reference runs: how one is made of a run, and how it becomes a run again."""
+"""Packing of runs into reference archives, and unpacking."""
 
 import errno
 import hashlib
@@ -32,11 +32,11 @@ from metaloom.storage.read.info import mapping
 from metaloom.storage.unfinished import unfinished_folder
 
 _PATH = re.compile(r"/|~|\.\.?/")
-"""Beginning of a path, which is one of this machine; names of environments have a slash only within."""
+"""Start of a local path; names of environments have a slash only inside."""
 
 
 def require_repeatable(run: Run) -> None:
-    """Refuse a run that others could not compute again."""
+    """Reject a run that others could not recompute."""
     done = len(run.iterations)
     if not done or state_of(run, None) != "complete":
         raise UsageError(
@@ -50,7 +50,7 @@ def require_repeatable(run: Run) -> None:
                 f"{run.location}: found init_from={mapping(start).get('run')}, a run that others do not have; required "
                 "a run whose first learner comes from its seed: train one without init_from"
             )
-    # Installed packages bring plug-ins under names without a module.
+    # Plug-ins of installed packages have names without a module.
     environments = [run.info["environment"], *(session.environment for session in run.sessions())]
     plugins = {str(name) for environment in environments for name in mapping(environment.get("plugins"))}
     if names := [*names_of_run(run), *sorted(plugins)]:
@@ -63,7 +63,7 @@ def require_repeatable(run: Run) -> None:
             f"{run.location}: found settings that name {', '.join(paths)}, a path of this machine; required a run of "
             "nothing but what Metaloom brings, since others could not compute it again"
         )
-    # A complete iteration may lack an output, such as an evaluation before which the run was killed.
+    # A complete iteration may lack an output, for example an evaluation.
     with stages_of_run(run, Backend(workers=0)) as stages:
         for ref in (ref for i in run.iterations for ref in stages.order(i) if not run.contains(ref)):
             raise UsageError(
@@ -87,14 +87,14 @@ LARGEST_ARCHIVE = 2**28
 _LARGEST_RUN = 2**30
 _MOST_FILES = 10_000
 _DEEPEST = 16
-_ENTRY = b"PK\x01\x02"  # begins every entry in the table of contents of a zip
+_ENTRY = b"PK\x01\x02"  # signature of entries in a zip's central directory
 _NO_ARCHIVE = (BadZipFile, OSError, RuntimeError, ValueError, EOFError, zlib.error, struct.error)
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE)
 _BEGINNING = (1980, 1, 1, 0, 0, 0)  # of time, to zip
 
 
 def pack(folder: Path, archive: Path) -> Path:
-    """Write all files of a folder into an archive, the same bytes for the same files."""
+    """Write a folder's files into an archive, deterministically."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "writer.lock")
     with ZipFile(archive, "w", ZIP_DEFLATED, compresslevel=9) as opened_archive:
         for path in files:
@@ -105,7 +105,7 @@ def pack(folder: Path, archive: Path) -> Path:
 
 
 def unpack(raw: bytes, archive: Path, folder: Path) -> None:
-    """Unpack what was read of an archive, which somebody may have replaced since."""
+    """Unpack an archive's bytes, which may be malicious."""
     if raw.count(_ENTRY) > _MOST_FILES:
         raise broken(archive, f"holds more than {_MOST_FILES} files, more than any reference does")
     try:
@@ -119,12 +119,12 @@ def unpack(raw: bytes, archive: Path, folder: Path) -> None:
 
 
 def _require_plain(archive: Path, opened_archive: ZipFile) -> None:
-    """Refuse archives that `pack` does not write: paths outside, a name twice, more bytes than fit."""
+    """Reject archives that `pack` does not write: outside paths, duplicate names, excessive sizes."""
     entries, names = opened_archive.infolist(), opened_archive.namelist()
     for entry in entries:
         name = PurePosixPath(entry.filename)
         is_within = not name.is_absolute() and ".." not in name.parts and str(name) == entry.filename
-        # Others may give gigabytes for each kilobyte, all at once.
+        # Others may expand each kilobyte to gigabytes.
         is_known = entry.compress_type in (ZIP_STORED, ZIP_DEFLATED)
         if not (is_within and is_known and len(name.parts) <= _DEEPEST):
             raise broken(archive, f"holds {entry.filename[:80]!r}, which no reference does")
@@ -138,10 +138,10 @@ _LEFT_OUT = ("_operator", "_quarantine", "writer.lock")
 
 
 def add(path: Path, folder: Path, name: str | None = None, *, learners: int = 20) -> Reference:
-    """Make a reference of a stored run, which stays as it is, and put it into a folder and its index.
+    """Make a reference from a stored run, and add it to a folder and its index.
 
-    The reference is a copy of the run: without its batches, with the learner of every N-th iteration and the
-    newest, packed, in one archive.
+    The reference is an archive with a packed copy of the run, without batches, and with the learners of every N-th
+    iteration and the newest.
     """
     _require_folder(path)
     run = storage.open_run(path)
@@ -159,13 +159,18 @@ def add(path: Path, folder: Path, name: str | None = None, *, learners: int = 20
     with _writing(folder), _scratch() as place:
         copied = place / name
         shutil.copytree(path, copied, ignore=_left_out)
-        with _told_of(run, copied):
+        try:
             with storage.open_writer(copied) as writer:
                 writer.thin(writer.run.iterations)
                 writer.thin_learners(learners)
                 writer.pack()
             for damage in storage.verify_run(copied):
                 raise damaged(copied / damage.file, damage.problem)
+        except storage.DamagedRun as error:
+            where = error.where.replace(str(copied), run.location)
+            required = "a run of which what is kept is whole, and nothing beside it"
+            action = f"`metaloom verify {storage.argument(run.path)}` lists all damage"
+            raise storage.DamagedRun(where, found=error.found, required=required, action=action) from None
         archive = pack(copied, place / f"{name}.zip")
         raw, told = archive.read_bytes(), _told(storage.open_run(copied))
         digest = hashlib.sha256(raw).hexdigest()
@@ -173,16 +178,22 @@ def add(path: Path, folder: Path, name: str | None = None, *, learners: int = 20
         make_folders(folder)
         with _held(folder):
             known = _known_without(name, folder)
-            _put(archive, folder)
+            place = folder / archive.name
+            if place.exists():  # of another user, or left by an `add` that was killed
+                raise UsageError(
+                    f"{place}: found a file that the index does not know; required a free path: move it away, or "
+                    "--name NAME"
+                )
+            replace_file(place, raw, folder / f".{archive.name}.part")
             write_index(folder, [*known, reference])
     return reference
 
 
 @contextmanager
 def opened(folder: Path, reference: Reference) -> Iterator[Path]:
-    """Open the folder of a reference as a run while the context lasts; raises as `extract`.
+    """Open a reference as a run during the block; raises like `extract`.
 
-    Damage found within the context is reported for the archive.
+    Damage found in the block is reported for the archive.
     """
     with _scratch() as place:
         path = extract(folder, reference, place / reference.name)
@@ -191,7 +202,7 @@ def opened(folder: Path, reference: Reference) -> Iterator[Path]:
 
 
 def extract(folder: Path, reference: Reference, path: Path) -> Path:
-    """Unpack a reference as a run to a free path, and return the path."""
+    """Unpack a reference to a free path, and return the path."""
     _require_folder(path)
     _require_free(path)
     archive = folder / reference.archive
@@ -203,12 +214,20 @@ def extract(folder: Path, reference: Reference, path: Path) -> Path:
         raise broken(archive, "is not the archive that the index names: its SHA-256 is another")
     if len(raw) != reference.size:
         raise broken(archive, f"has {len(raw)} bytes, of which the index says something else")
-    # A private folder beside the target, renamed to it, so that two calls at once do not conflict.
+    # A private folder beside the target, renamed to it, so that concurrent calls do not conflict.
     with _writing(path), unfinished_folder(path.absolute().parent, reference.name) as scratch:
         part = scratch / reference.name
         unpack(raw, archive, part)
         with told_of_archive(archive, part):
-            _require_described(storage.open_run(part), reference, archive)
+            run = storage.open_run(part)
+            try:
+                found = _told(run)
+            except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+                raise broken(archive, f"holds no complete run ({type(error).__name__}: {error})") from None
+            differing = [name for name, value in found.items() if value != getattr(reference, name)]
+            differing += ["learners"] if _thinned_learners(run, reference.learners) else []
+            if differing:
+                raise broken(archive, f"holds a run of which the index says something else: {', '.join(differing)}")
         try:
             part.rename(path)
         except OSError:
@@ -218,12 +237,12 @@ def extract(folder: Path, reference: Reference, path: Path) -> Path:
 
 
 def _scratch() -> AbstractContextManager[Path]:
-    """Make a temporary folder that lasts as long as the context."""
+    """Make a temporary folder for the block."""
     return unfinished_folder(Path(gettempdir()), "metaloom-reference", 0o700)
 
 
 def _writing(place: Path) -> AbstractContextManager[None]:
-    """Report system errors within the context as one error about a path that is written to."""
+    """Convert OSErrors in the block to an error about the written path."""
     needed = f"room and permission to write {place}, and to make folders in {gettempdir()}"
     return system_errors(place, required=needed, action="Free space, or choose another path")
 
@@ -236,13 +255,13 @@ def _require_free(path: Path) -> None:
 
 
 def _require_folder(path: Path) -> None:
-    """Refuse a path under a URL."""
+    """Reject a path under a URL."""
     if url := storage.url_of(path):
         raise UsageError(f"found {url}; required a run in a folder: references are copied from and to folders only")
 
 
 def _told(run: Run) -> Mapping[str, Any]:
-    """Return the index entries that the run itself states."""
+    """Return the part of the index entry that follows from the run."""
     last = run.metrics([run.iterations[-1]]).drop_columns(["iteration"]).to_pylist()[0]
     return {
         "env": str(run.config["env"]["name"]),
@@ -257,21 +276,8 @@ def _told(run: Run) -> Mapping[str, Any]:
     }
 
 
-def _require_described(run: Run, reference: Reference, archive: Path) -> None:
-    """Refuse a run that is another one than the index says."""
-    try:
-        found = _told(run)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise broken(archive, f"holds no complete run ({type(error).__name__}: {error})") from None
-    differing = [name for name, value in found.items() if value != getattr(reference, name)]
-    if _thinned_learners(run, reference.learners):
-        differing.append("learners")
-    if differing:
-        raise broken(archive, f"holds a run of which the index says something else: {', '.join(differing)}")
-
-
 def _known_without(name: str, folder: Path) -> list[Reference]:
-    """Return the references of a folder, after checking that none has this name."""
+    """Return a folder's references after checking that none has this name."""
     known = read_index(folder) if (folder / INDEX).exists() else []
     if name in [reference.name for reference in known]:
         raise UsageError(f"{folder}: found a reference {name} already; required another name: --name NAME")
@@ -279,7 +285,7 @@ def _known_without(name: str, folder: Path) -> list[Reference]:
 
 
 def _left_out(folder: str, names: Sequence[str]) -> set[str]:
-    """Select files of a run's folder that are not copied. Links are refused, since their targets would be published."""
+    """Return the files of a run's folder that are not copied. Rejects links, whose targets would be published."""
     left_out = {*_LEFT_OUT} & {*names}
     for name in {*names} - left_out:
         mode = os.lstat(place := Path(folder) / name).st_mode
@@ -289,30 +295,8 @@ def _left_out(folder: str, names: Sequence[str]) -> set[str]:
 
 
 @contextmanager
-def _told_of(run: Run, copied: Path) -> Iterator[None]:
-    """Report errors of a temporary copy as errors of the run itself."""
-    try:
-        yield
-    except storage.DamagedRun as error:
-        where = error.where.replace(str(copied), run.location)
-        required = "a run of which what is kept is whole, and nothing beside it"
-        action = f"`metaloom verify {storage.argument(run.path)}` lists all damage"
-        raise storage.DamagedRun(where, found=error.found, required=required, action=action) from None
-
-
-def _put(archive: Path, folder: Path) -> None:
-    """Move an archive among the others without replacing a file, which another user or a killed `add` left."""
-    place = folder / archive.name
-    if place.exists():
-        raise UsageError(
-            f"{place}: found a file that the index does not know; required a free path: move it away, or --name NAME"
-        )
-    replace_file(place, archive.read_bytes(), folder / f".{archive.name}.part")
-
-
-@contextmanager
 def _held(folder: Path) -> Iterator[None]:
-    """Lock a folder of references while its index is rewritten, which takes moments."""
+    """Lock a folder of references while rewriting its index."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         lock(descriptor, folder, wait=True)
@@ -322,5 +306,5 @@ def _held(folder: Path) -> Iterator[None]:
 
 
 def _thinned_learners(run: Run, every: int) -> list[int]:
-    """List the iterations whose initial learner is missing although a reference must have it."""
+    """List the iterations whose initial learner is missing but required for a reference."""
     return [i for i in run.iterations if not i % every and run.is_thinned(run.learner_ref(i))]

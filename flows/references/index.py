@@ -1,14 +1,15 @@
-"""The index of reference runs: what each is, without opening its archive.
+"""The index of reference runs, which describes them without opening their archives.
 
-References stand in one folder: `index.json`, and beside it NAME.zip for every run in it.
+A folder of references has an `index.json`, and NAME.zip for every run in it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
 from rich.table import Table
 
 import metaloom
@@ -27,7 +28,7 @@ _AGAIN = "Get the folder's archives and index.json again from where they come fr
 
 
 def broken(place: Path, found: str, *, action: str = _AGAIN) -> storage.DamagedRun:
-    """Make the error for an archive or an index that is not what was added."""
+    """Build the error for a damaged archive or index."""
     return storage.DamagedRun(place, found=found, required="what `metaloom reference add` wrote", action=action)
 
 
@@ -58,7 +59,7 @@ class Reference:
         env, algorithm: Names of environment and algorithm.
         seed: Seed of the run.
         iterations: Number of complete iterations.
-        learners: Interval of stored learners: iterations 0, learners, 2 learners, ... and the newest.
+        learners: Interval of stored learners: those of iterations 0, learners, 2 learners, ... and the newest.
         config_digest: Digest of the settings that affect results.
         code: Digest of the code that computed it.
         versions: Versions of the packages that computed it.
@@ -84,33 +85,14 @@ class Reference:
     size: int
     sha256: str
 
-    @classmethod
-    def parse(cls, entry: Mapping[str, Any]) -> "Reference":
-        """Read an entry of the index."""
-        reference = cls(**{name: made(entry[name]) for name, made in _FIELDS.items()})
-        check_run_name(reference.name)
-        if reference.archive != f"{reference.name}.zip" or reference.learners < 1:
-            raise ValueError(f"archive {reference.archive!r}, learners of every {reference.learners}")
-        return reference
-
-
-_FIELDS: Mapping[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("name", "env", "algorithm", "config_digest", "code", "archive", "sha256"), str),
-    **dict.fromkeys(("seed", "iterations", "learners", "size"), int),
-    "versions": lambda found: {str(name): str(version) for name, version in found.items()},
-    "metrics": lambda found: {str(name): float(value) for name, value in found.items()},
-    "wall_seconds": float,
-}
-"""Constructor of each field from its entry."""
-
 
 def shipped() -> Path:
-    """Return the folder of the references of a checkout; a wheel has none."""
+    """Return the folder of a checkout's references; a wheel has none."""
     return Path(metaloom.__file__).resolve().parent.parent / "references"
 
 
 def read_index(folder: Path) -> list[Reference]:
-    """Return all references of a folder, in order of their names."""
+    """Return all references of a folder, sorted by name."""
     try:
         document = read_sealed(folder / INDEX, indented=True)
     except (FileNotFoundError, NotADirectoryError):
@@ -123,7 +105,11 @@ def read_index(folder: Path) -> list[Reference]:
     try:
         if document["schema"] != SCHEMA:
             raise ValueError(f"schema {document['schema']!r}")
-        references = [Reference.parse(entry) for entry in document["references"]]
+        references = TypeAdapter(list[Reference]).validate_python(document["references"])
+        for reference in references:
+            check_run_name(reference.name)
+            if reference.archive != f"{reference.name}.zip" or reference.learners < 1:
+                raise ValueError(f"archive {reference.archive!r}, learners of every {reference.learners}")
         if len({reference.name for reference in references}) < len(references):
             raise ValueError("several references of the same name")
         return references
@@ -139,7 +125,7 @@ def write_index(folder: Path, references: Sequence[Reference]) -> None:
 
 
 def find(folder: Path, name: str) -> Reference:
-    """Return the reference of a name."""
+    """Return a reference by name."""
     known = {reference.name: reference for reference in read_index(folder)}
     if name not in known:
         raise UsageError(
@@ -165,14 +151,14 @@ class References(Shown, list[dict[str, Any]]):
         self.folder = folder
 
     def shown(self) -> tuple[str, list[Row]]:
-        """Return what each reference is of; see pipeline.shown."""
+        """Return a table of the references; see pipeline.shown."""
         columns = ("name", "env", "algorithm", "seed", "iterations", "last_return")
         return plural(len(self), "reference"), [columns, *(tuple(str(row[name]) for name in columns) for row in self)]
 
 
 @dataclass(frozen=True)
 class Extracted:
-    """A run that was made of a reference."""
+    """A run extracted from a reference."""
 
     path: Path
     reference: str
@@ -187,7 +173,7 @@ class Extracted:
 
 @dataclass(frozen=True)
 class Added:
-    """A reference that was made of a run."""
+    """A reference added from a run."""
 
     reference: Reference
     folder: Path
@@ -201,7 +187,7 @@ class Added:
 
 
 def references_table(rows: References) -> Table:
-    """`metaloom reference ls`, naming the folder unless it is the checkout's."""
+    """Return the table of `metaloom reference ls`."""
     columns = ("reference", "environment", "algorithm", ">seed", ">iterations", ">last return", ">took", ">size")
     told = ("name", "env", "algorithm", "seed", "iterations")
     cells = (

@@ -1,4 +1,4 @@
-"""Compute an iteration of a reference again and compare everything on the way with its records."""
+"""Verification of a reference: recompute an iteration and compare all outputs with their records."""
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -31,13 +31,13 @@ from metaloom.storage.read.frames import read_tables
 from metaloom.storage.read.parquet import parse_table
 from metaloom.storage.read.tables import Columns, episode_columns, evaluation_file, iteration_tables
 
-_MAY_MOVE = "class"  # the module of an environment, from version to version
+_MAY_MOVE = "class"  # the module of an environment may change between versions
 
 
 def false_facts(run: Run) -> Iterator[str]:
-    """Yield the names of recorded facts of the environment that it declares otherwise today.
+    """Yield the names of recorded facts of the environment that differ from its declarations.
 
-    Facts recorded by versions that know fewer are skipped.
+    Skips facts that an earlier version did not record.
     """
     config, classes = config_of(run), classes_of(run)
     env = make_env(config.env)
@@ -53,7 +53,7 @@ def false_facts(run: Run) -> Iterator[str]:
         recorded["env"] = {name: fact for name, fact in recorded["env"].items() if name != _MAY_MOVE}
     recorded["task_classes"] = {} if classes is None else classes.facts()
     yield from _differing(recorded, json.loads(json.dumps(declared)))
-    # Every version omits names under which there is nothing to record.
+    # Names without anything to record are omitted.
     environments = [run.info["environment"], *(session.environment for session in run.sessions())]
     for name in ("components", "facts", "task_classes"):
         if declared[name] and any(name in recorded and not recorded[name] for recorded in environments):
@@ -63,7 +63,7 @@ def false_facts(run: Run) -> Iterator[str]:
 def _differing(recorded: Mapping[str, Any], declared: Mapping[str, Any], inside: str = "") -> Iterator[str]:
     for name, told in recorded.items():
         found = declared.get(name)
-        # Classes go together: without one of them, the others have other tasks.
+        # Compare classes together, since each depends on the others.
         if isinstance(told, dict) and isinstance(found, dict) and name != "task_classes":
             yield from _differing(cast(dict[str, Any], told), cast(dict[str, Any], found), f"{inside}{name}.")
         elif told != found and (told or inside):
@@ -100,7 +100,7 @@ def _told(ref: StageRef) -> str:
 
 
 class TableCheck:
-    """Compares the tables of a run with outputs, which must be given in the order of their computation."""
+    """Compares a run's tables with outputs, which must be passed in order of computation."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -109,12 +109,12 @@ class TableCheck:
         self._loose: set[str] = set()
 
     def see(self, ref: StageRef, value: Value, *, identical: bool) -> Iterator[str]:
-        """Yield the names of the tables that end with an output and contradict it.
+        """Yield the names of tables that an output completes and contradicts.
 
         Args:
             ref: The output.
             value: Computed output.
-            identical: False if the record says something else. Its tables then need only the same columns and units.
+            identical: False if it differs from its record. Its tables then need only the same columns and units.
         """
         if isinstance(value, TaskBatch):
             self._tasks = value
@@ -141,7 +141,7 @@ class TableCheck:
 def _agree(stored: pa.Table, computed: pa.Table, *, values: bool) -> bool:
     """Return True if a table holds exactly the computed rows, in the same units.
 
-    Packed tables have the columns of other iterations too, without values.
+    Packed tables also have the columns of other iterations, without values.
 
     Args:
         stored: Table of the run.
@@ -155,41 +155,38 @@ def _agree(stored: pa.Table, computed: pa.Table, *, values: bool) -> bool:
         and all(
             name in stored.column_names
             and (not values or _values(stored[name]) == _values(computed[name]))
-            and _unit(stored, name) == _unit(computed, name)
+            # Of columns without metadata, the unit is none.
+            and len({(table.schema.field(name).metadata or {}).get(b"unit") for table in (stored, computed)}) == 1
             for name in computed.column_names
         )
     )
 
 
-def _unit(table: pa.Table, name: str) -> bytes | None:
-    return (table.schema.field(name).metadata or {}).get(b"unit")
-
-
 def _values(column: pa.ChunkedArray) -> list[object]:
-    """Return the values of a column whatever type holds them, in which NaN equals itself."""
+    """Return the values of a column such that equal values compare equal, including NaN."""
     return ["NaN" if value != value else value for value in column.to_pylist()]
 
 
 @dataclass(frozen=True)
 class Verified:
-    """Result of computing an iteration again from the nearest stored learner.
+    """Result of recomputing an iteration from the nearest stored learner.
 
     Attributes:
         name: Name of the reference.
         iteration: Computed iteration.
-        start: Iteration whose learner was stored, where it began.
+        start: First computed iteration, whose learner was stored.
         stages: Number of compared stages, of all iterations from `start` to `iteration`.
-        proved: What equality proves, in words; the class that the run's device can claim.
-        first_difference: First stage whose output has other bits.
-        differs: Versions and facts of the processor that have changed, a few words each.
+        proved: Meaning of equality, in words, by the device's class.
+        first_difference: First stage whose output differs.
+        differs: Changed versions and processor facts.
         returns: Average return of the iteration, after adaptation if there is any: recorded, and computed now.
-        false_tables: Tables that differ from the computed values, or lack some. A table of an output with other
-            bits is false only where its columns or units are.
-        false_records: Contradictions between records and the stages that compute their outputs, in a few words: inputs,
-            positions in the random streams, outputs that are missing although the settings ask for them.
-        false_facts: Recorded facts of the environment that it declares otherwise today: `task_classes`, by which
-            returns are grouped, names and units of `components`, `facts`, `env.options.radius` and the like.
-        arithmetic: Machine code that computed, and why it is not the recorded code, if so.
+        false_tables: Tables that differ from the computed values. For outputs that differ, only columns and units are
+            compared.
+        false_records: Contradictions between records and stages: inputs, positions in random streams, and missing
+            outputs.
+        false_facts: Recorded facts of the environment that differ today: `task_classes`, `components`, `facts`,
+            `env.options.radius` and so on.
+        arithmetic: Machine code used, and why it is not the recorded code, if so.
     """
 
     name: str
@@ -207,7 +204,7 @@ class Verified:
 
     @property
     def identical(self) -> bool:
-        """True if every output has the recorded bits, and the run's claims about them hold."""
+        """True if every output has the recorded bits and there are no contradictions."""
         return self.first_difference is None and not (self.false_tables or self.false_facts or self.false_records)
 
     def as_dict(self) -> dict[str, Any]:
@@ -215,12 +212,12 @@ class Verified:
         return {**asdict(self), "identical": self.identical}
 
     def __str__(self) -> str:
-        """Summarize the outcome: the class of equality that it shows, and the machine code that computed it."""
+        """Summarize the result, with the machine code used."""
         return f"{self._outcome()}\n{self.arithmetic}" if self.arithmetic else self._outcome()
 
     def _outcome(self) -> str:
         about = f"{self.name}@{self.iteration}: {plural(self.stages, 'stage')} recomputed from learner {self.start}"
-        # There may be hundreds.
+        # There may be hundreds of differences.
         records, more = [*self.false_records[:3]], len(self.false_records) - 3
         records += [f"and {more} more"] if more > 0 else []
         places = [
@@ -260,10 +257,10 @@ class Verified:
 def verify(
     path: Path, iteration: int | None, *, backend: Backend = Backend(workers=0), on_progress: Progress = unseen
 ) -> Verified:
-    """Compute an iteration of a reference, or all, from the nearest stored learner; compare all outputs on the way."""
+    """Recompute an iteration of a reference, or all, from the nearest stored learner, and compare all outputs."""
     run = storage.open_run(path)
     if iteration is None:
-        # Files that computing it again does not read count too.
+        # Also check files that recomputing does not read.
         for damage in storage.verify_run(path):
             raise damaged(path / damage.file, damage.problem)
     first, iteration = (0, max(len(run.iterations) - 1, 0)) if iteration is None else (None, iteration)

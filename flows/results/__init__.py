@@ -1,1 +1,1 @@
-"""Results of operations: frozen dataclasses and derived values. Operations make them, views show them."""
+"""Results of operations: frozen dataclasses with derived values, which views show."""

@@ -1,7 +1,7 @@
-"""Returns by class of task of a stored run: from its tables, and the classes that its environment declared.
+"""Returns by class of task, derived from a run's tables and its environment's declared classes.
 
-They are derived, not stored: the tables of episodes have the return and the task of every episode, and stay
-when an iteration is thinned, so no digest depends on what counts as a class.
+They are not stored, so no digest depends on the classes. The tables of episodes, which thinning keeps, have the return
+and task of every episode.
 """
 
 import math
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from metaloom.pipeline.envs.task_classes import Classes
 
 ByStep = Sequence[ClassReturns]
-"""Of an iteration: one for every inner step, the first before adaptation."""
+"""Returns by class for every inner step of an iteration."""
 _RARE = 0.01
-"""Share of iterations that may lack a class, if classes count alike in the returns of a run."""
+"""Maximum share of iterations without a task of some class for class-balanced returns."""
 
 
 class Headline(NamedTuple):
-    """Returns of an iteration as every list, tile and curve shows them.
+    """Returns of an iteration as shown in all lists and charts.
 
     Attributes:
         returns: Mean return of every inner step, the first before adaptation.
-        statistic: Name of the mean.
+        statistic: Name of the statistic.
     """
 
     returns: Sequence[float]
@@ -40,11 +40,11 @@ class Headline(NamedTuple):
 
 
 def headline_returns(drawn: Sequence[float], by_step: ByStep) -> Headline:
-    """Choose the mean that stands for an iteration, as `count_alike` says.
+    """Choose the mean that represents an iteration; see `count_alike`.
 
     Args:
-        drawn: Mean over the tasks as drawn, of every inner step.
-        by_step: Returns by class of task; empty where the environment has none.
+        drawn: Mean over all tasks, of every inner step.
+        by_step: Returns by class of task; empty without classes.
     """
     if by_step and min(by_step[0].num_tasks) and count_alike([by_step]):
         return Headline([returns.balanced.mean for returns in by_step], "class-balanced mean")
@@ -52,10 +52,10 @@ def headline_returns(drawn: Sequence[float], by_step: ByStep) -> Headline:
 
 
 def count_alike(iterations: Sequence[ByStep]) -> bool:
-    """Return True if all classes have equal weight in the returns of a run.
+    """Return True if a run's returns are class-balanced.
 
-    They do if every iteration has equally many tasks of each class, or if tasks are so numerous that, drawn alike, few
-    iterations lack a class: so the choice does not depend on the draw of one iteration.
+    They are if every iteration has equally many tasks of each class, or enough tasks that iterations rarely lack a
+    class. The choice does not depend on a single iteration's draw.
     """
     if not iterations:
         return False
@@ -68,7 +68,7 @@ def classes_of(run: Run) -> "Classes | None":
     """Return the task classes that a run's environment declared in the newest session; None if it had none."""
     for session in reversed(run.sessions()):
         if facts := mapping(session.environment.get("task_classes")):
-            # Here, because most runs are shown without it, and it brings pydantic.
+            # Imported here: it imports pydantic, and most runs do not need it.
             from metaloom.pipeline.envs.task_classes import Classes
 
             try:
@@ -84,31 +84,24 @@ def classes_of(run: Run) -> "Classes | None":
 
 
 def returns_by_class(run: Run, iterations: Sequence[int], classes: "Classes | None") -> dict[int, ByStep]:
-    """Return the returns of complete iterations by class of task; nothing where the environment has none."""
+    """Return the returns of complete iterations by class of task; empty without classes."""
     if classes is None or not iterations:
         return {}
     return episode_classes(run.episodes(iterations), classes)[0]
 
 
 def episode_classes(episodes: "pa.Table", classes: "Classes") -> "tuple[dict[int, ByStep], Array | None]":
-    """Return a table of episodes' returns by class of task, and the class of every task, [I, B].
+    """Compute returns by class from a table of episodes, and the class of every task, [I, B].
 
-    An empty dict and None if episodes have no task.
+    Returns {} and None if episodes have no task.
     """
     fields = [f"task_{field}" for field in classes.fields]
     if not {*fields} <= {*episodes.column_names}:  # a custom graph may draw no tasks
         return {}, None
-    from metaloom.storage.format.columns import to_numpy  # which imports pyarrow, and the list of runs does without
+    from metaloom.storage.format.columns import to_numpy  # imports pyarrow, which listing runs does not need
 
-    # Not `group_by`: Arrow's imports pandas, half a second of every `metaloom ls`.
-    columns = {name: to_numpy(episodes[name]) for name in ("iteration", "step", "task", "return", *fields)}
-    order = np.lexsort((columns["task"], columns["step"], columns["iteration"]))
-    keys = np.stack([columns[name][order] for name in ("iteration", "step", "task")])
-    first = np.flatnonzero(np.diff(keys, prepend=-1).any(axis=0))
-    returns = np.add.reduceat(columns["return"][order], first) / np.diff(first, append=len(order))
-    params = np.stack([columns[field][order][first] for field in fields], axis=1)
-    place, step, _ = keys[:, first]
-    of = classes.of(params, classes.fields)
+    place, step, returns, rows = mean_returns(episodes)
+    of = classes.of(np.stack([to_numpy(episodes[field])[rows] for field in fields], axis=1), classes.fields)
     # Rows are sorted, so that an inner step of an iteration is a contiguous range.
     starts = np.flatnonzero(np.diff(place, prepend=-1) | np.diff(step, prepend=-1))
     found: dict[int, list[ClassReturns]] = {}
@@ -116,6 +109,23 @@ def episode_classes(episodes: "pa.Table", classes: "Classes") -> "tuple[dict[int
         tasks = slice(start, stop)
         found.setdefault(int(place[start]), []).append(classes.returns(returns[tasks], of[tasks]))
     return dict(found), of[step == step[0]].reshape(len(found), -1)
+
+
+def mean_returns(episodes: "pa.Table") -> tuple[Array, Array, Array, Array]:
+    """Return the mean return of every task, inner step and iteration of a table of episodes, in ascending order.
+
+    Returns:
+        Iterations, inner steps, mean returns, and the rows of their first episodes, [n] each.
+    """
+    from metaloom.storage.format.columns import to_numpy
+
+    # Not `group_by`: Arrow's imports pandas, half a second of every `metaloom ls`.
+    keys = np.stack([to_numpy(episodes[name]) for name in ("iteration", "step", "task")])
+    order = np.lexsort(keys[::-1])
+    first = np.flatnonzero(np.diff(keys[:, order], prepend=-1).any(axis=0))
+    returns = np.add.reduceat(to_numpy(episodes["return"])[order], first) / np.diff(first, append=len(order))
+    rows = order[first]
+    return keys[0, rows], keys[1, rows], returns, rows
 
 
 def class_table(run: Run, iterations: Sequence[int], classes: "Classes") -> "pa.Table":
@@ -133,7 +143,7 @@ def class_table(run: Run, iterations: Sequence[int], classes: "Classes") -> "pa.
 
 
 def class_rows(by_step: ByStep) -> list[dict[str, Any]]:
-    """Return JSON rows, one per inner step and class, and one in which all classes have equal weight."""
+    """Return JSON rows, one per inner step and class, and a class-balanced one."""
     return [
         {
             "step": k,
@@ -148,7 +158,7 @@ def class_rows(by_step: ByStep) -> list[dict[str, Any]]:
 
 
 def named_estimates(returns: ClassReturns) -> list[tuple[str, int, ClassEstimate]]:
-    """Name, number of tasks and estimate of every class; last the mean over classes."""
+    """Return name, number of tasks and estimate of every class, and of the mean over classes."""
     each = zip(returns.names, returns.num_tasks, returns.estimates, strict=True)
     return [*each, (BALANCED, sum(returns.num_tasks), returns.balanced)]
 
@@ -156,7 +166,7 @@ def named_estimates(returns: ClassReturns) -> list[tuple[str, int, ClassEstimate
 def classes_text(by_step: ByStep) -> str:
     """Format returns after adaptation: "forward 7.3, backward 83.1, balanced 45.2 ± 1.2".
 
-    Only classes that tasks were drawn of are named: "push 1.5, sweep 2.7, no task of 8 others".
+    Classes without tasks are only counted: "push 1.5, sweep 2.7, no task of 8 others".
     """
     if not by_step:
         return ""

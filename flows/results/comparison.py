@@ -1,8 +1,9 @@
-"""Groups of runs compared."""
+"""Result of comparing groups of runs."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +27,9 @@ class History:
 
     Attributes:
         path, name, seed: Folder, name and seed of the run.
-        environment: Description of the environment of its episodes.
-        iterations: Iterations that have a score, [n].
-        steps: Environment steps of training up to them, [n].
+        environment: Description of its environment.
+        iterations: Iterations with a score, [n].
+        steps: Environment steps up to these iterations, [n].
         values: Mean scores, [n].
     """
 
@@ -41,7 +42,7 @@ class History:
     values: Array
 
     def at(self, steps: Array) -> Array:
-        """Return the newest values at given environment steps, [m]."""
+        """Return the latest values at given environment steps, [m]."""
         return self.values[np.searchsorted(self.steps, steps, side="right") - 1]
 
     def before(self, steps: float) -> Array:
@@ -54,12 +55,12 @@ class Group:
     """Runs that differ only in their seed, and their scores.
 
     Attributes:
-        name: Settings that distinguish it from the other groups.
-        settings: These settings, setting -> value as text.
+        name: Settings that distinguish it from other groups, as text.
+        settings: These settings: setting -> value as text.
         histories: Histories of its runs.
-        scores: Scores of its runs; the interval of each measure is over runs.
+        scores: Scores of its runs.
         mean, iqm: Mean and interquartile mean of the scores.
-        profile: Fraction of scores above the comparison's thresholds.
+        profile: Fractions of scores above the comparison's thresholds.
         curve: Interquartile mean over runs of their mean score, at the comparison's environment steps.
     """
 
@@ -80,19 +81,18 @@ class Group:
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Shown):
-    """Groups of runs compared, best first. Tables are Arrow's; `.to_pandas()` makes data frames of them.
+    """Comparison of groups of runs. Tables are Arrow tables, which `.to_pandas()` converts.
 
     Attributes:
         metric: Compared metric.
         about: Description of the metric in words.
-        env_steps: Environment steps of training, after which runs are compared: the most that all of them have.
+        env_steps: Environment steps after which runs are compared: the maximum common to all.
         groups: The groups, highest interquartile mean first.
         pairs: All pairs of groups.
         thresholds: Scores at which profiles were taken, [m].
         curve_steps: Environment steps at which curves were taken, [n].
         notes: Remarks for the reader.
         seed, resamples: Seed and number of resamples of the bootstrap.
-        draw: Draws the comparison.
     """
 
     metric: str
@@ -105,10 +105,9 @@ class Comparison(Shown):
     notes: tuple[str, ...]
     seed: int
     resamples: int
-    draw: "Callable[[Comparison], Figure]" = field(compare=False)
 
     def shown(self) -> tuple[str, list[Row]]:
-        """Interquartile mean of each group with its interval, and the verdicts; see pipeline.shown."""
+        """Return each group's interquartile mean with its interval, and the verdicts; see pipeline.shown."""
         rows = [
             (g.name, str(len(g.scores)), number(g.iqm.value), interval(g.iqm.low, g.iqm.high, "")) for g in self.groups
         ]
@@ -140,7 +139,7 @@ class Comparison(Shown):
         )
 
     def scores(self) -> pa.Table:
-        """Return one row per run and score that was compared, with the group, run and seed it is from."""
+        """Return one row per compared score, with its group, run and seed."""
         return pa.Table.from_pylist(
             [
                 {"group": group.name, "run": history.name, "seed": history.seed, "task": b, "score": float(score)}
@@ -151,8 +150,18 @@ class Comparison(Shown):
         )
 
     def differences(self) -> pa.Table:
-        """Return one row per pair of groups: difference, probability of improvement, p, and if an order is shown."""
-        return pa.Table.from_pylist([_pair_row(pair) for pair in self.pairs])
+        """Return one row per pair of groups: difference, probability of improvement, p, and significance."""
+        rows: list[dict[str, Any]] = []
+        for pair in self.pairs:
+            estimates = {
+                f"{name}{end}": value
+                for name, estimate in (("difference", pair.difference), ("improvement", pair.improvement))
+                for end, value in zip(("", "_low", "_high"), asdict(estimate).values(), strict=True)
+            }
+            test = {"p": pair.test.p, "adjusted_p": pair.adjusted_p, "exact": pair.test.exact}
+            shown = {"smallest_p": pair.test.smallest, "shown": pair.shown, "attainable": pair.attainable}
+            rows.append({"a": pair.a, "b": pair.b, **estimates, **test, **shown})
+        return pa.Table.from_pylist(rows)
 
     def profiles(self) -> pa.Table:
         """Return one row per group and threshold: the fraction of scores above it, with a pointwise interval."""
@@ -162,9 +171,20 @@ class Comparison(Shown):
         """Return one row per group and number of environment steps: interquartile mean over runs, with an interval."""
         return self._bands("env_steps", self.curve_steps, [group.curve for group in self.groups], "iqm")
 
+    @property
+    def conditions(self) -> str:
+        """Description of the metric, and the number of steps after which runs are compared."""
+        return f"{self.about}; after {count(float(self.env_steps))} environment steps"
+
+    @property
+    def intervals(self) -> str:
+        """Description of the intervals."""
+        resamples = f"{plural(self.resamples, 'bootstrap resample')} of whole runs, seed {self.seed}"
+        return f"intervals: 95 % over seeds, {resamples}; Student's t"
+
     @cached_property
     def verdicts(self) -> tuple[str, ...]:
-        """Conclusion on the order of every pair, a sentence each; or why there is none."""
+        """One sentence per pair about its order, or the reason why there is none."""
         return verdicts(self.pairs, {group.name: len(group.scores) for group in self.groups})
 
     def as_dict(self) -> dict[str, Any]:
@@ -186,7 +206,7 @@ class Comparison(Shown):
 
     def plot(self) -> "Figure":
         """Draw interquartile means, curves, profiles and probabilities of improvement as a matplotlib figure."""
-        return self.draw(self)
+        return import_module("metaloom.flows.views.run_comparison").comparison_figure(self)
 
     def _bands(self, axis: str, places: Array, bands: Sequence[Band], name: str) -> pa.Table:
         parts = [
@@ -196,23 +216,8 @@ class Comparison(Shown):
         return pa.concat_tables(parts)
 
 
-def _pair_row(pair: Pair) -> dict[str, Any]:
-    estimates = {
-        f"{name}{end}": value
-        for name, estimate in (("difference", pair.difference), ("improvement", pair.improvement))
-        for end, value in zip(("", "_low", "_high"), asdict(estimate).values(), strict=True)
-    }
-    tested = {
-        "p": pair.test.p,
-        "adjusted_p": pair.adjusted_p,
-        "exact": pair.test.exact,
-        "smallest_p": pair.test.smallest,
-    }
-    return {"a": pair.a, "b": pair.b, **estimates, **tested, "shown": pair.shown, "attainable": pair.attainable}
-
-
 def verdicts(pairs: Sequence[Pair], num_runs: Mapping[str, int]) -> tuple[str, ...]:
-    """Return a sentence for every pair, or why nothing can be concluded."""
+    """Return one sentence per pair, or why nothing can be concluded."""
     if not pairs:
         return ("one group: nothing to order",)
     if len(pairs) > 1 and not any(pair.attainable for pair in pairs):

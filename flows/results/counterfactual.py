@@ -1,4 +1,4 @@
-"""A stage under the settings of its run and under others."""
+"""Results of recomputing a stage under its run's settings and under others."""
 
 import math
 import re
@@ -22,12 +22,12 @@ class Outcome:
     """Output of a stage under some settings.
 
     Attributes:
-        settings: Changed settings, as `--set` takes them; empty for the settings of the run.
+        settings: Changed settings, as for `--set`; empty for the run's settings.
         config: All settings.
         value: Output of the stage.
-        seconds: Wall time of the stage alone.
+        seconds: Duration of the stage in seconds.
         identical: True if every bit equals the stored output.
-        digests: Digests of the stages that were computed for it, itself the last, by stage.
+        digests: Digests of all recomputed stages, this one last.
     """
 
     settings: tuple[str, ...]
@@ -39,7 +39,7 @@ class Outcome:
 
     @property
     def learner(self) -> LearnerState:
-        """The learner that the update led to."""
+        """The learner after the update."""
         if not isinstance(self.value, Update):
             raise UsageError(
                 f"found a {type(self.value).__name__}; required the stage that ends an iteration, which gives a learner"
@@ -53,9 +53,9 @@ class Counterfactual(Shown):
 
     Attributes:
         ref: The stage.
-        stored: Output computed again under the settings of the run.
-        changed: Output computed under the changed settings.
-        start: Arrays that an update of parameters starts from, by name; empty for other stages.
+        stored: Output recomputed under the run's settings.
+        changed: Output recomputed under the changed settings.
+        start: Parameters before an update, by name; empty for other stages.
     """
 
     ref: StageRef
@@ -64,7 +64,7 @@ class Counterfactual(Shown):
     start: Mapping[str, Array]
 
     def shown(self) -> tuple[str, list[Row]]:
-        """Return what describes both outcomes side by side; see pipeline.shown."""
+        """Return both outcomes side by side; see pipeline.shown."""
         rows = [
             (name, *("-" if value is None else number(value) for value in pair))
             for name, pair in self.quantities().items()
@@ -74,21 +74,21 @@ class Counterfactual(Shown):
 
     @property
     def first_changed(self) -> StageRef | None:
-        """The first stage that came out otherwise under the changed settings; None if no stage did."""
+        """First stage whose output changed; None if none did."""
         before, after = self.stored.digests, self.changed.digests
         return next((ref for ref in {**before, **after} if before.get(ref) != after.get(ref)), None)
 
     def quantities(self) -> dict[str, tuple[float | None, float | None]]:
-        """Describe both outcomes: name -> (stored, changed); None where one has no such quantity."""
+        """Return quantities of both outcomes: name -> (stored, changed); None if missing."""
         left, right = (dict(self._describe(outcome)) for outcome in (self.stored, self.changed))
         pairs = {name: (left.get(name), right.get(name)) for name in {**left, **right}}
         # Metrics of inner steps describe the stored episodes, unless processing changed them.
         return {name: pair for name, pair in pairs.items() if not re.match(r"step_\d", name) or pair[0] != pair[1]}
 
     def distance(self) -> dict[str, float]:
-        """Measure the distance of the outcomes: L2 and largest absolute difference over all their values.
+        """Return the L2 distance and the largest absolute difference of the outcomes.
 
-        For updates it is about the policy's parameters, with the cosine of the angle between the two steps.
+        For updates, of the policy's parameters, with the cosine between both steps.
         """
         left, right = (_numbers(outcome.value) for outcome in (self.stored, self.changed))
         apart = _minus(right, left)
@@ -125,7 +125,7 @@ class Counterfactual(Shown):
 
 
 def _numbers(value: Value) -> dict[str, Array]:
-    """Return the arrays that outcomes are compared by: an update's policy parameters, the real steps of samples."""
+    """Return the arrays for comparing outcomes: an update's policy parameters, or real steps of samples."""
     if isinstance(value, Update):
         return dict(value.learner.params)
     arrays = flatten(value)

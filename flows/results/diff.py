@@ -12,7 +12,7 @@ from metaloom.storage import StageRef
 
 @dataclass(frozen=True)
 class Difference:
-    """A setting or version that differs; None where one run has none of that name."""
+    """A setting or version that differs; None if a run lacks it."""
 
     name: str
     a: str | None
@@ -26,8 +26,8 @@ class RunDiff(Shown):
     Attributes:
         a, b: Folders of the runs.
         settings: Settings that differ.
-        environment: Code digest, package versions and machine, where they differ. They explain and do not decide.
-        first: First output that both have and whose digests differ.
+        environment: Differences of code digest, package versions and machine, which do not affect `equal`.
+        first: First common output whose digests differ.
         arrays: Arrays of that output that differ; only their names are known if the output was thinned.
         compared: Outputs that both have.
         different: Number of them that differ.

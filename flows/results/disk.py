@@ -1,4 +1,4 @@
-"""Bytes that runs take on the disk."""
+"""Disk usage of runs."""
 
 import os
 from collections import Counter
@@ -20,9 +20,9 @@ class DiskUse:
     Attributes:
         name, path: Name and folder of the run.
         num_bytes: Size of all its files.
-        only_remote: Size of its files under its URL that are not in the cache.
-        shared: Size of files shared with another run by hard links; they stay when one of the two is removed.
-        thinning: Size of files that thinning all complete iterations would free, because no other run keeps them.
+        only_remote: Size of files in object storage that are not cached.
+        shared: Size of files shared with other runs by hard links, which remain when one run is removed.
+        thinning: Size of files that thinning all complete iterations would free.
         groups: Sizes by content.
         stages: Sizes of committed files by stage and inner step.
         ranges: Sizes by the first and last iteration of a range.
@@ -46,10 +46,10 @@ class DiskUsage(Shown):
     """Disk usage of runs, and leftovers of interrupted removals.
 
     Attributes:
-        uses: Of each run.
+        uses: Usage of each run.
         paths: Folders of the runs.
         leftovers: Folders of interrupted removals.
-        details: True if runs were named, so their contents are shown too.
+        details: True if runs were named, so that their contents are also shown.
     """
 
     uses: Sequence[DiskUse]
@@ -58,7 +58,7 @@ class DiskUsage(Shown):
     details: bool
 
     def shown(self) -> tuple[str, list[Row]]:
-        """Size of each run, and what is shared or could be freed; see pipeline.shown."""
+        """Return each run's size, and what is shared or could be freed; see pipeline.shown."""
         rows = [(use.name, *map(size, (use.num_bytes, use.shared, use.thinning)), use.problem) for use in self.uses]
         title = f"DiskUsage of {plural(len(rows), 'run')}: {size(bytes_together(self.paths))}"
         return title, [("run", "size", "shared", "thinning would free", ""), *rows]
@@ -116,7 +116,7 @@ class Removed:
     Attributes:
         paths: Folders of the runs.
         freed: Bytes that were freed.
-        finished: Folders of earlier removals that were interrupted and are finished now.
+        finished: Folders of interrupted removals that were finished.
     """
 
     paths: tuple[Path, ...]
@@ -133,12 +133,12 @@ class Removed:
 
 
 def bytes_together(paths: Iterable[Path]) -> int:
-    """Add up what folders take on this machine; a file that several of them share counts once."""
+    """Return the disk usage of folders; shared files count once."""
     return sum(status.st_size for status in _inodes(paths).values())
 
 
 def bytes_freed(paths: Iterable[Path]) -> int:
-    """Add up what is free once folders are removed: all but what others share with them by hard links."""
+    """Return the bytes freed by removing folders, without files shared by hard links."""
     paths = [*paths]
     links = Counter(_inode(status) for path in paths for _, status in file_stats(path))
     found = _inodes(paths)

@@ -1,4 +1,4 @@
-"""Findings about a machine."""
+"""Results of checking a machine or an environment."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,14 +8,14 @@ from metaloom.pipeline.shown import Row, Shown
 
 @dataclass(frozen=True)
 class Check:
-    """One finding.
+    """Result of a check.
 
     Attributes:
         name: Subject of the check.
         status: One of: fail: training does not work; warn: it works, but worse than it could; ok.
         found: Actual state.
         required: Required state.
-        advice: What helps; empty when the status is ok, or `found` says it.
+        advice: Remedy; may be empty.
     """
 
     name: str
@@ -26,20 +26,20 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """True if training works in spite of it."""
+        """True unless training does not work."""
         return self.status != "fail"
 
 
 class Checks(Shown, tuple[Check, ...]):
-    """All findings."""
+    """Results of all checks."""
 
     def shown(self) -> tuple[str, list[Row]]:
-        """Status, found and required state of each; see pipeline.shown."""
+        """Return status, found and required state of each check; see pipeline.shown."""
         return f"Checks: {'all is well' if self.ok else 'something is wrong'}", [
             (check.status, check.name, check.found, check.required) for check in self
         ]
 
     @property
     def ok(self) -> bool:
-        """True if training works in spite of them."""
+        """True unless training does not work."""
         return all(check.ok for check in self)

@@ -1,7 +1,8 @@
 """Returns of a learner after 0 ... K adaptation steps."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,20 +21,20 @@ from metaloom.pipeline.types import Array, Evaluation, TaskBatch
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Of the resampling alone: an evaluation that is repeated gives the same intervals.
+# Seed of the resampling, so that repeated evaluations have the same intervals.
 _SEED = 0
 
 
 @dataclass(frozen=True)
 class AdaptationSummary:
-    """Return of the test episodes after some adaptation steps, over tasks.
+    """Returns of test episodes over tasks, after some adaptation steps.
 
-    Intervals are NaN where one episode of one task is all there is.
+    Intervals are NaN for a single episode of a single task.
 
     Attributes:
-        adaptation_steps: Number k of steps per task: gradient steps of its policy copy, or inferences of the task.
+        adaptation_steps: Number k of adaptation steps: gradient steps, or task inferences.
         adaptation_episodes: Episodes per task used for adaptation, over all k steps.
-        adaptation_env_steps: Mean number of environment steps in them.
+        adaptation_env_steps: Mean number of environment steps in these episodes.
         average_return: Mean over tasks of their mean return.
         average_low, average_high: Ends of its 95 % bootstrap interval.
         iqm_return: Interquartile mean of the tasks' mean returns.
@@ -58,7 +59,7 @@ class AdaptationSummary:
 
     @property
     def columns(self) -> dict[str, float]:
-        """All of it side by side."""
+        """Return all values by name."""
         about = asdict(self)
         return about | about.pop("facts")
 
@@ -115,7 +116,7 @@ def summarize_tasks(evaluation: Evaluation) -> list[dict[str, Any]]:
                     "average_length": float(evaluation.test_lengths[b, k].mean()),
                     "termination_rate": float(evaluation.test_terminated[b, k].mean()),
                     **fact_means({name: values[b, k] for name, values in evaluation.test_facts.items()}),
-                    # What is adapted to next explores with the same policy; None where nothing follows.
+                    # Adaptation episodes of the next step, with the same policy; None after the last.
                     "next_adaptation_return": None if seen is None else float(seen.mean()),
                 }
             )
@@ -123,7 +124,7 @@ def summarize_tasks(evaluation: Evaluation) -> list[dict[str, Any]]:
 
 
 def summarize_classes(evaluation: Evaluation, classes: Classes | None) -> list[ClassReturns]:
-    """Test returns by class of task after every number of adaptation steps; nothing where there are no classes."""
+    """Return test returns by class of task and number of adaptation steps; empty without classes."""
     if classes is None:
         return []
     of = classes.of(evaluation.task_params, evaluation.names)
@@ -132,7 +133,7 @@ def summarize_classes(evaluation: Evaluation, classes: Classes | None) -> list[C
 
 
 def _steps_before(evaluation: Evaluation, k: int) -> Array:
-    """Count the environment steps in the episodes that k steps adapted to, [B]."""
+    """Return the environment steps of the adaptation episodes of k steps, [B]."""
     return evaluation.adaptation_lengths[:, :k].sum(axis=(1, 2))
 
 
@@ -145,10 +146,9 @@ class EvaluationOutcome(Shown):
         updates: Number of updates of the learner.
         config: Configuration of the run, with the requested evaluation.
         evaluation: The returns.
-        tasks_are_new: True if none of its tasks occurs in training.
-        drawn_from: Number of tasks that its tasks were chosen from; None if they come from a distribution.
+        tasks_are_new: True if no evaluation task occurs in training.
+        drawn_from: Size of the set of tasks; None for a distribution.
         classes: Task classes that the environment declares.
-        draw: Draws the returns.
     """
 
     run: str
@@ -158,10 +158,9 @@ class EvaluationOutcome(Shown):
     tasks_are_new: bool
     drawn_from: int | None
     classes: Classes | None
-    draw: "Callable[[EvaluationOutcome], Figure]" = field(compare=False)
 
     def shown(self) -> tuple[str, list[Row]]:
-        """Return over tasks after every number of adaptation steps, with its interval; see pipeline.shown."""
+        """Return a table of returns by number of adaptation steps, with intervals; see pipeline.shown."""
         updates = plural(self.updates, "update")
         rows = [
             (str(s.adaptation_steps), number(s.average_return), f"{number(s.average_low)} to {number(s.average_high)}")
@@ -181,18 +180,18 @@ class EvaluationOutcome(Shown):
 
     @property
     def counted_tasks(self) -> str:
-        """The number of tasks and, for a selection, of all: "10 tasks (of 80)"."""
+        """Number of tasks, "10 tasks (of 80)" for a selection."""
         count = len(self.tasks)
         return plural(count, "task") + (f" (of {self.drawn_from:,})" if count < (self.drawn_from or 0) else "")
 
     @property
     def env_steps(self) -> int:
-        """Environment steps that the evaluation took; training does not count them."""
+        """Environment steps of the evaluation, which do not count as training."""
         return self.evaluation.num_steps
 
     @property
     def extrapolation(self) -> str:
-        """Warning that some steps exceed the number in training, or empty. PEARL trains for no fixed number."""
+        """Warning about more adaptation steps than in training, or "". PEARL has no fixed number."""
         algorithm = self.config.algorithm
         trained = algorithm.evaluation_steps
         if algorithm.graph == "task_inference" or self.evaluation.adaptation_steps <= trained:
@@ -201,14 +200,16 @@ class EvaluationOutcome(Shown):
 
     def plot(self) -> "Figure":
         """Draw returns against adaptation episodes as a matplotlib figure."""
-        return self.draw(self)
+        title = f"{self.run} after {plural(self.updates, 'update')}"
+        chart = import_module("metaloom.flows.views.run_charts").per_shot_chart(title, self.evaluation)
+        return import_module("metaloom.flows.views.charts").draw(chart)
 
     def table(self) -> pa.Table:
         """Return one row per adaptation step and task; see `summarize_tasks`."""
         return pa.Table.from_pylist(summarize_tasks(self.evaluation))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what was asked for, averages by adaptation step, and a row per step and task, as plain data."""
+        """Return the request, averages by adaptation step, and a row per step and task, as JSON data."""
         return {
             "updates": self.updates,
             "tasks_are_new": self.tasks_are_new,
@@ -223,9 +224,9 @@ class EvaluationOutcome(Shown):
         }
 
     def summary(self) -> list[AdaptationSummary]:
-        """Averages over tasks for every number of adaptation steps."""
+        """Averages over tasks by number of adaptation steps."""
         return summarize_steps(self.evaluation, self.classes)
 
     def by_class(self) -> ByStep:
-        """Test returns by class of task after every number of adaptation steps; nothing without classes."""
+        """Test returns by class of task and number of adaptation steps; empty without classes."""
         return summarize_classes(self.evaluation, self.classes)

@@ -1,4 +1,4 @@
-"""Outcomes of stages that are computed again from what is stored."""
+"""Results of replaying stages."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,7 +16,7 @@ class ArrayDifference:
     Attributes:
         ref: The stage.
         array: Name of the array.
-        index: Index of the first element that differs; empty when shapes or dtypes differ.
+        index: Index of the first element that differs; empty if shapes or dtypes differ.
         stored: Stored element (or shape and dtype).
         replayed: Replayed element (or shape and dtype).
         max_abs: Largest absolute difference.
@@ -36,7 +36,7 @@ class ArrayDifference:
 
 @dataclass(frozen=True)
 class StageReplay:
-    """One stage run again: equal, in the class that its device can claim, when there are no differences.
+    """Result of replaying a stage.
 
     Attributes:
         ref: The stage.
@@ -44,7 +44,7 @@ class StageReplay:
         seconds_stored: Duration of the original computation.
         equality: Equality class that the device can claim.
         with_record: True if only record digests were available for comparison, because it was thinned.
-        changed: Changes that affect results since it was computed, a few words each; empty without differences.
+        changed: Changes since it was computed that may explain differences; empty without differences.
     """
 
     ref: StageRef
@@ -56,12 +56,12 @@ class StageReplay:
 
     @property
     def identical(self) -> bool:
-        """True if every array came out with the stored bits."""
+        """True if all stored bits were reproduced."""
         return not self.differences
 
     @property
     def proved(self) -> str:
-        """In words, what no difference means; only on the CPU it is called identical."""
+        """Meaning of no difference, in words; only on the CPU it is called identical."""
         return EQUAL_IN_WORDS[self.equality]
 
     def as_dict(self) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class StageReplay:
 
 
 class Replay(Shown, list[StageReplay]):
-    """Stages run again, in order."""
+    """Results of replayed stages, in order."""
 
     def shown(self) -> tuple[str, list[Row]]:
         """Return the number of stages, and the stages that differ; see pipeline.shown."""
@@ -92,11 +92,11 @@ class Replay(Shown, list[StageReplay]):
 
     @property
     def identical(self) -> bool:
-        """True if every array of every stage came out with the stored bits."""
+        """True if all stored bits of all stages were reproduced."""
         return all(outcome.identical for outcome in self)
 
 
 def difference_info(difference: "ArrayDifference") -> dict[str, Any]:
-    """Return one difference of `metaloom replay` as plain data."""
+    """Return a difference as JSON data."""
     about = asdict(difference)
     return {**about.pop("ref"), **about, "index": list(difference.index), "max_abs": finite(difference.max_abs)}

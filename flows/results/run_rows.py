@@ -14,13 +14,13 @@ class Rows(Shown, list[Row]):
     """Rows of a list of runs.
 
     Attributes:
-        nothing: Says why there are none.
+        nothing: Message if there are no rows.
     """
 
     nothing = ""
 
     def shown(self) -> tuple[str, list[shown.Row]]:
-        """State, iterations and last return of each run; see pipeline.shown."""
+        """Return state, iterations and last return of each run; see pipeline.shown."""
         if not self:
             return self.nothing, []
         columns = ("name", "env", "algorithm", "iterations_done", "iterations", "state")
@@ -41,7 +41,7 @@ class Facts(Shown, dict[str, Any]):
     """Facts by name, as `--json` prints them."""
 
     def shown(self) -> tuple[str, list[shown.Row]]:
-        """Return every fact, with a list or mapping replaced by its size; see pipeline.shown."""
+        """Return every fact, with lists and mappings replaced by their size; see pipeline.shown."""
         return plural(len(self), "fact"), [(name, _short(value)) for name, value in self.items()]
 
 

@@ -1,4 +1,4 @@
-"""Success of test episodes, by class of task, and as Meta-World's own evaluator counts it."""
+"""Success rates of test episodes, by class of task, and as in Meta-World's evaluator."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,11 +16,11 @@ OFFICIAL = "official_success_rate"
 
 
 def official_success(evaluation: Evaluation, k: int, classes: "Classes | None") -> dict[str, float]:
-    """Return the official success rate after k steps by name; it weighs all classes alike.
+    """Return Meta-World's success rate after k steps, averaged over classes, by name.
 
-    Nothing where `_official` has no rates.
+    Empty if `_official` has no rates.
     """
-    of = np.zeros(len(evaluation.task_ids))  # one class for all where tasks have no such field
+    of = np.zeros(len(evaluation.task_ids))  # one class if tasks have no such field
     if "class" in evaluation.names:
         of = evaluation.task_params[:, evaluation.names.index("class")]
     rates = _official(evaluation, k, of, np.unique(of).tolist(), classes)
@@ -28,9 +28,9 @@ def official_success(evaluation: Evaluation, k: int, classes: "Classes | None") 
 
 
 def success_rows(evaluation: Evaluation, classes: "Classes | None") -> list[dict[str, Any]]:
-    """Return JSON rows, one per number of adaptation steps and class, and one in which all have equal weight.
+    """Return JSON rows, one per number of adaptation steps and class, and a class-balanced one.
 
-    `success_rate` is the share of all test episodes; nothing where there is no success or there are no classes.
+    `success_rate` is the share of all test episodes. Empty without success or classes.
     """
     if classes is None or SUCCESS not in evaluation.test_facts:
         return []
@@ -52,11 +52,11 @@ def success_rows(evaluation: Evaluation, classes: "Classes | None") -> list[dict
 def _official(
     evaluation: Evaluation, k: int, of: Array, among: Sequence[int], classes: "Classes | None"
 ) -> list[float]:
-    """Return the official success rates of all classes, or none.
+    """Return Meta-World's success rates of all classes, or [].
 
-    None where the environment does not report how long episodes last until success, where there are fewer tasks or test
-    episodes than the package's evaluator takes, and of several classes none of which is held out: the package evaluates
-    multi-task benchmarks in one environment per class, where episodes count in their order.
+    Empty if the environment does not report the length until success, if there are too few tasks or test episodes for
+    the package's evaluator, or if there are several classes and none is held out: the package evaluates multi-task
+    benchmarks differently, in one environment per class.
     """
     if not {SUCCESS, UNTIL_SUCCESS} <= evaluation.test_facts.keys():
         return []

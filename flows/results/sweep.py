@@ -1,4 +1,4 @@
-"""Runs and trials of a sweep: how they ended, and their scores."""
+"""Outcomes of a sweep's runs, and scores of its trials."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ Ending = Literal["complete", "stopped", "failed"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of the work on one run: complete, stopped in order, or failed, with the reason."""
+    """Outcome of training a run: complete, stopped, or failed, with the reason."""
 
     run: PlannedRun
     ending: Ending
@@ -21,7 +21,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """A sweep after work on it: how each run ended that was worked on, and whether all was asked to stop."""
+    """Result of training a sweep: the outcomes of started runs, and True if a stop was requested."""
 
     sweep: Sweep
     outcomes: tuple[Outcome, ...]
@@ -49,8 +49,8 @@ class Trial:
 
     Attributes:
         number: Trial number, from 0.
-        runs: One run of every seed.
-        score: Mean of its runs' scores; None until all are complete.
+        runs: Runs of the trial, one per seed.
+        score: Mean score of its runs; None until all are complete.
     """
 
     number: int
@@ -59,6 +59,6 @@ class Trial:
 
 
 def best_of(trials: Sequence[Trial]) -> Trial | None:
-    """Return the trial with the highest score, the first of several; None where none has a score."""
+    """Return the (first) trial with the highest score; None if no trial has a score."""
     scored = [(trial.score, -trial.number, trial) for trial in trials if trial.score is not None]
     return max(scored)[-1] if scored else None

@@ -1,4 +1,4 @@
-"""Damage that a verification has found."""
+"""Results of verifying a run."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -16,9 +16,9 @@ class Verification(Shown):
 
     Attributes:
         path: Folder of the run.
-        damages: Damage, file by file.
-        sealed: True if the newest session has sealed its records, so none can have been removed unnoticed; not checked
-            if anything is damaged.
+        damages: Damaged files.
+        sealed: True if the newest session sealed its records, so that none can be missing unnoticed; not checked if
+            files are damaged.
     """
 
     path: Path
@@ -26,13 +26,13 @@ class Verification(Shown):
     sealed: bool = True
 
     def shown(self) -> tuple[str, list[Row]]:
-        """Return the damage, file by file; see pipeline.shown."""
+        """Return a table of the damage; see pipeline.shown."""
         found = "every file is intact" if self.intact else f"{plural(len(self.damages), 'file')} damaged"
         return f"Verification of {self.path}: {found}", [(damage.file, damage.problem) for damage in self.damages]
 
     @property
     def intact(self) -> bool:
-        """True if every file is."""
+        """True if no file is damaged."""
         return not self.damages
 
     def as_list(self) -> list[dict[str, Any]]:
@@ -41,7 +41,7 @@ class Verification(Shown):
 
 
 def what_helps(folder: Path, damages: Sequence[Damage]) -> Iterator[str]:
-    """Recommend what to do about the result."""
+    """Yield recommendations about the damage."""
     if any(damage.is_unreadable for damage in damages):
         yield "what you may not read was not checked: its owner can allow it, or verify the run"
     elif any(damage.is_link and not damage.is_foreign for damage in damages):

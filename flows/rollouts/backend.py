@@ -1,4 +1,4 @@
-"""The choice of where rollouts run, which signatures and options name: it imports neither numerics nor Dask."""
+"""The choice of where rollouts run. Imports neither numerics nor Dask."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 from metaloom.flows.errors import UsageError
 
 Mathematics = Literal["here", "auto", "workers"]
-"""`auto` is `here`, and `workers` is refused: both are what earlier versions took."""
+"""Values of earlier versions; `auto` means `here`, and `workers` is rejected."""
 
 DEFAULT_WORKERS = 2
 DEFAULT_STEP_TIMEOUT_SECONDS = 60.0
@@ -17,20 +17,19 @@ DEFAULT_RETRIES = 3
 class Backend:
     """Choice of where rollouts run.
 
-    A run of one task, which has one shard, still has two workers if it must be watched (`step_timeout_seconds` or
-    `retries` are given). Dask workers have one physics thread each. An environment that takes too long ends its worker
-    and the run; sampling in this process waits forever: it is where one debugs. For a running scheduler, configure
-    `distributed.scheduler.allowed-failures` there instead of `retries`.
+    A run of one task has two workers if `step_timeout_seconds` or `retries` is set. Dask workers have one physics
+    thread each. An environment that exceeds the timeout ends its worker and the run; sampling in this process has no
+    timeout, for debugging. For a running scheduler, configure `distributed.scheduler.allowed-failures` there instead of
+    `retries`.
 
     Attributes:
-        workers: Dask worker processes on this machine; 0 samples in this process. By default none for a replay, an
-            evaluation or a run of one task, otherwise two.
+        workers: Dask worker processes on this machine; 0 samples in this process. By default 0 for replays, evaluations
+            and runs of one task, otherwise 2.
         threads: Physics threads when sampling in this process (`--workers 0`).
         scheduler: Address of a running Dask scheduler, `tcp://host:port` or `tls://host:port`.
-        step_timeout_seconds: Seconds that one call of an environment may take before its worker gives up; 60 by
-            default.
-        retries: How many times to redo work whose worker process died; 3 by default.
-        mathematics: Without effect: the trainer computes all updates. `here` and `auto` are accepted, as before.
+        step_timeout_seconds: Timeout in seconds for one call of an environment; 60 by default.
+        retries: Maximum number of retries of work whose worker process died; 3 by default.
+        mathematics: No effect; kept for earlier versions.
     """
 
     workers: int | None = None
@@ -103,16 +102,16 @@ class Backend:
 
 
 IN_PROCESS = Backend(workers=0)
-"""Rollouts in this process: worker processes need a script that guards its main part."""
+"""Rollouts in this process; worker processes would require scripts to guard their main part."""
 
 
 @dataclass
 class Traffic:
-    """Totals of a session.
+    """Totals of a session's traffic with workers.
 
     Attributes:
         submitted: Shards sent to workers, including retries.
-        repeated: Shards sent a second time because the first attempt took too long.
+        repeated: Shards sent again because the worker that had them died.
         sent_bytes, received_bytes: Bytes of parameters and tasks sent, and of episodes received.
         threads: Total number of worker threads now.
     """

@@ -1,4 +1,4 @@
-"""The workers that a backend stands for."""
+"""The workers of a backend."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from metaloom.pipeline.config.run import RunConfig
 
 @contextmanager
 def rollout_workers(config: RunConfig, backend: Backend) -> Iterator[RolloutWorkers]:
-    """Yield the workers for a run; processes that are started here end with the context."""
+    """Yield the workers for a run; local processes end with the block."""
     spec, backend = SamplerSpec.of(config, backend.threads), backend.for_tasks(config.num_tasks)
     if backend.scheduler is None and backend.workers == 0:
         try:

@@ -1,4 +1,4 @@
-"""Connection to workers: processes of this session, or workers of an existing scheduler."""
+"""Connection to workers: local processes, or workers of an existing scheduler."""
 
 import asyncio
 import logging
@@ -28,25 +28,25 @@ _NO_WORKER_SECONDS = 60.0
 
 
 class PausedWorkers(WorkersError):
-    """Dask has paused the workers that were to do something, and they do nothing."""
+    """Raised if Dask has paused the workers that have work, so that nothing proceeds."""
 
 
 class Patience:
-    """Waits as long as there are workers, and for a while without any that does its work or begins it."""
+    """Waits while workers work, and for a limited time without progress."""
 
     def __init__(self, client: Client, step_timeout_seconds: float) -> None:
-        # A worker that a call of an environment has cut off is ended, and says why, after the step timeout.
+        # A worker cut off by a call of an environment is ended, with the reason, after the step timeout.
         self._client, self._most = client, max(no_worker_seconds(), 2 * step_timeout_seconds)
         self._alone_since: float | None = None
 
     def any_done(self, futures: Sequence[Future[Any]]) -> bool:
-        """Wait a moment for all to be done or to fail; return True if any is.
+        """Wait briefly for all futures; return True if any is done or has failed.
 
-        It waits for all, because fetching every answer separately takes longer than the work of a short rollout batch.
+        Waits for all, because fetching each result separately takes longer than a short rollout batch.
 
         Raises:
-            WorkersError: there has been no worker for as long as `no_worker_seconds` says, or for two step timeouts.
-            PausedWorkers: the remaining workers have been paused for that long.
+            WorkersError: there has been no worker for `no_worker_seconds` or two step timeouts.
+            PausedWorkers: the remaining workers have been paused for that time.
         """
         with suppress(TimeoutError):
             wait(futures, timeout=_WAIT_SECONDS)
@@ -54,7 +54,7 @@ class Patience:
             self._alone_since = None
             return True
         workers = cast(dict[str, dict[str, Any]], self._client.scheduler_info(n_workers=-1)["workers"])
-        # What a worker had begun before it was paused it also ends.
+        # A paused worker still finishes what it has begun.
         begun = {a: w.get("metrics", {}).get("task_counts", {}).get("executing", 0) for a, w in workers.items()}
         paused = {address for address, worker in workers.items() if worker["status"] == "paused" and not begun[address]}
         if workers and not (paused and self._wait_for(futures, paused, len(workers))):
@@ -82,11 +82,11 @@ class Patience:
 
 
 def wait_for(client: Client, futures: Sequence[Future[Any]], step_timeout_seconds: float = 0.0) -> None:
-    """Wait until one is done or has failed.
+    """Wait until a future is done or has failed.
 
     Raises:
-        WorkersError: there has been no worker for long.
-        PausedWorkers: it has been paused for long.
+        WorkersError: there has been no worker for too long.
+        PausedWorkers: its worker has been paused for too long.
     """
     patience = Patience(client, step_timeout_seconds)
     while not patience.any_done(futures):
@@ -108,7 +108,7 @@ def no_worker_for(seconds: float) -> WorkersError:
 
 
 def no_worker_seconds() -> float:
-    """Return how long to wait for the first worker, or the next when all have gone: Dask's setting, or a minute."""
+    """Return the time to wait for a worker in seconds: Dask's setting, or a minute."""
     setting = dask.config.get("distributed.scheduler.no-workers-timeout", None)
     return _NO_WORKER_SECONDS if setting is None else cast(float, parse_timedelta(setting))
 
@@ -122,20 +122,20 @@ _BACK_SECONDS = 300.0
 _MOST_LOSSES = 3
 _LOOK_EVERY_SECONDS = 10.0
 _SILENT_SECONDS = 30.0
-_MOST_SILENCES = 2  # since it may be this process that was stopped for long
+_MOST_SILENCES = 2  # this process itself may have been suspended
 
 
 class NobodyThere(WorkersError):
-    """No scheduler answers, or it has no worker; both may change."""
+    """Raised if no scheduler responds, or it has no worker, which may be temporary."""
 
 
 class Connection:
-    """The client of a scheduler; replaced after the scheduler has died and come back.
+    """Client of a scheduler, replaced after a restart of the scheduler.
 
-    Dask's own client reconnects too, but not for long, and its registered worker callbacks are lost.
+    Dask's own client reconnects only for a short time, and loses registered worker callbacks.
 
     Attributes:
-        client: Client that is connected now.
+        client: Current client.
     """
 
     def __init__(self, connect: Callable[[], AbstractContextManager[Client]], opened: ExitStack) -> None:
@@ -144,14 +144,14 @@ class Connection:
 
     @property
     def num_threads(self) -> int:
-        """Threads that workers have now, all together; 0 while the scheduler is gone."""
-        with suppress(Exception):  # it may go away while it is asked
+        """Current total number of worker threads; 0 without a scheduler."""
+        with suppress(Exception):  # it may disappear during the call
             if self.client.status == "running":
                 return sum(cast(dict[str, int], self.client.nthreads()).values())
         return 0
 
     def repeat_where_lost(self, work: Callable[[], T], where: str) -> T:
-        """Do work at the scheduler, and all of it again if the scheduler is gone meanwhile and comes back."""
+        """Run work at the scheduler, and repeat it if the scheduler was lost and comes back."""
         losses = 0
         while True:
             try:
@@ -175,12 +175,12 @@ class Connection:
     def _reopen(self, where: str, lost: Exception) -> None:
         most, began = max(_BACK_SECONDS, no_worker_seconds()), time.monotonic()
         log.warning("%s: the Dask scheduler is gone; waiting up to %.0f s for it to come back", where, most)
-        # Without the traceback that Dask logs of a client which is closed while it tries to connect again.
+        # Suppress Dask's traceback about a client closed while reconnecting.
         logger = logging.getLogger("distributed.client")
         level = logger.level
         logger.setLevel(logging.CRITICAL)
         try:
-            with suppress(OSError):  # as a connection that does not close in time
+            with suppress(OSError):  # such as a connection that does not close in time
                 self._opened.close()
         finally:
             logger.setLevel(level)
@@ -201,10 +201,10 @@ class Connection:
 
 @contextmanager
 def connected(backend: Backend, spec: SamplerSpec, session: str) -> Iterator[Connection]:
-    """Connect to the backend's scheduler, or to processes of this session that live as long as the context.
+    """Connect to the backend's scheduler, or to local processes, during the block.
 
     Raises:
-        WorkersError: there is no such scheduler, it has no workers, or they run other code than this process.
+        WorkersError: the scheduler does not exist, has no workers, or they run other code.
         EnvError: its workers cannot build the environment.
     """
     if backend.scheduler:
@@ -218,7 +218,7 @@ def connected(backend: Backend, spec: SamplerSpec, session: str) -> Iterator[Con
 @contextmanager
 def _client(address: str, spec: SamplerSpec) -> Iterator[Client]:
     try:
-        # Dask waits forever for the first word of what has accepted its connection.
+        # Dask waits forever for the first message after connecting.
         LoopRunner().run_sync(_require_answer, address)
         client = Client(address, timeout=_ANSWER_SECONDS)
     except (OSError, ValueError) as error:
@@ -226,7 +226,7 @@ def _client(address: str, spec: SamplerSpec) -> Iterator[Client]:
             f"no Dask scheduler answers at {address} ({error}); start one with `dask scheduler` and workers with "
             "`dask worker`, or leave --scheduler out to use processes on this machine"
         ) from None
-    except TypeError as error:  # Dask's word for a certificate that it was not given
+    except TypeError as error:  # Dask's message about a missing certificate
         raise WorkersError(
             f"found no certificate to connect to {address} with ({error}); required Dask's TLS configuration, as in "
             "DASK_DISTRIBUTED__COMM__TLS__CA_FILE=ca.pem and __CLIENT__CERT, __CLIENT__KEY (docs/scale.md)"
@@ -236,9 +236,9 @@ def _client(address: str, spec: SamplerSpec) -> Iterator[Client]:
             _wait_for_a_worker(client, address)
             _require_same_code(client, spec)
             client.sync(_fetch_from_workers, client, [*cast(Any, client.nthreads())])
-            # A worker that leaves meanwhile fails it for the others too, which have it all the same.
+            # A worker that leaves meanwhile makes the call fail, although the others have received it.
             with suppress(CommClosedError):
-                client.forward_logging()  # what environments log, to this process's loggers
+                client.forward_logging()  # forward environments' log records to this process
         except Exception as error:
             if _is_lost(client, error):
                 raise NobodyThere(f"the Dask scheduler at {address} has gone away ({error})") from error
@@ -250,16 +250,16 @@ async def _require_answer(address: str) -> None:
     security = Security().get_connection_args("client")
     async with rpc(address, timeout=_ANSWER_SECONDS, connection_args=security) as scheduler:
         try:
-            # Connecting has the same time limit and gives a better error.
+            # Connecting has the same timeout and gives a better error.
             await asyncio.wait_for(scheduler.identity(n_workers=0), _ANSWER_SECONDS + 1)
         except TimeoutError:
             raise OSError("what listens there says nothing: it is stopped, or something else") from None
-        except MemoryError:  # its first bytes are taken for a size
+        except MemoryError:  # its first bytes are read as a size
             raise OSError("what listens there is something else, as a dashboard is") from None
 
 
 async def _fetch_from_workers(client: Client, workers: Sequence[str]) -> None:
-    """Fetch episodes directly from the workers, unless only the scheduler can be reached, as through a gateway."""
+    """Fetch episodes directly from workers, unless only the scheduler is reachable, as through a gateway."""
     dask = cast(Any, client)
     asked = [dask.rpc(worker).identity() for worker in workers]
     try:
@@ -272,7 +272,7 @@ async def _fetch_from_workers(client: Client, workers: Sequence[str]) -> None:
 
 @contextmanager
 def _watched(client: Client, address: str) -> Iterator[None]:
-    """Close the connections to a silent scheduler, such as a stopped one; everything that waits for it then fails."""
+    """Close connections to an unresponsive scheduler, so that everything waiting for it fails."""
     dask = cast(Any, client)
 
     async def watch() -> None:
@@ -283,13 +283,13 @@ def _watched(client: Client, address: str) -> Iterator[None]:
             except TimeoutError:
                 silences += 1
                 continue
-            except OSError:  # closed, which the client sees by itself
+            except OSError:  # closed, which the client notices
                 pass
             silences = 0
             await asyncio.sleep(_LOOK_EVERY_SECONDS)
         log.warning("the Dask scheduler at %s has not answered for %.0f s", address, silences * _SILENT_SECONDS)
         dask.rpc.remove(dask.scheduler.address, reason="it does not answer")
-        if dask.scheduler_comm is not None:  # None while it connects again by itself
+        if dask.scheduler_comm is not None:  # None while it reconnects
             dask.scheduler_comm.abort()
 
     watching = asyncio.run_coroutine_threadsafe(watch(), dask.loop.asyncio_loop)
@@ -300,18 +300,18 @@ def _watched(client: Client, address: str) -> Iterator[None]:
 
 
 def _is_lost(client: Client, error: Exception) -> bool:
-    """Return True if the scheduler is lost, for which Dask raises many kinds of errors."""
-    # The connection that was asked may be closed before the client has seen that its own is.
+    """Return True if the scheduler is lost, for which Dask raises various errors."""
+    # This connection may be closed before the client notices its own.
     return isinstance(error, CancelledError | CommClosedError) or client.status != "running"
 
 
 def _require_same_code(client: Client, spec: SamplerSpec) -> None:
-    # The records of a run vouch for one set of versions, the trainer's. Workers that join later report theirs when they
-    # are first given work.
+    # A run's records have one set of versions, the trainer's. Workers that join later are checked with their first
+    # work.
     answers = cast(dict[str, Any], client.run(check_worker, spec, on_error="return"))
     here, machine_code = fingerprint(spec), dict[str, tuple[str, ...]]()
     for worker, answer in answers.items():
-        if isinstance(answer, OSError):  # it left while it was asked
+        if isinstance(answer, OSError):  # it left during the call
             continue
         if isinstance(answer, ImportError):
             raise _cannot_import(answer) from None
@@ -323,7 +323,7 @@ def _require_same_code(client: Client, spec: SamplerSpec) -> None:
 
 
 def _wait_for_a_worker(client: Client, address: str) -> None:
-    # By work, not only by waiting: a scheduler that starts workers as there is work has none before.
+    # Submit work instead of only waiting, for schedulers that start workers on demand.
     probe = client.submit(usable_cores, key=f"is_anybody_there-{secrets.token_hex(8)}", pure=False)
     try:
         wait_for(client, [probe])
@@ -348,7 +348,7 @@ def _cannot_import(error: ImportError) -> WorkersError:
 
 
 def _tell_other_arithmetic(found: Mapping[str, tuple[str, ...]]) -> None:
-    """Warn once about workers whose matrix products and functions round differently from this process."""
+    """Warn once about workers whose arithmetic rounds differently from this process."""
     here = set(acting_facts())
     others = {worker: code for worker, code in found.items() if not set(code) <= here}
     if others:

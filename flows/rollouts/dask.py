@@ -1,18 +1,18 @@
 """Rollouts on Dask worker processes, local or at a scheduler's address.
 
-Dask is used as a plain client inside one stage: task runners that make every shard an orchestrated task cost 7 to 30
-times as much and run finished work again when a worker dies.
+Dask is used as a plain client within a stage: task runners that orchestrate every shard cost 7 to 30 times as much and
+repeat finished work when a worker dies.
 """
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import TypeVar, cast
 
-from distributed import Client, KilledWorker
+from distributed import KilledWorker
 
 from metaloom.flows.errors import WorkersError
 from metaloom.flows.rollouts.backend import Backend, Traffic
@@ -29,7 +29,7 @@ from metaloom.stages.collect_rollouts import RolloutPosition
 from metaloom.stages.rollouts.sampler import tasks_together
 
 SECONDS_PER_SHARD = 1.0
-"""Target time limit of a shard with several tasks: the most that a rollout batch can lose while workers idle."""
+"""Target duration of a shard with several tasks, which bounds the idle time at the end of a rollout batch."""
 LEAST_SECONDS_PER_SHARD = 0.1
 FEWEST_SHARDS = 4
 _ENOUGH_SHARDS = 8
@@ -37,34 +37,16 @@ _SHARDS_PER_THREAD = 2
 _STEPS_PER_SECOND = 16_000  # assumed before any measurement
 
 
-@dataclass(frozen=True)
-class ShardCosts:
-    """Seconds per task in the last rollout batch of every kind, as workers reported."""
-
-    _by_kind: dict[str, float] = field(default_factory=dict[str, float])
-
-    def tell(self, spec: SamplerSpec, seconds_per_task: float) -> None:
-        """Store the mean seconds per task of a rollout batch."""
-        self._by_kind[spec.model_dump_json()] = seconds_per_task
-
-    def bounds(self, spec: SamplerSpec, num_tasks: int, threads: int = 0) -> Sequence[tuple[int, int]]:
-        """Return the first and last + 1 task of every shard, in order, for workers with this number of threads."""
-        seconds = self._by_kind.get(spec.model_dump_json()) or most_steps(spec) / _STEPS_PER_SECOND
-        size = tasks_per_shard(num_tasks, seconds, threads)
-        return list(pairwise([*range(0, num_tasks, size), num_tasks]))
-
-
 def most_steps(spec: SamplerSpec) -> int:
-    """Return the maximum environment steps of a task in a rollout batch, if the first block of episodes is enough."""
+    """Return the maximum environment steps per task and rollout batch, with one block of episodes."""
     return spec.episodes_at_once * spec.episodes_per_trial * spec.max_episode_steps
 
 
 def tasks_per_shard(num_tasks: int, seconds_per_task: float, threads: int = 0) -> int:
-    """Return the tasks of every shard but the last: a power of two, since workers keep simulators for few sizes.
+    """Return the number of tasks per shard: a power of two, since workers cache simulators for few sizes.
 
-    A shard takes an eighth of the rollout batch's work, at least LEAST_SECONDS_PER_SHARD, below which handing it
-    out costs more than it gains, and at most SECONDS_PER_SHARD. If there are enough tasks, there are at least
-    FEWEST_SHARDS, and two for each thread.
+    A shard takes an eighth of the rollout batch's work, at least LEAST_SECONDS_PER_SHARD, below which overhead
+    dominates, and at most SECONDS_PER_SHARD. With enough tasks there are at least FEWEST_SHARDS, and two per thread.
     """
     seconds = min(SECONDS_PER_SHARD, max(LEAST_SECONDS_PER_SHARD, num_tasks * seconds_per_task / _ENOUGH_SHARDS))
     most = min(seconds / seconds_per_task, num_tasks / max(FEWEST_SHARDS, _SHARDS_PER_THREAD * threads))
@@ -79,25 +61,19 @@ class DaskWorkers(RolloutWorkers):
     """Rollouts on Dask workers.
 
     Attributes:
-        connection: Connection to the workers' scheduler.
-        session: Names the workers' recordings, and their work at the scheduler.
+        rounds: Connection to the workers' scheduler, and rollout batches so far.
         elsewhere: True if workers may be on other machines.
-        supervise: Makes the supervision of a piece of work.
-        rounds: Rollout batches so far.
-        costs: Costs of tasks so far.
+        costs: Measured seconds per task in the last rollout batch of every kind.
     """
 
-    connection: Connection
-    session: str
-    elsewhere: bool
-    supervise: Callable[[], Supervision]
     rounds: Rounds
-    costs: ShardCosts = field(default_factory=ShardCosts)
+    elsewhere: bool
+    costs: dict[str, float] = field(default_factory=dict[str, float])
 
     @classmethod
     @contextmanager
     def started(cls, spec: SamplerSpec, backend: Backend) -> Iterator["DaskWorkers"]:
-        """Start the workers of a backend, whose recordings are removed at the end.
+        """Start the workers of a backend; remove their recordings at the end.
 
         Raises:
             WorkersError: The connection failed; see `connected`.
@@ -113,65 +89,66 @@ class DaskWorkers(RolloutWorkers):
                     return Supervision(session, secrets.token_hex(8), timeout, versions)
 
                 rounds = Rounds(connection, session, supervise, partial(_recordings, connection, elsewhere))
-                workers = cls(spec, connection, session, elsewhere, supervise, rounds)
+                workers = cls(spec, rounds, elsewhere)
                 tell_who_trains(recordings_folder(session), session, spec.env.name)
                 try:
-                    if not spec.env.is_built_in:  # one of ours is not tried before it is used
+                    if not spec.env.is_built_in:  # local workers are not tried in advance
                         workers.try_environment()
                     yield workers
                 finally:
                     if elsewhere:
                         with suppress(Exception):
-                            workers.client.run(remove_recordings, session, on_error="ignore")
+                            connection.client.run(remove_recordings, session, on_error="ignore")
         finally:
-            # Once the local workers are gone: one that is asked to end may just have begun to record.
+            # After the local workers have ended, since one may just have begun to record.
             remove_recordings(session)
 
     def collect(self, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
-        """E complete episodes of every task.
+        """Return Return E complete episodes of every task.
 
         Raises:
             RolloutError: the environment failed, hung, or killed its workers.
-            WorkersError: workers died at different steps, or are gone; or the scheduler has gone for good.
+            WorkersError: workers died at different steps, or there are no workers, or the scheduler is lost.
         """
-        bounds = self.costs.bounds(self.spec, len(tasks), self.connection.num_threads)
+        bounds = self.bounds(len(tasks))
         pieces: list[Piece] = []
 
         def collect() -> list[Collected]:
-            pieces[:] = pieces_of(Shard(self.spec, tasks, position), params, bounds)
+            pieces[:] = pieces_of(Shard(self.spec, tasks, position), params, bounds, self.rounds.supervise)
             return self.rounds.collect(pieces)
 
         try:
             answers = self.uninterrupted(collect, f"iteration {position.iteration}, inner step {position.step}")
         except ShardDied as death:
             raise self._death(death.shard, death.watch) from death.__cause__
-        self.costs.tell(self.spec, sum(answer.cost for answer in answers) / len(tasks))
+        self.costs[self.spec.model_dump_json()] = sum(answer.cost for answer in answers) / len(tasks)
         return tasks_together([answer.episodes for answer in answers])
 
+    def bounds(self, num_tasks: int) -> list[tuple[int, int]]:
+        """Return the first and last + 1 task of every shard, in order."""
+        seconds = self.costs.get(self.spec.model_dump_json()) or most_steps(self.spec) / _STEPS_PER_SECOND
+        size = tasks_per_shard(num_tasks, seconds, self.rounds.connection.num_threads)
+        return list(pairwise([*range(0, num_tasks, size), num_tasks]))
+
     def uninterrupted(self, work: Callable[[], T], where: str) -> T:
-        """Do work at the scheduler and return its result; repeat it all if the scheduler dies meanwhile and comes back.
+        """Run work at the scheduler and return its result; repeat it if the scheduler was lost and comes back.
 
         Raises:
-            WorkersError: the scheduler does not come back, or it is lost over and over.
+            WorkersError: the scheduler does not come back, or is lost repeatedly.
         """
-        return self.connection.repeat_where_lost(work, where)
+        return self.rounds.connection.repeat_where_lost(work, where)
 
     def traffic(self) -> Traffic:
         """Return the totals of the traffic between this process and its workers."""
-        return replace(self.rounds.traffic, threads=self.connection.num_threads)
-
-    @property
-    def client(self) -> Client:
-        """Of the workers' scheduler."""
-        return self.connection.client
+        return replace(self.rounds.traffic, threads=self.rounds.connection.num_threads)
 
     def try_environment(self) -> None:
-        """Have a worker make the environment once."""
-        watch = self.supervise()
-        future = self.client.submit(try_environment, self.spec, watch, key=f"try_environment-{watch.key}", pure=False)
+        """Make the environment once on a worker."""
+        watch, client = self.rounds.supervise(), self.rounds.client
+        future = client.submit(try_environment, self.spec, watch, key=f"try_environment-{watch.key}", pure=False)
         name = self.spec.env.name
         try:
-            wait_for(self.client, [future], watch.step_timeout_seconds)
+            wait_for(client, [future], watch.step_timeout_seconds)
             unusable = future.result()
         except TimeoutError as error:
             raise EnvError(
@@ -187,12 +164,12 @@ class DaskWorkers(RolloutWorkers):
             raise unusable
 
     def _death(self, shard: Shard, watch: Supervision) -> Exception:
-        """Make the error for a shard that killed every worker that tried it."""
+        """Build the error for a shard that killed every worker that tried it."""
         recordings = self.rounds.recordings(watch)
-        ending = ending_of(recordings[-1].pid) if recordings and not self.elsewhere else None
+        ending = ending_of(recordings[-1].at.pid) if recordings and not self.elsewhere else None
         recordings = self.rounds.recordings(watch)  # again: it may have been cut off before it said why it ended
         # An attempt may be cut short before it gets there, by what the one before has left of its worker's connections.
-        recordings = [recording for recording in recordings if recording.env_step != NOT_YET] or recordings
+        recordings = [recording for recording in recordings if recording.at.env_step != NOT_YET] or recordings
         if recordings and len({recording.place for recording in recordings}) == 1:
             return shard.death(recordings, watch, ending)
         places = [recording.place for recording in recordings]
@@ -212,5 +189,5 @@ def _recordings(connection: Connection, elsewhere: bool, watch: Supervision) -> 
         with suppress(Exception):
             everywhere = connection.client.run(watch.recordings, on_error="ignore")
             found.extend(cast(dict[str, list[Recording]], everywhere).values())
-    # Workers of one machine answer alike.
+    # Workers of the same machine give the same result.
     return max(found, key=len)

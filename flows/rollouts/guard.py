@@ -1,8 +1,8 @@
-"""Watch worker processes from outside: a separate process, one per machine and session, that runs this file.
+"""External watchdog of worker processes: a process per machine and session that runs this file.
 
-The watchdog of a worker's own process (`flight_recorder.py`) can say more, but does nothing when its process is
-stopped, or when the environment has switched it off. A trainer that is killed cannot clean up. This process covers
-both cases. It imports neither Metaloom nor numpy, so that it starts within the time of a step.
+A worker writes by when its environment has to return (`flight_recorder.py`); this process ends it then, whatever it is
+doing, and asks it for its tracebacks before. It also acts for a trainer that is killed and cannot clean up. It imports
+neither Metaloom nor numpy, so that it starts within the time of a step.
 """
 
 import fcntl
@@ -22,24 +22,27 @@ from typing import NamedTuple
 import psutil
 
 MARK = "METALOOM_WORKER_OF"
-"""Variable in the environment of every worker process that we start: it, and all that descends from it, carry it."""
+"""Environment variable that marks worker processes and their descendants."""
 
 NOT_YET, RESET = -2, -1
 STOPPED = "Stopped"
+TRACEBACK = signal.SIGUSR2
+"""Signal at which a worker writes the tracebacks of its threads, in C: also while it holds the interpreter's lock."""
 _TRAINER = "trainer.json"
 _ASKED = "asked_to_end"
 _LOOK_EVERY_SECONDS = 0.2
-_LAYOUT = struct.Struct("=12q2d")
+HEADER = struct.Struct("=12q2d")
+"""Layout of `Header`."""
 
 
 class Header(NamedTuple):
-    """Beginning of a recording, as `flight_recorder` writes it: 12 integers and 2 times.
+    """Header of a recording, as written by `flight_recorder`: 12 integers and 2 times.
 
     Attributes:
-        env_step: The step, or NOT_YET or RESET.
-        row: The row; -1 where all are stepped together.
-        born: Start time of the process, as `started` gives it; with its pid it identifies the process.
-        deadline: Time at which it is ended, by the monotonic clock; 0 for never.
+        env_step: Current step, or NOT_YET or RESET.
+        row: Current row; -1 if all are stepped together.
+        born: Start time of the process, see `started`; identifies the process together with its pid.
+        deadline: Deadline of the process by the monotonic clock; 0 for none.
     """
 
     pid: int
@@ -59,12 +62,12 @@ class Header(NamedTuple):
 
     @classmethod
     def read(cls, file: Path) -> "Header":
-        """Read it from the file of a recording."""
+        """Read the header of a recording."""
         with file.open("rb") as opened:
-            return cls(*_LAYOUT.unpack(opened.read(_LAYOUT.size)))
+            return cls(*HEADER.unpack(opened.read(HEADER.size)))
 
     def process(self) -> psutil.Process | None:
-        """Return the process, if it still exists."""
+        """Return the process if it exists."""
         with suppress(psutil.Error, OSError):
             process = psutil.Process(self.pid)
             if started(self.pid) == self.born and _runs(process):
@@ -72,7 +75,7 @@ class Header(NamedTuple):
         return None
 
     def words(self) -> str:
-        """Where the rollout is."""
+        """Describe the rollout's position."""
         if self.env_step == NOT_YET:
             return "while it was made"
         row = f"task {self.first_task} and on"
@@ -84,12 +87,12 @@ class Header(NamedTuple):
 
 
 def started(pid: int) -> int:
-    """Return the time at which a process started, in ticks since the machine did: no change of the clock moves it."""
+    """Return the start time of a process in clock ticks since boot, which does not depend on the clock."""
     return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19])
 
 
 def tell_who_trains(folder: Path, mark: str, env: str) -> None:
-    """Ensure that the marked workers end, and the folder is removed, if this process is killed."""
+    """Register this process, so that the guard ends marked workers and removes the folder if it is killed."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     trainer = {"pid": os.getpid(), "born": started(os.getpid()), "mark": mark, "env": env}
     (folder / _TRAINER).write_text(json.dumps(trainer), encoding="utf-8")
@@ -97,31 +100,31 @@ def tell_who_trains(folder: Path, mark: str, env: str) -> None:
 
 
 def tell_asked_to_end() -> None:
-    """Suppress the report that this process was killed: its user has asked it to end at once."""
+    """Suppress the report of a killed process, since the user asked it to end."""
     for folder in _trained:
         with suppress(OSError):  # of a run before
             (folder / _ASKED).touch()
 
 
 def start_guard(folder: Path) -> None:
-    """Start the process that watches the recordings of a folder, unless there is one."""
+    """Start a guard of a folder's recordings, unless one is running."""
     lock = os.open(folder / "guard.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return
     else:
-        # -P: modules in this file's folder have the names of packages.
+        # -P, because modules in this file's folder have the names of packages.
         command = [sys.executable, "-P", __file__, str(folder)]
         quiet = subprocess.DEVNULL
-        # The lock goes with the open file, which is the new process's as well.
+        # The lock belongs to the open file, which the new process inherits.
         _started.append(subprocess.Popen(command, stdin=quiet, stdout=quiet, pass_fds=[lock], start_new_session=True))
     finally:
         os.close(lock)
 
 
 def end_marked(mark: str) -> int:
-    """End every other process that carries a mark; return their number."""
+    """End all other processes with a mark; return their number."""
     ended: set[int] = set()
     while found := [process for process in _marked(mark) if process.pid not in ended]:
         for process in found:
@@ -131,13 +134,13 @@ def end_marked(mark: str) -> int:
     return len(ended)
 
 
-_started: list[subprocess.Popen[bytes]] = []  # a Popen that is forgotten warns
+_started: list[subprocess.Popen[bytes]] = []  # an unreferenced Popen warns
 _trained: list[Path] = []
 
 
 def _marked(mark: str) -> Iterator[psutil.Process]:
     for process in psutil.process_iter():
-        # Other users' processes do not say, and processes end while they are asked.
+        # Other users' processes cannot be read, and processes may end meanwhile.
         with suppress(psutil.Error, OSError):
             if process.pid != os.getpid() and process.environ().get(MARK) == mark:
                 yield process
@@ -171,7 +174,7 @@ class _Trainer(NamedTuple):
 
     @classmethod
     def of(cls, folder: Path) -> "_Trainer | None":
-        """Return the trainer on this machine; None if it is on another one."""
+        """Return the trainer if it is on this machine."""
         if not (folder / _TRAINER).exists():
             return None
         about = json.loads((folder / _TRAINER).read_text(encoding="utf-8"))
@@ -187,7 +190,7 @@ class _Trainer(NamedTuple):
         return False
 
     def tidy_up(self, folder: Path, headers: Sequence[Header]) -> None:
-        """Act for the dead trainer: report where the environments were, and end its processes."""
+        """Clean up for a dead trainer: report the environments' positions, and end its processes."""
         found = "No environment was being called then."
         if headers:
             places = "".join(f"\n  {self.env}, {header.words()}" for header in headers)
@@ -207,13 +210,18 @@ def _end_if_overdue(folder: Path, header: Header) -> None:
         return
     report = folder / f"{header.pid}-{header.recorder}.timeout"
     with suppress(psutil.Error, OSError):
+        if report.stat().st_size:
+            process.kill()
+            return
         stopped = process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-        if not report.stat().st_size:
-            report.write_text(f"{STOPPED if stopped else 'Timeout'}: ended from outside\n", encoding="utf-8")
-        process.kill()
+        report.write_text(f"{STOPPED if stopped else 'Timeout'}: ended from outside\n", encoding="utf-8")
+        if stopped:
+            process.kill()
+        else:  # until the next look
+            process.send_signal(TRACEBACK)
 
 
 if __name__ == "__main__":
-    # Ctrl-C is for the trainer to answer.
+    # Ctrl-C is handled by the trainer.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _watch(Path(sys.argv[1]))

@@ -18,10 +18,10 @@ from metaloom.flows.signals import kept_from_children
 
 LOOPBACK = "127.0.0.1"
 _SETTINGS = {
-    # Dask opens HTTP ports even without a dashboard, by default on all interfaces. Through its routes, which
-    # know no certificates, anybody could read the state of the scheduler and retire its workers.
+    # Dask opens HTTP ports on all interfaces even without a dashboard. Their routes need no certificate, so anybody
+    # could read the scheduler's state and retire workers.
     "distributed.scheduler.http.routes": [],
-    # On a busy machine, a worker takes longer than Dask's 15 seconds to restart, and would be given up.
+    # On a busy machine, restarting a worker may take longer than Dask's limit of 15 seconds.
     "distributed.deploy.lost-worker-timeout": "1 hour",
 }
 
@@ -31,7 +31,7 @@ _ended = threading.Condition()
 
 
 class LocalWorker(Worker):
-    """A worker that says nothing of a heartbeat that its scheduler no longer takes: it ends with the trainer alone."""
+    """A worker that ignores heartbeats rejected by its scheduler, since it ends only with the trainer."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -39,13 +39,13 @@ class LocalWorker(Worker):
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    # On a busy machine one is often under way while all is closed, and Dask logs its traceback (distributed #7105).
+    # On a busy machine, a heartbeat is often pending during shutdown, and Dask logs a traceback (distributed #7105).
     error = record.exc_info[1] if record.exc_info else None
     return not (isinstance(error, CommClosedError) and "heartbeat" in record.getMessage())
 
 
 class MarkedNanny(Nanny):
-    """A nanny, in this process, whose workers carry a mark from their first instruction on; it keeps how they ended."""
+    """A nanny in this process that marks its workers from their start, and records how they ended."""
 
     _starting: ClassVar[int] = 0
     _before: ClassVar[dict[str, str | None]] = {}
@@ -64,8 +64,8 @@ class MarkedNanny(Nanny):
         finally:
             self._worker = self.pid or 0
             MarkedNanny._starting -= 1
-            # Dask puts variables into this process's environment, which is the only way: the mark, one thread, one seed
-            # of hashes. No other child process may inherit them.
+            # Dask sets variables (the mark, one thread, the hash seed) in this process's environment. Other child
+            # processes must not inherit them.
             if not MarkedNanny._starting:
                 for name, value in MarkedNanny._before.items():
                     if value is None:
@@ -81,7 +81,7 @@ class MarkedNanny(Nanny):
 
 
 def ending_of(pid: int) -> str | None:
-    """Describe how one of our worker processes ended; None if it is still unknown after a moment."""
+    """Describe how a worker process ended; None if unknown."""
     with _ended:
         _ended.wait_for(lambda: pid in _endings, timeout=2)
         code = _endings.get(pid)
@@ -95,12 +95,12 @@ def ending_of(pid: int) -> str | None:
 
 @contextmanager
 def local_client(workers: int, retries: int, mark: str) -> Iterator[Client]:
-    """Start worker processes and yield their client. They, and all that they started, end with the context."""
-    # A certificate that only these processes have, in memory: a scheduler runs whatever it is sent.
+    """Start worker processes and yield their client. They and their descendants end with the block."""
+    # A certificate that only these processes have, in memory, since a scheduler executes anything it receives.
     security = Security.temporary()
     try:
         with (
-            # The user's files and variables configure other clusters: an idle-timeout would close this one.
+            # Ignore the user's Dask configuration for other clusters: an idle-timeout would close this one.
             dask.config.set(distributed=dask.config.merge(*dask.config.defaults)["distributed"]),
             dask.config.set(_SETTINGS),
             _cluster(workers, retries, mark, security) as cluster,
@@ -113,7 +113,7 @@ def local_client(workers: int, retries: int, mark: str) -> Iterator[Client]:
 
 
 def _cluster(workers: int, retries: int, mark: str, security: Security) -> LocalCluster:
-    # A terminal sends these to its whole group. Workers inherit the mask that blocks them, even when restarted
+    # A terminal sends these signals to its whole group. Workers inherit the mask that blocks them, even if restarted
     # later.
     with kept_from_children(signal.SIGINT, signal.SIGHUP):
         return LocalCluster(

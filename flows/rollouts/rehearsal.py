@@ -1,4 +1,4 @@
-"""The rehearsal before a run: processes that play an environment to settle what its settings leave open."""
+"""The rehearsal before a run: processes that try an environment to resolve unset settings."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from metaloom.pipeline.envs.contract import EnvError
 
 
 class Settled(NamedTuple):
-    """An environment with all settings decided.
+    """An environment with all settings resolved.
 
     Attributes:
         config: The environment.
@@ -31,7 +31,7 @@ class Settled(NamedTuple):
 
 
 def settled(config: EnvConfig, max_episode_steps: int, timeout_seconds: float = 60, *, always: bool = False) -> Settled:
-    """Decide whether actions are scaled and whether a copy of the environment plays more than one episode.
+    """Resolve whether actions are scaled and whether a copy of the environment may play several episodes.
 
     An environment that cannot be made, or fails, is returned unchanged: training reports the error and its location.
 
@@ -39,7 +39,7 @@ def settled(config: EnvConfig, max_episode_steps: int, timeout_seconds: float = 
         config: The environment. Built-in ones, and explicit settings, stay unchanged.
         max_episode_steps: Maximum number of steps of the run's episodes.
         timeout_seconds: Time limit for an episode of the rehearsal.
-        always: Play it even if nothing is left open.
+        always: True to rehearse even if nothing is unset.
     """
     asks_scale = "action_scale" not in config.model_fields_set and config.action_scale is not None
     asks_scale = asks_scale and not config.is_built_in
@@ -65,9 +65,9 @@ def settled(config: EnvConfig, max_episode_steps: int, timeout_seconds: float = 
     return Settled(config, tuple(f"{config.name}: {note}" for note in (*found.get("notes", ()), *misses)))
 
 
-@lru_cache(maxsize=64)  # the runs of a sweep are of one environment
+@lru_cache(maxsize=64)  # the runs of a sweep have the same environment
 def _rehearsed(settings: str, steps: int, timeout_seconds: float) -> Mapping[str, Any]:
-    """Play the environment in a process, and once more in another one, where strings have other hashes."""
+    """Rehearse the environment in two processes with different hash seeds."""
     found = _in_process(settings, [str(steps), "1"], timeout_seconds)
     if "copies" not in found:
         return found
@@ -85,12 +85,12 @@ def _in_process(settings: str, arguments: list[str], timeout_seconds: float) -> 
     with tempfile.TemporaryFile("w+", encoding="utf-8") as answer:
         try:
             ended = subprocess.run(
-                # Without -P, modules of the folder one stands in would be found before installed ones.
+                # Without -P, modules of the working folder would be found before installed ones.
                 [sys.executable, "-P", "-m", rehearsal.__name__, *arguments, str(timeout_seconds)],
                 input=settings,
                 env={**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": arguments[-1], MARK: mark},
                 text=True,
-                # No pipes, which what the environment leaves running would hold open.
+                # No pipes, which left-over processes of the environment would hold open.
                 stdout=answer,
                 stderr=subprocess.DEVNULL,
                 timeout=limit,

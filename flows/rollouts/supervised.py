@@ -1,4 +1,4 @@
-"""Rollouts in a worker process that may not live to return them. Workers import this module: no torch."""
+"""Supervised rollouts in worker processes, which may die. Workers import this module, so it does not import torch."""
 
 import multiprocessing
 import random
@@ -42,31 +42,31 @@ _PACKAGES = ("numpy", "mujoco", "gymnasium")
 
 
 def fingerprint(spec: SamplerSpec) -> dict[str, str]:
-    """Return the versions of everything that affects a rollout in this process, including user-supplied sources."""
+    """Return the versions of everything that affects a rollout, including sources of plug-ins."""
     return {**_versions(), **_torch_version(), **_named(sources_of(acting_paths(spec.env, spec.policy)))}
 
 
 def check_worker(spec: SamplerSpec) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Report versions and machine code of a worker, after it has built the environment once. Runs on the worker."""
+    """Build the environment once and return the worker's versions and machine code. Runs on the worker."""
     make_env(spec.env).close()
     return _fingerprint_here(spec), acting_facts()
 
 
 def require_own_versions(required: Mapping[str, str], spec: SamplerSpec) -> None:
-    """Refuse versions that are not the trainer's, of this process, which is a worker.
+    """Reject this worker if its versions differ from the trainer's.
 
-    One that the trainer has started imports what is there by then, and may be started again much later.
+    A local worker may also differ, since it may be restarted much later.
 
     Raises:
-        WorkersError: they differ, and so would digests.
+        WorkersError: the versions differ.
     """
     require_versions(required, _fingerprint_here(spec), f"on {socket.gethostname()}")
 
 
 def require_versions(required: Mapping[str, str], found: Mapping[str, str], worker: str) -> None:
-    """Refuse versions of a worker that are not the trainer's.
+    """Reject a worker whose versions differ from the trainer's.
 
-    A worker may do without torch, and may have a plug-in without its source.
+    A worker may lack torch, and the source of a plug-in.
     """
     differing = [
         f"{name} {found.get(name)} there, {here} here"
@@ -86,7 +86,7 @@ def _versions() -> dict[str, str]:
 
 
 def _torch_version() -> dict[str, str]:
-    # Of a process that computes with it: the plain MLP acts without.
+    # Only of a process that uses torch: the plain MLP does not.
     return {"torch": version("torch")} if "torch" in sys.modules else {}
 
 
@@ -98,13 +98,13 @@ def _fingerprint_here(spec: SamplerSpec) -> dict[str, str]:
 
 @cache
 def _first_seen(path: str) -> dict[str, str]:
-    """Return the sources of a plug-in when this process first saw it: it computes with these in any case."""
+    """Return the sources of a plug-in at its first use, which this process keeps using."""
     return {name: _digest_first_seen(file) for name, file in files_of([path]).items()}
 
 
 @cache
 def _digest_first_seen(file: Path) -> str:
-    # A module beside this plug-in may have been imported for another one, and have changed since.
+    # A module of this plug-in may have been imported earlier for another one.
     return digest_of(file)
 
 
@@ -116,7 +116,7 @@ _SENT = (TaskBatch, TaskParams, EpisodeBatch, Samples, Step, Update)
 
 
 def num_bytes(value: object) -> int:
-    """Return the bytes of all arrays in a batch, or of what is bytes already."""
+    """Return the size of all arrays in a batch, or of bytes."""
     if isinstance(value, bytes | str):
         return len(value)
     if isinstance(value, np.ndarray):
@@ -134,8 +134,8 @@ for _kind in _SENT:
     sizeof.register(_kind, num_bytes)
 
 
-# Dask's threads draw from `random` in the trainer and in workers. They get a separate generator, so that the global one
-# changes only if the work draws.
+# Dask's threads draw from `random`. Give them a separate generator, so that the global one changes only if the work
+# draws.
 for _dask in (dask.sizeof, distributed.utils_comm):
     vars(_dask)["random"] = random.Random()
 
@@ -145,10 +145,10 @@ class Supervision:
     """Supervision of a piece of work.
 
     Attributes:
-        session: Names the trainer's recordings.
-        key: Names the piece of work among them.
+        session: Name of the trainer's recordings.
+        key: Name of the work among them.
         step_timeout_seconds: Time limit for one call of an environment.
-        versions: Versions that affect results and must be equal on the worker; none if it was started from here.
+        versions: Versions that the worker must have; empty for local workers.
     """
 
     session: str
@@ -161,7 +161,7 @@ class Supervision:
         return read_recordings(recordings_folder(self.session), self.key)
 
     def recorded(self, episodes_per_task: int = 1) -> AbstractContextManager[FlightRecorder]:
-        """Start a recorder for one more attempt."""
+        """Record another attempt."""
         return recorded(recordings_folder(self.session), self.key, self.step_timeout_seconds, episodes_per_task)
 
 
@@ -175,37 +175,37 @@ class Shard:
 
     @property
     def name(self) -> str:
-        """Place in the run, as Dask's pages show it: `collect_rollouts-i12-k1-tasks8:12`."""
+        """Name for Dask's pages, such as `collect_rollouts-i12-k1-tasks8:12`."""
         at = self.position
         return f"collect_rollouts-i{at.iteration}-k{at.step}-tasks{at.first_task}:{at.first_task + len(self.tasks)}"
 
     def death(
         self, recordings: Sequence[Recording], supervision: Supervision, ending: str | None = None
     ) -> RolloutError:
-        """Build the error for processes that ended in this shard. The last one's ending may be known."""
+        """Build the error for processes that ended in this shard; `ending` describes the last one, if known."""
         last = recordings[-1]
         at = self._circumstances(last)
-        row = None if last.row < 0 else last.row
+        row = None if last.at.row < 0 else last.at.row
         nothing = np.zeros((0, len(at.tasks) * at.episodes_per_task, 0), np.float32)
         return at.fault(
             _cause_of_death(recordings, supervision.step_timeout_seconds, ending),
-            "make" if last.env_step == NOT_YET else "reset" if last.env_step < 0 else "step",
+            "make" if last.at.env_step == NOT_YET else "reset" if last.at.env_step < 0 else "step",
             last.traceback,
             row,
-            env_step=None if last.env_step < 0 else last.env_step,
+            env_step=None if last.at.env_step < 0 else last.at.env_step,
             actions=last.actions if last.actions.size else nothing,
         )
 
     def _circumstances(self, recording: Recording) -> Circumstances:
-        """Describe the episodes that were sampled side by side: all of the shard's, or a block of one task's."""
+        """Describe the episodes sampled in parallel: all of the shard's, or a block of a task's."""
         spec = self.spec
-        if recording.env_step == NOT_YET:
+        if recording.at.env_step == NOT_YET:
             return Circumstances(spec.env, self.tasks, self.position, spec.episodes_at_once)
         if spec.enough is None:
-            at = replace(self.position, first_episode=recording.first_episode)
+            at = replace(self.position, first_episode=recording.at.first_episode)
             return Circumstances(spec.env, self.tasks, at, spec.episodes_at_once)
-        at = replace(self.position, first_task=recording.first_task, first_episode=recording.first_episode)
-        b = recording.first_task - self.position.first_task
+        at = replace(self.position, first_task=recording.at.first_task, first_episode=recording.at.first_episode)
+        b = recording.at.first_task - self.position.first_task
         return Circumstances(spec.env, self.tasks.slice(b, b + 1), at, spec.episodes_at_once)
 
 
@@ -216,7 +216,7 @@ class Collected:
     Attributes:
         episodes: Episodes of its tasks.
         seconds: Wall time.
-        processor_seconds: Part of `seconds` during which a processor worked for them.
+        processor_seconds: Processor time within `seconds`.
     """
 
     episodes: EpisodeBatch
@@ -225,8 +225,8 @@ class Collected:
 
     @property
     def cost(self) -> float:
-        """Seconds that they would take on a machine that nobody else uses."""
-        # A simulator that is another process, or on another machine, takes hardly any of this thread's.
+        """Estimated seconds on an otherwise idle machine."""
+        # A simulator in another process or on another machine uses little of this thread's time.
         return self.processor_seconds if self.processor_seconds > self.seconds / 10 else self.seconds
 
 
@@ -234,13 +234,13 @@ sizeof.register(Collected, num_bytes)
 
 
 def collect_watched(shard: Shard, params: TaskParams, supervision: Supervision) -> Collected:
-    """Collect episodes of a shard, unless it would end the process as an earlier attempt did. Runs on a worker.
+    """Collect the episodes of a shard, unless it would end the process like an earlier attempt. Runs on a worker.
 
     Raises:
-        RolloutError: An error of `collect_rollouts`; or an earlier attempt ended itself, and this one would too.
-        WorkersError: This worker has other versions than the trainer.
+        RolloutError: an error of `collect_rollouts`, or an earlier attempt ended its process, as this one would.
+        WorkersError: this worker has other versions than the trainer.
     """
-    if multiprocessing.parent_process() is not None:  # what environments print: the trainer's output is inherited
+    if multiprocessing.parent_process() is not None:  # environments may print, and the trainer's output is inherited
         print_to_errors()
     require_own_versions(supervision.versions, shard.spec)
     earlier = supervision.recordings()
@@ -251,21 +251,21 @@ def collect_watched(shard: Shard, params: TaskParams, supervision: Supervision) 
             began, worked = time.perf_counter(), time.thread_time()
             episodes = collect_shard(shard.spec, params, shard.tasks, shard.position, recorder)
             collected = Collected(episodes, time.perf_counter() - began, time.thread_time() - worked)
-        # Again: the first shard of a policy that acts by torch has only now imported it.
+        # Again, since the first shard of a torch policy has just imported torch.
         require_own_versions(supervision.versions, shard.spec)
         return collected
     except StageFault as error:
         fault = error
-    # What the environment raised stays here: it may be of a kind that cannot be sent.
+    # Do not send the environment's exception, which may not be picklable.
     fault.__cause__ = fault.__context__ = None
     raise fault.with_traceback(None)
 
 
 def try_environment(spec: SamplerSpec, supervision: Supervision) -> EnvError | None:
-    """Make an environment once and draw a task, before the trainer does: it cannot survive one that hangs or crashes.
+    """Make an environment and draw a task on a worker first, since the trainer would not survive a hang or crash.
 
     Returns:
-        Why it cannot be used, if so: Dask would log an error that is raised, with its traceback.
+        The error, if any; raising it would make Dask log its traceback.
     """
     if any(recording.timed_out for recording in supervision.recordings()):
         raise TimeoutError(supervision.recordings()[-1].traceback)

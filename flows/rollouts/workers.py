@@ -1,7 +1,7 @@
 """Execution of rollouts in this process, or on Dask workers (`flows/rollouts/dask.py`).
 
-An episode's bits depend on its position in the run and on nothing here, so the choice changes the time a run takes and
-never its digests. Workers import this module, so it stays free of torch.
+An episode's bits do not depend on where it is sampled, so the choice affects a run's duration but not its digests.
+Workers import this module, so it does not import torch.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ class SamplerSpec(Settings):
     env: EnvConfig
     policy: PolicyConfig
     episodes_per_task: int | None
-    """None for the number that min_steps takes."""
+    """None if min_steps decides."""
     max_episode_steps: int
     threads: int
     actor: ActorKind = "policy"
@@ -59,7 +59,7 @@ class SamplerSpec(Settings):
 
     @classmethod
     def of(cls, config: "RunConfig", threads: int) -> "SamplerSpec":
-        """Return the part of a run's configuration that rollouts depend on."""
+        """Return the specification for a run's configuration."""
         return cls(
             env=config.env,
             policy=config.policy,
@@ -75,33 +75,33 @@ class SamplerSpec(Settings):
     def sampling(
         self, episodes_per_task: int, *, deterministic: bool, actor: ActorKind | None = None, one_trial: bool = False
     ) -> "SamplerSpec":
-        """Return a spec for another kind of episodes and a fixed number of them."""
+        """Return a specification for a fixed number of other episodes."""
         kind: dict[str, Any] = {"deterministic": deterministic, "actor": actor or self.actor}
         kind |= {"episodes_per_trial": episodes_per_task if one_trial else 1}
         number = {"episodes_per_task": episodes_per_task, "min_steps": None, "min_rollouts": None}
         return self.model_copy(update=kind | number)
 
     def filling(self, min_steps: int, *, actor: ActorKind) -> "SamplerSpec":
-        """Return a spec that samples at least `min_steps` steps of every task, with another actor."""
+        """Return a specification that samples at least `min_steps` steps per task with another actor."""
         kind = {"deterministic": False, "actor": actor}
         number = {"episodes_per_task": None, "min_steps": min_steps, "min_rollouts": None}
         return self.model_copy(update=kind | number)
 
     def repeating(self) -> "SamplerSpec":
-        """Return a spec for one recorded episode on a new copy."""
+        """Return a specification for replaying one recorded episode on a new copy."""
         env = self.env.model_copy(update={"copies": "fresh"})
         return self.sampling(1, deterministic=False, actor="recorded").model_copy(update={"env": env})
 
     @property
     def enough(self) -> Enough | None:
-        """When a task has been sampled enough; None for always as many episodes."""
+        """Stopping rule for sampling a task; None for a fixed number of episodes."""
         if self.min_steps is None and self.min_rollouts is None:
             return None
         return Enough(self.min_steps, self.min_rollouts, self.episodes_per_task, self.max_episode_steps)
 
     @property
     def episodes_at_once(self) -> int:
-        """Episodes of a task that are sampled side by side."""
+        """Number of episodes of a task sampled in parallel."""
         if self.enough is not None:
             return self.enough.block_size
         assert self.episodes_per_task is not None, "nothing says when there are enough episodes"
@@ -123,7 +123,7 @@ class RolloutWorkers(ABC):
         """E complete episodes of every task."""
 
     def uninterrupted(self, work: Callable[[], T], where: str) -> T:
-        """Do work with the workers and return its result; `where` names its location in the run for messages."""
+        """Run work with the workers and return its result; `where` is its position in the run, for messages."""
         return work()
 
     def traffic(self) -> Traffic | None:
@@ -133,20 +133,19 @@ class RolloutWorkers(ABC):
     def sampling(
         self, episodes_per_task: int, *, deterministic: bool, actor: ActorKind | None = None, one_trial: bool = False
     ) -> Self:
-        """Return the workers for another number of episodes, with the most likely actions if `deterministic`.
+        """Return a collector of `episodes_per_task` episodes, deterministic on request.
 
-        `actor` replaces the algorithm's. With `one_trial` the episodes run in sequence, each with the actor's memory of
-        the ones before.
+        `actor` replaces the algorithm's. With `one_trial`, episodes run in sequence and share the actor's memory.
         """
         spec = self.spec.sampling(episodes_per_task, deterministic=deterministic, actor=actor, one_trial=one_trial)
         return replace(self, spec=spec)
 
     def repeating(self) -> Self:
-        """Return the workers for one recorded episode on a new copy of the environment."""
+        """Return a collector for replaying one recorded episode on a new copy of the environment."""
         return replace(self, spec=self.spec.repeating())
 
     def filling(self, min_steps: int, *, actor: ActorKind) -> Self:
-        """Return the workers for at least `min_steps` steps of each task, with another actor."""
+        """Return a collector of at least `min_steps` steps per task, with another actor."""
         return replace(self, spec=self.spec.filling(min_steps, actor=actor))
 
 
@@ -155,7 +154,7 @@ class LocalWorkers(RolloutWorkers):
 
     def collect(self, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
         """E complete episodes of every task."""
-        # Standard output carries what the command prints, such as JSON; an environment may print too.
+        # Environments may print, but standard output is for the command's result, such as JSON.
         with redirect_stdout(sys.stderr):
             return collect_shard(self.spec, params, tasks, position)
 
@@ -163,7 +162,7 @@ class LocalWorkers(RolloutWorkers):
 def collect_shard(
     spec: SamplerSpec, params: TaskParams, tasks: TaskBatch, position: RolloutPosition, watch: RolloutWatch = UNWATCHED
 ) -> EpisodeBatch:
-    """Collect episodes of some of the tasks, with the sampler that this thread keeps warm."""
+    """Collect episodes of some tasks with this thread's cached sampler."""
     with normal_numerics():
         sampler, random_watch = _warm.sampler(spec)
         episodes, draw = random_watch.draw_of(
@@ -172,13 +171,13 @@ def collect_shard(
     if draw is not None and not (draw.in_env and draw.installed):
         place = f"iteration {position.iteration}, inner step {position.step}"
         raise StageFault(f"{place}: {draw}")
-    if draw is not None:  # of a package that its user cannot change
+    if draw is not None:  # of an installed package
         random_watch.stop()
         log.warning("env.name is %s: %s. Its episodes may differ when they are played again", spec.env.name, draw)
     return episodes
 
 
-@cache  # a process computes with what it has imported, whatever lies there later
+@cache  # a process uses the code it has imported, even if the files change
 def code_digest() -> str:
     """Return the SHA-256 of the source files that affect rollouts, to compare processes."""
     digest = hashlib.sha256()
@@ -190,15 +189,15 @@ def code_digest() -> str:
 
 
 def usable_cores() -> int:
-    """Processor cores that this process may run on."""
-    # Not every system can restrict a process to some of them.
+    """Return the number of cores available to this process."""
+    # Not all systems can restrict a process to some cores.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class _WarmSamplers(threading.local):
-    """The samplers of a thread's last four specs: of training, the witness, and an evaluation's two kinds of episodes.
+    """A thread's cached samplers: of training, the witness, and two kinds of evaluation episodes.
 
-    A worker may have several threads, and simulators are not shared.
+    Simulators are not shared between a worker's threads.
     """
 
     def __init__(self) -> None:
@@ -208,7 +207,7 @@ class _WarmSamplers(threading.local):
         key = spec.model_dump_json()
         found = self._by_spec.pop(key, None)
         if found is None:
-            # What is played again has been watched when it was played first.
+            # A replayed episode was watched when first sampled.
             watched = spec.actor != "recorded" and bool(own_paths(acting_paths(spec.env, spec.policy)))
             found = _build(spec), GlobalRandomWatch(on=watched)
         self._by_spec[key] = found
@@ -227,12 +226,12 @@ _warm = _WarmSamplers()
 
 
 def close_samplers() -> None:
-    """Free the simulators that this thread keeps warm."""
+    """Free this thread's cached simulators."""
     _warm.close()
 
 
 def _build(spec: SamplerSpec) -> Sampler:
-    # More than one BLAS thread would make bits depend on the machine and take the neighbours' cores.
+    # More than one BLAS thread would make bits depend on the machine and occupy other workers' cores.
     threadpool_limits(1)
     return Sampler(
         spec.env,

@@ -1,1 +1,1 @@
-"""Sweeps as data: their contents, planning, storage and identity."""
+"""Sweeps as data: planning, storage and search spaces."""

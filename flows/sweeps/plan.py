@@ -1,4 +1,4 @@
-"""Plan a sweep: which runs it has, and what is wrong with it before any of them begins."""
+"""Planning of sweeps: their runs, and checks before training."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence, Sized
@@ -18,7 +18,7 @@ from metaloom.pipeline.schema import ConfigError
 from metaloom.storage import check_run_name, url_of
 
 MOST_UNASKED = 1000
-"""Runs up to which a sweep is not asked about again."""
+"""Maximum number of runs without confirmation."""
 _LONGEST_NAME = 60
 
 
@@ -31,7 +31,7 @@ def plan(
     settings: Sequence[str] = (),
     many: bool = False,
 ) -> tuple[Sweep, list[RunConfig]]:
-    """Plan a sweep over a grid, with the settings of each of its runs. Nothing is stored."""
+    """Plan a sweep over a grid and its runs' settings. Stores nothing."""
     (root, name), grid = _place(recipe, name), dict(grid or {})
     _check_keys("--grid", grid, settings)
     for key, values in grid.items():
@@ -59,7 +59,7 @@ def plan_search(
     settings: Sequence[str] = (),
     many: bool = False,
 ) -> Sweep:
-    """Plan a sweep whose settings are searched. It lists the runs stored so far and stores nothing."""
+    """Plan a sweep that searches settings, with the runs so far. Stores nothing."""
     require_optuna()
     root, name = _place(recipe, name)
     if not search.space:
@@ -84,26 +84,26 @@ def plan_search(
 
 
 def probe_configs(sweep: Sweep, search: Search) -> list[RunConfig]:
-    """Settings at the points of a search that show whether it can be tried."""
+    """Return settings at the probes of a search, for checks."""
     seed = sweep.seeds[0]
     return [config_of(sweep.recipe, sweep.settings, point, seed, "--search") for point in search.probes()]
 
 
 def trial_runs(sweep: Sweep, point: Mapping[str, str]) -> tuple[PlannedRun, ...]:
-    """Plan the runs of the next trial of a search, at a point of it."""
+    """Plan the runs of the next trial of a search at a point."""
     number = len(sweep.runs) // len(sweep.seeds)
     runs: list[PlannedRun] = []
     for seed in sweep.seeds:
         try:
             digest = digest_of(config_of(sweep.recipe, sweep.settings, point, seed, "--search"))
-        except ConfigError:  # each value can be, these together cannot: a trial that fails
+        except ConfigError:  # valid separately but not together: a failed trial
             digest = ""
         runs.append(PlannedRun(f"{sweep.name}-trial-{number:03}-seed-{seed}", point, seed, digest))
     return tuple(runs)
 
 
 def check_unchanged(stored: Sweep, planned: Sweep, *, extend: bool) -> None:
-    """Refuse a plan that differs from the stored sweep of its name, or with `extend` does not contain all of it."""
+    """Reject a plan that differs from the stored sweep or, with `extend`, does not contain it."""
     if (stored.search is None) != (planned.search is None):
         was, now = ("a grid", "a search") if stored.search is None else ("a search", "a grid")
         raise UsageError(f"the sweep {stored.name} is stored as {was}; found {now}. --name begins another sweep")
@@ -127,7 +127,7 @@ def check_unchanged(stored: Sweep, planned: Sweep, *, extend: bool) -> None:
 
 
 def _parts(stored: Sweep, planned: Sweep) -> Iterable[tuple[str, object, object]]:
-    """Whatever a sweep consists of, before and now."""
+    """Yield the parts of a sweep: name, stored value, planned value."""
     for what in ("seeds", "grid", "settings", "recipe"):
         yield what, getattr(stored, what), getattr(planned, what)
     if stored.search is not None and planned.search is not None:
@@ -140,7 +140,7 @@ def _searched(stored: Sweep, planned: Sweep, *, trials: bool) -> bool:
     """Return True if two searches are the same, with or without the number of their trials."""
     free = set() if trials else {"trials"}
     if len(stored.runs) <= len(stored.seeds):
-        # No score has decided anything yet, and the first trial may just have shown which metrics there are.
+        # Before the first score, the metric may still change.
         free |= {"metric"}
     return all(a == b for what, a, b in _parts(stored, planned) if what not in free)
 
@@ -177,7 +177,7 @@ def _check_count(count: int, *, many: bool) -> None:
 
 def _seeds(seeds: int | Sequence[int], first: int) -> tuple[int, ...]:
     if not isinstance(seeds, Sized):
-        if not 1 <= (count := check_seed(seeds)) <= 10**6:  # which takes NumPy's integers too
+        if not 1 <= (count := check_seed(seeds)) <= 10**6:  # also accepts NumPy integers
             raise UsageError(f"found {seeds} seeds; required 1 or more")
         return tuple(check_seed(first + n) for n in range(count))
     chosen = tuple(check_seed(seed) for seed in seeds)
@@ -196,7 +196,7 @@ def _refuse_equal(option: str, points: Iterable[tuple[Mapping[str, str], str]]) 
 
 
 def _run_names(sweep: str, rows: Sequence[tuple[Mapping[str, str], int]], digests: Sequence[str]) -> list[str]:
-    """Names made of settings; of their digest where that gives no name, or one twice."""
+    """Return names of runs made from their settings, or from digests if these are invalid or not unique."""
     keys = [*rows[0][0]]
     last = [key.rpartition(".")[2] for key in keys]
     short = dict(zip(keys, last if len({*last}) == len(last) else keys, strict=True))

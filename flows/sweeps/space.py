@@ -1,4 +1,4 @@
-"""Values that a grid or a search tries: lists and ranges by setting, as a user writes them."""
+"""Values of grids and searches: lists and ranges by setting."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ _EXAMPLES = "a range such as 0.01:0.3, 0.01:0.3:log or 1:10, or a list of two or
 
 @dataclass(frozen=True)
 class Range:
-    """Range from low to high, both included; integers only if `whole`. With `log`, magnitudes are equally likely."""
+    """Range from low to high, inclusive; integers if `whole`. With `log`, uniform in the logarithm."""
 
     low: float
     high: float
@@ -50,7 +50,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of several values, which have no order."""
+    """A choice among unordered values."""
 
     texts: tuple[str, ...]
 
@@ -83,8 +83,8 @@ class Search:
 
     Attributes:
         trials: Number of combinations of values to try.
-        metric: Metric whose mean over the last tenth of a run's iterations is its score; `return` is the return in
-            training after adaptation, `evaluation` the return of stored evaluations.
+        metric: Metric whose mean over the last tenth of a run's iterations is its score: `return` in training after
+            adaptation, `evaluation`, or any other.
         space: Values to try, by setting, as a user writes them.
     """
 
@@ -109,14 +109,14 @@ class Search:
         return {key: dimension.value(settings[key]) for key, dimension in self.dimensions.items()}
 
     def probes(self) -> list[dict[str, str]]:
-        """Return points that show whether the space can be tried: each setting at its ends, or at all its values."""
+        """Return points for checking the space: each setting at its bounds, or at all its values."""
         probes = {key: dimension.probes() for key, dimension in self.dimensions.items()}
         first = {key: texts[0] for key, texts in probes.items()}
         return [first, *(first | {key: text} for key, texts in probes.items() for text in texts[1:])]
 
 
 def wanted_search(trials: int | None, space: Mapping[str, str], metric: str | None, grid: object) -> Search | None:
-    """Return the requested search; None without a number of trials."""
+    """Return the requested search; None if `trials` is None."""
     if trials is None:
         for option in ["--search"] * bool(space) + ["--metric"] * bool(metric):
             raise UsageError(f"found {option} without --optuna; required how many trials, such as --optuna 20")

@@ -1,7 +1,6 @@
-"""Sweeps: many runs of one recipe, over seeds and settings, and the small file that says which they are.
+"""Sweeps: many runs of a recipe over seeds and settings, and the file that lists them.
 
-A sweep is what its runs are: the file `sweeps/NAME.json` in the runs folder only lists them, and what is done of them
-is read from the runs themselves.
+The file `sweeps/NAME.json` in the runs folder only lists the runs; their progress is read from the runs.
 """
 
 import hashlib
@@ -35,10 +34,10 @@ _FIELDS = ("recipe", "settings", "grid", "seeds", "runs", "search")
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of a sweep.
+    """A run of a sweep.
 
     Attributes:
-        name: Run name, made of its settings.
+        name: Run name, made from its settings.
         settings: Its values of the grid's settings, as text.
         seed: Its seed.
         digest: SHA-256 of all its settings; empty for a trial of a search with invalid settings.
@@ -52,7 +51,7 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep as its file describes it.
+    """A sweep as described by its file.
 
     Attributes:
         name: Name of the sweep.
@@ -60,8 +59,8 @@ class Sweep:
         recipe: Recipe, or file of settings.
         settings: Settings of all runs, as KEY=VALUE.
         grid: Values to try, by setting.
-        seeds: Seeds of the runs of every combination of values.
-        runs: All runs; settings change slowest, seeds fastest. Of a search only suggested ones.
+        seeds: Seeds for every combination of values.
+        runs: All runs; settings vary slowest, seeds fastest. For a search, only suggested ones.
         search: Search instead of a grid, if any.
     """
 
@@ -76,7 +75,7 @@ class Sweep:
 
     @property
     def file(self) -> Path:
-        """The file that lists its runs."""
+        """File that lists its runs."""
         return _file(self.root, self.name)
 
     @property
@@ -86,7 +85,7 @@ class Sweep:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The settings that its runs differ in."""
+        """Settings in which its runs differ."""
         return tuple(self.grid if self.search is None else self.search.space)
 
     def folder(self, run: PlannedRun) -> Path:
@@ -106,12 +105,12 @@ class Sweep:
         return config
 
     def configs(self) -> list[RunConfig]:
-        """Return the settings of all runs, from the file alone."""
+        """Return the settings of all runs, without reading the runs."""
         self.require_trust()
         return [self.config(run) for run in self.runs]
 
     def require_trust(self) -> None:
-        """Refuse a file that names modules and was not written by this user's own command."""
+        """Reject a file that names modules unless this user's command wrote it."""
         self._named().require_trust()
 
     def document(self) -> dict[str, Any]:
@@ -120,10 +119,10 @@ class Sweep:
         return {"format": FORMAT} | {name: written[name] for name in _FIELDS if written[name] is not None}
 
     def _named(self) -> Settings:
-        """Return the modules that settings may name, for trust. YAML can spell a colon without one, so parse them."""
+        """Return the settings that may name modules, parsed, since YAML can escape a colon."""
         document, given = self.document(), [*self.settings]
         if self.search is not None:
-            del document["runs"]  # they come one by one, and have what the search may suggest alone
+            del document["runs"]  # runs of a search come one by one, with only suggested values
             spaces = self.search.dimensions.items()
             given += [f"{key}={text}" for key, space in spaces if isinstance(space, Choice) for text in space.texts]
         text = json.dumps(document, sort_keys=True)
@@ -131,7 +130,7 @@ class Sweep:
         given += [f"{key}={value}" for run in self.runs for key, value in run.settings.items()]
         names = {*names_in([self.recipe, *map(_meant, given)])}
         if recipes.is_settings_file(self.recipe):
-            if Path(self.recipe).exists() and not Path(self.recipe).is_file():  # reading a pipe would never end
+            if Path(self.recipe).exists() and not Path(self.recipe).is_file():  # reading a pipe may never end
                 raise UsageError(f"{self.file}: found {self.recipe}, a pipe or a device; required a file of settings")
             names |= {*names_in(recipes.load_settings(self.recipe))}
             text += Path(self.recipe).read_text("utf-8", errors="replace")
@@ -139,7 +138,7 @@ class Sweep:
         return Settings(str(self.file), hashlib.sha256(text.encode()).hexdigest(), sorted(names), remedy)
 
     def write(self) -> None:
-        """Write the file, all of it or nothing, and trust what it names from now on."""
+        """Write the file atomically, and trust the modules it names."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         content = json.dumps(self.document(), indent=1).encode()
         replace_file(self.file, content, self.file.with_suffix(f".{os.getpid()}.new"))
@@ -175,7 +174,7 @@ def require_sweep(name: str) -> Sweep:
 
 @contextmanager
 def held(sweep: Sweep) -> Iterator[None]:
-    """Hold a sweep, so that no other process on this machine works on it; the hold goes with the process."""
+    """Lock a sweep against other processes on this machine; the lock ends with the process."""
     sweep.file.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(sweep.file.with_name(f".{sweep.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
@@ -205,7 +204,7 @@ def _parsed(text: bytes, root: Path, name: str) -> Sweep:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError("another format")
     own = {field: value for field, value in document.items() if field in _FIELDS} | {"name": "", "root": ""}
-    # The folder aside, whose name need not be UTF-8.
+    # Without the folder, whose name need not be UTF-8.
     sweep = replace(_plain().validate_json(json.dumps(own), strict=True), name=name, root=root)
     for run in sweep.runs:  # a run's name must not lead out of the runs folder
         check_run_name(run.name)
@@ -228,7 +227,7 @@ def _parsed(text: bytes, root: Path, name: str) -> Sweep:
 
 
 def _meant(assignment: str) -> tuple[str, object]:
-    """Parse KEY=VALUE; returns the text of an invalid value, which is reported when it is used."""
+    """Parse KEY=VALUE; return the text of an invalid value, which is reported on use."""
     key, _, text = assignment.partition("=")
     try:
         return key, parse(text)

@@ -1,4 +1,4 @@
-"""The settings that Optuna suggests next. Needs the extra `optuna`."""
+"""Suggestions of settings by Optuna. Needs the extra `optuna`."""
 
 from collections.abc import Mapping, Sequence
 from itertools import count
@@ -12,18 +12,18 @@ from metaloom.flows.sweeps.space import Dimension, Range, Search
 from metaloom.pipeline.seeding import seed_for
 
 Scored = tuple[Mapping[str, str], float | None]
-"""The settings of a trial and its score, None where it failed."""
+"""The settings of a trial and its score; None if it failed."""
 
 
 def suggest(search: Search, earlier: Sequence[Scored], run_seed: int) -> dict[str, str]:
-    """Suggest the settings of the next trial, which no earlier one had, by the tree-structured Parzen estimator.
+    """Suggest new settings for the next trial, by the tree-structured Parzen estimator.
 
-    Bergstra et al. 2011. The study is rebuilt from the earlier trials and the sampler seeded by the number of this
-    one, so it makes no difference whether this process has seen the earlier ones.
+    Bergstra et al. 2011. The study is rebuilt from earlier trials and the sampler is seeded by the trial's number, so
+    suggestions do not depend on the process.
 
     Args:
         search: The search.
-        earlier: All trials before, in order. A failed one counts as worse than all others.
+        earlier: All earlier trials, in order. Failed ones rank below all others.
         run_seed: Seeds the sampler, with the trial's number.
 
     Returns:
@@ -45,7 +45,7 @@ def suggest(search: Search, earlier: Sequence[Scored], run_seed: int) -> dict[st
 def _asked(
     search: Search, earlier: Sequence[Scored], distributions: dict[str, BaseDistribution], sampler: BaseSampler
 ) -> dict[str, float | str]:
-    # Optuna must not log studies or trials, and its log level is restored afterwards.
+    # Silence Optuna's logging of studies and trials, and restore its level afterwards.
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
@@ -58,7 +58,7 @@ def _asked(
 
 def _told(search: Search, scored: Scored, distributions: dict[str, BaseDistribution]) -> FrozenTrial:
     settings, score = scored
-    # A pruned trial without values ranks below all complete ones; a failed one would be ignored.
+    # A pruned trial without values ranks below all complete ones; failed ones would be ignored.
     state = TrialState.PRUNED if score is None else TrialState.COMPLETE
     return create_trial(state=state, value=score, params=search.values(settings), distributions=distributions)
 

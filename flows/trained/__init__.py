@@ -1,1 +1,1 @@
-"""Policies that runs have learned, outside of them: acting, adapting to one's own robot, files, other formats."""
+"""Trained policies outside of runs: acting, adapting to a custom environment, files, other formats."""

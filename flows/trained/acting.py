@@ -1,4 +1,4 @@
-"""Act with given parameters outside of rollouts, one call at a time."""
+"""Acting with given parameters outside of rollouts, one call at a time."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, TaskParams
 
 DRAWN_AHEAD = 32
-"""Steps whose noise is drawn at once: an actor draws before its first step, not in each."""
+"""Number of steps whose noise is drawn at once, since an actor draws before its first step."""
 
 
 class Acting:
-    """Actor in B tasks, step by step, for one thread at a time.
+    """Step-by-step actor in B tasks. Not thread-safe.
 
     Attributes:
         blueprint: Description of the run.
-        num_tasks: Number of tasks B that it acts in.
-        seed: Decides all draws, with the episode and the step.
+        num_tasks: Number of tasks B.
+        seed: Seed of all draws, together with episode and step.
 
     Raises:
         UsageError: the seed is invalid, here and in `reset`.
@@ -51,10 +51,10 @@ class Acting:
         self._params = params
         self._episode = 0
         self._actors: dict[tuple[int, bool], _Steps] = {}
-        # Of a policy with a memory: who acted last, and whether it has to hear what that earned.
+        # For a policy with a memory: which copy acted last, and whether `observe` is due.
         self._last: _Steps | None = None
         self._awaits = False
-        # Actors write into their own arrays, which the next call overwrites.
+        # Copy, since the next call overwrites the actor's arrays.
         self._turn = RLock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -64,13 +64,13 @@ class Acting:
         self.__dict__.update(state, _turn=RLock())
 
     def reset(self, *, seed: int | None = None) -> None:
-        """Begin an episode: a policy that infers its task draws its latent task again.
+        """Begin an episode; a policy that infers its task draws a new latent variable.
 
-        One that adapts by its memory begins a trial, with what it remembered when it was adapted, at first nothing. Its
-        memory lasts until then, also from one episode to the next, which `observe` reports to it.
+        A policy with a memory begins a trial, with the memory of its adaptation, if any. Until the next reset, its
+        memory persists across episodes, whose ends `observe` reports.
 
         Args:
-            seed: Restart from the beginning, with draws that this seed decides.
+            seed: Restart with this seed; None continues the sequence of episodes.
         """
         seed = None if seed is None else check_seed(seed)
         with self._turn:
@@ -80,13 +80,12 @@ class Acting:
             self._last, self._awaits = None, False
 
     def act(self, observations: Any, *, deterministic: bool = True) -> Array:
-        """Return actions as the policy emits and batches store them, before they are mapped to an environment's.
+        """Return actions as stored in batches, before they are mapped to the environment's.
 
         Args:
-            observations: One as the environment shows it, such as a dict, or as batches store it, flattened; or arrays
-                with any leading axes, flattened where the space is not a Box; with B > 1 tasks the
-                first axis is B.
-            deterministic: Take the most likely actions; else draw them, as in training.
+            observations: An observation of the environment, such as a dict, or flattened as in batches; or arrays with
+                any leading axes, flattened if the space is not a Box. With B > 1 tasks, the first axis is B.
+            deterministic: True for the most likely actions; otherwise they are drawn, as in training.
 
         Returns:
             [A] float32 or one int64, with the same leading axes as the observations have.
@@ -102,13 +101,13 @@ class Acting:
             return np.array(actions.reshape((*leading, *actions.shape[1:])))
 
     def observe(self, rewards: Array | float, ended: Array | bool) -> None:
-        """Report the rewards of the last actions to a policy that adapts by its memory; required after every step.
+        """Report the rewards of the last actions; required after every step for policies with a memory.
 
-        One that remembers its episode alone, as recurrent PPO's does, forgets it where it ended.
+        A policy with a memory within the episode, such as recurrent PPO's, forgets it when the episode ends.
 
         Args:
             rewards: Rewards of the last actions, with their leading axes: a scalar for a single observation.
-            ended: True if an episode ended with them, terminated or truncated; a reset produces the next observation.
+            ended: True if the episode ended, terminated or truncated; the next observation is then from a reset.
 
         Raises:
             UsageError: the policy has no memory, or has not acted since.
@@ -132,7 +131,7 @@ class Acting:
                 )
             actor.learn_of(np.arange(num_rows), earned, flags)
             if not algorithm.adapts:
-                # Its memory lasts one episode: reset the rows [N] whose episodes have ended.
+                # The memory lasts for one episode: reset rows [N] whose episodes have ended.
                 memory, goes_on = actor.memory, ~flags[None, :, None]
                 if memory is not None:
                     actor.recall(Memory(np.where(goes_on, memory.state, 0), np.where(goes_on, memory.last, 0)))
@@ -143,7 +142,7 @@ class Acting:
 
         Args:
             observations: As for `act`.
-            actions: Actions as `act` returns them and batches store them.
+            actions: Actions as returned by `act` and stored in batches.
 
         Returns:
             float32, with the leading axes of the observations.
@@ -167,13 +166,13 @@ class Acting:
 
     @property
     def _recorded(self) -> set[str]:
-        """Names of the values that describe the acting distribution, as in EpisodeBatch.behavior."""
+        """Return the names in EpisodeBatch.behavior of this kind of policy."""
         with self._turn:
             actor = self._steps(1, deterministic=True).actor
             return {*actor.behavior_by_step, *actor.behavior_by_task}
 
     def _go_on(self, steps: _Steps) -> None:
-        """Restore this policy's own memory before it acts, since another copy may have acted last."""
+        """Restore this policy's memory before acting, since another copy may have acted last."""
         if self._last is None:
             return
         if self._awaits:
@@ -198,7 +197,7 @@ class Acting:
         memory = actor.memory
         actor.act(0, rows.reshape(-1, rows.shape[-1]), np.arange(rows.shape[0] * rows.shape[1]))
         if memory is not None:
-            # Asking changes nothing that is remembered.
+            # Computing probabilities must not change the memory.
             actor.recall(memory)
         found = {
             name: torch.as_tensor(value[0].reshape(*rows.shape[:2], *value.shape[2:]))
@@ -208,7 +207,7 @@ class Acting:
             case "tanh_gaussian":
                 return TanhGaussian(**found)
             case "q_values":
-                # As in training; the actor itself is greedy here.
+                # As in training; the actor here is greedy.
                 return epsilon_greedy(found["action_values"], torch.tensor(self._params.params[EPSILON]))
             case kind:
                 by_task = {name: torch.as_tensor(v)[:, None] for name, v in actor.behavior_by_task.items()}
@@ -219,7 +218,7 @@ class Acting:
 
     @property
     def latent(self) -> Array | None:
-        """Latent variable drawn for this episode of every task, [B, Z] float32; None unless it infers its tasks."""
+        """Latent variable of every task in this episode, [B, Z] float32; None without inference."""
         with self._turn:
             found = self._steps(1, deterministic=True).actor.behavior_by_task.get("latent")
             return None if found is None else found[:, 0].copy()
@@ -241,7 +240,7 @@ class Acting:
             ) from None
         if not np.isfinite(found).all():
             raise ValueError("found observations that are not finite; required finite numbers within float32")
-        # Batches hold observations flattened.
+        # Batches have flattened observations.
         for shape in (spaces.observation_shape, (spaces.observation_size,)):
             leading = found.shape[: max(found.ndim - len(shape), 0)]
             if found.shape[len(leading) :] == shape and leading[: len(tasks)] == tasks and 0 not in leading:
@@ -253,7 +252,7 @@ class Acting:
         key = num_rows, deterministic
         if key not in self._actors:
             if deterministic:
-                # These count no steps, so that one is enough for callers with any number of rows.
+                # These actors do not count steps, so one works for any number of rows.
                 self._actors = {other: steps for other, steps in self._actors.items() if not other[1]}
             self._actors[key] = _Steps(
                 self.blueprint, self._params, (self.seed, self._episode), num_rows, deterministic
@@ -262,7 +261,7 @@ class Acting:
 
 
 class _Steps:
-    """The steps of an episode in B tasks x N rows."""
+    """Steps of an episode in B tasks x N rows."""
 
     def __init__(
         self, blueprint: Blueprint, params: TaskParams, position: tuple[int, int], num_rows: int, deterministic: bool
@@ -273,7 +272,7 @@ class _Steps:
         self.actor = self._begin(0, None)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Arrays of an actor are views of one another, which copies and pickles would part.
+        # An actor's arrays are views of each other, which copies and pickles would separate.
         return {
             **{name: value for name, value in self.__dict__.items() if name != "actor"},
             "memory": self.actor.memory,
@@ -282,7 +281,7 @@ class _Steps:
     def __setstate__(self, state: dict[str, Any]) -> None:
         memory = state.pop("memory")
         self.__dict__.update(state)
-        # Its draws follow from the position.
+        # Its draws depend only on its position.
         self.actor = self._begin(self._t // DRAWN_AHEAD, memory)
 
     def act(self, rows: Array) -> Array:
@@ -291,7 +290,7 @@ class _Steps:
             self.actor = self._begin(block, self.actor.memory)
         observations = rows.reshape(-1, rows.shape[-1])
         actions = self.actor.act(t, observations, np.arange(len(observations)))
-        # An actor that draws nothing has nothing to reset: its first step represents all its steps.
+        # An actor without draws needs no reset: its first step represents all steps.
         self._t += not self._deterministic
         return actions
 
@@ -309,7 +308,7 @@ class _Steps:
             num_rows=self._num_rows,
             spaces=spaces,
             rngs=rngs,
-            # All rows are of one episode: whoever acts in several asks several policies, or one after the other.
+            # All rows belong to one episode; use several policies, or one after the other, for several episodes.
             belief_rng=lambda b, e: generator(seed, "beliefs", episode, 0, b),
             memory=memory,
         )
@@ -323,8 +322,8 @@ class TanhGaussian(NamedTuple):
     log_stds: Tensor
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        """Log-densities [...] of actions [..., A] in [-1, 1], eq. 21."""
-        # In float32 a tanh is 1 from 9 on: such an action stands for the least u that gives it.
+        """Return log-densities [...] of actions [..., A] in [-1, 1], eq. 21."""
+        # In float32, tanh(u) is 1 for u > 9; use the smallest such u.
         largest = 1 - 2**-25
         u = actions.double().clamp(-largest, largest).atanh()
         gaussian = torch.distributions.Normal(self.mean.double(), self.log_stds.double().exp()).log_prob(u)
@@ -332,7 +331,7 @@ class TanhGaussian(NamedTuple):
 
 
 def epsilon_greedy(values: Tensor, epsilon: Tensor) -> Categorical:
-    """Return the choice of the highest of the values [B, N, n], or with probability epsilon [B] of any of them."""
+    """Return the ε-greedy distribution over values [B, N, n], with epsilon [B]."""
     greedy = one_hot(values.argmax(-1), values.shape[-1])
     share = epsilon[:, None, None]
     return Categorical(((1 - share) * greedy + share / values.shape[-1]).log())

@@ -1,4 +1,4 @@
-"""Description of a trained policy: everything of its run that it needs besides its parameters."""
+"""Description of a trained policy: everything it needs from its run besides parameters."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from metaloom.pipeline.nn.spec import Spaces
 
 @dataclass(frozen=True)
 class Blueprint:
-    """Settings of a run and the sizes of its environment, from which its policy can be built without either.
+    """Settings of a run and sizes of its environment, from which its policy can be built.
 
     Attributes:
         config: Settings of the run.
         spaces: Sizes of the policy's observations and actions.
         actions: Action space of the environment, to which the policy's actions are mapped.
-        parts: Parts of the observation, if it is flattened; None in a policy that an earlier version saved.
-        origin: Run, iteration and digest of the learner, and names and units of components, as `policy_of` finds them.
+        parts: Parts of the observation, if it is flattened; None in policies saved by earlier versions.
+        origin: Run, iteration and digest of the learner, and names and units of components; see `policy_of`.
     """
 
     config: RunConfig
@@ -67,14 +67,14 @@ class Blueprint:
 
     @property
     def action_map(self) -> AnyActionMap:
-        """Maps the policy's outputs to the environment's actions."""
+        """Map from the policy's actions to the environment's."""
         return action_map(self.actions, self.config.env.action_scale)
 
     def flattened(self, observation: Any) -> Any:
-        """Return an observation as the vector that the policy sees, if the environment shows it in parts.
+        """Flatten a composite observation for the policy.
 
         Raises:
-            EnvError: it is not in the space of the environment's observations.
+            EnvError: it is not in the environment's observation space.
         """
         space = self.parts
         if space is None:
@@ -86,22 +86,22 @@ class Blueprint:
         return flat(space, observation) if in_parts else observation
 
     def setup(self) -> Setup:
-        """Describe what the algorithm is built for."""
+        """Return the setup for building the algorithm."""
         config = self.config
         return setup_for(config, self.spaces, lambda rewards: make_env(config.env).sparse_rewards(rewards))
 
     def learner(self) -> Learner[Any, Any]:
-        """Build the algorithm."""
+        """Build the learner."""
         return self.config.algorithm.build(self.setup())
 
     def wrap(self, env: gymnasium.Env[Any, Any]) -> PolicyActions:
-        """Wrap a user's environment so that it takes the policy's actions.
+        """Wrap a custom environment so that it takes the policy's actions.
 
         Raises:
             TypeError: it is not an environment.
-            ValueError: its spaces differ from the environment of the run.
+            ValueError: its spaces differ from those of the run's environment.
         """
-        # Nobody checks the types of a notebook.
+        # Check the type, since notebooks are not type-checked.
         if not isinstance(env, gymnasium.Env):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"found {env!r} to adapt to; required a gymnasium.Env, or episodes as an EpisodeBatch")
         if isinstance(env, PolicyActions):
@@ -117,7 +117,7 @@ class Blueprint:
             if observed is not None and around.observation_space.shape != self.spaces.observation_shape:
                 around = observe_places(around, observed)
             inner = around if isinstance(around, MetaEnv) else SingleTask(around)
-        # Before the actions are scaled, which fails for other kinds of spaces.
+        # Check before scaling actions, which fails for other kinds of spaces.
         found, actions = spaces_of(plain := PolicyActions(inner, None)), taken_space(plain)
         if found != self.spaces:
             raise ValueError(
@@ -139,10 +139,10 @@ class Blueprint:
 
     @classmethod
     def from_json(cls, described: dict[str, Any]) -> Blueprint:
-        """Read the result of `to_json`.
+        """Restore from the result of `to_json`.
 
         Raises:
-            KeyError, TypeError, ValueError: it is something else.
+            KeyError, TypeError, ValueError: the data are invalid.
             ConfigError: the settings do not belong to a run.
         """
         sizes = described["spaces"]
@@ -152,22 +152,22 @@ class Blueprint:
 
 
 def _layers(env: gymnasium.Env[Any, Any]) -> Iterator[type]:
-    """Yield the classes of wrappers, of which two do something else than one, around an environment."""
+    """Yield the classes of wrappers that must not be applied twice."""
     while isinstance(env, gymnasium.Wrapper):
-        if not isinstance(env, TimeLimit):  # gymnasium.make puts one around
+        if not isinstance(env, TimeLimit):  # added by gymnasium.make
             yield type(env)
         env = env.env
 
 
 def _same_actions(found: ActionSpace, required: ActionSpace) -> bool:
-    """Return True if actions mean the same, in whatever precision."""
+    """Return True if two action spaces are equal up to precision."""
     if isinstance(found, Box) and isinstance(required, Box):
         return np.allclose(found.low, required.low) and np.allclose(found.high, required.high)
     return found == required
 
 
 def _remedy(found: ActionSpace, required: ActionSpace) -> str:
-    """End a message about an action box of other bounds with the wrapper that gives it the required ones."""
+    """Return the advice to rescale an action box, for messages."""
     if not (isinstance(found, Box) and isinstance(required, Box) and found.shape == required.shape):
         return ""
     if not (is_bounded(found) and is_bounded(required)):

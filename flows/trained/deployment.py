@@ -1,4 +1,4 @@
-"""A trained policy as a torch module without parameters of a caller's, for formats that other programs read."""
+"""A trained policy as a self-contained torch module, for export to other formats."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from metaloom.pipeline.types import Array, Params
 
 
 class DeployedPolicy(nn.Module):
-    """The most likely actions of a policy of one task, as its environment takes them.
+    """Module that returns a single-task policy's most likely actions, in the environment's space.
 
-    Observations [N, ...] give the actions of `TrainedPolicy.__call__`: [N, A], or [N] where they are discrete. A policy
-    that infers its task acts as in its current episode; `TrainedPolicy.reset` draws what the task may be in the next.
+    Maps observations [N, ...] to the actions of `TrainedPolicy.__call__`: [N, A], or [N] if discrete. A policy that
+    infers its task uses the latent variable of its current episode.
     """
 
     def __init__(self, blueprint: Blueprint, params: Params, latent: Array | None) -> None:
@@ -63,7 +63,7 @@ class DeployedPolicy(nn.Module):
 
 
 class _ActionMap(nn.Module):
-    """Maps a policy's actions [N, ...] to its environment's, as `pipeline.envs.wrappers.action_map` does."""
+    """Maps a policy's actions [N, ...] to its environment's, like `pipeline.envs.wrappers.action_map`."""
 
     def __init__(self, actions: ActionSpace, scale: float | None) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class _ActionMap(nn.Module):
 
 
 Head = Callable[[Mapping[str, Tensor], Tensor], Tensor]
-"""The most likely actions [N, ...] as the policy emits them, from its parameters and what it sees [N, in]."""
+"""Function from parameters and inputs [N, in] to the policy's most likely actions [N, ...]."""
 
 
 def _head(blueprint: Blueprint, latent_size: int) -> Head:
@@ -125,9 +125,9 @@ def _head(blueprint: Blueprint, latent_size: int) -> Head:
 
 
 def save_program(policy: DeployedPolicy, path: Path) -> None:
-    """Write a torch.export program, which takes any number of observations; see TrainedPolicy.save."""
+    """Write a torch.export program for any number of observations; see TrainedPolicy.save."""
     program = _program(policy)
-    program.example_inputs = None  # which would be pickled
+    program.example_inputs = None  # it would be pickled
     torch.export.save(program, path)
 
 
@@ -146,7 +146,7 @@ def save_onnx(policy: DeployedPolicy, path: Path, about: Mapping[str, str]) -> N
 
 @contextmanager
 def _quiet() -> Generator[None]:
-    """Keep back what the exporter warns of: packages that no policy needs, and its own use of torch."""
+    """Suppress the exporter's warnings about missing packages and its own use of torch."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -160,7 +160,7 @@ def _quiet() -> Generator[None]:
 
 def _program(policy: DeployedPolicy) -> torch.export.ExportedProgram:
     rows, example = torch.export.Dim("N"), (torch.zeros(2, *policy.observation_shape),)
-    policy(*example)  # a custom network makes a copy for this thread, which cannot be traced
+    policy(*example)  # a custom network makes a copy per thread, which cannot be traced
     try:
         return torch.export.export(policy, example, dynamic_shapes=({0: rows},), strict=False)
     except Exception as problem:

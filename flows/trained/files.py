@@ -1,4 +1,4 @@
-"""A trained policy as one safetensors file: arrays by name, and JSON that describes them."""
+"""Trained policies as safetensors files: arrays by name, and a JSON description."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from metaloom.pipeline.types import Array, LearnerState, TaskParams
 
 FORMAT = "metaloom-policy-1"
 _PARTS = ("params", "optimizer", "extra")
-"""Of LearnerState, by which names in the file begin; what every task acts with follows under `task`."""
+"""Fields of LearnerState, which are prefixes of names in the file; task parameters have the prefix `task`."""
 
 
 @dataclass(frozen=True)
 class PolicyFile:
-    """Contents of a file.
+    """Contents of a policy's file.
 
     Attributes:
         blueprint: Blueprint of the policy.
         state: Learner state.
-        params: Parameters with which every task acts.
-        adapted: True if they result from an adaptation.
-        seed: Decides all draws.
+        params: Parameters of every task.
+        adapted: True if the policy has adapted.
+        seed: Seed of all draws.
         particle: As in TrainedPolicy.
     """
 
@@ -46,16 +46,16 @@ class PolicyFile:
     particle: int = 0
 
     def write(self, path: Path) -> None:
-        """Write it to a file."""
+        """Write the file."""
         arrays = {f"{part}.{name}": value for part in _PARTS for name, value in getattr(self.state, part).items()}
         arrays |= {f"task.{name}": value for name, value in self.params.params.items()}
         numbers = {"adapted": self.adapted, "seed": self.seed, "particle": self.particle}
         described = json.dumps({**numbers, **self.blueprint.to_json()})
         metadata = {"format": FORMAT, "version": metaloom.__version__, "policy": described}
-        # Apart from the settings, which are searched for names of modules.
+        # Separate from the settings, which are searched for names of modules.
         metadata["origin"] = json.dumps(dict(self.blueprint.origin))
         metadata["sha256"] = digest_of(metadata, arrays)
-        # Who could make the policy has imported what it names.
+        # The writer has already imported the modules it names.
         Settings.of_policy(path, described).trust()
         save_file({name: np.array(value, order="C") for name, value in arrays.items()}, path, metadata)
 
@@ -64,9 +64,9 @@ class PolicyFile:
         """Read a file.
 
         Raises:
-            UntrustedRun: it names modules that the user has not agreed to import.
-            UsageError: there is no such file, or it holds no policy.
-            ConfigError: its settings do not belong to a run.
+            UntrustedRun: it names modules that the user has not trusted.
+            UsageError: the file does not exist or is not a policy.
+            ConfigError: its settings are not valid for a run.
         """
         metadata, arrays = _contents(path)
         try:
@@ -94,7 +94,7 @@ class PolicyFile:
 def digest_of(metadata: Mapping[str, str], arrays: Mapping[str, Array]) -> str:
     """Return the SHA-256 of everything in a file except this digest.
 
-    A bit that flips in a number would leave a policy that acts, but otherwise.
+    Without it, a flipped bit would go unnoticed and change the policy.
     """
     state = hashlib.sha256()
     for name, text in sorted(metadata.items()):

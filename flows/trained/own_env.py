@@ -1,4 +1,4 @@
-"""Episodes in a user's environment, in sequence, since there may be only one robot."""
+"""Collection of episodes in a custom environment, in sequence, since there may be only one robot."""
 
 from dataclasses import replace
 from typing import Any
@@ -25,13 +25,13 @@ def collect_in(
     episodes: int,
     max_episode_steps: int,
 ) -> EpisodeBatch:
-    """Collect complete episodes [1, E, T] with the policy's own noise.
+    """Collect complete episodes [1, E, T] with the policy's exploration noise.
 
     Raises:
-        TypeError, ValueError: the robot is no environment like the run's.
+        TypeError, ValueError: the robot does not match the run's environment.
         RolloutError: the environment failed, or an observation, action or reward is not finite.
     """
-    # With a memory, every episode is acted in on what those before have shown.
+    # A policy with a memory uses it across episodes.
     in_trial = episodes if blueprint.config.algorithm.trial is not None else 1
     sampler = _InOneEnv(robot, blueprint, max_episode_steps, in_trial)
     env = sampler.wrapped
@@ -47,13 +47,13 @@ def collect_in(
             ]
         )
     except RolloutError as fault:
-        # Its position is of no iteration of a run.
+        # Its position does not belong to a run.
         about = {**fault.about, "adaptation": position.step}
         raise RolloutError(describe(about), about, fault.arrays) from fault
 
 
 class _InOneEnv(Sampler):
-    """Sampler that uses the user's environment as it is, instead of simulators made by name."""
+    """Sampler that uses the user's environment object."""
 
     def __init__(
         self, robot: gymnasium.Env[Any, Any], blueprint: Blueprint, max_episode_steps: int, in_trial: int
@@ -62,7 +62,7 @@ class _InOneEnv(Sampler):
         self._wrap = lambda: blueprint.wrap(robot)
         self.wrapped = env = self._wrap()
         super().__init__(
-            # The name that faults report.
+            # Name for messages about faults.
             config.env.model_copy(update={"name": type(env.unwrapped).__name__, "options": {}}),
             config.policy,
             episodes_per_task=in_trial,
@@ -77,7 +77,7 @@ class _InOneEnv(Sampler):
 
     def batch(self, num_tasks: int, watch: RolloutWatch = UNWATCHED) -> LoopBatch:
         if self.env.copies == "fresh":
-            # There is one robot, whose wrappers can be reset.
+            # There is a single robot.
             self._env = LoopBatch(self._wrap, 1)
         self._env.watch_row = watch.row
         return self._env

@@ -1,4 +1,4 @@
-"""A trained policy: act, adapt to a task, and continue acting."""
+"""Trained policies, which act and adapt to tasks."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from metaloom.storage import Run
 
 
 class TrainedPolicy(Acting):
-    """The policy that a run has learned, for B tasks: one unless it has adapted to a batch of several.
+    """A trained policy for B tasks: one, unless it has adapted to a batch of several.
 
-    An instance never changes what it has learned: `adapt` returns another. It only counts its episodes and steps, from
-    which its random streams follow.
+    Instances are immutable except for counting episodes and steps, which determine random streams; `adapt` returns a
+    new one.
 
         policy = metaloom.open_run("runs/first").policy()
         mine = policy.adapt(env, episodes=20)
@@ -44,12 +44,11 @@ class TrainedPolicy(Acting):
 
     Args:
         blueprint: Description of the run.
-        state: Learner state, as an iteration acts and learns with it.
-        params: Parameters with which every task acts; None for the learner's own, for one task.
-        rounds: Episodes that led to these parameters, a batch for every adaptation step.
+        state: Learner state, as used in an iteration.
+        params: Parameters of every task; None for the learner's, for one task.
+        rounds: Episodes used for adaptation, one batch per step.
         seed: Decides all draws.
-        particle: Index of the policy before adaptation, if the algorithm learns several side by side: SVPG's particles;
-            0 for all others.
+        particle: Index of the policy, for algorithms with several (SVPG's particles); otherwise 0.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class TrainedPolicy(Acting):
         self.particle = particle
         self._adapted = params is not None
         if params is None:
-            # Tasks take the policies that are learned side by side in turn.
+            # Tasks take SVPG's policies in turn.
             params = blueprint.learner().acting_params(state, particle + 1).slice(particle, particle + 1)
         self._rounds = tuple(rounds)
         super().__init__(blueprint, params, seed)
@@ -89,16 +88,16 @@ class TrainedPolicy(Acting):
 
     @property
     def adapted(self) -> bool:
-        """True once it has adapted to tasks."""
+        """True if it has adapted."""
         return self._adapted
 
     @property
     def unadapted(self) -> TrainedPolicy:
-        """The policy as it was before it adapted to anything."""
+        """The policy before any adaptation."""
         return TrainedPolicy(self.blueprint, self.state, seed=self.seed, particle=self.particle)
 
     def task(self, b: int) -> TrainedPolicy:
-        """Return the policy of one task; in an SVPG run, of particle b, with which task b is sampled."""
+        """Return the policy of one task; for SVPG, of particle b, which acts in task b."""
         count = self.num_tasks if self._adapted else self.blueprint.config.algorithm.num_policies
         if not -count <= b < count:
             raise IndexError(f"found task {b}; required one from 0 to {count - 1}")
@@ -109,7 +108,7 @@ class TrainedPolicy(Acting):
         return TrainedPolicy(self.blueprint, self.state, self._params.slice(b, b + 1), rounds, self.seed)
 
     def __call__(self, observations: Any, *, deterministic: bool = True) -> Array:
-        """Act in the action space of the environment that it was trained in.
+        """Return actions in the environment's action space.
 
         Args:
             observations: As for `act`.
@@ -126,24 +125,23 @@ class TrainedPolicy(Acting):
         steps: int = 1,
         max_episode_steps: int | None = None,
     ) -> TrainedPolicy:
-        """Adapt to a task as the algorithm does, and return the adapted policy; this one stays as it is.
+        """Adapt to a task as the algorithm does, and return the adapted policy.
 
-        The policy family of MAML takes gradient steps on the episodes; PEARL infers the task from them; RL2 and VariBAD
-        remember them, one after the other, in the order of the batch; A2C, PPO and the other learners of a single task
-        do not adapt, and raise.
+        MAML's family takes gradient steps on the episodes, PEARL infers the task from them, and RL2 and VariBAD
+        remember them in order. A2C, PPO and other single-task learners raise UsageError.
 
         Args:
-            to: Environment with the same spaces as the run's, in which the episodes are collected; or
-                episodes [B, E, T] that this policy has collected, such as stored ones.
-            episodes: Number of episodes to collect for every step; None for the run's evaluation setting. Only with an
+            to: Environment with the run's spaces, for collecting episodes; or episodes [B, E, T] collected by this
+                policy, such as stored ones.
+            episodes: Number of episodes to collect per step; default: the run's evaluation setting. Only with an
                 environment.
-            steps: Adaptation steps, each on separate episodes. Only with an environment.
-            max_episode_steps: Maximum length of an episode; None as in training. Only with an environment.
+            steps: Number of adaptation steps, each on separate episodes. Only with an environment.
+            max_episode_steps: Maximum length of an episode; default: as in training. Only with an environment.
 
         Raises:
             UsageError: the algorithm does not adapt, or the arguments do not fit.
-            GraphError: the algorithm adapts by stages that need what is there in training only.
-            TypeError: it is neither an environment nor episodes.
+            GraphError: the algorithm's adaptation stages need outputs that only exist in training.
+            TypeError: `to` is neither an environment nor episodes.
             ValueError: the environment or the episodes do not match the run's.
             RolloutError: the environment failed.
         """
@@ -180,27 +178,27 @@ class TrainedPolicy(Acting):
         return policy
 
     def save(self, path: str | Path) -> None:
-        """Write it to a new file, in the format that the file's suffix says.
+        """Write the policy to a new file, in the format of the file's suffix.
 
-        .safetensors: everything but the episodes that it has adapted to; `metaloom.load_policy` reads it without the
-        run. .onnx and .pt2 (torch.export): the most likely actions of one task, as `policy(observations)` gives them.
-        The metadata of .onnx name the run, the iteration, the digest of the learner, and the components with units.
+        .safetensors: everything but the episodes used for adaptation; `metaloom.load_policy` reads it without the run.
+        .onnx and .pt2 (torch.export): the most likely actions of one task, as returned by `policy(observations)`. ONNX
+        metadata include the run, the iteration, the learner's digest, and the components with units.
 
         Raises:
-            UsageError: there is a file already, none can be written there, the suffix is another one, or the network is
-                not for such a format.
-            ExtraMissing: ONNX needs packages that are not installed.
+            UsageError: the file exists or cannot be written, the suffix is unknown, or the network does not support the
+                format.
+            ExtraMissing: packages for ONNX are not installed.
         """
         path = Path(path)
         if path.suffix not in _FORMATS:
             raise UsageError(f"{path}: found the suffix {path.suffix!r}; required one of {', '.join(_FORMATS)}")
-        # Under a temporary name until it is complete, so that nobody loads half of it.
+        # Write to a temporary name, so that no incomplete file is loaded.
         part = path.with_name(f".{path.stem}.part{path.suffix}")
         try:
             if path.exists():
                 raise UsageError(f"{path}: found a file already; required a path where nothing is")
             part.touch()
-            mode = part.stat().st_mode  # as of any new file; a library may write its own
+            mode = part.stat().st_mode  # the usual permissions; a library may set others
         except OSError as problem:
             raise UsageError(
                 f"{path}: cannot be written ({problem.strerror}); required a path in a folder that can"
@@ -213,10 +211,10 @@ class TrainedPolicy(Acting):
             part.unlink(missing_ok=True)
 
     def deployed(self) -> DeployedPolicy:
-        """Return the most likely actions as a torch module: maps observations [N, ...] to environment actions.
+        """Return a torch module that maps observations [N, ...] to the most likely environment actions.
 
         Raises:
-            UsageError: it is a policy of several tasks.
+            UsageError: the policy has several tasks.
         """
         if self.num_tasks != 1:
             raise UsageError(f"found a policy of {self.num_tasks} tasks; required one: `policy.task(b)`")
@@ -252,7 +250,7 @@ class TrainedPolicy(Acting):
                 f"{'discrete actions' if discrete else f'{found[1]} in an action'}; required "
                 f"{spaces.observation_size} and {spaces.action_size or 'discrete actions'}"
             )
-        # Whoever weighs actions by how likely they were has to know; to infer a task, they may be anybody's.
+        # Likelihood ratios need the acting distribution; inferring a task does not.
         if self.latent is None and {*batch.behavior} != recorded:
             raise ValueError(
                 f"found episodes that record {', '.join(sorted(batch.behavior)) or 'nothing'} of the policy that "
@@ -261,15 +259,15 @@ class TrainedPolicy(Acting):
 
 
 def load_policy(path: str | Path, *, trust: bool = False) -> TrainedPolicy:
-    """Read a policy that `TrainedPolicy.save` wrote. No run is needed, and no environment until it is adapted to.
+    """Read a policy written by `TrainedPolicy.save`. Needs no run, and an environment only for adaptation.
 
     Args:
         path: Path of the file.
-        trust: Agree to import the modules that it names, now and later; not needed for policies that you saved.
+        trust: Trust the modules that it names, now and later; not needed for policies that you saved.
 
     Raises:
-        UntrustedRun: it names modules that you have not agreed to import.
-        UsageError: there is no such file, it holds no policy, or it is damaged.
+        UntrustedRun: it names modules that you have not trusted.
+        UsageError: the file does not exist, is not a policy, or is damaged.
         ConfigError: its settings do not belong to a run, or need a module that cannot be imported.
     """
     found = PolicyFile.read(path, trust=trust)
@@ -305,7 +303,7 @@ _FORMATS: dict[str, Callable[[TrainedPolicy, Path], None]] = {
     ),
     ".pt2": lambda policy, path: save_program(policy.deployed(), path),
 }
-"""By the suffix of the file."""
+"""Writers by file suffix."""
 
 
 def policy_of(run: Run, iteration: int = -1, *, seed: int = 0) -> TrainedPolicy:

@@ -1,1 +1,1 @@
-"""A page over stored runs, served on this machine: data as JSON from the readers of runs, drawn by the browser."""
+"""The page of `metaloom view`: a local server of JSON data, drawn by the browser."""

@@ -1,4 +1,4 @@
-"""Effect of adaptation in an iteration, as data for the page: paths of point robots, parameters of adapted policies."""
+"""Data about adaptation in an iteration for the page: paths of point robots, and adapted parameters."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,12 +13,12 @@ from metaloom.pipeline.types import Array, TaskParams
 from metaloom.storage import Run, StageMissing, StageRef, StoreError
 
 MOST_TASKS, MOST_EPISODES = 40, 3
-"""Whose ways are shown."""
+"""Maximum number of tasks and episodes whose paths are shown."""
 _PLANE = ("x", "y")
 
 
 def adaptation_page(run: Run, iteration: int) -> dict[str, Any]:
-    """Describe adaptation: `ways` before and after it, and `policies`, the parameters in a plane; null where none are.
+    """Return `ways`, paths before and after adaptation, and `policies`, projected parameters; null if there are none.
 
     An unreadable part is replaced by the reason, under `problem`.
     """
@@ -32,7 +32,7 @@ def adaptation_page(run: Run, iteration: int) -> dict[str, Any]:
 
 
 def compared_steps(steps: Sequence[int]) -> dict[str, Any]:
-    """Choose inner steps to compare among the stored ones: `shown` with labels and colours, `unshown` a note."""
+    """Choose stored inner steps to compare: `shown`, with labels and colours, and `unshown`, a note."""
     last = max(steps, default=0)
     shown = [{"step": k, "label": adaptation_label(k, last), "color": color} for k, color in shown_steps(last).items()]
     return {"shown": [step for step in shown if step["step"] in steps], "unshown": steps_note(last)}
@@ -49,7 +49,7 @@ def _ways(run: Run, iteration: int) -> dict[str, Any] | None:
     if not stored:
         return None
     last, in_trial = stored[-1], trial_length(run.config)
-    # Of trials: their first and their last episodes, which lie as docs/algorithms/rl2.md says.
+    # For trials: first and last episodes, ordered as described in docs/algorithms/rl2.md.
     shares = [("return", 0, 1)] if in_trial == 1 else [("first", 0, in_trial), ("last", in_trial - 1, in_trial)]
     rounds = [
         {
@@ -60,7 +60,7 @@ def _ways(run: Run, iteration: int) -> dict[str, Any] | None:
         for k in dict.fromkeys((stored[0], last))
         for label, *share in shares
     ]
-    # The target position of the task, if tasks differ by it.
+    # The task's target position, if tasks have one.
     tasks, fields, goals = run[iteration].tasks(), [f"goal_{axis}" for axis in _PLANE], None
     if {*fields} <= {*tasks.names}:
         wanted = [tasks.names.index(field) for field in fields]
@@ -90,10 +90,10 @@ def _positions(
 
 
 def _policies(run: Run, iteration: int) -> dict[str, Any] | None:
-    """Project every task's adapted parameters on the two directions in which they differ most.
+    """Project every task's adapted parameters on their first two principal components.
 
-    Principal components of the differences from the learner that all tasks began with, if its
-    parameters are adapted; else (a posterior, say) of the differences from their mean.
+    Uses differences from the common learner if its parameters are adapted; otherwise (such as for a posterior) from the
+    mean.
     """
     stage = run.stages.named("adapted")
     refs = [ref for ref in run.refs_of([iteration]) if ref.stage == stage]
@@ -118,18 +118,16 @@ def _policies(run: Run, iteration: int) -> dict[str, Any] | None:
 
 
 def principal_components(rows: Array) -> tuple[Array, Array]:
-    """Rows along the two directions of largest variance about the origin, [N, 2], and the share of each, [2].
+    """Project rows on the two directions of largest variance about the origin, [N, 2]; return also their shares, [2].
 
-    The rows are not centered: their origin is what they are the differences from.
+    Rows are not centered, since they are differences already.
     """
-    # Of the rows' products, [N, N], because a policy has far more parameters than there are tasks.
+    # Decompose the Gram matrix [N, N], since parameters outnumber tasks.
     values, vectors = np.linalg.eigh(rows @ rows.T)
-    largest = np.clip(values[::-1][:2], 0, None)
-    found = np.zeros((len(rows), 2))
-    found[:, : len(largest)] = vectors[:, ::-1][:, :2] * np.sqrt(largest)
-    shares = np.zeros(2)
-    shares[: len(largest)] = largest / max(float(np.clip(values, 0, None).sum()), 1e-300)
-    # The sign of a component means nothing; one is chosen, so that a page looks the same each time.
+    values, found, shares = np.clip(values[::-1], 0, None), np.zeros((len(rows), 2)), np.zeros(2)
+    found[:, : len(values)] = vectors[:, ::-1][:, :2] * np.sqrt(values[:2])
+    shares[: len(values)] = values[:2] / max(float(values.sum()), 1e-300)
+    # Fix the arbitrary sign of a component, so that the page is reproducible.
     signs = np.where(found[np.abs(found).argmax(axis=0), [0, 1]] < 0, -1, 1)
     return found * signs, shares
 

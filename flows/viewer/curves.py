@@ -1,34 +1,23 @@
-"""The curves of a run as data for the page, read once and extended as the run continues."""
+"""Data of a run's curves for the page, read incrementally."""
 
-from collections.abc import Iterable, Iterator, Mapping
 from threading import Lock
 from typing import Any
 
-import numpy as np
-
-from metaloom.flows.views.history import (
-    History,
-    class_lines,
-    evaluation_lines,
-    learning_chart,
-    load_history,
-    optimization_lines,
-    success_lines,
-    trial_lines,
-)
-from metaloom.flows.views.series import evenly_spaced, numbers, series_data
+from metaloom.flows.views.history import History, evaluation_after, load_history
+from metaloom.flows.views.run_charts import curves, learning_chart
+from metaloom.flows.views.series import chart_data, evenly_spaced, numbers
 from metaloom.pipeline.shown import error_text
 from metaloom.pipeline.types import Evaluation
 from metaloom.storage import Run, StoreError
 
 MOST_POINTS = 2000
-"""Of a curve; of longer runs every second, fourth, ... iteration is shown."""
+"""Maximum points of a curve; of longer runs every second, fourth, ... iteration is shown."""
 MOST_PROBLEMS = 20
 SPARK_POINTS = 60
 
 
 class Curves:
-    """The part of a run's history read so far. Unreadable iterations are skipped, each with its reason."""
+    """A run's history read so far. Unreadable iterations are skipped, with their reasons."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -44,7 +33,7 @@ class Curves:
 
         Returns:
             `iterations` and `env_steps`, one entry per point; `every`, the interval between shown iterations; `charts`,
-            each with its heading, title, note, band, x axis and series; `metrics`, all values by name; `problems`, by
+            see `chart_data`; `metrics`, all values by name; `problems`, by
             iteration.
         """
         with self._lock:
@@ -59,8 +48,8 @@ class Curves:
             return {
                 **told,
                 "iterations": history.iterations.tolist(),
-                "env_steps": numbers(history.env_steps) if "env_steps" in history.metrics else None,
-                "charts": [*_charts(self._run, history, self._evaluations)],
+                "env_steps": None if history.env_steps is None else numbers(history.env_steps),
+                "charts": [*map(chart_data, curves(self._run.name, history, self._evaluations))],
                 "metrics": {name: numbers(values) for name, values in history.metrics.items()},
                 "problems": problems,
             }
@@ -72,34 +61,26 @@ class Curves:
             every *= 2
         if every != self._every or done < self._next or self._is_mended(run):
             self._history, self._problems, self._evaluations, self._next, self._every = None, {}, {}, 0, every
-        # That of the last iteration that was read may have come since: an iteration is complete before its evaluation.
-        self._read_evaluations(run, range(max(0, self._next - self._every), done))
+        # The last read iteration may have been evaluated since: it is complete before its evaluation.
+        for i in {*range(max(0, self._next - self._every), done)} - {*self._evaluations}:
+            try:
+                if (found := evaluation_after(run, i)) is not None:
+                    self._evaluations[i] = found
+            except StoreError as problem:
+                self._problems[i] = error_text(problem)
         new = range(self._next, done, every)
         if not new:
             return
         try:
             self._add(load_history(run, new))
         except StoreError:
-            self._read_one_by_one(run, new)
-        self._next = new[-1] + every
-
-    def _read_one_by_one(self, run: Run, iterations: Iterable[int]) -> None:
-        for i in iterations:
-            try:
-                self._add(load_history(run, [i]))
-            except StoreError as problem:
-                if len(self._problems) < MOST_PROBLEMS:
-                    self._problems[i] = error_text(problem)
-
-    def _read_evaluations(self, run: Run, iterations: Iterable[int]) -> None:
-        for i in iterations:
-            ref = run.stages.in_group("evaluation", i)
-            if ref is not None and i not in self._evaluations and run.contains(ref):
+            for i in new:
                 try:
-                    steps = run[i].metrics().get("env_steps", float("nan"))
-                    self._evaluations[i] = steps, run[i].evaluation()
+                    self._add(load_history(run, [i]))
                 except StoreError as problem:
-                    self._problems[i] = error_text(problem)
+                    if len(self._problems) < MOST_PROBLEMS:
+                        self._problems[i] = error_text(problem)
+        self._next = new[-1] + every
 
     def _is_mended(self, run: Run) -> bool:
         """Return True if the first skipped iteration has become readable."""
@@ -108,9 +89,7 @@ class Curves:
         try:
             first = min(self._problems)
             load_history(run, [first])
-            evaluated = run.stages.in_group("evaluation", first)
-            if evaluated is not None and run.contains(evaluated):
-                run[first].evaluation()
+            evaluation_after(run, first)
         except StoreError:
             return False
         return True
@@ -120,30 +99,9 @@ class Curves:
 
 
 def spark(run: Run) -> list[float | None]:
-    """Return the learning curve after adaptation, at most `SPARK_POINTS` evenly spaced points, including the last."""
+    """Return the learning curve after adaptation, at most `SPARK_POINTS` evenly spaced points with the last."""
     done = len(run.iterations)
     if not done:
         return []
     history = load_history(run, evenly_spaced(done, SPARK_POINTS).tolist())
     return numbers(learning_chart(run.name, history).panels[0].series[-1].values)
-
-
-def _charts(
-    run: Run, history: History, evaluations: Mapping[int, tuple[float, Evaluation]]
-) -> Iterator[dict[str, Any]]:
-    charts = [
-        *(learning_chart(run.name, history), *trial_lines(history), *class_lines(history)),
-        *(*success_lines(history), *optimization_lines(history)),
-    ]
-    if evaluations:
-        found = {i: evaluations[i][1] for i in sorted(evaluations)}
-        steps = np.array([evaluations[i][0] for i in found])
-        charts += evaluation_lines(run.name, found, steps, history.classes)
-    for chart in charts:
-        yield {
-            "heading": chart.section,
-            **{name: getattr(chart, name) for name in ("title", "y_label", "note", "band")},
-            "env_steps": numbers(chart.x),
-            "iterations": [] if chart.iterations is None else chart.iterations.tolist(),
-            "series": [series_data(series) for series in chart.panels[0].series],
-        }

@@ -1,7 +1,7 @@
-"""Films of stored episodes as sheets of pictures, which the page steps through beside the data.
+"""Videos of stored episodes as sheets of frames for the page.
 
-`metaloom video` makes them, in a separate process: it computes with what the run names, asks for trust as the
-command does, and takes OpenGL and a crash of the simulator with it.
+Made by `metaloom video` in a separate process, which imports the run's modules with the command's trust check and
+contains OpenGL and crashes of the simulator.
 """
 
 import io
@@ -19,7 +19,7 @@ from metaloom.pipeline.shown import printable
 from metaloom.storage import Run
 
 MOST_FRAMES = 120
-"""In a sheet; of longer episodes every second, third, ... step is shown."""
+"""Maximum frames of a sheet; of longer episodes every second, third, ... step is shown."""
 KEPT = 12
 SECONDS = 300
 _COLUMNS = 10
@@ -28,14 +28,14 @@ _SIZE = "320x240"
 
 @dataclass(frozen=True)
 class Sheet:
-    """Pictures of an episode side by side, from left to right and from top to bottom.
+    """Frames of an episode in one image, row by row.
 
     Attributes:
         image: Image data as WebP.
-        frames: Number of pictures.
-        columns: Pictures in a row.
-        every: Steps from one picture to the next.
-        told: Message of the command: do observations agree with the stored ones?
+        frames: Number of frames.
+        columns: Frames per row.
+        every: Steps between frames.
+        told: Message of the command about agreement with stored observations.
     """
 
     image: bytes
@@ -46,14 +46,14 @@ class Sheet:
 
 
 class FilmStudio:
-    """Makes sheets, one at a time, and keeps the last ones."""
+    """Makes sheets, one at a time, and caches the last ones."""
 
     def __init__(self) -> None:
         self._sheets: dict[tuple[object, ...], Sheet] = {}
         self._lock = Lock()
 
     def sheet(self, run: Run, iteration: int, step: int, task: int, episode: int, length: int) -> Sheet:
-        """Film an episode, unless that was done."""
+        """Return the sheet of an episode, from the cache if possible."""
         key = (run.info["sha256"], run.location, iteration, step, task, episode)
         with self._lock:
             if key not in self._sheets:
@@ -68,7 +68,7 @@ class FilmStudio:
 def _film(run_at: str, chosen: list[str], every: int) -> Sheet:
     with tempfile.TemporaryDirectory(prefix="metaloom-view-") as folder:
         out = Path(folder) / "film.webp"
-        # Safe path: the working folder is searched last, for modules that the run names and the user trusts.
+        # Safe path: the working folder is searched last, only for trusted modules of the run.
         command = [sys.executable, "-P", "-m", "metaloom.flows.cli", "video", run_at, *chosen]
         command += ["--out", str(out), "--size", _SIZE, "--every", str(every)]
         try:

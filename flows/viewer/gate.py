@@ -1,8 +1,7 @@
-"""Access control for a server of this machine: only its own page and programs, no other page in the same browser."""
+"""Access control for a local server, which rejects other pages in the same browser."""
 
 import secrets
 from collections.abc import Callable, Mapping
-from functools import partial
 
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
@@ -30,22 +29,22 @@ KEPT_TO_ITSELF: Mapping[str, str] = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-"""Headers of every answer of a gate, refusals included."""
+"""Headers of every response of a gate, including refusals."""
 HEADERS: Mapping[str, str] = {"Content-Security-Policy": POLICY, **KEPT_TO_ITSELF}
-"""Headers of every answer of the page over runs."""
+"""Headers of every response of the page."""
 OTHER_PAGE = 403, "required a request of the page itself"
 
 Refusal = tuple[int, str]
-"""Status, and reason."""
+"""Status and reason."""
 
 
 class Gate:
-    """Lets requests and websockets through that are not refused.
+    """ASGI middleware that rejects requests and websockets.
 
     Args:
         app: Guarded application.
-        refusal: Returns why a request is refused, None if it is allowed.
-        headers: Headers of every answer.
+        refusal: Function that returns why a request is rejected, or None.
+        headers: Headers of every response.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class Gate:
         self._headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Handle a request."""
         refusal = None if scope["type"] == "lifespan" else self._refusal(scope)
         if refusal is not None and scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": refusal[1]})
@@ -71,17 +70,29 @@ class Gate:
 
 
 def token_gate(app: ASGIApp, token: str) -> Gate:
-    """Return the gate of a page that changes nothing and is opened by an address with a token."""
-    return Gate(app, partial(_refusal_of_token, token), HEADERS)
+    """Return the gate of a read-only page whose address has a token."""
+
+    def refusal(scope: Scope) -> Refusal | None:
+        if found := refusal_of_other_pages(scope):
+            return found
+        if scope.get("method") not in ("GET", "HEAD"):
+            return 405, "required GET: this page changes nothing"
+        # Manual requests may have `*` or no value.
+        asked = f"{scope['path']}/".split("/")[1]
+        if not secrets.compare_digest(asked.encode(), token.encode()):
+            return 403, "open the address that `metaloom view` has printed: it has a token in it"
+        return None
+
+    return Gate(app, refusal, HEADERS)
 
 
 def refusal_of_other_pages(scope: Scope, *, any_host: bool = False) -> Refusal | None:
-    """Return why a request is refused that another page in the user's browser has made, or None.
+    """Return why a request is rejected if another page in the user's browser made it, or None.
 
     Args:
         scope: The request.
-        any_host: Accept requests by every name of this machine. A page whose own name leads here (DNS rebinding) then
-            gets through, so what is guarded must ask for a password that no browser sends by itself.
+        any_host: True to accept any host name. A page whose name resolves to this machine (DNS rebinding) then passes,
+            so the application must require a password that browsers do not send automatically.
     """
     headers = Headers(scope=scope)
     if not any_host and not names_this_machine(headers.getlist("host")):
@@ -89,20 +100,8 @@ def refusal_of_other_pages(scope: Scope, *, any_host: bool = False) -> Refusal |
     origin = headers.get("origin")
     if origin is not None and origin.partition("://")[2] != headers.get("host"):
         return OTHER_PAGE
-    # Browsers say where a request comes from. A link that opens the page may be anywhere.
+    # Browsers send the origin of a request. A link to the page may be anywhere.
     is_opened = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
     if headers.get("sec-fetch-site", "none") not in ("same-origin", "none") and not is_opened:
         return OTHER_PAGE
-    return None
-
-
-def _refusal_of_token(token: str, scope: Scope) -> Refusal | None:
-    if refusal := refusal_of_other_pages(scope):
-        return refusal
-    if scope.get("method") not in ("GET", "HEAD"):
-        return 405, "required GET: this page changes nothing"
-    # A request by hand may ask for `*`, or for nothing.
-    asked = f"{scope['path']}/".split("/")[1]
-    if not secrets.compare_digest(asked.encode(), token.encode()):
-        return 403, "open the address that `metaloom view` has printed: it has a token in it"
     return None

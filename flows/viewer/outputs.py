@@ -1,4 +1,4 @@
-"""Contents of a run as data for the page: the run, its iterations, a stage's output and its inputs."""
+"""Data of a run for the page: the run, its iterations, and outputs of stages."""
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -6,7 +6,6 @@ from typing import Any
 from urllib.parse import quote
 
 import numpy as np
-import pyarrow as pa
 
 from metaloom import storage
 from metaloom.flows.formatting import dotted, plural, program, short_time, size, stage_name, trial_length
@@ -23,11 +22,11 @@ from metaloom.storage.format.segments import ranges
 from metaloom.storage.read.info import mapping
 
 _LONGEST_LINE = 30
-"""Characters that fit into a box of the graph."""
+"""Maximum characters of a line in a box of the graph."""
 
 
 def live(run: Run) -> dict[str, Any]:
-    """Describe a run's state: algorithm and environment, progress, and the last output. Little is read for it."""
+    """Describe a run's state: algorithm and environment, progress, and the last output. Fast."""
     writer = storage.current_writer(run.path, run.files.remote)
     done = len(run.iterations)
     under_way, _ = _records(run, done)
@@ -106,15 +105,19 @@ def _records(run: Run, iteration: int) -> tuple[list[StageRecord], list[str]]:
 def returns_by_task(run: Run, iteration: int) -> dict[str, Any]:
     """Return the returns of an iteration's episodes by inner step and task.
 
-    Of a complete iteration from its table, which thinning keeps; of one under way from the rewards that are stored.
+    From its table, which thinning keeps, or for an incomplete iteration from stored rewards.
 
     Returns:
-        `tasks`: parameters by name; `classes`: of every task, null without classes, and their `colors`; `steps`: inner
-        step -> returns and lengths, a list of episodes for every task; `shown`: the steps to compare, with their
-        labels and colours; `unshown`: a note of the others; `trial`: episodes of a trial.
+        `tasks`: parameters by name; `classes`: of every task, or null, and their `colors`; `steps`: inner step ->
+        returns and lengths, a list of episodes per task; `shown`: steps to compare, with labels and colours; `unshown`:
+        a note on the others; `trial`: episodes per trial.
     """
-    table = run.episodes(iteration) if iteration in run.iterations else _episodes_under_way(run, iteration)
-    columns: dict[str, Array] = {name: table[name].to_numpy(zero_copy_only=False) for name in table.column_names}
+    columns: dict[str, Array] = {}
+    if iteration in run.iterations:
+        table = run.episodes(iteration)
+        columns |= {name: table[name].to_numpy(zero_copy_only=False) for name in table.column_names}
+    else:
+        columns |= _episodes_under_way(run, iteration)
     places = columns["task"]
     firsts = [int(np.flatnonzero(places == b)[0]) for b in range(int(places.max(initial=-1)) + 1)]
     params = {name: columns[name][firsts] for name in columns if name.startswith("task_") and name != "task_id"}
@@ -123,10 +126,10 @@ def returns_by_task(run: Run, iteration: int) -> dict[str, Any]:
     if classes is not None and firsts and {f"task_{field}" for field in classes.fields} <= {*params}:
         found = classes.of(np.stack([params[f"task_{field}"] for field in classes.fields], 1), classes.fields)
         named = [classes.names[c] for c in found]
-        # Colors as in the curves, which count only classes that tasks are drawn from.
+        # Colors as in the curves, which only include classes with tasks.
         colors = {classes.names[c]: class_color(n) for n, c in enumerate(classes.among(found))}
     steps: dict[int, Any] = {}
-    for k in sorted({int(step) for step in columns["step"]}):
+    for k in np.unique(columns["step"]).tolist():
         rows = [np.flatnonzero((places == b) & (columns["step"] == k)) for b in range(len(firsts))]
         steps[k] = {
             "returns": [numbers(columns["return"][of_task]) for of_task in rows],
@@ -142,34 +145,29 @@ def returns_by_task(run: Run, iteration: int) -> dict[str, Any]:
     }
 
 
-def _episodes_under_way(run: Run, iteration: int) -> pa.Table:
-    name, rows = run.stages.named("rollouts"), list[dict[str, Any]]()
-    refs = [ref for ref in run.refs_of([iteration]) if ref.stage == name]
-    tasks: Mapping[str, Any] = {}
-    for ref in refs:
-        arrays = run.files.read_arrays(run.record(ref), ("rewards", "lengths"))[run.stages.group_of(ref)]
-        rewards, lengths = arrays["rewards"][0], arrays["lengths"][0]
-        real = np.arange(rewards.shape[2]) < lengths[..., None]
-        returns = np.where(real, rewards, 0).sum(-1, dtype=np.float64)
-        for b, e in np.argwhere(lengths > 0):
-            about = {"step": ref.step, "task": b, "episode": e, "return": returns[b, e], "length": lengths[b, e]}
-            rows.append(
-                {name: value.item() if isinstance(value, np.generic) else value for name, value in about.items()}
-            )
+def _episodes_under_way(run: Run, iteration: int) -> dict[str, Array]:
+    parts: dict[str, list[Array]] = {name: [np.empty(0, np.int64)] for name in ("step", "task", "return", "length")}
+    for ref in run.refs_of([iteration]):
+        if ref.stage == run.stages.named("rollouts"):
+            arrays = run.files.read_arrays(run.record(ref), ("rewards", "lengths"))[run.stages.group_of(ref)]
+            rewards, lengths = arrays["rewards"][0], arrays["lengths"][0]
+            real = np.arange(rewards.shape[2]) < lengths[..., None]
+            b, e = np.nonzero(lengths > 0)
+            returns = np.where(real, rewards, 0).sum(-1, dtype=np.float64)[b, e]
+            for name, values in zip(parts, (np.full(len(b), ref.step), b, returns, lengths[b, e]), strict=True):
+                parts[name].append(values)
+    columns = {name: np.concatenate(values) for name, values in parts.items()}
     drawn = run.stages.in_group("tasks", iteration)
     if drawn is not None and run.contains(drawn):
         batch = run[iteration].tasks()
-        tasks = {f"task_{name}": batch.params[:, n] for n, name in enumerate(batch.names)}
-    for row in rows:
-        row.update({name: values[row["task"]].item() for name, values in tasks.items()})
-    empty = pa.table({name: pa.array([], pa.int64()) for name in ("step", "task", "episode", "return", "length")})
-    return pa.Table.from_pylist(rows) if rows else empty
+        columns |= {f"task_{name}": batch.params[columns["task"], n] for n, name in enumerate(batch.names)}
+    return columns
 
 
 def output_page(run: Run, ref: StageRef) -> dict[str, Any]:
     """Describe a stage's output: its record, inputs, readers, and the command to replay it."""
     record = run.record(ref)
-    # Readers belong to its own iteration, and to the next one, which reads the learner.
+    # Readers are in the same iteration, or in the next one for the learner.
     near = (other for i in (ref.iteration, ref.iteration + 1) for other in _records(run, i)[0])
     return {
         **stage_info(run, record),
@@ -189,7 +187,7 @@ def output_page(run: Run, ref: StageRef) -> dict[str, Any]:
 
 
 def draw_graph(run: Run, records: Sequence[StageRecord]) -> str:
-    """Draw the stages of an iteration, and what they were made from: times, sizes and the beginning of digests."""
+    """Draw the stages of an iteration and their inputs, with times, sizes and short digests."""
     places: dict[object, int] = {}
     boxes: list[Box] = []
 
@@ -198,7 +196,7 @@ def draw_graph(run: Run, records: Sequence[StageRecord]) -> str:
             places[key] = len(boxes)
             boxes.append(box)
 
-    # First what earlier iterations gave.
+    # Inputs from earlier iterations first.
     own = {record.ref for record in records}
     for record in records:
         for item in record.inputs:
@@ -240,7 +238,7 @@ def _command(name: str, run: Run, iteration: int | None = None, ref: StageRef | 
 
 
 def either(read: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what is read, or the reason why it is unreadable, for the page to show."""
+    """Return the data, or the reason why they are unreadable."""
     try:
         return dict(read())
     except StoreError as problem:

@@ -1,6 +1,6 @@
-"""Pages of `metaloom view`: the runs, the routes with their answers, and the server, which is read-only.
+"""The read-only server of `metaloom view`: runs, routes and responses.
 
-It listens on this machine only and requires a token. Errors are sent as answers.
+It listens only on this machine and requires a token. Errors are sent as responses.
 """
 
 import json
@@ -9,7 +9,7 @@ import secrets
 import shlex
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,18 +38,18 @@ from metaloom.pipeline.shown import printable
 from metaloom.storage import Run, StageRef
 
 REMOTE_SECONDS = 5.0
-"""Interval between two requests for the state of a URL."""
+"""Interval between requests for the state of a URL."""
 _TOLD_BY = ("run.json", "_commits", "_sessions", "_thinned", "_segments")
-"""Whatever happens to a run changes one of these."""
+"""Files and folders of which every change of a run changes one."""
 
 
 @dataclass
 class OpenRun:
-    """An open run and what was read of it. Hold `lock` while using it: a run caches what it reads, without a lock.
+    """An open run and its cached data. Hold `lock` while using it, since a run's caches are not thread-safe.
 
     Attributes:
         run: The run.
-        curves: Its history so far, with a separate run and lock, so that nothing waits for all iterations to be read.
+        curves: Its history, with a separate run and lock, so that other requests do not wait for it.
         lock: Lock of the run.
     """
 
@@ -59,7 +59,7 @@ class OpenRun:
 
 
 class Shelf:
-    """The runs in a folder or under a URL, or a single one.
+    """The runs in a folder or at a URL, or a single run.
 
     Attributes:
         place: Path or URL of a folder of runs, or of one run.
@@ -72,10 +72,11 @@ class Shelf:
         self._open: dict[str, tuple[object, OpenRun]] = {}
         self._looked: dict[str, float] = {}
         self._folders: dict[str, Path] = {}
-        self._lock = RLock()
+        self._rows: dict[Path, tuple[object, float, Mapping[str, Any]]] = {}
+        self._lock, self._row_lock = RLock(), Lock()
 
     def folders(self) -> dict[str, Path]:
-        """Return the folders of the runs by name, the newest first."""
+        """Return the folders of the runs by name, newest first."""
         if self.only is not None:
             return {self.only: self.place}
         with self._lock:
@@ -84,7 +85,7 @@ class Shelf:
             return self._folders
 
     def open(self, name: str) -> OpenRun:
-        """Open a run by its name, which is looked up and is no path."""
+        """Open a run by name."""
         folder = self.folders().get(name)
         if folder is None:
             raise storage.RunNotFound(
@@ -94,14 +95,12 @@ class Shelf:
                 action="the list of runs has them",
             )
         with self._lock:
-            # Another run of the same name has another run.json.
+            # A new run with the same name has another run.json.
             identity = _changed(folder / "run.json")
             known = self._open.get(name)
             if known is None or known[0] != identity:
-                self._open[name] = known = (
-                    identity,
-                    OpenRun(storage.open_run(folder), Curves(storage.open_run(folder))),
-                )
+                opened = OpenRun(storage.open_run(folder), Curves(storage.open_run(folder)))
+                self._open[name] = known = identity, opened
             opened = known[1]
             remote = opened.run.files.remote
             is_old = remote is not None and self._is_time(name, REMOTE_SECONDS)
@@ -117,22 +116,15 @@ class Shelf:
         self._looked[what] = now
         return True
 
-
-class RunList:
-    """Rows of `metaloom ls` about runs."""
-
-    def __init__(self) -> None:
-        self._rows: dict[Path, tuple[object, float, Mapping[str, Any]]] = {}
-        self._lock = Lock()
-
-    def rows(self, folders: Mapping[str, Path]) -> list[Mapping[str, Any]]:
-        """Return one row for every run, as `metaloom ls --json` has them."""
-        with self._lock:
+    def rows(self) -> list[Mapping[str, Any]]:
+        """Return one row per run, as in `metaloom ls --json`."""
+        folders = self.folders()
+        with self._row_lock:
             self._rows = {folder: row for folder, row in self._rows.items() if folder in folders.values()}
             for folder in folders.values():
                 now, stamp = time.monotonic(), [_changed(folder / name) for name in _TOLD_BY]
                 told, when, row = self._rows.get(folder, (None, now, {}))
-                # A writer may die without a trace, and what is under a URL has none here.
+                # A killed writer changes no file, and changes at a URL are not visible here.
                 is_fresh = now - when < REMOTE_SECONDS if storage.url_of(folder) else row.get("state") != "training"
                 if told != stamp or not is_fresh:
                     self._rows[folder] = stamp, now, list_run_row(folder)
@@ -156,40 +148,38 @@ Answer = Callable[[Request], Response]
 
 
 class Pages:
-    """Answers of the page about the runs on a shelf."""
+    """Responses about the runs on a shelf."""
 
     def __init__(self, shelf: Shelf, plotly: Path) -> None:
         self._shelf = shelf
         self._plotly = plotly
         self._studio = FilmStudio()
-        self._list = RunList()
 
     def routes(self) -> list[Route]:
         """Return every route below the token."""
+        output, iteration = "{iteration:int}/{stage}/{step:int}", "{iteration:int}"
+        of_run: dict[str, Callable[[storage.Run, Request], Mapping[str, Any]]] = {
+            "": lambda run, _: run_page(run),
+            "/live": lambda run, _: live(run),
+            "/spark": lambda run, _: {"values": spark(run)},
+            f"/iteration/{iteration}": lambda run, asked: iteration_page(run, asked.path_params["iteration"]),
+            f"/adaptation/{iteration}": lambda run, asked: adaptation_page(run, asked.path_params["iteration"]),
+            f"/output/{output}": lambda run, asked: output_page(run, _ref(asked)),
+            f"/array/{output}": _axes,
+            f"/episode/{output}": lambda run, asked: episode(
+                run, _ref(asked), _number(asked, "task"), _number(asked, "episode")
+            ),
+        }
         run = "/api/run/{run}"
-        output = "{iteration:int}/{stage}/{step:int}"
         answers: dict[str, Answer] = {
             "/api/place": self._place,
             "/api/runs": self._runs,
-            f"{run}": self._of_run(lambda run, _: run_page(run)),
-            f"{run}/live": self._of_run(lambda run, _: live(run)),
-            f"{run}/spark": self._of_run(lambda run, _: {"values": spark(run)}),
+            **{f"{run}{path}": self._of_run(tell) for path, tell in of_run.items()},
             f"{run}/curves": lambda asked: _json(self._opened(asked).curves.data()),
-            f"{run}/iteration/{{iteration:int}}": self._of_run(
-                lambda run, asked: iteration_page(run, asked.path_params["iteration"])
-            ),
-            f"{run}/adaptation/{{iteration:int}}": self._of_run(
-                lambda run, asked: adaptation_page(run, asked.path_params["iteration"])
-            ),
-            f"{run}/output/{output}": self._of_run(lambda run, asked: output_page(run, _ref(asked))),
-            f"{run}/array/{output}": self._of_run(_axes),
             f"{run}/values/{output}": self._values,
-            f"{run}/episode/{output}": self._of_run(
-                lambda run, asked: episode(run, _ref(asked), _number(asked, "task"), _number(asked, "episode"))
-            ),
             f"{run}/film/{output}": self._film,
         }
-        # The files of the page itself; there are no others to ask for.
+        # The only files served.
         static = (file for file in (Path(__file__).parent / "static").iterdir() if file.suffix in _KINDS)
         files = {**{f"/{file.name}": file for file in static}, "/plotly.min.js": self._plotly}
         return [
@@ -198,8 +188,8 @@ class Pages:
         ]
 
     def _runs(self, request: Request) -> Response:
-        rows = self._list.rows(self._shelf.folders())
-        # No browser makes an address of a name that is no text, and would show no run at all.
+        rows = self._shelf.rows()
+        # Skip names that are not valid text, which would break the page.
         return _json({"runs": [{**row, "name": row["name"].encode(errors="replace").decode()} for row in rows]})
 
     def _place(self, request: Request) -> Response:
@@ -225,7 +215,7 @@ class Pages:
             values, every = slice_of(
                 opened.run, _ref(request), asked.get("array", ""), at, rows, int(asked.get("columns", 0))
             )
-        about = {"X-Shape": _listed(values.shape), "X-Every": _listed(every)}
+        about = {"X-Shape": ",".join(map(str, values.shape)), "X-Every": ",".join(map(str, every))}
         return Response(values.tobytes(), media_type="application/octet-stream", headers={**FRESH, **about})
 
     def _film(self, request: Request) -> Response:
@@ -233,7 +223,7 @@ class Pages:
         task, index = _number(request, "task"), _number(request, "episode")
         with opened.lock:
             length = episode_length(opened.run, ref, task, index)
-        # Without the lock: a film takes seconds, and the run may be looked at meanwhile.
+        # Without the lock, since filming takes seconds.
         sheet = self._studio.sheet(opened.run, ref.iteration, ref.step, task, index, length)
         about = {"X-Frames": sheet.frames, "X-Columns": sheet.columns, "X-Every": sheet.every}
         headers = {**FRESH, **{name: str(value) for name, value in about.items()}, "X-Told": json.dumps(sheet.told)}
@@ -251,18 +241,12 @@ def _axes(run: storage.Run, request: Request) -> dict[str, Any]:
     return {"names": names_along(run, run.files.spec(array))}
 
 
-def no_page(request: Request, problem: Exception) -> Response:
-    """Answer an address that leads to nothing with a link to the list of runs."""
-    token = request.url.path.split("/")[1]
-    return HTMLResponse(f'<!doctype html><p>There is no such page. <a href="/{token}/">All runs</a></p>\n', 404)
-
-
 def _file(path: Path) -> Answer:
     return lambda request: FileResponse(path, media_type=_KINDS[path.suffix], headers={"Cache-Control": "no-cache"})
 
 
 def _told(answer: Answer) -> Answer:
-    """Return errors as data too, so that the page shows them in context and the rest of it works."""
+    """Wrap a handler to return errors as data, which the page shows in context."""
 
     def told(request: Request) -> Response:
         try:
@@ -287,7 +271,7 @@ def _problem(status: int, problem: Exception) -> Response:
 
 
 def _json(data: Mapping[str, Any], status: int = 200) -> Response:
-    # A stored text may have anything in it; as JSON it is text, and the page never makes markup of it.
+    # Stored text may contain anything; the page shows JSON strings as text, never as markup.
     body = json.dumps(data, allow_nan=False, default=str).encode()
     return Response(body, status, {**FRESH}, "application/json")
 
@@ -304,18 +288,17 @@ def _number(request: Request, name: str) -> int:
     return int(text)
 
 
-def _listed(values: Sequence[int]) -> str:
-    return ",".join(map(str, values))
-
-
 ADDRESS = "127.0.0.1"
 _TOKEN_BYTES = 24
 
 
 def viewer_app(shelf: Shelf, token: str) -> ASGIApp:
-    """Make the application that answers what the page asks for."""
-    pages = Pages(shelf, plotly_file())
-    app = Starlette(routes=[Mount(f"/{token}", routes=pages.routes())], exception_handlers={404: no_page})
+    """Make the server application of the page."""
+    nothing = f'<!doctype html><p>There is no such page. <a href="/{token}/">All runs</a></p>\n'
+    app = Starlette(
+        routes=[Mount(f"/{token}", routes=Pages(shelf, plotly_file()).routes())],
+        exception_handlers={404: lambda request, problem: HTMLResponse(nothing, 404)},
+    )
     return token_gate(app, token)
 
 
@@ -331,15 +314,15 @@ def serve(place: Path, port: int, tell: Callable[[str], None]) -> None:
             raise UsageError(
                 f"--port {port}: {error.strerror}; required a free port of {ADDRESS}. 0 takes any that is free"
             ) from None
-        listening.listen()  # so that whoever receives the address can connect at once
+        listening.listen()  # so that the recipient of the address can connect immediately
         tell(f"http://{ADDRESS}:{listening.getsockname()[1]}/{token}/")
         run_server(app, listening)
 
 
 def run_server(app: ASGIApp, listening: socket.socket) -> None:
-    """Answer requests that come to a socket until Ctrl-C."""
+    """Serve requests at a socket until Ctrl-C."""
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, lifespan="off", ws="none", server_header=False, loop="asyncio"
     )
-    with suppress(KeyboardInterrupt):  # which uvicorn raises again once it has ended
+    with suppress(KeyboardInterrupt):  # uvicorn raises it again at its end
         uvicorn.Server(config).run(sockets=[listening])

@@ -1,4 +1,4 @@
-"""Numbers of stored arrays for the page: a slice of any array, an episode step by step."""
+"""Values of stored arrays for the page: a slice of any array, or an episode by step."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,9 +13,9 @@ from metaloom.storage.format.arrays import ArraySpec
 from metaloom.storage.format.records import StoredFile
 
 MOST_NUMBERS = 2_000_000
-"""In one picture; of larger slices every second, fourth, ... entry of the longer axis is shown."""
+"""Maximum values in a picture; of larger slices every second, fourth, ... entry of the longer axis is shown."""
 MOST_BYTES = 2**30
-"""Of an array that is read for the page: a file of megabytes may hold an array of gigabytes."""
+"""Maximum bytes of an array to read: a small file may decompress to gigabytes."""
 _STEP_AXES = ("t", "t_with_final")
 
 
@@ -33,8 +33,7 @@ def slice_of(
         columns: Axis shown from left to right.
 
     Returns:
-        [rows, columns] float64 with NaN where there is padding; and how many entries stand for one that is shown, along
-        rows and along columns.
+        [rows, columns] float64 with NaN on padding, and the stride along rows and columns.
     """
     record = run.record(ref)
     chunk = next((chunk for chunk in record.chunks if chunk.array == array), None)
@@ -58,12 +57,15 @@ def slice_of(
         picked = picked[None]
     elif rows > columns:
         picked = picked.T
-    every = _strides(picked.shape)
+    every = (1, 1)
+    while -(-picked.shape[0] // every[0]) * -(-picked.shape[1] // every[1]) > MOST_NUMBERS:
+        longer = picked.shape[0] // every[0] > picked.shape[1] // every[1]
+        every = (2 * every[0], every[1]) if longer else (every[0], 2 * every[1])
     return np.ascontiguousarray(picked[:: every[0], :: every[1]], dtype="<f8"), every
 
 
 def episode(run: Run, ref: StageRef, task: int, index: int) -> dict[str, Any]:
-    """Read an episode step by step: everything stored of its steps, with what processing added."""
+    """Read all stored values of an episode by step, including samples."""
     lengths = run.lengths(ref)
     B, E = lengths.shape
     if not (0 <= task < B and 0 <= index < E and lengths[task, index]):
@@ -108,7 +110,7 @@ def episode_length(run: Run, ref: StageRef, task: int, index: int) -> int:
 
 
 def names_along(run: Run, spec: ArraySpec) -> dict[str, list[str]]:
-    """Return the names of the entries along the axes of an array, as far as they have any, with their units."""
+    """Return the names and units of the entries along an array's axes, if they have any."""
     found: dict[str, list[str]] = {}
     for dim, entries in zip(spec.dims[1:], spec.shape, strict=True):
         named: Mapping[str, str] = run.components(dim) if dim in ("observation", "action") else {}
@@ -127,7 +129,7 @@ def _signals(run: Run, ref: StageRef, task: int, index: int, length: int) -> lis
     for chunk in run.record(ref).chunks:
         spec = run.files.spec(chunk.array)
         name = chunk.array.partition("/")[2]
-        if spec.dims[1:3] != ("task", "episode") or spec.dims[3:4] not in (("t",), ("t_with_final",)) or name == "mask":
+        if spec.dims[1:3] != ("task", "episode") or not {*spec.dims[3:4]} & {*_STEP_AXES} or name == "mask":
             continue
         _require_modest(spec, [task])
         values = run.files.read_row(run.record(ref), chunk, [task])[0][0, index]
@@ -151,10 +153,9 @@ def _signals(run: Run, ref: StageRef, task: int, index: int, length: int) -> lis
 def _read(run: Run, ref: StageRef, chunk: StoredFile, task: int | None) -> Array:
     """Read an array as float64, of one task or all, with NaN after the ends of episodes."""
     tasks = None if task is None else [task]
-    _require_modest(run.files.spec(chunk.array), tasks)
-    values, _ = run.files.read_row(run.record(ref), chunk, tasks)
-    values = values.astype(np.float64)
     spec = run.files.spec(chunk.array)
+    _require_modest(spec, tasks)
+    values = run.files.read_row(run.record(ref), chunk, tasks)[0].astype(np.float64)
     if spec.dims[1:3] == ("task", "episode") and len(spec.dims) > 3 and spec.dims[3] in _STEP_AXES:
         lengths = _lengths(run, ref, tasks)
         if lengths is not None and lengths.shape == values.shape[:2]:
@@ -164,7 +165,7 @@ def _read(run: Run, ref: StageRef, chunk: StoredFile, task: int | None) -> Array
 
 
 def _require_modest(spec: ArraySpec, tasks: Sequence[int] | None) -> None:
-    """Refuse what would fill the memory: an array, or of one that is stored by task the part of some."""
+    """Reject reads that would fill the memory: of an array, or of some tasks' parts if it is stored by task."""
     parts = 1 if tasks is None or not spec.sharded else spec.shape[0] // len(tasks)
     if spec.raw_bytes > MOST_BYTES * parts:
         raise UsageError(
@@ -184,13 +185,3 @@ def _lengths(run: Run, ref: StageRef, tasks: Sequence[int] | None) -> Array | No
     except StageMissing:
         return None
     return lengths if tasks is None else lengths[[*tasks]]
-
-
-def _strides(shape: tuple[int, ...]) -> tuple[int, int]:
-    rows, columns = 1, 1
-    while -(-shape[0] // rows) * -(-shape[1] // columns) > MOST_NUMBERS:
-        if shape[0] // rows > shape[1] // columns:
-            rows *= 2
-        else:
-            columns *= 2
-    return rows, columns

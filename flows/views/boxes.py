@@ -1,4 +1,4 @@
-"""Boxes below one another and arrows between them, as SVG."""
+"""Diagrams of stacked boxes and arrows between them, as SVG."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Arrow:
-    """An arrow from one box to another: on the right where it leads down, on the left where it leads up.
+    """An arrow between boxes, drawn on the right if it leads down, on the left if it leads up.
 
     Attributes:
         source, target: Indices of the boxes.
@@ -47,7 +47,7 @@ def draw(boxes: Sequence[Box], arrows: Sequence[Arrow]) -> str:
     """Draw boxes from top to bottom, each wide enough for the words of a stage."""
     height = 10 + _LINE * (1 + max((len(box.lines) for box in boxes), default=0))
     left = _NARROW if all(arrow.leads_down for arrow in arrows) else _SIDE
-    # Without labels, arrows need room for their apexes only.
+    # Without labels, arrows only need room for their apexes.
     right = _SIDE if any(arrow.label for arrow in arrows) else max(map(_reach, arrows), default=0) * 3 // 4 + _NARROW
     width = left + _BOX + right
     full = len(boxes) * (height + _GAP) + 20
@@ -83,7 +83,7 @@ def _box(box: Box, x: int, y: int, height: int) -> str:
 def _arc(arrow: Arrow, n: int, left: int, height: int) -> tuple[str, str]:
     """Draw the line of an arrow and its label, which clears the background around it."""
     x, out = (left + _BOX, 1) if arrow.leads_down else (left, -1)
-    # Ends beside one another, so that arrows at the same box remain distinct.
+    # Offset the ends, so that arrows at the same box remain distinct.
     inside = height * (0.25 + 0.5 * (n % 4) / 3)
     y0, y1 = (place * (height + _GAP) + 10 + inside for place in (arrow.source, arrow.target))
     reach = x + out * _reach(arrow)
@@ -101,5 +101,5 @@ def _arc(arrow: Arrow, n: int, left: int, height: int) -> tuple[str, str]:
 
 
 def _reach(arrow: Arrow) -> int:
-    """Return how far to the side its control points lie."""
+    """Return the horizontal offset of its control points."""
     return min(30 + 34 * abs(arrow.target - arrow.source), _SIDE - 100)

@@ -3,7 +3,7 @@
 import base64
 import io
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
@@ -22,24 +21,13 @@ from metaloom.pipeline.types import Array
 from metaloom.storage.errors import system_errors
 
 if mpl.matplotlib_fname() == "matplotlibrc":
-    # A file of the working folder, which may be somebody else's. The user's own settings stay.
+    # Ignore a matplotlibrc in the working folder, which may be somebody else's, but not the user's.
     mpl.rcdefaults()
 
 INK, GRID = "#24292f", "#e6e8eb"
 WIDE, NARROW = (8.6, 4.4), (6.4, 3.4)
-STAGE_COLORS = {
-    "memory_fill": "#56b4e9",
-    "tasks": "#8c959f",
-    "rollouts_{step}": "#0072b2",
-    "samples_{step}": "#009e73",
-    "adapted_{step}": "#e69f00",
-    "minibatches": "#009e73",
-    "learner": "#8250a8",
-    "evaluation": "#cc79a7",
-}
-"""Of stages, by the group that keeps their output."""
 
-# Up to this many points a line also shows where they are.
+# Maximum number of points for markers on a line.
 MARKED_POINTS = 40
 MOST_COLUMNS, MOST_INSIDE = 4, 3
 BESIDE: dict[str, Any] = {
@@ -49,70 +37,58 @@ BESIDE: dict[str, Any] = {
     "loc": "center left",
     "bbox_to_anchor": (1, 0.5),
 }
-"""Of a legend to the right of its chart."""
-
-
-def stage_color(group: str, step: int) -> str:
-    """Return the colour of a stage by the group that keeps its output; later inner steps are lighter."""
-    red, green, blue = to_rgb(STAGE_COLORS.get(group, INK))
-    white = min(0.4 * step, 0.8)
-    return to_hex((red + (1 - red) * white, green + (1 - green) * white, blue + (1 - blue) * white))
+"""Placement of a legend to the right of its chart."""
 
 
 class Drawing(Figure):
-    """A figure that a notebook shows, whichever backend it has."""
+    """A figure that notebooks show with any backend."""
 
     def _repr_png_(self) -> bytes:
-        return png_bytes(self)
+        return rendered(self, "png")
 
 
 def draw(chart: Chart, *, told_elsewhere: bool = False) -> Drawing:
-    """Draw a chart. If its title and note are shown elsewhere, omit the note."""
-    note, size = "" if told_elsewhere else chart.note, WIDE if chart.wide else NARROW
-    series = chart.panels[0].series
-    if chart.kind == "bars":
-        values, colors = np.concatenate([bar.values for bar in series]), [bar.color for bar in series]
-        return bar_chart(chart.title, [bar.label for bar in series], values, chart.texts, chart.x_label, colors)
-    if chart.kind == "layers":
-        return stacked_chart(chart.title, chart.x, chart.x_label, chart.y_label, series, size=size)
-    if chart.kind == "points":
-        return _point_chart(replace(chart, note=note), size)
-    if len(chart.panels) > 1:
-        return _panel_chart(replace(chart, note=note))
-    labels = chart.x_label, chart.y_label
-    return line_chart(chart.title, chart.x, *labels, series, note=note, band=chart.band, size=size)
+    """Draw a chart. If its title and note are shown elsewhere, omit the note.
+
+    Large x values are counted in thousands or millions.
+    """
+    if told_elsewhere or chart.kind in ("bars", "layers"):
+        chart = replace(chart, note="")
+    panel, *others = chart.panels
+    if others:
+        return _panel_chart(chart)
+    series = panel.series
+    size = (6.4, max(2.2, 0.36 * len(series) + 1.3)) if chart.kind == "bars" else WIDE if chart.wide else NARROW
+    figure = Drawing(figsize=size, layout="constrained")
+    axes, note = figure.add_subplot(), _wrapped(chart.note, figure)
+    # parse_math is off wherever a user's text may enter: a "$" in a name is a dollar.
+    pad = 8 + 12 * (note.count("\n") + 1 if note else 0)
+    axes.set_title(chart.title, loc="left", fontsize=11, fontweight="bold", color=INK, pad=pad, parse_math=False)
+    if note:
+        axes.text(0, 1.02, note, transform=axes.transAxes, fontsize=8.5, color="#57606a", parse_math=False)
+    style(axes)
+    x, unit = (chart.x, "") if chart.diagonal or chart.kind == "layers" else _scaled(chart.x)
+    axes.set_xlabel(chart.x_label + unit)
+    axes.set_ylabel(chart.y_label)
+    {"lines": _lines, "points": _points, "layers": _layers, "bars": _bars}[chart.kind](axes, chart, series, x)
+    return figure
 
 
-def line_chart(
-    title: str,
-    x: Array,
-    x_label: str,
-    y_label: str,
-    series: Sequence[Series],
-    *,
-    note: str = "",
-    band: str = "",
-    size: tuple[float, float] = NARROW,
-) -> Drawing:
-    """Draw lines over a shared x axis, large x values in thousands or millions. The legend explains `band`."""
-    figure, axes = _figure(title, note, size)
-    x, unit = _scaled(x)
-    _plot(axes, x, series)
+def _lines(axes: Axes, chart: Chart, series: Sequence[Series], x: Array) -> None:
+    plot_lines(axes, x, series)
     if len(x) and np.ptp(x) < MARKED_POINTS and np.array_equal(x, np.round(x)):
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # there is no half an episode
-    axes.set_xlabel(x_label + unit)
-    axes.set_ylabel(y_label)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # integers only
     axes.margins(x=0.02)
-    handles, labels = _legend(axes, series, band)
-    # A legend of one line repeats the title; one of many would lie on them.
+    handles, labels = _legend(axes, series, chart.band)
+    # Omit a legend of one line; a legend of many would cover them.
     if len(handles) > MOST_INSIDE:
         plain_legend(axes, handles, labels, **BESIDE)
     elif len(handles) > 1:
         plain_legend(axes, handles, labels, frameon=False, fontsize=9, labelcolor=INK)
-    return figure
 
 
-def _plot(axes: Axes, x: Array, series: Sequence[Series]) -> None:
+def plot_lines(axes: Axes, x: Array, series: Sequence[Series]) -> None:
+    """Plot lines with their bands; few points are marked."""
     marker = "o" if len(x) <= MARKED_POINTS else ""
     for line in series:
         if line.band is not None:
@@ -128,22 +104,16 @@ def _legend(axes: Axes, series: Sequence[Series], band: str) -> tuple[list[Any],
     return handles, labels
 
 
-def _point_chart(chart: Chart, size: tuple[float, float]) -> Drawing:
-    figure, axes = _figure(chart.title, chart.note, size)
-    x, unit = (chart.x, "") if chart.diagonal else _scaled(chart.x)
-    for series in chart.panels[0].series:
+def _points(axes: Axes, chart: Chart, series: Sequence[Series], x: Array) -> None:
+    for each in series:
         dots = 16 if chart.diagonal else 5
-        axes.scatter(x, series.values, s=dots, color=series.color, label=series.label, alpha=0.7, linewidths=0)
+        axes.scatter(x, each.values, s=dots, color=each.color, label=each.label, alpha=0.7, linewidths=0)
     if chart.diagonal:
         middle = float(np.nanmean(x))
         axes.set_aspect("equal", adjustable="datalim")
         axes.axline((middle, middle), slope=1, color="#8c959f", linewidth=1, linestyle="--", zorder=0)
-    axes.set_xlabel(chart.x_label + unit)
-    axes.set_ylabel(chart.y_label)
-    if len(chart.panels[0].series) > 1:
-        dots, labels = axes.collections, [series.label for series in chart.panels[0].series]
-        plain_legend(axes, dots, labels, markerscale=2, **BESIDE)
-    return figure
+    if len(series) > 1:
+        plain_legend(axes, axes.collections, [each.label for each in series], markerscale=2, **BESIDE)
 
 
 def _panel_chart(chart: Chart) -> Drawing:
@@ -154,7 +124,7 @@ def _panel_chart(chart: Chart) -> Drawing:
     cells = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
     x, unit = _scaled(chart.x)
     for axes, panel in zip(cells, chart.panels, strict=False):
-        _plot(axes, x, panel.series)
+        plot_lines(axes, x, panel.series)
         axes.set_title(panel.title, fontsize=9.5, color=INK, parse_math=False)
         style(axes)
     for axes in cells[len(chart.panels) :]:
@@ -171,47 +141,35 @@ def _panel_chart(chart: Chart) -> Drawing:
     return figure
 
 
-def stacked_chart(
-    title: str, x: Array, x_label: str, y_label: str, layers: Sequence[Series], *, size: tuple[float, float] = NARROW
-) -> Drawing:
+def _layers(axes: Axes, chart: Chart, series: Sequence[Series], x: Array) -> None:
     """Draw layers that add up to a whole, over iterations."""
-    figure, axes = _figure(title, "", size)
-    values = [np.nan_to_num(layer.values) for layer in layers]
-    colors, labels = [layer.color for layer in layers], [layer.label for layer in layers]
+    values = [np.nan_to_num(layer.values) for layer in series]
+    colors = [layer.color for layer in series]
     if len(x) > 1:
         handles: list[Any] = axes.stackplot(x, *values, colors=colors, linewidth=0)
     else:
         bottom = np.cumsum([np.zeros_like(values[0]), *values[:-1]], axis=0)
         drawn = zip(colors, values, bottom, strict=True)
         handles = [axes.bar(x, value, bottom=base, width=0.4, color=color) for color, value, base in drawn]
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylim(bottom=0)
     axes.margins(x=0)
     # Reversed, so that the legend reads from top to bottom as the layers do.
-    plain_legend(axes, handles[::-1], labels[::-1], **BESIDE)
-    return figure
+    plain_legend(axes, handles[::-1], [layer.label for layer in series][::-1], **BESIDE)
 
 
-def bar_chart(
-    title: str, labels: Sequence[str], values: Array, notes: Sequence[str], x_label: str, colors: Sequence[str]
-) -> Drawing:
+def _bars(axes: Axes, chart: Chart, series: Sequence[Series], x: Array) -> None:
     """Draw horizontal bars from top to bottom, each followed by a note."""
-    figure, axes = _figure(title, "", (6.4, max(2.2, 0.36 * len(labels) + 1.3)))
-    places = np.arange(len(labels))
-    axes.barh(places, values, color=colors, height=0.66)
-    for place, value, note in zip(places, values, notes, strict=True):
-        axes.annotate(
-            note, (value, place), xytext=(5, 0), textcoords="offset points", va="center", fontsize=9, color=INK
-        )
-    axes.set_yticks(places, labels, parse_math=False)
+    values, places = np.concatenate([bar.values for bar in series]), np.arange(len(series))
+    axes.barh(places, values, color=[bar.color for bar in series], height=0.66)
+    look: dict[str, Any] = {"va": "center", "fontsize": 9, "color": INK}
+    for place, value, text in zip(places, values, chart.texts, strict=True):
+        axes.annotate(text, (value, place), xytext=(5, 0), textcoords="offset points", **look)
+    axes.set_yticks(places, [bar.label for bar in series], parse_math=False)
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel(x_label)
     # Room for the notes.
     axes.set_xlim(0, max(float(values.max(initial=0)) * 1.28, 1e-6))
-    return figure
 
 
 def plain_legend(owner: Axes | Figure, handles: Sequence[Any], labels: Sequence[str], **look: Any) -> None:
@@ -233,27 +191,8 @@ def style(axes: Axes) -> None:
     axes.yaxis.label.set(color=INK, fontsize=9.5)
 
 
-def png_bytes(figure: Figure, dpi: int = 160) -> bytes:
-    """Render a figure as PNG, by default sharp on dense screens."""
-    return _saved(figure, "png", dpi=dpi)
-
-
-def svg_bytes(figure: Figure) -> bytes:
-    """Render a figure as SVG."""
-    return _saved(figure, "svg")
-
-
-def pdf_bytes(figure: Figure) -> bytes:
-    """Render a figure as PDF, with fonts that journals take."""
-    return _saved(figure, "pdf")
-
-
-def svg_data_uri(figure: Figure) -> str:
-    """Render a figure as an SVG data URI: an image that an HTML page can hold and that cannot run anything."""
-    return "data:image/svg+xml;base64," + base64.b64encode(svg_bytes(figure)).decode()
-
-
-def _saved(figure: Figure, kind: str, dpi: int = 100) -> bytes:
+def rendered(figure: Figure, kind: str, dpi: int = 160) -> bytes:
+    """Render a figure as png, by default sharp on dense screens, as svg, or as pdf with fonts that journals take."""
     buffer = io.BytesIO()
     # No date and fixed ids: the same run gives the same file.
     metadata: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {"Software": None})
@@ -262,16 +201,9 @@ def _saved(figure: Figure, kind: str, dpi: int = 100) -> bytes:
     return buffer.getvalue()
 
 
-def _figure(title: str, note: str, size: tuple[float, float]) -> tuple[Drawing, Axes]:
-    figure = Drawing(figsize=size, layout="constrained")
-    axes, note = figure.add_subplot(), _wrapped(note, figure)
-    # parse_math is off wherever a user's text may enter: a "$" in a name is a dollar.
-    pad = 8 + 12 * (note.count("\n") + 1 if note else 0)
-    axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK, pad=pad, parse_math=False)
-    if note:
-        axes.text(0, 1.02, note, transform=axes.transAxes, fontsize=8.5, color="#57606a", parse_math=False)
-    style(axes)
-    return figure, axes
+def svg_data_uri(figure: Figure) -> str:
+    """Render a figure as an SVG data URI: an image that an HTML page can hold and that cannot run anything."""
+    return "data:image/svg+xml;base64," + base64.b64encode(rendered(figure, "svg")).decode()
 
 
 def _wrapped(note: str, figure: Figure) -> str:
@@ -288,16 +220,9 @@ def _scaled(x: Array) -> tuple[Array, str]:
     return x, ""
 
 
-WRITERS: dict[str, Callable[[Figure], bytes]] = {
-    ".png": png_bytes,
-    ".svg": svg_bytes,
-    ".pdf": pdf_bytes,
-}
-
-
 def check_plot_file(path: Path) -> None:
     """Refuse a picture that could not be written, before any work is done."""
-    if path.suffix not in WRITERS or not path.absolute().parent.is_dir() or path.is_dir():
+    if path.suffix not in (".png", ".svg", ".pdf") or not path.absolute().parent.is_dir() or path.is_dir():
         raise UsageError(f"found plot file {str(path)!r}; required a .png, .svg or .pdf file in a folder that exists")
 
 
@@ -306,4 +231,4 @@ def write_plot(path: Path, figure: Figure) -> None:
     with system_errors(
         path, required="room and permission to write a plot", action="Free space, or choose another file"
     ):
-        path.write_bytes(WRITERS[path.suffix](figure))
+        path.write_bytes(rendered(figure, path.suffix[1:]))

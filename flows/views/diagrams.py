@@ -1,4 +1,4 @@
-"""The stages of a kind of run drawn from their table: as text, as a Mermaid flowchart, as SVG."""
+"""Diagrams of a graph's stages: as text, as a Mermaid flowchart, as SVG."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ class Edge:
     """An input of a stage.
 
     Attributes:
-        source: Stage whose output it is.
+        source: Stage that computes it.
         target: Stage that reads it.
         name: Argument name in the target.
-        which: Selection of the outputs: one of the constants above.
+        which: Selection of outputs: one of the constants above.
     """
 
     source: str
@@ -33,13 +33,13 @@ class Edge:
 
     @property
     def label(self) -> str:
-        """Label in a diagram: name, and which output of it."""
+        """Label in a diagram: name and selection."""
         return f"{self.name}, {self.which}" if self.which else self.name
 
 
 @dataclass(frozen=True)
 class Diagram:
-    """The stages of a run in the order in which data passes them, and what each reads."""
+    """The stages of a run in data-flow order, and their inputs."""
 
     stages: tuple[Stage, ...]
     edges: tuple[Edge, ...]
@@ -48,7 +48,7 @@ class Diagram:
 def diagram_of(config: RunConfig) -> Diagram:
     """Return the diagram of a run with this configuration, without stages that it never reaches."""
     graph = graph_of(config)
-    # The first iterations, and one that is evaluated, have every stage that there is.
+    # The first iterations and one with an evaluation include every stage.
     reached = {ref.stage for i in (0, 1, (config.evaluation.every or 1) - 1) for ref in graph.order(config, i)}
     stages = tuple(stage for stage in graph.stages if stage.name in reached)
     edges = dict.fromkeys(edge for stage in stages for edge in _edges(graph, config, stage) if edge.source in reached)

@@ -1,4 +1,4 @@
-"""A self-contained HTML page in one file that loads nothing: text, tables, and images or charts it draws itself."""
+"""Self-contained HTML pages: text, tables, and images or charts drawn by scripts."""
 
 import base64
 import gzip
@@ -8,72 +8,18 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from metaloom.flows.errors import ExtraMissing
-from metaloom.flows.views.series import Chart, numbers, series_data
+from metaloom.flows.views.series import Chart, chart_data
 
-_TRACES = Path(__file__).parents[1] / "viewer" / "static" / "traces.js"
+_VIEWER = Path(__file__).parents[1] / "viewer" / "static"
 _REPORT = Path(__file__).parent / "static" / "report.js"
 
 
-@dataclass(frozen=True)
-class Drawings:
-    """Charts with all that a browser needs to draw them.
-
-    Attributes:
-        charts: Charts to draw.
-        plotly: Source text of plotly.js.
-    """
-
-    charts: Sequence[Chart]
-    plotly: str
-
-    @cached_property
-    def script(self) -> str:
-        """The script that draws, less plotly.js."""
-        text = _TRACES.read_text(encoding="utf-8") + "\n" + _REPORT.read_text(encoding="utf-8")
-        # A page that is opened from a folder can import no modules: both files are one script.
-        return "\n" + re.sub(r"^export ", "", text, flags=re.MULTILINE)
-
-    @property
-    def policy(self) -> str:
-        """The Content-Security-Policy of a page that holds these: two scripts, and no network."""
-        digests = (hashlib.sha256(text.encode()).digest() for text in (self.script, self.plotly))
-        scripts = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
-        # plotly.js saves a chart as a picture through a blob.
-        return f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src {scripts}"
-
-    @property
-    def html(self) -> str:
-        """The scripts and their data as markup."""
-        data = json.dumps([chart_data(chart) for chart in self.charts], allow_nan=False, separators=(",", ":"))
-        packed = base64.b64encode(gzip.compress(self.plotly.encode(), 6, mtime=0)).decode()
-        # Within a script nothing is escaped; "<" alone could end it.
-        return (
-            f'<script type="application/json" id="charts">{data.replace("<", chr(92) + "u003c")}</script>\n'
-            f'<script type="application/gzip" id="plotly">{packed}</script>\n<script>{self.script}</script>'
-        )
-
-
-def chart_data(chart: Chart) -> dict[str, Any]:
-    """Return a chart as JSON data."""
-    return {
-        **{name: getattr(chart, name) for name in ("name", "kind", "x_label", "y_label", "band", "diagonal", "wide")},
-        "x": numbers(chart.x),
-        "iterations": None if chart.iterations is None else chart.iterations.tolist(),
-        "texts": list(chart.texts),
-        "panels": [
-            {"title": panel.title, "series": [series_data(series) for series in panel.series]} for panel in chart.panels
-        ],
-    }
-
-
 def plotly_file() -> Path:
-    """Find plotly.js, without importing the package that brings it."""
+    """Return the path of plotly.js, without importing its package."""
     found = importlib.util.find_spec("plotly")
     if found is not None and found.origin is not None:
         file = Path(found.origin).parent / "package_data" / "plotly.min.js"
@@ -82,43 +28,8 @@ def plotly_file() -> Path:
     raise ExtraMissing("view", "plotly with its plotly.min.js")
 
 
-# The browser enforces what the page promises: no network, no scripts, images only from the page itself.
+# Enforced by the browser: no network, no scripts, images only from the page itself.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-
-STYLE = """
-:root { color-scheme: light; }
-* { box-sizing: border-box; }
-body { margin: 0; background: #f6f8fa; color: #24292f; }
-body { font: 15px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; }
-main { max-width: 1100px; margin: 0 auto; padding: 32px 20px 64px; }
-h1 { font-size: 26px; margin: 0; overflow-wrap: anywhere; }
-h2 { font-size: 18px; margin: 36px 0 12px; }
-.subtitle { color: #57606a; margin: 4px 0 24px; overflow-wrap: anywhere; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; margin-bottom: 16px; }
-.tile, figure, .card { background: #fff; border: 1px solid #d0d7de; border-radius: 8px; }
-.tile { padding: 12px 16px; }
-.tile b { display: block; font-size: 21px; font-weight: 600; }
-.tile span { color: #57606a; font-size: 13px; }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(460px, 100%), 1fr)); gap: 16px; }
-figure { margin: 0; padding: 14px 16px; }
-figure img { display: block; width: 100%; height: auto; }
-figcaption { color: #57606a; font-size: 13px; margin-top: 8px; }
-.across { grid-column: 1 / -1; }
-.chart > div { min-height: 200px; }
-.as-is img { width: auto; max-width: 100%; }
-.wide { margin-bottom: 16px; }
-.card { padding: 4px 16px; margin-bottom: 12px; }
-table { border-collapse: collapse; width: 100%; font-size: 13.5px; font-variant-numeric: tabular-nums; }
-td { padding: 5px 12px 5px 0; border-bottom: 1px solid #eaeef2; vertical-align: top; overflow-wrap: anywhere; }
-tr:last-child td { border-bottom: 0; }
-td:first-child { width: 38%; color: #57606a; }
-summary { cursor: pointer; padding: 8px 0; font-weight: 600; }
-.chart :is(h2, h3) { font-size: 14.5px; margin: 0 0 4px; }
-.controls { color: #57606a; font-size: 13px; margin: 0 0 12px; }
-.problem { color: #a40e26; }
-@media print { body { background: #fff; } figure, .tile, .card { break-inside: avoid; } }
-""".strip()
-
 
 CONTROLS = """
 <p class="controls">Drag to zoom, double-click to see all again, click a name in a legend to hide its line.
@@ -138,7 +49,7 @@ class Picture:
     Attributes:
         source: A data URI.
         alternative: Text for screen readers.
-        caption: What to look for; empty for none.
+        caption: Caption; empty for none.
         enlarged: True if it fills the width of its container.
     """
 
@@ -148,24 +59,7 @@ class Picture:
     enlarged: bool = True
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """A chart that the page's scripts draw.
-
-    Attributes:
-        name: Name of the chart.
-        title: Title of the chart.
-        caption: Meaning of lines and bands, and what to look for; empty for none.
-        wide: True if it takes the width of the page.
-    """
-
-    name: str
-    title: str
-    caption: str = ""
-    wide: bool = False
-
-
-Figure = Picture | Drawn
+Figure = Picture | Chart
 
 
 @dataclass(frozen=True)
@@ -177,10 +71,10 @@ class Page:
         subtitle: One line below it.
         tiles: (name, value) of the figures to see first.
         main_figure: Figure across the page.
-        sections: (heading, figures) in their order.
-        tables: (heading, rows of name and value); folded, but for those in `unfolded`.
+        sections: (heading, figures) in order.
+        tables: (heading, rows of name and value); folded unless in `unfolded`.
         unfolded: Headings of the tables that are shown open.
-        drawings: Charts that scripts draw; None on a page without scripts.
+        plotly: Source text of plotly.js, which draws the charts; empty for a page of pictures, without scripts.
     """
 
     title: str
@@ -190,7 +84,7 @@ class Page:
     sections: Sequence[tuple[str, Sequence[Figure]]]
     tables: Mapping[str, Sequence[tuple[str, str]]]
     unfolded: Sequence[str] = ()
-    drawings: Drawings | None = None
+    plotly: str = ""
 
     def html(self) -> str:
         """Render the page as one HTML document."""
@@ -198,39 +92,61 @@ class Page:
             f'<div class="tile"><b>{escape(value)}</b><span>{escape(what)}</span></div>' for what, value in self.tiles
         )
         sections = (
-            f'<h2>{escape(heading)}</h2>\n<div class="charts">{"".join(map(_figure, figures))}</div>'
+            f'<h2>{escape(heading)}</h2>\n<div class="grid">{"".join(map(_figure, figures))}</div>'
             for heading, figures in self.sections
         )
         tables: list[str] = []
         for heading, rows in self.tables.items():
             body = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in rows)
             card = f'<details class="card"{" open" if heading in self.unfolded else ""}>'
-            tables.append(f"{card}<summary>{escape(heading)}</summary><table>{body}</table></details>")
-        policy = POLICY if self.drawings is None else self.drawings.policy
+            tables.append(f'{card}<summary>{escape(heading)}</summary><table class="facts">{body}</table></details>')
+        style = (_VIEWER / "style.css").read_text(encoding="utf-8").strip()
+        figures = (self.main_figure, *(figure for _, figures in self.sections for figure in figures))
+        charts = [figure for figure in figures if isinstance(figure, Chart)]
+        policy, scripts = _scripts(charts, self.plotly) if self.plotly else (POLICY, "")
         return "\n".join(
             [
                 '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
                 f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">',
                 '<meta name="viewport" content="width=device-width, initial-scale=1">',
-                f"<title>{escape(self.title)}</title>\n<style>\n{STYLE}\n</style>\n</head>\n<body>\n<main>",
-                f'<h1>{escape(self.title)}</h1>\n<p class="subtitle">{escape(self.subtitle)}</p>',
+                f"<title>{escape(self.title)}</title>\n<style>\n{style}\n</style>\n</head>\n<body>\n<main>",
+                f'<h1>{escape(self.title)}</h1>\n<p class="quiet">{escape(self.subtitle)}</p>',
                 f'<div class="tiles">{"".join(tiles)}</div>',
-                "" if self.drawings is None else CONTROLS,
+                CONTROLS if self.plotly else "",
                 f'<div class="wide">{_figure(self.main_figure, "h2")}</div>',
                 *sections,
                 "<h2>Details</h2>",
                 *tables,
-                f"</main>\n{self.drawings.html if self.drawings else ''}\n</body>\n</html>\n",
+                f"</main>\n{scripts}\n</body>\n</html>\n",
             ]
         )
 
 
+def _scripts(charts: Sequence[Chart], plotly: str) -> tuple[str, str]:
+    """Return the Content-Security-Policy of a page with charts, and the HTML of its two scripts and their data."""
+    text = (_VIEWER / "traces.js").read_text(encoding="utf-8") + "\n" + _REPORT.read_text(encoding="utf-8")
+    # A page opened from a folder cannot import modules, so join both files in one script.
+    script = "\n" + re.sub(r"^export ", "", text, flags=re.MULTILINE)
+    digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, plotly))
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    # plotly.js saves a chart as a picture through a blob.
+    policy = f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src {allowed}"
+    # Scripts are not escaped; only "<" could end one.
+    data = json.dumps([*map(chart_data, charts)], allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    packed = base64.b64encode(gzip.compress(plotly.encode(), 6, mtime=0)).decode()
+    return policy, (
+        f'<script type="application/json" id="charts">{data}</script>\n'
+        f'<script type="application/gzip" id="plotly">{packed}</script>\n<script>{script}</script>'
+    )
+
+
 def _figure(figure: Figure, heading: str = "h3") -> str:
-    caption = f"<figcaption>{escape(figure.caption)}</figcaption>" if figure.caption else ""
+    told = figure.caption if isinstance(figure, Picture) else figure.note
+    caption = f"<figcaption>{escape(told)}</figcaption>" if told else ""
     if isinstance(figure, Picture):
-        css_class = "" if figure.enlarged else ' class="as-is"'
+        css_class = "card" if figure.enlarged else "card as-is"
         image = f'<img src="{escape(figure.source)}" alt="{escape(figure.alternative)}">'
-        return f"<figure{css_class}>{image}{caption}</figure>"
-    css_class, name, title = "chart across" if figure.wide else "chart", escape(figure.name), escape(figure.title)
+        return f'<figure class="{css_class}">{image}{caption}</figure>'
+    css_class, name, title = f"card chart{' across' * figure.wide}", escape(figure.name), escape(figure.title)
     place = f'<div id="chart-{name}" role="img" aria-label="{title}"></div>'
     return f'<figure class="{css_class}"><{heading}>{title}</{heading}>{place}{caption}</figure>'

@@ -1,6 +1,8 @@
-"""Pieces that the tables of all commands are made of. Stored text never reaches rich as markup."""
+"""Building blocks of commands' tables. Stored text is never passed to rich as markup."""
 
 from collections.abc import Iterable, Sequence
+from copy import copy
+from dataclasses import replace
 from typing import Any
 
 from rich import box
@@ -13,11 +15,11 @@ from metaloom.flows.formatting import number
 from metaloom.pipeline.shown import printable
 
 _HEAD = box.Box("    \n    \n -- \n" + "    \n" * 5, ascii=True)
-"""A line below the head and no frame, in characters that every output has."""
+"""A line below the head and no frame, in ASCII."""
 
 
 _PROSE_WIDTH = 30
-"""Characters of a line at which prose still reads well."""
+"""Maximum line length of prose."""
 
 
 class FittedTable(Table):
@@ -32,7 +34,7 @@ class FittedTable(Table):
     prose: Sequence[str] = ()
 
     def add_row(self, *cells: Any, style: Any = None, end_section: bool = False) -> None:
-        """Add a row of texts and other values, which are written out."""
+        """Add a row of texts and other values, which are formatted."""
         super().add_row(*map(as_text, cells), style=style, end_section=end_section)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -47,21 +49,14 @@ class FittedTable(Table):
                 break
         yield self._with_columns(kept, no_wrap=fits, max_width=None)
 
-    def _with_columns(self, kept: Sequence[Column], *, no_wrap: bool, max_width: int | None) -> Table:
-        """Make a table of some columns; `max_width` is the width of prose, which always wraps."""
-        table = new_table()
-        table.title, table.caption = self.title, self.caption
-        for column in kept:
+    def _with_columns(self, kept: Sequence[Column], *, no_wrap: bool, max_width: int | None) -> "FittedTable":
+        """Return a table of some columns; `max_width` is the width of prose, which always wraps."""
+        table = copy(self)
+        table.drop, table.columns = (), []
+        for n, column in enumerate(kept):
             prose = str(column.header) in self.prose
-            table.add_column(
-                column.header,
-                justify=column.justify,
-                overflow="fold",
-                no_wrap=no_wrap and not prose,
-                max_width=max_width if prose else None,
-            )
-        for row in zip(*(column.cells for column in kept), strict=True):
-            table.add_row(*row)
+            wrapped = {"no_wrap": no_wrap and not prose, "max_width": max_width if prose else None}
+            table.columns.append(replace(column, _index=n, **wrapped))
         return table
 
 
@@ -90,15 +85,17 @@ def fact_grid(rows: Iterable[tuple[str, object]]) -> Table:
 
 
 def heading(text: str) -> Text:
-    """Set a line in bold below an empty one."""
+    """Format a bold line after an empty one."""
     return Text(f"\n{printable(text)}", "bold")
 
 
 def optional(value: float | None) -> str:
-    """Write a number, or a dash where there is none."""
+    """Format a number, or a dash for None."""
     return "-" if value is None else number(value)
 
 
 def as_text(value: object, style: str = "") -> Text:
-    """Make text of a value: of a string, rich would read [brackets] in a user's name as markup."""
-    return value if isinstance(value, Text) else Text(printable(value), style)
+    """Convert a value to text, so that rich does not read [brackets] in a string as markup."""
+    if isinstance(value, Text):
+        return Text.assemble(value, style=style) if style else value
+    return Text(printable(value), style)

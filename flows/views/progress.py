@@ -1,4 +1,4 @@
-"""Progress of a run that trains: one line or JSON object per iteration, and in a terminal a live panel below them."""
+"""Progress of training: one line or JSON object per iteration, and a live panel in a terminal."""
 
 import json
 import math
@@ -40,7 +40,7 @@ from metaloom.storage import StageRef
 
 ProgressMode = Literal["auto", "plain", "json"]
 
-# Enough to see a trend, few enough to fit into a terminal of 80 columns.
+# Enough for a trend, and fits into 80 columns.
 SPARKLINE_WIDTH = 24
 SPARKS = "▁▂▃▄▅▆▇█"
 
@@ -49,19 +49,19 @@ SPARKS = "▁▂▃▄▅▆▇█"
 def progress(
     mode: ProgressMode = "auto", *, stop: Stop | None = None, out: TextIO | None = None
 ) -> Generator[Observer, None, None]:
-    """Yield an Observer that reports to `out` while the context lasts.
+    """Yield an Observer that reports to `out` during the block.
 
     Args:
-        mode: auto: a short line per iteration above a live panel if `out` is a terminal, else plain; plain: one line
-            per iteration; json: one JSON object per iteration and line.
-        stop: Asked before every stage, and drawn by the live panel; None for no stop requests.
+        mode: auto: a short line per iteration above a live panel if `out` is a terminal, otherwise plain; plain: one
+            line per iteration; json: one JSON object per iteration and line.
+        stop: Called before every stage, and shown in the live panel; None for no stop requests.
         out: Output stream; standard output when None.
     """
     stream, stop = sys.stdout if out is None else out, stop or Stop()
     console = _PanelConsole(file=stream, highlight=False)
     if mode == "auto" and is_live(console):
         panel = Panel()
-        # Only a terminal's standard error may be drawn above the panel: a redirected one belongs to its file.
+        # Standard error is drawn above the panel only if it is a terminal.
         live = Live(Group(panel, stop), console=console, refresh_per_second=4, redirect_stderr=sys.stderr.isatty())
 
         def show_iteration(report: IterationReport) -> None:
@@ -81,7 +81,7 @@ def progress(
 
 
 class _PanelConsole(Console):
-    """A console that falls silent when its terminal is closed: rich would end the thread, or the process."""
+    """A console that ignores a closed terminal, which would end rich's thread or the process."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -96,7 +96,7 @@ def is_live(console: Console) -> bool:
 class Pace:
     """Seconds per iteration, and seconds left at that pace.
 
-    The median of the last iterations, because the first one also starts workers and others share their machine.
+    Uses the median of the last iterations, since the first one includes setup and times vary.
     """
 
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=15))
@@ -130,7 +130,7 @@ class Panel:
         self._evaluation = ""
 
     def stage_started(self, ref: StageRef, seconds_ago: float = 0.0) -> None:
-        """Show a stage and count its seconds."""
+        """Show a stage with its elapsed seconds."""
         self._stage = (ref, self._clock() - seconds_ago)
 
     def iteration_done(self, report: IterationReport) -> None:
@@ -145,7 +145,7 @@ class Panel:
             self._after.append(returns[-1])
 
     def __rich__(self) -> RenderableType:
-        """Draw the panel as it stands now."""
+        """Render the panel."""
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="dim", min_width=9)
         grid.add_column()
@@ -229,7 +229,7 @@ def json_line(report: IterationReport) -> str:
 
 
 def iteration_text(report: IterationReport) -> Text:
-    """Name an iteration and its returns, in a line that fits 80 columns."""
+    """Format an iteration and its returns in 80 columns."""
     counted = f"iteration {report.iteration} ({report.iteration + 1} of {report.iterations})  "
     return Text.assemble(counted, returns_text(report, "return "))
 
@@ -259,7 +259,7 @@ def _finished(report: IterationReport | None) -> bool:
 def sweep_progress(
     num_runs: int, num_done: int, mode: ProgressMode = "auto", *, stop: Stop | None = None, out: TextIO | None = None
 ) -> Generator[SweepObserver, None, None]:
-    """Yield a SweepObserver that reports to `out`, standard output when None, while the context lasts."""
+    """Yield a SweepObserver that reports to `out`, standard output when None, during the block."""
     stream, stop = sys.stdout if out is None else out, stop or Stop()
     console = Console(file=stream, highlight=False)
     if mode == "auto" and is_live(console):
@@ -293,7 +293,7 @@ class _Lines:
         self._write({"run": run.name, "state": "training"}, f"{run.name}  begins")
 
     def iteration_done(self, run: PlannedRun, report: IterationReport) -> None:
-        """Remember the newest iteration."""
+        """Store the newest iteration."""
         self._reports[run.name] = report
 
     def ended(self, outcome: Outcome) -> None:
@@ -316,7 +316,7 @@ class _Lines:
 
 
 class _Bars:
-    """A bar for the sweep, and one for each run that trains."""
+    """A bar for the sweep, and one per run in training."""
 
     def __init__(self, bars: Progress, num_runs: int, num_done: int) -> None:
         self._bars = bars
@@ -335,7 +335,7 @@ class _Bars:
         self._bars.update(task, total=report.iterations, completed=report.iteration + 1, told=told)
 
     def ended(self, outcome: Outcome) -> None:
-        """Take its bar away."""
+        """Remove its bar."""
         self._bars.remove_task(self._tasks.pop(outcome.run.name))
         if outcome.ending == "complete":
             self._bars.advance(self._all)

@@ -1,19 +1,21 @@
-"""A run as a picture and a page: learning curve, divergences, entropy, timing by stage, configuration."""
+"""The report of a run: a learning curve as an image, and a page of charts and settings."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
+from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import adaptation_label, count, dotted, duration, number, plural, size
 from metaloom.flows.results.class_returns import headline_returns, named_estimates, plus_minus
 from metaloom.flows.runs import require_settings
 from metaloom.flows.views import charts
-from metaloom.flows.views.history import History, learning_chart, load_history
-from metaloom.flows.views.page import Drawings, Drawn, Figure, Page, Picture, plotly_file
-from metaloom.flows.views.run_charts import run_charts, stage_seconds
+from metaloom.flows.views.history import STEPS, History, load_history, stage_seconds
+from metaloom.flows.views.page import Figure, Page, Picture, plotly_file
+from metaloom.flows.views.run_charts import learning_chart, run_charts
 from metaloom.flows.views.series import Chart
 from metaloom.pipeline.types import Array
 from metaloom.storage import Run, StageRef
@@ -44,7 +46,7 @@ class ReportFiles:
 def write_report(
     run: Run, out: Path, *, static: bool = False, film: Picture | None = None, on_progress: Progress = unseen
 ) -> ReportFiles:
-    """Write learning_curve.png and report.html into a folder, which is made if need be."""
+    """Write learning_curve.png and report.html into a folder, which is created if needed."""
     require_settings(run)
     # One table of episodes per iteration, and the records of its stages.
     tables, records = len(run.iterations), len(run.refs())
@@ -53,24 +55,23 @@ def write_report(
     page = report_page(run, history, seconds, static=static, film=film).html()
     out.mkdir(parents=True, exist_ok=True)
     files = ReportFiles(out / "learning_curve.png", out / "report.html")
-    files.png.write_bytes(charts.png_bytes(learning_curve(run.path.name, history)))
+    files.png.write_bytes(charts.rendered(learning_curve(run.path.name, history), "png"))
     files.html.write_text(page, encoding="utf-8")
     return files
 
 
 def write_figures(run: Run, out: Path, kind: FigureFormat) -> list[Path]:
-    """Write every chart of a run into a folder, which is made if need be, as NAME.svg or NAME.pdf."""
+    """Write every chart of a run into a folder as NAME.svg or NAME.pdf."""
     require_settings(run)
-    render = charts.svg_bytes if kind == "svg" else charts.pdf_bytes
     files = {out / f"{chart.name}.{kind}": charts.draw(chart) for chart in run_charts(run, load_history(run))}
     out.mkdir(parents=True, exist_ok=True)
     for file, figure in files.items():
-        file.write_bytes(render(figure))
+        file.write_bytes(charts.rendered(figure, kind))
     return [*files]
 
 
 def learning_curve(name: str, history: History) -> charts.Drawing:
-    """Average episode return before and after adaptation against environment steps."""
+    """Draw average returns before and after adaptation against environment steps."""
     return charts.draw(learning_chart(name, history))
 
 
@@ -82,13 +83,13 @@ def report_page(
     static: bool = False,
     film: Picture | None = None,
 ) -> Page:
-    """Compose the page of a run; `seconds` as in `run_charts`, `static` and `film` as in `write_report`."""
+    """Make the page of a run; `seconds` as in `run_charts`, `static` and `film` as in `write_report`."""
     seconds = stage_seconds(run, len(history.iterations)) if seconds is None else seconds
     shown = run_charts(run, history, seconds)
 
     def figure(chart: Chart) -> Figure:
         if not static:
-            return Drawn(chart.name, chart.title, chart.note, chart.wide)
+            return chart
         source = charts.svg_data_uri(charts.draw(chart, told_elsewhere=True))
         alternative = chart.title if chart.kind == "bars" else f"{chart.title}, against {chart.x_label}"
         return Picture(source, alternative, chart.note)
@@ -101,7 +102,7 @@ def report_page(
     info, told = run.info, run.info["environment"]
     about_env = {"env": run.config["env"], **{name: told[name] for name in ABOUT_ENV if told.get(name)}}
     others = {name: fact for name, fact in told.items() if name not in ABOUT_ENV}
-    # Each fact once, however many parts of the run recorded it.
+    # Each fact once, even if several sources recorded it.
     made = {"created": info["created"], "configuration digest": info["config_digest"]} | info["versions"] | others
     return Page(
         title=run.path.name,
@@ -119,7 +120,7 @@ def report_page(
             "Versions and machine": list(dotted(made | info["system"])),
         },
         unfolded=["Configuration", CLASS_TABLE],
-        drawings=None if static else Drawings(shown, plotly_file().read_text(encoding="utf-8")),
+        plotly="" if static else plotly_file().read_text(encoding="utf-8"),
     )
 
 
@@ -128,7 +129,7 @@ def _subtitle(run: Run) -> str:
     told = f"{config['algorithm']['name']} on {config['env']['name']}, seed {config['seed']}"
     if parent is None:
         return told
-    # The curves are continuous; the settings below belong to their later part.
+    # Curves include the parent's iterations; the settings below apply to the later part.
     shared = parent["iteration"]
     return f"{told}, forked from {parent['name']}@{shared}: settings as below from iteration {shared} on"
 
@@ -156,8 +157,44 @@ def _tiles(run: Run, history: History, stage_seconds: Mapping[StageRef, Array]) 
     )
     return [
         ("iterations done", f"{len(history.iterations):,} of {run.capacity:,}"),
-        ("environment steps", count(float(history.env_steps[-1]))),
+        *([] if history.env_steps is None else [(STEPS, count(float(history.env_steps[-1])))]),
         *((what, number(value)) for what, value in shown.items()),
         ("computing time (h:mm:ss)", duration(compute)),
         ("on disk", size(run.files.num_bytes())),
     ]
+
+
+class Plots:
+    """Draws the charts of `metaloom report`, each as a matplotlib figure that a notebook shows.
+
+    Each chart is a method of its name, such as `learning_curve()`. A chart that the run does not have raises
+    UsageError, which names the available ones.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def __repr__(self) -> str:
+        return f"Plots({self._run.location}: {', '.join(self.names())})"
+
+    def names(self) -> list[str]:
+        """List the charts that the run has."""
+        return [*self._charts()]
+
+    def draw(self, name: str) -> charts.Drawing:
+        """Draw a chart by its name."""
+        known = self._charts()
+        if name not in known:
+            raise UsageError(f"{self._run.location}: found no chart {name!r}; required one of {', '.join(known)}")
+        return charts.draw(known[name])
+
+    def __getattr__(self, name: str) -> Callable[[], charts.Drawing]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return partial(self.draw, name)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self.names()]
+
+    def _charts(self) -> dict[str, Chart]:
+        return {chart.name: chart for chart in run_charts(self._run, load_history(self._run))}

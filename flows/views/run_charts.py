@@ -1,68 +1,137 @@
-"""All charts of a run as data: each is defined here once, for the page, for files and for notebooks."""
+"""All charts of a run as data: each is defined here once, for the page, the view, for files and for notebooks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from metaloom.flows.errors import UsageError
-from metaloom.flows.formatting import adaptation_label, plural, short_time, stage_name
-from metaloom.flows.views.charts import Drawing, draw, stage_color
-from metaloom.flows.views.history import (
-    STEPS,
-    History,
-    class_lines,
-    evaluation_lines,
-    learning_chart,
-    load_history,
-    optimization_lines,
-    per_shot_chart,
-    stored_evaluations,
-    success_lines,
-    trial_lines,
-)
+from metaloom.flows.formatting import TRIAL_RETURNS, adaptation_label, plural, short_time, stage_name
+from metaloom.flows.results.class_returns import count_alike
+from metaloom.flows.results.evaluation import AdaptationSummary, summarize_classes, summarize_steps
+from metaloom.flows.views.history import STEPS, History, evaluation_after, stage_seconds
 from metaloom.flows.views.series import (
     AFTER,
+    BEFORE,
     CLASS_NOTE,
     ERROR_BAND,
     MOST_STEPS,
     Chart,
     Panel,
     Series,
+    alone,
     class_color,
     estimates_series,
     evenly_spaced,
     explain_gaps,
     shown_steps,
+    stage_color,
+    steps_note,
 )
-from metaloom.pipeline.types import Array
+from metaloom.pipeline.envs.task_classes import Classes
+from metaloom.pipeline.types import Array, Evaluation
 from metaloom.storage import Run, StageRef
-from metaloom.storage.progress import Progress, unseen
 
-_TOLD_EVERY = 1000
-"""Records between two reports of progress."""
+BAND_NOTE = "line: mean over episodes; band: middle half (25–75 %) of the tasks' means"
+BAND = "middle half of the tasks"
+BALANCED_NOTE = (
+    "line: mean of the means of all classes of tasks, which count alike; band: ± 1 standard error over tasks"
+)
+INTERVAL_NOTE = "lines: averages over tasks of their mean test return; bands: 95 % bootstrap intervals"
+INTERVAL = "95 % bootstrap interval"
 MOST_ITERATIONS, MOST_POINTS = 100, 20_000
-"""Limits for showing single tasks: number of iterations, fewer if their tasks exceed the number of points."""
+"""Limits of charts of single tasks: number of iterations, and of points."""
+SECTIONS = (
+    "Return", "Trials", "By class of task", "Tasks", "Success", "Evaluation", "Optimization", "Time",
+)  # fmt: skip
+"""Headings of the charts, in page order."""
 
 
 def run_charts(run: Run, history: History, seconds: Mapping[StageRef, Array] | None = None) -> list[Chart]:
-    """Return every chart of a run, in page order. `seconds` as from `stage_seconds`, read if omitted."""
-    return [
-        learning_chart(run.path.name, history),
-        *trial_lines(history),
-        *_class_charts(history),
-        *_task_charts(history),
-        *success_lines(history),
-        *_evaluation_charts(run, history),
-        *optimization_lines(history),
-        *_time_charts(run, history, stage_seconds(run, len(history.iterations)) if seconds is None else seconds),
-    ]
+    """Return every chart of a run, in page order; `seconds` as from `stage_seconds`, by default read."""
+    read = ((i, evaluation_after(run, i)) for i in history.iterations.tolist())
+    evaluations = {i: found for i, found in read if found is not None}
+    charts = [*_class_panels(history), *curves(run.path.name, history, evaluations), *_task_charts(history)]
+    if evaluations:
+        latest = max(evaluations)
+        charts.append(per_shot_chart(f"Adaptation after {plural(latest + 1, 'update')}", evaluations[latest][1]))
+    charts += _time_charts(run, history, stage_seconds(run, len(history.iterations)) if seconds is None else seconds)
+    return sorted(charts, key=lambda chart: SECTIONS.index(chart.section))
 
 
-def _class_charts(history: History) -> Iterator[Chart]:
+def curves(name: str, history: History, evaluations: Mapping[int, tuple[float, Evaluation]]) -> list[Chart]:
+    """Return the charts of single panels over training, in page order.
+
+    Args:
+        name: Name of the run.
+        history: Its history.
+        evaluations: Its evaluations, as `evaluation_after` reads them, by the iteration that each follows.
+    """
+    tests = evaluation_lines(name, evaluations, history.classes) if evaluations else ()
+    charts = [learning_chart(name, history), *class_lines(history), *metric_lines(history), *tests]
+    return sorted(charts, key=lambda chart: SECTIONS.index(chart.section))
+
+
+def _over_training(
+    history: History,
+    section: str,
+    name: str,
+    title: str,
+    y_label: str,
+    panels: tuple[Panel, ...],
+    note: str,
+    band: str = "",
+    *,
+    wide: bool = False,
+) -> Chart:
+    """Make a chart of lines over the environment steps of training."""
+    x, x_label = history.axis
+    about = (name, section, "lines", title, x_label, y_label, note, band, x)
+    chart = Chart(*about, panels=panels, iterations=history.iterations, wide=wide)
+    return explain_gaps(chart) if band == ERROR_BAND else chart
+
+
+def learning_chart(name: str, history: History) -> Chart:
+    """Average episode return before and after adaptation.
+
+    With `count_alike`, all classes count alike, so the draw of classes does not show.
+    """
+    last, is_balanced, series = history.last_step, count_alike(history.by_class), list[Series]()
+    for k, color in shown_steps(last).items():
+        label = adaptation_label(k, last)
+        # Between the first and the last a band would only cover the others.
+        if is_balanced:
+            line = estimates_series(label, color, [steps[k].balanced for steps in history.by_class])
+            series.append(line if k in (0, last) else replace(line, band=None))
+        else:
+            by_task = history.task_returns[:, k]
+            low, high = np.quantile(by_task, [0.25, 0.75], axis=1)
+            band = (low, high) if k in (0, last) and by_task.shape[1] > 1 else None
+            series.append(Series(label, color, by_task.mean(axis=1), band))
+    y_label, note, band = "average episode return", BAND_NOTE, BAND
+    if is_balanced:
+        y_label, note, band = "class-balanced episode return", BALANCED_NOTE, ERROR_BAND
+    title, note = f"Learning curve of {name}", note + steps_note(last)
+    return _over_training(history, "Return", "learning_curve", title, y_label, alone(series), note, band, wide=True)
+
+
+def class_lines(history: History) -> Iterator[Chart]:
+    """Average episode return of each class of task: after adaptation, and before it."""
+    last, names = history.last_step, history.by_class[0][0].names if history.by_class else ()
+    for k in sorted({last, 0}, reverse=True) if names else ():
+        title = f"Return by class of task, {adaptation_label(k, last)}" if last else "Return by class of task"
+        name = "returns_by_class" if k == last else "returns_by_class_before"
+        series = (
+            estimates_series(label, class_color(c), [steps[k].estimates[c] for steps in history.by_class])
+            for c, label in enumerate(names)
+        )
+        y_label, section = "average episode return", "By class of task"
+        yield _over_training(history, section, name, title, y_label, alone(series), CLASS_NOTE, ERROR_BAND)
+
+
+def _class_panels(history: History) -> Iterator[Chart]:
     if not history.by_class:
         return
-    section, names, last = "By class of task", history.by_class[0][0].names, history.last_step
+    names, last = history.by_class[0][0].names, history.last_step
     colors, panels = shown_steps(last), list[Panel]()
     for c, name in enumerate(names):
         ends = ((k, [steps[k].estimates[c] for steps in history.by_class]) for k in dict.fromkeys((0, last)))
@@ -70,20 +139,16 @@ def _class_charts(history: History) -> Iterator[Chart]:
         panels.append(Panel(name, tuple(series)))
     if len(names) > 1 and last:
         title = "Before and after adaptation, each class of task"
-        chart = Chart(
-            "classes", section, "lines", title, STEPS, "average episode return", CLASS_NOTE, ERROR_BAND,
-            history.env_steps, tuple(panels), iterations=history.iterations, wide=True,
-        )  # fmt: skip
-        yield explain_gaps(chart)
-    yield from class_lines(history)
+        about = ("By class of task", "classes", title, "average episode return", tuple(panels), CLASS_NOTE, ERROR_BAND)
+        yield _over_training(history, *about, wide=True)
 
 
 def _task_charts(history: History) -> Iterator[Chart]:
-    """Yield charts with every task as a point: before against after in the last iteration, and over training."""
+    """Yield charts with a point per task: after against before adaptation in the last iteration, and over training."""
     last, num_tasks = history.last_step, history.task_returns.shape[2]
     if num_tasks == 1:
         return
-    # The class of every task, [I, B]; one class where there are none.
+    # The class of every task, [I, B]; a single one without classes.
     names, kinds = ("tasks",), np.zeros((len(history.iterations), num_tasks), int)
     if history.task_classes is not None and history.by_class:
         names, kinds = history.by_class[0][0].names, history.task_classes
@@ -101,10 +166,11 @@ def _task_charts(history: History) -> Iterator[Chart]:
     rows = evenly_spaced(len(history.iterations), most)
     shown = "" if len(rows) == len(history.iterations) else f", of {len(rows)} iterations evenly spaced"
     when = f" {adaptation_label(last, last)}" if last else ""
+    x, x_label = history.axis
     yield Chart(
-        "task_returns", "Tasks", "points", f"Return of every task{when}", STEPS, "mean episode return",
+        "task_returns", "Tasks", "points", f"Return of every task{when}", x_label, "mean episode return",
         f"one point per task and iteration{shown}: each iteration draws new tasks", "",
-        np.repeat(history.env_steps[rows], num_tasks),
+        np.repeat(x[rows], num_tasks),
         _by_kind(names, kinds[rows].ravel(), history.task_returns[rows, last].ravel()),
         iterations=np.repeat(history.iterations[rows], num_tasks),
     )  # fmt: skip
@@ -116,25 +182,151 @@ def _by_kind(names: Sequence[str], kinds: Array, values: Array) -> tuple[Panel, 
         Series(name, color, np.where(kinds == c, values, np.nan))
         for c, (name, color) in enumerate(zip(names, colors, strict=True))
     )
-    return (Panel("", tuple(series)),)
+    return alone(series)
 
 
-def _evaluation_charts(run: Run, history: History) -> Iterator[Chart]:
-    done = {*history.iterations.tolist()}
-    evaluations = {i: e for i, e in stored_evaluations(run).items() if i in done}
-    if not evaluations:
+def metric_lines(history: History) -> Iterator[Chart]:
+    """Yield the curves of metrics that the run has: ends of trials, successes, and what updates did."""
+    metrics, last, shown = history.metrics, history.last_step, steps_note(history.last_step)
+
+    def of_steps(metric: str) -> dict[str, tuple[str, str]]:
+        return {f"step_{k}.{metric}": (adaptation_label(k, last), color) for k, color in shown_steps(last).items()}
+
+    first, final = (metrics.get(name) for name in TRIAL_RETURNS)
+    ends = dict(zip(TRIAL_RETURNS, (("first episode", BEFORE), ("last episode", AFTER)), strict=True))
+    if first is None or final is None or np.array_equal(first, final, equal_nan=True):
+        ends = {}  # trials are of one episode
+    gained = "; the gap is what the update gained on them" if "loss_before" in metrics else ""
+    norm, noise = (
+        "Norm of the meta-gradient",
+        "How much of it is noise a run records with algorithm.gradient_noise=true.",
+    )
+    if "meta_gradient_standard_error" in metrics:
+        norm = "Signal and noise of the meta-gradient"
+        noise = "Where the norm is no larger than its standard error, other tasks would have led elsewhere."
+    charts = (
+        (
+            *("Trials", "trial_returns", "First and last episode of a trial", "average episode return"),
+            ends,
+            "Over all trials of an iteration; the gap is what the policy gains by remembering earlier episodes.",
+        ),
+        (
+            *("Success", "success_rate", "Success rate", "share of episodes"),
+            of_steps("success_rate"),
+            f"Episodes with at least one step that the environment reported as success{shown}.",
+        ),
+        (
+            *("Optimization", "kl_divergence", "KL divergence of the update", "KL divergence (nats)"),
+            {"inner_kl": ("before adaptation (inner)", BEFORE), "outer_kl": ("after adaptation (outer)", AFTER)},
+            "How far an iteration's update moved the policy from the one that collected its episodes.",
+        ),
+        (
+            *("Optimization", "entropy", "Policy entropy", "entropy (nats)"),
+            of_steps("entropy"),
+            f"Falls as the policy grows certain of its actions{shown}.",
+        ),
+        (
+            *("Optimization", "loss", "Loss of the update", "surrogate loss"),
+            {"loss_before": ("before the update", BEFORE), "loss_after": ("after the update", AFTER)},
+            f"On the iteration's episodes{gained}.",
+        ),
+        (
+            *("Optimization", "meta_gradient", norm, "norm"),
+            {
+                "meta_gradient_norm": ("meta-gradient", AFTER),
+                "meta_gradient_standard_error": ("its standard error over tasks", BEFORE),
+            },
+            noise,
+        ),
+        (
+            *("Optimization", "gradient_norm", "Norm of the gradient", "norm"),
+            {"gradient_norm": ("of the loss", AFTER), "q_gradient_norm": ("of the value function's loss", BEFORE)},
+            "Of the updates of an iteration, before any clipping.",
+        ),
+        (
+            *("Optimization", "meta_gradient_agreement", "Agreement of two halves of the tasks"),
+            "cosine of their meta-gradients",
+            {"meta_gradient_split_cosine": ("cosine", AFTER)},
+            "1: both halves lead the same way; around 0: the direction of the update is noise.",
+        ),
+        (
+            *("Optimization", "explained_variance", "Explained variance of the baseline", "share of variance"),
+            of_steps("explained_variance"),
+            f"1: the baseline predicts the returns exactly; 0: no better than their mean{shown}.",
+        ),
+    )
+    for section, chart, title, y_label, lines, note in charts:
+        series = [Series(label, color, metrics[name]) for name, (label, color) in lines.items() if name in metrics]
+        if series:
+            yield _over_training(history, section, chart, title, y_label, alone(series), note)
+
+
+def evaluation_lines(
+    name: str, evaluations: Mapping[int, tuple[float, Evaluation]], classes: Classes | None
+) -> Iterator[Chart]:
+    """Yield the test returns of evaluations during training, which are given as to `curves`.
+
+    First their interquartile means, after every number of adaptation steps; then the means of each class of task after
+    the last one, if the environment has classes.
+    """
+    env_steps, found = zip(*(evaluations[i] for i in sorted(evaluations)), strict=True)
+    last, summaries, series = found[0].adaptation_steps, [*map(summarize_steps, found)], list[Series]()
+    for k, color in shown_steps(last).items():
+        line, band = interquartile_means([steps[k] for steps in summaries])
+        # Between the first and the last a band would only cover the others.
+        label = adaptation_label(k, last) if last else "test return"
+        series.append(Series(label, color, line, band if k in (0, last) else None))
+    x, x_label, iterations = np.array(env_steps), f"{STEPS} of training", np.array(sorted(evaluations))
+    if np.isnan(x).any():  # the stages do not count steps
+        x, x_label = iterations, "iteration"
+    title, y_label = f"Evaluation of {name}", "return of test episodes"
+    note = INTERVAL_NOTE + steps_note(last)
+    averages = f"{y_label} (interquartile mean)"
+    about = ("evaluation", "Evaluation", "lines", title, x_label, averages, note, INTERVAL)
+    chart = Chart(*about, x, alone(series), iterations=iterations, wide=True)
+    yield chart
+    if classes is None:
         return
-    rows, latest = [*evaluations], max(evaluations)
-    env_steps = history.env_steps[np.searchsorted(history.iterations, rows)]
-    yield from evaluation_lines(run.path.name, evaluations, env_steps, history.classes)
-    yield per_shot_chart(f"Adaptation after {plural(latest + 1, 'update')}", evaluations[latest])
+    returns = [summarize_classes(evaluation, classes)[-1] for evaluation in found]
+    by_class = (
+        estimates_series(name, class_color(c), [of_classes.estimates[c] for of_classes in returns])
+        for c, name in enumerate(returns[0].names)
+    )
+    words = {"name": "evaluation_by_class", "title": f"{title} by class of task", "y_label": y_label}
+    words |= {"note": CLASS_NOTE, "band": ERROR_BAND}
+    yield explain_gaps(replace(chart, **words, panels=alone(by_class)))
+
+
+def interquartile_means(steps: list[AdaptationSummary]) -> tuple[Array, tuple[Array, Array]]:
+    """Interquartile means, and the ends of their intervals."""
+    low, high = np.array([s.iqm_low for s in steps]), np.array([s.iqm_high for s in steps])
+    return np.array([s.iqm_return for s in steps]), (low, high)
+
+
+def per_shot_chart(title: str, evaluation: Evaluation) -> Chart:
+    """Test return against the number of episodes that a task's policy has adapted to."""
+    steps, n = summarize_steps(evaluation), evaluation.episodes_per_step
+    note = f"an adaptation step after every {'episode' if n == 1 else f'{n} episodes'}; {INTERVAL_NOTE}"
+    series = (
+        Series("interquartile mean", AFTER, *interquartile_means(steps)),
+        Series("mean", BEFORE, np.array([step.average_return for step in steps])),
+    )
+    episodes = np.array([step.adaptation_episodes for step in steps], np.float64)
+    return Chart(
+        *("evaluation_adaptation", "Evaluation", "lines", title, "adaptation episodes per task"),
+        "return of test episodes",
+        note if evaluation.adaptation_steps else INTERVAL_NOTE,
+        INTERVAL,
+        episodes,
+        alone(series),
+    )
 
 
 def _time_charts(run: Run, history: History, seconds: Mapping[StageRef, Array]) -> Iterator[Chart]:
     if not seconds:
         return
     layers = [*_layers(seconds, run)]
-    # Medians over iterations; of a stage that only some of them have, its share of each.
+    # Medians over iterations, weighted for stages that only some iterations have.
     missing = [np.isnan(layer.values) for layer in layers]
     typical = np.array(
         [
@@ -143,24 +335,22 @@ def _time_charts(run: Run, history: History, seconds: Mapping[StageRef, Array]) 
         ]
     )
     shares = typical / max(float(typical.sum()), 1e-12)
-    bars = tuple(
-        Series(layer.label, layer.color, np.array([value])) for layer, value in zip(layers, typical, strict=True)
-    )
+    bars = (Series(layer.label, layer.color, np.array([value])) for layer, value in zip(layers, typical, strict=True))
     texts = (f"{short_time(value)}  ({100 * share:.0f} %)" for value, share in zip(typical, shares, strict=True))
     yield Chart(
         "stage_seconds", "Time", "bars", "Seconds per iteration by stage", "wall seconds (median over iterations)", "",
-        "Computing alone; writing to disk happens beside it.", "", np.zeros(1), (Panel("", bars),),
+        "Computing alone; writing to disk happens beside it.", "", np.zeros(1), alone(bars),
         texts=tuple(texts),
     )  # fmt: skip
     yield Chart(
         "stage_seconds_by_iteration", "Time", "layers", "Where the time went", "iteration", "wall seconds",
         "A bulge is a busy machine or a worker that was lost; the results do not depend on it.", "",
-        history.iterations, (Panel("", tuple(layers)),), iterations=history.iterations,
+        history.iterations, alone(layers), iterations=history.iterations,
     )  # fmt: skip
 
 
 def _layers(seconds: Mapping[StageRef, Array], run: Run) -> Iterator[Series]:
-    """Yield a series for every stage, or one in all for a stage with more inner steps than charts can distinguish."""
+    """Yield a series per stage, joined for stages with too many inner steps to distinguish."""
     by_stage: dict[str, list[StageRef]] = {}
     for ref in seconds:
         by_stage.setdefault(ref.stage, []).append(ref)
@@ -172,73 +362,3 @@ def _layers(seconds: Mapping[StageRef, Array], run: Run) -> Iterator[Series]:
         elif ref == refs[0]:
             name = f"{stage_name(ref)} to {refs[-1].step}"
             yield Series(name, color, np.sum([seconds[each] for each in refs], axis=0))
-
-
-def stage_seconds(run: Run, num_iterations: int, on_progress: Progress = unseen) -> dict[StageRef, Array]:
-    """Wall seconds of every stage, [I] each, in the order in which stages run; keys are of iteration 0."""
-    # What makes the first learner has no share in an iteration.
-    refs = [ref for ref in run.refs() if ref.stage != run.stages.first and ref.iteration < num_iterations]
-    seconds: dict[StageRef, Array] = {}
-    written: dict[StageRef, int] = {}
-    for n, ref in enumerate(refs):
-        if n % _TOLD_EVERY == 0:
-            on_progress(n, len(refs))
-        record, stage = run.record(ref), replace(ref, iteration=0)
-        seconds.setdefault(stage, np.full(num_iterations, np.nan))[ref.iteration] = record.seconds
-        written[stage] = min(record.sequence, written.get(stage, record.sequence))
-    return {stage: seconds[stage] for stage in sorted(seconds, key=written.__getitem__)}
-
-
-class Plots:
-    """Draws the charts of `metaloom report`, each as a matplotlib figure that a notebook shows.
-
-    A chart that the run does not have raises UsageError, which names the available ones.
-    """
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-
-    def __repr__(self) -> str:
-        return f"Plots({self._run.location}: {', '.join(self.names())})"
-
-    def names(self) -> list[str]:
-        """List the charts that the run has."""
-        return [*self._charts()]
-
-    def draw(self, name: str) -> Drawing:
-        """Draw a chart by its name."""
-        charts = self._charts()
-        if name not in charts:
-            raise UsageError(f"{self._run.location}: found no chart {name!r}; required one of {', '.join(charts)}")
-        return draw(charts[name])
-
-    def learning_curve(self) -> Drawing:
-        """Average episode return before and after adaptation against environment steps."""
-        return self.draw("learning_curve")
-
-    def classes(self) -> Drawing:
-        """Returns before and after adaptation, a panel for each class of task."""
-        return self.draw("classes")
-
-    def returns_by_class(self) -> Drawing:
-        """Draw returns after adaptation, a line for each class of task."""
-        return self.draw("returns_by_class")
-
-    def adaptation(self) -> Drawing:
-        """Draw returns of the last iteration's tasks after adaptation against returns before it."""
-        return self.draw("adaptation")
-
-    def task_returns(self) -> Drawing:
-        """Draw the return of every task over training."""
-        return self.draw("task_returns")
-
-    def evaluation(self) -> Drawing:
-        """Test returns of the evaluations during training."""
-        return self.draw("evaluation")
-
-    def stage_seconds(self) -> Drawing:
-        """Draw the seconds per iteration by stage."""
-        return self.draw("stage_seconds")
-
-    def _charts(self) -> dict[str, Chart]:
-        return {chart.name: chart for chart in run_charts(self._run, load_history(self._run))}

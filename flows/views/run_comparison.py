@@ -1,20 +1,15 @@
-"""Output of `metaloom compare`: tables for the terminal, and the figure. Nothing here prints."""
+"""The figure of `metaloom compare --plot`."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from rich.console import Group, RenderableType
-from rich.table import Table
 
-from metaloom.flows.formatting import count, interval, number, plural
 from metaloom.flows.views import charts
-from metaloom.flows.views.parts import as_text, heading, new_table
-from metaloom.flows.views.series import AFTER, BEFORE, BETWEEN
+from metaloom.flows.views.series import AFTER, BEFORE, BETWEEN, Series
 from metaloom.pipeline.comparison.groups import Band, Estimate
-from metaloom.pipeline.types import Array
 
 if TYPE_CHECKING:
     from metaloom.flows.results.comparison import Comparison
@@ -23,29 +18,21 @@ COLORS = (AFTER, BEFORE, *BETWEEN, charts.INK)
 MOST_PAIRS = 12
 
 
-def comparison_view(found: "Comparison") -> RenderableType:
-    """Show groups, pairs, and the conclusions on their order."""
-    parts: list[RenderableType] = [_groups_table(found)]
-    if found.pairs:
-        parts += [heading("pairs"), _pairs_table(found)]
-    parts += [heading("order"), *(as_text(line) for line in found.verdicts)]
-    if found.notes:
-        parts += [heading("notes"), *(as_text(line) for line in found.notes)]
-    return Group(*parts)
-
-
 def comparison_figure(found: "Comparison") -> Figure:
-    """Four panels: interquartile means, curves over environment steps, profiles, probabilities of improvement."""
+    """Draw four panels: interquartile means, curves over environment steps, profiles, probabilities of improvement."""
     figure = Figure(figsize=(11, 7.6), layout="constrained")
-    told = f"{found.about}; after {count(float(found.env_steps))} environment steps\n{_band_note(found)}"
-    figure.suptitle(told, x=0.01, ha="left", fontsize=9, color="#57606a", parse_math=False)
+    figure.suptitle(
+        f"{found.conditions}\n{found.intervals}", x=0.01, ha="left", fontsize=9, color="#57606a", parse_math=False
+    )
     (means, curves), (profiles, improvements) = figure.subplots(2, 2)
     names = [group.name for group in found.groups]
     colors = [COLORS[place % len(COLORS)] for place in range(len(names))]
     _estimates(means, "Interquartile mean", names, [group.iqm for group in found.groups], colors)
-    _lines(curves, "Sample efficiency", found.curve_steps, [group.curve for group in found.groups], colors)
+    _begin(curves, "Sample efficiency")
+    charts.plot_lines(curves, found.curve_steps, _series(names, [group.curve for group in found.groups], colors))
     curves.set(xlabel="environment steps", ylabel="interquartile mean over runs")
-    _lines(profiles, "Performance profile", found.thresholds, [group.profile for group in found.groups], colors)
+    _begin(profiles, "Performance profile")
+    charts.plot_lines(profiles, found.thresholds, _series(names, [group.profile for group in found.groups], colors))
     profiles.set(xlabel="score", ylabel="fraction of scores above")
     pairs = found.pairs[:MOST_PAIRS]
     labels = [f"{pair.a}\nover {pair.b}" for pair in pairs]
@@ -54,56 +41,9 @@ def comparison_figure(found: "Comparison") -> Figure:
     )
     improvements.axvline(0.5, color="#8c959f", linewidth=1, linestyle="--")
     improvements.set_xlim(-0.02, 1.02)
-    charts.plain_legend(
-        figure,
-        [curves.lines[place] for place in range(len(names))],
-        names,
-        loc="outside lower center",
-        ncols=min(3, len(names)),
-        frameon=False,
-        fontsize=9,
-    )
+    look: dict[str, Any] = {"ncols": min(3, len(names)), "frameon": False, "fontsize": 9}
+    charts.plain_legend(figure, [*curves.lines], names, loc="outside lower center", **look)
     return figure
-
-
-def _groups_table(found: "Comparison") -> Table:
-    table = new_table(
-        *("group", ">runs", ">interquartile mean", "95 % interval", ">mean", "its 95 % interval"),
-        "lowest to highest run",
-        drop=("lowest to highest run", "its 95 % interval", "mean"),
-    )
-    for group in found.groups:
-        means = group.scores.run_means
-        estimates = (text for e in (group.iqm, group.mean) for text in (number(e.value), interval(e.low, e.high)))
-        ends = f"{number(float(means.min()))} to {number(float(means.max()))}"
-        table.add_row(group.name, len(group.scores), *estimates, ends)
-    table.title = as_text(f"{found.about}; after {count(float(found.env_steps))} environment steps")
-    table.caption = as_text(_band_note(found))
-    return table
-
-
-def _pairs_table(found: "Comparison") -> Table:
-    columns = ("a", "b", ">a - b", "95 % interval", ">P(a > b)", "its 95 % interval", ">p")
-    table = new_table(*columns, drop=("its 95 % interval", "P(a > b)", "p"))
-    for pair in found.pairs:
-        difference, better = pair.difference, pair.improvement
-        table.add_row(
-            *(pair.a, pair.b, number(difference.value), interval(difference.low, difference.high)),
-            *(f"{better.value:.2f}", interval(better.low, better.high), f"{pair.adjusted_p:.2g}"),
-        )
-    unit = "of one task" if found.groups[0].scores.same_tasks else "by their mean scores"
-    table.caption = as_text(
-        f"a - b: of interquartile means; P(a > b): that a run of a is higher than one of b, {unit}; p: adjusted for "
-        "all pairs"
-    )
-    return table
-
-
-def _band_note(found: "Comparison") -> str:
-    return (
-        f"intervals: 95 % over seeds, {plural(found.resamples, 'bootstrap resample')} of whole runs, "
-        f"seed {found.seed}; Student's t"
-    )
 
 
 def _estimates(axes: Axes, title: str, labels: list[str], values: list[Estimate], colors: list[str]) -> None:
@@ -117,12 +57,9 @@ def _estimates(axes: Axes, title: str, labels: list[str], values: list[Estimate]
     axes.grid(visible=False, axis="y")
 
 
-def _lines(axes: Axes, title: str, x: Array, bands: list[Band], colors: list[str]) -> None:
-    _begin(axes, title)
-    marker = "o" if len(x) <= charts.MARKED_POINTS else ""
-    for band, color in zip(bands, colors, strict=True):
-        axes.plot(x, band.values, color=color, linewidth=1.7, marker=marker, markersize=3)
-        axes.fill_between(x, band.low, band.high, color=color, alpha=0.16, linewidth=0)
+def _series(names: list[str], bands: list[Band], colors: list[str]) -> list[Series]:
+    each = zip(names, colors, bands, strict=True)
+    return [Series(name, color, band.values, (band.low, band.high)) for name, color, band in each]
 
 
 def _begin(axes: Axes, title: str) -> None:

@@ -23,7 +23,7 @@ State = Literal["complete", "training", "stopped", "killed", "damaged", "unreada
 
 
 def run_info(run: Run) -> dict[str, Any]:
-    """Describe a run: its settings, how far it got, its last metrics, and what it takes on disk."""
+    """Describe a run: settings, progress, last metrics and disk usage."""
     done, sizes = len(run.iterations), bytes_by_group(run)
     writer = storage.current_writer(run.path, run.files.remote)
     return {
@@ -61,7 +61,7 @@ def run_info(run: Run) -> dict[str, Any]:
 
 
 def _witness(run: Run) -> dict[str, int] | None:
-    """Count the witness episodes of a run and the reproduced ones; None where it has none or cannot be read."""
+    """Count a run's witness episodes and the reproduced ones; None if there are none or it is unreadable."""
     if not (run.config["env"].get("witness") and run.iterations):
         return None
     try:
@@ -75,14 +75,14 @@ def _witness(run: Run) -> dict[str, int] | None:
 
 
 def changed_settings(config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """List the settings that differ from the defaults of the run's algorithm; all, where that is not built in."""
+    """List the settings that differ from the algorithm's defaults; all for a custom algorithm."""
     from metaloom.pipeline.algorithms import ALGORITHMS
     from metaloom.pipeline.config.run import build_config
 
     settings, algorithm, env = list(dotted(config)), config["algorithm"]["name"], config["env"]["name"]
-    if algorithm not in ALGORITHMS.builtin:  # to know the defaults would run a user's code
+    if algorithm not in ALGORITHMS.builtin:  # reading its defaults would run custom code
         return settings
-    # Nor is the code of a user's environment run: a built-in one stands in for it.
+    # Replace a custom environment by a built-in one, so that its code is not run.
     names = {"env": env if env in ENVS else next(iter(ENVS)), "algorithm": algorithm}
     try:
         defaults = dict(dotted(build_config(names).model_dump(mode="json")))
@@ -92,7 +92,7 @@ def changed_settings(config: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def session_changes(run: Run) -> list[dict[str, Any]]:
-    """List the sessions that computed with other code, plug-ins, kernels, devices or packages than the one before."""
+    """List the sessions whose code, plug-ins, kernels, devices or packages differ from the previous one's."""
     known = [(session, {**session.environment, "versions": session.versions}) for session in run.sessions()]
     changes = (
         {"session": session.number, "started": session.started, "changed": changed(before, after)}
@@ -118,7 +118,7 @@ def iteration_info(run: Run, iteration: int) -> dict[str, Any]:
 
 
 def stage_info(run: Run, record: storage.StageRecord) -> dict[str, Any]:
-    """Describe a stored output: when and how long it was computed, from what, its size and digest."""
+    """Describe a stored output: time and duration, inputs, size and digest."""
     return {
         "stage": record.ref.stage,
         "step": record.ref.step,
@@ -134,7 +134,7 @@ def stage_info(run: Run, record: storage.StageRecord) -> dict[str, Any]:
 
 
 def output_info(run: Run, ref: StageRef) -> dict[str, Any]:
-    """Describe a stored output as `stage_info`, with its type and its arrays."""
+    """Describe a stored output like `stage_info`, with its type and arrays."""
     stage, record = run.stages[ref.stage], run.record(ref)
     return {
         "run": run.path.name,
@@ -147,7 +147,7 @@ def output_info(run: Run, ref: StageRef) -> dict[str, Any]:
 
 
 def arrays_of(run: Run, record: storage.StageRecord) -> list[dict[str, Any]]:
-    """Describe the stored arrays of an output: name, axes, shape, dtype, unit and meaning; or why one is unreadable."""
+    """Describe an output's stored arrays: name, axes, shape, dtype, unit and description, or why one is unreadable."""
     found: list[dict[str, Any]] = []
     for chunk in record.chunks:
         group, _, name = chunk.array.partition("/")
@@ -163,16 +163,16 @@ def arrays_of(run: Run, record: storage.StageRecord) -> list[dict[str, Any]]:
 
 
 def iteration_metrics(run: Run, iteration: int) -> dict[str, float | None]:
-    """Return the metrics of an iteration; none while it is not complete."""
+    """Return the metrics of an iteration; {} if it is not complete."""
     metrics = run[iteration].metrics() if iteration in run.iterations else {}
     return {name: finite(value) for name, value in metrics.items()}
 
 
 def headline_return(run: Run) -> Headline:
-    """Return the mean returns of a run's last complete iteration, by inner step, and what mean they are.
+    """Return the mean returns of a run's last complete iteration by inner step, and their statistic.
 
-    Every view that shows a single return for a run shows the last of these. If a task table is damaged, it is the mean
-    as drawn, which is a separate metric.
+    All views show the last of these as the run's return. If a task table is damaged, this is the plain mean from the
+    metrics.
     """
     if not (iterations := run.iterations):
         return Headline((), "")
@@ -210,8 +210,8 @@ def bytes_by_group(run: Run) -> Counter[str]:
 
 
 def _usage_of(run: Run, disk_bytes: int) -> dict[str, Any] | None:
-    """Return what a run took, and what its first iterations predicted of all; None if it was not measured."""
-    from metaloom.flows.usage import read_usage  # which imports what training needs
+    """Return a run's usage, and the estimate from its first iterations; None if not measured."""
+    from metaloom.flows.usage import read_usage  # imports what training needs
 
     if (usage := read_usage(run.path)) is None:
         return None
@@ -259,24 +259,20 @@ def state_of(run: Run, writer: storage.Writer | None) -> State:
     """Return the state of a run: in training, complete, or how its writer ended."""
     if writer is not None:
         return "training"
-    if len(run.iterations) >= run.capacity or _has_met_its_end(run):
+    stop, done = run.config.get("stop"), len(run.iterations)
+    if done >= run.capacity:
         return "complete"
+    if stop is not None:
+        # Only for runs that have criteria: with pydantic it takes a fifth of the time in which `ls` lists runs.
+        from metaloom.pipeline.config.stopping import StoppingConfig
+
+        # The last iterations are all that the criteria look at.
+        first = max(0, done - (stop["convergence_window"] or 1))
+        if StoppingConfig(**stop).met([run[i].metrics() for i in range(first, done)]):
+            return "complete"
     return "killed" if storage.was_killed(run.path, run.files.remote) else "stopped"
 
 
 def is_complete(folder: Path) -> bool:
-    """Return True if there is a run in a folder, and has all its iterations."""
+    """Return True if a folder has a run with all its iterations."""
     return storage.run_exists(folder) and state_of(storage.open_run(folder), None) == "complete"
-
-
-def _has_met_its_end(run: Run) -> bool:
-    """Return True if the criteria of its `stop` section have ended the run."""
-    stop, done = run.config.get("stop"), len(run.iterations)
-    if stop is None:
-        return False
-    # Imported only for runs that have criteria: with pydantic it takes a fifth of the time in which `ls` lists runs.
-    from metaloom.pipeline.config.stopping import StoppingConfig
-
-    # The last ones are all that the criteria look at.
-    first = max(0, done - (stop["convergence_window"] or 1))
-    return StoppingConfig(**stop).met([run[i].metrics() for i in range(first, done)])

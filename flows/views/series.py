@@ -1,6 +1,6 @@
-"""Lines of charts as data, and the colours that they have in every chart, whatever draws them."""
+"""Lines of charts as data, and their colours in every chart."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -10,7 +10,7 @@ from metaloom.flows.formatting import finite
 from metaloom.pipeline.estimation.statistics import ClassEstimate
 from metaloom.pipeline.types import Array
 
-# Okabe and Ito's palette, which colour-blind readers can distinguish. Before adaptation orange, after it blue.
+# Okabe and Ito's palette for colour-blind readers: orange before adaptation, blue after it.
 BEFORE, AFTER = "#d55e00", "#0072b2"
 BETWEEN = ("#cc79a7", "#009e73", "#e69f00", "#56b4e9")
 MOST_STEPS = 2 + len(BETWEEN)
@@ -18,6 +18,17 @@ MOST_STEPS = 2 + len(BETWEEN)
 CLASS_COLORS = (*BETWEEN[1::-1], *BETWEEN[2:], "#8250a8", "#57606a")
 CLASS_NOTE = "line: mean over the tasks of a class; band: ± 1 standard error over tasks"
 ERROR_BAND = "± 1 standard error"
+STAGE_COLORS = {
+    "memory_fill": "#56b4e9",
+    "tasks": "#8c959f",
+    "rollouts_{step}": "#0072b2",
+    "samples_{step}": "#009e73",
+    "adapted_{step}": "#e69f00",
+    "minibatches": "#009e73",
+    "learner": "#8250a8",
+    "evaluation": "#cc79a7",
+}
+"""Of stages, by the group that keeps their output."""
 GAP_NOTE = "; no band where a class had one task only, and no line where it had none"
 
 
@@ -43,7 +54,7 @@ class Panel:
     """Lines that share their axes.
 
     Attributes:
-        title: Title above the lines; empty where a chart has one panel.
+        title: Title above the lines; empty if a chart has one panel.
         series: The lines.
     """
 
@@ -58,14 +69,14 @@ class Chart:
     Attributes:
         name: Name of its file, and of the method that draws it in Python.
         section: Heading under which a page shows it.
-        kind: Lines over x; points at x; layers over x that add up to a whole; or bars, one per series, of one value.
+        kind: Lines over x, points at x, stacked layers over x, or bars with one value per series.
         title: Title of the chart.
         x_label, y_label: Labels of its axes.
         note: Meaning of lines and bands, and what to look for.
         band: Name of the bands in the legend; empty for none.
         x: Coordinate of every point of every series, [n].
-        panels: The series; where there are several panels, they have the same axes.
-        iterations: Iteration of every point, [n]; None where points belong to no iteration.
+        panels: The panels, which share their axes.
+        iterations: Iteration of every point, [n]; None if points have no iteration.
         texts: Text after each bar.
         diagonal: True to draw the line y = x for comparison.
         wide: True if it takes the width of a page.
@@ -87,6 +98,11 @@ class Chart:
     wide: bool = False
 
 
+def alone(series: Iterable[Series]) -> tuple[Panel, ...]:
+    """Return the only panel of a chart."""
+    return (Panel("", tuple(series)),)
+
+
 def estimates_series(label: str, color: str, estimates: Sequence[ClassEstimate]) -> Series:
     """Return the means with a band of ± 1 standard error."""
     means, errors = (np.array(column) for column in zip(*estimates, strict=True))
@@ -100,14 +116,27 @@ def explain_gaps(chart: Chart) -> Chart:
     return replace(chart, note=chart.note + GAP_NOTE) if gaps else chart
 
 
-def series_data(series: Series) -> dict[str, Any]:
-    """Return a line as JSON data; null where it has a gap."""
+def chart_data(chart: Chart) -> dict[str, Any]:
+    """Return a chart as JSON data; null where a line has a gap."""
+    words = ("name", "section", "kind", "title", "x_label", "y_label", "note", "band", "diagonal", "wide", "texts")
+    return {
+        **{name: getattr(chart, name) for name in words},
+        "x": numbers(chart.x),
+        "iterations": None if chart.iterations is None else chart.iterations.tolist(),
+        "panels": [
+            {"title": panel.title, "series": [_series_data(series) for series in panel.series]}
+            for panel in chart.panels
+        ],
+    }
+
+
+def _series_data(series: Series) -> dict[str, Any]:
     low, high = (None, None) if series.band is None else map(numbers, series.band)
     return {"label": series.label, "color": series.color, "values": numbers(series.values), "low": low, "high": high}
 
 
 def numbers(values: Array) -> list[float | None]:
-    """Convert values to JSON, with as many digits as a curve shows."""
+    """Convert values to JSON with the precision of a curve."""
     return [finite(float(f"{value:.7g}")) for value in np.asarray(values, np.float64).tolist()]
 
 
@@ -117,16 +146,16 @@ def evenly_spaced(count: int, most: int) -> Array:
 
 
 def shown_steps(last: int) -> dict[int, str]:
-    """Inner steps, of 0 to last, that charts have lines for, each with its colour.
+    """Return the inner steps, of 0 to last, that charts show, with their colours.
 
-    Of many steps these are the first, the last and as many evenly between as there are colours.
+    Of many steps, these are the first, the last and evenly spaced ones between, as colours allow.
     """
     first, *between, end = evenly_spaced(last + 1, MOST_STEPS).tolist() if last else (0, 0)
     return {first: BEFORE, **dict(zip(between, BETWEEN, strict=False)), end: AFTER}
 
 
 def steps_note(last: int) -> str:
-    """Describe inner steps that have no line in a note; empty where each has one."""
+    """Return a note on inner steps without a line; "" if all have one."""
     between = MOST_STEPS - 2
     return (
         f"; of inner steps 0 to {last} the first, the last and {between} between are shown"
@@ -137,5 +166,12 @@ def steps_note(last: int) -> str:
 
 def class_color(c: int) -> str:
     """Return the colour of the c-th class of tasks, the same in all charts."""
-    # None of the colors for before and after adaptation.
+    # Excludes the colours for before and after adaptation.
     return CLASS_COLORS[c % len(CLASS_COLORS)]
+
+
+def stage_color(group: str, step: int) -> str:
+    """Return the colour of a stage by the group that keeps its output; later inner steps are lighter."""
+    color, white = STAGE_COLORS.get(group, "#24292f"), min(0.4 * step, 0.8)
+    parts = (int(color[n : n + 2], 16) for n in (1, 3, 5))
+    return "#" + "".join(f"{round(part + (255 - part) * white):02x}" for part in parts)

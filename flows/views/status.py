@@ -1,6 +1,6 @@
-"""Status of a command that runs for seconds: what it does and since when, on standard error unless it is a terminal.
+"""Status line of a command that runs for seconds.
 
-Apart from `progress`, which needs NumPy: the status appears before anything is imported that takes long.
+Separate from `progress`, which needs NumPy: the status appears before slow imports.
 """
 
 import sys
@@ -17,7 +17,7 @@ EVERY_SECONDS = 10.0
 
 
 class Status:
-    """The status of the running command; every method does nothing while none is shown."""
+    """The status of the running command; methods do nothing if none is shown."""
 
     def __init__(self) -> None:
         self._what = self._how_far = ""
@@ -27,7 +27,7 @@ class Status:
 
     @contextmanager
     def shown(self, what: str, console: Console) -> Generator[None]:
-        """Show the current action: at once on a terminal, else as a line on standard error every 10 seconds."""
+        """Show the current action, at once on a terminal, otherwise as a line on standard error every 10 seconds."""
         self._what, self._how_far, self._began = what, "", time.monotonic()
         ended = self._ended = threading.Event()
         if console.is_terminal and not console.is_dumb_terminal:
@@ -38,19 +38,19 @@ class Status:
         try:
             yield
         finally:
-            ended.set()  # another thread may have shown a status since
+            ended.set()  # another thread may have shown a status meanwhile
             self.end()
 
     def far(self, how_far: str) -> None:
-        """Show how far the command is."""
+        """Show the command's progress."""
         self._how_far = how_far
 
     def counted(self, what: str) -> Callable[[int, int], None]:
-        """Return what shows how many of all things are done, when it is called with both."""
+        """Return a progress callback that shows the number of items done of the total."""
         return lambda done, total: self.far(f"{done:,} of {total:,} {what}")
 
     def end(self) -> None:
-        """Show no status any more: the command asks something, or shows its own progress."""
+        """Remove the status, before a question or other output."""
         self._ended.set()
         if self._live is not None:
             live, self._live = self._live, None
@@ -58,11 +58,11 @@ class Status:
 
     @property
     def console(self) -> Console | None:
-        """The console whose last line is the status: what is printed by it stands above."""
+        """Console of the status line; its output appears above it."""
         return None if self._live is None else self._live.console
 
     def __rich__(self) -> Text:
-        """Draw the status as it stands now."""
+        """Render the status."""
         return Text(self._line(), "dim", no_wrap=True, overflow="ellipsis")
 
     def _line(self) -> str:

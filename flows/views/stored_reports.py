@@ -1,16 +1,15 @@
-"""Reports of a stored run's iterations, identical to the reports during training."""
+"""Reports of a stored run's iterations, as during training."""
 
 from collections.abc import Sequence
 
 from metaloom.flows.formatting import seconds_of
 from metaloom.flows.observer import IterationReport, mean_test_returns
-from metaloom.flows.results.class_returns import classes_of, returns_by_class
-from metaloom.pipeline.types import Array
+from metaloom.flows.results.class_returns import classes_of, mean_returns, returns_by_class
 from metaloom.storage import Run, StageRef
 
 
 class StoredReports:
-    """Makes reports from the tables and records of a run, which stay when its batches are thinned."""
+    """Makes reports from a run's tables and records, which thinning keeps."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -18,9 +17,9 @@ class StoredReports:
         self._base: float | None = None
 
     def of(self, iteration: int, refs: Sequence[StageRef]) -> IterationReport:
-        """Return the report of a complete iteration, of which `refs` are the outputs.
+        """Return the report of a complete iteration with the outputs `refs`.
 
-        Times count from the first iteration that was asked for.
+        Elapsed time counts from the first requested iteration.
         """
         run = self._run
         records = [run.record(ref) for ref in refs if ref.stage != run.stages.first]
@@ -30,7 +29,9 @@ class StoredReports:
             self._base = first
         evaluations = [record for record in records if run.stages[record.ref.stage].output == "Evaluation"]
         seconds = last - first - sum(record.seconds for record in evaluations)
-        steps = sum(run.episodes(iteration)["length"].to_pylist())
+        episodes = run.episodes(iteration)
+        _, inner_steps, returns, _ = mean_returns(episodes)
+        steps = sum(episodes["length"].to_pylist())
         return IterationReport(
             iteration=iteration,
             iterations=run.capacity,
@@ -40,13 +41,5 @@ class StoredReports:
             steps_per_second=steps / seconds if seconds > 0 else None,
             class_returns=returns_by_class(run, [iteration], self._classes).get(iteration, ()),
             evaluation_returns=mean_test_returns(run.load(record.ref) for record in evaluations),
-            task_returns=_task_returns(run, iteration),
+            task_returns=[returns[inner_steps == k] for k in sorted({*inner_steps.tolist()})],
         )
-
-
-def _task_returns(run: Run, iteration: int) -> list[Array]:
-    """Read the mean return of every task, [B], for every inner step."""
-    means = run.episodes(iteration).group_by(["step", "task"]).aggregate([("return", "mean")])
-    means = means.sort_by([("step", "ascending"), ("task", "ascending")])
-    steps, returns = means["step"].to_numpy(), means["return_mean"].to_numpy()
-    return [returns[steps == k] for k in sorted({*steps.tolist()})]

@@ -21,9 +21,9 @@ Row = Mapping[str, Any]
 
 
 def sweep_rows(sweep: Sweep, trials: Sequence[Trial]) -> list[dict[str, Any]]:
-    """Return one row per run: settings, progress, last return and state; `waiting` if it has not begun.
+    """Return one row per run: settings, progress, last return and state, `waiting` before it begins.
 
-    Those of a search also have the number of their trial, and its score.
+    Rows of a search also have the trial's number and score.
     """
     rows: list[dict[str, Any]] = []
     by_run = {run.name: trial for trial in trials for run in trial.runs}
@@ -62,7 +62,7 @@ def sweep_table(sweep: Sweep, rows: Sequence[Row]) -> Table:
 
 
 def counted(rows: Sequence[Row], unknown: int) -> str:
-    """Count runs by state: "10 runs: 7 complete, 3 waiting". Runs of trials not suggested yet are waiting."""
+    """Count runs by state: "10 runs: 7 complete, 3 waiting". Runs of future trials are waiting."""
     states = Counter(row["state"] for row in rows) + Counter(waiting=unknown)
     return f"{plural(len(rows) + unknown, 'run')}: {', '.join(f'{n} {state}' for state, n in states.most_common())}"
 
@@ -86,7 +86,7 @@ def best_lines(sweep: Sweep, trials: Sequence[Trial]) -> list[str]:
     words = [word for key, text in _settings(best).items() for word in ("--set", f"{key}={text}")]
     done = sum(trial.score is not None for trial in trials)
     told = f"best: trial {best.number} of {done} with a score, {sweep.search.metric} {number(best.score)}"
-    # The luck of its seeds is a part of why it was chosen.
+    # Its score is biased upwards by the selection.
     fresh = ",".join(str(seed) for seed in range(max(sweep.seeds) + 1, max(sweep.seeds) + 6))
     given = [word for assignment in sweep.settings for word in ("--set", assignment)]
     command = ["metaloom", "sweep", sweep.recipe, "--name", f"{sweep.name[:55]}-best", "--seeds", fresh]
@@ -98,5 +98,5 @@ def _settings(trial: Trial) -> dict[str, str]:
 
 
 def _short(text: str) -> str:
-    """Round a long float of a trial to four digits; --json has all of it."""
+    """Round a long float of a trial to four digits; --json has all digits."""
     return number(float(text)) if re.fullmatch(r"-?[\d.]+(e[+-]?\d+)?", text) and len(text) > 8 else text

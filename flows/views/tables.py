@@ -13,17 +13,20 @@ from rich.text import Text
 from metaloom.flows.formatting import (
     adaptation_label,
     age,
+    as_json,
     dotted,
     duration,
     interval,
     number,
     plural,
+    short_time,
     size,
     stage_label,
     stage_name,
     trial_length,
 )
 from metaloom.flows.results.class_returns import class_rows
+from metaloom.flows.results.disk import DiskUsage, bytes_freed, bytes_together
 from metaloom.flows.results.success import OFFICIAL, success_rows
 from metaloom.flows.runs import require_settings
 from metaloom.flows.views.parts import as_text, fact_grid, heading, new_table, optional
@@ -35,8 +38,11 @@ from metaloom.storage import Run, argument, location, url_of
 
 if TYPE_CHECKING:
     # Listing runs should not wait for torch.
+    from metaloom.flows.results.comparison import Comparison
+    from metaloom.flows.results.counterfactual import Counterfactual
+    from metaloom.flows.results.diff import RunDiff
     from metaloom.flows.results.doctor import Check
-    from metaloom.flows.results.evaluation import AdaptationSummary, EvaluationOutcome
+    from metaloom.flows.results.evaluation import EvaluationOutcome
     from metaloom.flows.results.replay import ArrayDifference, StageReplay
     from metaloom.flows.results.run_rows import Rows
     from metaloom.flows.results.verification import Verification
@@ -61,7 +67,7 @@ def runs_view(rows: "Rows") -> RenderableType:
     """`metaloom ls`: the runs, or why there are none."""
     if not rows:
         return as_text(rows.nothing)
-    # A column for the environments that report success, if there are any.
+    # A column for success, if any environment reports it.
     told = [">success rate"] if any("last_success_rate" in row for row in rows) else []
     columns = ("run", "started", "environment", "algorithm", ">iterations", ">last return", *told, ">on disk", "state")
     cells = (
@@ -80,7 +86,7 @@ def runs_view(rows: "Rows") -> RenderableType:
 
 
 def run_view(run: Run, *, path: str | None = None, everything: bool = False) -> RenderableType:
-    """`metaloom show RUN`; `path` is the reader's path, when it was opened elsewhere.
+    """`metaloom show RUN`; `path` is the user's path if the run was opened elsewhere.
 
     Without `everything`, only settings that differ from the defaults are shown, and only the total size.
     """
@@ -101,7 +107,7 @@ def run_view(run: Run, *, path: str | None = None, everything: bool = False) -> 
     if info["usage"] is not None:
         is_done = info["iterations_done"] >= info["iterations"]
         facts["took" if is_done else "took so far"] = _usage_line(info["usage"])
-    # Runs that are older than this fact have none.
+    # Not recorded by earlier versions.
     if kernel := info["environment"].get("kernel"):
         facts["updates by"] = ", ".join(f"{value}" for _, value in dotted(kernel))
     if witness := info["witness"]:
@@ -120,7 +126,7 @@ def run_view(run: Run, *, path: str | None = None, everything: bool = False) -> 
         sizes.add_section()
         sizes.add_row("all", size(sum(info["bytes"].values())))
         parts += [heading("on disk"), sizes]
-    # Runs that are older than these facts have none.
+    # Not recorded by earlier versions.
     if everything and (env := info["environment"].get("env")):
         parts += [heading("environment, with defaults"), fact_grid(dotted(env))]
     if info["sessions"]:
@@ -189,7 +195,7 @@ def _stage_row(stage: Mapping[str, Any], iteration: int) -> Sequence[str]:
 
 
 def output_view(info: Mapping[str, Any]) -> RenderableType:
-    """`metaloom show RUN@ITERATION --stage STAGE`: where an output comes from, and what its arrays are."""
+    """`metaloom show RUN@ITERATION --stage STAGE`: an output's origin and arrays."""
     table, arrays = _stage_table([info], info["iteration"]), new_table("array", "axes", "dtype", "unit", "meaning")
     for array in info["arrays"]:
         if "problem" in array:
@@ -207,7 +213,7 @@ def fork_view(fork: "Fork", parent: Path) -> RenderableType:
     facts = {
         "run": place,
         "begins with": f"{plural(fork.iteration, 'iteration')} of {location(parent)}",
-        # An object store has no links: only the cache shares.
+        # Object storage has no links; only the cache shares files.
         "shared with it": shared if url_of(fork.path) is None else f"{shared} in the cache; all was uploaded",
     }
     if fork.copied_files:
@@ -223,21 +229,21 @@ _UNSEALED = (
 
 
 def verification_view(found: "Verification") -> RenderableType:
-    """`metaloom verify`: what is damaged, and what helps."""
+    """`metaloom verify`: damage and remedies."""
     from metaloom.flows.results.verification import what_helps
 
+    if found.intact:
+        return as_text(f"{location(found.path)}: every file is intact{'' if found.sealed else _UNSEALED}")
     table = new_table("file", ">iteration", "stage", "array", "problem")
     for damage in found.damages:
         stage = stage_label(damage.stage, damage.step or 0) if damage.stage else ""
         iteration = "" if damage.iteration is None else damage.iteration
         table.add_row(damage.file, iteration, stage, damage.array or "", as_text(damage.problem, "red"))
-    if not found.intact:
-        return Group(table, *what_helps(found.path, found.damages))
-    return as_text(f"{location(found.path)}: every file is intact{'' if found.sealed else _UNSEALED}")
+    return Group(table, *what_helps(found.path, found.damages))
 
 
 def export_view(done: "Export") -> RenderableType:
-    """`metaloom export`: what was skipped, and what was written."""
+    """`metaloom export`: skipped iterations, and the result."""
     lines = [f"iteration {i} skipped: {reason}" for i, reason in done.skipped]
     lines.append(f"{plural(done.iterations, 'iteration')}, {plural(done.rows, 'row')}  {done.path}")
     return as_text("\n".join(lines))
@@ -255,7 +261,7 @@ def replay_line(outcome: "StageReplay") -> Text:
 def difference_table(
     differences: Sequence["ArrayDifference"], sides: tuple[str, str] = ("stored", "replayed")
 ) -> Table:
-    """Show arrays that `metaloom replay` found different, or that differ between two `sides` of another name."""
+    """Show arrays that differ between stored and replayed outputs, or between two named `sides`."""
     columns = (">iteration", "stage", "array", "first differs at", *sides, ">max abs", ">max ulp", ">elements")
     table = new_table(*columns, drop=("elements", "max ulp", *sides, "first differs at"))
     for difference in differences:
@@ -272,7 +278,7 @@ def difference_table(
 
 
 def recipe_rows() -> list[dict[str, Any]]:
-    """Return one row per recipe: name, task, sizes and origin; or why it cannot be used."""
+    """Return one row per recipe: name, task, sizes and origin, or its error."""
     from metaloom.flows.recipes import RECIPES, Recipe
 
     rows: list[dict[str, Any]] = []
@@ -281,7 +287,7 @@ def recipe_rows() -> list[dict[str, Any]]:
             recipe = RECIPES[name]
             about = recipe.about if isinstance(recipe, Recipe) else getdoc(recipe) or ""
             config = recipe().model_dump(mode="json")
-        except Exception as problem:  # of an installed package, whose mistakes are not to hide the others
+        except Exception as problem:  # a broken recipe of an installed package must not hide others
             rows.append({"name": name, "problem": printable(f"{type(problem).__name__}: {problem}")})
             continue
         trained = {"env": config["env"]["name"], "algorithm": config["algorithm"]["name"], "sizes": _sizes(config)}
@@ -340,24 +346,19 @@ def evaluation_table(outcome: "EvaluationOutcome") -> Table:
 
 
 def evaluation_view(outcome: "EvaluationOutcome") -> RenderableType:
-    """`metaloom evaluate`: the returns, and those by class of task where the environment has classes."""
+    """`metaloom evaluate`: returns, and with classes also by class of task."""
     rows = class_rows(outcome.by_class())
     labels = [plural(k, "adaptation step") for k in range(outcome.evaluation.adaptation_steps + 1)]
     success = success_view(success_rows(outcome.evaluation, outcome.classes))
-    return Group(evaluation_table(outcome), *facts_view(outcome.summary()), *_classes_view(rows, labels), *success)
-
-
-def facts_view(steps: Sequence["AdaptationSummary"]) -> list[RenderableType]:
-    """Show the environment's facts for test episodes, steps side by side; empty without facts."""
-    if not steps[0].facts:
-        return []
-    columns = (f">{plural(step.adaptation_steps, 'adaptation step')}" for step in steps)
-    rows = ((name.replace("_", " "), *(number(step.facts[name]) for step in steps)) for name in steps[0].facts)
-    return [new_table("of test episodes", *columns, rows=rows)]
+    steps = outcome.summary()
+    # The environment's facts for test episodes, steps side by side.
+    told = ((name.replace("_", " "), *(number(step.facts[name]) for step in steps)) for name in steps[0].facts)
+    facts = [new_table("of test episodes", *(f">{label}" for label in labels), rows=told)] if steps[0].facts else []
+    return Group(evaluation_table(outcome), *facts, *_classes_view(rows, labels), *success)
 
 
 def success_view(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
-    """Show `success_rows` after the last adaptation step as a table; empty where there are none."""
+    """Show `success_rows` after the last adaptation step; empty if there are none."""
     if not rows:
         return []
     last = rows[-1]["adaptation_steps"]
@@ -376,7 +377,7 @@ def success_view(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
 
 
 def doctor_view(checks: Sequence["Check"]) -> RenderableType:
-    """`metaloom doctor`: a table, and below it what failed, in full width."""
+    """`metaloom doctor`: a table, followed by failures in full width."""
     rows = (
         (
             *(check.name, Text(check.status, CHECK_STYLES[check.status])),
@@ -412,7 +413,7 @@ def _sizes(config: Mapping[str, Any]) -> str:
 
 
 def _metrics_view(metrics: Mapping[str, float | None]) -> RenderableType:
-    """Show metrics of the inner steps side by side, and below them metrics of the whole iteration."""
+    """Show metrics by inner step in columns, followed by other metrics."""
     by_step: dict[str, dict[int, str]] = {}
     others: list[tuple[str, str]] = []
     for name, value in metrics.items():
@@ -425,7 +426,7 @@ def _metrics_view(metrics: Mapping[str, float | None]) -> RenderableType:
     last = max((k for values in by_step.values() for k in values), default=-1)
     table = new_table("by inner step", *(f">{adaptation_label(k, last)}" for k in range(last + 1)))
     table.columns[0].no_wrap = True
-    # What training is about comes first.
+    # Returns first.
     for name in sorted(by_step, key=lambda name: (name != "average_return", name)):
         table.add_row(name, *(by_step[name].get(k, "") for k in range(last + 1)))
     return Group(table, fact_grid(others)) if by_step else fact_grid(others)
@@ -439,7 +440,7 @@ def meaning(name: str, value: float | None) -> str:
 
 
 def _classes_view(rows: Sequence[Mapping[str, Any]], labels: Sequence[str] | None = None) -> list[RenderableType]:
-    """Show returns by class of task, steps side by side under their labels; empty where there are no classes."""
+    """Show returns by class of task, with a labelled column per step; empty without classes."""
     if not rows:
         return []
     last = rows[-1]["step"]
@@ -465,3 +466,195 @@ def _quarantine_table(entries: Sequence[Mapping[str, Any]]) -> Table:
         for entry in entries
     )
     return new_table("when", ">iteration", "stage", "what", "kept in", "", rows=rows)
+
+
+def diff_view(diff: "RunDiff") -> RenderableType:
+    """`metaloom diff`."""
+    parts: list[RenderableType] = []
+    for title, rows in (("settings", diff.settings), ("code, packages, machine", diff.environment)):
+        if rows:
+            cells = ((row.name, *("-" if value is None else value for value in (row.a, row.b))) for row in rows)
+            parts += [heading(title), new_table("", diff.a.name, diff.b.name, rows=cells)]
+    if diff.first is not None:
+        parts += [heading(f"first difference: iteration {diff.first.iteration}, {stage_name(diff.first)}")]
+        parts += [difference_table(diff.arrays, ("a", "b"))]
+    outputs = f"{plural(diff.compared, 'output')} that both have"
+    words = f"equal: all {outputs}" if diff.equal else f"{diff.different} of {outputs} differ"
+    for run, missing in ((diff.a, diff.only_a), (diff.b, diff.only_b)):
+        words += f"; {missing} {'is' if missing == 1 else 'are'} in {run} only" if missing else ""
+    return Group(*parts, as_text(words))
+
+
+def disk_view(usage: DiskUsage) -> RenderableType:
+    """`metaloom du`: a row for each run, and with `details` its contents."""
+    uses, paths, leftovers = usage.uses, usage.paths, usage.leftovers
+    if not uses and not leftovers:
+        return "no runs"
+    table = new_table("run", ">on disk", ">shared with forks", ">freed by thinning", ">freed by removing", "")
+    for use, path in zip(uses, paths, strict=True):
+        known = size(use.thinning) if not use.problem else ""
+        note = use.problem or (f"{size(use.only_remote)} not in the cache" if use.only_remote else "")
+        table.add_row(use.name, size(use.num_bytes), size(use.shared), known, size(bytes_freed([path])), note)
+    table.add_section()
+    table.add_row("together", size(bytes_together(paths)))
+    parts: list[RenderableType] = [table] if uses else []
+    for use in uses if usage.details else ():
+        ranges = {f"{first} to {last}": num_bytes for (first, last), num_bytes in (use.ranges or {}).items()}
+        for what, sizes in (("group", use.groups), ("stage", use.stages), ("iteration", ranges)):
+            if sizes:
+                rows = ((name, size(num_bytes)) for name, num_bytes in sizes.items())
+                parts += [heading(f"{use.name}, by {what}"), new_table(what, ">size", rows=rows)]
+    if leftovers:
+        left = plural(len(leftovers), "interrupted removal")
+        parts.append(as_text(f"{left}, {size(bytes_together(leftovers))}: `metaloom rm` finishes that", "yellow"))
+    return Group(*parts)
+
+
+def counterfactual_table(result: "Counterfactual") -> Table:
+    """`metaloom optimize`: both outcomes side by side."""
+    table = new_table("", ">as in the run", ">changed", "")
+    table.title = f"iteration {result.ref.iteration}, {stage_name(result.ref)}: {_settings(result)}"
+    for name, (stored, changed) in result.quantities().items():
+        if name == "seconds":
+            continue
+        style = "" if stored == changed else "bold"
+        note = meaning(name, stored) and meaning(name, changed)
+        table.add_row(name, optional(stored), Text(optional(changed), style), note)
+    table.add_row("time", short_time(result.stored.seconds), short_time(result.changed.seconds))
+    distance = ", ".join(f"{name.replace('_', ' ')} {number(value)}" for name, value in result.distance().items())
+    same = "identical to what is stored" if result.changed.identical else f"apart: {distance}"
+    reach = ""
+    if result.changed.settings and result.first_changed is not None:
+        reach = f"the first stage that changes is {stage_name(result.first_changed)}"
+    elif result.changed.settings:
+        computed = ", ".join(map(stage_name, result.changed.digests))
+        reach = f"of what was computed again ({computed}), no stage reads the changed settings with any effect"
+    table.caption = "; ".join(filter(None, (same, reach, _stored_words(result))))
+    return table
+
+
+def grid_table(results: Sequence["Counterfactual"]) -> Table:
+    """`metaloom optimize --grid`: a row per combination. Columns with one value throughout are omitted."""
+    rows = [{name: c for name, (_, c) in result.quantities().items()} for result in results]
+    stored = {name: s for name, (s, _) in results[0].quantities().items()}
+    names = [name for name in {**stored, **{n: None for row in rows for n in row}} if name != "seconds"]
+    names = [name for name in names if len({row.get(name) for row in (stored, *rows)}) > 1]
+    distances = [result.distance() for result in results]
+    table = new_table("settings", *(f">{name}" for name in names), *(f">{name}" for name in distances[0]), ">time")
+    ref = results[0].ref
+    table.title = f"iteration {ref.iteration}, {stage_name(ref)}"
+    blank = [""] * len(distances[0])
+    table.add_row(
+        "as in the run", *(optional(stored.get(n)) for n in names), *blank, short_time(results[0].stored.seconds)
+    )
+    for result, row, distance in zip(results, rows, distances, strict=True):
+        values = (*(optional(row.get(name)) for name in names), *map(number, distance.values()))
+        table.add_row(_settings(result), *values, short_time(result.changed.seconds))
+    table.caption = _stored_words(results[0])
+    return table
+
+
+def _stored_words(result: "Counterfactual") -> str:
+    if result.stored.identical:
+        return "with the run's own settings the stage gives the stored bits"
+    return "with the run's own settings the stage does NOT give the stored bits: see `metaloom replay`"
+
+
+def _settings(result: "Counterfactual") -> str:
+    return " ".join(result.changed.settings) or "no change"
+
+
+_MOST_COMPONENTS = 4
+
+
+def minibatch_info(run: Run, iteration: int, update: int, rows: slice, *, context: bool) -> dict[str, Any]:
+    """Describe some transitions of a gradient step as plain data, each with its origin."""
+    table = run[iteration].transitions(update, context=context, rows=rows)
+    batches = run[iteration].minibatches()
+    numbers = batches.context_rows if context else batches.rows
+    assert numbers is not None
+    return {
+        "run": run.path.name,
+        "iteration": iteration,
+        "update": update,
+        "num_updates": batches.num_updates,
+        "context": context,
+        "tasks": batches.task_ids[update].tolist(),
+        "rows_per_task": numbers.shape[2],
+        "transitions": as_json(table.to_pylist()),
+    }
+
+
+def minibatch_view(info: Mapping[str, Any]) -> Table:
+    """Lay the same out for people."""
+    table = new_table(
+        *(">buffer", ">row", ">iteration", "stage", ">task", ">episode", ">t"),
+        *("observation", "action", "reward", "next observation", "terminated"),
+    )
+    for row in info["transitions"]:
+        table.add_row(
+            *(row[name] for name in ("memory", "row", "iteration")),
+            stage_label(row["stage"], row["step"]),
+            *(row[name] for name in ("task", "episode", "t")),
+            *(_numbers(row[name]) for name in ("observation", "action", "reward", "next_observation")),
+            "yes" if row["terminated"] else "",
+        )
+    kind = "context" if info["context"] else "minibatch"
+    all_rows = len(info["tasks"]) * info["rows_per_task"]
+    table.title = (
+        f"{info['run']}, iteration {info['iteration']}, {kind} of gradient step {info['update']} of "
+        f"{info['num_updates']}: {len(info['tasks'])} x {info['rows_per_task']} transitions"
+    )
+    table.caption = f"{len(info['transitions'])} of {all_rows} transitions; --rows FROM:TO shows others"
+    return table
+
+
+def _numbers(value: Any) -> str:
+    """Format a scalar, or the first components of a vector."""
+    if not isinstance(value, list):
+        return "-" if value is None else number(value)
+    shown = ", ".join(_numbers(component) for component in value[:_MOST_COMPONENTS])
+    return shown if len(value) <= _MOST_COMPONENTS else f"{shown}, ... ({len(value)})"
+
+
+def comparison_view(found: "Comparison") -> RenderableType:
+    """`metaloom compare`: groups, pairs, and the conclusions on their order."""
+    parts: list[RenderableType] = [_groups_table(found)]
+    if found.pairs:
+        parts += [heading("pairs"), _pairs_table(found)]
+    parts += [heading("order"), *(as_text(line) for line in found.verdicts)]
+    if found.notes:
+        parts += [heading("notes"), *(as_text(line) for line in found.notes)]
+    return Group(*parts)
+
+
+def _groups_table(found: "Comparison") -> Table:
+    table = new_table(
+        *("group", ">runs", ">interquartile mean", "95 % interval", ">mean", "its 95 % interval"),
+        "lowest to highest run",
+        drop=("lowest to highest run", "its 95 % interval", "mean"),
+    )
+    for group in found.groups:
+        means = group.scores.run_means
+        estimates = (text for e in (group.iqm, group.mean) for text in (number(e.value), interval(e.low, e.high)))
+        ends = f"{number(float(means.min()))} to {number(float(means.max()))}"
+        table.add_row(group.name, len(group.scores), *estimates, ends)
+    table.title, table.caption = as_text(found.conditions), as_text(found.intervals)
+    return table
+
+
+def _pairs_table(found: "Comparison") -> Table:
+    columns = ("a", "b", ">a - b", "95 % interval", ">P(a > b)", "its 95 % interval", ">p")
+    table = new_table(*columns, drop=("its 95 % interval", "P(a > b)", "p"))
+    for pair in found.pairs:
+        difference, better = pair.difference, pair.improvement
+        table.add_row(
+            *(pair.a, pair.b, number(difference.value), interval(difference.low, difference.high)),
+            *(f"{better.value:.2f}", interval(better.low, better.high), f"{pair.adjusted_p:.2g}"),
+        )
+    unit = "of one task" if found.groups[0].scores.same_tasks else "by their mean scores"
+    table.caption = as_text(
+        f"a - b: of interquartile means; P(a > b): that a run of a is higher than one of b, {unit}; p: adjusted for "
+        "all pairs"
+    )
+    return table

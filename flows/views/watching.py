@@ -1,4 +1,4 @@
-"""A run that another process trains, as its store, its lock and its log show it."""
+"""Watching of a run that another process trains, through its store, lock and log."""
 
 import sys
 import time
@@ -22,17 +22,17 @@ from metaloom.flows.views.stored_reports import StoredReports
 from metaloom.storage import StageRef, argument
 
 LOOK_SECONDS, REMOTE_LOOK_SECONDS, WEIGH_SECONDS = 0.5, 5.0, 10.0
-"""Between two looks at a run; at one under object storage, where a look is a request; and at its files."""
+"""Intervals between checks of a run, of a run in object storage, and of file sizes."""
 WARNINGS = 3
 
 
 @dataclass(frozen=True)
 class Ending:
-    """State of a run without a writer.
+    """State of a run that no process writes.
 
     Attributes:
-        how: Ending: it has all its iterations; or its writer stopped, failed with an error, or was killed.
-        message: All of it, in words.
+        how: Kind of ending: complete, or its writer stopped, failed or was killed.
+        message: Description of the ending.
     """
 
     how: Literal["complete", "stopped", "failed", "killed"]
@@ -40,7 +40,7 @@ class Ending:
 
     @property
     def went_well(self) -> bool:
-        """True if the last writer ended by itself and without an error."""
+        """True if the last writer ended without an error."""
         return self.how in ("complete", "stopped")
 
 
@@ -49,9 +49,9 @@ class Watch:
 
     Attributes:
         run: The run.
-        writer: Process that writes it; None for nobody.
-        stage: Current stage, if the log has it, and its start in seconds since 1970.
-        workers: Where rollouts run, if the log has it.
+        writer: Process that writes it, or None.
+        stage: Current stage and its start in seconds since 1970, if in the log.
+        workers: Description of the backend, if in the log.
         warnings: Newest warnings of the session.
         num_bytes: Size of the run's files when last measured.
     """
@@ -70,10 +70,10 @@ class Watch:
         self._weighed = float("-inf")
 
     def look(self) -> list[IterationReport]:
-        """Read new outputs; returns the iterations that completed since, at first the last few."""
+        """Read new outputs; return newly completed iterations, at first the last few."""
         if (remote := self.run.files.remote) is not None:
             remote.pull()
-        # Before anything else: whatever a writer has stored that is gone by now is seen below.
+        # First, so that outputs of a writer that has ended are seen below.
         self.writer = storage.current_writer(self.run.path, remote)
         for line in self._log.new_lines():
             if "workers" in line.fields:  # a session begins
@@ -99,7 +99,7 @@ class Watch:
         return max(refs, key=lambda ref: self.run.record(ref).sequence, default=None)
 
     def ending(self) -> Ending:
-        """Return the state of the run, once no process writes it."""
+        """Return the state of the run after its writer has ended."""
         run, total = self.run, self.run.capacity
         how = f"{len(run.iterations)} of {plural(total, 'iteration')}"
         again = f"continue with: metaloom resume {argument(run.path)}"
@@ -121,7 +121,7 @@ class WatchPanel(Panel):
         self.update([])
 
     def update(self, reports: Sequence[IterationReport]) -> None:
-        """Show the result of a look."""
+        """Show new reports and the current state."""
         for report in reports:
             self.iteration_done(report)
         watch, writer = self._watch, self._watch.writer
@@ -145,7 +145,7 @@ class WatchPanel(Panel):
 
 
 def watch_run(path: Path, *, mode: ProgressMode, out: TextIO | None = None, wait: Callable[[float], None]) -> Ending:
-    """Show a run until no process writes it: a live panel in a terminal, else a line for each iteration."""
+    """Show a run until no process writes it: a live panel in a terminal, otherwise a line per iteration."""
     watch, stream = Watch(path), sys.stdout if out is None else out
     console = Console(file=stream, highlight=False)
     pause = LOOK_SECONDS if watch.run.files.remote is None else REMOTE_LOOK_SECONDS

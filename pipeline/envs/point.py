@@ -145,6 +145,10 @@ class PointRobot(gymnasium.Env[Array, Array]):
         self._path.append((answer := super().step(action))[0])
         return answer
 
+    def whereabouts(self) -> Array:
+        """Return the position of the point, [2], in m."""
+        return np.array(self._path[-1][:2])
+
     def render(self) -> Any:
         """Return an image [height, width, 3] uint8: the path since the last reset, the goal, and other tasks' goals."""
         assert isinstance(self, MetaEnv), "a point has tasks"

@@ -1,4 +1,4 @@
-"""Settings of the processing of rewards, as plain data."""
+"""Settings of reward processing."""
 
 from collections.abc import Iterator, Sequence
 from typing import Literal
@@ -13,27 +13,27 @@ _DICE_OPTIONS = {"dice_norm": "real", "return_baseline": None}
 
 
 class ProcessingConfig(Settings):
-    """Processing of rewards into the quantities that an algorithm learns from."""
+    """Settings of the computation of returns and advantages from rewards."""
 
     name: Literal["advantages", "dice"] = "advantages"
-    """dice adds adjusted rewards, which the DiCE losses are made of. A run's algorithm decides; leave it out."""
+    """dice adds adjusted rewards for the DiCE losses. Set by the algorithm; do not set it."""
     discount: float = Field(default=0.99, ge=0, le=1)
     """Discount γ per environment step."""
     gae_lambda: float = Field(default=1.0, ge=0, le=1)
     """λ of generalized advantage estimation; 1: returns minus values."""
     normalize_advantages: bool = True
-    """Zero mean and unit standard deviation per task, over real steps; of the adjusted rewards as well."""
+    """Scale advantages, and adjusted rewards, to zero mean and unit standard deviation per task."""
     positive_advantages: bool = False
-    """Shift the advantages of each task so that the smallest is 1e-8; the adjusted rewards as well."""
+    """Shift each task's advantages, and adjusted rewards, so that the smallest is 1e-8."""
     return_baseline: BaselineField | None = None
-    """With name=dice: predicts returns for the advantages, while `baseline` predicts the discounted rewards."""
+    """With name=dice: baseline of the returns, for advantages; `baseline` then predicts discounted rewards."""
     adv_norm: Literal["std", "variance"] = "std"
-    """Divisor of normalization. variance is for comparison with garage: it undoes the common scale of tasks."""
+    """Divisor of normalization. variance, for comparison with garage, does not give tasks a common scale."""
     dice_norm: Literal["real", "padded"] = "real"
-    """Statistics over real steps. padded is for comparison with the ProMP code: its DiCE counts padding as zeros."""
+    """Steps used for the statistics. padded, for comparison with the ProMP code, counts padding as zeros."""
     scale_rewards: bool = later(False)
-    """Divide rewards by the running standard deviation of discounted returns so far and clip to ±10. Statistics are
-    part of the learner and constant within an iteration; stored rewards and average_return stay as they are."""
+    """Divide rewards by the running standard deviation of discounted returns and clip to ±10. Statistics are part of
+    the learner and constant within an iteration. Stored rewards and average_return are not scaled."""
 
     @model_validator(mode="after")
     def _norms_have_something_to_do(self) -> "ProcessingConfig":
@@ -44,12 +44,12 @@ class ProcessingConfig(Settings):
         return self
 
     def build_return_baseline(self) -> Baseline:
-        """Return the baseline of the advantages with name=dice; without one configured, advantages are returns."""
+        """Build the baseline of advantages for name=dice; by default zero, so that advantages are returns."""
         return (self.return_baseline or BaselineConfig(name="zero")).build()
 
 
 def processing_problems(processing: ProcessingConfig, learns_from: Sequence[str]) -> Iterator[str]:
-    """Yield conflicts of this processing with an algorithm that learns from these fields of Samples."""
+    """Yield conflicts with an algorithm that requires these fields of Samples."""
     needed = "dice" if "adjusted_rewards" in learns_from else "advantages"
     changed = [name for name, default in _DICE_OPTIONS.items() if getattr(processing, name) != default]
     if processing.name != needed:

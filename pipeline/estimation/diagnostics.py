@@ -1,8 +1,6 @@
-"""Metrics of rollout batches, by the names under which they are stored: ours, an environment's, and a user's own."""
+"""Metrics of rollout batches by stored name: built-in, from an environment, and custom."""
 
-import functools
 import inspect
-import logging
 import math
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,10 +15,8 @@ from metaloom.pipeline.plugins import Plugins, load
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Array, EpisodeBatch, Metrics, Samples, Step
 
-log: logging.Logger = logging.getLogger(__name__)
-
 METRICS = Plugins("metric", "metaloom.metrics", {})
-"""Functions of an EpisodeBatch or a Step that return metrics by name; the parameter's annotation decides which."""
+"""Registry of functions that return metrics of an EpisodeBatch or a Step; the annotation decides which."""
 
 Numbers = Mapping[str, float]
 _REQUIRED = (
@@ -30,17 +26,17 @@ _REQUIRED = (
 
 @dataclass(frozen=True)
 class Measures:
-    """Functions whose results become metrics."""
+    """The functions that compute a run's custom metrics."""
 
     of_episodes: Mapping[str, Callable[[EpisodeBatch], Numbers]]
     of_steps: Mapping[str, Callable[[Step], Numbers]]
 
     @classmethod
     def named(cls, names: Iterable[str], *, diagnostics: Callable[[EpisodeBatch], Numbers] | None = None) -> "Measures":
-        """Find functions by name, and take an environment's diagnostics.
+        """Find functions by name and add an environment's diagnostics.
 
         Raises:
-            ConfigError: a name belongs to no such function; none of its code has been called.
+            ConfigError: a name is not such a function. Functions are not called.
         """
         found = {name: _find(name) for name in names}
         of_episodes = {name: function for name, (of, function) in found.items() if of is EpisodeBatch}
@@ -49,7 +45,7 @@ class Measures:
         return cls(of_episodes, {name: function for name, (of, function) in found.items() if of is Step})
 
     def of_round(self, rounds: Sequence[EpisodeBatch], k: int) -> Metrics:
-        """Return metrics of the episodes collected after k adaptations; of several batches the mean over episodes.
+        """Return metrics of the episodes collected after k adaptations, averaged over episodes of several batches.
 
         Raises:
             ConfigError: a function does not return values by name.
@@ -73,21 +69,18 @@ class Measures:
 
 
 def with_own(metrics: Metrics, own: Metrics) -> Metrics:
-    """Join a run's standard metrics with its custom ones; warn of custom metrics that are not finite.
+    """Join standard and custom metrics.
 
     Raises:
-        ConfigError: a custom metric would hide a standard one.
+        ConfigError: a custom metric has the name of a standard one.
     """
     if taken := sorted(metrics.keys() & own.keys()):
         raise ConfigError(f"metrics: found {', '.join(taken)}, which every run has; return it under another name")
-    for name, value in own.items():
-        if not math.isfinite(value):
-            _tell(name, str(value))
     return metrics | own
 
 
 def _find(name: str) -> tuple[type, Callable[[Any], Numbers]]:
-    """Return a function by name, and the kind of its argument."""
+    """Return a function by name, and its argument's type."""
     try:
         function = load(METRICS.path(name))
         if not inspect.isfunction(function):
@@ -114,17 +107,10 @@ def _checked(source: str, numbers: object) -> dict[str, float]:
         ) from problem
 
 
-@functools.cache  # once, not in every iteration
-def _tell(name: str, value: str) -> None:
-    # Metrics decide nothing, so training continues.
-    log.warning("metrics: %s is %s, and stored so; required a finite number", name, value)
-
-
 def fact_means(facts: Mapping[str, Array]) -> Metrics:
-    """Return the means over episodes of facts of whole episodes, name -> [...] bool or float32.
+    """Return means over episodes of per-episode facts, name -> [...] bool or float32.
 
-    A flag gives `NAME_rate`, the share of episodes; a number gives `average_NAME`, without NaN values, and NaN if all
-    are. So `success_rate` is the share of episodes with success in any step.
+    A flag gives `NAME_rate`, the share of episodes where it is set; a number gives `average_NAME`, ignoring NaN.
     """
     means: Metrics = {}
     for name, values in facts.items():
@@ -139,8 +125,8 @@ def step_metrics(step: Step) -> Metrics:
     """Return averages over all episodes of all tasks of rollout batch k, each name prefixed with `step_k.`.
 
     Returns are undiscounted unless the name says so. `explained_variance` is the mean over tasks, since the baseline is
-    fitted to each task. `policy_std` and `entropy` (nats, joint over actions) describe the policy that acted; a
-    categorical one has no `policy_std`, a custom one has neither.
+    fitted to each task. `policy_std` and `entropy` (nats, joint over actions) describe the policy that acted;
+    categorical policies have no `policy_std`, custom ones neither.
     """
     episodes, samples, behavior = step.episodes, step.samples, step.episodes.behavior
     of_policy: Metrics = {}
@@ -162,7 +148,7 @@ def step_metrics(step: Step) -> Metrics:
 
 
 def episode_metrics(rounds: Sequence[EpisodeBatch], k: int) -> Metrics:
-    """Return averages over all episodes of rollout batch k, each name prefixed with `step_k.`; undiscounted returns.
+    """Return averages over all episodes of rollout batch k, prefixed with `step_k.`. Returns are undiscounted.
 
     Includes the facts that the environment reports: `success_rate`, `average_distance`.
     """
@@ -194,13 +180,13 @@ def explained_variance(values: Array, returns: Array, mask: Array) -> float:
 def names_of_metrics(
     measures: Measures, sizes: Spaces, facts: Mapping[str, bool], *, processed: bool
 ) -> frozenset[str] | None:
-    """Return the names under which a run will store metrics of its rollout batches, found on made-up episodes.
+    """Return the names of a run's metrics of rollout batches, found with made-up episodes.
 
     Returns:
-        The names without `step_k.`; None where a measure failed, as it may without real episodes.
+        The names without `step_k.`; None if a function failed, as it may on made-up episodes.
 
     Raises:
-        ConfigError: a measure would hide a metric that the run always has, or does not return values by name.
+        ConfigError: a function uses the name of a standard metric, or does not return values by name.
     """
     step = _made_up(sizes, facts)
     with np.errstate(all="ignore"):
@@ -240,5 +226,5 @@ def _made_up(sizes: Spaces, facts: Mapping[str, bool]) -> Step:
 
 
 def _real(episodes: EpisodeBatch) -> Array | EllipsisType:
-    """Index of the real episodes; all at once where there are no others, which sums in another order."""
+    """Return an index of the real episodes; an ellipsis if all are real, which keeps the order of sums."""
     return ... if episodes.real.all() else episodes.real

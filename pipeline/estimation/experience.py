@@ -1,4 +1,4 @@
-"""An iteration's steps as an actor-critic learns from them: rows of real steps, ends credited with values."""
+"""Experience of actor-critics: rows of real steps, with values credited at truncated ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from metaloom.pipeline.types import Array, EpisodeBatch, Params
 
 @dataclass(frozen=True)
 class Rows:
-    """Steps that a policy and its critic learn from.
+    """Environment steps for training a policy and its critic.
 
     Attributes:
         observations: [n, O].
@@ -33,7 +33,7 @@ class Rows:
     targets: Array
 
     def __getitem__(self, which: Array | slice) -> Rows:
-        """Return some of the rows, or all in another order."""
+        """Select or reorder rows."""
         return Rows(*(getattr(self, name)[which] for name in self.__dataclass_fields__))
 
     def __len__(self) -> int:
@@ -42,7 +42,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class CriticEstimate:
-    """Estimates that a critic makes of some episodes.
+    """A critic's estimates for some episodes.
 
     Attributes:
         values: [b, E, T] float64, zero on padding.
@@ -56,14 +56,14 @@ class CriticEstimate:
 
 
 class Experience:
-    """Episodes that one policy and its critic learn from.
+    """Episodes for training one policy and its critic.
 
-    If the step limit cut an episode, its last step is credited with the value of the state that was reached. If the
-    task ended the episode, nothing is credited.
+    If the step limit ended an episode, its last step is credited with the value of the final state. If the task ended
+    it, nothing is credited.
 
     Attributes:
-        mask: [b, E, T] bool, where a step is real.
-        observations: [N, O], of all real steps, in the order task, episode, step.
+        mask: [b, E, T] bool, True for real steps.
+        observations: [N, O], all real steps in the order task, episode, step.
         actions: [N, A] or [N].
         behavior: name -> [N, ...]; parameters that do not change by step are repeated from [b, ...].
     """
@@ -94,7 +94,7 @@ class Experience:
         gae_lambda: float,
         target: Literal["td_lambda", "empirical"],
     ) -> CriticEstimate:
-        """Return the values, advantages and targets by a critic, [n, O] -> [n]."""
+        """Estimate values, advantages and targets with a critic, a function from [n, O] to [n]."""
         values, next_values, rewards = np.zeros(self.mask.shape), np.zeros(self.mask.shape), self._rewards * self.mask
         values[self.mask] = critic(self.observations)
         next_values[..., :-1] = values[..., 1:]

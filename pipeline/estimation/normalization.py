@@ -1,7 +1,6 @@
-"""Running normalization of observations and rewards: statistics of all steps so far, kept in the learner.
+"""Running normalization of observations and rewards, with statistics stored in the learner.
 
-Statistics stay as they are during an iteration: the episodes of all inner steps, adaptation and update see the same
-ones. The update merges them with the iteration's episodes.
+Statistics are constant during an iteration; the update then adds the iteration's episodes.
 """
 
 from __future__ import annotations
@@ -43,20 +42,20 @@ class RunningStatistics:
 
     @classmethod
     def initial(cls, shape: tuple[int, ...]) -> RunningStatistics:
-        """Return mean 0 and variance 1, with a count that the first rows outweigh."""
+        """Return mean 0 and variance 1, with a negligible count."""
         return cls(np.zeros(shape), np.ones(shape), np.array(INITIAL_COUNT))
 
     @classmethod
     def of(cls, learner: LearnerState, prefix: str) -> RunningStatistics:
-        """Return the statistics with a prefix that a learner keeps."""
+        """Return a learner's statistics with this prefix."""
         return cls(*(learner.extra[f"{prefix}.{name}"] for name in ("mean", "variance", "count")))
 
     def stored(self, prefix: str) -> Params:
-        """Return the statistics as arrays of a learner."""
+        """Return the statistics as learner arrays."""
         return {f"{prefix}.{name}": value for name, value in vars(self).items()}
 
     def merged(self, rows: Array) -> RunningStatistics:
-        """Return the statistics of the rows so far and of some more [n, ...] (Chan et al. 1979)."""
+        """Return the statistics with rows [n, ...] added (Chan et al. 1979)."""
         values = rows.astype(np.float64)
         count = self.count + len(values)
         gap = values.mean(axis=0) - self.mean
@@ -66,12 +65,12 @@ class RunningStatistics:
 
     @property
     def std(self) -> Array:
-        """Divisor of the normalization, float32."""
+        """Standard deviation for dividing, float32."""
         return np.asarray(np.sqrt(self.variance + EPSILON), np.float32)
 
 
 def merged_observations(statistics: RunningStatistics, rounds: Iterable[EpisodeBatch]) -> RunningStatistics:
-    """Merge all observations of some episodes, with the one after the last step."""
+    """Add all observations of some episodes, including final ones."""
     for episodes in rounds:
         for observations, real in zip(episodes.observations, _observed(episodes), strict=True):
             statistics = statistics.merged(observations[real])
@@ -79,7 +78,7 @@ def merged_observations(statistics: RunningStatistics, rounds: Iterable[EpisodeB
 
 
 def merged_returns(statistics: RunningStatistics, rounds: Iterable[EpisodeBatch], discount: float) -> RunningStatistics:
-    """Merge the discounted sum of the rewards up to each step, R_t = γ R_{t-1} + r_t, which starts with its episode."""
+    """Add the discounted sums of rewards up to each step, R_t = γ R_{t-1} + r_t, of some episodes."""
     for episodes in rounds:
         for rewards, mask in zip(episodes.rewards, episodes.mask, strict=True):
             backwards = discounted_returns(np.flip(rewards * mask, -1), discount)
@@ -89,7 +88,7 @@ def merged_returns(statistics: RunningStatistics, rounds: Iterable[EpisodeBatch]
 
 @dataclass(frozen=True)
 class Normalization:
-    """Normalization of an iteration, for B tasks. A quantity without normalization is None.
+    """Normalization of an iteration, for B tasks. Quantities that are not normalized are None.
 
     Attributes:
         mean: [B, O] float32, subtracted from observations.
@@ -103,7 +102,7 @@ class Normalization:
 
     @classmethod
     def of_params(cls, params: Mapping[str, Array]) -> Normalization | None:
-        """Return the normalization that parameters of tasks hold; None if they hold none."""
+        """Return the normalization in task parameters; None if there is none."""
         found = [params.get(name) for name in (MEAN, STD, REWARD_STD)]
         return None if all(value is None for value in found) else cls(*found)
 
@@ -132,7 +131,7 @@ class Normalization:
 
 
 def without_normalization(params: Mapping[str, Array]) -> Params:
-    """Return arrays by name without the arrays of the normalization."""
+    """Return the arrays without those of the normalization."""
     return {name: value for name, value in params.items() if not name.startswith(PREFIX)}
 
 

@@ -1,4 +1,4 @@
-"""From rewards to samples: advantages, and for DiCE adjusted rewards."""
+"""Processing of rewards: returns, advantages and, for DiCE, adjusted rewards."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,13 +21,13 @@ def process_samples(
 ) -> Samples:
     """Compute returns, baseline values and advantages of every step, and adjusted rewards for DiCE; zero on padding.
 
-    A baseline is fitted to each task's returns and predicts the same episodes. Nothing follows an episode's last step,
-    whether the task or the step limit ended it: the objective is to do well within the limit.
+    A baseline is fitted to each task's returns and predicts the same episodes. The value after an episode's last step
+    is 0 even if the step limit ended it: the objective is the return within the limit.
 
     Args:
         episodes: One rollout batch.
-        baseline: Predicts returns; with processing for DiCE it predicts the discounted rewards instead, and the
-            configured `return_baseline` predicts returns.
+        baseline: Baseline of returns; for DiCE, of discounted rewards, with returns predicted by the configured
+            `return_baseline`.
         processing: Discount, λ, normalization.
         seed: Seed of the baselines' random draws; one per rollout batch.
         parallel: Map over tasks; the result does not depend on it, nor on other tasks unless a baseline is shared.
@@ -47,7 +47,7 @@ def process_samples(
     discounted = discounted_rewards(episodes.rewards * samples.mask, processing.discount)
     predicted = _fit_predict(baseline, episodes, discounted, seed, parallel)
     adjusted = _by_task(task_adjusted_rewards, (discounted, predicted, samples.mask), processing, parallel)
-    # With statistics over padding, padding is not zero; losses mask it in any case.
+    # With statistics over padding, padding is not zero; losses mask it anyway.
     return replace(samples, advantages=samples.advantages * samples.mask, adjusted_rewards=adjusted * samples.mask)
 
 
@@ -59,9 +59,9 @@ def baseline_parameters(
     seed: int = 0,
     parallel: ParallelMap = map,
 ) -> dict[str, Params]:
-    """Return the parameters [B, ...] that `process_samples` fits to the same episodes: `baseline`, `return_baseline`.
+    """Return the parameters [B, ...] of `baseline` and `return_baseline` that `process_samples` fits.
 
-    They are not stored, because the same episodes and seed give them again.
+    They are not stored, because they follow from the episodes and the seed.
     """
     rewards = episodes.rewards * episodes.mask
     fits = {"baseline": (_of_returns(baseline, processing), discounted_returns(rewards, processing.discount))}
@@ -102,7 +102,7 @@ def _of_returns(baseline: Baseline, processing: ProcessingConfig) -> Baseline:
 
 
 def _seen(episodes: EpisodeBatch) -> Array:
-    """Return the observations before each step in float32, since small integers overflow silently."""
+    """Return the observations before each step as float32, since small integers overflow silently."""
     return episodes.observations[:, :, :-1].astype(np.float32, copy=False)
 
 

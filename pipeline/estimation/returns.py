@@ -1,6 +1,6 @@
 """Estimators of returns and advantages, in float64 along the last axis.
 
-Padding must be zero in every input; it then is zero in every result.
+Padding must be zero in every input and is zero in every result.
 """
 
 from typing import Literal
@@ -12,7 +12,7 @@ from metaloom.pipeline.types import Array
 EPSILON = 1e-8
 
 Scale = Literal["std", "variance"]
-"""Divisor of values that are normalized."""
+"""Divisor of normalized values."""
 
 
 def discounted_returns(rewards: Array, discount: float) -> Array:
@@ -24,15 +24,15 @@ def discounted_returns(rewards: Array, discount: float) -> Array:
 
 
 def gae(rewards: Array, values: Array, next_values: Array, discount: float, gae_lambda: float) -> Array:
-    """Return the generalized advantage estimates, also of episodes that end in the middle of the axis.
+    """Return generalized advantage estimates; episodes may end before the end of the axis.
 
     Schulman et al. 2016, arXiv:1506.02438, eq. 16.
 
     Args:
         rewards: [..., T].
-        values: [..., T], of the states in which the steps begin.
-        next_values: [..., T], of the states in which they end; at an episode's last step the value credited to its end,
-            0 where the task ended it.
+        values: [..., T], values of the states before the steps.
+        next_values: [..., T], values of the states after the steps; at an episode's last step, the value credited to
+            its end, 0 if the task ended it.
         discount: γ.
         gae_lambda: λ; 1 gives returns minus values, 0 the one-step errors.
 

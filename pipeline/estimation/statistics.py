@@ -1,4 +1,4 @@
-"""Statistics of evaluations over tasks: robust averages, returns by class, and success as Meta-World counts it."""
+"""Statistics of evaluations: robust averages, returns by class, and Meta-World's success rate."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,11 +14,11 @@ CONFIDENCE = 0.95
 _DRAWS_AT_ONCE = 2**22
 
 Statistic = Callable[[Array], Array]
-"""From [..., n] to [...]."""
+"""Function from [..., n] to [...]."""
 
 
 class Interval(NamedTuple):
-    """An estimate with the ends of its confidence interval; NaN where there is none."""
+    """An estimate with its confidence interval, whose ends are NaN if undefined."""
 
     estimate: float
     low: float
@@ -28,8 +28,8 @@ class Interval(NamedTuple):
 def interquartile_mean(values: Array) -> Array:
     """Return the mean of the middle half of the values, along the last axis.
 
-    Agarwal et al. 2021, arXiv:2108.13264. Where a quartile falls into a value, that value counts in part, so that no
-    number of values makes a jump; of one or two values it is the mean.
+    Agarwal et al. 2021, arXiv:2108.13264. Values at the quartiles count in part. For one or two values this is the
+    mean.
     """
     n = values.shape[-1]
     # Value i of the sorted n takes up [i, i+1); the middle half is [n/4, 3n/4).
@@ -48,11 +48,10 @@ def bootstrap(
 ) -> Interval:
     """Return a statistic of the tasks' mean returns, with its percentile bootstrap interval.
 
-    The drawn objects are resampled: the tasks, and for each of them its episodes. A single episode gives no estimate
-    of how others would differ from it: the ends are NaN.
+    Resamples tasks and, within each, episodes. With a single episode per task, the ends are NaN.
 
     Args:
-        returns: [B, M], of M episodes of each of B tasks.
+        returns: [B, M], returns of M episodes for each of B tasks.
         statistic: Statistic of the tasks' means.
         rng: Generator of the resamples.
         resamples: Number of resamples.
@@ -77,7 +76,7 @@ BALANCED = "balanced"
 
 
 class ClassEstimate(NamedTuple):
-    """A mean with its standard error; NaN where there is none."""
+    """A mean with its standard error; NaN if undefined."""
 
     mean: float
     standard_error: float
@@ -100,7 +99,7 @@ class ClassReturns:
 
     @property
     def balanced(self) -> ClassEstimate:
-        """The mean (1/C) Σ m_c of the classes' means, whatever was drawn, and its standard error (1/C) √(Σ se_c²)."""
+        """Class-balanced mean (1/C) Σ m_c with its standard error (1/C) √(Σ se_c²)."""
         means, errors = zip(*self.estimates, strict=True)
         count = len(self.names)
         return ClassEstimate(sum(means) / count, math.sqrt(sum(error**2 for error in errors)) / count)
@@ -126,28 +125,27 @@ def class_returns(task_returns: Array, classes: Array, names: Sequence[str]) -> 
 
 
 COUNTED_EPISODES = 3
-"""Number of episodes of a class that count, in one group of environments."""
+"""Number of episodes of a class that count in one group of environments."""
 
 ENVIRONMENTS = 20
-"""Side by side in all, the package's default: each class has its share of them."""
+"""Number of parallel environments, the package's default, divided among the classes."""
 
 UNTIL_SUCCESS = "steps_until_success"
-"""Fact of an episode: its length, had success ended it."""
+"""Fact of an episode: its length if success ended it."""
 
 
 def first_to_finish(lengths: Array, success: Array) -> float:
-    """Return the share of successes among the COUNTED_EPISODES episodes of a class that are over first.
+    """Return the share of successes among the first COUNTED_EPISODES episodes of a class to finish.
 
-    `metaworld.evaluation.evaluation` (version 3.1.1) runs a few environments of a class side by side, resets each
-    when its episode is over, lets success end an episode, and stops when three episodes of the class are over. An
-    episode without success lasts to the step limit, so successful ones are over first and count, however rare they
-    are. Use it to compare with published tables; the share of all test episodes measures the policy.
+    `metaworld.evaluation.evaluation` (version 3.1.1) runs a few environments of a class in parallel, ends episodes at
+    success, and stops after three finished episodes of the class. Episodes without success last until the step limit,
+    so successful ones finish first and are overrepresented. Use this to compare with published tables; the share over
+    all test episodes measures the policy.
 
-    Episodes of an environment follow each other without a break; of episodes that are over in the same step, the
-    environments' order decides.
+    Episodes of an environment follow each other immediately. Ties are broken by the order of environments.
 
     Args:
-        lengths: [n, M] of n environments' episodes, in steps, if success ends them.
+        lengths: [n, M], lengths in steps of n environments' episodes, ended by success.
         success: [n, M] bool.
 
     Raises:
@@ -164,17 +162,17 @@ def first_to_finish(lengths: Array, success: Array) -> float:
 def official_rates(lengths: Array, success: Array, of: Array, among: Sequence[int]) -> list[float]:
     """Return the official success rate of each class: the mean over groups of `first_to_finish`.
 
-    The tasks of a class, in their order, form groups of ENVIRONMENTS // classes tasks, as in the package; remaining
-    tasks that do not fill a group take part in none. With fewer side by side the rate would be another.
+    The tasks of a class form groups of ENVIRONMENTS // classes tasks in order, as in the package. Tasks that do not
+    fill a group are dropped, since the rate depends on the size of groups.
 
     Args:
-        lengths: [B, M], of test episodes, in steps, if success ends them.
+        lengths: [B, M], lengths in steps of test episodes, ended by success.
         success: [B, M] bool.
         of: [B], the class of every task.
         among: Indices of the classes.
 
     Returns:
-        One for each of `among`; NaN for a class without a full group.
+        One rate per class in `among`; NaN for classes without a full group.
     """
     size = max(1, ENVIRONMENTS // len(among))
     rates: list[float] = []

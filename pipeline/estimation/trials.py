@@ -13,22 +13,21 @@ from metaloom.pipeline.types import Array, EpisodeBatch
 class Trials:
     """An iteration's N = B·M trials of n episodes each, as sequences of their real steps, padded at the end to L.
 
-    Of the E = n·M episodes of a task, the first M are the first ones of its trials, and so on; trial m of task b is
+    Of a task's E = n·M episodes, the first M are the first episodes of its trials, and so on. Trial m of task b is
     sequence b·M + m.
 
     Attributes:
-        mask: [N, L] bool, where a step is real.
-        inputs: [N, L, O + A + 2], inputs of a policy with a memory: the observation; and of the step before the action
-            (one-hot where actions are discrete), the reward, and whether an episode ended with it, all zero for the
-            first step of a trial.
+        mask: [N, L] bool, True for real steps.
+        inputs: [N, L, O + A + 2], inputs of a policy with a memory: the observation, and the previous step's action
+            (one-hot if discrete), reward and end of episode, which are zero in the first step of a trial.
         actions: [N, L, A] float32 or [N, L] int64.
-        taken: [N, L, A], the same in float32, one-hot where actions are discrete.
+        taken: [N, L, A], actions as float32, one-hot if discrete.
         rewards: [N, L], zero on padding.
         behavior: name -> [N, L, ...], parameters of the acting distribution.
     """
 
     def __init__(self, episodes: EpisodeBatch, episodes_per_trial: int, num_actions: int) -> None:
-        """Arrange episodes as trials; `num_actions` is 0 where actions are continuous."""
+        """Arrange episodes as trials; `num_actions` is 0 for continuous actions."""
         self._shape, self._n = episodes.rewards.shape, episodes_per_trial
         mask = self._joined(episodes.mask != 0)
         self._order: Array | None = None
@@ -60,17 +59,17 @@ class Trials:
 
     @cached_property
     def next_observations(self) -> Array:
-        """Next observations, [N, L, O]; after an episode's last step, not the first of the next episode."""
+        """Next observations, [N, L, O]; at an episode's last step, its final observation."""
         return self.along(self._episodes.observations[:, :, 1:]).astype(np.float32, copy=False)
 
     @property
     def num_bytes(self) -> int:
-        """Memory that they take, with the episodes that they were."""
+        """Memory of the trials and their episodes in bytes."""
         values = [*vars(self).values(), *vars(self._episodes).values(), *self.behavior.values()]
         return sum(value.nbytes for value in values if isinstance(value, np.ndarray))
 
     def along(self, values: Array) -> Array:
-        """Arrange [B, E, T, ...] in the order of the trials, [N, L, ...]; values on padding are kept."""
+        """Arrange [B, E, T, ...] as trials, [N, L, ...]; values on padding are kept."""
         joined = self._joined(values)
         if self._order is None:
             return joined
@@ -93,13 +92,13 @@ class Trials:
 
     @property
     def cut(self) -> Array:
-        """Mask [N] bool, True where a step limit ended a trial's last episode."""
+        """Mask [N] bool, True if the step limit ended the trial's last episode."""
         B, E, _ = self._shape
         return self._episodes.truncated.reshape(B, self._n, E // self._n)[:, -1].reshape(-1)
 
     @property
     def inputs_to_end(self) -> Array:
-        """`inputs` [N, L+1, O + A + 2] with the input after a trial's last step, as if its episode continued."""
+        """`inputs` extended by the input after the last step, as if the episode continued: [N, L+1, O + A + 2]."""
         trials, last = np.arange(len(self)), self.lengths - 1
         inputs = np.concatenate([self.inputs, np.zeros_like(self.inputs[:, :1])], axis=1)
         end = np.zeros_like(self.rewards[trials, last, None])
@@ -108,10 +107,10 @@ class Trials:
         return inputs
 
     def position(self, max_episode_steps: int, discount: float) -> Array:
-        """Return how far a trial has come at every step, [N, L, n+2] float32.
+        """Return the position in the trial at every step, [N, L, n+2] float32.
 
-        Consists of the index of its episode among n (one-hot), the fraction of the episode's T steps already taken, and
-        the discounted number of steps left, Σ γ^k over them, as a fraction of the sum over a whole trial of n·T steps.
+        Consists of the episode's index among n (one-hot), the fraction of its T steps taken, and the discounted number
+        of remaining steps, Σ γ^k, as a fraction of that of a whole trial of n·T steps.
         """
         _, E, T = self._shape
         step = self.along(np.broadcast_to(np.arange(T), self._shape))
@@ -123,13 +122,13 @@ class Trials:
         return np.concatenate([place, (step / max_episode_steps)[..., None], share[..., None]], -1, dtype=np.float32)
 
     def advantages(self, values: Array, discount: float, gae_lambda: float, behind: Array | None = None) -> Array:
-        """Return advantages [N, L] float64 by values [N, L] of the steps' beginnings, zero on padding.
+        """Return advantages [N, L] float64 from values [N, L], zero on padding.
 
-        They run through the ends of episodes, after which the next one follows, and stop at the trial's end, after
-        which nothing does: the objective is the discounted return of the trial (Duan et al. 2016, section 2.2).
+        They continue across episodes and stop at the end of the trial: the objective is the discounted return of the
+        trial (Duan et al. 2016, section 2.2).
 
         Args:
-            values: Values at the steps' beginnings.
+            values: Values of the states before the steps.
             discount: γ.
             gae_lambda: λ.
             behind: [N], value credited after each trial's end; None for nothing.
@@ -142,7 +141,7 @@ class Trials:
         return gae(self.rewards, values, next_values, discount, gae_lambda)
 
     def _joined(self, values: Array) -> Array:
-        """Reshape [B, E, T, ...] to [N, n·T, ...]: a trial's episodes one after the other."""
+        """Reshape [B, E, T, ...] to [N, n·T, ...], with a trial's episodes in sequence."""
         (B, E, T), n = self._shape, self._n
         split = values.reshape(B, n, E // n, T, *values.shape[3:])
         return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(B * (E // n), n * T, *values.shape[3:])

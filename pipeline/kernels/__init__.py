@@ -1,1 +1,1 @@
-"""Fused updates of plain multilayer perceptrons on the CPU, from hand-written derivatives."""
+"""Fused updates of plain multilayer perceptrons on the CPU, with hand-written derivatives."""

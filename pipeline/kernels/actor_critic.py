@@ -1,7 +1,7 @@
 """Gradient steps of a tanh or ReLU policy and its critic in NumPy, from hand-written derivatives.
 
-The definition is `algorithms/actor_critic/gradient_steps.py`; tests compare with it. It runs in the precision of the
-given parameters.
+The definition is `algorithms/actor_critic/gradient_steps.py`; tests compare with it. Computes in the precision of the
+parameters.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LOG_STD = "log_std"
 
 
 class GaussianHead:
-    """Outputs are means; the standard deviations are parameters."""
+    """Gaussian policy: outputs are means, and standard deviations are parameters."""
 
     def __init__(self, log_std: Array, log_std_gradient: Array, min_std: float, *, learn_std: bool) -> None:
         self._log_std, self._gradient = log_std, log_std_gradient
@@ -44,16 +44,16 @@ class GaussianHead:
         return _gaussian_log_prob(self._z, log_std)
 
     def backward(self, weights: Array, entropy_coeff: float) -> Array:
-        """Return the derivatives of Σ weights · log_prob - entropy_coeff · mean entropy in the means, [n, A].
+        """Return the derivatives of Σ weights · log_prob - entropy_coeff · mean entropy by the means, [n, A].
 
-        Writes the derivatives with respect to the standard deviations where their gradient is kept.
+        Also writes the gradient of the standard deviations.
         """
         if self._learn_std:
             pull = np.square(self._z)
             pull -= 1
             np.matmul(weights, pull, out=self._gradient)
             self._gradient -= entropy_coeff
-            # Below the floor the standard deviation is the floor's, whatever the parameter.
+            # Below the floor, the standard deviation does not depend on the parameter.
             self._gradient *= self._log_std >= self._floor
         return weights[:, None] * self._z * self._inverse_std
 
@@ -74,7 +74,7 @@ class GaussianHead:
 
 
 class CategoricalHead:
-    """Outputs are logits, one per action."""
+    """Categorical policy: outputs are logits, one per action."""
 
     def __init__(self) -> None:
         self._log_probs: Array = np.empty((0, 0), np.float32)
@@ -86,7 +86,7 @@ class CategoricalHead:
         return self._log_probs[np.arange(len(actions)), actions]
 
     def backward(self, weights: Array, entropy_coeff: float) -> Array:
-        """Return the derivatives of Σ weights · log_prob - entropy_coeff · mean entropy in the logits, [n, out]."""
+        """Return the derivatives of Σ weights · log_prob - entropy_coeff · mean entropy by the logits, [n, out]."""
         log_probs, n = self._log_probs, len(self._actions)
         probs = np.exp(log_probs)
         gradient: Array = -weights[:, None] * probs
@@ -97,7 +97,7 @@ class CategoricalHead:
         return gradient
 
     def old_log_prob(self, behavior: Mapping[str, Array], actions: Array) -> Array:
-        """Return the log-probabilities of actions under the policy that acted, as they were recorded, [n]."""
+        """Return the recorded log-probabilities of actions under the policy that acted, [n]."""
         return behavior["log_probs"][np.arange(len(actions)), actions]
 
     def entropy(self, outputs: Array) -> float:
@@ -134,8 +134,8 @@ def value_slopes(values: Array, old_values: Array, targets: Array, clip_eps: flo
     if clip_eps is not None:
         change = values - old_values
         clipped = old_values + np.clip(change, -clip_eps, clip_eps) - targets
-        # Within the range the two errors are equal, and rounding must not decide between them. Where the clipped
-        # one is larger, the value is out of range and moving it changes nothing.
+        # Within the range both errors are equal, and rounding must not decide between them. If the clipped one is
+        # larger, the value is out of range and has no gradient.
         uses_plain = (np.abs(change) <= clip_eps) | (np.square(errors) >= np.square(clipped))
         errors = np.where(uses_plain, errors, errors.dtype.type(0))
     return errors / len(errors)
@@ -155,7 +155,7 @@ class FusedSteps(ActorCriticSteps):
         min_std: float,
         learn_std: bool,
     ) -> None:
-        """Copy the arrays that the steps change; `prefix` is the prefix of the names in the policy's network."""
+        """Copy the arrays that the steps change; `prefix` begins the names of the policy network's parameters."""
         self.policy_params: FlatParams = FlatParams(state.params)
         self.critic_params: FlatParams = FlatParams(renamed(state.extra, f"{CRITIC}.", f"{CRITIC}."))
         names = state.params.items()

@@ -1,6 +1,6 @@
 """DQL's gradient steps for plain networks on the CPU, from hand-written derivatives.
 
-It computes what `DQLDefinition` in pipeline/algorithms/off_policy/dql.py does; the equations are there.
+Computes the same as `DQLDefinition` in pipeline/algorithms/off_policy/dql.py, which has the equations.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from metaloom.pipeline.types import Array, Metrics, Minibatch
 
 
 class DQLKernel(FusedGradientSteps[None]):
-    """Working copies of Q-function and target network during an iteration."""
+    """Working copies of the Q-function and target network during an iteration."""
 
     layout = LAYOUT
     _settings: DQL

@@ -1,8 +1,8 @@
-"""Products with the Gauss-Newton matrix of plain multilayer perceptrons on the CPU, from hand-written derivatives.
+"""Gauss-Newton products of plain multilayer perceptrons on the CPU, with hand-written derivatives.
 
-For Gaussian and categorical policies. See maml.trpo, whose gauss_newton_product is the definition. Everything that does
-not depend on the vector is computed once. Automatic differentiation computes it again for every product, and takes up
-to twice as long.
+For Gaussian and categorical policies. The definition is gauss_newton_product in maml.trpo. Everything that does not
+depend on the vector is computed once; automatic differentiation recomputes it for every product and takes up to twice
+as long.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,11 +24,11 @@ from metaloom.pipeline.types import Array, Params
 KnownPolicy = GaussianPolicy | CategoricalPolicy
 
 MAX_KEPT_BYTES = 1 << 30
-"""Bytes that all chunks together may keep between products. The others compute again: slower, the same bits."""
+"""Bytes that all chunks together may keep between products. Other chunks recompute: slower, with the same bits."""
 
 
 def fused_gauss_newton_product(at: MetaPoint) -> Product:
-    """Return G v; see gauss_newton_product."""
+    """Return v ↦ G v; see gauss_newton_product."""
     problem, params, names = at.problem, at.params, [*at.flat.params]
 
     def curvature(chunk: Chunk) -> ChunkCurvature:
@@ -53,10 +53,10 @@ def fused_gauss_newton_product(at: MetaPoint) -> Product:
 
 
 class ChunkCurvature:
-    """J_iᵀ F_i J_i of a chunk's tasks, with everything that does not depend on the vector computed once."""
+    """The matrices J_iᵀ F_i J_i of a chunk's tasks, with precomputed parts that do not depend on the vector."""
 
     def __init__(self, problem: MetaProblem, params: Mapping[str, Array], names: Sequence[str], chunk: Chunk) -> None:
-        # The rule that chose this kernel ensures it.
+        # Ensured by the choice of this kernel.
         policy, dtype = cast(KnownPolicy, problem.policy), chunk_dtype(chunk)
         self._names, self._num_tasks, self._inner_lr = names, len(chunk), problem.inner_lr
         self._hessians: list[InnerHessian] = []
@@ -65,7 +65,7 @@ class ChunkCurvature:
         self._dtype = dtype
         for rows in chunk.rounds[:-1]:
             hessian = InnerHessian(policy, current, rows, problem.inner_loss)
-            # First-order meta-gradients take J for the identity, and so must the metric that goes with them.
+            # First-order meta-gradients take J as the identity, so the metric must, too.
             if not problem.first_order:
                 self._hessians.append(hessian)
             current = self._step(current, hessian.gradients)
@@ -79,7 +79,7 @@ class ChunkCurvature:
 
     @staticmethod
     def num_bytes(policy: Policy, chunk: Chunk) -> int:
-        """Return the memory in bytes: arrays as wide as the hidden layers, four per inner step and two at the end."""
+        """Return the memory in bytes: arrays the width of hidden layers, four per inner step and two at the end."""
         arrays = [*(4 for _ in chunk.rounds[:-1]), 2]
         rows = (n * rows.weights.numel() for n, rows in zip(arrays, chunk.rounds, strict=True))
         return sum(rows) * sum(policy.network.spec.hidden_sizes) * chunk_dtype(chunk).itemsize
@@ -96,7 +96,7 @@ class ChunkCurvature:
         return {name: tangents[name].sum(0) for name in self._names}
 
     def _for_every_task(self, value: Array) -> Array:
-        # Copied, since products with broadcast views are slow.
+        # Copy, since products with broadcast views are slow.
         return np.repeat(value[None], self._num_tasks, axis=0)
 
     def _step(self, values: Params, gradients: Params) -> Params:
@@ -125,7 +125,7 @@ class InnerHessian:
     def product(self, tangents: Params) -> Params:
         """Return the Hessian times the tangents of every task."""
         pushed = self._network.push(tangents)
-        # The head is only as wide as the action, so automatic differentiation may do it, for any loss.
+        # The head is only as wide as the action, so automatic differentiation is cheap and works for any loss.
         directions = [torch.as_tensor(x) for x in (pushed[-1], *(tangents[name] for name in self._others))]
         outputs, *others = torch.autograd.grad(self._head_gradients, self._head, directions, retain_graph=True)
         rest = {name: value.numpy() for name, value in zip(self._others, others, strict=True)}
@@ -133,14 +133,14 @@ class InnerHessian:
 
 
 class GaussianFisher:
-    """The Fisher matrix of b tasks' Gaussian policies, mean over each task's rows."""
+    """The Fisher matrices of b tasks' Gaussian policies, averaged over each task's rows."""
 
     def __init__(self, policy: GaussianPolicy, params: Params, rows: TaskRows) -> None:
         self._network = _linearized(policy, params, rows)
         log_std = torch.as_tensor(params[LOG_STD]).requires_grad_()
         clamped = policy.head(torch.as_tensor(self._network.outputs), log_std).log_std
         (clamp_slope,) = torch.autograd.grad(clamped.sum(), log_std)
-        # Of a Gaussian: 1 / σ² for the mean, 2 for log σ.
+        # Fisher information of a Gaussian: 1 / σ² for the mean, 2 for log σ.
         self._mean_weight = (rows.weights.unsqueeze(-1) * (-2 * clamped.detach()).exp()).numpy()
         self._log_std_weight = (2 * rows.weights.sum(-1, keepdim=True) * clamp_slope.square()).numpy()
 
@@ -152,7 +152,7 @@ class GaussianFisher:
 
 
 class CategoricalFisher:
-    """The Fisher matrix of b tasks' categorical policies, mean over each task's rows."""
+    """The Fisher matrices of b tasks' categorical policies, averaged over each task's rows."""
 
     def __init__(self, policy: CategoricalPolicy, params: Params, rows: TaskRows) -> None:
         self._network = _linearized(policy, params, rows)
@@ -162,7 +162,7 @@ class CategoricalFisher:
     def product(self, tangents: Params) -> Params:
         """Return the Fisher matrix times the tangents of every task."""
         logits = self._network.push(tangents)[-1]
-        # In the logits it is diag(p) - p pᵀ.
+        # In terms of logits it is diag(p) - p pᵀ.
         logits -= (self._probs * logits).sum(-1, keepdims=True)
         logits *= self._probs * self._weights
         return self._network.pull(logits)

@@ -1,8 +1,8 @@
 """PEARL's gradient steps for plain relu networks on the CPU, from hand-written derivatives.
 
-A step's tasks are split into fixed parts, which threads compute at the same time. Parts are summed in a fixed order, so
-bits do not depend on the number of threads. Q(o, a', z) is evaluated once for both losses of the actor, only the lower
-Q-value of a row is followed back to its action, and first layers go back to z or the action alone.
+A step's tasks are split into fixed parts that threads compute in parallel. Parts are summed in a fixed order, so bits
+do not depend on the number of threads. Q(o, a', z) is evaluated once for both actor losses, only the lower Q-value is
+differentiated by the action, and first layers are differentiated only by z or the action.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from metaloom.pipeline.nn.networks import Network
 from metaloom.pipeline.types import Array, Metrics, Minibatch, Params, Transitions
 
 MAX_PARTS = 4
-"""Parts of equal size that a gradient step's tasks are dealt into. Fixed: the order of sums depends on it."""
+"""Maximum number of equal parts of a gradient step's tasks. Fixed, since the order of sums depends on it."""
 MIN_VARIANCE = 1e-7
 
 
@@ -48,12 +48,12 @@ class PosteriorArrays:
 class GaussianProduct:
     """q(z|c) ∝ ∏ N(z; μ_n, σ²_n), a factor from each transition. Rakelly et al. 2019, arXiv:1903.08254, eq. 2.
 
-    Of the encoder's 2Z outputs the first half are μ_n, and softplus of the second half, at least 1e-7, is σ²_n. The
-    product is the Gaussian with 1/σ² = Σ 1/σ²_n and μ = σ² Σ μ_n/σ²_n. The prior is N(0, I).
+    The first half of the encoder's 2Z outputs are μ_n; softplus of the second half, at least 1e-7, is σ²_n. The product
+    is the Gaussian with 1/σ² = Σ 1/σ²_n and μ = σ² Σ μ_n/σ²_n. The prior is N(0, I).
     """
 
     def infer(self, outputs: Array) -> PosteriorArrays:
-        """Infer the posterior from an encoder's outputs [K, C, 2Z]; later calls refer to it, until the next `infer`."""
+        """Infer the posterior from the encoder's outputs [K, C, 2Z]; the other methods refer to the last one."""
         self._means, self._raw = np.split(outputs, 2, axis=-1)
         self._variances = np.logaddexp(0, self._raw)
         self._precisions = 1 / np.maximum(self._variances, MIN_VARIANCE)
@@ -71,7 +71,7 @@ class GaussianProduct:
 
         Args:
             latent_errors: [K, Z], the gradient of the loss with respect to the sampled latent variables.
-            noise: [K, Z], which they were sampled with.
+            noise: [K, Z], noise with which they were sampled.
             kl_weight: Weight of the sum of all tasks' KL divergences.
         """
         mean, variance = self._posterior.mean, self._posterior.variance
@@ -87,7 +87,7 @@ class GaussianProduct:
 
 
 class Point:
-    """z is the mean of the encoder's Z outputs, without variance and without a prior."""
+    """A point estimate: z is the mean of the encoder's Z outputs, with no variance or prior."""
 
     def infer(self, outputs: Array) -> PosteriorArrays:
         self._shape = outputs.shape
@@ -102,14 +102,14 @@ class Point:
 
 
 def inference(use_information_bottleneck: bool) -> GaussianProduct | Point:
-    """Return a Gaussian over z with the bottleneck, a point without it."""
+    """Return the kind of posterior: Gaussian with the bottleneck, otherwise a point."""
     return GaussianProduct() if use_information_bottleneck else Point()
 
 
 class Part:
-    """Gradients on some of the K tasks of a minibatch, as their share of the whole minibatch's.
+    """Gradients on some of a minibatch's K tasks, as a share of the whole minibatch's gradients.
 
-    First `critic_gradients`, then `actor_gradients` with the Q-functions that learned from the first.
+    Call `critic_gradients`, update the Q-functions, then call `actor_gradients`.
 
     Attributes:
         params: Parameters of the trained networks, by name, with this part's gradient.
@@ -150,7 +150,7 @@ class Part:
         """Write the gradients of the encoder and the Q-functions, from the loss Σ mean (Q - y)² + kl_weight · Σ KL.
 
         Returns:
-            Sums over this part's rows, and of kl and latent_std over its tasks.
+            Metrics: sums over this part's rows, or its tasks for kl and latent_std.
         """
         assert minibatch.context is not None
         latent_noise = noise.latent[self._tasks].astype(self._dtype, copy=False)
@@ -176,7 +176,7 @@ class Part:
         }
 
     def actor_gradients(self, minibatch: Minibatch, noise: Noise) -> Metrics:
-        """Write the gradients of V and the policy; none flows to the latent variables of `critic_gradients`."""
+        """Write the gradients of V and the policy, with the latent variables of `critic_gradients` held fixed."""
         batch = minibatch.transitions
         outputs = self._policy.forward(self._rows(batch.observations), self._z)
         acting = TanhGaussianActions(outputs, self._rows(noise.actions))
@@ -227,12 +227,12 @@ class Part:
         return value, 2 * np.concatenate([by_mean + by_u, to_log_std], axis=1)
 
     def _rows(self, values: Array) -> Array:
-        """Return this part of values [K, N, ...], as rows [n, ...]."""
+        """Return this part of values [K, N, ...] as rows [n, ...]."""
         return values[self._tasks].reshape(-1, *values.shape[2:])
 
 
 def context_features(settings: PEARL, context: Transitions, tasks: slice) -> Sequence[Array]:
-    """Return the encoder's inputs from the context of some tasks as columns: [rows, ...] each."""
+    """Return the encoder's inputs for some tasks' context, as columns [rows, ...]."""
     features = [context.observations, context.actions, context.rewards[..., None]]
     if settings.use_next_obs_in_context:
         features.append(context.next_observations)
@@ -244,7 +244,7 @@ def _sum_of_squares(values: Array) -> float:
 
 
 class PEARLKernel(FusedGradientSteps[Noise]):
-    """Working copies of a learner's networks and optimizers while gradient steps change them."""
+    """Working copies of networks and optimizers during an iteration."""
 
     layout = LAYOUT
     epsilon: ClassVar[float | None] = ADAM_EPSILON
@@ -256,9 +256,9 @@ class PEARLKernel(FusedGradientSteps[Noise]):
         self._shape: tuple[int, ...] = ()
 
     def step(self, minibatch: Minibatch, noise: Noise) -> Metrics:
-        """Make one gradient step; returns means over its transitions, and of kl and latent_std over its tasks.
+        """Make one gradient step; return means over its transitions, or over its tasks for kl and latent_std.
 
-        The same as PEARLDefinition.step.
+        Equivalent to PEARLDefinition.step.
         """
         assert minibatch.context is not None
         shape = (*minibatch.transitions.rewards.shape, minibatch.context.rewards.shape[1])
@@ -296,7 +296,7 @@ class PEARLKernel(FusedGradientSteps[Noise]):
 
 
 def infer(settings: PEARL, encoder: Network, params: Params, context: Transitions) -> PosteriorArrays:
-    """Return the posterior of every task given its context [B, C], [B, Z], from the encoder's parameters."""
+    """Return every task's posterior, [B, Z], given its context [B, C]."""
     network = FlatNetwork.of(encoder.prefix, encoder.spec, FlatParams(params), fold_bias=True)
     posterior_of = inference(settings.use_information_bottleneck)
     posteriors: list[PosteriorArrays] = []

@@ -1,6 +1,6 @@
 """SAC's gradient steps for plain networks on the CPU, from hand-written derivatives.
 
-It computes what `SACDefinition` in pipeline/algorithms/off_policy/sac.py does; the equations are there.
+Computes the same as `SACDefinition` in pipeline/algorithms/off_policy/sac.py, which has the equations.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ _LOG_2 = math.log(2)
 
 
 class TanhGaussianActions:
-    """One action tanh(u) for each of n rows of a network's outputs, with u from a Gaussian.
+    """Actions tanh(u), with Gaussian u, for n rows of a network's outputs, and their reparameterized derivatives.
 
-    Haarnoja et al. 2018, arXiv:1801.01290, appendix C; with derivatives by reparameterization, in the precision of the
-    outputs.
+    Haarnoja et al. 2018, arXiv:1801.01290, appendix C. Computes in the precision of the outputs.
 
     Attributes:
         mean: [n, A] before the tanh.
         log_std: [n, A], clamped.
-        inside: [n, A] bool, where it did not have to be.
+        inside: [n, A] bool, False where log_std was clamped.
         deviation: [n, A], std * noise.
         u: [n, A], the actions before the tanh.
         actions: [n, A] in (-1, 1).
@@ -55,7 +54,7 @@ class TanhGaussianActions:
         self.deviation: Array = np.exp(self.log_std) * noise
         self.u: Array = (u := self.mean + self.deviation)
         self.actions: Array = np.tanh(u)
-        # Exact, unlike log(1 - a² + 1e-6) in the paper's code, which is off for |u| > 6.
+        # Exact, unlike log(1 - a² + 1e-6) in the paper's code, which is inaccurate for |u| > 6.
         log_slope = 2 * (_LOG_2 - u - np.logaddexp(np.float32(0), -2 * u))
         terms = -0.5 * np.square(noise) - self.log_std - log_slope
         self.log_prob: Array = terms.sum(axis=1) - outputs.dtype.type(A * _HALF_LOG_2PI)
@@ -64,7 +63,7 @@ class TanhGaussianActions:
         """Return the gradient of a loss with respect to the outputs, [n, 2A], with the noise held fixed.
 
         Args:
-            action_gradient: [n, A], of the loss with respect to the actions.
+            action_gradient: [n, A], gradient of the loss with respect to the actions.
             log_prob_gradient: [n, 1] or a scalar, gradient of the loss with respect to the log-densities.
         """
         to_mean = action_gradient * (1 - np.square(self.actions))
@@ -76,7 +75,7 @@ class TanhGaussianActions:
 
 
 class TwinQKernel(FlatParams):
-    """Two Q-functions, whose parameters are one vector. The smaller value counts.
+    """Two Q-functions with their parameters in one vector.
 
     Fujimoto et al. 2018, arXiv:1802.09477, section 4.2.
     """
@@ -88,16 +87,16 @@ class TwinQKernel(FlatParams):
         self._parallel = parallel
 
     def values(self, observations: Array, actions: Array) -> Array:
-        """Return values [2, n] of observations [n, O] and actions [n, A]; the next derivatives are about them."""
+        """Return values [2, n] of observations [n, O] and actions [n, A], to which later derivatives refer."""
         inputs = np.concatenate([observations, actions], axis=1)
         return np.stack(list(self._parallel(lambda network: network.forward(inputs)[:, 0], self._networks)))
 
     def backward(self, value_gradient: Array) -> None:
-        """Write the gradient with respect to the parameters of a loss from that to the values, [2, n]."""
+        """Write the parameter gradient of a loss, given its gradient with respect to the values, [2, n]."""
         list(self._parallel(lambda network, slopes: network.backward(slopes[:, None]), self._networks, value_gradient))
 
     def gradient_of_smaller(self, values: Array, columns: slice = ALL) -> Array:
-        """Return the gradient of every row's smaller value, as `values` gave it last, in its inputs, [n, columns]."""
+        """Return the gradient of every row's smaller value by its inputs, [n, columns]."""
         first = values[0] <= values[1]
         by_network = [np.nonzero(first)[0], np.nonzero(~first)[0]]
 
@@ -118,7 +117,7 @@ class SACKernel(FusedGradientSteps[Array]):
     _settings: SAC
 
     def copied(self, name: str, state: LearnerState) -> FlatParams:
-        """Return both Q-functions as one; see GradientSteps."""
+        """Copy a part, both Q-functions as one vector; see GradientSteps."""
         if name not in ("q", "targets"):
             return super().copied(name, state)
         return TwinQKernel(LAYOUT[name].of(state), self._networks[1].spec, parallel=self._parallel)

@@ -1,4 +1,4 @@
-"""Built-in cells: names, sizes, and the shapes of their parameters, which workers read without importing torch."""
+"""Built-in cells: names, sizes and parameter shapes. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from metaloom.pipeline.nn.spec import GRU, LINEAR_ATTENTION, LSTM, AttentionOpti
 from metaloom.pipeline.types import Shapes
 
 ATTENTION_STEPS = 256
-"""Length of the parts of a trial in which linear-attention learns by all pairs of steps."""
+"""Length of the blocks in which linear-attention computes all pairs of steps."""
 
 CELL, ENCODER = "cell", "encoder"
-"""Prefixes of the parameters of a cell and of the network in front of it."""
+"""Prefixes of the parameters of a cell and of its encoder."""
 
 
 @dataclass(frozen=True)
 class CellSpec:
-    """A network with a memory: one input and a state give features and the next state.
+    """A recurrent network: one input and a state give features and the next state.
 
     Attributes:
         name: Name: gru, lstm, linear-attention, another registered one, or module:Class of a torch.nn.Module.
-        input_size: Size of one input; with an encoder, of the encoder's output and the rest.
-        hidden_size: Features of a built-in one, and units of its layers.
+        input_size: Size of one input; with an encoder, of its output and the rest.
+        hidden_size: Number of features of a built-in cell, and units of its layers.
         options: Options of linear-attention, or keyword arguments of a module's class.
-        encoder: Network in front of it, which sees the observations; None where the cell sees them.
+        encoder: Network that encodes observations; None if the cell reads them directly.
     """
 
     name: str
@@ -49,7 +49,7 @@ class CellSpec:
     def state_size(self) -> int:
         """Size of a built-in cell's state.
 
-        An lstm's cell state follows its features; in linear-attention, the last input follows the memory.
+        In an lstm, the cell state follows the features; in linear-attention, the last input follows the memory.
         """
         if self.name == LINEAR_ATTENTION:
             return self.attention.key_size * self.attention.value_size + self.input_size
@@ -76,7 +76,7 @@ class BuiltInCell:
 
 
 def cell_shapes(spec: CellSpec) -> Shapes:
-    """Return the shapes of a built-in cell's parameters in order; a kernel is (in, out), gates side by side."""
+    """Return the shapes of a built-in cell's parameters in order; a kernel is (in, out), with gates concatenated."""
     if spec.name != LINEAR_ATTENTION:
         gates = {GRU: 3, LSTM: 4}[spec.name] * spec.hidden_size
         return {

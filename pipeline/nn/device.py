@@ -1,4 +1,4 @@
-"""Preparing a device to compute updates by deterministic algorithms."""
+"""Preparation of a device for deterministic updates."""
 
 import os
 
@@ -12,7 +12,7 @@ _IS_AVAILABLE = {"cpu": lambda: True, "cuda": torch.cuda.is_available, "mps": to
 
 
 def use_device(name: DeviceName) -> torch.device:
-    """Prepare to compute on a device, by deterministic algorithms only.
+    """Prepare a device and enforce deterministic algorithms.
 
     Raises:
         ConfigError: this machine or this build of torch lacks the device.
@@ -28,7 +28,7 @@ def use_device(name: DeviceName) -> torch.device:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if name != "cpu":
         torch.use_deterministic_algorithms(True)
-        # TF32 would reduce the factors of matrix products to 10 bits.
+        # TF32 would truncate the factors of matrix products to 10 bits.
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cudnn.benchmark = False
@@ -36,7 +36,7 @@ def use_device(name: DeviceName) -> torch.device:
 
 
 def device_facts(name: DeviceName) -> dict[str, str]:
-    """Return the facts that decide a device's bits besides torch's version: model, libraries; nothing on CPU."""
+    """Return what decides a device's bits besides torch's version: model and libraries; empty on CPU."""
     if name == "cuda":
         return {
             "model": torch.cuda.get_device_name(),
@@ -48,9 +48,9 @@ def device_facts(name: DeviceName) -> dict[str, str]:
 
 
 def arithmetic_facts() -> dict[str, str]:
-    """Return which machine code computes in this process: a different one has different rounding errors.
+    """Return the machine code used in this process; other code rounds differently.
 
-    It is chosen by processor, but also by OPENBLAS_CORETYPE, ATEN_CPU_CAPABILITY and NPY_DISABLE_CPU_FEATURES; see
+    It is selected by the processor, and by OPENBLAS_CORETYPE, ATEN_CPU_CAPABILITY and NPY_DISABLE_CPU_FEATURES; see
     `metaloom.pipeline.arithmetic.variables_for`.
     """
     return {**code_facts(), "torch": torch.backends.cpu.get_cpu_capability()}

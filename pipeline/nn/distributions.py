@@ -28,11 +28,11 @@ class Distribution(Protocol):
         ...
 
     def entropy(self) -> Tensor:
-        """Return the entropy in nats, [...] or what broadcasts to it."""
+        """Return the entropy in nats, broadcastable to [...]."""
         ...
 
     def detach(self: Self) -> Self:
-        """Return these distributions as constants of a graph."""
+        """Return these distributions detached from the graph."""
         ...
 
 
@@ -68,7 +68,7 @@ class DiagGaussian(NamedTuple):
         return (self.log_std + 0.5 * (LOG_2PI + 1)).sum(-1)
 
     def detach(self) -> DiagGaussian:
-        """Return these Gaussians as constants of a graph."""
+        """Return these Gaussians detached from the graph."""
         return DiagGaussian(self.mean.detach(), self.log_std.detach())
 
 
@@ -83,7 +83,7 @@ class Categorical(NamedTuple):
 
     @classmethod
     def of_logits(cls, logits: Tensor) -> Categorical:
-        """Return the distributions of logits [..., n], whatever their sum."""
+        """Return the distributions with logits [..., n]."""
         return cls(torch.log_softmax(logits, -1))
 
     def log_prob(self, actions: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ class Categorical(NamedTuple):
         return -(self.log_probs.exp() * self.log_probs).sum(-1)
 
     def detach(self) -> Categorical:
-        """Return these distributions as constants of a graph."""
+        """Return these distributions detached from the graph."""
         return Categorical(self.log_probs.detach())
 
 
@@ -109,20 +109,26 @@ def likelihood_ratio(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
 
 
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_eps: float) -> Tensor:
-    """Return min(r A, clip(r, 1 ± ε) A) of every action. Schulman et al. 2017, arXiv:1707.06347, eq. 7, no mean."""
+    """Return min(r A, clip(r, 1 ± ε) A) of every action.
+
+    Schulman et al. 2017, arXiv:1707.06347, eq. 7, without the mean.
+    """
     clipped = ratio.clamp(1 - clip_eps, 1 + clip_eps)
     return (ratio * advantages).minimum(clipped * advantages)
 
 
 @singledispatch
 def kl_from_itself(distribution: Distribution) -> Tensor:
-    """Return KL(distributions as constants ‖ themselves): [...]. Zero, without gradient; its Hessian is Fisher's."""
+    """Return KL(detached distributions ‖ themselves): [...].
+
+    Value and gradient are 0; the Hessian is the Fisher matrix.
+    """
     return distribution.detach().kl(distribution)
 
 
 @kl_from_itself.register
 def _(distribution: DiagGaussian) -> Tensor:
-    # Without the ε of DiagGaussian.kl, which is no longer small where σ² is not much larger.
+    # Without the ε of DiagGaussian.kl, which matters if σ² is small.
     mean, log_std = distribution
     squares = (mean - mean.detach()).square() * (-2 * log_std).exp()
     log_ratios = log_std.detach() - log_std

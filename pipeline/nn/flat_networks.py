@@ -1,7 +1,6 @@
-"""Parameters in one flat vector, and a network on views of it with its derivatives, without autograd.
+"""Parameters in one flat vector, and a network on views of it with hand-written derivatives.
 
-Two or three layers process a minibatch of 64 or 256 rows in less time than autograd takes to record them, so the few
-derivatives are written by hand.
+For two or three layers and a minibatch of 64 or 256 rows, autograd's overhead exceeds the computation.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ ALL = slice(None)
 
 
 class Layer(NamedTuple):
-    """A layer's kernel and bias, or their gradients; without a bias, the kernel's last row is the bias."""
+    """A layer's kernel and bias, or their gradients. If bias is None, the kernel's last row is the bias."""
 
     kernel: Array
     bias: Array | None
@@ -34,7 +33,7 @@ class FlatParams:
     """Parameters by name as views of one vector, their gradient likewise, and an optimizer of the vector.
 
     Attributes:
-        vector: [D], all parameters in the order of the mapping, in their own precision.
+        vector: [D], all parameters in the mapping's order and precision.
         gradient: [D].
     """
 
@@ -48,22 +47,22 @@ class FlatParams:
         self.gradients: Params = self.views(self.gradient)
 
     def with_own_gradient(self) -> FlatParams:
-        """Return the same parameters, not copies, with a separate gradient."""
+        """Return the same parameters, without a copy, with a separate gradient."""
         other = copy(self)
         other.gradient = np.zeros_like(self.vector)
         other.gradients = other.views(other.gradient)
         return other
 
     def pack(self, values: Mapping[str, Array]) -> Array:
-        """Return the values of all parameters as one vector [D] float64."""
+        """Pack values of all parameters into one vector [D] float64."""
         return np.concatenate([np.asarray(values[name], np.float64).ravel() for name in self.params])
 
     def views(self, vector: Array) -> Params:
-        """Return a vector [D] as values by name, which share its memory."""
+        """Return views of a vector [D] by parameter name."""
         return {name: vector[place].reshape(self._shapes[name]) for name, place in self._places.items()}
 
     def layer(self, name: str, *, fold_bias: bool) -> tuple[Layer, Layer]:
-        """Return a network's layer and its gradient."""
+        """Return a layer and its gradient."""
         kernel, bias = f"{name}.kernel", f"{name}.bias"
         if not fold_bias:
             return Layer(self.params[kernel], self.params[bias]), Layer(self.gradients[kernel], self.gradients[bias])
@@ -79,7 +78,7 @@ class FlatParams:
         return {name: value.copy() for name, value in self.params.items()}
 
     def clip_gradient(self, max_norm: float | None) -> float:
-        """Shorten the gradient to a norm; returns the norm it had."""
+        """Clip the gradient to a norm; return the norm before clipping."""
         norm = float(np.sqrt(np.dot(self.gradient, self.gradient)))
         if max_norm is not None and norm > max_norm:
             self.gradient *= max_norm / norm
@@ -102,9 +101,9 @@ class FlatParams:
 
 
 class FlatNetwork:
-    """A multilayer perceptron with a linear last layer, whose layers are named entries of some parameters.
+    """A multilayer perceptron with a linear last layer, on views of a FlatParams.
 
-    Outputs of hidden layers are kept in buffers that the next call overwrites; returned arrays belong to the caller.
+    The next call overwrites the outputs of hidden layers, but not returned arrays.
     """
 
     def __init__(
@@ -114,11 +113,11 @@ class FlatNetwork:
 
         Args:
             flat: Parameters with `layer.kernel` and `layer.bias` of every layer.
-            layers: Names, from the inputs to the outputs.
+            layers: Layer names, from input to output.
             activation: Activation after each hidden layer.
-            fold_bias: Append a column of ones to the inputs of every layer, so that one matrix product adds the bias
-                too and another gives both gradients: faster with a thousand rows, slower with a hundred. The last bits
-                differ. The bias must follow its kernel in `flat`, and a one must stay one: relu alone.
+            fold_bias: Append a column of ones to the inputs of every layer, so that one matrix product includes the
+                bias and another gives both gradients: faster with a thousand rows, slower with a hundred. The last bits
+                differ. The bias must follow its kernel in `flat`. Only for relu, which maps one to one.
         """
         if fold_bias and activation != "relu":
             raise ValueError(f"fold_bias is for relu, which leaves a one as it is; found {activation}")
@@ -130,21 +129,21 @@ class FlatNetwork:
         self.input_size: int = len(self._layers[0].kernel) - self._ones
         self._inputs = _Buffer(self.input_size + self._ones, dtype, filled_with=1)
         self._outputs = [_Buffer(width + self._ones, dtype, filled_with=1) for width in widths]
-        # Errors have the column too, of zeros there: elementwise work is fastest on whole arrays.
+        # Errors also have the column, with zeros: elementwise operations are fastest on whole arrays.
         self._errors = [_Buffer(width + self._ones, dtype, filled_with=0) for width in widths]
         self._activations: list[Array] = []
 
     @classmethod
     def of(cls, prefix: str, spec: NetworkSpec, flat: FlatParams, *, fold_bias: bool = False) -> FlatNetwork:
-        """Return the plain network that a spec describes, with parameters named `prefix.*`."""
+        """Build the plain network of a spec, with parameters named `prefix.*`."""
         assert spec.is_plain
         activation: Activation = "tanh" if spec.activation == "tanh" else "relu"
         return cls(flat, layer_paths(prefix, len(spec.hidden_sizes)), activation, fold_bias=fold_bias)
 
     def forward(self, *inputs: Array) -> Array:
-        """Return outputs [n, out] for inputs [n, in], or for several to concatenate; `backward` refers to these."""
+        """Return outputs [n, out] for inputs [n, in], or for several inputs to concatenate."""
         if len(inputs) == 1 and not self._ones:
-            # Bytes of an observation, for example.
+            # For example bytes.
             self._activations = [inputs[0].astype(self._layers[0].kernel.dtype, copy=False)]
         else:
             joined = self._inputs.first(len(inputs[0]))
@@ -165,12 +164,12 @@ class FlatNetwork:
         return outputs
 
     def backward(self, output_gradient: Array, rows: Rows = ALL, *, write: bool = True) -> Array:
-        """Write the gradient of a loss in the parameters; returns that in the first layer's sums, [n, units].
+        """Write the parameter gradient of a loss; return the gradient of the first layer's sums, [n, units].
 
         Args:
-            output_gradient: [n, out], of the loss with respect to the outputs.
-            rows: The n rows of the last `forward` that the gradient belongs to.
-            write: False to leave the gradient of the parameters as it is.
+            output_gradient: [n, out], gradient of the loss with respect to the outputs.
+            rows: Rows of the last `forward` to which the gradient belongs.
+            write: False to leave the parameter gradient unchanged.
         """
         errors = output_gradient
         for index in reversed(range(0 if write else 1, len(self._layers))):
@@ -185,7 +184,7 @@ class FlatNetwork:
                 kernel, whole = self._layers[index].kernel, self._errors[index - 1].first(len(errors))
                 units = whole.shape[1] - self._ones
                 below = whole[:, :units]
-                # A product with one column has no sums, and matmul takes three times as long.
+                # With one column there are no sums, and matmul is three times slower.
                 (np.multiply if kernel.shape[1] == 1 else np.matmul)(errors, kernel[:units].T, out=below)
                 self._times_slope(whole, inputs)
                 errors = below
@@ -194,20 +193,20 @@ class FlatNetwork:
     def input_gradient(
         self, output_gradient: Array, columns: slice = ALL, rows: Rows = ALL, *, write: bool = False
     ) -> Array:
-        """Return the gradient in the inputs, or in some columns of them, [n, columns]; see `backward`."""
+        """Return the gradient of the inputs, or of some of their columns, [n, columns]; see `backward`."""
         errors = self.backward(output_gradient, rows, write=write)
         return errors @ self._layers[0].kernel[: self.input_size][columns].T
 
 
 class _Buffer:
-    """A buffer of rows that grows as needed, filled with a number at first."""
+    """A buffer of rows that grows as needed, with an initial value."""
 
     def __init__(self, width: int, dtype: np.dtype[Any], *, filled_with: float) -> None:
         self._buffer = np.empty((0, width), dtype)
         self._filled_with = filled_with
 
     def first(self, n: int) -> Array:
-        """Return the first n rows of the workspace, [n, width], uninitialized."""
+        """Return the first n rows, [n, width], uninitialized."""
         if n > len(self._buffer):
             self._buffer = np.full((n, self._buffer.shape[1]), self._filled_with, self._buffer.dtype)
         return self._buffer[:n]
@@ -229,9 +228,9 @@ _ACTIVATIONS: dict[Activation, tuple[Callable[..., object], Callable[[Array, Arr
     "tanh": (np.tanh, _times_tanh_slope),
     "relu": (_relu, _times_relu_slope),
 }
-"""In-place activation, and the in-place product of errors with its slope given its outputs."""
+"""In-place activation, and in-place product of errors with its slope, given its outputs."""
 
 
 def renamed(arrays: Mapping[str, Array], old: str, new: str) -> Params:
-    """Return the arrays whose names start with `old`, under names that start with `new` instead."""
+    """Select the arrays whose names start with `old`, and replace this prefix by `new`."""
     return {new + name[len(old) :]: value for name, value in arrays.items() if name.startswith(old)}

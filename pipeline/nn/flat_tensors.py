@@ -1,6 +1,6 @@
-"""A network's parameters as views of one vector, their gradients as views of another, and an optimizer of the vector.
+"""Parameters and gradients as views of two vectors, and an optimizer of the vector.
 
-With a small network, an optimizer spends more time on looping over parameters than on arithmetic.
+With small networks, an optimizer spends more time looping over parameters than computing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class FlatTensors:
     Attributes:
         params: Parameters by name, leaves of autograd that share the memory of `vector`.
         vector: [D], all parameters in the order of the mapping.
-        gradient: [D], to which autograd adds; zero for parameters that are not learned.
+        gradient: [D], to which autograd adds; zero for fixed parameters.
         learned: [D] bool.
     """
 
@@ -48,12 +48,12 @@ class FlatTensors:
             self.params[name] = leaf
 
     def backward(self, loss: Tensor) -> None:
-        """Put the gradient of a loss into `gradient`."""
+        """Write the gradient of a loss to `gradient`."""
         self.gradient.zero_()
         loss.backward()
 
     def clip_gradient(self, max_norm: float | None) -> Tensor:
-        """Shorten the gradient to a norm; returns the norm it had. Nothing is read back from the device."""
+        """Clip the gradient to a norm; return the norm before clipping. Does not wait for the device."""
         norm = torch.linalg.vector_norm(self.gradient)
         if max_norm is not None:
             self.gradient *= (max_norm / norm).clamp(max=1)
@@ -64,7 +64,7 @@ class FlatTensors:
         return {name: value.detach().cpu().numpy().copy() for name, value in self.params.items()}
 
     def optimize(self, config: OptimizerConfig, state: Mapping[str, Array], *, epsilon: float | None = None) -> Self:
-        """Resume an optimizer from a state; `epsilon` is for Adam and RMSprop where the configuration has none."""
+        """Resume an optimizer from a state; use `epsilon` for Adam and RMSprop unless the configuration sets it."""
         self._optimizer = vector_optimizer(config, self.vector, state, epsilon=epsilon)
         self._unlearned = None if self.learned.all() else torch.from_numpy(~self.learned).to(self.vector.device)
         return self
@@ -75,11 +75,11 @@ class FlatTensors:
         gradient = self.gradient if direction is None else torch.from_numpy(direction).to(self.vector.device)
         self._optimizer.step(gradient, learning_rate)
         if self._unlearned is not None and before is not None:
-            # Weight decay also moves parameters without a gradient.
+            # Weight decay would also move fixed parameters.
             self.vector[self._unlearned] = before
 
     def down(self, loss: Tensor, learning_rate: float, max_norm: float | None = None) -> Tensor:
-        """Take one step down the gradient of a loss, shortened to a norm; returns the norm that it had."""
+        """Take one step on a loss, with its gradient clipped to a norm; return the norm before clipping."""
         self.backward(loss)
         norm = self.clip_gradient(max_norm)
         self.step(learning_rate)

@@ -1,8 +1,8 @@
-"""First and second derivatives of a tanh or relu network around fixed parameters, for many directions. NumPy only.
+"""First and second derivatives of a tanh or relu network at fixed parameters, in many directions. NumPy only.
 
-Automatic differentiation gives the same values (the tests compare), but it computes for every direction what does not
-depend on the direction: Hessian-vector products cost it up to twice as much. R{x} is the derivative of x in the
-direction of a tangent (Pearlmutter 1994, Neural Computation 6).
+Automatic differentiation gives the same values (tests compare them) but recomputes shared parts for every direction, so
+Hessian-vector products take up to twice as long. R{x} is the derivative of x in the direction of a tangent (Pearlmutter
+1994, Neural Computation 6).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Tangents = Mapping[str, Array]
 
 
 class LinearizedMLP:
-    """A network of metaloom.pipeline.nn.networks at fixed parameters and inputs, one set of parameters per task.
+    """An MLP at fixed parameters and inputs, with separate parameters per task.
 
     Attributes:
         outputs: [b, N, out].
@@ -79,10 +79,10 @@ class LinearizedMLP:
 
 
 class PulledBack:
-    """The pull of a cotangent, to be differentiated in many directions.
+    """The pullback of a cotangent, differentiable in many directions.
 
     Attributes:
-        gradients: The pull itself.
+        gradients: The pullback.
     """
 
     def __init__(self, network: LinearizedMLP, cotangent: Array) -> None:
@@ -102,7 +102,7 @@ class PulledBack:
         del self._cotangents[0]
 
     def differentiate(self, tangents: Tangents, pushed: Sequence[Array], cotangent: Array) -> Params:
-        """Return R{pull}, the derivative of the pull in the direction of the tangents.
+        """Return R{pull}, the derivative of the pullback in the direction of the tangents.
 
         Args:
             tangents: The direction.

@@ -1,4 +1,4 @@
-"""A custom torch.nn.Module as a function of explicit parameters, and the checks that it is one."""
+"""Custom torch.nn.Modules as functions of explicit parameters, with checks."""
 
 import copy
 import json
@@ -30,21 +30,21 @@ def seeded(seed: int) -> Generator[None]:
 
 
 def learned_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that are not frozen, by name."""
+    """Return the trainable parameters by name."""
     return {name: value for name, value in module.named_parameters() if value.requires_grad}
 
 
 def require_function(module: nn.Module, name: str, inputs: Sequence[Tensor], check: Callable[[Any], None]) -> Any:
-    """Return a module's outputs; reject one that is not a function of its parameters and of single rows of inputs.
+    """Return a module's outputs; reject one that is not a rowwise function of its parameters and inputs.
 
     Raises:
-        ConfigError: naming the violation.
+        ConfigError: names the violation.
     """
-    # Acting calls a module without gradients, learning with them, and the module can detect that.
+    # Acting disables gradients and learning enables them, which the module can detect.
     with torch.no_grad():
         outputs = _repeated(module, name, inputs, check)
     _repeated(module, name, inputs, check)
-    # 3 of 4 rows: products of another row count may differ in the last bits, statistics over rows by more.
+    # 3 of 4 rows: products with another number of rows may differ in the last bits, row statistics by more.
     with torch.no_grad():
         of_fewer_rows = module(*(part[:3] for part in inputs))
     for fewer, of_all in zip(_parts(of_fewer_rows), _parts(outputs), strict=True):
@@ -57,10 +57,10 @@ def require_function(module: nn.Module, name: str, inputs: Sequence[Tensor], che
 
 
 def require_learnable(module: nn.Module, name: str) -> None:
-    """Reject a module without parameters to learn, or with any that are not float32.
+    """Reject a module without trainable parameters, or with parameters that are not float32.
 
     Raises:
-        ConfigError: naming the parameter.
+        ConfigError: names the parameter.
     """
     if not learned_parameters(module):
         raise ConfigError(f"policy.network: {name} has no parameters to learn; required at least one")
@@ -72,18 +72,18 @@ def require_learnable(module: nn.Module, name: str) -> None:
 
 
 def require_room_for(construct: Callable[[], nn.Module]) -> None:
-    """Reject a module that is too large, measured on torch's meta device, where it takes no memory."""
+    """Reject a module that is too large, measured on torch's meta device, which allocates no memory."""
     try:
         with torch.device("meta"):
             module = construct()
         shapes = {name: tuple(value.shape) for name, value in module.named_parameters()}
-    except Exception:  # the module needs real values here, or is rejected with its reason later
+    except Exception:  # the module needs real values, or fails later with a better message
         return
     require_room(shapes, setting="policy.network")
 
 
 def _repeated(module: nn.Module, name: str, inputs: Sequence[Tensor], check: Callable[[Any], None]) -> Any:
-    """Return a module's outputs, which must have the same bits again, and check that it changes nothing."""
+    """Return a module's outputs after checking that they are repeatable and that it changes no state."""
     random_state, buffers = torch.get_rng_state(), {key: value.clone() for key, value in module.named_buffers()}
     try:
         outputs, again = module(*inputs), module(*inputs)
@@ -119,14 +119,14 @@ def _parts(outputs: Any) -> tuple[Tensor, ...]:
 
 
 class ModuleCopies(threading.local):
-    """Copies of a module: it is not safe to call from several threads with different parameters."""
+    """Copies of a module for each thread, since calls with different parameters are not thread-safe."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._copies: dict[tuple[str, str], tuple[nn.Module, dict[str, nn.Parameter]]] = {}
 
     def like(self, inputs: Tensor) -> tuple[nn.Module, dict[str, nn.Parameter]]:
-        """Return this thread's module, its buffers on the inputs' device and in their dtype; and its parameters."""
+        """Return this thread's module, with buffers on the inputs' device and in their dtype, and its parameters."""
         key = str(inputs.device), str(inputs.dtype)
         if key not in self._copies:
             module = copy.deepcopy(self._module).to(device=inputs.device, dtype=inputs.dtype)
@@ -139,7 +139,7 @@ _float32_alone = ContextVar("_float32_alone", default=False)
 
 @contextmanager
 def float32_alone() -> Generator[None]:
-    """Refuse, in the block, networks with outputs of another dtype, which stored runs of earlier versions may have."""
+    """Reject networks with outputs of another dtype in the block; earlier versions allowed them."""
     before = _float32_alone.set(True)
     try:
         yield
@@ -150,9 +150,9 @@ def float32_alone() -> Generator[None]:
 class ModuleNetwork:
     """A custom module, constructed as Class(input_shape, output_size, **options). See Network.
 
-    It is called with float32 inputs [N, *input_shape], already scaled, and gives [N, output_size]. It may have constant
-    buffers and frozen parameters (requires_grad=False), which stay as the constructor makes them. Its outputs may not
-    depend on anything else that changes, on randomness, or on other rows.
+    It is called with scaled float32 inputs [N, *input_shape] and returns [N, output_size]. It may have constant
+    buffers and frozen parameters (requires_grad=False), which keep their initial values. Its outputs must not depend on
+    other state, randomness or other rows.
     """
 
     def __init__(self, prefix: str, spec: NetworkSpec) -> None:
@@ -192,7 +192,8 @@ class ModuleNetwork:
         if x.dim() == len(self._shape) + 1:
             if torch.is_grad_enabled():
                 return functional_call(module, own, (x,))
-            # Swapping the data of this thread's copy takes a tenth of the time, and acting calls this very often.
+            # Swapping the data of this thread's copy is ten times faster than functional_call, and acting calls it
+            # often.
             for name, parameter in parameters.items():
                 parameter.data = own[name]
             return module(x)
@@ -204,7 +205,7 @@ class ModuleNetwork:
 
 
 def scaled(spec: NetworkSpec, inputs: Tensor) -> Tensor:
-    """Divide the observations by their scale; leave the extra inputs after them unchanged."""
+    """Divide observations by their scale, leaving the extra inputs unchanged."""
     if spec.input_scale == 1:
         return inputs
     observations, extra = inputs[..., : spec.observation_size], inputs[..., spec.observation_size :]
@@ -220,7 +221,7 @@ def _construct(factory: Any, shape: tuple[int, ...], output_size: int, options: 
 def _checked(
     factory: Any, name: str, shape: tuple[int, ...], output_size: int, options: str
 ) -> tuple[nn.Module, torch.dtype]:
-    """Construct the module, with the same buffers in any process; check it, and return the dtype of its outputs too."""
+    """Construct the module, with the same buffers in any process, and check it; also return its output dtype."""
     require_room_for(lambda: _construct(factory, shape, output_size, json.loads(options), seed=0))
     arguments = ", ".join([str(shape), str(output_size), *(f"{k}={v!r}" for k, v in json.loads(options).items())])
     try:

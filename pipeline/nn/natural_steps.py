@@ -1,4 +1,4 @@
-"""Conjugate gradient, and steps along the natural gradient within a trust region."""
+"""Conjugate gradient, and natural-gradient steps within a trust region."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -17,8 +17,8 @@ class LinearSolution:
 
     Attributes:
         x: The solution.
-        residual: b - A x, as the iteration tracked it.
-        iterations: Products with A that it took.
+        residual: b - A x, as tracked by the iteration.
+        iterations: Number of products with A.
     """
 
     x: Array
@@ -31,8 +31,8 @@ def conjugate_gradient(
 ) -> LinearSolution:
     """Solve A x = b for a symmetric positive matrix A, from x = 0. Hestenes and Stiefel 1952.
 
-    Stops early, with the solution so far, when the squared residual falls below the tolerance, and when a direction p
-    has pᵀA p <= 0 or no number: A is then not positive and further steps would lead away.
+    Stops early if the squared residual falls below the tolerance, or if pᵀA p of a direction p is not positive, since A
+    is then not positive definite.
     """
     x, residual, direction = np.zeros_like(b), b, b
     squared_norm = dot(residual, residual)
@@ -51,7 +51,7 @@ def conjugate_gradient(
 
 
 def dot(a: Array, b: Array) -> float:
-    """Return the inner product whose bits do not depend on the threads of a linear algebra library."""
+    """Return the inner product; its bits do not depend on BLAS threads."""
     return float(np.sum(a * b))
 
 
@@ -59,14 +59,14 @@ Value = TypeVar("Value")
 
 
 class Trial(NamedTuple, Generic[Value]):
-    """Parameters that the line search tried, and their evaluation; None where something was not finite."""
+    """Parameters tried by the line search, and their evaluation; None if not finite."""
 
     params: Params
     value: Value | None
 
 
 def natural_step(product: Callable[[Array], Array], gradient: Array, settings: NaturalSteps) -> tuple[Array, Metrics]:
-    """Return the step [D] that has a KL of max_kl by the quadratic model; zero where that has no positive curvature.
+    """Return the step [D] with a KL of max_kl in the quadratic model; zero if its curvature is not positive.
 
     TRPO, Schulman et al. 2015, arXiv:1502.05477, section 6 and appendix C.
     """
@@ -80,7 +80,7 @@ def natural_step(product: Callable[[Array], Array], gradient: Array, settings: N
         "cg_iterations": float(solution.iterations),
         "cg_residual": math.sqrt(dot(solution.residual, solution.residual)),
     }
-    # xᵀ G x from the residual g - G x, which spares one more product.
+    # xᵀ G x from the residual g - G x, which saves a product.
     curvature = dot(solution.x, gradient - solution.residual)
     if not curvature > 0:
         return np.zeros_like(gradient), metrics
@@ -94,7 +94,7 @@ def search(
     accept: Callable[[Value], bool],
     settings: NaturalSteps,
 ) -> tuple[Trial[Value] | None, Metrics]:
-    """Try the fractions 1, ratio, ratio², ... of a step until one will do; None where parameters stay as they are."""
+    """Try the fractions 1, ratio, ratio², ... of a step until one is accepted; None if none is."""
     trials, accepted, found = 0, False, Trial[Value](params, None)
     can_move = any(step.any() for step in full_step.values())
     while can_move and not accepted and trials < settings.line_search_trials:

@@ -1,7 +1,7 @@
 """Networks as functions of explicit parameters: multilayer perceptrons, convolutions, and any torch module.
 
-A layer computes x·K + b with a kernel K of shape (in, out). A leading axis of the parameters and the inputs stands for
-tasks, each with separate parameters.
+A layer computes x·K + b with a kernel K of shape (in, out). Parameters and inputs may have a leading axis of tasks,
+each with separate parameters.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,10 +22,10 @@ from metaloom.pipeline.types import Params, Shapes
 def initialize_shapes(shapes: Shapes, rng: np.random.Generator) -> Params:
     """Draw float32 kernels from U(±√(6 / (in + out))) (Glorot and Bengio 2010) and zero biases, in order.
 
-    A convolution's kernel (out, in, k, k) counts k² inputs and outputs per channel.
+    For a convolution's kernel (out, in, k, k), each channel counts as k² inputs and outputs.
 
     Raises:
-        ConfigError: training them would take more memory than this machine has.
+        ConfigError: training would need more memory than this machine has.
     """
     require_room(shapes, setting="policy or critic, hidden_sizes")
     params: Params = {}
@@ -48,20 +48,20 @@ def affine(name: str, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
 
 @cache
 def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """Return an activation by one of the names in ACTIVATIONS; it may change its argument."""
+    """Return an activation by name; it may change its argument in place."""
     known: dict[str, Callable[[Tensor], Tensor]] = {"identity": lambda x: x, "tanh": _tanh, "relu": torch.relu}
     return known[name] if name in known else getattr(torch.nn, name)()
 
 
 def _tanh(values: Tensor) -> Tensor:
-    # In place for many tasks: the product before it saves its factors, not its result, so autograd needs no second
-    # buffer. For a minibatch without a task axis, calling a function written in Python costs more than it saves.
+    # In place for many tasks: autograd saves the factors of the preceding product, not its result. For a minibatch
+    # without a task axis, a function written in Python costs more than it saves.
     in_place = values.dim() == 3 and values.device.type == "cpu"
     return cast(Tensor, _InPlaceTanh.apply(values)) if in_place else torch.tanh(values)
 
 
 class _InPlaceTanh(torch.autograd.Function):
-    """NumPy's tanh, which acting policies use too."""
+    """NumPy's tanh, as used by actors."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ class _InPlaceTanh(torch.autograd.Function):
 
 
 class Network(Protocol):
-    """Outputs of a network, given its parameters by name; holds none itself.
+    """A network as a function of explicit parameters.
 
     Attributes:
         prefix: Prefix of its parameter names.
@@ -96,20 +96,20 @@ class Network(Protocol):
     def shapes(self) -> Shapes: ...
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Draw float32 parameters by name, in order; the same for the same generator."""
+        """Draw float32 parameters by name, in order."""
         ...
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Return outputs [N, out] of inputs [N, in]; [b, N, out] where inputs and parameters have a task axis [b].
+        """Return outputs [N, out] of inputs [N, in]; [b, N, out] if inputs and parameters have a task axis [b].
 
-        Every input is a flattened observation followed by the extra inputs; it is not scaled yet.
+        An input is a flattened, unscaled observation followed by the extra inputs.
         """
         ...
 
 
 @dataclass(frozen=True)
 class MLP:
-    """A multilayer perceptron, whose layers compute x·K + b for all tasks at once. See Network."""
+    """A multilayer perceptron, computed for all tasks at once. See Network."""
 
     prefix: str
     spec: NetworkSpec
@@ -136,7 +136,7 @@ class MLP:
 
 
 class ResidualMLP(MLP):
-    """A multilayer perceptron whose hidden layers, from the second on, add to their input: x + σ(x·K + b).
+    """A multilayer perceptron with skip connections x + σ(x·K + b) from the second hidden layer on.
 
     He et al. 2016, arXiv:1512.03385, with one layer per block. See Network.
     """
@@ -145,7 +145,7 @@ class ResidualMLP(MLP):
 
 
 class CNN(MLP):
-    """Convolutions of an image, and a multilayer perceptron on their outputs. See Network."""
+    """Convolutions followed by a multilayer perceptron. See Network."""
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         spec, found = self.spec, convolutions(self.spec)
@@ -165,10 +165,10 @@ class CNN(MLP):
 
 
 def build_network(prefix: str, spec: NetworkSpec) -> Network:
-    """Build the network that a spec describes, with parameters named `prefix.*`.
+    """Build the network of a spec, with parameters named `prefix.*`.
 
     Raises:
-        ConfigError: there is no such network, or it does not fit the observations.
+        ConfigError: the network does not exist or does not fit the observations.
     """
     check_fits(spec)
     built_in: dict[str, Callable[[str, NetworkSpec], Network]] = {"mlp": MLP, "residual": ResidualMLP, "cnn": CNN}

@@ -1,4 +1,4 @@
-"""Settings of optimizers and of how step sizes change in the course of a run, as plain data."""
+"""Settings of optimizers and learning-rate schedules."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ FROM_A_COUNT = (
     "StepLR", "MultiStepLR", "ConstantLR", "LinearLR", "ExponentialLR", "PolynomialLR", "CosineAnnealingLR",
     "CosineAnnealingWarmRestarts", "CyclicLR", "OneCycleLR",
 )  # fmt: skip
-"""Schedulers of torch to offer where a name is wrong; later versions may have more."""
+"""Schedulers of torch to suggest for a wrong name; later versions may have more."""
 _BUILT_IN = ("constant", "linear", "exponential")
 SHORT_NAMES = {"adam": "Adam", "rmsprop": "RMSprop", "sgd": "SGD"}
 
 
 class TorchScheduler(Settings):
-    """A class of torch.optim.lr_scheduler, whose factor after n updates follows from n alone."""
+    """A class of torch.optim.lr_scheduler whose factor depends only on the number of updates."""
 
     name: str
     """Name of the class, such as CosineAnnealingLR."""
@@ -46,7 +46,7 @@ class TorchScheduler(Settings):
 def _from_bare_name(value: Any) -> Any:
     if not isinstance(value, str) or value in _BUILT_IN:
         return value
-    # Classes begin with a capital letter; whatever else is text is meant for a built-in schedule.
+    # Classes begin with a capital letter; other names refer to built-in schedules.
     if value[:1].isupper():
         return {"name": value}
     close = [name for name in FROM_A_COUNT if value.lower() in name.lower()] or ["CosineAnnealingLR"]
@@ -66,16 +66,16 @@ LrSchedule = Annotated[
 
 
 class LearningRate(BaseModel, use_attribute_docstrings=True):
-    """Settings of algorithms whose optimizers have one step size, which may fall from iteration to iteration."""
+    """Settings of algorithms with one step size and a schedule."""
 
     learning_rate: float = Field(default=5e-4, gt=0)
     """Step size of the policy's optimizer."""
     lr_schedule: LrSchedule = "constant"
-    """Schedule of step sizes from iteration to iteration: constant, linear, exponential, or a scheduler of torch."""
+    """Schedule of step sizes over iterations: constant, linear, exponential, or a scheduler of torch."""
     lr_decay: float = Field(default=1.0, gt=0, le=1)
     """With lr_schedule=exponential: factor of step sizes per iteration."""
     lr_horizon: int | None = Field(default=None, ge=1)
-    """With lr_schedule=linear: the iteration at which step sizes reach zero; learning ends there."""
+    """With lr_schedule=linear: the iteration at which step sizes reach zero."""
 
     @model_validator(mode="after")
     def _schedule_has_what_it_needs(self) -> LearningRate:
@@ -84,14 +84,14 @@ class LearningRate(BaseModel, use_attribute_docstrings=True):
 
 
 class ScheduledSteps(BaseModel, use_attribute_docstrings=True):
-    """Like LearningRate, for algorithms that name their step sizes themselves and had no schedule in version 0.1."""
+    """Settings of a schedule, for algorithms with their own step sizes, which had none in version 0.1."""
 
     lr_schedule: LrSchedule = later("constant")
-    """Schedule of step sizes from iteration to iteration: constant, linear, exponential, or a scheduler of torch."""
+    """Schedule of step sizes over iterations: constant, linear, exponential, or a scheduler of torch."""
     lr_decay: float = later(1.0, gt=0, le=1)
     """With lr_schedule=exponential: factor of step sizes per iteration."""
     lr_horizon: int | None = later(None, ge=1)
-    """With lr_schedule=linear: the iteration at which step sizes reach zero; learning ends there."""
+    """With lr_schedule=linear: the iteration at which step sizes reach zero."""
 
     @model_validator(mode="after")
     def _schedule_has_what_it_needs(self) -> ScheduledSteps:
@@ -100,23 +100,23 @@ class ScheduledSteps(BaseModel, use_attribute_docstrings=True):
 
 
 class NaturalSteps(BaseModel, use_attribute_docstrings=True):
-    """Settings of TRPO's steps along the natural gradient, Schulman et al. 2015, arXiv:1502.05477."""
+    """Settings of TRPO's natural-gradient steps, Schulman et al. 2015, arXiv:1502.05477."""
 
     max_kl: float = Field(default=0.01, gt=0)
-    """Bound δ of the mean KL between the policies that acted and the updated ones, in nats; after adaptation where
-    there are inner steps."""
+    """Bound δ on the mean KL between acting and updated policies, in nats; after adaptation if there are inner
+    steps."""
     cg_iterations: int = Field(default=10, ge=1, le=MOST_REPEATS)
-    """Products with the metric at most."""
+    """Maximum number of products with the metric."""
     cg_tolerance: float = Field(default=1e-10, ge=0)
     """Squared norm of the residual at which conjugate gradient stops."""
     cg_damping: float = Field(default=1e-5, ge=0)
     """Multiple of the identity that is added to the metric."""
     backtrack_ratio: float = Field(default=0.8, gt=0, lt=1)
-    """Each trial of the line search is this fraction of the one before."""
+    """Ratio of consecutive trials of the line search."""
     line_search_trials: int = Field(default=15, ge=1, le=MOST_REPEATS)
-    """Trials at most; the first is the full step."""
+    """Maximum number of trials; the first is the full step."""
     accept_violation: bool = later(False)
-    """If no trial lowers the loss within the bound, take the last one all the same, as garage's option does."""
+    """If no trial lowers the loss within the bound, accept the last one anyway, like garage's option."""
 
 
 def _check_schedule(settings: LearningRate | ScheduledSteps) -> None:
@@ -142,11 +142,11 @@ def _check_schedule(settings: LearningRate | ScheduledSteps) -> None:
 
 
 class OptimizerConfig(Settings):
-    """An optimizer of torch by name; a bare string stands for the name: `--set algorithm.optimizer=AdamW`."""
+    """An optimizer of torch. A bare string sets the name: `--set algorithm.optimizer=AdamW`."""
 
     short_for = "name"
     name: str
-    """adam, rmsprop, sgd, or any class of torch.optim that needs nothing but gradients, such as AdamW."""
+    """adam, rmsprop, sgd, or any class of torch.optim that needs only gradients, such as AdamW."""
     options: dict[str, JsonValue] = Field(default_factory=dict)
     """Its keyword arguments, such as {weight_decay: 0.01}. The step size is a setting of the algorithm."""
 

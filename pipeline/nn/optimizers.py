@@ -1,4 +1,4 @@
-"""Optimizers as functions and in-place updates."""
+"""Optimizers: functional and in place."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Adam:
     """Adam with ε outside the bias correction: p -= α √(1 - β₂ᵗ) / (1 - β₁ᵗ) * m / (√v + ε).
 
     Kingma and Ba 2015, arXiv:1412.6980, the efficient form at the end of section 2 ("epsilon hat"), as in
-    TensorFlow 1. Elementwise in the dtype of the parameters, so the bits depend on neither threads nor layout.
+    TensorFlow 1. Elementwise in the parameters' dtype, so bits depend on neither threads nor layout.
     """
 
     learning_rate: float
@@ -26,7 +26,7 @@ class Adam:
     epsilon: float = 1e-8
 
     def initialize(self, params: Mapping[str, Array]) -> Params:
-        """Return the state before the first step: zero moments by parameter name, and the number of steps made."""
+        """Return the state before the first step: zero moments by parameter name, and the step count."""
         state: Params = {STEP_COUNT: np.zeros((), np.int64)}
         for moment in (FIRST_MOMENT, SECOND_MOMENT):
             state |= {f"{moment}.{name}": np.zeros_like(value) for name, value in params.items()}
@@ -41,7 +41,7 @@ class Adam:
         stepped, new_state = dict(params), dict(state)
         new_state[STEP_COUNT] = np.array(count, np.int64)
         for name, gradient in gradients.items():
-            # Factors are Python floats: NumPy then computes in the arrays' own precision.
+            # Factors are Python floats, so NumPy computes in the arrays' precision.
             first = self.beta_1 * state[f"{FIRST_MOMENT}.{name}"] + (1 - self.beta_1) * gradient
             second = self.beta_2 * state[f"{SECOND_MOMENT}.{name}"] + (1 - self.beta_2) * gradient**2
             scale = float(self.learning_rate * correction)
@@ -53,9 +53,9 @@ class Adam:
 
 @dataclass
 class AdamInPlace:
-    """Adam on one vector: p -= α m̂ / (√v̂ + ε), with m̂ and v̂ corrected for their start at zero.
+    """Adam on one vector: p -= α m̂ / (√v̂ + ε), with bias-corrected m̂ and v̂.
 
-    Kingma and Ba 2015, arXiv:1412.6980, algorithm 1, with the ε of 1e-5 that is customary for actor-critics.
+    Kingma and Ba 2015, arXiv:1412.6980, algorithm 1, with ε = 1e-5, as is usual for actor-critics.
     """
 
     first: Array
@@ -135,4 +135,4 @@ class RMSpropInPlace:
 
 
 IN_PLACE: Mapping[str, type[AdamInPlace | RMSpropInPlace]] = {"adam": AdamInPlace, "rmsprop": RMSpropInPlace}
-"""By the name that settings give them."""
+"""In-place optimizers by their name in settings."""

@@ -1,4 +1,4 @@
-"""Recurrent networks as functions of explicit parameters: built-in ones, and any custom cell."""
+"""Recurrent networks as functions of explicit parameters: built-in and custom cells."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from metaloom.pipeline.types import Params, Shapes
 class LinearAttention(BuiltInCell):
     """Linear attention over the steps of a trial, Katharopoulos et al. 2020, arXiv:2006.16236, eq. 16 to 20.
 
-    The last two inputs u = (x, x before) give a key k = softmax(u K), over K slots, and a value
-    v = relu(u E) V. They are added to the memory, S' = S + k vᵀ. The input reads from it, y = qᵀ S' with
-    q = softmax(x Q), and the features are relu(relu((y, x) R) F), or with `reading: asinh` (asinh y, x) instead. All
-    layers have biases. The state is (S, x). See Cell.
+    The last two inputs u = (x, previous x) give a key k = softmax(u K), over K slots, and a value
+    v = relu(u E) V. They are added to the memory, S' = S + k vᵀ. The input reads y = qᵀ S' with q = softmax(x Q), and
+    the features are relu(relu((y, x) R) F), or with `reading: asinh` (asinh y, x) instead. All layers have biases. The
+    state is (S, x). See Cell.
 
-    Unlike in eq. 20, nothing is divided by a sum of keys, so that the memory can count. But then y grows with every
-    step that is like those before, and with it all that a small change of parameters changes; asinh y hardly does.
+    Unlike in eq. 20, y is not divided by a sum of keys, so the memory can count. As a result, y and its sensitivity to
+    parameters grow with every similar step; asinh y hardly grows.
     """
 
     def initialize(self, rng: np.random.Generator) -> Params:
@@ -56,7 +56,7 @@ class LinearAttention(BuiltInCell):
         return params
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute products over all pairs in blocks of steps, passing the state on from block to block; see Cell."""
+        """Compute all pairs of steps within blocks, and pass the state between blocks; see Cell."""
         features: list[Tensor] = []
         for part in inputs.split(ATTENTION_STEPS):
             of_part, state = self._together(params, part, state)
@@ -64,7 +64,7 @@ class LinearAttention(BuiltInCell):
         return torch.cat(features), state
 
     def _together(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the outputs over all pairs of steps, where pairs with later steps have weight zero."""
+        """Compute outputs from all pairs of steps, with weight zero for later steps."""
         sizes = self.spec.attention
         written, last = state.split([state.shape[-1] - inputs.shape[-1], inputs.shape[-1]], -1)
         memory = written.unflatten(-1, (sizes.key_size, sizes.value_size))
@@ -86,12 +86,12 @@ class LinearAttention(BuiltInCell):
 
 
 class Cell(Protocol):
-    """A network that keeps a state from one input of a sequence to the next; holds no parameters itself.
+    """A recurrent network as a function of explicit parameters.
 
     Attributes:
         spec: Description of the network.
         shapes: Shapes of its parameters by name, in order.
-        state_size: Size S of its state; the state is zero where a sequence begins.
+        state_size: Size S of the state, which is zero at the beginning of a sequence.
         feature_size: Number F of features per input.
     """
 
@@ -108,7 +108,7 @@ class Cell(Protocol):
     def feature_size(self) -> int: ...
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Draw float32 parameters by name, in order; the same for the same generator."""
+        """Draw float32 parameters by name, in order."""
         ...
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,7 +117,7 @@ class Cell(Protocol):
 
 
 class GRU(BuiltInCell):
-    """A gated recurrent unit, Cho et al. 2014, arXiv:1406.1078, with its reset gate after the product, as in torch.
+    """A gated recurrent unit, Cho et al. 2014, arXiv:1406.1078, with the reset gate after the product, as in torch.
 
     r = σ(x Wᵣ + bᵣ + h Uᵣ + cᵣ), z likewise, n = tanh(x Wₙ + bₙ + r (h Uₙ + cₙ)), h' = (1 - z) n + z h. See Cell.
     """
@@ -129,8 +129,8 @@ class GRU(BuiltInCell):
         return {name: rng.uniform(-limit, limit, shape).astype(np.float32) for name, shape in self.shapes.items()}
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Run torch's own kernel, which takes no longer than the products in it; see Cell."""
-        # nn.GRU calls it, but the type stubs lack it.
+        """Run torch's kernel, which takes no longer than its matrix products; see Cell."""
+        # nn.GRU calls it, but type stubs lack it.
         run = cast(Callable[..., tuple[Tensor, Tensor]], torch.gru)  # pyright: ignore
         features, last = run(inputs, state.unsqueeze(0).contiguous(), _as_torch(params), *_ONE_LAYER)
         return features, last[0]
@@ -150,7 +150,7 @@ class LSTM(GRU):
 
 
 _ONE_LAYER = (True, 1, 0.0, False, False, False)
-"""With biases, one layer, no dropout, neither training mode, nor both directions, nor batches first."""
+"""Arguments: biases, one layer, no dropout, not training, not bidirectional, not batch first."""
 
 
 def _as_torch(params: Mapping[str, Tensor]) -> list[Tensor]:
@@ -162,10 +162,10 @@ def _as_torch(params: Mapping[str, Tensor]) -> list[Tensor]:
 class ModuleCell:
     """A custom module, constructed as Class(input_size, **options). See Cell.
 
-    It has the attributes `state_size` and `feature_size`, and is called with float32 inputs [N, in] and states [N, S];
-    it gives features [N, F] and the next states [N, S]. Its outputs may depend on nothing else that changes. It
-    may have constant buffers and frozen parameters, as ModuleNetwork. If it also has a method `sequence`, from inputs
-    [L, N, in] and states [N, S] to features [L, N, F] and final states [N, S], learning calls that.
+    It has attributes `state_size` and `feature_size`, and maps float32 inputs [N, in] and states [N, S] to features [N,
+    F] and next states [N, S]. Its outputs must not depend on other state. It may have constant buffers and frozen
+    parameters, like ModuleNetwork. If it has a method `sequence`, which maps inputs [L, N, in] and states [N, S] to
+    features [L, N, F] and final states [N, S], learning calls that.
     """
 
     def __init__(self, spec: CellSpec) -> None:
@@ -230,25 +230,25 @@ class ModuleCell:
 
 
 def _shapes(outputs: Any) -> list[object]:
-    """Return the shape of each output of a custom cell; for an output that is no tensor, its type."""
+    """Return the shape of each output of a custom cell, or the type if it is not a tensor."""
     parts: tuple[Any, ...] = tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)
     return [tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__ for part in parts]
 
 
 def _offers_sequence(cell: nn.Module) -> bool:
-    """Return True for a cell whose class has a method `sequence`; a layer or a number of that name does not count."""
+    """Return True if the cell's class has a method `sequence`."""
     return callable(getattr(type(cell), "sequence", None))
 
 
 class _Along(nn.Module):
-    """A custom cell along sequences [L, N, in]; its parameters have the names that a policy has them under."""
+    """A custom cell over sequences [L, N, in], with the parameter names of a policy."""
 
     def __init__(self, cell: Any) -> None:
         super().__init__()
         self.cell = cell
 
     def forward(self, inputs: Tensor, state: Tensor, *, step_by_step: bool = False) -> tuple[Tensor, Tensor]:
-        # A single input is a step of acting, which must have the same bits as the cell itself.
+        # A single input is a step of acting, which must agree bit for bit with the cell.
         if not step_by_step and len(inputs) > 1 and _offers_sequence(self.cell):
             return self.cell.sequence(inputs, state)
         features: list[Tensor] = []
@@ -259,17 +259,19 @@ class _Along(nn.Module):
 
 
 _SAME = 1e-6
-"""Difference allowed between a `sequence` and single steps in float64, relative to values larger than 1."""
+"""Allowed difference between `sequence` and single steps in float64, relative for values above 1."""
 _SIZES = ((2, 4), (3, 1), (70, 4), (259, 3))
-"""Steps and rows on which they are compared: odd and even, a single row, and more steps than in parts of 64 or 256."""
+"""Numbers of steps and rows for the comparison: odd and even, a single row, and more steps than blocks of 64 or 256."""
+_ALL_TAKE = 3
+"""Number of steps that every memory takes. More are compared as far as single steps take them: trials may be short."""
 
 
 @lru_cache(maxsize=16)
 def _require_same_sequence(factory: Any, name: str, input_size: int, options: str) -> None:
-    """Reject a `sequence` that computes something else than the steps of its cell, or has other gradients.
+    """Reject a `sequence` whose results or gradients differ from single steps.
 
     Raises:
-        ConfigError: with both values.
+        ConfigError: names both values.
     """
     with seeded(0):
         along = _Along(factory(input_size, **json.loads(options))).double()
@@ -284,12 +286,18 @@ def _require_same_sequence(factory: Any, name: str, input_size: int, options: st
             for state in (torch.zeros, torch.randn):
                 before = state(rows, along.cell.state_size, dtype=torch.float64)
                 given = [part.clone() for part in (inputs, before)]
-                with _explained(f"{name}, called step by step,", given):
-                    expected = along(*given, step_by_step=True)
-                    weights = [torch.rand_like(part) for part in expected]
-                    required = _gradients(learned, expected, weights)
+                try:
+                    with _explained(f"{name}, called step by step,", given):
+                        expected = along(*given, step_by_step=True)
+                        weights = [torch.rand_like(part) for part in expected]
+                        required = _gradients(learned, expected, weights)
+                except ConfigError:
+                    if length > _ALL_TAKE:
+                        return
+                    raise
                 given = [part.clone() for part in (inputs, before)]
-                with _explained(f"{name}.sequence", given):
+                unlike = f", unlike {length} single steps," if length > _ALL_TAKE else ""
+                with _explained(f"{name}.sequence{unlike}", given):
                     found = along(*given)
                 shapes = [tuple(part.shape) for part in expected]
                 if (of_sequence := _shapes(found)) != shapes:
@@ -309,7 +317,7 @@ def _require_same_sequence(factory: Any, name: str, input_size: int, options: st
 
 @contextmanager
 def _explained(what: str, given: Sequence[Tensor]) -> Generator[None]:
-    """Raise errors of a cell in the block as errors of the settings that name it."""
+    """Convert a cell's errors in the block to errors about the settings."""
     try:
         yield
     except Exception as problem:
@@ -340,7 +348,7 @@ def _require_same(what: str, names: Sequence[str], found: Sequence[Tensor], expe
 
 
 class EncodedCell:
-    """A cell after a network that encodes the observations, which come first in an input. See Cell."""
+    """A cell after an encoder of the observations, which come first in an input. See Cell."""
 
     def __init__(self, spec: CellSpec, encoder: NetworkSpec) -> None:
         self.spec: CellSpec = spec
@@ -359,7 +367,7 @@ class EncodedCell:
         return self._encoder.initialize(rng) | self._cell.initialize(rng)
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode all observations together; see Cell."""
+        """Encode all observations at once; see Cell."""
         observations, rest = inputs.tensor_split([self._encoder.spec.input_size], -1)
         encoded = self._encoder(params, observations.flatten(0, 1)).unflatten(0, inputs.shape[:2])
         return self._cell(params, torch.cat([encoded, rest], -1), state)
@@ -367,16 +375,16 @@ class EncodedCell:
 
 @contextmanager
 def differentiable_twice() -> Generator[None]:
-    """Compute cells in the block by operations that have second derivatives, which cuDNN's lack."""
+    """Disable cuDNN's recurrent kernels in the block, since they have no second derivatives."""
     with torch.backends.cudnn.flags(enabled=False, benchmark=False, deterministic=True, allow_tf32=False):
         yield
 
 
 def build_cell(spec: CellSpec) -> Cell:
-    """Build the network with a memory that a spec describes.
+    """Build the recurrent network of a spec.
 
     Raises:
-        ConfigError: there is no such network, or it violates the contract of Cell.
+        ConfigError: the network does not exist or violates the contract of Cell.
     """
     if spec.encoder is not None:
         return EncodedCell(spec, spec.encoder)

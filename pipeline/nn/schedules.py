@@ -1,4 +1,4 @@
-"""Factors of step sizes, from the number of updates so far."""
+"""Learning-rate schedules as functions of the number of updates."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from metaloom.pipeline.nn.optimization import FROM_A_COUNT, LearningRate, Schedu
 from metaloom.pipeline.schema import ConfigError, suggestion
 
 _REFUSALS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError)
-"""Exceptions that schedulers of torch raise for invalid options."""
+"""Exceptions raised by torch's schedulers for invalid options."""
 LrFactor = Callable[[int], float]
 """Factor of the step sizes as a function of the number of updates."""
 
@@ -23,15 +23,15 @@ _SCHEDULERS: Mapping[str, Callable[..., LRScheduler]] = {
 
 
 def lr_factor(settings: LearningRate | ScheduledSteps, learning_rate: float) -> LrFactor:
-    """Return the schedule that some settings describe.
+    """Return the schedule of an algorithm's settings.
 
     Args:
         settings: Settings of the algorithm.
         learning_rate: Step size for schedulers of torch with absolute step sizes, such as OneCycleLR.
 
     Raises:
-        ConfigError: torch has no such scheduler, it refuses its options, or it needs more than the count of updates;
-            the schedule raises it for an update after its end.
+        ConfigError: the scheduler does not exist, rejects its options, or needs more than the number of updates. The
+            schedule raises it for updates after its end.
     """
     schedule = settings.lr_schedule
     if not isinstance(schedule, TorchScheduler):
@@ -46,12 +46,12 @@ def lr_factor(settings: LearningRate | ScheduledSteps, learning_rate: float) -> 
     def told(num_updates: int) -> float:
         try:
             return factor(num_updates)
-        except _REFUSALS as error:  # as of a schedule that ends
+        except _REFUSALS as error:  # such as after the end of a schedule
             raise _refused(schedule, f"after {num_updates} updates: {error}") from None
 
     try:
         factor = _TorchFactor(scheduler, schedule.options, learning_rate)
-        # Wrong options may only fail in the first step.
+        # Some invalid options fail only in the first step.
         factor(1)
     except _REFUSALS as error:
         raise _refused(schedule, str(error)) from None
@@ -65,7 +65,7 @@ def _refused(schedule: TorchScheduler, problem: str) -> ConfigError:
 
 
 class _TorchFactor:
-    """The factor of a scheduler of torch. Schedulers only step forward, so an earlier update restarts it."""
+    """Factor of a torch scheduler. Schedulers only step forward, so an earlier update restarts it."""
 
     def __init__(
         self, scheduler: Callable[..., LRScheduler], options: Mapping[str, JsonValue], learning_rate: float
@@ -74,11 +74,11 @@ class _TorchFactor:
         self._start()
 
     def __call__(self, num_updates: int) -> float:
-        """Return the factor after `num_updates` updates; earlier calls do not matter."""
+        """Return the factor after `num_updates` updates."""
         if num_updates < self._done:
             self._start()
         while self._done < num_updates:
-            # No parameter is updated here; torch warns if a scheduler steps before its optimizer.
+            # Updates no parameter, but torch warns if a scheduler steps before its optimizer.
             self._optimizer.step()
             self._scheduler.step()
             self._done += 1
@@ -88,7 +88,7 @@ class _TorchFactor:
         return factor
 
     def _start(self) -> None:
-        # Adadelta has no momentum: schedulers that would change it as well refuse, unless that is turned off.
+        # Adadelta has no momentum: schedulers that cycle momentum fail unless that is turned off.
         self._optimizer = torch.optim.Adadelta([torch.zeros(1)], lr=self._learning_rate)
         self._scheduler = self._make(self._optimizer, **self._options)
         self._done = 0

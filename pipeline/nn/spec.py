@@ -1,4 +1,4 @@
-"""Descriptions of networks, as plain data: workers read them without importing torch."""
+"""Descriptions of networks. Imports no torch."""
 
 import math
 from collections.abc import Generator, Mapping
@@ -24,7 +24,7 @@ WITHOUT_MEMORY = (
     f"one of {', '.join(BUILT_IN_NETWORKS)}, or an algorithm that keeps a memory: recurrent-a2c, recurrent-ppo, rl2, "
     "rl2-trpo"
 )
-"""Requirement stated where a network has a memory that its algorithm does not keep."""
+"""Requirement for messages about a recurrent network in an algorithm without memory."""
 """Networks whose layers hidden_sizes describes."""
 
 NETWORKS = Plugins(
@@ -45,7 +45,7 @@ TORCH_ACTIVATIONS = (
     "CELU", "ELU", "GELU", "Hardshrink", "Hardsigmoid", "Hardswish", "Hardtanh", "LeakyReLU", "LogSigmoid", "Mish",
     "ReLU", "ReLU6", "SELU", "Sigmoid", "SiLU", "Softplus", "Softshrink", "Softsign", "Tanh", "Tanhshrink",
 )  # fmt: skip
-"""The classes of torch.nn that map every number on its own, with nothing to learn and nothing random."""
+"""Classes of torch.nn that are elementwise, without parameters or randomness."""
 ACTIVATIONS = ("identity", "tanh", "relu", *TORCH_ACTIVATIONS)
 
 
@@ -56,8 +56,8 @@ class Spaces:
     Attributes:
         observation_shape: Shape of one observation from the environment; batches hold it flattened, size O.
         observation_scale: Divisor of observations before a network sees them; 255 for images of bytes.
-        action_size: A; 0 where actions are discrete.
-        num_actions: Number of discrete actions; 0 where actions are continuous.
+        action_size: A; 0 for discrete actions.
+        num_actions: Number of discrete actions; 0 for continuous actions.
     """
 
     observation_shape: tuple[int, ...]
@@ -77,8 +77,8 @@ class NetworkSpec:
 
     Attributes:
         name: Name: mlp, cnn, residual, another registered one, or module:Class of a torch.nn.Module.
-        input_shape: Shape of one observation as the network takes it; inputs are stored flattened, size `input_size`.
-        output_size: Outputs.
+        input_shape: Shape of one observation for the network; inputs are stored flattened, with size `input_size`.
+        output_size: Number of outputs.
         hidden_sizes: Units of every hidden layer; in a cnn, the layers after its convolutions.
         activation: Activation after each hidden layer, one of ACTIVATIONS.
         output_activation: Activation after the last layer; identity for none.
@@ -104,12 +104,12 @@ class NetworkSpec:
 
     @property
     def input_size(self) -> int:
-        """Size of one input: of the observation and of the extra inputs."""
+        """Size of one input: the observation and the extra inputs."""
         return self.observation_size + self.extra_size
 
     @property
     def is_plain(self) -> bool:
-        """True for multilayer perceptrons that kernels support: tanh or relu, and a linear last layer."""
+        """True for multilayer perceptrons with tanh or relu and a linear last layer, which fused kernels support."""
         return (
             self.name == MLP
             and self.activation in ("tanh", "relu")
@@ -119,32 +119,33 @@ class NetworkSpec:
 
     @property
     def is_image(self) -> bool:
-        """True where an observation is an image: three axes, or two of bytes."""
+        """True if an observation is an image: three axes, or two axes of bytes."""
         return is_image(self.input_shape, self.input_scale)
 
 
 class AttentionOptions(Settings):
-    """Options of linear-attention: sizes of its memory, and its reading."""
+    """Options of linear-attention."""
 
     key_size: int = Field(default=16, ge=1)
     """Rows of the memory table, K."""
     value_size: int = Field(default=16, ge=1)
     """Size of each memory slot's value, V."""
     reading: Literal["linear", "asinh"] = "linear"
-    """Reading of the memory: y itself, or asinh y, which is y where that is small and grows as log y."""
+    """Reading of the memory: y itself, or asinh y, which grows logarithmically for large y."""
 
 
 class ConvolutionOptions(Settings):
-    """Options of a cnn: its convolutions, without padding, before the layers of `hidden_sizes`."""
+    """Options of a cnn: unpadded convolutions before the layers of `hidden_sizes`."""
 
     channels: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(16, 32), min_length=1)
     """Output channels of every convolution."""
     kernel_sizes: tuple[Annotated[int, Field(ge=1)], ...] = (3, 3)
-    """Pixels that a convolution sees along each axis."""
+    """Kernel size of every convolution, in pixels."""
     strides: tuple[Annotated[int, Field(ge=1)], ...] = (2, 2)
-    """Pixels from one position of a convolution to the next."""
+    """Stride of every convolution, in pixels."""
     channels_first: bool = False
-    """Take images as [channels, height, width], as gymnasium stacks gray frames, not [height, width, channels]."""
+    """Take images as [channels, height, width], as in gymnasium's stacks of gray frames, instead of [height, width,
+    channels]."""
 
     @model_validator(mode="after")
     def _lengths_agree(self) -> "ConvolutionOptions":
@@ -158,12 +159,12 @@ class ConvolutionOptions(Settings):
 
 
 def is_image(observation_shape: tuple[int, ...], observation_scale: float) -> bool:
-    """Return True for images, which have three axes, or two of bytes."""
+    """Return True for images: three axes, or two axes of bytes."""
     return len(observation_shape) == 3 or (len(observation_shape) == 2 and observation_scale != 1)
 
 
 def check_network_settings(name: str, hidden_sizes: tuple[int, ...], options: Mapping[str, JsonValue]) -> None:
-    """Reject invalid options of a built-in network, before there is an environment.
+    """Reject invalid options of a built-in network; needs no environment.
 
     Raises:
         ValueError: lists the options of the network.
@@ -190,10 +191,10 @@ def check_network_settings(name: str, hidden_sizes: tuple[int, ...], options: Ma
 
 
 def check_fits(spec: NetworkSpec) -> None:
-    """Reject a built-in network for inputs of another kind.
+    """Reject a built-in network that does not fit its inputs.
 
     Raises:
-        ConfigError: naming the network that takes such inputs.
+        ConfigError: names a network for such inputs.
     """
     shape = spec.input_shape
     if spec.name in RECURRENT_NETWORKS:
@@ -215,7 +216,7 @@ def check_fits(spec: NetworkSpec) -> None:
 
 @contextmanager
 def of_encoder() -> Generator[None]:
-    """Raise errors of networks in the block as errors of the network in front of a memory."""
+    """Convert network errors in the block to errors about the encoder."""
     try:
         yield
     except ConfigError as problem:
@@ -283,7 +284,7 @@ def convolutions(spec: NetworkSpec) -> Convolutions:
 
 
 def _fitting_options(shape: tuple[int, ...]) -> str:
-    """Return options, as YAML, with which a cnn takes images of a shape; "" where the defaults suffice."""
+    """Return cnn options as YAML that fit images of a shape; "" if the defaults do."""
     if min(shape[:2]) >= _SMALLEST:
         return ""
     if len(shape) == 3 and min(shape[1:]) >= _SMALLEST:
@@ -327,6 +328,6 @@ def _smallest() -> int:
 
 
 _SMALLEST = _smallest()
-"""Pixels along an axis of an image of which the default convolutions leave something."""
+"""Smallest image side in pixels for the default convolutions."""
 _CNN_OPTIONS = _names(ConvolutionOptions)
 _OPTIONS: Mapping[str, type[Settings]] = {CNN: ConvolutionOptions, LINEAR_ATTENTION: AttentionOptions}

@@ -1,4 +1,4 @@
-"""Optimizers of torch.optim, with their state as plain arrays instead of a pickle; Adam and RMSprop on one vector."""
+"""Optimizers of torch.optim, with their state as plain arrays, and Adam and RMSprop on one vector."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from metaloom.pipeline.schema import ConfigError, suggestion
 from metaloom.pipeline.types import Array, Params
 
 _VECTOR = "vector"
-"""Name in the state of an optimizer of a single vector."""
+"""Parameter name in the state of an optimizer of a single vector."""
 _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     name: value
     for name, value in vars(torch.optim).items()
@@ -35,16 +35,16 @@ _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
 class TorchOptimizer:
     """An optimizer of torch.optim that updates tensors in place.
 
-    Its state has a name for every quantity and tensor, such as `exp_avg.policy.output.bias`, and counts steps. At count
-    0 all other entries are zero placeholders, so that a learner's arrays have the same names from the start.
+    Its state has an entry per quantity and tensor, such as `exp_avg.policy.output.bias`, and the step count. Before the
+    first step, entries are zero placeholders, so the names of a learner's arrays never change.
 
     Args:
         config: Optimizer and its options.
         params: Tensors to update by name, on any device.
-        state: Result of `state`, here or elsewhere; None before the first step.
+        state: Result of `state`; None before the first step.
 
     Raises:
-        ConfigError: torch has no such optimizer, it refuses its options or these parameters, or it needs more than
+        ConfigError: the optimizer does not exist, rejects its options or these parameters, or needs more than
             gradients.
     """
 
@@ -67,7 +67,7 @@ class TorchOptimizer:
                 self._optimizer.state[self._params[name]] = kept
 
     def step(self, gradients: Mapping[str, Tensor] | Tensor, learning_rate: float) -> None:
-        """Update the parameters that have a gradient; a single vector has its own."""
+        """Update the parameters that have a gradient."""
         for name, gradient in ({_VECTOR: gradients} if isinstance(gradients, Tensor) else gradients).items():
             self._params[name].grad = gradient
         self._optimizer.param_groups[0]["lr"] = learning_rate
@@ -87,7 +87,7 @@ class TorchOptimizer:
 
 @dataclass(frozen=True)
 class TorchOptimizerSteps:
-    """Functional form of TorchOptimizer: parameters and state go in and come out as arrays. See nn.optimizers.Adam."""
+    """Functional form of TorchOptimizer, on arrays. See nn.optimizers.Adam."""
 
     config: OptimizerConfig
     learning_rate: float
@@ -105,12 +105,12 @@ class TorchOptimizerSteps:
 
 
 def _tensors(arrays: Mapping[str, Array]) -> dict[str, Tensor]:
-    # Copied, since stored arrays may be read-only.
+    # Copy, since stored arrays may be read-only.
     return {name: torch.as_tensor(np.array(value, order="C")) for name, value in arrays.items()}
 
 
 def _tried(config: OptimizerConfig, params: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor | float]]:
-    """Return the quantities that a step leaves, by parameter; from a step on copies, which also finds errors."""
+    """Return the optimizer's quantities by parameter, from a trial step on copies, which also reveals errors."""
     copies = {name: value.clone() for name, value in params.items()}
     try:
         optimizer = _build(config, copies)
@@ -145,12 +145,12 @@ def _array(value: Tensor | float) -> Array:
 
 
 class AdamOnVector:
-    """Adam by torch's fused kernel, with the state names, formula and ε of AdamInPlace."""
+    """Adam with torch's fused kernel, equivalent to AdamInPlace."""
 
     def __init__(self, vector: Tensor, state: Mapping[str, Array], epsilon: float = AdamInPlace.epsilon) -> None:
         self._vector, self._epsilon = vector, epsilon
         self._first, self._second = (_like(vector, state[name]) for name in (FIRST_MOMENT, SECOND_MOMENT))
-        # Not in the vector's precision: float32 is what the kernel takes.
+        # float32, as the kernel requires.
         self._count = torch.tensor(float(state[STEP_COUNT]), device=vector.device)
 
     def step(self, gradient: Tensor, learning_rate: float) -> None:
@@ -180,7 +180,7 @@ class AdamOnVector:
 
 
 class RMSpropOnVector:
-    """RMSprop, with the state names, formula and ε of RMSpropInPlace."""
+    """RMSprop in torch, equivalent to RMSpropInPlace."""
 
     def __init__(self, vector: Tensor, state: Mapping[str, Array], epsilon: float = RMSpropInPlace.epsilon) -> None:
         self._vector, self._second, self._epsilon = vector, _like(vector, state[SECOND_MOMENT]), epsilon
@@ -202,7 +202,7 @@ _ON_VECTOR: Mapping[str, type[AdamOnVector | RMSpropOnVector]] = {"adam": AdamOn
 def _of_torch(
     config: OptimizerConfig, vector: Tensor, state: Mapping[str, Array] | None, epsilon: float | None = None
 ) -> TorchOptimizer:
-    # ε keeps its default if only other options are set.
+    # Setting other options does not change ε.
     known = IN_PLACE.get(config.name)
     defaults: dict[str, JsonValue] = {"eps": known.epsilon if epsilon is None else epsilon} if known else {}
     return TorchOptimizer(config.model_copy(update={"options": defaults | config.options}), {_VECTOR: vector}, state)
@@ -211,7 +211,7 @@ def _of_torch(
 def vector_optimizer(
     config: OptimizerConfig, vector: Tensor, state: Mapping[str, Array], *, epsilon: float | None = None
 ) -> AdamOnVector | RMSpropOnVector | TorchOptimizer:
-    """Return an optimizer resumed from a state, for a vector that it updates in place."""
+    """Return an optimizer of a vector, which it updates in place, resumed from a state."""
     if is_customary(config):
         return _ON_VECTOR[config.name](vector, state, epsilon or IN_PLACE[config.name].epsilon)
     return _of_torch(config, vector, state, epsilon)
@@ -221,7 +221,7 @@ def initial_state(config: OptimizerConfig, params: Mapping[str, Array]) -> Param
     """Return the state before the first step.
 
     Raises:
-        ConfigError: torch has no such optimizer, or it refuses its options.
+        ConfigError: the optimizer does not exist, or rejects its options.
     """
     vector = np.concatenate([np.ravel(value) for value in params.values()])
     if is_customary(config):
@@ -230,7 +230,7 @@ def initial_state(config: OptimizerConfig, params: Mapping[str, Array]) -> Param
 
 
 def is_customary(config: OptimizerConfig) -> bool:
-    """Return True for Adam or RMSprop as actor-critics commonly use them, which kernels also implement."""
+    """Return True for Adam or RMSprop with the usual options, which fused kernels also implement."""
     return config.name in IN_PLACE and not config.options
 
 

@@ -1,4 +1,4 @@
-"""Acting in rollouts: the choice of the actor, and its requirements on the environment and the parameters."""
+"""Choice of actors, and their requirements on environment and parameters."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,12 +35,12 @@ from metaloom.pipeline.types import Params, TaskParams
 
 
 def make_actor(kind: ActorKind, setup: ActorSetup) -> Actor:
-    """Make an actor; where its parameters hold a normalization, one with normalized inputs."""
+    """Make an actor, with normalized inputs if the parameters include a normalization."""
     if (normalization := Normalization.of_params(setup.params.params)) is not None:
         actor = make_actor(kind, replace(setup, params=TaskParams(without_normalization(setup.params.params))))
         return NormalizingActor(actor, normalization, setup.num_rows)
     if kind == "policy" and setup.config.name is not None:
-        # Imported here: only a custom policy needs torch whatever its network.
+        # Imported here: only a custom policy always needs torch.
         from metaloom.pipeline.policies.actors.own import OwnPolicyActor
 
         return OwnPolicyActor(setup)
@@ -60,7 +60,7 @@ def check_actor(kind: ActorKind, actions: gymnasium.Space[Any], *, deterministic
     """Reject an actor that cannot act in an environment.
 
     Raises:
-        ValueError: the actions are of another kind or reach, or none of them is the most likely.
+        ValueError: the actions are of another kind or range, or no action is the most likely.
     """
     if kind == "uniform" and deterministic:
         raise ValueError("actor uniform: none of its actions is the most likely; required deterministic=False")
@@ -81,8 +81,8 @@ def check_actor_params(kind: ActorKind, config: PolicyConfig, params: Params, sp
     """Reject parameters [B, ...] that do not fit an environment.
 
     Raises:
-        ValueError: naming the parameter, its shape and the one required.
-        ConfigError: the policy's network is not for such observations.
+        ValueError: names the parameter, its shape and the required one.
+        ConfigError: the policy's network does not support the observations.
     """
 
     def check(prefix: str, output_size: int, *, extra_size: int = 0, activation: str = "relu") -> None:
@@ -107,7 +107,7 @@ def check_actor_params(kind: ActorKind, config: PolicyConfig, params: Params, sp
         case "posterior":
             check_posterior(config, params, spaces)
         case "uniform" | "recorded":
-            pass  # nothing that was learned
+            pass  # not a learned parameter
         case "tanh_gaussian":
             check(POLICY_NETWORK, 2 * spaces.action_size, extra_size=latent_size(params))
         case "q_values":

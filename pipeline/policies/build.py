@@ -1,4 +1,4 @@
-"""Policies built from their settings: Gaussian, categorical, with a memory, or custom."""
+"""Policies built from settings: Gaussian, categorical, recurrent, or custom."""
 
 import math
 from collections.abc import Mapping
@@ -51,12 +51,12 @@ class GaussianPolicy(Policy):
         return self.head(self.network(params, observations), params[LOG_STD])
 
     def head(self, mean: Tensor, log_std: Tensor) -> DiagGaussian:
-        """Return the distribution of actions given the network's output and the parameter log_std [..., A]."""
-        # The reference clamps on some paths only (acting and per-task losses see the raw value); here it is one rule.
+        """Return the distribution of actions given the network's output and log_std [..., A]."""
+        # The reference clamps only on some paths (not for acting and per-task losses).
         return DiagGaussian(mean, log_std.clamp(min=math.log(self.config.min_std)).unsqueeze(-2))
 
     def recorded(self, behavior: Mapping[str, Tensor]) -> DiagGaussian:
-        """Rebuild the distribution of actions that acted from its recorded arrays."""
+        """Rebuild the distribution that acted from its recorded arrays."""
         return DiagGaussian(**behavior)
 
 
@@ -75,7 +75,7 @@ class CategoricalPolicy(Policy):
         return Categorical.of_logits(logits)
 
     def recorded(self, behavior: Mapping[str, Tensor]) -> Categorical:
-        """Rebuild the distribution of actions that acted from its recorded arrays."""
+        """Rebuild the distribution that acted from its recorded arrays."""
         return Categorical(**behavior)
 
 
@@ -95,10 +95,10 @@ def build_policy(config: PolicyConfig, spaces: Spaces) -> Policy:
 
 
 def check_std(config: PolicyConfig, spaces: Spaces) -> None:
-    """Reject settings of a standard deviation where actions are discrete.
+    """Reject settings of the standard deviation if actions are discrete.
 
     Raises:
-        ConfigError: naming them.
+        ConfigError: names them.
     """
     if spaces.num_actions and (options := config.std_options):
         raise ConfigError(
@@ -111,11 +111,11 @@ def build_own_policy(config: PolicyConfig, spaces: Spaces) -> OwnPolicy:
     """Build a custom policy.
 
     Raises:
-        ConfigError: it cannot be found or constructed.
+        ConfigError: the class cannot be found or constructed.
     """
     assert config.name is not None
     try:
-        # Its subclass, which is not abstract.
+        # a concrete subclass
         return POLICIES.find(config.name, OwnPolicy)(spaces, config)  # pyright: ignore[reportAbstractUsage]
     except ConfigError as problem:
         raise ConfigError(f"policy.name: {problem}") from problem
@@ -127,7 +127,7 @@ def build_own_policy(config: PolicyConfig, spaces: Spaces) -> OwnPolicy:
 
 
 class RecurrentPolicy:
-    """Functions of explicit parameters; holds neither them nor a memory."""
+    """A recurrent policy as functions of explicit parameters and memory."""
 
     def __init__(self, spaces: Spaces, config: PolicyConfig) -> None:
         self.cell: Cell = build_cell(config.cell_spec(spaces))
@@ -148,7 +148,7 @@ class RecurrentPolicy:
         return tuple(name for name in params if self._config.learn_std or name != LOG_STD)
 
     def features(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Return features [L, N, F] of N trials [L, N, in] from their beginnings on, where the state is zero."""
+        """Return features [L, N, F] of N trials [L, N, in], starting from zero states."""
         return self.cell(params, inputs, inputs.new_zeros(inputs.shape[1], self.cell.state_size))[0]
 
     def distribution(self, params: Mapping[str, Tensor], features: Tensor) -> Distribution:

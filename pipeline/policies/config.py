@@ -1,4 +1,4 @@
-"""The settings of policies, as plain data: workers read them without importing torch."""
+"""Settings of policies. Imports no torch."""
 
 from typing import Annotated, Any, Literal
 
@@ -21,28 +21,26 @@ from metaloom.pipeline.plugins import Plugins
 from metaloom.pipeline.schema import ConfigError, Settings, later, suggestion
 
 ActorKind = Literal["policy", "recurrent", "posterior", "uniform", "tanh_gaussian", "q_values", "recorded"]
-"""The ways of choosing actions in rollouts: "policy" is the Gaussian where actions are continuous and the categorical
-where they are discrete, "recurrent" is the same with a memory, "posterior" the same on what it has inferred of its
-task, "uniform" draws all with equal probability, "tanh_gaussian" and "q_values" belong to off-policy learners,
-"recorded" repeats stored actions."""
+"""Kinds of actors. "policy": Gaussian for continuous actions, categorical for discrete ones. "recurrent": the same with
+a memory. "posterior": the same given an inferred posterior. "uniform": uniform actions. "tanh_gaussian", "q_values":
+for off-policy learners. "recorded": replays stored actions."""
 
 LayerSize = Annotated[int, Field(ge=1)]
 
 POLICIES = Plugins("policy", "metaloom.policies", {})
-"""Policies of others, subclasses of OwnPolicy."""
+"""Registry of custom policies, subclasses of OwnPolicy."""
 
 
 class EncoderConfig(Settings):
-    """The network in front of a memory. A bare string stands for its name: `--set policy.encoder=cnn`."""
+    """The encoder of observations before a memory. A bare string sets the name: `--set policy.encoder=cnn`."""
 
     short_for = "name"
     name: str
-    """cnn (for images), mlp, one that a plug-in brings, or module:Class of a custom torch.nn.Module."""
+    """cnn (for images), mlp, the name of a plug-in, or module:Class of a custom torch.nn.Module."""
     options: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
-    """As policy.network_options."""
+    """Options of the network; see policy.network_options."""
     size: int = Field(default=64, ge=1)
-    """Size of the network's output, which the memory receives instead of an observation. A built-in network has a relu
-    after each layer."""
+    """Size of the encoder's output. Built-in networks have a relu after each layer."""
 
     @model_validator(mode="after")
     def _network_has_its_options(self) -> "EncoderConfig":
@@ -55,7 +53,7 @@ class EncoderConfig(Settings):
         """Describe the network.
 
         Raises:
-            ConfigError: it is not for such observations.
+            ConfigError: the network does not support the observations.
         """
         relu = "relu" if self.name in BUILT_IN_NETWORKS else "identity"
         shape, scale = spaces.observation_shape, spaces.observation_scale
@@ -66,44 +64,43 @@ class EncoderConfig(Settings):
 
 
 class PolicyConfig(Settings):
-    """A network: of means where actions are continuous, of logits where they are discrete.
+    """Settings of a policy network: of means for continuous actions, of logits for discrete ones.
 
-    The Gaussian has one standard deviation per action, whatever the state; its options are not for discrete actions.
-    A bare string stands for the name: `--set policy=my_policies:Beta`.
+    The Gaussian has one state-independent standard deviation per action, which discrete actions do not use.
+    A bare string sets the name: `--set policy=my_policies:Beta`.
     """
 
     short_for = "name"
     name: str | None = later(None)
-    """module:Class of a custom policy, or one that a plug-in brings; null for the Gaussian or categorical one."""
+    """module:Class of a custom policy, or the name of a plug-in; null: the Gaussian or categorical policy."""
     options: dict[str, JsonValue] = later({})
     """Options of a custom policy."""
 
     hidden_sizes: tuple[LayerSize, ...] = (64, 64)
-    """Units in each hidden layer of the policy's network, none ([]) for a linear one; in a cnn, of the layers after its
+    """Units in each hidden layer of the policy's network, [] for a linear one; in a cnn, of the layers after the
     convolutions."""
     init_std: float = Field(default=1.0, gt=0)
-    """Standard deviation of every action before training."""
+    """Initial standard deviation of every action."""
     min_std: float = Field(default=1e-6, gt=0)
-    """Floor of the standard deviation, wherever it is used: acting, recording, losses."""
+    """Lower bound of the standard deviation, in acting, recording and losses."""
     learn_std: bool = True
-    """Adaptation and meta-training change the standard deviation; otherwise it stays at init_std."""
+    """Learn the standard deviation in adaptation and meta-training; false: keep init_std."""
     network: str = later("mlp")
-    """mlp, cnn (for images), residual, one that a plug-in brings, or module:Class of a custom torch.nn.Module;
-    critics have the same kind of network. Of algorithms that adapt by memory: gru, lstm, linear-attention, or
-    module:Class likewise."""
+    """mlp, cnn (for images), residual, the name of a plug-in, or module:Class of a custom torch.nn.Module; critics have
+    the same kind of network. For algorithms with a memory: gru, lstm, linear-attention, or module:Class."""
     network_options: dict[str, JsonValue] = later({})
     """Options of cnn: channels, kernel_sizes, strides, channels_first. linear-attention: key_size, value_size, reading
     (linear or asinh). module:Class: keyword arguments of the class."""
     encoder: EncoderConfig | None = later(None)
-    """Network before a memory, which then receives its outputs instead of observations; required for images."""
+    """Encoder of observations before a memory; required for images."""
     activation: str | None = later(None)
-    """Activation after hidden layers: tanh, relu, identity, or a class of torch.nn such as SiLU; null for tanh, or relu
+    """Activation after hidden layers: tanh, relu, identity, or a class of torch.nn such as SiLU; null: tanh, or relu
     under an off-policy algorithm."""
     output_activation: str = later("identity")
-    """Activation after the last layer of the policy's network; critics have none."""
+    """Activation after the policy network's last layer; not for critics."""
     normalize_observations: bool = later(False)
-    """Subtract the running mean of all observations so far, divide by their standard deviation and clip to ±10; the
-    critic sees the same. Statistics are part of the learner and constant within an iteration."""
+    """Normalize observations, for policy and critic, by the running mean and standard deviation and clip to ±10.
+    Statistics are part of the learner and constant within an iteration."""
 
     @field_validator("activation", "output_activation")
     @classmethod
@@ -138,7 +135,7 @@ class PolicyConfig(Settings):
 
     @property
     def std_options(self) -> dict[str, object]:
-        """Options of the standard deviation that were changed, which a policy of discrete actions does not have."""
+        """Options of the standard deviation that differ from their defaults."""
         names = ("init_std", "min_std", "learn_std")
         return {name: getattr(self, name) for name in names if getattr(self, name) != _DEFAULTS[name]}
 
@@ -150,11 +147,11 @@ class PolicyConfig(Settings):
         Args:
             spaces: Sizes of the environment.
             output_size: Outputs.
-            extra_size: Size of the inputs after the observation: a latent variable, or actions for a critic.
+            extra_size: Size of extra inputs after the observation: a latent variable, or actions for a critic.
             activation: Default activation: tanh, or relu under off-policy algorithms.
 
         Raises:
-            ConfigError: the network is not for such observations.
+            ConfigError: the network does not support the observations.
         """
         spec = NetworkSpec(
             self.network,
@@ -171,10 +168,10 @@ class PolicyConfig(Settings):
         return spec
 
     def cell_spec(self, spaces: Spaces) -> CellSpec:
-        """Describe the network with a memory that sees an observation, and the last action, reward and end.
+        """Describe the recurrent network, whose inputs are an observation and the last action, reward and end.
 
         Raises:
-            ConfigError: observations are images without an encoder, or not for the encoder.
+            ConfigError: observations are images and there is no encoder, or the encoder does not support them.
         """
         encoder = None if self.encoder is None else self.encoder.spec(spaces)
         if encoder is None and is_image(spaces.observation_shape, spaces.observation_scale):

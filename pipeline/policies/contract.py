@@ -1,4 +1,4 @@
-"""The contract of policies: distributions of actions as functions of observations and explicit parameters."""
+"""The contract of policies: action distributions as functions of observations and explicit parameters."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Policy(ABC):
-    """Functions of explicit parameters; holds none itself.
+    """A policy as functions of explicit parameters.
 
     Attributes:
-        network: Network from whose outputs distributions are made.
+        network: Network whose outputs parameterize the distributions.
     """
 
     network: Network
@@ -31,7 +31,7 @@ class Policy(ABC):
     def __init__(self, spaces: Spaces, config: PolicyConfig) -> None: ...
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Draw float32 parameters by name, in order, the same for the same generator; by default the network's."""
+        """Draw float32 parameters by name, in order; by default the network's."""
         return self.network.initialize(rng)
 
     def learned(self, params: Mapping[str, object]) -> tuple[str, ...]:
@@ -40,7 +40,7 @@ class Policy(ABC):
 
     @abstractmethod
     def distribution(self, params: Mapping[str, Tensor], observations: Tensor) -> Distribution:
-        """Return the distributions of actions at some observations.
+        """Return the distributions of actions given observations.
 
         Args:
             params: Parameters by name, all with or all without a leading task axis B.
@@ -60,14 +60,14 @@ class OwnPolicy(Policy):
 
 
 class OwnDistribution(Distribution, Protocol):
-    """Distributions [N] that rollouts can draw from and record."""
+    """Distributions [N] of a custom policy, which rollouts sample from and record."""
 
     def sample(self) -> Tensor:
-        """Draw actions, [N, A] float or [N] int64, with torch's own generator, which has been seeded for it."""
+        """Draw actions, [N, A] float or [N] int64, with torch's global generator, which is seeded before the call."""
         ...
 
     def mode(self) -> Tensor:
-        """Return the most likely actions, or a substitute for them, likewise."""
+        """Return the most likely actions, or a substitute, [N, A] float or [N] int64."""
         ...
 
     def parameters(self) -> Mapping[str, Tensor]:

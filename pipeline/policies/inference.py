@@ -17,13 +17,13 @@ LOGITS_NETWORK = "logits_network"
 class Inference(Protocol):
     """Outputs of a network for B tasks x E rows, each task under its own parameters.
 
-    The bits of a row of a float32 matrix product depend on the number of rows of the product, not on the contents of
-    the others. So a task's product always has all its E rows, also when episodes have ended; then the bits of its
-    actions do not depend on those ends, nor on the other tasks, their number or their order.
+    The bits of a row of a float32 matrix product depend on the number of rows but not on their contents. So a task's
+    product always has all E rows, including ended episodes, and its actions do not depend on other tasks or on when
+    episodes end.
 
     Attributes:
-        inputs: [B, E, in] float32: write the observations here.
-        output_size: Outputs of the network.
+        inputs: [B, E, in] float32; write observations here.
+        output_size: Number of outputs.
     """
 
     inputs: Array
@@ -38,7 +38,7 @@ def network_inference(prefix: str, spec: NetworkSpec, params: TaskParams, num_ro
     """Set up the forward pass of a network with these parameters."""
     if spec.is_plain:
         return PlainInference(prefix, spec, params, num_rows)
-    # Imported here, for these networks only: other workers start in a third of the time without torch.
+    # Imported here: workers without torch start three times faster.
     from metaloom.pipeline.policies.torch_inference import TorchInference
 
     return TorchInference(prefix, spec, params, num_rows)
@@ -70,7 +70,7 @@ class PlainInference:
 
 
 class Affine:
-    """x·K + b of every task's own parameters."""
+    """x·K + b with each task's own parameters."""
 
     def __init__(self, params: Params, prefix: str) -> None:
         self._kernel = params[f"{prefix}.kernel"]
@@ -81,10 +81,10 @@ class Affine:
 
 
 def check_network(prefix: str, spec: NetworkSpec, params: Params) -> None:
-    """Reject parameters [B, ...] that do not belong to a network.
+    """Reject parameters [B, ...] that do not fit a network.
 
     Raises:
-        BatchError: naming the parameter, its shape and the one required.
+        BatchError: names the parameter, its shape and the one required.
     """
     check_shapes(params, network_shapes(prefix, spec))
 
@@ -93,7 +93,7 @@ def network_shapes(prefix: str, spec: NetworkSpec) -> Shapes:
     """Return the shapes of a network's parameters."""
     if spec.name in BUILT_IN_NETWORKS:
         return parameter_shapes(prefix, spec)
-    # As above: only such a network has to be built to know its parameters.
+    # Imported here: only such networks must be built to know their shapes.
     from metaloom.pipeline.nn.networks import build_network
 
     return build_network(prefix, spec).shapes
@@ -103,7 +103,7 @@ def check_shapes(params: Params, required: Shapes) -> None:
     """Reject parameters that are missing, not finite, or not of shape [B, ...] with the required shape after B.
 
     Raises:
-        BatchError: naming the parameter, its shape or value, and the requirement.
+        BatchError: names the parameter, its shape or value, and the requirement.
     """
     for name, shape in required.items():
         if name not in params or params[name].shape[1:] != shape:
@@ -133,7 +133,7 @@ _ACTIVATE_IN_PLACE: dict[str, Callable[[Array], None]] = {"tanh": _tanh, "relu":
 
 
 class CellInference(Protocol):
-    """Features and states of B tasks x E rows, whose bits depend on E and not on B; see Inference.
+    """Features and states of B tasks x E rows; see Inference.
 
     Attributes:
         state_size: S.
@@ -156,7 +156,7 @@ def cell_inference(spec: CellSpec, params: Params) -> CellInference:
         return AttentionInference(spec, params)
     if spec.name in RECURRENT_NETWORKS:
         return GatedCell(spec, params)
-    # Imported here: only a custom cell needs torch.
+    # Imported here: only custom cells need torch.
     from metaloom.pipeline.policies.torch_inference import TorchCell
 
     return TorchCell(spec, params)
@@ -174,7 +174,7 @@ def shapes_of(spec: CellSpec) -> Shapes:
 
 
 class EncodedInference:
-    """A cell after the encoder of its observations. See CellInference."""
+    """A cell after an encoder of observations. See CellInference."""
 
     def __init__(self, spec: CellSpec, encoder: NetworkSpec, params: Params) -> None:
         self._cell = cell_inference(replace(spec, encoder=None), params)
@@ -230,7 +230,7 @@ class GatedCell:
 
 
 def _sigmoid(values: Array) -> Array:
-    # By tanh, which does not overflow and uses one formula for all values.
+    # Computed with tanh, which does not overflow.
     half = np.float32(0.5)
     return half + half * np.tanh(half * values)
 

@@ -1,4 +1,4 @@
-"""Checks of a custom policy before a run: acting and learning must be able to use its distributions."""
+"""Checks of a custom policy before a run: its distributions must be usable for acting and learning."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -29,10 +29,10 @@ _TASKS, _ROWS = 2, 4
 
 
 def require_policy(policy: OwnPolicy, name: str, spaces: Spaces) -> None:
-    """Reject a policy whose distributions cannot act, or differ from the recorded and learned ones.
+    """Reject a policy whose distributions cannot act, or differ between acting, recording and learning.
 
     Raises:
-        ConfigError: naming the violation, the requirement, and the remedy.
+        ConfigError: names the violation, the requirement and a remedy.
     """
     with torch.no_grad():
         _Check(policy, name, spaces).all()
@@ -46,7 +46,7 @@ class _Check:
         for parameter, value in initial.items():
             if value.dtype != np.float32:
                 self._refuse(f"gives the parameter {parameter} as {value.dtype}", "float32")
-        # Away from the initial values, since a mistake in a logarithm or a factor may not show at 0 or 1.
+        # Away from initial values, since a mistake in a logarithm or factor may not show at 0 or 1.
         self._params = {
             parameter: torch.from_numpy(value + 0.1 * rng.standard_normal(value.shape, np.float32))
             for parameter, value in initial.items()
@@ -67,7 +67,7 @@ class _Check:
         self._log_prob(of_tasks, actions.expand(_TASKS, *actions.shape), "log_prob of parameters with a task axis")
         for what, measured, shapes in (
             ("kl", lambda: of_rows.kl(again), [(_ROWS,)]),
-            ("entropy", of_rows.entropy, [(_ROWS,), (1,), ()]),  # of a scale that is the same for all rows
+            ("entropy", of_rows.entropy, [(_ROWS,), (1,), ()]),  # a scale shared by all rows
         ):
             shape = tuple(self._call(what, measured).shape)
             if shape not in shapes:
@@ -84,7 +84,7 @@ class _Check:
         return found
 
     def _actions(self, of_rows: OwnDistribution) -> Tensor:
-        """Draw actions; the same seed gives the same actions."""
+        """Draw actions with a fixed seed."""
         drawn: list[Tensor] = []
         for _ in range(2):
             with seeded(0):

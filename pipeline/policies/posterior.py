@@ -1,4 +1,4 @@
-"""Acting on a posterior over the task, which a recurrent encoder infers from the trial so far.
+"""Acting given a posterior over the task, inferred from the trial so far by a recurrent encoder.
 
 Zintgraf et al. 2020, arXiv:1910.08348. The torch side is pipeline.algorithms.varibad, the actor actors.on_policy.
 """
@@ -27,7 +27,7 @@ T = TypeVar("T")
 EMBEDDING, POSTERIOR = "encoder.embedding", "encoder.posterior"
 """Prefixes of the layers before and after the encoder's cell."""
 POSTERIOR_MEAN, POSTERIOR_LOG_STD = "posterior_mean", "posterior_log_std"
-"""Names under which rollouts record the posterior that an action was taken on."""
+"""Names of the recorded posterior that an action depended on."""
 
 
 class EncoderSizes(NamedTuple):
@@ -63,7 +63,7 @@ _NAMES = (f"{EMBEDDING}.bias", f"{CELL}.hidden_bias", f"{POSTERIOR}.bias")
 
 
 class PosteriorNetwork:
-    """A policy on an observation and the posterior N(μ, σ²) over its task, as μ and log σ; see MemoryNetwork.
+    """A policy whose inputs are an observation and the posterior N(μ, σ²) as μ and log σ; see MemoryNetwork.
 
     e = relu(x E + b), h' = GRU(e, h), (μ, log σ) = h' W + c, where x is the input of a policy with a memory.
 
@@ -108,10 +108,10 @@ def encoder_input_size(config: PolicyConfig, spaces: Spaces) -> int:
 
 
 def check_posterior(config: PolicyConfig, params: Params, spaces: Spaces) -> None:
-    """Reject parameters [B, ...] that do not belong to a policy on a posterior.
+    """Reject parameters [B, ...] that do not fit a posterior-conditioned policy.
 
     Raises:
-        ValueError: naming the parameter, its shape and the one required.
+        ValueError: names the parameter, its shape and the required one.
     """
     sizes = EncoderSizes.of(params)
     required = sizes.shapes(encoder_input_size(config, spaces)) | memory_shapes(params, sizes.cell, spaces)
@@ -123,5 +123,5 @@ def check_posterior(config: PolicyConfig, params: Params, spaces: Spaces) -> Non
 
 
 def without_posterior(behavior: Mapping[str, T]) -> dict[str, T]:
-    """Return the recorded arrays of the action distributions alone."""
+    """Return the recorded arrays of the action distributions only."""
     return {name: value for name, value in behavior.items() if name not in (POSTERIOR_MEAN, POSTERIOR_LOG_STD)}

@@ -1,4 +1,4 @@
-"""Acting with a memory: the policy's view of its trial, as the state of a network and its last action."""
+"""Acting with a memory: the state of a recurrent network and the last action."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from metaloom.pipeline.policies.inference import (
 from metaloom.pipeline.types import Array, EpisodeBatch, Params, Shapes, TaskParams
 
 TRIAL_STATE, TRIAL_LAST = "trial.state", "trial.last"
-"""Names under which a task's parameters hold its initial memory; without them a trial begins with nothing."""
+"""Names of a task's initial memory in its parameters; without them, memory starts empty."""
 
 
 @dataclass(frozen=True)
@@ -27,21 +27,21 @@ class Memory:
     """Memory of B tasks x E rows.
 
     Attributes:
-        state: [B, E, S] of the network; zero where a trial begins.
-        last: [B, E, A + 2], the last action (one-hot where actions are discrete), reward and end of an episode (1 or
-            0); zero where a trial begins.
+        state: [B, E, S], state of the network; zero at the beginning of a trial.
+        last: [B, E, A + 2], the last action (one-hot if discrete), reward and end of episode (1 or 0); zero at the
+            beginning of a trial.
     """
 
     state: Array
     last: Array
 
     def of_task(self) -> Params:
-        """Return the memory as parameters of the tasks; there is one row."""
+        """Return the memory of a single row per task as task parameters."""
         return {TRIAL_STATE: self.state[:, 0].copy(), TRIAL_LAST: self.last[:, 0].copy()}
 
 
 class MemoryNetwork(Protocol):
-    """Outputs of a policy and states of B tasks x E rows, whose bits depend on E and not on B; see Inference.
+    """Outputs and states of a recurrent policy for B tasks x E rows; see Inference.
 
     Attributes:
         state_size: S.
@@ -55,11 +55,11 @@ class MemoryNetwork(Protocol):
 
 
 MakeNetwork = Callable[[PolicyConfig, Spaces, TaskParams, int], MemoryNetwork]
-"""Sets up the network of a policy with these parameters [B, ...], for E rows of every task."""
+"""Function that sets up a policy's network with parameters [B, ...] for E rows per task."""
 
 
 class CellAndHead:
-    """A layer on the features of a cell, as RL2's policy is; see MemoryNetwork."""
+    """A dense layer on the features of a cell, as in RL2; see MemoryNetwork."""
 
     def __init__(self, config: PolicyConfig, spaces: Spaces, params: TaskParams, num_rows: int) -> None:
         self._cell = cell_inference(config.cell_spec(spaces), params.params)
@@ -72,13 +72,13 @@ class CellAndHead:
 
 
 class Remembering:
-    """The network of B tasks x E rows with its memory, input by input: an Inference whose inputs are observations.
+    """A recurrent network with its memory, for B tasks x E rows: an Inference whose inputs are observations.
 
-    `outputs` reads the current observations; `keep` then makes them part of the memory, for the rows whose
-    episodes continue, and `learn_of` adds the action's outcome. Rows that have ended take part in the products only.
+    `outputs` reads the current observations, `keep` adds them to the memory of rows that continue, and `learn_of` adds
+    the actions' outcomes. Ended rows take part only in the products.
 
     Attributes:
-        inputs: [B, E, O] float32: write the observations here.
+        inputs: [B, E, O] float32; write observations here.
         output_size: Size of the policy's output: means of actions, or logits.
         network: Network of the policy.
     """
@@ -101,7 +101,7 @@ class Remembering:
         self._last = self._inputs[..., O:]
         self._state = np.zeros((B, num_rows, self.network.state_size), np.float32)
         self._next = self._state
-        # Views of the same, row by row.
+        # Views by row.
         self._last_rows = self._inputs.reshape(B * num_rows, -1)[:, O:]
         self._state_rows = self._state.reshape(B * num_rows, -1)
         own = params.params
@@ -113,7 +113,7 @@ class Remembering:
 
     @property
     def memory(self) -> Memory:
-        """Return the memory of the rows; the next step does not change it."""
+        """Return a copy of the memory."""
         return Memory(self._state.copy(), self._last.copy())
 
     @memory.setter
@@ -126,7 +126,7 @@ class Remembering:
         return outputs
 
     def keep(self, rows: Array, actions: Array) -> None:
-        """Store the last observations of some rows [n], and the actions [n, ...] that they led to."""
+        """Store the last observations of rows [n] and their actions [n, ...]."""
         self._state_rows[rows] = self._next.reshape(self._state_rows.shape)[rows]
         taken = np.zeros((len(rows), self.output_size + 2), np.float32)
         if self._discrete:
@@ -136,21 +136,21 @@ class Remembering:
         self._last_rows[rows] = taken
 
     def learn_of(self, rows: Array, rewards: Array, ended: Array) -> None:
-        """Store the rewards [n] of some rows' actions, and whether an episode ended with them [n]."""
+        """Store the rewards [n] of rows [n], and whether their episodes ended [n]."""
         self._last_rows[rows, -2] = rewards
         self._last_rows[rows, -1] = ended
 
 
 def policy_prefix(spaces: Spaces) -> str:
-    """Return the prefix of the policy's network: of logits where actions are discrete, else of means."""
+    """Return the prefix of the policy's network: of logits for discrete actions, otherwise of means."""
     return LOGITS_NETWORK if spaces.num_actions else MEAN_NETWORK
 
 
 def check_remembering(config: PolicyConfig, params: Params, spaces: Spaces) -> None:
-    """Reject parameters [B, ...] that do not belong to a policy with a memory.
+    """Reject parameters [B, ...] that do not fit a policy with a memory.
 
     Raises:
-        ValueError: naming the parameter, its shape and the one required.
+        ValueError: names the parameter, its shape and the one required.
     """
     spec, A = config.cell_spec(spaces), spaces.num_actions or spaces.action_size
     cell = cell_inference(spec, params)
@@ -165,16 +165,16 @@ def check_remembering(config: PolicyConfig, params: Params, spaces: Spaces) -> N
 
 
 def memory_shapes(params: Params, state_size: int, spaces: Spaces) -> Shapes:
-    """Return the shapes of the tasks' initial memory, where the parameters hold one."""
+    """Return the shapes of the tasks' initial memory, if the parameters include one."""
     if TRIAL_STATE not in params and TRIAL_LAST not in params:
         return {}
     return {TRIAL_STATE: (state_size,), TRIAL_LAST: ((spaces.num_actions or spaces.action_size) + 2,)}
 
 
 def recollect(remembering: Remembering, observations: Array, actions: Array, rewards: Array, lengths: Array) -> Array:
-    """Replay stored episodes of B x E rows as if acting, and return the outputs [B, E, T, A] on the way.
+    """Replay stored episodes of B x E rows as if acting, and return the outputs [B, E, T, A].
 
-    Afterwards, `remembering` holds the memory at their end. Bits equal acting's if the number of rows is the same.
+    Afterwards, `remembering` holds the memory at their end. Bits agree with acting if the number of rows is the same.
 
     Args:
         remembering: Network with the memory before the episodes.
@@ -196,7 +196,7 @@ def recollect(remembering: Remembering, observations: Array, actions: Array, rew
 
 
 def remembered(remembering: Remembering, params: TaskParams, episodes: EpisodeBatch) -> TaskParams:
-    """Return the parameters of tasks with the memory of their episodes [B, E, T], one after the other."""
+    """Return the task parameters with the memory of the tasks' episodes [B, E, T], in sequence."""
     for e in range(episodes.rewards.shape[1]):
         one = slice(e, e + 1)
         parts = (episodes.observations, episodes.actions, episodes.rewards, episodes.lengths)

@@ -1,4 +1,4 @@
-"""Acting in torch, task by task: all networks that are not plain ones, and custom cells."""
+"""Acting in torch, task by task, for custom cells and all networks that are not plain."""
 
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,21 +14,21 @@ from metaloom.pipeline.nn.spec import NetworkSpec
 from metaloom.pipeline.types import Array, Params, TaskParams
 
 ROWS_MULTIPLE = 4
-"""torch's float32 products have the same bits in every row when the number of rows is a multiple of this."""
+"""All rows of torch's float32 products are computed alike if their number is a multiple of this."""
 
 
 class PaddedRows:
-    """Every task's parameters and rows of inputs, padded with zeros to a multiple of four rows.
+    """Each task's parameters and input rows, zero-padded to a multiple of four rows.
 
-    A network is called task by task, so that all its calls have one shape, whatever other tasks there are: together,
-    the ends of vectorized loops would depend on the number of tasks.
+    The network is called task by task, so that all calls have the same shape. In a joint call, the ends of vectorized
+    loops would depend on the number of tasks.
 
     Attributes:
         inputs: [B, E, in] float32: write the observations here.
     """
 
     def __init__(self, params: Mapping[str, Array], num_rows: int, input_size: int) -> None:
-        # An operator that cannot be repeated exactly is refused by name when it is called.
+        # torch names and rejects nondeterministic operators when they are called.
         torch.use_deterministic_algorithms(True)
         num_tasks = len(next(iter(params.values())))
         if all(value.strides[0] == 0 for value in params.values()):
@@ -65,7 +65,7 @@ class TorchInference:
 
 @contextmanager
 def one_thread() -> Generator[None]:
-    """Run torch on one thread: more would make bits depend on the machine."""
+    """Run torch on one thread; with more threads, bits would depend on the machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -75,7 +75,7 @@ def one_thread() -> Generator[None]:
 
 
 class TorchCell:
-    """Every task's rows are padded to a multiple of four, as PaddedRows does. See CellInference."""
+    """A custom cell with padded rows, see PaddedRows. See CellInference."""
 
     def __init__(self, spec: CellSpec, params: Params) -> None:
         self._cell = build_cell(spec)

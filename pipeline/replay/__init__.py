@@ -1,7 +1,6 @@
-"""The replay buffer: stored transitions by row index, the rows that each task may draw, and minibatches of them.
+"""The replay buffer: stored transitions by row index, the rows of each task, and minibatches.
 
-Does not depend on the store. The caller gives the episode lengths of each rollout batch, and reads the
-episodes on request:
+Independent of the store. The caller appends the episode lengths of each rollout batch, and reads episodes on request:
 
     tasks = TaskIndex()                                              # index.py: which rows every task has
     tasks.append(iteration, task_ids, lengths, in_context=False)
@@ -12,5 +11,5 @@ episodes on request:
     for minibatch in buffer.minibatches(drawn, read):                # read(n) returns the episodes of batch n
         ...
 
-Both index the rows alike, so they need not grow at the same time. `stages/memory/replay.py` connects them with a run.
+Both use the same row indices, so they may grow at different times. `stages/memory/replay.py` connects them with a run.
 """

@@ -1,4 +1,4 @@
-"""The transitions that an off-policy run learns from: the newest in memory, older ones read when they are drawn."""
+"""The transitions of an off-policy run: the newest in memory, older ones read when drawn."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from metaloom.pipeline.types import Array, EpisodeBatch, Minibatch, Minibatches,
 
 @dataclass(frozen=True)
 class TransitionColumns:
-    """The columns of such a matrix: observation, action, reward, next observation, terminated.
+    """Columns of a matrix of transitions: observation, action, reward, next observation, terminated.
 
     Attributes:
         observation_size: O.
-        action_size: A; 0 for discrete actions, whose number takes one column. Float32 holds it exactly below 2**24.
+        action_size: A; 0 for discrete actions, whose index takes one column (float32 is exact below 2**24).
     """
 
     observation_size: int
@@ -60,12 +60,12 @@ class TransitionColumns:
 
 @dataclass(frozen=True)
 class ContextRounds:
-    """The rollout batches that an adaptation step infers tasks from.
+    """The rollout batches from which an adaptation step infers tasks.
 
     Attributes:
         rounds: Rollout batches of the same B tasks.
-        position: Run seed, iteration and adaptation step, which decide the drawn transitions; None after training,
-            where all transitions count.
+        position: Run seed, iteration and adaptation step, which seed the draw of transitions; None after training, when
+            all transitions are used.
     """
 
     rounds: Sequence[EpisodeBatch]
@@ -77,7 +77,7 @@ class ContextRounds:
         return sum(episodes.rewards.shape[1] for episodes in self.rounds)
 
     def transitions(self, num_transitions: int) -> Iterator[Transitions]:
-        """Yield every task's transitions: C drawn ones [1, C], all different where there are enough, or all of them."""
+        """Yield every task's transitions [1, C]: a random sample, without replacement if there are enough, or all."""
         for b, (columns, seen) in enumerate(_by_task(self.rounds)):
             if self.position is None:
                 yield columns.unpack(seen[None])
@@ -98,24 +98,24 @@ def _by_task(rounds: Sequence[EpisodeBatch]) -> Iterator[tuple[TransitionColumns
 
 
 ReadRound = Callable[[int], EpisodeBatch]
-"""Reads the episodes of a rollout batch by its index, in order of collection."""
+"""Function that reads the episodes of a rollout batch by index, in order of collection."""
 
 
 class ReplayBuffer:
-    """Gathers minibatches of a run's transitions. Which rows are in memory affects its speed, never a bit.
+    """Gathers minibatches of a run's transitions. Caching affects speed but not results.
 
-    A rollout batch is read when one of its rows is first drawn. So a resumed run, or a replayed iteration, reads only
-    the batches that it learns from.
+    A rollout batch is read when one of its rows is first drawn, so resumed runs and replays read only batches they
+    need.
     """
 
     def __init__(self, columns: TransitionColumns, *, cache_bytes: int, max_rows: int) -> None:
-        """Make a buffer without transitions.
+        """Make an empty buffer.
 
         Args:
             columns: Columns of a transition.
-            cache_bytes: Memory for transitions. Only a single gradient step whose rows do not fit exceeds it. The
-                batch that is being read comes on top.
-            max_rows: Maximum number of newest transitions that can be drawn; no memory is allocated for more.
+            cache_bytes: Memory for transitions, exceeded only if the rows of a single gradient step do not fit. The
+                batch being read is not included.
+            max_rows: Number of newest transitions that can be drawn.
 
         Raises:
             ReplayError: the cache is too small for two rows.
@@ -128,27 +128,27 @@ class ReplayBuffer:
                 f"the replay buffer may take {cache_bytes} bytes; required at least {2 * columns.row_bytes}, two "
                 "transitions. Raise the limit: what does not fit is read from the store over and over"
             )
-        # Where not all rows fit, rows that are read again get half: twice the room for them halves the reads.
+        # If not all rows fit, half of the memory is for old rows: doubling this halves the reads.
         newest = max_rows if max_rows <= 0.75 * fitting else fitting // 2
         self._most_old_rows = fitting - newest
-        # Row r is at r modulo the size. The system gives memory to pages of it as they are first written.
+        # Row r is at index r modulo the size. Pages are allocated when first written.
         self._newest = np.empty((newest, columns.width), np.float32)
-        self._is_read = GrowingColumns(1)  # per rollout batch: 1 once its rows among the newest are in memory
+        self._is_read = GrowingColumns(1)  # per rollout batch: 1 if its newest rows are in memory
 
     def append(self, lengths: Array) -> None:
-        """Append the next rollout batch with episodes of these lengths [B, E]; nothing of it is read yet.
+        """Append the next rollout batch with episodes of these lengths [B, E]; it is read on demand.
 
         Raises:
-            ReplayError: these are not lengths, or none is positive.
+            ReplayError: the lengths are invalid, or none is positive.
         """
         self.rows.append(lengths)
         self._is_read.append(0)
 
     def minibatches(self, drawn: Minibatches, read: ReadRound) -> Iterator[Minibatch]:
-        """Return the transitions of one gradient step after the other. The buffer must not grow meanwhile.
+        """Yield the transitions of each gradient step. The buffer must not grow during iteration.
 
         Raises:
-            ReplayError: a row is not in the buffer, a batch has other lengths than announced, or the buffer has grown.
+            ReplayError: a row is not in the buffer, a batch has other lengths than appended, or the buffer has grown.
         """
         rows, N = drawn.rows[: drawn.num_updates], drawn.rows.shape[2]
         if drawn.context_rows is not None:
@@ -180,14 +180,14 @@ class ReplayBuffer:
         return gathered.reshape(*rows.shape, -1)
 
     def _read_newest(self, rows: Array, read: ReadRound) -> None:
-        """Read the rollout batches of the rows that are among the newest but not in memory yet."""
+        """Read the rollout batches of newest rows that are not yet in memory."""
         if not rows.size:
             return
         oldest = int(self.rows.round_numbers(np.array(self._first_newest)))
         unread = oldest + np.flatnonzero(self._is_read[0][oldest:] == 0)
         if not len(unread):
             return
-        # Most rows are from rollout batches already in memory: they need not be looked up.
+        # Most rows are already in memory and need no lookup.
         first = max(self._first_newest, self.rows.rows_of(int(unread[0])).start)
         is_drawn = np.zeros(len(self.rows), bool)
         is_drawn[self.rows.round_numbers(rows[rows >= first])] = True
@@ -195,7 +195,7 @@ class ReplayBuffer:
             self._keep(number, self._read(number, read))
 
     def _keep(self, number: int, episodes: EpisodeBatch) -> None:
-        """Keep the rows of a rollout batch that are among the newest."""
+        """Cache the rows of a rollout batch that are among the newest."""
         rows = self.rows.rows_of(number)
         start = max(rows.start, self._first_newest)
         b, e, t = (axis[start - rows.start :] for axis in np.nonzero(episodes.mask))
@@ -203,7 +203,7 @@ class ReplayBuffer:
         self._is_read[0][number] = 1
 
     def _read_old(self, rows: Array, read: ReadRound) -> tuple[Array, Array]:
-        """Return ascending row indices, and copies of the rows; every batch is read once, and nothing is kept."""
+        """Return ascending row indices and copies of the rows, reading each batch once without caching it."""
         numbers = np.unique(rows)
         data = np.empty((len(numbers), self._columns.width), np.float32)
         found = self.rows.locate(numbers)

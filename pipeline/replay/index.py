@@ -1,4 +1,4 @@
-"""Index of a run's transitions: the location of each, and the rows that every task may draw.
+"""Index of a run's transitions: their locations, and the rows of each task.
 
 Rows index the real steps of a run from 0, in order of collection: by rollout batch, then by task, episode
 and step. A rollout batch consists of complete episodes. The index holds no transitions: episode lengths are enough.
@@ -41,11 +41,11 @@ class GrowingColumns:
 
 
 class ReplayError(ValueError):
-    """Request for transitions that a replay buffer does not have, or invalid data given to it."""
+    """Raised for requested rows that are not in the replay buffer, and for invalid data."""
 
 
 class Locations(NamedTuple):
-    """Steps of n rows: the index of the rollout batch, and task b, episode e and step t in it; [n] each."""
+    """Steps of n rows: index of the rollout batch, task b, episode e and step t, [n] each."""
 
     rounds: Array
     b: Array
@@ -54,7 +54,7 @@ class Locations(NamedTuple):
 
 
 class RowIndex:
-    """Finds rows in the rollout batches that hold them. Batches are numbered from 0 as they are appended."""
+    """Locates rows in rollout batches, which are numbered from 0 in order."""
 
     def __init__(self) -> None:
         self._first_rows = GrowingColumns(1)
@@ -66,7 +66,7 @@ class RowIndex:
         return len(self._first_rows)
 
     def append(self, lengths: Array) -> None:
-        """Index the rows of the next rollout batch with episodes of these lengths [B, E]; 0 where there is no episode.
+        """Index the rows of the next rollout batch, given its episode lengths [B, E]; 0 for empty slots.
 
         Raises:
             ReplayError: these are not lengths, or none is positive.
@@ -85,14 +85,14 @@ class RowIndex:
         return range(int(first_rows[number]), stop)
 
     def round_numbers(self, rows: Array) -> Array:
-        """Return the indices of the rollout batches that rows [...] are from: [...] int64."""
+        """Return the index of the rollout batch of each row: [...] int64."""
         return np.searchsorted(self._first_rows[0], rows, side="right") - 1
 
     def locate(self, rows: Array) -> Locations:
         """Return the steps of rows [n].
 
         Raises:
-            ReplayError: one of them is not a row of the run.
+            ReplayError: a row is not in the run.
         """
         self.require(rows)
         first_rows, b, e = (self._episodes[column] for column in range(3))
@@ -103,7 +103,7 @@ class RowIndex:
         """Reject rows [...] that the run does not have.
 
         Raises:
-            ReplayError: one of them is negative or too large.
+            ReplayError: a row is negative or too large.
         """
         if rows.size and not (rows.min() >= 0 and rows.max() < self.num_rows):
             raise ReplayError(
@@ -113,10 +113,10 @@ class RowIndex:
 
 
 class _RowRanges:
-    """An ascending choice of rows, kept as ranges of consecutive ones."""
+    """An ascending selection of rows, stored as ranges."""
 
     def __init__(self) -> None:
-        self._ranges = GrowingColumns(2)  # first row, and how many rows of the choice come before it
+        self._ranges = GrowingColumns(2)  # first row, and the number of selected rows before it
         self._size = 0
 
     def __len__(self) -> int:
@@ -130,7 +130,7 @@ class _RowRanges:
         self._size += count
 
     def count_below(self, row: int) -> int:
-        """Return how many rows come before `row`."""
+        """Return the number of selected rows before `row`."""
         first_rows, before = self._ranges[0], self._ranges[1]
         n = int(np.searchsorted(first_rows, row)) - 1
         if n < 0:
@@ -139,7 +139,7 @@ class _RowRanges:
         return min(int(before[n] + row - first_rows[n]), end)
 
     def at(self, positions: Array) -> Array:
-        """Return the rows at `positions` [...] of the ascending choice: [...] int64."""
+        """Return the rows at `positions` [...] of the selection: [...] int64."""
         first_rows, before = self._ranges[0], self._ranges[1]
         if len(before) == 1:
             return positions + first_rows[0]
@@ -155,7 +155,7 @@ class _RowRanges:
 
 @dataclass(frozen=True)
 class DrawableRows:
-    """Some rows of a task to draw from, oldest first."""
+    """Rows of a task to draw from, oldest first."""
 
     ranges: _RowRanges
     start: int
@@ -167,18 +167,18 @@ class DrawableRows:
     def at(self, positions: Array) -> Array:
         """Return the rows at `positions` [...], 0 to len - 1, 0 being the oldest: [...] int64."""
         if positions.size > len(self):
-            # Many positions are looked up several times as fast in a table of all rows as by bisection.
+            # For many positions, a table of all rows is several times as fast as bisection.
             return self.ranges.between(self.start, self.stop)[positions]
         return self.ranges.at(positions + self.start)
 
 
 class _Task:
-    """All rows of a task, and the rows that it is inferred from with the iterations that collected them."""
+    """All rows of a task, and its context rows by iteration."""
 
     def __init__(self) -> None:
         self.rows = _RowRanges()
         self.context = _RowRanges()
-        self.collections = GrowingColumns(2)  # first row of an iteration, and how many rows of context come before it
+        self.collections = GrowingColumns(2)  # first row of an iteration, and the number of context rows before it
         self._last: int | None = None
 
     def append(self, iteration: int, first_row: int, count: int, in_context: bool) -> None:
@@ -193,21 +193,21 @@ class _Task:
 
 @dataclass(frozen=True)
 class ReplayView:
-    """The replay buffers of all tasks as they were when a run had `num_rows` rows."""
+    """The replay buffers of all tasks when the run had `num_rows` rows."""
 
     tasks: Mapping[int, _Task]
     num_rows: int
 
     def rows(self, task_id: int, size: int) -> DrawableRows:
-        """Return the newest `size` rows of a task, fewer while it has fewer."""
+        """Return the newest `size` rows of a task, or all if there are fewer."""
         task = self.tasks.get(task_id, _NO_TASK)
         stop = task.rows.count_below(self.num_rows)
         return DrawableRows(task.rows, max(0, stop - size), stop)
 
     def context(self, task_id: int) -> DrawableRows:
-        """Return the rows that a task is inferred from: the ones flagged as context when it was last collected.
+        """Return the context rows of a task: rows flagged as context when the task was last collected.
 
-        Until the task is first picked, the initial filling counts; afterwards, the rows of its latest iteration.
+        Until the task is first collected, these are from the initial fill.
         """
         task = self.tasks.get(task_id, _NO_TASK)
         latest = int(np.searchsorted(task.collections[0], self.num_rows)) - 1
@@ -219,11 +219,11 @@ _NO_TASK = _Task()
 
 
 class TaskIndex:
-    """Index of the rows of every task. It only grows, and its earlier states stay readable."""
+    """Append-only index of the rows of every task; earlier states stay readable."""
 
     def __init__(self) -> None:
         self._tasks: defaultdict[int, _Task] = defaultdict(_Task)
-        self._rounds = GrowingColumns(2)  # iteration, the row after its last one
+        self._rounds = GrowingColumns(2)  # iteration, and the row after its last
 
     def __len__(self) -> int:
         """Return the number of rollout batches."""
@@ -234,9 +234,9 @@ class TaskIndex:
 
         Args:
             iteration: Iteration that collected it; -1 for the initial filling of the buffer.
-            task_ids: [B], buffer for the episodes of each task of the rollout batch.
-            lengths: [B, E] steps of each episode, 0 where there is none.
-            in_context: True if tasks are inferred from it.
+            task_ids: [B], buffer of each task in the rollout batch.
+            lengths: [B, E], steps of each episode; 0 for empty slots.
+            in_context: True if tasks may be inferred from it.
 
         Raises:
             ReplayError: a later rollout batch was added before, this one has no steps, or the shapes do not fit.
@@ -256,7 +256,7 @@ class TaskIndex:
         self._rounds.append(iteration, first)
 
     def as_of(self, iteration: int) -> ReplayView:
-        """Return the buffers that iteration `iteration` learns from: its own rollout batches and all earlier ones."""
+        """Return the buffers at an iteration, including its own rollout batches."""
         count = int(np.searchsorted(self._rounds[0], iteration, side="right"))
         return ReplayView(self._tasks, int(self._rounds[1][count - 1]) if count else 0)
 

@@ -1,4 +1,4 @@
-"""Trials of the last iterations, from which a model of them learns: a view of a run's stored data."""
+"""Trials of recent iterations for training a model, as a view of a run's stored data."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from metaloom.pipeline.types import Array, Step
 
 
 class TrialBuffer:
-    """Finds trials by index, oldest rollout batch first; a batch is read when one of its trials is drawn.
+    """Sequence of trials, oldest rollout batch first. Batches are read when one of their trials is drawn.
 
     Args:
         counts: Number of trials of every rollout batch, oldest first.
-        read: Reads the trials of a rollout batch by its index.
+        read: Function that reads the trials of a rollout batch by index.
     """
 
     def __init__(self, counts: Sequence[int], read: Callable[[int], Trials]) -> None:
@@ -28,7 +28,7 @@ class TrialBuffer:
         return self._ends[-1]
 
     def take(self, numbers: Array) -> list[tuple[Trials, int]]:
-        """Return the batch of each of some trials [n], and its index there."""
+        """Return the batch and the index in it for trials [n]."""
         rounds = np.searchsorted(self._ends, numbers, side="right")
         begins = np.array([0, *self._ends])[rounds]
         return [(self._read(r), p) for r, p in zip(rounds.tolist(), (numbers - begins).tolist(), strict=True)]
@@ -36,7 +36,7 @@ class TrialBuffer:
 
 @dataclass(frozen=True)
 class TrialExperience:
-    """Experience of an update."""
+    """Experience of VariBAD's update: this iteration's step, and the buffer."""
 
     step: Step
     buffer: TrialBuffer

@@ -1,4 +1,4 @@
-"""Plan of an evaluation: its sizes, its random seeds, and its tasks."""
+"""Plan of an evaluation: sizes, random seeds and tasks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class EvaluationPlan:
 
     @classmethod
     def of(cls, config: RunConfig) -> EvaluationPlan:
-        """Return the evaluation that a run's configuration describes."""
+        """Return the evaluation described by a run's configuration."""
         asked = config.evaluation
         algorithm = config.algorithm
         steps = algorithm.evaluation_steps if asked.adaptation_steps is None else asked.adaptation_steps
@@ -53,13 +53,13 @@ class EvaluationPlan:
 
 
 def evaluation_tasks(config: RunConfig, env: MetaEnv, updates: int) -> TaskBatch:
-    """Return the tasks that test the learner after `updates` updates.
+    """Return the evaluation tasks for the learner after `updates` updates.
 
-    They depend on `updates` only where the training tasks do: held-out draws exclude the tasks that the learner was
-    trained on, and tasks=train without a fixed set means the tasks of its last iteration.
+    They depend on `updates` only without a fixed training set: held-out draws then exclude the tasks seen in training,
+    and tasks=train means the tasks of the last iteration.
 
     Raises:
-        EnvError: the tasks do not fit the environment, or cannot be drawn as asked.
+        EnvError: the tasks do not fit the environment, or cannot be drawn as configured.
     """
     asked = config.evaluation
     source = _source(config, env, updates)
@@ -85,13 +85,13 @@ def evaluation_tasks(config: RunConfig, env: MetaEnv, updates: int) -> TaskBatch
 
 
 def tasks_drawn_from(config: RunConfig, env: MetaEnv, updates: int) -> int | None:
-    """Return the size of the set that evaluation tasks are chosen from; None where they come from a distribution."""
+    """Return the size of the set of evaluation tasks; None if they come from a distribution."""
     source = _source(config, env, updates)
     return None if isinstance(source, TaskDistribution) else len(source.tasks)
 
 
 def tasks_are_new(config: RunConfig, env: MetaEnv) -> bool:
-    """Return True if no task of the evaluation occurs in training, as far as the environment and the settings say."""
+    """Return True if no evaluation task occurs in training, according to environment and settings."""
     if config.evaluation.tasks != "held-out":
         return False
     if env.test_task_set is None:
@@ -103,14 +103,14 @@ def _source(config: RunConfig, env: MetaEnv, updates: int) -> TaskPool | TaskDis
     asked = config.evaluation.tasks
     if not isinstance(asked, str):
         pool = TaskPool.of(env, asked)
-        # A user's tasks may be none of the environment's, which knows it; better here than on a worker.
+        # The environment may reject a user's tasks; better here than on a worker.
         for task in pool.all().params:
             env.set_task(task)
         return pool
     if asked == "held-out" and env.test_task_set is not None:
         return TaskPool.of(env, env.test_task_set)
     if env.task_set is not None:
-        # Without held-out ones among finitely many tasks, the draw of a task that training knows is all there can be.
+        # With finitely many tasks and no held-out ones, all draws are training tasks.
         return TaskPool.of(env, env.task_set)
     if asked == "train":
         return TaskPool(env.task_fields, _training_draw(config, env, max(updates - 1, 0)))
@@ -119,7 +119,7 @@ def _source(config: RunConfig, env: MetaEnv, updates: int) -> TaskPool | TaskDis
 
 
 def _training_draw(config: RunConfig, env: MetaEnv, iteration: int) -> Array:
-    """Return the tasks of an iteration, drawn again as `sample_tasks` drew them."""
+    """Redraw the tasks of an iteration as `sample_tasks` did."""
     rng = generator(config.seed, "tasks", iteration)
     if config.task_sampling == "uniform":
         return np.asarray(env.sample_tasks(config.num_tasks, rng), np.float64)

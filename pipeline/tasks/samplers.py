@@ -1,4 +1,4 @@
-"""Samplers of tasks: from a distribution or a pool, evenly by a field of it, or balanced by declared classes."""
+"""Samplers of tasks: from a distribution or a pool, optionally evenly by a field or balanced by class."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ class TaskDistribution:
     seen: Array
 
     def sample(self, num_tasks: int, rng: np.random.Generator, balanced_by: Classes | None = None) -> TaskBatch:
-        """Draw `num_tasks` tasks, all different from the ones seen; equally many of every class if classes are given.
+        """Draw `num_tasks` tasks not in `seen`, equally many of every class if classes are given.
 
         Raises:
-            EnvError: the distribution gives hardly any other tasks, or hardly any of a class.
+            EnvError: the distribution almost never gives an unseen task, or a task of some class.
         """
         fields = self.env.task_fields
         if balanced_by is None:
@@ -62,7 +62,7 @@ class TaskPool:
     Attributes:
         fields: Field of each column.
         tasks: [n, P]; a task's index is its id.
-        with_replacement: Draw each task independently; otherwise in blocks, each a new order of the whole pool.
+        with_replacement: True to draw tasks independently; otherwise draw random permutations of the pool.
     """
 
     fields: tuple[TaskField, ...]
@@ -71,7 +71,7 @@ class TaskPool:
 
     @classmethod
     def of(cls, env: MetaEnv, tasks: Sequence[Sequence[float]]) -> "TaskPool":
-        """Return the pool of these tasks of an environment, which may have no parameters."""
+        """Build a pool of tasks of an environment."""
         return cls(env.task_fields, np.array(tasks, np.float64).reshape(len(tasks), -1 if tasks[0] else 0))
 
     def all(self) -> TaskBatch:
@@ -79,17 +79,17 @@ class TaskPool:
         return self._batch(np.arange(len(self.tasks)))
 
     def sample(self, num_tasks: int, rng: np.random.Generator) -> TaskBatch:
-        """Draw `num_tasks` tasks; up to the size of the pool none comes twice, unless drawn with replacement."""
+        """Draw `num_tasks` tasks; without replacement, repeat only after the whole pool."""
         n = len(self.tasks)
         if self.with_replacement:
             return self._batch(rng.integers(n, size=num_tasks))
         return self._batch(shuffled_blocks(n, num_tasks, rng))
 
     def sample_balanced(self, num_tasks: int, rng: np.random.Generator, classes: Classes) -> TaskBatch:
-        """Draw `num_tasks` tasks, equally many of every class, in random order; in a class none twice before all came.
+        """Draw `num_tasks` tasks, equally many per class, in random order; tasks repeat only after the whole class.
 
         Raises:
-            EnvError: a class has none.
+            EnvError: a class has no task.
         """
         of = classes.of(self.tasks, [field.name for field in self.fields])
         among, places = classes.among(of), list[Array]()
@@ -127,7 +127,7 @@ class TaskPool:
 
 
 def class_quotas(num_classes: int, num_tasks: int, rng: np.random.Generator) -> list[int]:
-    """Return the number of tasks of every class: equal, with one more of randomly drawn classes for the remainder."""
+    """Return the number of tasks per class: equal, with the remainder given to random classes."""
     each, rest = divmod(num_tasks, num_classes)
     more = set(rng.permutation(num_classes)[:rest].tolist())
     return [each + (c in more) for c in range(num_classes)]
@@ -141,20 +141,20 @@ def balanced_draw(
     draw: Callable[[int], Array],
     source: str,
 ) -> Array:
-    """Return tasks [B, P], equally many of every class, each distributed as its class's draws.
+    """Draw tasks [B, P], equally many of every class, with the distribution within classes unchanged.
 
-    Draws are taken in their order until each class has its share; further draws of a class are skipped.
+    Draws are used in order; draws of a class that is complete are skipped.
 
     Args:
         classes: Classes of the tasks.
         fields: Field of each column.
         num_tasks: B.
-        rng: Decides which classes have the remainder.
+        rng: Generator that decides which classes get the remainder.
         draw: Function that makes n independent draws [n, P].
         source: Name of the source of the draws, for the error.
 
     Raises:
-        EnvError: a class hardly ever comes up.
+        EnvError: a class is almost never drawn.
     """
     among, kept = classes.among(np.zeros(0, np.int64)), list[Array]()
     left = dict(zip(among.tolist(), class_quotas(len(among), num_tasks, rng), strict=True))
@@ -175,10 +175,10 @@ def balanced_draw(
 
 
 def require_classes(env: MetaEnv, setting: str) -> Classes:
-    """Return the classes that an environment declares, which a setting needs.
+    """Return an environment's declared classes, which a setting requires.
 
     Raises:
-        EnvError: it declares none.
+        EnvError: it declares no classes.
     """
     if env.task_classes is None:
         raise EnvError(
@@ -190,10 +190,10 @@ def require_classes(env: MetaEnv, setting: str) -> Classes:
 
 
 def distinct_tasks(env: MetaEnv, num_tasks: int, rng: np.random.Generator) -> TaskBatch:
-    """Draw different tasks of the environment's `task_set`, in random order, all sets of them equally likely.
+    """Draw tasks of the environment's `task_set` uniformly without replacement, in random order.
 
     Raises:
-        EnvError: the environment has no fixed set of tasks, or one of fewer.
+        EnvError: the environment has no fixed set of tasks, or a smaller one.
     """
     size = len(fixed_tasks(env))
     if num_tasks > size:
@@ -208,7 +208,7 @@ def fixed_tasks(env: MetaEnv) -> tuple[tuple[float, ...], ...]:
     """Return the environment's `task_set`.
 
     Raises:
-        EnvError: it has none.
+        EnvError: it has no `task_set`.
     """
     if env.task_set is None:
         raise EnvError(
@@ -219,16 +219,16 @@ def fixed_tasks(env: MetaEnv) -> tuple[tuple[float, ...], ...]:
 
 
 def shuffled_blocks(size: int, count: int, rng: np.random.Generator) -> Array:
-    """Return `count` indices below `size`: a random order of all of them, then another one, and so on."""
+    """Return `count` indices below `size`, as consecutive random permutations."""
     blocks = [rng.permutation(size) for _ in range(-(-count // size))]
     return np.concatenate(blocks or [np.zeros(0, np.int64)])[:count]
 
 
 def task_batch(fields: tuple[TaskField, ...], tasks: Array, ids: Array) -> TaskBatch:
-    """Return the tasks [B, P] of an environment with these fields.
+    """Validate tasks [B, P] and return them as a TaskBatch.
 
     Raises:
-        EnvError: they have another number of columns, or an entry that is not finite.
+        EnvError: the number of columns is wrong, or an entry is not finite.
     """
     names = tuple(field.name for field in fields)
     if tasks.ndim != 2 or tasks.shape[1] != len(names) or not np.isfinite(tasks).all():

@@ -1,1 +1,1 @@
-"""Meaning of stored bytes: references, layout, codecs, digests, records, paths."""
+"""The storage format: references, layout, codecs, digests, records, paths."""

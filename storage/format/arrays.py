@@ -1,8 +1,8 @@
-"""Zarr v3 arrays as this store writes them: one long array per quantity, one chunk or shard per row.
+"""Zarr v3 arrays of a run: one array per quantity, with one chunk or shard per row.
 
 Chunk bytes and metadata are what zarr-python itself would write for the same array, so plain `zarr.open` reads them.
-They are made here because going through zarr-python costs several times as much CPU, and because a chunk must be
-checked against its commit record before any decoder sees it.
+They are written here because zarr-python takes several times as much CPU, and because chunks must be checked against
+their commit records before decoding.
 """
 
 import math
@@ -22,15 +22,15 @@ from metaloom.storage.format.codec import Piece, dtype_name
 from metaloom.storage.format.layout import dims_of
 
 COMPRESS_FROM = 64 * 2**10
-"""Chunks of at least this many raw bytes are compressed; rows of several tasks are then shards of compressed parts."""
+"""Chunks of at least this number of raw bytes are compressed; rows of several tasks become shards."""
 
 SMALLEST_PART = 2**10
-"""Raw bytes per task from which on a row is a shard: a part costs 40 bytes beside its data."""
+"""Minimum raw bytes per task for a shard: a part has 40 bytes of overhead."""
 
 ARRAY_PATH = re.compile(r"[a-z0-9_]+/[A-Za-z0-9_][A-Za-z0-9_.\-]*")
-"""Place of an array below `data.zarr`."""
+"""Pattern of an array's path below `data.zarr`."""
 
-_COMPRESS_TO = 2**31 - 1  # blosc 1 keeps sizes in 31 bits
+_COMPRESS_TO = 2**31 - 1  # blosc 1 stores sizes in 31 bits
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class ArraySpec:
 
     @cached_property
     def part(self) -> "ArraySpec":
-        """Return the spec of one task's part of a row, as a separate array. Compressed whatever its size."""
+        """Return the spec of one task's part of a row, which is always compressed."""
         return replace(self, shape=self.shape[1:], dims=self.dims[1:], sharded=True)
 
     @cached_property
@@ -77,7 +77,7 @@ class ArraySpec:
 
     @property
     def compressed(self) -> bool:
-        """True if chunks, or the parts of shards, go through blosc."""
+        """True if chunks or parts of shards are compressed."""
         return self.sharded or COMPRESS_FROM <= self.raw_bytes <= _COMPRESS_TO
 
     def chunk_key(self, row: int) -> str:
@@ -141,12 +141,12 @@ def read_metadata(path: Path) -> dict[str, Any]:
 def read_spec(data: Path, path: str) -> ArraySpec:
     """Read the array at a path below `data`.
 
-    Only metadata that this store could have written is accepted: a foreign dtype or codec could run code.
+    Only metadata that this store could have written is accepted: a foreign dtype or codec could execute code.
 
     Raises:
         FileNotFoundError: there is no such array.
-        DamagedRun: its metadata is not what was written.
-        IncompatibleFormat: it is intact but describes an array of a kind that this store does not write.
+        DamagedRun: its metadata is damaged.
+        IncompatibleFormat: it is intact but describes an array that this store does not write.
     """
     file = data / path / "zarr.json"
     document = read_metadata(file)

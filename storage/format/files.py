@@ -1,4 +1,4 @@
-"""Files of a run: read without following links, and made to survive a power cut."""
+"""File operations of a run: reads that do not follow links, and writes that survive a power failure."""
 
 import errno
 import os
@@ -10,7 +10,7 @@ from typing import IO
 from metaloom.storage.errors import StorageFailed, damaged, linked
 
 Content = tuple[bytes, ...]
-"""Content of a file, in pieces."""
+"""Content of a file in pieces."""
 
 
 def flags(*names: str) -> int:
@@ -26,7 +26,7 @@ def read_file(path: Path, *, limit: int) -> bytes:
 
     Raises:
         FileNotFoundError: there is no such file.
-        DamagedRun: it is a symbolic link or something else that is no file, or holds more than `limit` bytes.
+        DamagedRun: it is not a regular file, or is larger than `limit` bytes.
         StorageFailed: the system refuses the read.
     """
     with open_file(path) as file:
@@ -44,7 +44,7 @@ def open_file(path: Path) -> FileIO:
 
     Raises:
         FileNotFoundError: there is no such file.
-        DamagedRun: it is a symbolic link or something else that is no file.
+        DamagedRun: it is not a regular file.
         StorageFailed: the system refuses the read.
     """
     try:
@@ -60,7 +60,7 @@ def open_file(path: Path) -> FileIO:
             raise damaged(path, "is no regular file") from error
         raise _refused(path, error, required="a file that can be read") from error
     mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):  # a folder, of which Python makes no file object; or a device, which may have no end
+    if not stat.S_ISREG(mode):  # a folder, for which there is no file object, or a device, which may be infinite
         os.close(descriptor)
         raise damaged(path, f"is {'a folder' if stat.S_ISDIR(mode) else 'a pipe or a device'}, not a file")
     return FileIO(descriptor, "rb")
@@ -82,7 +82,7 @@ def folder_entries(folder: Path) -> list[os.DirEntry[str]] | None:
 
 
 def _refused(path: Path, error: OSError, *, required: str) -> StorageFailed:
-    # Nothing is wrong with the run, so this must not count as damage, which repair throws away.
+    # The run may be intact, so do not report damage, which `repair` would remove.
     action = "Check its permissions, its disk, and the limit of open files (`ulimit -n`)"
     return StorageFailed(path, found=error.strerror or str(error), required=required, action=action)
 
@@ -96,19 +96,19 @@ def read_at(descriptor: int, size: int, offset: int) -> bytes:
 
 
 def lock(descriptor: int, where: Path, *, wait: bool) -> None:
-    """Lock an open file or folder for this process alone.
+    """Lock an open file or folder exclusively.
 
     Args:
         descriptor: Descriptor of the file or folder.
         where: Its path, for the error.
-        wait: Wait for another process that holds it.
+        wait: True to wait for a process that holds the lock.
 
     Raises:
-        BlockingIOError: another process holds it.
+        BlockingIOError: another process holds the lock.
         StorageFailed: the system has no such locks.
     """
     try:
-        import fcntl  # which only systems have that runs can be written on
+        import fcntl  # exists only on systems that can write runs
     except ImportError:
         raise StorageFailed(
             where,
@@ -120,7 +120,7 @@ def lock(descriptor: int, where: Path, *, wait: bool) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, safe from a power cut, unless it is there."""
+    """Make a folder durably, unless it exists."""
     try:
         path.mkdir()
     except FileExistsError:
@@ -129,19 +129,19 @@ def make_folder(path: Path) -> None:
 
 
 def make_folders(path: Path) -> None:
-    """Make a folder and those above it, safe from a power cut, as far as they are missing."""
+    """Make a folder and its missing parents durably."""
     if not path.parent.is_dir():
         make_folders(path.parent)
     make_folder(path)
 
 
 def replace_file(path: Path, content: bytes, part: Path) -> None:
-    """Replace a file in one step; a power cut leaves the old content or the new one, and the new one afterwards.
+    """Replace a file atomically and durably: a power failure leaves the old or the new content.
 
     Args:
         path: Path of the file.
         content: New content.
-        part: Path in the same folder that the new file has until it is whole.
+        part: Temporary path in the same folder.
     """
     with open(part, "wb") as file:
         file.write(content)
@@ -151,13 +151,13 @@ def replace_file(path: Path, content: bytes, part: Path) -> None:
 
 
 def sync_file(file: IO[bytes]) -> None:
-    """Make written data survive a power cut, including data in Python's buffers."""
+    """Flush written data to disk, including Python's buffers."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder survive a power cut."""
+    """Flush a folder's entries to disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Arrays that store an output of each type: their axes, units and meaning. Custom types declare their arrays."""
+"""The stored arrays of each type of output: axes, units and descriptions. Custom types declare their own."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +13,8 @@ class ArrayPlan:
     """One kind of array.
 
     Attributes:
-        pattern: Name in its group; `*` stands for a name or an index.
-        dims: Names of the axes after `iteration`, in which `*` stands for the name of the array; a shorter or longer
-            array gets numbered names for the rest.
+        pattern: Name in its group; `*` matches a name or an index.
+        dims: Names of the axes after `iteration`; `*` is replaced by the array's name. Further axes get numbered names.
         unit: Unit of the entries; "1" if dimensionless, "mixed" if each component has its own.
         description: Meaning of an entry.
     """
@@ -27,7 +26,7 @@ class ArrayPlan:
 
 
 def _plan(pattern: str, axes: str, description: str, unit: str = "1") -> ArrayPlan:
-    """Return a plan with axes as custom outputs write them, in letters or full names."""
+    """Make a plan with axes given by letters or full names, as in custom outputs."""
     return ArrayPlan(pattern, tuple(LETTERS.get(axis, axis) for axis in axes.split()), unit, description)
 
 
@@ -116,14 +115,14 @@ ARRAYS: Mapping[str, tuple[ArrayPlan, ...]] = {
         ),
     ),
 }
-"""The arrays that keep an output, by the name of its type."""
+"""The arrays of an output by type name."""
 
 METRICS = _plan("values", "metric", "numbers that describe the iteration; attributes name them", "mixed")
-"""The one array of the group of metrics, which the stage that ends an iteration writes beside the learner."""
+"""The array of metrics, written with the next learner."""
 
 
 def plan_of(path: str, stages: StageTable) -> ArrayPlan | None:
-    """Return the plan of the array at a path below `data.zarr`, None if no array belongs there."""
+    """Return the plan of the array at a path below `data.zarr`, or None."""
     group, _, name = path.partition("/")
     if group == METRICS_GROUP:
         return METRICS if name == METRICS.pattern else None
@@ -132,7 +131,7 @@ def plan_of(path: str, stages: StageTable) -> ArrayPlan | None:
 
 
 def plan_in(stage: StoredStage, name: str) -> ArrayPlan | None:
-    """Return the plan of an array of a stage's output, None if there is none."""
+    """Return the plan of an array of a stage's output, or None."""
     return next((plan for plan in plans_of(stage) if fnmatchcase(name, plan.pattern)), None)
 
 
@@ -146,12 +145,11 @@ def plans_of(stage: StoredStage) -> Sequence[ArrayPlan]:
 def dims_of(path: str, plan: ArrayPlan | None, axes: int) -> tuple[str, ...]:
     """Return the names of an array's axes, the leading `iteration` (or, for the learner, `row`) included.
 
-    Axes that the plan does not name are numbered after the array, so that no two arrays of a group are said to share
-    an axis that they do not.
+    Axes not in the plan are numbered and named after the array, so that arrays do not appear to share them.
     """
     named = plan.dims if plan else ()
     group, _, short = path.partition("/")
     rest = tuple(f"{short}_axis_{axis}" for axis in range(len(named), axes))
-    # Packed mappings of one group differ in length: their last axis belongs to the array alone.
+    # Packed mappings of a group differ in length, so their last axis is not shared.
     own = tuple(dim.replace("*", short) for dim in (*named, *rest)[:axes])
     return ("row" if group == LEARNER else "iteration", *own)

@@ -1,6 +1,6 @@
-"""Names, paths and URLs of runs. A name cannot leave the folder of all runs.
+"""Names, paths and URLs of runs. A name cannot point outside the runs folder.
 
-A URL stands for a folder of the cache. The path says it, so nothing has to be looked up.
+A URL corresponds to a folder of the cache, and the folder's path determines the URL.
 """
 
 import os
@@ -15,13 +15,13 @@ _PART = re.compile(r"[A-Za-z0-9_\-][A-Za-z0-9_.\-]*")
 
 
 def cache_root() -> Path:
-    """Return the folder that caches runs under object storage: $METALOOM_CACHE, else one in the user's cache folder."""
+    """Return the cache folder of runs in object storage: $METALOOM_CACHE, or one in the user's cache folder."""
     chosen = os.environ.get("METALOOM_CACHE")
     return Path(chosen or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "metaloom").expanduser().absolute()
 
 
 def folder_of(place: str | os.PathLike[str]) -> Path:
-    """Return the folder of a run or of all runs: the path itself, or the cache folder of a URL."""
+    """Return the folder of a run or of the runs folder: the path itself, or the cache folder of a URL."""
     match = _URL.fullmatch(place) if isinstance(place, str) else None
     if match is None:
         return Path(place)
@@ -39,22 +39,22 @@ def folder_of(place: str | os.PathLike[str]) -> Path:
 
 
 def url_of(folder: Path) -> str | None:
-    """Return the URL that a folder of the cache stands for; None for every other folder."""
+    """Return the URL of a cache folder; None for other folders."""
     try:
         parts = folder.absolute().relative_to(cache_root()).parts
     except ValueError:
         return None
-    # Hidden folders are ours: logs, and forks in the making.
+    # Hidden folders are internal: logs, and unfinished forks.
     return f"{parts[0]}://{'/'.join(parts[1:])}" if len(parts) > 1 and all(map(_PART.fullmatch, parts)) else None
 
 
 def argument(folder: Path) -> str:
-    """Return the run in a folder as an argument of commands that stands for this run alone, quoted for the shell."""
+    """Return an unambiguous command argument for the run in a folder, quoted for the shell."""
     return url_of(folder) or path_argument(folder)
 
 
 def location(folder: Path) -> str:
-    """Return the name of a folder for users: its URL if it stands for one."""
+    """Return the path of a folder for display, or its URL if it has one."""
     return url_of(folder) or str(folder)
 
 
@@ -66,8 +66,8 @@ def run_path(name_or_path: str | os.PathLike[str], root: str | os.PathLike[str])
     """Return the folder of a run.
 
     Args:
-        name_or_path: A name stands for a run below `root`; a Path, or text with a separator, stands for itself;
-            a URL stands for the folder that caches its run.
+        name_or_path: A name means a run below `root`, a Path or text with a separator is a path, and a URL means its
+            cache folder.
         root: Folder of all runs.
     """
     if isinstance(name_or_path, str) and _URL.fullmatch(name_or_path):
@@ -89,7 +89,7 @@ def run_path(name_or_path: str | os.PathLike[str], root: str | os.PathLike[str])
 def check_path(path: str | os.PathLike[str]) -> Path:
     """Return the path if it can be printed on one line and typed again."""
     text = os.fspath(path)
-    # Control characters, breaks of lines and paragraphs, and bytes that are no text.
+    # Control characters, line and paragraph separators, and bytes that are not text.
     if any(unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") for character in text):
         raise InvalidRunName(
             "path of a run",
@@ -101,7 +101,7 @@ def check_path(path: str | os.PathLike[str]) -> Path:
 
 
 def check_run_name(name: str) -> str:
-    """Return the name itself, if a run can have it on every system."""
+    """Return the name if it is valid for a run on every system."""
     if not _NAME.fullmatch(name) or name.endswith(".") or _RESERVED.fullmatch(name):
         raise InvalidRunName(
             "run name",

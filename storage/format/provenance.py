@@ -1,4 +1,4 @@
-"""Machine and packages that a run was written with."""
+"""The machine and packages with which a run was written."""
 
 import os
 import platform
@@ -24,7 +24,7 @@ def versions() -> dict[str, str]:
 
 
 def system() -> dict[str, str]:
-    """Describe the machine, as far as it can change floating-point results or helps to find it again."""
+    """Describe the machine: what affects floating-point results, and its identity."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux

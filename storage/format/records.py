@@ -1,4 +1,4 @@
-"""Commit records: the statement, published in one atomic step, that a stage's output exists."""
+"""Commit records, whose atomic publication makes a stage's output exist."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,23 +12,23 @@ from metaloom.storage.errors import damaged
 from metaloom.storage.format.canonical import parse_sealed, read_sealed, render, sealed
 
 SCHEMA = "metaloom/1"
-"""Of records, markers and sessions, which are the same in all formats of runs."""
+"""Schema of records, markers and sessions, which is the same in all run formats."""
 
 FORMATS = ("metaloom/1", "metaloom/2")
-"""Formats of runs, as run.json names them; new runs have the last one. The second one has shards and segments."""
+"""Run formats by their name in run.json; new runs have the last one. The second added shards and segments."""
 
 MOST_SESSIONS = 10**9
 _TOKEN = re.compile(r"[0-9a-f]{16}")
 
 
 def has_shards(info: Mapping[str, Any]) -> bool:
-    """Return True if the run's large arrays have shards, by its run.json. A run keeps the format it began in."""
+    """Return True if a run's large arrays have shards, according to run.json. Runs keep their format."""
     return info["format"] != FORMATS[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A stage output that another stage was computed from."""
+    """An input of a stored output: another stage's output."""
 
     ref: StageRef
     digest: str
@@ -36,7 +36,7 @@ class Input:
 
 @dataclass(frozen=True)
 class SpanInput:
-    """All outputs of some stages up to an iteration that another stage was computed from, in one entry.
+    """An input of a stored output: all outputs of some stages up to an iteration, as one entry.
 
     Attributes:
         stages: Stage names. Outputs are ordered by iteration, then step, then index in `stages`.
@@ -56,7 +56,7 @@ class SpanInput:
 
     @property
     def span(self) -> Span:
-        """Span that this sum describes."""
+        """The span of this entry."""
         return Span(self.stages, self.first.iteration, self.last.iteration)
 
     def as_dict(self) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class StageRecord:
         versions: Versions of the interpreter and libraries that computed it.
         started: Start time, UTC, ISO 8601.
         seconds: Wall time of the computation.
-        previous: Hash of the previous record; for the first record, hash of run.json.
+        previous: Hash of the previous record, or of run.json for the first.
         sha256: Hash of this record.
     """
 
@@ -167,7 +167,7 @@ class StageRecord:
                 "started": self.started,
                 "seconds": self.seconds,
                 "previous": self.previous,
-                # Left out where there are none: records without spans are as they have always been.
+                # Omitted if empty: records without spans have not changed.
                 **({"spans": [item.as_dict() for item in self.spans]} if self.spans else {}),
             }
         )
@@ -177,8 +177,8 @@ def read_record(path: Path) -> StageRecord:
     """Read the record in a file of `_commits`.
 
     Raises:
-        FileNotFoundError: there is none.
-        DamagedRun: the file is not what was written, or lies where another output's record belongs.
+        FileNotFoundError: the file does not exist.
+        DamagedRun: the file is damaged, or is another output's record.
     """
     record = _parsed(read_sealed(path), path)
     if record.ref.file_name != path.name:
@@ -187,7 +187,7 @@ def read_record(path: Path) -> StageRecord:
 
 
 def parse_record(raw: bytes, where: Path) -> StageRecord:
-    """Parse the record in some bytes; raises DamagedRun, naming their file, if there is none."""
+    """Parse a record; raises DamagedRun, naming the file `where`, if it is invalid."""
     try:
         document = parse_sealed(raw)
     except ValueError as error:
@@ -227,7 +227,7 @@ def _parsed(document: Mapping[str, Any], where: Path) -> StageRecord:
 
 
 def parse_session(number: Any, token: Any) -> tuple[int, str]:
-    """Parse the number and token of a session, which form the name of its folder."""
+    """Parse a session's number and token, which form its folder's name."""
     if not 0 <= int(number) < MOST_SESSIONS or not _TOKEN.fullmatch(str(token)):
         raise ValueError(f"session {number} with the token {token!r}")
     return int(number), str(token)

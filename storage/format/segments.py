@@ -1,7 +1,7 @@
-"""Segments: all outputs of consecutive iterations in a few sealed files instead of several files each.
+"""Segments: all outputs of consecutive iterations in a few sealed files.
 
 A segment is a folder `_segments/{first}-{last}` that appears in one step and never changes. Its seal lists its outputs
-and how their records continue the chain, so a reader can continue the chain without reading the records.
+and their position in the chain of records, so readers can follow the chain without reading the records.
 """
 
 import re
@@ -41,7 +41,7 @@ class Link:
 
     Attributes:
         first: Position of the first record in the run's history.
-        previous: Hash that the first record follows.
+        previous: Hash of the record before the first.
         head: Last record.
     """
 
@@ -85,15 +85,15 @@ class PackedFile:
 
 @dataclass(frozen=True)
 class Seal:
-    """Account of a segment.
+    """Contents of a segment.
 
     Attributes:
         iterations: Iterations of the segment.
-        outputs: Iterations whose output it holds, by stage and inner step.
+        outputs: Iterations with stored outputs, by stage and inner step.
         links: The records as parts of the chain, in order.
         sessions: Number and token of the sessions that wrote them.
         arrays: Arrays by path below `data.zarr`.
-        files: Files by path below the segment's folder, except the seal and the rows of arrays without shards.
+        files: Files by path below the segment's folder, except the seal and rows stored as separate chunks.
     """
 
     iterations: range
@@ -111,7 +111,7 @@ class Seal:
         arrays: Mapping[str, PackedArray],
         files: Mapping[str, PackedFile],
     ) -> "Seal":
-        """Return the seal of a segment that holds some records."""
+        """Build the seal of a segment."""
         held: dict[tuple[str, int], list[int]] = {}
         for record in records:
             held.setdefault((record.ref.stage, record.ref.step), []).append(record.ref.iteration)
@@ -124,7 +124,7 @@ class Seal:
         return any(ref.iteration in part for part in self.outputs.get((ref.stage, ref.step), ()))
 
     def refs(self, iterations: Collection[int] | None = None) -> Iterator[StageRef]:
-        """Yield references to its outputs, of all or some iterations."""
+        """Yield references to its outputs, of all or given iterations."""
         for (stage, step), parts in self.outputs.items():
             found = chain(*parts) if iterations is None else (i for i in iterations if any(i in part for part in parts))
             yield from (StageRef(i, stage, step) for i in found)
@@ -156,7 +156,7 @@ def read_seal(folder: Path) -> Seal:
 
     Raises:
         FileNotFoundError: there is none.
-        DamagedRun: it is not what was written.
+        DamagedRun: the file is damaged.
     """
     document = read_sealed(folder / SEAL)
     try:
@@ -192,14 +192,14 @@ def segment_name(iterations: range) -> str:
 
 
 def segment_iterations(name: str) -> range | None:
-    """Return the iterations of a segment by its folder name, None for any other name."""
+    """Return the iterations of a segment from its folder name; None for other names."""
     match = _NAME.fullmatch(name)
     found = range(int(match[1]), int(match[2]) + 1) if match else None
     return found or None
 
 
 def join(links: Iterable[Link]) -> tuple[Link, ...]:
-    """Join links that follow one another, in order of their positions."""
+    """Merge consecutive links, in order of position."""
     joined: list[Link] = []
     for link in sorted(links, key=lambda link: link.first):
         last = joined[-1] if joined else None
@@ -211,7 +211,7 @@ def join(links: Iterable[Link]) -> tuple[Link, ...]:
 
 
 def array_document(spec: ArraySpec, array: PackedArray) -> Document:
-    """Return the content of the zarr.json of an array in a segment, which plain zarr reads."""
+    """Return the zarr.json of an array in a segment, readable by plain zarr."""
     whole = spec.with_rows(array.rows).document()
     document = {**whole, "attributes": {**whole["attributes"], "first_row": array.first_row}}
     if array.sharded:
@@ -228,11 +228,11 @@ def array_document(spec: ArraySpec, array: PackedArray) -> Document:
 
 
 def spec_in_segment(file: Path, path: str, array: PackedArray, rows: int) -> ArraySpec:
-    """Return the spec, outside of segments, of an array with `rows` rows, by its zarr.json in a segment.
+    """Return the spec of an array with `rows` rows outside of segments, from its zarr.json in a segment.
 
     Raises:
         FileNotFoundError: there is none.
-        DamagedRun: it is not what was written.
+        DamagedRun: the file is damaged.
     """
     document = read_metadata(file)
     attributes = {name: value for name, value in document["attributes"].items() if name not in ("sha256", "first_row")}
@@ -242,7 +242,7 @@ def spec_in_segment(file: Path, path: str, array: PackedArray, rows: int) -> Arr
 
 
 def shard_index(sizes: Sequence[int | None]) -> bytes:
-    """Return the index at the end of a shard from the sizes of its chunks; None marks a missing chunk."""
+    """Return the index at the end of a shard, given the sizes of its chunks; None for a missing chunk."""
     places: list[int] = []
     offset = 0
     for size in sizes:
@@ -258,7 +258,7 @@ def index_size(rows: int) -> int:
 
 
 def place_in_shard(index: bytes, row: int, where: Path) -> tuple[int, int] | None:
-    """Return the offset and size of a chunk, by the end of its shard; None if it is not there."""
+    """Return the offset and size of a chunk from its shard's index; None if it is missing."""
     if crc32c(index[:-_CRC_BYTES]).to_bytes(_CRC_BYTES, "little") != index[-_CRC_BYTES:]:
         raise damaged(where, "its index does not have its own CRC-32C")
     offset, size = struct.unpack_from("<2Q", index, 16 * row)
@@ -273,7 +273,7 @@ def ranges(numbers: Iterable[int]) -> Iterator[range]:
 
 
 def _check(seal: Seal) -> None:
-    """Refuse a seal that no packing writes, before its file names and sizes are used."""
+    """Reject an impossible seal before its file names and sizes are used."""
     for (stage, step), parts in seal.outputs.items():
         for part in parts:
             StageRef(part.start, stage, step)

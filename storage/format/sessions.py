@@ -1,4 +1,4 @@
-"""Files that writing sessions leave in a run's folder: the writer, lost records, and the end of the history."""
+"""Files of writing sessions in a run's folder: the writer, lost records, and the end of the history."""
 
 import os
 import re
@@ -15,13 +15,13 @@ from metaloom.storage.format.records import StageRecord
 FOLDER = "_sessions"
 ABOUT = "session.json"
 INFO_COPY = "run.json"
-"""Name of the copy of run.json that the session keeps which wrote it."""
+"""Name of the copy of run.json in the folder of the session that wrote it."""
 CLOSED = ".closed"
 
 PART_NAME = re.compile(r"[0-9]{8,}\.part")
 _NUMBER = "([0-9]{6}|[1-9][0-9]{6,})"
 _LARGEST_LEAP = 1000
-"""Largest gap between two session numbers. A power cut can remove the claims of sessions between them."""
+"""Largest gap between two session numbers. A power failure can remove the claims in between."""
 CLAIM_NAME = re.compile(rf"{_NUMBER}\.claim")
 _SESSION_NAME = re.compile(rf"{_NUMBER}-([0-9a-f]{{16}})(\.closed)?")
 
@@ -40,7 +40,7 @@ class SessionName(NamedTuple):
 
     @classmethod
     def parse(cls, name: str) -> "SessionName | None":
-        """Parse the name of a session's folder; None for any other name."""
+        """Parse the name of a session's folder; None for other names."""
         match = _SESSION_NAME.fullmatch(name)
         return cls(int(match[1]), match[2], match[3] is not None) if match else None
 
@@ -49,7 +49,7 @@ class SessionName(NamedTuple):
 
 
 def session_number(name: str) -> int:
-    """Return the session number of a name in the folder of sessions, -1 for any other name."""
+    """Return the session number of a name in the folder of sessions; -1 for other names."""
     if (session := SessionName.parse(name)) is not None:
         return session.number
     claim = CLAIM_NAME.fullmatch(name)
@@ -57,14 +57,14 @@ def session_number(name: str) -> int:
 
 
 def stray_sessions(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """Find claims and undescribed session folders whose number does not continue the sequence.
+    """Find claims and undescribed session folders whose number is out of sequence.
 
     Args:
         folder: Folder of sessions.
         names: Names in the folder.
 
     Yields:
-        Each name, and the largest number below its own; -1 where there is none.
+        Each name, and the largest number below its own, or -1.
     """
     previous = -1
     for number, name in sorted((session_number(name), name) for name in names):
@@ -75,7 +75,7 @@ def stray_sessions(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, in
 
 @dataclass(frozen=True)
 class Head:
-    """The newest record that a session knew of.
+    """The newest record known to a session.
 
     Attributes:
         sequence: Index in the history.
@@ -91,7 +91,7 @@ class Head:
 
     @classmethod
     def of(cls, record: StageRecord) -> "Head":
-        """Return the head of a history that ends with a record."""
+        """Return the head for a record."""
         return cls(record.sequence, record.sha256, record.ref, record.digest)
 
     def document(self) -> Document:
@@ -100,22 +100,22 @@ class Head:
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> "Head":
-        """Return the head that a session wrote down."""
+        """Parse a head."""
         sequence, ref = int(document["sequence"]), StageRef.parse(document)
         return cls(sequence, str(document["sha256"]), ref, str(document["digest"]))
 
 
 @dataclass(frozen=True)
 class SessionFacts:
-    """State of the run's history as a session recorded it.
+    """State of the run's history as recorded by a session.
 
     Attributes:
         number, token: Number and token of the session.
-        lost: Positions of records that were missing when it began.
+        lost: Positions of records that were missing at its start.
         next_sequence: Position of the first record that it could write.
-        head: Newest record when it ended; when it began, if it did not end by itself. None before the first one,
-            and in sessions of earlier versions.
-        sealed: True if it ended by itself, so `head` is the newest record of all.
+        head: Newest record at its end, or at its start if it was interrupted. None before the first record, and in
+            earlier versions.
+        sealed: True if it ended normally, so `head` is the newest record.
     """
 
     number: int
@@ -127,20 +127,20 @@ class SessionFacts:
 
     @property
     def known(self) -> int:
-        """Positions below this one hold a record, unless it was lost."""
+        """All positions below this one have a record, unless it was lost."""
         return max(self.next_sequence, self.head.sequence + 1 if self.head else 0)
 
 
 def read_session(folder: Path) -> Document:
-    """Read what a session wrote down about itself.
+    """Read a session's description.
 
     Raises:
-        FileNotFoundError: it was interrupted before it could.
+        FileNotFoundError: it was interrupted before writing one.
         DamagedRun: the file is not what was written.
     """
     try:
         return read_sealed(folder / ABOUT)
-    except FileNotFoundError:  # it may have been closed since its folder was seen
+    except FileNotFoundError:  # it may have been closed meanwhile
         return read_sealed(folder.with_name(folder.name.removesuffix(CLOSED) + CLOSED) / ABOUT)
 
 
@@ -164,9 +164,9 @@ def session_facts(folder: Path) -> SessionFacts:
 
 
 def newest_session(root: Path, first: int) -> SessionFacts | None:
-    """Read the facts of the newest readable session whose number is at least `first`, or return None.
+    """Read the facts of the newest readable session with number `first` or higher, or return None.
 
-    Call it before listing records: the list then includes every record that the session knew.
+    Call this before listing records, so that the list includes every record known to the session.
     """
     try:
         names = os.listdir(root / FOLDER)
@@ -177,6 +177,6 @@ def newest_session(root: Path, first: int) -> SessionFacts | None:
             return None
         try:
             return session_facts(root / FOLDER / str(session))
-        except (FileNotFoundError, DamagedRun):  # killed before it wrote anything, or reported by `verify`
+        except (FileNotFoundError, DamagedRun):  # killed before writing anything, or reported by `verify`
             continue
     return None

@@ -1,9 +1,9 @@
-"""The stages of a run as the store knows them: data that run.json keeps, so that any table of stages can be stored."""
+"""The stages of a run as the store sees them: data in run.json."""
 
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from metaloom.pipeline import types
 from metaloom.pipeline.dataflow.refs import StageOrder, StageRef
@@ -11,13 +11,13 @@ from metaloom.pipeline.outputs import OutputSchema
 from metaloom.storage.errors import IncompatibleFormat
 
 LEARNER = "learner"
-"""The group of what an update learned; the learner that iteration i starts from is its row i."""
+"""Group of learners; iteration i starts from row i."""
 
 METRICS_GROUP = "metrics"
-"""The group of the metrics of an iteration, which are written with its update."""
+"""Group of metrics, written with an iteration's update."""
 
 STEP = "{step}"
-"""Stands for the inner step in the name of a group."""
+"""Placeholder for the inner step in the name of a group."""
 
 
 _GROUP = re.compile(r"[a-z][a-z0-9_]{0,60}?(_\{step\})?")
@@ -29,9 +29,9 @@ class StoredStage:
 
     Attributes:
         name: Stage name.
-        group: Group below `data.zarr` that holds its output; "{step}" in the name stands for the inner step.
+        group: Group of its output below `data.zarr`; "{step}" is replaced by the inner step.
         output: Name of the type of its output, such as EpisodeBatch.
-        thinnable: True if thinning may remove its arrays, because they can be computed again.
+        thinnable: True if thinning may remove its arrays, which can be recomputed.
         ends_iteration: True if its output (next learner and metrics) completes the iteration.
         schema: Description of its output, if the class is user-defined.
     """
@@ -45,31 +45,27 @@ class StoredStage:
 
     @property
     def stepped(self) -> bool:
-        """True if an iteration may have several, one for every inner step."""
+        """True if an iteration may have an output per inner step."""
         return STEP in self.group
 
     @property
     def description(self) -> str:
-        """The first line of the docstring of the class of its output."""
+        """First line of the docstring of its output's class."""
         if self.schema:
             return self.schema.description
         return str(vars(types)[self.output].__doc__).partition("\n")[0]
 
 
 class StageTable(StageOrder):
-    """The stages of a run, in the order in which data passes them.
-
-    Attributes:
-        stepped: Names of the stages of all tables so far that may have several outputs in an iteration.
+    """The stages of a run in data-flow order.
 
     Args:
-        stages: The stages. One ends iterations; an earlier one outputs the first learner.
+        stages: The stages. One ends iterations, and an earlier one outputs the first learner.
 
     Raises:
-        ValueError: two have one name, a group has none that a folder can have, or none or several end an iteration.
+        ValueError: names are not unique, a group's name is not valid for a folder, or not exactly one stage ends
+            iterations.
     """
-
-    stepped: ClassVar[set[str]] = set()
 
     def __init__(self, stages: Iterable[StoredStage]) -> None:
         self.stages: tuple[StoredStage, ...] = tuple(stages)
@@ -88,14 +84,13 @@ class StageTable(StageOrder):
             )
         self.first: str = starts[0]
         self.last: str = ends[0]
-        StageTable.stepped.update(stage.name for stage in self.stages if stage.stepped)
         super().__init__((stage.name, stage.stepped) for stage in self.stages)
 
     def __contains__(self, name: str) -> bool:
         return name in self._by_name
 
     def __getitem__(self, name: str) -> StoredStage:
-        if name not in self._by_name:  # not damage, which a repair would compute again
+        if name not in self._by_name:  # not damage, which `repair` would recompute
             raise IncompatibleFormat(
                 "run.json",
                 found=f"no stage {name!r} in the run, which has {', '.join(self._by_name)}",
@@ -105,36 +100,36 @@ class StageTable(StageOrder):
         return self._by_name[name]
 
     def learner_ref(self, iteration: int) -> StageRef:
-        """Return the stage whose output is the learner that an iteration starts from, stored or not."""
+        """Return the reference to the learner that an iteration starts from, stored or not."""
         return StageRef(0, self.first) if iteration == 0 else self.last_ref(iteration - 1)
 
     def last_ref(self, iteration: int) -> StageRef:
-        """Return the stage whose output ends an iteration, stored or not."""
+        """Return the reference to the output that ends an iteration, stored or not."""
         return StageRef(iteration, self.last)
 
     def writing(self, group: str) -> StoredStage | None:
-        """Return the stage that writes a group below `data.zarr`, such as rollouts_0; one of two for the learner."""
+        """Return the stage that writes a group below `data.zarr`, such as rollouts_0, or None."""
         pattern = re.sub(r"_\d{1,4}$", f"_{STEP}", group)
         return next((stage for stage in self.stages if stage.group in (group, pattern)), None)
 
     def named(self, group: str) -> str:
-        """Return the stage whose outputs a group holds, "" if none; "rollouts" stands for "rollouts_{step}"."""
+        """Return the name of the stage that writes a group, or ""; "rollouts" means "rollouts_{step}"."""
         found = (stage.name for stage in self.stages if stage.group in (group, f"{group}_{STEP}"))
         return next(found, "")
 
     def in_group(self, group: str, iteration: int, step: int = 0) -> StageRef | None:
-        """Return the output that a group holds of an iteration and inner step, stored or not; None as for `named`."""
+        """Return the reference to a group's output of an iteration and inner step, stored or not, or None."""
         name = self.named(group)
         return StageRef(iteration, name, step) if name else None
 
     def thinnable(self, ref: StageRef) -> bool:
-        """Return True if the arrays of an output may go when its iteration is thinned."""
+        """Return True if thinning may remove the arrays of an output."""
         return ref.stage in self and self[ref.stage].thinnable
 
     def recomputable(self, ref: StageRef) -> bool:
-        """Return True if an output may lack its arrays: it is thinnable, or the learner after an update.
+        """Return True if an output can be recomputed from others: it is thinnable, or a learner after an update.
 
-        Thinning takes no learners. The copy of a run that is a reference has few of them, from which the others follow.
+        Thinning keeps learners, but published reference runs include only a few.
         """
         return ref.stage == self.last or self.thinnable(ref)
 
@@ -143,12 +138,12 @@ class StageTable(StageOrder):
         return self[ref.stage].group.replace(STEP, str(ref.step))
 
     def row_of(self, ref: StageRef) -> int:
-        """Return the row of its group's arrays that a stage's output fills."""
-        # The learner that iteration i + 1 starts from is the one that iteration i's update made.
+        """Return the row of a stage's output in its group's arrays."""
+        # The update of iteration i makes the learner that iteration i + 1 starts from.
         return ref.iteration + self[ref.stage].ends_iteration
 
     def document(self) -> list[dict[str, Any]]:
-        """Return the table as run.json keeps it."""
+        """Return the table for run.json."""
         return [
             {"name": s.name, "group": s.group, "output": s.output}
             | ({"thinnable": True} if s.thinnable else {})
@@ -159,10 +154,10 @@ class StageTable(StageOrder):
 
     @classmethod
     def of(cls, info: Mapping[str, Any]) -> "StageTable":
-        """Return the stage table of the run with this run.json; earlier versions knew two, and did not record them.
+        """Return the stage table in a run.json. Earlier versions had two fixed tables and did not record them.
 
         Raises:
-            ValueError, KeyError, TypeError: it is no table.
+            ValueError, KeyError, TypeError: the table is invalid.
         """
         if "stages" in info:
             return cls(_stored_stage(**stage) for stage in info["stages"])
@@ -202,4 +197,4 @@ OFF_POLICY = StageTable(
     )
 )
 EARLIER = {table.last: table for table in (ON_POLICY, OFF_POLICY)}
-"""The tables of runs of format metaloom/1 whose run.json does not hold theirs, by the stage that ends iterations."""
+"""The tables of old runs whose run.json has none, by the stage that ends iterations."""

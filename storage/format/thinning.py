@@ -1,10 +1,9 @@
-"""Remains of a thinned iteration, and how a reader distinguishes them from damage.
+"""Markers of thinned iterations, by which readers distinguish thinning from damage.
 
-The arrays of rollouts, samples and adapted parameters are the bulk of an on-policy run, and each can be computed again
-from what stays: learners, tasks, seeds and records. Off policy the rollouts are the replay buffer that later iterations
-draw from, so they stay, and what goes are minibatches and adapted parameters. A marker in `_thinned` names the records
-whose arrays may be gone. It is published before the first of their files is removed and goes only after the last one is
-back.
+Rollouts, samples and adapted parameters are the bulk of an on-policy run and can be recomputed from what stays:
+learners, tasks, seeds and records. In off-policy runs, rollouts are the replay buffer and stay; minibatches and adapted
+parameters are removed. A marker in `_thinned` lists the records whose arrays may be missing. It is published before the
+first file is removed, and deleted after the last one is restored.
 """
 
 import re
@@ -29,15 +28,15 @@ _PACKED_NAME = re.compile(r"[0-9]{8}-[0-9]{8}\.json")
 
 @dataclass(frozen=True)
 class Retention:
-    """Rule of which complete iterations keep all their arrays, and how much a run may hold.
+    """Rule for which complete iterations keep all their arrays, and the size limit of a run.
 
     Attributes:
         keep_last: Number of newest iterations to keep.
         keep_every: Keep iterations divisible by this.
         max_bytes: Stop the writer before the run's files exceed this size.
-        kept: Iterations to keep in any case.
+        kept: Iterations that are always kept.
 
-    With neither `keep_last` nor `keep_every`, all are kept. With both, an iteration stays if either rule keeps it.
+    Without `keep_last` and `keep_every`, all are kept. With both, an iteration is kept if either keeps it.
     """
 
     keep_last: int | None = None
@@ -51,7 +50,7 @@ class Retention:
         return self.keep_last is not None or self.keep_every is not None
 
     def keeps(self, iteration: int, complete: int) -> bool:
-        """Return True if an iteration stays whole when `complete` iterations are complete."""
+        """Return True if an iteration is kept when `complete` iterations are complete."""
         newest = self.keep_last is not None and iteration >= complete - self.keep_last
         chosen = self.keep_every is not None and iteration % self.keep_every == 0
         return not self.thins or newest or chosen or iteration in self.kept
@@ -62,12 +61,12 @@ KEEP_ALL = Retention()
 
 @dataclass(frozen=True)
 class Thinned:
-    """Summary of a thinning, planned or done.
+    """Summary of a planned or completed thinning.
 
     Attributes:
         iterations: Iterations concerned.
         files: Number of files.
-        num_bytes: Bytes in these files. A fork that shares them keeps them on the disk.
+        num_bytes: Bytes in these files; files shared with a fork stay on disk.
     """
 
     iterations: tuple[int, ...]
@@ -76,13 +75,13 @@ class Thinned:
 
     @classmethod
     def of(cls, records: Sequence[StageRecord], goes: Callable[[StageRecord, StoredFile], object]) -> "Thinned":
-        """Sum up what goes with the arrays of some records, except chunks that are in a shard with others."""
+        """Sum up the files removed with some records' arrays, except chunks in shared shards."""
         sizes = [chunk.size for record in records for chunk in record.chunks if goes(record, chunk)]
         return cls(tuple(sorted({record.ref.iteration for record in records})), len(sizes), sum(sizes))
 
     @classmethod
     def sum(cls, parts: Iterable["Thinned"]) -> "Thinned":
-        """Sum up several accounts."""
+        """Add several summaries."""
         parts = [*parts]
         iterations = sorted({i for part in parts for i in part.iterations})
         return cls(tuple(iterations), sum(part.files for part in parts), sum(part.num_bytes for part in parts))
@@ -99,23 +98,23 @@ def packed_marker_path(root: Path, iterations: range) -> Path:
 
 
 def is_marker(name: str) -> bool:
-    """Return True if a file of `_thinned` is a marker by its name."""
+    """Return True for the name of a marker."""
     return _MARKER_NAME.fullmatch(name) is not None or _PACKED_NAME.fullmatch(name) is not None
 
 
 def marked_iteration(name: str) -> int | None:
-    """Return the iteration of a file in `_thinned`, None for a name that no marker has."""
+    """Return the iteration of a marker's file name; None for other names."""
     match = _MARKER_NAME.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def render_marker(iteration: int, outputs: Mapping[StageRef, str]) -> bytes:
-    """Return the bytes of an iteration's marker, which holds the record hash of each thinned output."""
+    """Return the content of an iteration's marker: the record hash of each thinned output."""
     return render(sealed({"schema": SCHEMA, "iteration": iteration, "outputs": _entries(outputs)}))
 
 
 def render_packed_marker(iterations: range, outputs: Mapping[int, Mapping[StageRef, str]]) -> bytes:
-    """Return the bytes of a segment's marker, equivalent to one marker for each of its iterations."""
+    """Return the content of a segment's marker, equivalent to one marker per iteration."""
     by_iteration = [{"iteration": i, "outputs": _entries(outputs[i])} for i in sorted(outputs) if outputs[i]]
     about = {"schema": SCHEMA, "iterations": [iterations.start, iterations.stop], "thinned": by_iteration}
     return render(sealed(about))
@@ -129,7 +128,7 @@ def _entries(outputs: Mapping[StageRef, str]) -> list[dict[str, Any]]:
 
 
 def read_marker(path: Path, stages: StageTable) -> dict[StageRef, str]:
-    """Read the thinned outputs that a marker names, with the hash of the record of each.
+    """Read a marker: the thinned outputs and their record hashes.
 
     Raises:
         FileNotFoundError: there is no marker.
@@ -146,7 +145,7 @@ def read_marker(path: Path, stages: StageTable) -> dict[StageRef, str]:
 
 
 def read_packed_marker(path: Path, iterations: range, stages: StageTable) -> dict[int, dict[StageRef, str]]:
-    """Read the thinned outputs that the marker of a segment names, by iteration; raises as `read_marker`."""
+    """Read a segment's marker, by iteration; raises like `read_marker`."""
     document = read_sealed(path)
     try:
         if document["schema"] != SCHEMA or document["iterations"] != [iterations.start, iterations.stop]:
@@ -160,12 +159,12 @@ def read_packed_marker(path: Path, iterations: range, stages: StageTable) -> dic
 
 
 def thinnable(refs: Iterable[StageRef], iterations: Collection[int], stages: StageTable) -> list[StageRef]:
-    """Return the outputs of some iterations whose arrays may go, in a run that has these stages."""
+    """Return the outputs of some iterations whose arrays thinning may remove."""
     return stages.sort(ref for ref in refs if ref.iteration in iterations and stages.thinnable(ref))
 
 
 def thinned_error(root: Path, ref: StageRef) -> StageThinned:
-    """Build the error for arrays that were requested after they were thinned."""
+    """Build the error for requested arrays that are thinned."""
     return StageThinned(
         root,
         found=f"{ref} was thinned: its record is here, its arrays are not",

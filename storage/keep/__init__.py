@@ -1,1 +1,1 @@
-"""Keeping part of a run: forks, thinning, unpacking, quarantine; repair and removal of runs."""
+"""Operations on stored runs: forks, thinning, unpacking, quarantine, repair and removal."""

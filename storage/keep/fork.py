@@ -1,4 +1,4 @@
-"""Make a run that begins with the iterations of another one, sharing its files."""
+"""Forks: runs that begin with the iterations of another run and share its files."""
 
 import errno
 import os
@@ -69,18 +69,18 @@ def fork_run(
 ) -> Fork:
     """Create a run that shares the iterations before `iteration` of another run and continues with a new configuration.
 
-    Files are shared by hard links: they stay whole when the parent is thinned or deleted. What the parent has thinned
-    is thinned in the fork.
+    Files are shared by hard links, so they survive thinning or deletion of the parent. Outputs thinned in the parent
+    are thinned in the fork.
 
     Args:
-        parent: Run to fork. Its writer may continue meanwhile.
+        parent: Run to fork, which may be being written.
         iteration: First iteration that is not shared.
         path: Folder or URL of the new run; must not exist, or be empty.
         config: Settings of the new run, as plain JSON data.
         config_digest: Digest of the settings that affect results.
         capacity: Number of iterations to allocate.
         environment: Further facts that affect results or help to reproduce them, as plain JSON data.
-        progress: Receives the number of outputs shared so far and the number of all.
+        progress: Receives the number of outputs shared and the total.
 
     Raises:
         InvalidRunName: the path cannot be printed on one line.
@@ -111,7 +111,7 @@ def fork_run(
             except (FileNotFoundError, DamagedRun):
                 if parent.files.segments.names() == known:
                     raise
-                # Packed meanwhile: what was to be linked is elsewhere by now.
+                # Packed meanwhile: the files to link have moved.
                 parent.files.segments.all(refresh=True)
     return Fork(path, iteration, *links.shared, *links.copied)
 
@@ -121,9 +121,9 @@ class _Shared:
     """Outputs of the parent that a fork shares.
 
     Attributes:
-        records: Records in no segment, or in a segment that the fork shares only in part.
-        segments: Segments that the fork shares whole.
-        cut: Segment that the fork shares in part.
+        records: Records not in a segment, or in a segment that is only shared in part.
+        segments: Segments shared as a whole.
+        cut: Segment shared in part.
         chain: The whole chain, in order.
     """
 
@@ -181,9 +181,9 @@ def _build(
 
 @contextmanager
 def _workshop(path: Path) -> Generator[Path]:
-    """Return a path that is free in a hidden folder beside the new run's, for building it; removed afterwards."""
+    """Return a free path in a hidden folder beside the new run, for building it; remove the folder afterwards."""
     make_folders(path.parent)
-    # Named after the run, so that what a kill leaves is found and cleared by whoever tries again.
+    # Named after the run, so that the next attempt removes what a killed one left.
     outer = path.parent / f".metaloom-fork-{path.name}"
     outer.mkdir(exist_ok=True)
     lock = acquire_lock(outer / "writer.lock", secrets.token_hex(8), take_over=False)
@@ -193,7 +193,7 @@ def _workshop(path: Path) -> Generator[Path]:
         yield folder
     finally:
         shutil.rmtree(outer / "run", ignore_errors=True)
-        lock.path.unlink()  # nobody takes a workshop over
+        lock.path.unlink()  # a workshop cannot be taken over
         lock.release()
         outer.rmdir()
 
@@ -211,7 +211,7 @@ def _origin(parent: Run, iteration: int, newest: Head, config: Mapping[str, Any]
         },
         "ancestors": [*parent.info.get("ancestors", []), as_ancestor(parent.info)],
         "first_sequence": newest.sequence + 1,
-        # Its arrays belong to the parent, which keeps its format.
+        # Arrays keep the parent's format.
         "format": parent.info["format"],
     }
 
@@ -224,7 +224,7 @@ def _share_sessions(root: Path, links: "_Links") -> None:
             continue
         try:
             read_session(folder)
-        except (FileNotFoundError, DamagedRun):  # interrupted before it wrote anything, or reported by `verify`
+        except (FileNotFoundError, DamagedRun):  # interrupted before writing anything, or reported by `verify`
             continue
         name = f"{session._replace(closed=True)}/session.json"
         try:
@@ -266,7 +266,7 @@ def _share_outputs(
             except FileNotFoundError:
                 if not parent.files.is_thinned(record):
                     raise damaged(parent.path / file.path, "is missing") from None
-                _share_markers(parent, {record.ref.iteration}, links)  # thinned since we looked
+                _share_markers(parent, {record.ref.iteration}, links)  # thinned meanwhile
 
 
 def _share_segment(parent: Run, segment: Segment, links: "_Links") -> None:
@@ -280,7 +280,7 @@ def _share_segment(parent: Run, segment: Segment, links: "_Links") -> None:
 
 
 def _share_restored(parent: Run, segment: Segment, links: "_Links") -> None:
-    """Share what was thinned, and was computed again when it was packed already."""
+    """Share outputs that were thinned and then restored after packing."""
     for array in segment.seal.arrays:
         folder = parent.files.data / array
         logged = (path.rpartition("/")[2] for path in _logged(parent, folder))
@@ -294,7 +294,7 @@ def _share_restored(parent: Run, segment: Segment, links: "_Links") -> None:
 
 
 def _logged(parent: Run, folder: Path) -> list[str]:
-    """Return the files of a folder that are in the object store, if the parent is under one."""
+    """Return the files of a folder in the object store, if the parent has one."""
     remote, prefix = parent.files.remote, folder.relative_to(parent.path).as_posix()
     return [path for path in remote.files if path.startswith(f"{prefix}/")] if remote is not None else []
 
@@ -302,7 +302,7 @@ def _logged(parent: Run, folder: Path) -> list[str]:
 def _cut_segment(
     parent: Run, segment: Segment, records: list[StageRecord], links: "_Links", session: Session, iteration: int
 ) -> None:
-    """Write the part of a segment that a fork has; what is not in shards is shared."""
+    """Write the fork's part of a segment; files outside of shards are shared."""
     iterations = range(segment.iterations.start, max(iteration, segment.iterations.start + 1))
     part = write_segment(parent.files, session, iterations, records)
     make_folder(links.target / SEGMENTS)
@@ -324,17 +324,17 @@ def _cut_segment(
                 rows[paths[0].relative_to(parent.path).as_posix()] = paths[1].relative_to(links.target).as_posix()
     parent.files.bring_all(rows)
     for path, new_path in rows.items():
-        with suppress(FileNotFoundError):  # it has come back elsewhere
+        with suppress(FileNotFoundError):  # it was restored elsewhere
             links.share(path, new_path)
 
 
 def _share_markers(parent: Run, iterations: Iterable[int], links: "_Links") -> None:
-    for iteration in sorted({*iterations}.intersection(parent.files.live_markers())):
+    for iteration in {*iterations}.intersection(parent.files.live_markers()):
         links.share(marker_path(Path(), iteration).as_posix())
 
 
 class _Links:
-    """Makes files of one run appear in another: linked where that is possible, copied where not."""
+    """Shares files of one run with another: by links if possible, otherwise by copies."""
 
     def __init__(self, source: Path, target: Path) -> None:
         self._source = source
@@ -344,7 +344,7 @@ class _Links:
         self.copied = (0, 0)
 
     def share(self, name: str, new_name: str | None = None) -> None:
-        """Make a file appear, replacing an existing one."""
+        """Share a file, replacing an existing one."""
         source, target = self._source / name, self.target / (new_name or name)
         if target.parent not in self._folders:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -363,13 +363,13 @@ class _Links:
             self.copied = (self.copied[0] + 1, self.copied[1] + size)
 
     def sync(self) -> None:
-        """Make the new names survive a power cut."""
+        """Flush the new folder entries to disk."""
         for folder in sorted(self._folders, reverse=True):
             sync_folder(folder)
 
 
 def _place(folder: Path, path: Path) -> None:
-    """Store a new run under the URL that its path stands for, if it does; then move it to its path."""
+    """Upload a new run if its path has a URL, then move it to its path."""
     url = url_of(path)
     if url is not None:
         log = RemoteLog(folder, url, log_folder(path))

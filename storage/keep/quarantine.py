@@ -1,7 +1,7 @@
-"""Batches on which a stage failed, kept beside the run for debugging.
+"""Data of failed stages, stored with the run for debugging.
 
-A folder `_quarantine/{iteration:08d}.{stage}.{step}` holds `about.json` and one `.npy` file per array. It is no part of
-what the run's records vouch for: `verify` leaves it alone, and it may be deleted at any time.
+A folder `_quarantine/{iteration:08d}.{stage}.{step}` holds `about.json` and one `.npy` file per array. It is not
+covered by the run's records: `verify` ignores it, and it may be deleted at any time.
 """
 
 import io
@@ -38,7 +38,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Quarantined:
-    """One fault: where it happened, and the batch that shows it.
+    """A fault: its location, and the data that reproduce it.
 
     Attributes:
         ref: Stage that failed.
@@ -103,7 +103,7 @@ def put_in_quarantine(
 
 
 def read_quarantine(run: Path) -> list[Quarantined]:
-    """List the faults of failed stages, in order. The message of an unreadable one says so."""
+    """List the faults of failed stages, in order. Unreadable ones have a message that says so."""
     root = run / FOLDER
     names = [entry.name for entry in root.iterdir()] if root.is_dir() and not root.is_symlink() else []
     refs = (StageRef.from_file_name(f"{name}.json") for name in names)
@@ -128,7 +128,7 @@ def _read(root: Path, ref: StageRef) -> Quarantined:
 
 
 def _read_array(path: Path, form: Form) -> Array:
-    # Not np.load: it takes memory for the shape that a file claims before it looks at how much the file holds.
+    # Not np.load, which allocates memory for the claimed shape before checking the size of the file.
     dtype, header = np.dtype(form.dtype), io.BytesIO()
     described = {"descr": dtype.str, "fortran_order": False, "shape": form.shape}
     np.lib.format.write_array_header_1_0(header, described)

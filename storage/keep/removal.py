@@ -1,4 +1,4 @@
-"""Remove whole runs: out of sight by one rename, then file by file, so that a kill leaves no half of a run."""
+"""Removal of runs: one rename, then file by file, so that an interruption leaves no partial run."""
 
 import os
 import secrets
@@ -24,10 +24,10 @@ _ACTION = "Fix that; `metaloom rm` then continues"
 
 
 def check_removable(path: Path) -> Path:
-    """Return the folder of a run, damaged or not, that no process writes and that holds nothing else.
+    """Check that a folder is a run, damaged or not, that no process writes and that holds no other files.
 
     Raises:
-        RunNotFound, NotARun: it is no folder of a run, but perhaps a link to one.
+        RunNotFound, NotARun: it is not the folder of a run, though it may be a link to one.
         RunLocked: a process is writing it, here or elsewhere.
     """
     path = path.absolute()
@@ -43,11 +43,11 @@ def check_removable(path: Path) -> Path:
     except (RunNotFound, NotARun):
         if not path.is_dir() or not (path / "_commits").is_dir():
             raise
-    except StoreError:  # of a damaged run, which one may want to remove
+    except StoreError:  # of a damaged run, which may be removed
         pass
     with system_errors(path, required="permission to remove what is there", action=_ACTION):
         foreign = sorted(name for name in os.listdir(path) if name not in _OWN and not name.startswith(LOCK_NAME))
-        if not foreign:  # files without the name of a run's files, except in quarantine and in segments
+        if not foreign:  # files that do not belong to a run, except in quarantine and in segments
             walk = ((folder, name) for folder, _, names in os.walk(path) for name in sorted(names))
             files = (os.path.relpath(os.path.join(folder, name), path) for folder, name in walk)
             inside = (file for file in files if not file.startswith(f"{SEGMENTS}{os.sep}"))
@@ -70,7 +70,7 @@ def check_removable(path: Path) -> Path:
 
 
 def remove_run(path: Path) -> None:
-    """Remove the folder of a run. Forks keep what they share with it. Links in it are removed, not followed.
+    """Remove the folder of a run. Forks keep shared files. Links are removed, not followed.
 
     Raises:
         RunNotFound, NotARun, RunLocked: see `check_removable`.
@@ -86,7 +86,7 @@ def remove_run(path: Path) -> None:
                 raise damaged(aside.parent, "is a symbolic link")
             make_folder(aside.parent)
             path.rename(aside)
-            sync_folder(path.parent)  # one of the two folders of a rename is enough
+            sync_folder(path.parent)  # syncing one of the two folders of a rename is enough
         finally:
             lock.release()
     _remove(aside)
@@ -110,9 +110,9 @@ def finish_removals(root: Path) -> Iterator[Path]:
 
 
 def _remove(path: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True)  # another command may be at it too
+    shutil.rmtree(path, ignore_errors=True)  # another command may be doing the same
     with system_errors(path, required="permission to remove what is there", action=_ACTION):
         if path.exists():
             shutil.rmtree(path)
-    with suppress(OSError):  # while something else is being removed
+    with suppress(OSError):  # while another run is being removed
         path.parent.rmdir()

@@ -1,15 +1,15 @@
-"""Remove damaged outputs from a run, so that they can be computed again, and rewrite what the rest determines.
+"""Repair of runs: damaged outputs are removed to be recomputed, and files determined by the rest are rewritten.
 
 How each kind of damaged file is restored:
 
 | file | from |
 | --- | --- |
 | run.json | the copy in the folder of the session that wrote it |
-| metadata of a group | its name; the capacity, which the root keeps, from the metadata of arrays or the configuration |
-| metadata of an array | one output is taken out, and computing it again writes the metadata as it was |
-| record, chunk, table | the output is taken out and computed again |
-| marker of a thinned iteration | the iteration is computed again |
-| session | its records, except when it began, and what it alone knew to be lost |
+| metadata of a group | its name; the root's capacity from array metadata or the configuration |
+| metadata of an array | one output is removed, and recomputing it rewrites the metadata |
+| record, chunk, table | the output is removed and recomputed |
+| marker of a thinned iteration | the iteration is recomputed |
+| session | its records, except for its start time and lost records that only it knew |
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -41,7 +41,7 @@ def info_copies(root: Path) -> list[Path]:
 
 
 def can_restore_info(root: Path) -> bool:
-    """Return True if a run that has lost its run.json has a sound copy of it."""
+    """Return True if there is an intact copy of run.json."""
     return _sound_copy(root) is not None
 
 
@@ -59,19 +59,19 @@ def restore_info(session: Session) -> list[str]:
 
 
 def repair_run(files: CommittedFiles, session: Session, info: Mapping[str, Any]) -> list[str]:
-    """Repair a run, or remove what has to be computed again.
+    """Repair a run; remove outputs that must be recomputed.
 
     Returns:
-        What was done, a line for each damaged file.
+        A line for each repaired or removed file.
 
     Raises:
-        IncompatibleFormat: an array's metadata is whole but describes an array that no run has.
+        IncompatibleFormat: an array's metadata is intact but describes an unknown array.
     """
     return [*_Repair(files, session, info).lines()]
 
 
 def mend_segments(files: CommittedFiles, session: Session, info: Mapping[str, Any]) -> list[str]:
-    """Repair segments, or take those apart in which something is damaged; returns what was done, as `repair_run`."""
+    """Repair segments, or unpack damaged ones; returns lines like `repair_run`."""
     return [*_Repair(files, session, info).mend_segments()]
 
 
@@ -111,8 +111,8 @@ class _Repair:
             yield f"{self._name(copy)}: written again"
 
     def mend_segments(self) -> Iterator[str]:
-        """Repair what belongs to segments, and take apart those in which something is damaged."""
-        # Those that have sound seals are used until the others are taken apart.
+        """Repair the files of segments, and unpack damaged segments."""
+        # Segments with intact seals are used until the others are unpacked.
         sound: list[Segment] = []
         for name in self._files.segments.names():
             with suppress(DamagedRun):
@@ -143,13 +143,13 @@ class _Repair:
             try:
                 self._thinned |= self._files.thinned(iteration)
             except DamagedRun as error:
-                # What it stood for is then missing without a reason, and computed again like everything that is.
+                # Its outputs are then missing and will be recomputed.
                 marker = marker_path(self._files.root, iteration)
                 self._session.remove([marker])
                 yield f"{self._name(marker)}: {error.found}; iteration {iteration} is computed again"
 
     def _read_records(self) -> Iterator[str]:
-        # What is in segments is sound, or would have been taken out of them.
+        # Outputs in segments are intact by now.
         for ref in self._files.stages.sort(
             ref for ref in self._files.live_refs() if not self._files.segments.holding(ref)
         ):
@@ -165,7 +165,7 @@ class _Repair:
                 yield from self._check_files(record)
 
     def _miss_records(self) -> Iterator[str]:
-        """Find records that must have existed: the inputs of other records, and the newest one."""
+        """Find missing records: the inputs of other records, and the newest one."""
         known = newest_session(self._files.root, first_session(self._info))
         refs = {item.ref for record in self._records.values() for item in record.inputs}
         if known is not None and known.head is not None and known.head.sequence not in known.lost:
@@ -174,7 +174,7 @@ class _Repair:
         for ref in self._files.stages.sort(missing):
             self._lost.add(ref)
             yield f"{self._name(self._files.record_path(ref))}: is missing; {ref} is computed again"
-        # Positions of the history that hold no record that could be read, and none that is known to be lost.
+        # Positions without a readable record that are not known to be lost.
         links = sealed_links(self._files.segments.all(), self._records.values())
         end = max(links[-1].head.sequence if links else 0, known.known if known else 0)
         told = known.lost if known else ()
@@ -194,7 +194,7 @@ class _Repair:
                 yield self._lose(record.ref, error)
 
     def _mend_sessions(self) -> Iterator[str]:
-        """Describe sessions again whose own description is damaged, from what they wrote."""
+        """Rewrite damaged descriptions of sessions from their records."""
         root = self._files.root / FOLDER
         written: dict[tuple[int, str], list[StageRecord]] = {}
         for record in self._records.values():
@@ -221,14 +221,13 @@ class _Repair:
             yield f"{self._name(folder / ABOUT)}: {problem}; written again from the {len(records)} records it made"
 
     def _drop_arrays(self) -> Iterator[str]:
-        """Give up damaged metadata of arrays: whoever puts the output again that is taken out writes it again."""
+        """Remove damaged array metadata and one output; recomputing the output rewrites the metadata."""
         for array in sorted({chunk.array for record in self._records.values() for chunk in record.chunks}):
             if self._has_metadata(array):
                 continue
             path = self._files.data / array / "zarr.json"
             self._session.remove([path])
-            # One that is not thinned, for its arrays are here to be compared with; the first, so that it comes before
-            # all that reads the array.
+            # Choose one that is not thinned, and the first, so that it is written before the array is read.
             owners = [r for r in self._records.values() if any(chunk.array == array for chunk in r.chunks)]
             owner = min(owners, key=self._is_thinned).ref
             self._lost.add(owner)
@@ -280,7 +279,7 @@ class _Repair:
 
 
 def _put(session: Session, path: Path, raw: bytes) -> None:
-    """Put a file where it belongs, over whatever is there."""
+    """Write a file, replacing anything at its path."""
     if path.is_dir():
         session.remove([path])
     session.replace(session.write_aside([(raw,)]), [path])

@@ -1,4 +1,4 @@
-"""Remove the arrays of iterations, and put them back, on behalf of a session."""
+"""Thinning: removing and restoring the arrays of iterations."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
@@ -17,7 +17,7 @@ from metaloom.storage.write.sessions import Session
 
 
 class Thinner:
-    """Takes arrays away and brings them back, each so that a kill or a power cut leaves nothing in doubt."""
+    """Removes and restores arrays so that the state is clear after a kill or a power failure."""
 
     def __init__(self, files: CommittedFiles, session: Session, arrays: ArrayStore) -> None:
         self._files = files
@@ -25,7 +25,7 @@ class Thinner:
         self._arrays = arrays
 
     def thin(self, refs: Sequence[StageRef], progress: Progress = unseen) -> Thinned:
-        """Remove the arrays of outputs. Outputs that are already thinned stay unchanged.
+        """Remove the arrays of outputs. Thinned outputs are skipped.
 
         Raises:
             FencedOut: a later session has begun.
@@ -38,7 +38,7 @@ class Thinner:
             before = self._valid(iteration)
             records = [self._files.record(ref) for ref in group if ref not in before]
             if records:
-                # First the word that they are gone, safe from a power cut: then nobody takes their absence for damage.
+                # Write the marker durably first, so that missing arrays are not taken for damage.
                 self._mark(iteration, before | {record.ref: record.sha256 for record in records})
                 taken.append(Thinned.of(records, self._files.files_of))
                 self._remove(records)
@@ -46,11 +46,11 @@ class Thinner:
         return Thinned.sum(taken)
 
     def restore(self, values: Mapping[StageRef, Value]) -> None:
-        """Put back the arrays of thinned outputs of one iteration.
+        """Restore the arrays of thinned outputs of one iteration.
 
         Raises:
-            StageExists: one of them is not thinned.
-            DigestMismatch: one is not what it was; then none is put back.
+            StageExists: an output is not thinned.
+            DigestMismatch: a value differs from its record; then none is restored.
             FencedOut: a later session has begun.
         """
         (iteration,) = {ref.iteration for ref in values}
@@ -72,7 +72,7 @@ class Thinner:
         self._session.share()
 
     def _valid(self, iteration: int) -> dict[StageRef, str]:
-        """Return the outputs that an iteration's marker calls thinned, if their records are unchanged."""
+        """Return the outputs in an iteration's marker whose records are unchanged."""
         stated = self._files.thinned(iteration).items()
         kept = [(ref, sha256) for ref, sha256 in stated if self._files.contains(ref)]
         return {ref: sha256 for ref, sha256 in kept if self._files.record(ref).sha256 == sha256}
@@ -80,7 +80,7 @@ class Thinner:
     def _mark(self, iteration: int, outputs: Mapping[StageRef, str]) -> None:
         path = marker_path(self._files.root, iteration)
         segment = self._files.segments.about(iteration)
-        # Where the marker of a segment has said that they are gone, one has to say that they are back.
+        # If a segment's marker lists them, the iteration needs a marker that overrides it.
         if not outputs and not (segment and iteration in self._files.packed_markers(segment)):
             self._session.remove([path])
             return
@@ -93,12 +93,12 @@ class Thinner:
 
 
 def require_same(record: StageRecord, value: Value, *, changed: Callable[[], Sequence[str]] = tuple) -> None:
-    """Refuse an output, computed again, that is not the one of a record.
+    """Reject a recomputed output that differs from its record.
 
     Args:
         record: Record of the output.
         value: Recomputed output.
-        changed: Returns known differences other than versions, half a sentence each.
+        changed: Function that returns known differences other than versions, as short phrases.
     """
     found = array_digests(value)
     if output_digest({name: entry.sha256 for name, entry in found.items()}) != record.digest:
@@ -119,7 +119,7 @@ def require_same(record: StageRecord, value: Value, *, changed: Callable[[], Seq
 
 
 def changed_versions(record: StageRecord) -> list[str]:
-    """List the versions that have changed since an output was computed, a few words each."""
+    """List the versions that changed since an output was computed."""
     now = versions()
     return [
         f"{name} {record.versions.get(name, 'absent')} then, {now.get(name, 'absent')} now"

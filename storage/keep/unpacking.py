@@ -1,4 +1,4 @@
-"""Take damaged segments apart, so that what is left of them can be repaired like the rest of the run."""
+"""Unpacking of damaged segments, so that intact outputs can be used and the rest repaired."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -21,9 +21,9 @@ _AT_ONCE = 256
 
 
 def unpack_damaged(files: CommittedFiles, session: Session) -> Iterator[str]:
-    """Take apart the segments in which something is damaged; yields what was done, a line for each damaged file.
+    """Unpack damaged segments; yield a line for each damaged file.
 
-    What is damaged of them is missing afterwards.
+    Damaged files are missing afterwards.
 
     Raises:
         FencedOut: a later session has begun.
@@ -38,7 +38,7 @@ def unpack_damaged(files: CommittedFiles, session: Session) -> Iterator[str]:
 
 
 def _problems(files: CommittedFiles, folder: Path) -> Iterator[str]:
-    """Return the damage of a segment."""
+    """Yield the problems of a segment."""
     try:
         segment = files.segments.open(folder.name)
     except (DamagedRun, NotADirectoryError) as error:
@@ -78,7 +78,7 @@ def _line(files: CommittedFiles, path: Path, error: Exception) -> str:
 
 
 class _Unpacking:
-    """Puts back the files that a segment has replaced, as far as they can be had from it."""
+    """Restores the files that a segment replaced, as far as they are intact."""
 
     def __init__(self, files: CommittedFiles, session: Session, folder: Path) -> None:
         iterations = segment_iterations(folder.name)
@@ -94,7 +94,7 @@ class _Unpacking:
             self._records = [*_sound_records(self._folder / RECORDS)]
             try:
                 segment = Segment(self._folder)
-            except DamagedRun:  # then nothing else is damaged, and the records repeat its content
+            except DamagedRun:  # only the seal is damaged, and the records repeat its content
                 arrays = packed_arrays(self._files, self._records)
                 segment = Segment(self._folder, Seal.of(self._iterations, self._records, arrays, {}))
             self._put(self._tables())
@@ -103,7 +103,7 @@ class _Unpacking:
             self._put(
                 (self._files.root / "_commits" / record.ref.file_name, record.content()) for record in self._records
             )
-        # From here on the files that were put back count.
+        # From here on, the restored files are used.
         self._session.remove([self._folder])
         self._session.remove([packed_marker_path(self._files.root, self._iterations)])
 
@@ -132,7 +132,7 @@ class _Unpacking:
                 path, row = self._files.root / chunk.path, self._files.row(record.ref, chunk.array)
                 if not segment.seal.arrays[chunk.array].sharded:
                     packed = segment.chunk_path(self._files.spec(chunk.array), row)
-                    # Nothing else has a second name, and what has none is missing from now on.
+                    # Nothing else has a second copy; it is missing from now on.
                     if self._files.is_stored(packed):
                         moved[packed] = path
                     continue

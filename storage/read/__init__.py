@@ -1,1 +1,1 @@
-"""Reading what is committed: history, tables, datasets, verification."""
+"""Reading of committed data: history, tables, datasets, verification."""

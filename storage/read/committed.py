@@ -1,4 +1,4 @@
-"""Committed content of a run's folder: the index of records, and files checked against them before use."""
+"""Committed content of a run: the index of records, and files checked against them."""
 
 import os
 import stat
@@ -46,13 +46,13 @@ from metaloom.storage.remote.log import RemoteLog
 T = TypeVar("T")
 
 TABLES = ("episodes", "tasks", "metrics", "evaluations")
-"""The tables that are derived from iterations."""
+"""Names of the tables derived from iterations."""
 
 _LARGEST_TABLE = 2**30
 
 
 class CommittedFiles:
-    """The committed content of one run's folder; `remote` is the log of the run that the folder caches, if it does."""
+    """The committed content of one run's folder; `remote` is the log in object storage if the folder is a cache."""
 
     def __init__(self, root: Path, stages: StageTable, remote: RemoteLog | None = None) -> None:
         self.root = root
@@ -69,7 +69,7 @@ class CommittedFiles:
         return evaluate if name == "evaluations" else (self.stages.last,)
 
     def stored_size(self, path: str) -> int:
-        """Return the size in bytes of a file of the run, in the folder or in the object store that it caches.
+        """Return the size in bytes of a file of the run, in the folder or in object storage.
 
         Raises:
             FileNotFoundError: there is no such file.
@@ -86,7 +86,7 @@ class CommittedFiles:
         return status.st_size
 
     def sizes(self) -> dict[str, int]:
-        """Return the size of every file of the run by path, including files that are only in the object store."""
+        """Return the size of every file of the run by path, including files only in object storage."""
         sizes = {name: file.size for name, file in self.remote.files.items()} if self.remote else {}
         return sizes | {path: status.st_size for path, status in file_stats(self.root)}
 
@@ -95,19 +95,19 @@ class CommittedFiles:
         return sum(self.sizes().values())
 
     def bring(self, path: str) -> bool:
-        """Bring a file that is only in the object store into the folder; False if there is none.
+        """Download a file that is only in object storage; return False if it does not exist.
 
         Raises:
-            DamagedRun: it is not what was committed.
+            DamagedRun: it is not the committed file.
         """
         return self.remote is not None and self.remote.fetch(path)
 
     def is_stored(self, path: Path) -> bool:
-        """Return True if a file is in the folder, or in the object store that it caches."""
+        """Return True if a file is in the folder or in object storage."""
         return path.is_file() or (self.remote is not None and self._name(path) in self.remote.files)
 
     def bring_all(self, paths: Iterable[str]) -> None:
-        """Bring those files that are only in the object store, many at once; raises as `bring`."""
+        """Download files that are only in object storage, concurrently; raises like `bring`."""
         if self.remote is not None:
             self.remote.fetch_all(paths)
 
@@ -123,25 +123,25 @@ class CommittedFiles:
         Raises:
             DamagedRun: the folder of records is missing, or a seal is damaged.
         """
-        # In this order: what is packed meanwhile is then in a segment.
+        # In this order, so that outputs packed meanwhile are found in a segment.
         refs = self.live_refs()
         for segment in self.segments.all(refresh=True):
             refs.update(segment.seal.refs())
         return refs
 
     def live_refs(self, iterations: Collection[int] | None = None) -> set[StageRef]:
-        """Return every stored output, or some iterations', whose record is a separate file; raises as `refs`."""
+        """Return every stored output, or some iterations', whose record is a separate file; raises like `refs`."""
         if (entries := folder_entries(self.root / "_commits")) is None:
             raise damaged(self.root / "_commits", "is missing")
         names = [entry.name for entry in entries]
-        if iterations is not None:  # without parsing the names of thousands of others
+        if iterations is not None:  # without parsing thousands of other names
             wanted = {f"{i:08d}" for i in iterations}
             names = [name for name in names if name.partition(".")[0] in wanted]
         refs = (StageRef.from_file_name(name) for name in names)
         return {ref for ref in refs if ref is not None and ref.stage in self.stages}
 
     def num_iterations(self) -> int:
-        """Count the complete iterations, those from the first on whose last stage is stored; raises as `refs`."""
+        """Return the number of complete iterations, counted until the first incomplete one; raises like `refs`."""
         done = {ref.iteration for ref in self.live_refs() if ref.stage == self.stages.last}
         packed = [
             part for s in self.segments.all(refresh=True) for part in s.seal.outputs.get((self.stages.last, 0), ())
@@ -152,7 +152,7 @@ class CommittedFiles:
         return count
 
     def refs_of(self, iterations: Collection[int]) -> set[StageRef]:
-        """Return every stored output of some iterations; raises as `refs`."""
+        """Return every stored output of some iterations; raises like `refs`."""
         wanted = {*iterations}
         refs = self.live_refs(wanted)
         for segment in self.segments.all(refresh=True):
@@ -193,12 +193,12 @@ class CommittedFiles:
         return read_record(self.record_path(ref)) if segment is None else self.segments.record(ref, segment)
 
     def thinned(self, iteration: int) -> dict[StageRef, str]:
-        """Return the outputs of an iteration that a marker calls thinned, with the hashes of their records.
+        """Return the outputs of an iteration marked as thinned, with their record hashes.
 
         Raises:
-            DamagedRun: the marker is not what was written.
+            DamagedRun: the marker is damaged.
         """
-        for _ in range(2):  # it may be packed between the two looks
+        for _ in range(2):  # it may have been packed between the two lookups
             try:
                 return read_marker(marker_path(self.root, iteration), self.stages)
             except FileNotFoundError:
@@ -209,7 +209,7 @@ class CommittedFiles:
         return {}
 
     def thinned_in(self, iterations: range) -> dict[StageRef, str]:
-        """Return marked outputs as `thinned` for several iterations, skipping iterations that cannot have markers."""
+        """Return marked outputs of several iterations; see `thinned`."""
         live = {*self.live_markers()}
         marked = (i for i in iterations if i in live or self.segments.about(i) is not None)
         return {ref: sha256 for i in marked for ref, sha256 in self.thinned(i).items()}
@@ -218,7 +218,7 @@ class CommittedFiles:
         """Return the thinned outputs of a segment by iteration, unless a marker of the iteration overrides them.
 
         Raises:
-            DamagedRun: the marker of the segment is not what was written.
+            DamagedRun: the marker of the segment is damaged.
         """
         path = packed_marker_path(self.root, segment.iterations)
         try:
@@ -236,15 +236,15 @@ class CommittedFiles:
         return sorted(i for entry in entries if (i := marked_iteration(entry.name)) is not None)
 
     def thinned_iterations(self) -> list[int]:
-        """List the iterations that were thinned, at least in part."""
+        """List the iterations that are thinned, at least in part."""
         packed = {i for segment in self.segments.all(refresh=True) for i in self.packed_markers(segment)}
-        # The marker of an iteration in a segment says last what is thinned, perhaps nothing any more.
+        # An iteration's marker overrides its segment's marker, and may be empty.
         live = {i for i in self.live_markers() if self.segments.about(i) is None or self.thinned(i)}
         return sorted(live | {i for i in packed if self.thinned(i)})
 
     def is_thinned(self, record: StageRecord) -> bool:
-        """Return True if the arrays that a record commits were removed on purpose."""
-        # A marker means one record: what was computed again since has its arrays.
+        """Return True if a record's arrays were removed by thinning."""
+        # A marker refers to one record; an output recomputed since then has its arrays.
         return self.thinned(record.ref.iteration).get(record.ref) == record.sha256
 
     def spec(self, path: str) -> ArraySpec:
@@ -260,7 +260,7 @@ class CommittedFiles:
         return self._specs[path]
 
     def capacity(self) -> int:
-        """Return the number of iterations that the arrays have room for."""
+        """Return the number of iterations for which arrays are allocated."""
         path = self.data / "zarr.json"
         try:
             return int(read_metadata(path)["attributes"]["capacity"])
@@ -270,19 +270,19 @@ class CommittedFiles:
             raise damaged(path, f"names no capacity ({type(error).__name__})") from None
 
     def forget_specs(self) -> None:
-        """Read metadata again when it is next needed, because it was rewritten."""
+        """Discard cached metadata, because it was rewritten."""
         self._specs.clear()
 
     def read_value(self, record: StageRecord, tasks: Sequence[int] | None = None) -> Value:
-        """Read the output that a record commits, or some tasks' parts of it.
+        """Read a record's output, or some tasks' parts of it.
 
         Raises:
-            DamagedRun: a file of it is missing or changed, or its arrays do not fit together.
+            DamagedRun: a file is missing or changed, or its arrays do not fit together.
         """
         return self.decode(record, self.read_arrays(record, tasks=tasks))
 
     def decode(self, record: StageRecord, groups: Mapping[str, Stored]) -> Value:
-        """Return the output that the arrays of a record make up."""
+        """Decode a record's output from its arrays."""
         group = self.stages.group_of(record.ref)
         try:
             return decode(self.stages[record.ref.stage], group, {group: {}, **groups})
@@ -293,7 +293,7 @@ class CommittedFiles:
     def read_arrays(
         self, record: StageRecord, names: Collection[str] | None = None, tasks: Sequence[int] | None = None
     ) -> dict[str, Stored]:
-        """Read the arrays of an output by group and name, for these tasks; only the named ones if names are given."""
+        """Read the arrays of an output by group and name, optionally only some names and tasks."""
         groups: dict[str, dict[str, tuple[Array, Mapping[str, Any]]]] = {}
         for chunk in record.chunks:
             group, _, name = chunk.array.partition("/")
@@ -314,7 +314,7 @@ class CommittedFiles:
         return lengths
 
     def read_experience(self, record: StageRecord) -> EpisodeBatch:
-        """Read a batch of episodes without behavior, reward terms and initial states: what transitions are made of."""
+        """Read a batch of episodes without behavior, reward terms and initial states."""
         names = [field.name for field in fields(EpisodeBatch) if field.name != "initial_state"]
         groups = self.read_arrays(record, names)
         group = self.stages.group_of(record.ref)
@@ -327,11 +327,11 @@ class CommittedFiles:
         return value
 
     def read_bytes(self, record: StageRecord, file: StoredFile) -> bytes:
-        """Read the bytes of a table or chunk that a record commits, checked.
+        """Read and check the bytes of a record's table or chunk.
 
         Raises:
-            DamagedRun: it is missing or changed, or the record names a file that is not its own.
-            StageThinned: it was removed on purpose.
+            DamagedRun: it is missing or changed, or does not belong to the record.
+            StageThinned: it was removed by thinning.
         """
         limit = largest_chunk(self.spec(file.array)) if file.array else _LARGEST_TABLE
         raw, path = self._unless_thinned(record, file, lambda: self._bytes_at(record, file, limit))
@@ -342,7 +342,7 @@ class CommittedFiles:
         return raw
 
     def check(self, record: StageRecord, file: StoredFile) -> None:
-        """Compare a file with the record that commits it, without decoding it; raises as `read_bytes`."""
+        """Check a file against its record without decoding it; raises like `read_bytes`."""
         if not (file.array and self.spec(file.array).sharded):
             self.read_bytes(record, file)
             return
@@ -352,7 +352,7 @@ class CommittedFiles:
     def read_row(
         self, record: StageRecord, chunk: StoredFile, tasks: Sequence[int] | None = None
     ) -> tuple[Array, Mapping[str, Any]]:
-        """Read the row of an array that a record commits, with the attributes of the array.
+        """Read a record's row of an array, with the array's attributes.
 
         Args:
             record: The record.
@@ -390,7 +390,7 @@ class CommittedFiles:
 
     @contextmanager
     def _shard(self, record: StageRecord, file: StoredFile) -> Generator[tuple[int, list[Part], Path]]:
-        """Open a shard; returns it, the offsets of its parts, and its path."""
+        """Open a shard; yield its descriptor, parts and path."""
         opened, where = self._unless_thinned(
             record, file, lambda: [(partial(open_file, path), path) for path in reversed(self.files_of(record, file))]
         )
@@ -410,7 +410,7 @@ class CommittedFiles:
             own = [table_path(name, record.ref.iteration) for name in tables]
         if file.path not in own:
             raise damaged(self.record_place(record.ref), f"names {file.path}, which is not its own")
-        # It may come back, or be packed, between the look for the file and the look for the marker; elsewhere too.
+        # It may be restored or packed, also by another process, between looking for the file and for the marker.
         for _ in range(3):
             found = [*places()]
             for read, path in found:
@@ -438,12 +438,12 @@ class CommittedFiles:
         yield lambda: read_file(path, limit=limit), path
 
     def row(self, ref: StageRef, array: str) -> int:
-        """Return the row of an array that an output fills."""
+        """Return the row of an output in an array."""
         return ref.iteration if array.startswith(f"{METRICS_GROUP}/") else self.stages.row_of(ref)
 
 
 def bytes_in(folder: Path) -> int:
-    """Sum up the sizes of all files in a folder, whether or not it is a run."""
+    """Return the total size of the files in a folder, which need not be a run."""
     return sum(status.st_size for _, status in file_stats(folder))
 
 
@@ -452,7 +452,7 @@ def file_stats(folder: Path, prefix: str = "") -> Iterator[tuple[str, os.stat_re
 
     Unreadable folders of other users are skipped.
     """
-    # os.scandir, because a long run has tens of thousands of files; vanishing ones are a writer's temporary files.
+    # os.scandir, because a long run has tens of thousands of files; files that vanish are a writer's temporary ones.
     try:
         with os.scandir(folder) as entries:
             for entry in entries:

@@ -17,11 +17,10 @@ _ATTRIBUTES = {"unit": "units", "description": "description"}
 def to_xarray(
     run: StoredOutputs, refs: Sequence[StageRef], drawn: StageRef | None, tasks: Sequence[int] | None
 ) -> xr.Dataset:
-    """Return the arrays of outputs of an inner step of an iteration, of some tasks, with the tasks as coordinates.
+    """Return the arrays of an inner step's outputs as a dataset, with the tasks as coordinates.
 
-    Coordinates are also the names of components of the axes `observation` and `action`, with their units as
-    `observation_unit` and `action_unit`, where the environment declares them. The variables `facts.NAME` have the
-    units that it declares.
+    If the environment declares components, their names are coordinates of the axes `observation` and `action`, with
+    units in `observation_unit` and `action_unit`. Variables `facts.NAME` have their declared units.
 
     Args:
         run: The run.

@@ -1,4 +1,4 @@
-"""The arrays of one stage as an Arrow table: one row per entry along the axes that they share."""
+"""The arrays of a stage as an Arrow table, with one row per entry along shared axes."""
 
 from collections.abc import Iterable, Sequence
 
@@ -18,12 +18,11 @@ _OF_STEPS = ("task", "episode", "t")
 def read_entries(files: CommittedFiles, refs: Iterable[StageRef], columns: Sequence[str] | None) -> pa.Table:
     """Read outputs of one stage: `iteration`, `step`, the index on every shared axis, and a column per array.
 
-    Shared are the first axes that all columns begin with; the others are lists. Steps after the end of an episode have
-    no rows.
+    Shared axes are the leading axes common to all columns; further axes become lists. Padding has no rows.
 
     Raises:
-        ValueError: there is no such column, or the outputs have different forms.
-        StageThinned: one of them was thinned.
+        ValueError: a column does not exist, or the outputs have different shapes.
+        StageThinned: an output was thinned.
     """
     tables = [_entries(files, ref, columns) for ref in refs]
     try:
@@ -55,7 +54,7 @@ def _entries(files: CommittedFiles, ref: StageRef, columns: Sequence[str] | None
 
 
 def _shared(specs: Sequence[ArraySpec]) -> tuple[str, ...]:
-    """Return the names of the first axes that all arrays begin with."""
+    """Return the names of the leading axes common to all arrays."""
     axes: list[str] = []
     for names in zip(*(spec.dims[1:] for spec in specs), strict=False):
         if len({*names}) > 1:
@@ -65,7 +64,7 @@ def _shared(specs: Sequence[ArraySpec]) -> tuple[str, ...]:
 
 
 def _real(files: CommittedFiles, ref: StageRef, sizes: Sequence[int]) -> Array:
-    """Return where the steps of the rollouts of an inner step are real; everywhere, if the axes have other sizes."""
+    """Return a mask of the real steps of an inner step's rollouts; all True if the axes have other sizes."""
     episodes = read_tables(files, "episodes", [ref.iteration])
     step, *places = (episodes[name].to_numpy() for name in ("step", "task", "episode", "length"))
     task, episode, length = (values[step == ref.step] for values in places)

@@ -1,4 +1,4 @@
-"""Stored batches as Arrow tables: one row per step, per episode, per task, per iteration, per record."""
+"""Stored batches as Arrow tables, with one row per step, episode, task, iteration or record."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -22,7 +22,7 @@ from metaloom.storage.read.segments import Segment
 
 _POSITION = ("iteration", "step", "task", "episode", "t")
 _NAMES = {"observations": "observation", "actions": "action", "rewards": "reward"}
-_ADJUSTED = "adjusted_rewards"  # of the DiCE kind alone
+_ADJUSTED = "adjusted_rewards"  # only with DiCE
 _SAMPLE_NAMES = {"returns": "return", "values": "value", "advantages": "advantage", _ADJUSTED: "adjusted_reward"}
 
 
@@ -31,10 +31,10 @@ class _Source:
     """Source of a column of steps.
 
     Attributes:
-        array: Array of the episodes, or derived from them.
+        array: Stored or derived array.
         kind: Kind of its values.
-        at_end: True for a flag of the episode, which only its last step has.
-        component: Index of the vector entry that the column holds.
+        at_end: True for a flag per episode, which is set only in its last step.
+        component: Index of the vector entry in the column.
         about: Description of the column's field.
     """
 
@@ -59,7 +59,7 @@ def scan_steps(
 
     Raises:
         StageMissing: the run has no rollouts yet.
-        ValueError: there is no such column, stage, task or episode.
+        ValueError: a column, stage, task or episode does not exist.
     """
     files = run.files
     batches = _batches(files, stage)
@@ -98,7 +98,7 @@ def _batches(files: CommittedFiles, stage: str | None) -> list[StageRef]:
 
 
 def _known_steps(chosen: Steps, batches: Sequence[StageRef]) -> list[int] | None:
-    """Return the selected inner steps, each of which some iteration has; None for all."""
+    """Return the selected inner steps, all of which exist in some iteration; None for all."""
     steps, known = chosen_steps(chosen), sorted({ref.step for ref in batches})
     if unknown := [step for step in steps or () if step not in known]:
         raise ValueError(f"found inner step {unknown[0]}; required one of {', '.join(map(str, known))}")
@@ -108,7 +108,7 @@ def _known_steps(chosen: Steps, batches: Sequence[StageRef]) -> list[int] | None
 def read_episodes(
     files: CommittedFiles, iterations: Sequence[int], steps: Steps, task: Places, episode: Places
 ) -> pa.Table:
-    """Read rows of the table of episodes; raises as `read_tables`, and ValueError for an unknown task or episode."""
+    """Read rows of the table of episodes; raises like `read_tables`, and ValueError for an unknown task or episode."""
     table = read_tables(files, "episodes", iterations)
     if not (batches := _batches(files, None)):
         raise IncompatibleFormat(
@@ -130,7 +130,7 @@ def read_episodes(
 
 
 def num_tabled_steps(files: CommittedFiles, ref: StageRef) -> int:
-    """Count the real steps of a rollout batch by its table of episodes, which thinning keeps."""
+    """Count the real steps of a rollout batch from its table of episodes, which thinning keeps."""
     episodes = read_tables(files, "episodes", [ref.iteration])
     steps, lengths = (episodes[name].to_numpy() for name in ("step", "length"))
     return int(lengths[steps == ref.step].sum())
@@ -163,13 +163,13 @@ def read_tables(files: CommittedFiles, name: str, iterations: Sequence[int]) -> 
 def read_metrics(files: CommittedFiles, iterations: Sequence[int]) -> pa.Table:
     """Read the metrics of some iterations, one row each.
 
-    From the arrays that the tables were made of: a Parquet file of one row takes longer to open than to read.
+    Read from arrays, not tables: opening a Parquet file takes longer than reading its one row.
 
     Raises:
         StageMissing: the run has no complete iteration.
         DamagedRun: a file is missing or changed.
     """
-    # Of segments the tables, which have a row for every iteration.
+    # For segments use tables, which have a row for every iteration.
     parts: list[pa.Table] = []
     live: list[int] = []
     for part, of_part in _by_segment(files, "metrics", iterations or range(1)):
@@ -217,8 +217,8 @@ def _step_sources(files: CommittedFiles, batches: Sequence[StageRef]) -> dict[st
     for path in sorted((chunk.array for chunk in first.chunks), key=_column_order):
         array = path.partition("/")[2]
         spec = files.spec(path)
-        # Per-episode and per-task arrays, such as log_std, are not columns of steps. Axis names decide first,
-        # because an episode's vector can be as long as its steps. Other arrays have none.
+        # Per-episode and per-task arrays, such as log_std, are not columns of steps. Axis names decide first, because
+        # an episode's vector can be as long as its steps; other arrays have no axis names.
         axis = spec.dims[3] if len(spec.dims) > 3 else ""
         is_per_step = (axis == "t" or axis.endswith("_axis_2")) and spec.shape[:3] == per_step
         if (name := _column_name(array)) and (array == "observations" or is_per_step):
@@ -230,9 +230,9 @@ def _step_sources(files: CommittedFiles, batches: Sequence[StageRef]) -> dict[st
         for name, dtype in EACH_EPISODE.items()
         if dtype is np.bool_ and name in stored
     }
-    if not files.stages.named("samples"):  # off policy there are no samples
+    if not files.stages.named("samples"):  # off-policy runs have no samples
         return sources | ends
-    # Which columns there are is asked of the folder: a damaged record of samples is no reason to hide the rollouts.
+    # Find columns from the folder, so that a damaged record of samples does not hide the rollouts.
     adjusted = (files.data / "samples_0" / _ADJUSTED).is_dir()
     names = _SAMPLE_NAMES.items()
     return sources | {name: _Source(a, pa.float32()) for a, name in names if adjusted or a != _ADJUSTED} | ends
@@ -253,7 +253,7 @@ def _column_order(path: str) -> tuple[int, str]:
 
 
 def _components(vector: str, sources: Mapping[str, _Source], units: Mapping[str, str]) -> dict[str, _Source]:
-    """Return the columns of the single components of a vector, if it is stored with as many."""
+    """Return columns for the components of a vector, if their number matches."""
     whole = sources.get(vector)
     if whole is None or not (pa.types.is_fixed_size_list(whole.kind) and whole.kind.list_size == len(units)):
         return {}
@@ -267,7 +267,7 @@ def _expanded(column: str, single: Mapping[str, Mapping[str, _Source]], known: I
     vector, star = column[:-2], column.endswith(".*")
     if star and single.get(vector):
         return single[vector]
-    # Such as reward_*: all terms of the reward.
+    # For example reward_*: all reward terms.
     return [name for name in known if column.endswith("_*") and name.startswith(column[:-1])] or (column,)
 
 
@@ -287,7 +287,7 @@ def _step_rows(files: CommittedFiles, round: "_Rows", sources: dict[str, _Source
             columns.append(column(rows.position(name)))
             continue
         source = sources[name]
-        if source.array not in arrays:  # episodes that no stage processed
+        if source.array not in arrays:  # episodes without samples
             columns.append(pa.nulls(rows.count, schema.field(name).type))
             continue
         array = arrays[source.array]
@@ -299,13 +299,13 @@ def _step_rows(files: CommittedFiles, round: "_Rows", sources: dict[str, _Source
 
 @dataclass(frozen=True)
 class _Rows:
-    """The real steps of some tasks and episodes of a batch, in the order task, episode, t.
+    """Real steps of selected tasks and episodes of a batch, in the order task, episode, t.
 
     Attributes:
-        ref: Stage that collected it.
+        ref: Output that holds the batch.
         tasks, episodes: Their indices in the batch.
         T: Maximum number of steps of an episode.
-        lengths: Steps of each episode, shape [tasks, episodes]; empty until it is read.
+        lengths: Steps of each episode, shape [tasks, episodes]; empty until read.
     """
 
     ref: StageRef
@@ -331,7 +331,7 @@ class _Rows:
         return values[:, :, : self.T][np.arange(self.T) < self.lengths[..., None]]
 
     def at_end(self, flags: Array) -> Array:
-        """Flags [B, E] of episodes, as flags of their last steps."""
+        """Convert flags [B, E] of episodes to flags of their last steps."""
         last = np.arange(self.T) == self.lengths[..., None] - 1
         return self.of(last & flags[..., None])
 
@@ -359,7 +359,7 @@ def _arrays(files: CommittedFiles, ref: StageRef, names: Collection[str], tasks:
 def _live_metrics(files: CommittedFiles, iterations: Sequence[int]) -> list[pa.Table]:
     found: dict[int, Array] = {}
     names: Sequence[str] = ()
-    if any(files.stages.last_ref(i) in files.thinned(i) for i in iterations):  # went with their learner
+    if any(files.stages.last_ref(i) in files.thinned(i) for i in iterations):  # removed with their learner
         return [part for i in iterations for part in _live_parts(files, "metrics", i)]
     for i in (i for i in iterations if files.contains(files.stages.last_ref(i))):
         record = files.record(files.stages.last_ref(i))
@@ -376,7 +376,7 @@ def _live_metrics(files: CommittedFiles, iterations: Sequence[int]) -> list[pa.T
 def _by_segment(
     files: CommittedFiles, name: str, iterations: Sequence[int]
 ) -> Iterator[tuple[pa.Table | None, Sequence[int]]]:
-    """Cut iterations into parts, each with its rows of a table where a segment has them, else with None."""
+    """Split iterations into parts, each with its rows of a segment's table, or None."""
     files.segments.all(refresh=True)
     stages = files.table_stages(name)
 
@@ -387,14 +387,14 @@ def _by_segment(
         part = [*group]
         try:
             table = segment.table(name) if segment else None
-        except FileNotFoundError:  # taken apart since it was found
+        except FileNotFoundError:  # unpacked meanwhile
             files.segments.all(refresh=True)
             table = None
         yield (None if table is None else _rows_of(table, part)), part
 
 
 def _rows_of(table: pa.Table, iterations: Sequence[int]) -> pa.Table:
-    """Return the rows of a packed table that belong to some iterations, in their order."""
+    """Return the rows of some iterations in a packed table, in order."""
     numbers = table.column("iteration").to_numpy()
     first, last = numbers.searchsorted(iterations), numbers.searchsorted(iterations, side="right")
     if len(iterations) > 1 and all(np.diff(iterations) == 1):

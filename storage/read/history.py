@@ -1,4 +1,4 @@
-"""The chain of commit records: every record names the hash of the one before it, and spans of outputs, summed up."""
+"""The chain of commit records, in which every record has the hash of the previous one, and digests of spans."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ _MOST_MISSING = 10**7
 
 
 class Digests:
-    """Digests of all stored outputs: `live` ones are known, those in segments are read when they are asked for."""
+    """Digests of all stored outputs: those of `live` ones are known, others are read from segments on demand."""
 
     def __init__(self, segments: Segments, live: Mapping[StageRef, str]) -> None:
         self._segments = segments
@@ -28,11 +28,11 @@ class Digests:
             self.add(ref, digest)
 
     def add(self, ref: StageRef, digest: str) -> None:
-        """Take an output into account."""
+        """Add an output."""
         self._live.setdefault(ref.iteration, {})[ref] = digest
 
     def packed(self, iterations: Iterable[int]) -> None:
-        """Forget the digests of outputs that a segment holds by now."""
+        """Forget the digests of outputs that are now in a segment."""
         for iteration in iterations:
             self._live.pop(iteration, None)
 
@@ -53,7 +53,7 @@ class Digests:
     def __iter__(self) -> Iterator[StageRef]:
         for segment in self._segments.all():
             yield from segment.seal.refs()
-        for refs in [*self._live.values()]:  # copies, because the thread that publishes adds to them
+        for refs in [*self._live.values()]:  # copies, because the publishing thread adds to them
             yield from [*refs]
 
     def of(self, iteration: int) -> list[StageRef]:
@@ -64,22 +64,22 @@ class Digests:
         return [*packed, *self._live.get(iteration, ())]
 
     def live_iterations(self) -> list[int]:
-        """List the iterations of which an output is in no segment."""
+        """List the iterations with an output outside of segments."""
         return sorted(self._live)
 
 
 @dataclass
 class History:
-    """Knowledge of the records so far that a writer needs.
+    """Facts about existing records that a writer needs.
 
     Attributes:
         digests: Digest of every stored output.
         next_sequence: Position of the next record.
         last_hash: Hash of the newest record, or of run.json if there is none.
         head: Newest record.
-        lost: Positions of missing records; resuming computes their outputs again.
-        newly_lost: Positions in `lost` that the newest session did not know to be missing.
-        leftovers: Files of thinned outputs that an interruption left.
+        lost: Positions of missing records; resuming recomputes their outputs.
+        newly_lost: Positions in `lost` that were not known to the newest session.
+        leftovers: Files of thinned outputs left by an interruption.
     """
 
     digests: Digests
@@ -91,7 +91,7 @@ class History:
     leftovers: list[Path] = field(default_factory=list[Path])
 
     def append(self, record: StageRecord) -> None:
-        """Take a published record into account."""
+        """Add a published record."""
         self.digests.add(record.ref, record.digest)
         self.next_sequence = record.sequence + 1
         self.last_hash = record.sha256
@@ -99,17 +99,17 @@ class History:
 
 
 def read_history(files: CommittedFiles, info: Mapping[str, Any]) -> History:
-    """Read the history of a run after checking that its chain and its files are whole.
+    """Read the history of a run, checking that its chain and files are complete.
 
-    Of what is in segments the seals are read, and the sizes of their files compared.
+    For segments, reads the seals and compares the sizes of their files.
 
     Raises:
-        DamagedRun: a record or seal is damaged, or a file that one commits is missing or cut short.
+        DamagedRun: a record or seal is damaged, or a committed file is missing or truncated.
     """
     known = newest_session(files.root, first_session(info))
     segments = files.segments.all(refresh=True)
     thinned = {ref: sha256 for i in files.live_markers() for ref, sha256 in files.thinned(i).items()}
-    # Those that a segment holds too are what an interrupted packing has left.
+    # Records that are also in a segment were left by an interrupted packing.
     live = [read_record(files.record_path(ref)) for ref in files.live_refs() if not files.segments.holding(ref)]
     records = sorted(live, key=lambda record: record.sequence)
     for record in records:
@@ -142,13 +142,13 @@ def read_history(files: CommittedFiles, info: Mapping[str, Any]) -> History:
 
 
 def sealed_links(segments: Iterable[Segment], records: Iterable[StageRecord]) -> list[Link]:
-    """Return the parts of the chain that segments seal, and single records, in order of their positions."""
+    """Return the links of segments and of single records, in order of position."""
     links = [link for segment in segments for link in segment.seal.links]
     return sorted((*links, *map(Link.of, records)), key=lambda link: link.first)
 
 
 def missing_positions(root: Path, links: Iterable[Link], end: int) -> list[int]:
-    """Return the sorted positions below `end` that are in none of the links of the run at `root`."""
+    """Return the sorted positions below `end` that are in no link."""
     gaps: list[range] = []
     position = 0
     for link in links:
@@ -161,7 +161,7 @@ def missing_positions(root: Path, links: Iterable[Link], end: int) -> list[int]:
 
 
 def describe_missing(positions: Sequence[int], known: SessionFacts | None) -> str:
-    """Describe missing records, with the known facts of the newest one."""
+    """Describe missing records, and what is known about the newest one."""
     parts = [f"{part.start} to {part[-1]}" if len(part) > 1 else f"{part.start}" for part in ranges(positions)]
     found = f"the records at positions {', '.join(parts)} of the history are missing"
     if known is None or known.head is None or known.head.sequence not in positions:
@@ -170,13 +170,13 @@ def describe_missing(positions: Sequence[int], known: SessionFacts | None) -> st
 
 
 def head_problems(files: CommittedFiles, links: Iterable[Link], known: SessionFacts | None) -> Iterable[DamagedRun]:
-    """Yield the record that stands where the newest session knew another one to be the newest."""
+    """Yield a problem if the newest record known to the newest session has been replaced."""
     if known is None or known.head is None:
         return
     head = known.head
     for link in links:
         found = link.head
-        if link.first <= head.sequence < found.sequence:  # in a segment, and not at the end of a part that it seals
+        if link.first <= head.sequence < found.sequence:  # in a segment, but not at the end of a sealed link
             found = Head.of(files.record(head.ref)) if files.contains(head.ref) else found
         if found.sequence == head.sequence and found.sha256 != head.sha256:
             where = files.record_place(found.ref)
@@ -184,14 +184,14 @@ def head_problems(files: CommittedFiles, links: Iterable[Link], known: SessionFa
 
 
 def chain_problems(files: CommittedFiles, links: Iterable[Link], follows: Mapping[int, str]) -> Iterable[DamagedRun]:
-    """Yield the breaks in the chain between links in the order of their positions.
+    """Yield the breaks in the chain of links, in order of position.
 
-    Gaps are not breaks: they concern what is stored, not what a record says.
+    Gaps are not breaks: they are missing records, not contradictions.
 
     Args:
         files: Files of the run.
         links: Links to check.
-        follows: Expected previous hash by position, where it differs from the hash of the record before.
+        follows: Expected previous hash by position, if it is not the hash of the previous record.
     """
     sequence, sha256 = -1, None
     for link in links:
@@ -239,10 +239,10 @@ def _check_sizes(files: CommittedFiles, record: StageRecord) -> None:
 
 
 class SpanSums:
-    """Sums up spans, each from where the one before it ended: a long run names ever longer ones.
+    """Computes entries of spans incrementally, since the spans of a long run grow.
 
     Args:
-        num_steps: Counts the real environment steps in an output: 0 where it holds no episodes.
+        num_steps: Function that counts the real environment steps in an output; 0 without episodes.
     """
 
     def __init__(self, num_steps: Callable[[StageRef], int]) -> None:
@@ -251,9 +251,9 @@ class SpanSums:
         self._sums: dict[tuple[tuple[str, ...], int], _Sum] = {}
 
     def add(self, ref: StageRef, digest: str) -> None:
-        """Take an output into account."""
+        """Add an output."""
         self._digests.setdefault(ref.iteration, {})[ref] = digest
-        # Computed again after it was lost: what was summed up beyond it did not count it.
+        # Recomputed after it was lost: later sums did not include it.
         for key in [key for key, known in self._sums.items() if ref.stage in key[0] and ref.iteration < known.end]:
             del self._sums[key]
 
@@ -279,7 +279,7 @@ class SpanSums:
 
 @dataclass
 class _Sum:
-    """Sum up everything before iteration `end`."""
+    """Running sum over all iterations before `end`."""
 
     end: int
     first: StageRef | None = None

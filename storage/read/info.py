@@ -1,7 +1,7 @@
-"""The description of a run: its run.json, the runs that it was forked from, and the sessions that wrote it.
+"""A run's description: its run.json, its ancestors, and the sessions that wrote it.
 
-A fork shares the records of its parent. The chain then goes: the first run's run.json, its records, the fork's run.json
-(which names the newest of them), the fork's records. So none of them can be moved from one fork to another.
+A fork shares its parent's records. The chain consists of the first run's run.json, its records, the fork's run.json
+(which has the newest record's hash), and the fork's records. So records cannot be moved between forks.
 """
 
 from collections.abc import Mapping
@@ -73,7 +73,7 @@ def _incompatible(where: Path, found: str, required: str) -> IncompatibleFormat:
 
 
 def boundaries(info: Mapping[str, Any]) -> dict[int, str]:
-    """By position in the history: the hash of the run.json that the record there follows."""
+    """Return the hash of the run.json that precedes a record, by the record's position in the history."""
     return {first_sequence(run): str(run["sha256"]) for run in contributors(info)}
 
 
@@ -83,14 +83,14 @@ def first_sequence(info: Mapping[str, Any]) -> int:
 
 
 def first_session(info: Mapping[str, Any]) -> int:
-    """Return the number of the run's first own session; in a fork the parent's sessions precede it."""
+    """Return the number of the run's first own session; a fork's numbers continue its parent's."""
     return int(info.get("first_session", 0))
 
 
 def origin(info: Mapping[str, Any], ref: StageRef) -> Mapping[str, Any]:
-    """Return the run, this one or an ancestor, whose `config` decides an output, whether or not it is stored."""
+    """Return the run, this one or an ancestor, whose `config` determines an output, stored or not."""
     runs = contributors(info)
-    if ref.stage == StageTable.of(info).first:  # every fork takes it over
+    if ref.stage == StageTable.of(info).first:  # forks inherit it
         return runs[0]
     return next(run for run in reversed(runs) if first_iteration(run) <= ref.iteration)
 
@@ -108,10 +108,10 @@ def first_iteration(run: Mapping[str, Any]) -> int:
 
 
 def contributors(info: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the runs that wrote records of this run, the oldest first, itself last."""
+    """Return the runs that wrote records of this run, from the oldest to itself."""
     found = [info]
     for run in reversed(info.get("ancestors", [])):
-        # A fork that begins where its parent began, or before, has no record of the parent's own.
+        # A fork that begins no later than its parent did has no records of the parent's own.
         if first_sequence(run) < first_sequence(found[0]):
             found.insert(0, run)
     return found
@@ -123,7 +123,7 @@ class ComputedWith:
 
     Attributes:
         number: Number of the session.
-        token: Permanent identifier of the session; "" for the first session of a run whose sessions did not record it.
+        token: Permanent identifier of the session; "" if it was not recorded.
         started: Start time, UTC, ISO 8601.
         environment: Facts that affect results besides the settings.
         versions: Versions of the interpreter and the libraries.
@@ -137,10 +137,10 @@ class ComputedWith:
 
 
 def read_sessions(root: Path, info: Mapping[str, Any]) -> list[ComputedWith]:
-    """List the sessions that computed outputs of a run, the first one first.
+    """List the sessions that computed outputs of a run, in order.
 
-    The first session is described in run.json, the run's own or in a fork its oldest ancestor's. Sessions of earlier
-    versions did not record their environment and are skipped.
+    The first session is described in run.json, in a fork that of its oldest ancestor. Sessions of earlier versions
+    without a recorded environment are skipped.
     """
     oldest = contributors(info)[0]
     environment, packages = mapping(oldest.get("environment")), mapping(oldest.get("versions"))
@@ -151,7 +151,7 @@ def read_sessions(root: Path, info: Mapping[str, Any]) -> list[ComputedWith]:
             continue
         try:
             document = read_session(root / FOLDER / str(session))
-        except (FileNotFoundError, DamagedRun):  # interrupted before it wrote anything, or reported by `verify`
+        except (FileNotFoundError, DamagedRun):  # interrupted before writing anything, or reported by `verify`
             continue
         if "environment" in document:
             started, used = str(document.get("started", "")), mapping(document["environment"])
@@ -161,5 +161,5 @@ def read_sessions(root: Path, info: Mapping[str, Any]) -> list[ComputedWith]:
 
 
 def mapping(value: object) -> Mapping[str, Any]:
-    """Return the value if it is a mapping, otherwise an empty one; a run from elsewhere may hold anything."""
+    """Return the value if it is a mapping, otherwise {}; a run from elsewhere may contain anything."""
     return value if isinstance(value, dict) else {}

@@ -1,4 +1,4 @@
-"""Readers that make tables and datasets, whose packages a run that is opened does without; see `pipeline/lazy.py`."""
+"""Lazy imports of readers for tables and datasets, which opening a run does not need; see `pipeline/lazy.py`."""
 
 # pyright: reportUnusedImport=false
 from typing import TYPE_CHECKING

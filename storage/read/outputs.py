@@ -1,4 +1,4 @@
-"""The outputs of a stored run, one by one, and which tasks and episodes of them to read."""
+"""Reading of a stored run's outputs, and of selected tasks and episodes."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import index
@@ -22,11 +22,11 @@ from metaloom.storage.remote.log import RemoteLog
 Places = None | int | range | slice | Sequence[int]
 """Selection of tasks or episodes of a batch by index: None for all, one (negative: from the end), or several.
 
-Batches return them in the requested order. Tables keep the stored order, without duplicates.
+Batches keep the requested order. Tables keep the stored order, without duplicates.
 """
 
 Steps = None | int | Sequence[int]
-"""All inner steps, one, or some."""
+"""Selection of inner steps: None for all, one, or several."""
 
 
 def whole_numbers(chosen: Any, what: str) -> list[int]:
@@ -60,10 +60,10 @@ def places(chosen: Places, count: int, what: str) -> list[int]:
 
 
 class StoredOutputs:
-    """Outputs of a run, by stage. It follows the run while a writer continues.
+    """Outputs of a run, including new ones while a writer continues.
 
     Attributes:
-        path: Folder of the run; for a run under a URL, the folder that caches it.
+        path: Folder of the run, or the cache folder of a run under a URL.
         info: Content of its run.json.
         files: Its committed files.
     """
@@ -75,7 +75,7 @@ class StoredOutputs:
 
     @property
     def location(self) -> str:
-        """Place of the run: a URL for a run under object storage, of which `path` is a cache; else the path."""
+        """URL of a run in object storage, of which `path` is the cache; otherwise the path."""
         return location(self.path)
 
     @property
@@ -83,48 +83,48 @@ class StoredOutputs:
         """Target number of iterations of the run.
 
         Raises:
-            DamagedRun: the file that says so is missing or changed.
+            DamagedRun: the file with the capacity is missing or changed.
         """
         return self.files.capacity()
 
     def components(self, axis: str) -> Mapping[str, str]:
-        """Name the entries of an `observation` or `action`, each with its unit; nothing where none were declared."""
+        """Return the units of an `observation` or `action` by component name; empty if none were declared."""
         declared = mapping(mapping(self.info["environment"].get("components")).get(axis))
-        # A run from elsewhere may have anything instead of a list.
+        # A run from elsewhere may contain anything.
         members = [cast(object, declared.get(member)) for member in ("names", "units")]
         names, units = (cast(list[object], member) if isinstance(member, list) else [] for member in members)
         return {str(name): str(unit) for name, unit in zip(names, units, strict=False)}
 
     @property
     def facts(self) -> Mapping[str, str]:
-        """Units by name of what the environment reports besides observations and rewards; often empty."""
+        """Units of the environment's facts by name."""
         declared = mapping(self.info["environment"].get("facts"))
         return {name: str(mapping(fact).get("unit", "1")) for name, fact in declared.items()}
 
     @property
     def stages(self) -> StageTable:
-        """The stages that the run consists of."""
+        """The stages of the run."""
         return self.files.stages
 
     def learner_ref(self, iteration: int) -> StageRef:
-        """Return the stage whose output is the learner that an iteration starts from, stored or not."""
+        """Return the reference to the learner that an iteration starts from, stored or not."""
         return self.stages.learner_ref(iteration)
 
     def last_ref(self, iteration: int) -> StageRef:
-        """Return the stage whose output ends an iteration, stored or not."""
+        """Return the reference to the output that ends an iteration, stored or not."""
         return self.stages.last_ref(iteration)
 
     @property
     def iterations(self) -> range:
-        """The complete iterations: those from the first on whose last stage is stored."""
+        """The complete iterations, up to the first incomplete one."""
         return range(self.files.num_iterations())
 
     def refs(self) -> list[StageRef]:
-        """Return every stored output, in the order in which runs compute them."""
+        """Return every stored output, in order of computation."""
         return self.stages.sort(self.files.refs())
 
     def refs_of(self, iterations: Collection[int]) -> list[StageRef]:
-        """Return every stored output of some iterations, in the order in which runs compute them."""
+        """Return every stored output of some iterations, in order of computation."""
         return self.stages.sort(self.files.refs_of(iterations))
 
     def contains(self, ref: StageRef) -> bool:
@@ -132,22 +132,22 @@ class StoredOutputs:
         return self.files.contains(ref)
 
     def is_thinned(self, ref: StageRef) -> bool:
-        """Return True if an output's arrays were removed by thinning; its record, tables and metrics are still there.
+        """Return True if an output's arrays were removed by thinning; record, tables and metrics remain.
 
         Raises:
             StageMissing: the output is not stored.
         """
         marked = self.files.thinned(ref.iteration).get(ref)
         if marked is None and self.contains(ref):
-            return False  # most are not thinned, and need no record read to know
+            return False  # most are not thinned, which needs no record
         return marked == self.record(ref).sha256
 
     def thinnable(self, iterations: Collection[int]) -> list[StageRef]:
-        """Return the stored outputs of some iterations whose arrays may be, or were, removed."""
+        """Return the stored outputs of some iterations whose arrays thinning may remove or has removed."""
         return thinnable(self.files.refs_of(iterations), {*iterations}, self.stages)
 
     def thinned_iterations(self) -> list[int]:
-        """List the iterations that were thinned, at least in part."""
+        """List the iterations that are thinned, at least in part."""
         return self.files.thinned_iterations()
 
     def record(self, ref: StageRef) -> StageRecord:
@@ -171,17 +171,17 @@ class StoredOutputs:
         raise self._incomplete(ref.iteration, f"{ref} is not stored")
 
     def load(self, ref: StageRef, *, task: Places = None) -> Value:
-        """Load a stage's output, every chunk checked against its record.
+        """Load an output, checking every chunk against its record.
 
         Args:
             ref: The output.
             task: Indices of the tasks to read, for an output with a task axis; None for all.
 
         Raises:
-            ValueError: there is no such task, or there are no tasks in it.
+            ValueError: a task does not exist, or the output has no task axis.
             StageMissing: it is not stored.
             StageThinned: its arrays were removed.
-            DamagedRun: a file of it is missing or changed.
+            DamagedRun: a file is missing or changed.
         """
         record = self.record(ref)
         return self.files.read_value(record, self.chosen_tasks(record, task))
@@ -197,22 +197,22 @@ class StoredOutputs:
         return places(task, counts.pop(), "task")
 
     def lengths(self, ref: StageRef) -> Array:
-        """Read the steps of each episode of a stored batch, [B, E] int32; nothing else of it is read.
+        """Read only the lengths of a stored batch's episodes, [B, E] int32.
 
         Raises:
             StageMissing: it is not stored.
             StageThinned: its arrays were removed.
-            DamagedRun: it is not what was committed, or no batch of episodes.
+            DamagedRun: it is damaged, or not a batch of episodes.
         """
         return self.files.read_lengths(self.record(ref))
 
     def experience(self, ref: StageRef) -> EpisodeBatch:
-        """Load a batch of episodes without behavior and reward terms, which are not read; raises as `lengths`."""
+        """Load a batch of episodes without behavior and reward terms; raises like `lengths`."""
         return self.files.read_experience(self.record(ref))
 
     def _incomplete(self, iteration: int, found: str | None = None) -> StageMissing:
         count = len(self.iterations)
-        # A run that has reached its target continues only with a new target.
+        # A run that has reached its target needs a new one to continue.
         further = f" --iterations {iteration + 1}" if iteration >= self.capacity else ""
         return StageMissing(
             self.location,

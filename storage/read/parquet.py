@@ -1,4 +1,4 @@
-"""Tables of Parquet files, of bounded size."""
+"""Reading of Parquet files with bounded memory."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,18 +18,18 @@ _TEXT = "BYTE_ARRAY"
 
 
 def parse_table(raw: bytes, where: Path, *, scale: int = 1) -> pa.Table:
-    """Parse the rows of iterations in a Parquet file; raises DamagedRun if there are none or too many."""
+    """Parse a Parquet file with rows of iterations; raises DamagedRun if it is invalid or too large."""
     try:
-        # Not pq.read_table: what it does beyond reading takes longer than a small file.
+        # Not pq.read_table, whose overhead exceeds reading a small file.
         with pq.ParquetFile(pa.BufferReader(raw)) as parquet:
             _check_kinds(parquet.schema, where, _NUMBERS)
-            # A few bytes of Parquet can stand for a column of any length.
+            # A few bytes of Parquet can expand to a column of any length.
             about = parquet.metadata
             size = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
             if about.num_rows * about.num_columns > _MOST_CELLS * scale or size > _MOST_TABLE_BYTES * scale:
                 raise damaged(where, f"claims {about.num_rows} rows of {about.num_columns} columns in {size} bytes")
             table = parquet.read(use_threads=False)
-    except (pa.ArrowException, OSError, ValueError) as error:  # names that are no text are a ValueError
+    except (pa.ArrowException, OSError, ValueError) as error:  # names that are not valid text raise ValueError
         raise damaged(where, f"is no table ({error})") from None
     found = table.schema.get_all_field_indices("iteration")
     if len(found) != 1 or not pa.types.is_integer(table.schema.types[found[0]]):
@@ -38,7 +38,7 @@ def parse_table(raw: bytes, where: Path, *, scale: int = 1) -> pa.Table:
 
 
 def open_records(raw: bytes, where: Path) -> pq.ParquetFile:
-    """Open the Parquet file of records in some bytes. Read its text with `read_columns`."""
+    """Open a Parquet file of records; read its text with `read_columns`."""
     try:
         schema = pq.ParquetFile(pa.BufferReader(raw)).schema
         _check_kinds(schema, where, (*_NUMBERS, _TEXT))
@@ -55,21 +55,21 @@ def open_records(raw: bytes, where: Path) -> pq.ParquetFile:
 def read_columns(
     parquet: pq.ParquetFile, names: Sequence[str], where: Path, *, group: int | None = None
 ) -> list[list[object]]:
-    """Read the columns of records by name: of all of them, or of a group of rows."""
+    """Read columns of records by name, of all rows or of a row group."""
     try:
         if group is None:
             table = parquet.read([*names], use_threads=False)
         else:
             table = parquet.read_row_group(group, [*names], use_threads=False)
         return [_values(table.column(name), where) for name in names]
-    except (pa.ArrowException, KeyError, OSError, ValueError) as error:  # text that is none is a ValueError
+    except (pa.ArrowException, KeyError, OSError, ValueError) as error:  # invalid text raises ValueError
         raise damaged(where, f"is no table of records ({error})") from None
 
 
 def _values(column: pa.ChunkedArray, where: Path) -> list[object]:
     if not pa.types.is_dictionary(column.type):
         return column.to_pylist()
-    # Each text once, and where it stands: so a long one can stand for millions, and is looked at before it does.
+    # Dictionary encoding: a long text may be referenced millions of times, so check before expanding it.
     taken = 0
     for part in column.chunks:
         lengths = pc.call_function("binary_length", [part.dictionary])
@@ -84,7 +84,7 @@ def _columns(schema: pq.ParquetSchema) -> list[pq.ColumnSchema]:
 
 
 def _check_kinds(schema: pq.ParquetSchema, where: Path, kinds: Sequence[str]) -> None:
-    # Of a list or a text, a few bytes may stand for any number of values or letters.
+    # A few bytes may expand to a list or text of any length.
     for column in _columns(schema):
         if column.physical_type not in kinds or column.max_repetition_level:
             kind = "lists" if column.max_repetition_level else column.physical_type

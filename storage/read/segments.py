@@ -1,4 +1,4 @@
-"""Read the segments of a run: their contents, their records, and the rows of their arrays."""
+"""Reading of segments: contents, records, and rows of arrays."""
 
 import hashlib
 import os
@@ -47,11 +47,11 @@ class Segment:
 
     Args:
         folder: Folder that holds the segment.
-        seal: The seal if it is known already; otherwise it is read.
-        bring: Fetches a file that is missing from the folder; returns True if it exists.
+        seal: Seal, if already known; otherwise it is read.
+        bring: Function that fetches a missing file; returns True if it exists.
 
     Raises:
-        DamagedRun: its seal is missing or not what was written.
+        DamagedRun: its seal is missing or damaged.
     """
 
     def __init__(self, folder: Path, seal: Seal | None = None, bring: Callable[[Path], bool] | None = None) -> None:
@@ -65,24 +65,24 @@ class Segment:
 
     @property
     def iterations(self) -> range:
-        """The iterations that it is about."""
+        """The iterations of the segment."""
         return self.seal.iterations
 
     def record(self, ref: StageRef) -> StageRecord:
-        """Return the record of an output that the segment holds.
+        """Return the record of an output in the segment.
 
         Raises:
-            FileNotFoundError: the segment was taken apart meanwhile.
-            DamagedRun: the record is not what was written.
+            FileNotFoundError: the segment was unpacked meanwhile.
+            DamagedRun: the record is damaged.
         """
         return self._record_at(self._rows[ref], ref)
 
     def digest(self, ref: StageRef) -> str:
-        """Return the digest of an output that the segment holds; raises as `record`."""
+        """Return the digest of an output in the segment; raises like `record`."""
         return self._digests[self._rows[ref]]
 
     def records(self) -> Iterator[StageRecord]:
-        """Go through all records, in order of iterations; raises as `record`."""
+        """Yield all records in order of iterations; raises like `record`."""
         for ref, row in self._rows.items():
             yield self._record_at(row, ref)
 
@@ -97,16 +97,16 @@ class Segment:
         return array is not None and 0 <= row - array.first_row < array.rows
 
     def chunk_path(self, spec: ArraySpec, row: int) -> Path:
-        """Return the file that holds the chunk of a row."""
+        """Return the file that holds a row's chunk."""
         array = self.seal.arrays[spec.path]
         return self.folder / "data.zarr" / spec.chunk_key(0 if array.sharded else row - array.first_row)
 
     def read_chunk(self, spec: ArraySpec, row: int, *, limit: int) -> bytes:
-        """Read the bytes of the chunk of a row, unchecked.
+        """Read the unchecked bytes of a row's chunk.
 
         Raises:
             FileNotFoundError: there is none.
-            DamagedRun: the file that has it is missing, or does not say where it is.
+            DamagedRun: its file is missing, or the file's index is damaged.
         """
         array, path = self.seal.arrays[spec.path], self.chunk_path(spec, row)
         if not array.sharded:
@@ -136,16 +136,16 @@ class Segment:
             file.close()
 
     def table(self, name: str) -> "pa.Table | None":
-        """Return the rows of a derived table, None if there are none.
+        """Return the rows of a derived table, or None.
 
         Raises:
-            DamagedRun: they are not what was packed.
+            DamagedRun: the file is damaged.
         """
         path = f"tables/{name}.parquet"
         return self._parse_table(path, self.read(path)) if path in self.seal.files else None
 
     def check(self, path: str) -> None:
-        """Compare a file with the seal that names it, and refuse a table that cannot be one; raises as `read`."""
+        """Check a file against the seal, and reject an invalid table; raises like `read`."""
         raw = self.read(path)
         if path.startswith("tables/"):
             self._parse_table(path, raw)
@@ -156,11 +156,11 @@ class Segment:
         return parse_table(raw, self.folder / path, scale=TABLE_SCALE)
 
     def read(self, path: str) -> bytes:
-        """Read the bytes of a file that the seal names.
+        """Read and check a file listed in the seal.
 
         Raises:
-            FileNotFoundError: the segment was taken apart meanwhile.
-            DamagedRun: they are not what was packed.
+            FileNotFoundError: the segment was unpacked meanwhile.
+            DamagedRun: the file is damaged.
         """
         expected = self.seal.files[path]
         try:
@@ -179,7 +179,7 @@ class Segment:
         return path == SEAL or path in self.seal.files or own_chunk
 
     def _at(self, path: Path, read: Callable[[Path], T]) -> T:
-        """Read a file, which is brought if need be."""
+        """Read a file, fetching it if needed."""
         try:
             return read(path)
         except FileNotFoundError:
@@ -188,7 +188,7 @@ class Segment:
         return read(path)
 
     def forget(self) -> None:
-        """Free the memory that reading has taken."""
+        """Free cached data."""
         for name in ("_parquet", "_rows", "_digests"):
             self.__dict__.pop(name, None)
         self._group = (-1, [])
@@ -199,7 +199,7 @@ class Segment:
 
     @cached_property
     def _parquet(self) -> "pq.ParquetFile":
-        # Imported here: a run without segments is opened without it.
+        # Imported here: runs without segments do not need it.
         from metaloom.storage.read.parquet import open_records
 
         parquet = open_records(self.read(RECORDS), self.folder / RECORDS)
@@ -246,7 +246,7 @@ class Segment:
 
 
 class Segments:
-    """The segments of a run, as they were when the folder was last looked at. May be used by several threads."""
+    """The segments of a run at the last listing of its folder. Thread-safe."""
 
     def __init__(self, root: Path, bring: Callable[[Path], bool] | None = None) -> None:
         self._root = root
@@ -260,13 +260,13 @@ class Segments:
         """Return the segments in order of their iterations.
 
         Raises:
-            DamagedRun: a seal is missing or not what was written, or two segments hold the same iteration.
+            DamagedRun: a seal is missing or damaged, or two segments hold the same iteration.
         """
         with self._lock:
             if refresh or self._found is None:
                 known, found = self._found or {}, dict[tuple[str, int], Segment]()
                 for place in self._list():
-                    with suppress(FileNotFoundError):  # taken apart since it was listed
+                    with suppress(FileNotFoundError):  # unpacked since it was listed
                         found[place] = known.get(place) or self.open(place[0])
                 self._found = found
                 self._order = _in_order([*self._found.values()])
@@ -298,24 +298,24 @@ class Segments:
         """Return the segment of an iteration."""
         if self._found is None:
             self.all()
-        ends, segments = self._order  # in one step, because another thread may refresh them
+        ends, segments = self._order  # in one step, because another thread may refresh the list
         place = bisect_right(ends, iteration)
         return segments[place] if place < len(ends) and iteration in segments[place].iterations else None
 
     def record(self, ref: StageRef, segment: Segment) -> StageRecord:
-        """Return the record of an output that a segment holds; see `Segment.record`."""
+        """Return the record of an output in a segment; see `Segment.record`."""
         with self._lock:
             self._keep(segment)
             return segment.record(ref)
 
     def digest(self, ref: StageRef, segment: Segment) -> str:
-        """Return the digest of an output that a segment holds; see `Segment.digest`."""
+        """Return the digest of an output in a segment; see `Segment.digest`."""
         with self._lock:
             self._keep(segment)
             return segment.digest(ref)
 
     def _keep(self, segment: Segment) -> None:
-        """Keep few segments in memory: those used last."""
+        """Mark a segment as used last; only a few are kept in memory."""
         if segment in self._used:
             self._used.remove(segment)
         self._used.append(segment)
@@ -327,17 +327,17 @@ class Segments:
         return sorted((e.name, e.inode()) for e in entries if segment_iterations(e.name) is not None)
 
     def open(self, name: str) -> Segment:
-        """Open the segment in a folder of this name; raises as `Segment`."""
+        """Open the segment in a folder of this name; raises like `Segment`."""
         return Segment(self._root / FOLDER / name, bring=self._bring)
 
 
 def _in_order(segments: list[Segment]) -> tuple[list[int], list[Segment]]:
-    """Return the segments with their ends."""
+    """Return the segments in order, with their ends."""
     return [segment.iterations.stop for segment in segments], segments
 
 
 def chunk_row(name: str) -> int | None:
-    """Return the row of a chunk file in an array's folder, None for any other name."""
+    """Return the row of a chunk from its file name; None for other names."""
     match = _CHUNK_NAME.fullmatch(name)
     return int(match[1]) if match else None
 

@@ -1,4 +1,4 @@
-"""Small tables derived from an iteration: its episodes, tasks and metrics, as Parquet for any reader."""
+"""Tables derived from an iteration: episodes, tasks and metrics, as Parquet."""
 
 import io
 from collections.abc import Mapping
@@ -8,11 +8,11 @@ import numpy as np
 from metaloom.pipeline.types import EACH_EPISODE, Array, Evaluation, Metrics, TaskBatch, fact_of_episodes
 
 FACTS = "facts."
-"""With it the names of the stored arrays begin that hold facts."""
+"""Prefix of the names of stored facts."""
 
 
 Columns = Mapping[str, Array]
-"""Columns of the table of episodes by name, [B, E] each: return, length, how it ended, and the facts of episodes."""
+"""Columns of the table of episodes by name, [B, E] each: return, length, termination, and facts per episode."""
 
 
 def episode_columns(arrays: Mapping[str, Array]) -> Columns:
@@ -42,7 +42,7 @@ def iteration_tables(
 
 
 def evaluation_file(iteration: int, evaluation: Evaluation) -> bytes:
-    """Parquet file of an evaluation after `iteration`, with the columns of `evaluation_columns`."""
+    """Return a Parquet file of an evaluation after `iteration`; see `evaluation_columns`."""
     return _parquet(evaluation_columns(iteration, evaluation), _task_units(evaluation.tasks) | {"length": "steps"})
 
 
@@ -94,7 +94,7 @@ def _task_columns(tasks: TaskBatch) -> dict[str, Array]:
 
 
 def _parquet(columns: Mapping[str, Array], units: Mapping[str, str]) -> bytes:
-    # Imported here: reading arrays does not need tables, and pyarrow takes 0.15 s.
+    # Imported here: pyarrow takes 0.15 s, and reading arrays does not need it.
     import pyarrow as pa
     import pyarrow.parquet as pq
 

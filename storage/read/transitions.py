@@ -1,7 +1,7 @@
-"""Read the transitions that an off-policy run learns from, by row number, from the stored episodes.
+"""Reading of an off-policy run's transitions by row number, from stored episodes.
 
-Rows are the real steps of a run in order of collection: the replay buffer's fill, then each rollout batch. Finding
-them needs only the lengths of episodes; then only the batches that hold requested rows are read.
+Rows are the real steps of a run in order of collection: the replay buffer's fill, then each rollout batch. Locating
+rows needs only episode lengths, and only batches with requested rows are read.
 """
 
 from collections.abc import Iterator
@@ -20,12 +20,12 @@ from metaloom.storage.read.outputs import StoredOutputs
 
 @dataclass(frozen=True)
 class StoredRound:
-    """Facts about the rows in a stored batch of episodes.
+    """Rows of a stored batch of episodes.
 
     Attributes:
-        ref: Stage that collected it.
-        task_ids: [B] int64, index of each task in a fixed set, -1 when it was drawn from a distribution; None for the
-            episodes that filled the replay buffer, whose tasks are not stored.
+        ref: Output that holds the batch.
+        task_ids: [B] int64, index of each task in a fixed set, -1 for tasks from a distribution; None for the initial
+            fill of the replay buffer, whose tasks are not stored.
         lengths: [B, E] int32, steps in each episode.
     """
 
@@ -38,8 +38,8 @@ def stored_rounds(run: StoredOutputs) -> Iterator[StoredRound]:
     """Yield the stored batches of episodes in the order of their rows.
 
     Raises:
-        StageMissing: a batch is missing although later ones are stored, so their rows would be miscounted.
-        DamagedRun: a batch is not what was committed, or none of episodes.
+        StageMissing: a batch is missing although later ones are stored.
+        DamagedRun: a batch is damaged, or does not hold episodes.
     """
     stages = run.files.stages
     for ref in _collected(run):
@@ -50,7 +50,7 @@ def stored_rounds(run: StoredOutputs) -> Iterator[StoredRound]:
 
 
 def read_transitions(run: StoredOutputs, rows: Array) -> pa.Table:
-    """Read transitions with where each is from, one per row number, in the order of `rows` [n].
+    """Read transitions and their origins by row number, in the order of `rows` [n].
 
     Raises:
         StageMissing: a row is not stored.
@@ -79,14 +79,14 @@ def read_transitions(run: StoredOutputs, rows: Array) -> pa.Table:
 
 
 def minibatch_table(run: StoredOutputs, batches: Minibatches, update: int, *, context: bool, chosen: slice) -> pa.Table:
-    """Read the transitions of a gradient step, preceded by the position of each in the minibatch.
+    """Read the transitions of a gradient step, with columns for their position in the minibatch.
 
     Args:
         run: The run.
         batches: Row indices of an iteration.
         update: Gradient step, from 0.
-        context: Read the transitions that tasks were inferred from instead.
-        chosen: Selection of the K x N rows, in this order.
+        context: True to read the transitions for task inference instead.
+        chosen: Indices of the K x N rows to read, in this order.
     """
     numbers = batches.context_rows if context else batches.rows
     if numbers is None:
@@ -103,13 +103,13 @@ def minibatch_table(run: StoredOutputs, batches: Minibatches, update: int, *, co
 
 
 def _collected(run: StoredOutputs) -> list[StageRef]:
-    """Return the stages that collected rows, none missing."""
+    """Return the outputs that hold rows, without gaps."""
     stages, refs = run.files.stages, run.refs()
     fill = [ref for ref in refs if ref.stage == stages.named("memory_fill")]
     rounds = [ref for ref in refs if ref.stage == stages.named("rollouts")]
     per_iteration = max((ref.step for ref in rounds), default=0) + 1
     if rounds and not fill and stages.named("memory_fill"):
-        run.record(StageRef(0, stages.named("memory_fill")))  # raises StageMissing with what is there
+        run.record(StageRef(0, stages.named("memory_fill")))  # raises StageMissing, listing what exists
     for n, ref in enumerate(rounds):
         expected = StageRef(n // per_iteration, ref.stage, n % per_iteration)
         if ref != expected:
@@ -118,7 +118,7 @@ def _collected(run: StoredOutputs) -> list[StageRef]:
 
 
 def _index(run: StoredOutputs, last_row: int) -> tuple[list[StoredRound], RowIndex]:
-    """Return the batches up to the one that holds `last_row`, and the index of their rows."""
+    """Return the batches up to the one with `last_row`, and an index of their rows."""
     rounds: list[StoredRound] = []
     index = RowIndex()
     for found in stored_rounds(run):
@@ -133,7 +133,7 @@ def _index(run: StoredOutputs, last_row: int) -> tuple[list[StoredRound], RowInd
 
 
 def _values(run: StoredOutputs, rounds: list[StoredRound], found: Locations) -> dict[str, Array]:
-    # A table without rows has the columns of any batch.
+    # A table without rows still needs columns, taken from any batch.
     parts: list[dict[str, Array]] = []
     for number in np.unique(found.rounds) if found.rounds.size else [0]:
         episodes, chosen = run.experience(rounds[number].ref), found.rounds == number

@@ -1,4 +1,4 @@
-"""Check every file of a run: what is damaged, missing, or does not belong there."""
+"""Verification of a run: damaged, missing and foreign files."""
 
 import errno
 import os
@@ -64,7 +64,7 @@ _FOREIGN, _LINK = "does not belong to the run", "is a symbolic link; a run consi
 
 @dataclass(frozen=True)
 class Damage:
-    """One damaged file of a run.
+    """A damaged file of a run.
 
     Attributes:
         file: Path below the run's folder.
@@ -82,12 +82,12 @@ class Damage:
 
     @property
     def is_foreign(self) -> bool:
-        """True for files that do not belong to the run: repairs only remove files that Metaloom wrote."""
+        """True for files that do not belong to the run: repairs remove only files written by Metaloom."""
         return self.problem in (_FOREIGN, _LINK)
 
     @property
     def is_unreadable(self) -> bool:
-        """True for files that this user may not read, so damage cannot be determined."""
+        """True for files without read permission, whose state is unknown."""
         return self.problem == _UNREADABLE
 
     @property
@@ -102,16 +102,16 @@ class Damage:
 
 
 def verify_run(path: str | Path, progress: Progress = unseen) -> list[Damage]:
-    """List everything that is wrong with a run; an empty list if every byte is as it was committed.
+    """List all damage of a run; empty if every byte is as committed.
 
-    Leftovers of an interrupted writer, which the next one clears away, are not damage.
+    Leftovers of an interrupted writer, which the next one removes, are not damage.
 
     Args:
         path: Folder or URL of the run.
-        progress: Receives the number of outputs checked so far and the number of all.
+        progress: Receives the number of outputs checked and the total.
 
     Raises:
-        RunNotFound, NotARun, IncompatibleFormat: there is no run of this format at the path.
+        RunNotFound, NotARun, IncompatibleFormat: there is no readable run at the path.
     """
     folder = folder_of(path)
     verification = _Verification(folder, follow(folder), progress)
@@ -121,7 +121,7 @@ def verify_run(path: str | Path, progress: Progress = unseen) -> list[Damage]:
 
 
 class _Verification:
-    """One pass over a run."""
+    """State of one verification."""
 
     def __init__(self, root: Path, remote: RemoteLog | None, progress: Progress) -> None:
         self.root = root
@@ -144,7 +144,7 @@ class _Verification:
     def run(self) -> None:
         info = self._info()
         self.files = CommittedFiles(self.root, self._stages(info), self.remote)
-        # Before the records are listed, of which a writer may add some meanwhile.
+        # Read before listing records, since a writer may add some meanwhile.
         known = newest_session(self.root, first_session(info) if info else 0)
         self._read_seals()
         self._read_records()
@@ -157,7 +157,7 @@ class _Verification:
                 self.thinned |= self.files.thinned(iteration)
         packed = self.files.segments.all()
         has_spans = any(record.spans for record in self.records.values())
-        with suppress(StoreError, OSError):  # reported when it is the segment's turn
+        with suppress(StoreError, OSError):  # reported with its segment
             has_spans = has_spans or any(record.spans for segment in packed[-1:] for record in segment.records())
         if has_spans:
             self.sums = SpanSums(lambda ref: self.steps.get(ref, 0))
@@ -176,7 +176,7 @@ class _Verification:
 
     @contextmanager
     def _reporting(self, file: Path | str, ref: StageRef | None = None, array: str | None = None) -> Generator[None]:
-        """Report the error of reading a file in the block."""
+        """Report errors in the block as damage of a file."""
         try:
             yield
         except (StoreError, OSError) as error:
@@ -208,11 +208,11 @@ class _Verification:
 
     def _names(self, folder: str) -> list[str]:
         with self._reporting(folder):
-            return sorted(os.listdir(self.root / folder))
+            return os.listdir(self.root / folder)
         return []
 
     def _read_seals(self) -> None:
-        """Find the segments. Those with damaged seals are skipped, so their outputs are reported missing."""
+        """Read the segments' seals. Segments with damaged seals are skipped, so their outputs are reported missing."""
         for name in self.files.segments.names():
             with self._reporting(self.root / SEGMENTS / name / SEAL):
                 self.segments[name] = self.files.segments.open(name)
@@ -220,7 +220,7 @@ class _Verification:
             self._report(*problem)
 
     def _segment(self, segment: Segment) -> None:
-        """Check a segment. Its records are not kept, or memory would grow with the run."""
+        """Check a segment, without keeping its records, so that memory does not grow with the run."""
         for name in segment.seal.files:
             try:
                 segment.check(name)
@@ -234,7 +234,7 @@ class _Verification:
                 links.append(Link.of(record))
                 self._check_record(record, thinned.get(record.ref) == record.sha256)
             segment.check_links(links)
-        except (StoreError, OSError) as error:  # reported above, unless its content was agreed on with its hash
+        except (StoreError, OSError) as error:  # reported above
             self.unreadable.update(segment.seal.refs())
             where = Path(getattr(error, "where", segment.folder))
             if str(getattr(error, "where", "")) not in self.reported:
@@ -263,7 +263,7 @@ class _Verification:
     def _read_records(self) -> None:
         refs = (ref for name in self._names("_commits") if (ref := StageRef.from_file_name(name)) is not None)
         for ref in self.files.stages.sort(ref for ref in refs if ref.stage in self.files.stages):
-            if self.files.segments.holding(ref):  # left by an interrupted packing, and gone with the next session
+            if self.files.segments.holding(ref):  # left by an interrupted packing; the next session removes it
                 continue
             with self._reporting(self.files.record_path(ref), ref):
                 self.records[ref] = self.files.record(ref)
@@ -282,7 +282,7 @@ class _Verification:
             self._report(path, problem, ref, array or None)
 
     def _sessions(self, info: Mapping[str, Any] | None) -> set[int]:
-        """Check session files; returns the positions of records that a later session knew to be lost."""
+        """Check session files; return the positions of records known to be lost."""
         lost: set[int] = set()
         needed = {(record.session, record.token) for record in self.records.values()}
         needed.update(*(segment.seal.sessions for segment in self.segments.values()))
@@ -327,12 +327,12 @@ class _Verification:
         arrays = {chunk.array for record in self.records.values() for chunk in record.chunks}
         arrays.update(*(segment.seal.arrays for segment in self.segments.values()))
         groups = {array.partition("/")[0] for array in arrays} | {""}
-        for group in sorted(groups):
+        for group in groups:
             file = self.files.data / group / "zarr.json"
             with self._reporting(file):
                 if read_metadata(file).get("node_type") != "group":
                     self._report(file, "does not describe a group")
-        for array in sorted(arrays):
+        for array in arrays:
             with self._reporting(self.files.data / array / "zarr.json", array=array):
                 self.files.spec(array)
 
@@ -349,9 +349,9 @@ class _Verification:
             return None
 
     def _spans(self) -> None:
-        """Check inputs that records name as a span; after all outputs were read."""
+        """Check spans among the inputs of records, after all outputs were read."""
         sums = self.sums or SpanSums(lambda ref: 0)
-        # The others are thinned or damaged. Damage is reported once, not again for outputs computed from it.
+        # Other outputs are thinned, or damaged and already reported.
         for ref, item in sorted(self.spans, key=lambda found: self.files.stages.position(found[0])):
             if any(unreadable in item.span for unreadable in self.unreadable):
                 continue
@@ -369,16 +369,16 @@ class _Verification:
             group, _, name = chunk.array.partition("/")
             try:
                 arrays.setdefault(group, {})[name] = self.files.read_row(record, chunk)
-            except StageThinned:  # since the markers were read
+            except StageThinned:  # thinned since the markers were read
                 return
             except (StoreError, OSError, ValueError, RuntimeError) as error:
                 whole = False
-                # The metadata is reported once, and so is an object.
+                # Report metadata and objects only once.
                 said = str(getattr(error, "where", ""))
                 if not said.endswith("zarr.json") and not {said, chunk.path} & self.reported:
                     where = Path(said or chunk.path)
                     file = where if where.is_relative_to(self.root / SEGMENTS) else chunk.path
-                    if (file, _problem(error)) not in self.told:  # a file that all iterations share
+                    if (file, _problem(error)) not in self.told:  # a file shared by all iterations
                         self._report(file, _problem(error), record.ref, chunk.array)
         for table in () if self.files.segments.holding(record.ref) else record.tables:
             with (
@@ -403,7 +403,7 @@ class _Verification:
         committed = {file.path for r in self.records.values() for file in (*r.chunks, *r.tables)}
         for folder, folders, names in os.walk(self.root):
             links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
-            for name in sorted([*names, *links]):
+            for name in (*names, *links):
                 path = Path(folder) / name
                 relative = path.relative_to(self.root).as_posix()
                 if path.is_symlink():
@@ -433,9 +433,9 @@ def _problem(error: Exception) -> str:
 
 
 def may_belong(relative: str, stages: StageTable | None) -> bool:
-    """Return True if a file that no record commits may lie at a path: metadata, or what an interruption leaves.
+    """Return True if an uncommitted file may exist at a path: metadata, or leftovers of an interruption.
 
-    Without `stages`, records of any stage may.
+    Without `stages`, records of any stage are allowed.
     """
     match relative.split("/"):
         case (

@@ -1,5 +1,5 @@
-"""Runs under object storage: the truth is a log of conditional puts there, and a folder here is a cache of it.
+"""Runs under object storage: a log of conditional puts is authoritative, and a local folder is its cache.
 
-Everything else in `storage` reads and writes the cache folder, which has the form of any run. What makes an output
-exist is its entry in the log; see `session.py` here for how it gets there, `log.py` for reading.
+The rest of `storage` reads and writes the cache folder, which looks like any run. An output exists if it is in the log;
+`session.py` writes the log, `log.py` reads it.
 """

@@ -1,4 +1,4 @@
-"""Entries of a run's log: sealed JSON, numbered without gaps, each naming the hash of the one before."""
+"""Entries of a run's log: sealed JSON, numbered without gaps, each with the hash of the previous one."""
 
 import hashlib
 import re
@@ -9,7 +9,7 @@ from typing import Any, Literal
 from metaloom.storage.format.canonical import parse_sealed, render, sealed
 
 SCHEMAS = ("metaloom-log/1", "metaloom-log/2")
-"""Schemas of the log. Earlier versions refuse the second, which has entries about segments."""
+"""Schemas of the log. The second adds segments, and is rejected by earlier versions."""
 
 AT_ONCE = 128
 _BYTES_AT_ONCE = 2**26
@@ -32,12 +32,12 @@ _KEY = re.compile(r"_objects/[0-9a-f]{16}/\d{8,}/(.*)", re.ASCII)
 
 @dataclass(frozen=True)
 class LoggedFile:
-    """File of the run as an entry describes it.
+    """A file of the run as described by an entry.
 
     Attributes:
         size: Size in bytes.
         text: Content of a small document.
-        key: Object that holds the content of any other file; for a moved file, its object before the move.
+        key: Object with the content of other files; for a moved file, its object before the move.
         sha256: SHA-256 of the content.
     """
 
@@ -49,7 +49,7 @@ class LoggedFile:
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry: a writing session begins, commits files all at once, or ends.
+    """An entry of the log: a writing session begins, commits files atomically, or ends.
 
     Attributes:
         sequence: Position in the log.
@@ -72,7 +72,7 @@ class Entry:
     sha256: str = ""
 
     def content(self) -> bytes:
-        """Return the bytes to store, one line."""
+        """Return the stored bytes of the entry."""
         files: dict[str, dict[str, Any]] = {}
         for path, file in self.files.items():
             moved = {"key": file.key} if self.is_moved(path) else {}
@@ -94,12 +94,12 @@ class Entry:
         return render(sealed(document))
 
     def is_moved(self, path: str) -> bool:
-        """Return True if the object of a file is where another entry has put it."""
+        """Return True if another entry stored the file's object."""
         return self.files[path].text is None and self.files[path].key != object_key(self.session, self.sequence, path)
 
     @classmethod
     def parse(cls, raw: bytes) -> "Entry":
-        """Parse the entry that bytes hold."""
+        """Parse an entry."""
         document = parse_sealed(raw)
         try:
             if document["schema"] not in SCHEMAS or document["kind"] not in ("begin", "commit", "end"):
@@ -127,12 +127,12 @@ class Entry:
 
 
 def object_key(session: str, sequence: int, path: str) -> str:
-    """Return the key of a file's content: below its session's own prefix, so that no other session can replace it."""
+    """Return the key of a file's content, below its session's prefix, so that no other session replaces it."""
     return f"_objects/{session}/{sequence:08d}/{path}"
 
 
 def in_groups(files: Iterable[tuple[str, LoggedFile]]) -> Iterator[list[tuple[str, LoggedFile]]]:
-    """Go through files by their paths in groups that fit into memory, for which the store is asked at once."""
+    """Yield files in groups that fit into memory and are fetched together."""
     group: list[tuple[str, LoggedFile]] = []
     for item in files:
         group.append(item)
@@ -151,14 +151,14 @@ def entry_key(sequence: int) -> str:
 def _parse_file(about: Mapping[str, Any], key: str) -> LoggedFile:
     if "text" in about:
         return LoggedFile(len(about["text"].encode()), about["text"])
-    # An object stays where it is when its file is moved: then the entry names it.
+    # A moved file keeps its object, which the entry then names.
     if "key" in about and not ((named := _KEY.fullmatch(about["key"])) and _PATHS[1].fullmatch(named[1])):
         raise ValueError(f"it names the object {about['key']!r}, which no run has")
     return LoggedFile(int(about["size"]), None, about.get("key", key), str(about["sha256"]))
 
 
 def problem_of(file: LoggedFile, raw: bytes) -> str | None:
-    """Describe how bytes differ from a logged file; None if they do not."""
+    """Describe how content differs from a logged file; None if it does not."""
     if len(raw) != file.size:
         return f"holds {len(raw)} bytes, {file.size} were committed"
     return None if hashlib.sha256(raw).hexdigest() == file.sha256 else "its SHA-256 is not the committed one"

@@ -1,6 +1,6 @@
-"""A run's log as this machine knows it, and the cache folder that follows it.
+"""A run's log as known to this machine, and its cache folder.
 
-Segments come and go in that folder as wholes, as whoever reads it expects.
+Segments appear and disappear in the folder atomically.
 """
 
 import os
@@ -29,13 +29,13 @@ class RemoteLog:
     """The log under a URL, as of the last `pull`.
 
     Args:
-        root: Folder that caches the run.
+        root: Cache folder of the run.
         url: URL of the run.
         beside: Folder for copies of entries.
 
     Attributes:
         files: The run's files by path.
-        owner: Entry with which the newest session began; None when it has ended.
+        owner: Entry that began the newest session; None if it has ended.
         next: Position of the next entry.
         last_hash: Hash of the newest entry.
     """
@@ -48,15 +48,15 @@ class RemoteLog:
 
     @classmethod
     def of(cls, root: Path) -> "RemoteLog | None":
-        """Return the log of the run that a folder caches; None for a folder that is no cache."""
+        """Return the log of a cache folder; None for other folders."""
         url = url_of(root)
         return None if url is None else cls(root, url, log_folder(root))
 
     def pull(self) -> None:
-        """Read the entries committed since the last call and update the folder.
+        """Read new entries and update the folder.
 
         Raises:
-            DamagedRun: an entry is not what was written.
+            DamagedRun: an entry is damaged.
             StoreError: the URL holds another run than the cached one.
         """
         with self._locked():
@@ -67,17 +67,17 @@ class RemoteLog:
                 batch = next(batches, batch)
 
     def append(self, entry: Entry, raw: bytes) -> None:
-        """Take note of an entry that this process has stored."""
+        """Add an entry that this process has stored."""
         with self._locked():
             self._read_cached()
             if entry.sequence == self.next:
                 self._keep(entry, raw)
 
     def fetch(self, path: str) -> bool:
-        """Bring a file into the folder; return False if the log has none there.
+        """Download a file into the folder; return False if it is not in the log.
 
         Raises:
-            DamagedRun: its object is missing, or not what was committed.
+            DamagedRun: its object is missing or damaged.
         """
         file = self.files.get(path)
         if file is None or file.text is not None:
@@ -86,7 +86,7 @@ class RemoteLog:
         return True
 
     def fetch_all(self, paths: Iterable[str]) -> None:
-        """Fetch the files among `paths` that the folder lacks, in parallel; raises as `fetch`."""
+        """Download the missing files among `paths` in parallel; raises like `fetch`."""
         wanted = ((path, file) for path in paths if (file := self.files.get(path)) and file.text is None)
         for group in in_groups((path, file) for path, file in wanted if not self.local_path(path).exists()):
             self._fetch(group)
@@ -105,9 +105,9 @@ class RemoteLog:
                 self.write(path, raw)
 
     def write(self, name: str, raw: bytes) -> None:
-        """Make a file of the folder; a reader sees all of it or none."""
+        """Write a file of the folder atomically."""
         path, segment = self.local_path(name), segment_of(name)
-        if segment and not (self.root / segment).is_dir():  # it would be taken for one, and a damaged one
+        if segment and not (self.root / segment).is_dir():  # it would be taken for a damaged file
             return
         part = self._beside / f"{secrets.token_hex(8)}.part"
         try:
@@ -120,7 +120,7 @@ class RemoteLog:
             part.unlink(missing_ok=True)
 
     def damaged_object(self, file: LoggedFile, found: str) -> DamagedRun:
-        """Build the error for an object that is not what was committed."""
+        """Build the error for a damaged object."""
         url = self.objects.url
         return DamagedRun(
             f"{url}/{file.key}",
@@ -130,22 +130,22 @@ class RemoteLog:
         )
 
     def is_own(self, session: str) -> bool:
-        """Return True if a session was one of this cache: then it is over, for whoever has the lock of the folder."""
+        """Return True if a session belonged to this cache; it has ended if the caller holds the folder's lock."""
         return session in self._own
 
     def claim(self, session: str) -> None:
-        """Note that a session is one of this cache, before it stores anything."""
+        """Record that a session belongs to this cache, before it stores anything."""
         with self._locked(), open(self._beside / "sessions", "ab") as file:
             file.write(f"{session}\n".encode())
             sync_file(file)
         self._read_sessions()
 
     def surplus(self) -> list[Path]:
-        """Find what the folder has beyond the log."""
+        """Find files in the folder that are not in the log."""
         segments = surplus_segments(self.root, self.files)
         surplus = segments.copy()
         for path, name in self.local_files():
-            # Of a file without text only the size is compared, which an object of that name has.
+            # For files without text, only the size is compared.
             file = self.files.get(name)
             may_be = file is not None and (file.text is not None or path.stat().st_size == file.size)
             if not may_be and not any(path.is_relative_to(folder) for folder in segments):
@@ -153,19 +153,19 @@ class RemoteLog:
         return surplus
 
     def missing_texts(self) -> dict[Path, bytes]:
-        """Find the small files that the folder lacks, with their content."""
+        """Return the small files missing from the folder, with their content."""
         texts = {self.local_path(n): file.text.encode() for n, file in self.files.items() if file.text is not None}
         return {path: raw for path, raw in texts.items() if not _holds(path, raw)}
 
     def changes(self) -> list[Path]:
-        """Find the files of the folder that are not in the log as they are: new, different, or gone."""
+        """Find files that differ from the log: new, changed or removed ones."""
         here = {name: path for path, name in self.local_files()}
         changed = [path for name, path in here.items() if not self._is_logged(name, path)]
         gone = [self.local_path(n) for n, file in self.files.items() if file.text is not None and n not in here]
         return [*changed, *gone]
 
     def local_files(self) -> Iterator[tuple[Path, str]]:
-        """Find the files of the folder that belong into the log, with their names there."""
+        """Yield the folder's files that belong in the log, with their names there."""
         for folder, folders, names in os.walk(self.root):
             if Path(folder) == self.root:
                 folders[:] = [name for name in folders if name not in _OURS]
@@ -175,14 +175,14 @@ class RemoteLog:
                     yield Path(folder) / name, self.name_of(Path(folder) / name)
 
     def name_of(self, path: Path) -> str:
-        """Return a file's name in the log, which lists a session's files where they are after the session closes."""
+        """Return a file's name in the log; a session's files have the names they get after it closes."""
         parts = list(path.relative_to(self.root).parts)
         if parts[0] == "_sessions" and not parts[1].endswith(".closed"):
             parts[1] += ".closed"
         return "/".join(parts)
 
     def local_path(self, name: str) -> Path:
-        """Return the path in the folder of a file of the log."""
+        """Return the local path of a file in the log."""
         path = self.root / name
         if name.startswith("_sessions/"):
             open_folder = path.parent.with_name(path.parent.name.removesuffix(".closed"))
@@ -190,17 +190,17 @@ class RemoteLog:
         return path
 
     def below(self, name: str) -> list[str]:
-        """Return the files of the log that a path stands for: itself, or all of a segment."""
+        """Return the log's files at a path: itself, or all files of a segment."""
         if name in self.files:
             return [name]
         return [path for path in self.files if path.startswith(f"{name}/")] if segment_of(name) == name else []
 
     def cached_entries(self) -> list[bytes]:
-        """Return the entries as cached when they were pulled or put."""
+        """Return the cached entries."""
         return read_file(self._entries, limit=LARGEST).splitlines(keepends=True)[: self.next] if self.next else []
 
     def stored_entry(self, sequence: int) -> bytes | None:
-        """Read an entry from the store, None if it has none."""
+        """Read an entry from the store; None if it does not exist."""
         return self.objects.get_all([entry_key(sequence)])[0]
 
     def _is_logged(self, name: str, path: Path) -> bool:
@@ -224,9 +224,9 @@ class RemoteLog:
         return self._beside / "entries"
 
     def _read_cached(self) -> None:
-        """Go through the copies of entries that are new to this object."""
+        """Read new cached copies of entries."""
         if not self.root.is_dir() and self._entries.exists():
-            # Somebody has emptied the cache: its sessions are over as ever, but what they committed is not here.
+            # The cache was emptied: its sessions have ended, but the files they committed are missing.
             self._entries.unlink()
             with open(self._beside / "sessions", "ab") as file:
                 file.write(_EMPTIED + b"\n")
@@ -250,7 +250,7 @@ class RemoteLog:
             self._here = {line.decode() for line in raw.rpartition(_EMPTIED)[2].split()}
 
     def _pull_some(self, count: int) -> bool:
-        """Add entries, and check that the newest known one is present; return True if there may be more."""
+        """Read entries, and check that the newest known one still exists; return True if there may be more."""
         known = self.next > 0
         keys = [entry_key(n) for n in range(self.next - known, self.next + count)]
         found = self.objects.get_all(keys)
@@ -272,12 +272,12 @@ class RemoteLog:
                 behind = found[n + 1 :] or [self.stored_entry(self.next + 1)]
                 if not any(later is not None for later in behind):
                     return False
-                if self.stored_entry(self.next) is None:  # nor has it appeared since it was asked for
+                if self.stored_entry(self.next) is None:  # still missing
                     where = f"{self.objects.url}/{entry_key(self.next)}"
                     raise self._damaged_entry(where, "is missing; later ones are there")
                 return True
             entry = self._checked(raw, f"{self.objects.url}/{entry_key(self.next)}")
-            foreign = entry.session not in self._here  # what this cache has committed, it has
+            foreign = entry.session not in self._here  # this cache has the files that it committed
             if foreign:
                 self._apply(entry)
             self._keep(entry, raw)
@@ -324,7 +324,7 @@ class RemoteLog:
     def _apply(self, entry: Entry) -> None:
         for name in ("_commits", "_sessions", "data.zarr"):
             (self.root / name).mkdir(parents=True, exist_ok=True)
-        # What is new comes first: a reader that misses a record looks for the segment that has it.
+        # Add new files first: a reader that does not find a record looks for its segment.
         for folder in sealed_in(entry.files):
             about = {n: f.text for n, f in {**self.files, **entry.files}.items() if segment_of(n) == folder}
             texts = {name: text for name, text in about.items() if text is not None}
@@ -335,21 +335,21 @@ class RemoteLog:
                 if not _holds(self.local_path(name), file.text.encode()):
                     self.write(name, file.text.encode())
             elif not entry.is_moved(name):
-                self.local_path(name).unlink(missing_ok=True)  # of an earlier content
+                self.local_path(name).unlink(missing_ok=True)  # a copy of earlier content
         for folder in sealed_in(entry.removed):
             drop_segment(self.root / folder, self._beside)
         for name in entry.removed:
             self.local_path(name).unlink(missing_ok=True)
 
     def _move_copies(self, moved: Mapping[str, str]) -> None:
-        """Rename files of the folder to the names that their objects, by key, have from now on."""
+        """Rename files of the folder to their new names, by the keys of their objects."""
         for name, file in self.files.items() if moved else ():
             if file.text is None and file.key in moved:
                 with suppress(FileNotFoundError, FileExistsError):
                     os.link(self.local_path(name), self.local_path(moved[file.key]))
 
     def _drop_surplus_segments(self) -> None:
-        """Take away segments that a session of this folder has made and could not commit before the next one began."""
+        """Remove segments that a session of this folder made but did not commit."""
         surplus = surplus_segments(self.root, self.files)
         for folder in surplus:
             drop_segment(folder, self._beside)
@@ -358,7 +358,7 @@ class RemoteLog:
 
     @contextmanager
     def _locked(self) -> Generator[None]:
-        """Make processes of this machine take turns."""
+        """Lock the cache against other processes of this machine."""
         self._beside.mkdir(parents=True, exist_ok=True)
         with open(self._beside / "lock", "ab") as file:
             lock(file.fileno(), self._beside, wait=True)
@@ -366,7 +366,7 @@ class RemoteLog:
 
 
 def follow(root: Path) -> RemoteLog | None:
-    """Pull the log of the run that a folder caches; None for a folder that is no cache."""
+    """Pull and return the log of a cache folder; None for other folders."""
     log = RemoteLog.of(root)
     if log is not None:
         with system_errors(
@@ -389,19 +389,19 @@ _SEGMENT = re.compile(rf"({FOLDER}/\d{{8}}-\d{{8}})(/.*)?", re.ASCII)
 
 
 def segment_of(name: str) -> str | None:
-    """Return the segment folder of a run's file, as a path in the run; None for any other file."""
+    """Return the path of the segment that contains a file; None for other files."""
     match = _SEGMENT.fullmatch(name)
     return match[1] if match else None
 
 
 def sealed_in(names: Iterable[str]) -> set[str]:
-    """Return the folders of the segments whose seals are among some files."""
+    """Return the folders of segments whose seals are among the files."""
     found = {name: segment_of(name) for name in names if name.endswith(f"/{SEAL}")}
     return {folder for name, folder in found.items() if folder is not None and name == f"{folder}/{SEAL}"}
 
 
 def surplus_segments(root: Path, files: Iterable[str]) -> list[Path]:
-    """Find the segment folders of a run that the log with these files does not seal."""
+    """Find segment folders whose seals are not among the log's files."""
     try:
         names = [name for name in os.listdir(root / FOLDER) if segment_iterations(name) is not None]
     except (FileNotFoundError, NotADirectoryError):
@@ -411,7 +411,7 @@ def surplus_segments(root: Path, files: Iterable[str]) -> list[Path]:
 
 
 def place_segment(root: Path, beside: Path, folder: str, texts: Mapping[str, str]) -> None:
-    """Create or replace a segment in the cache, with its small files; large ones are fetched again when needed."""
+    """Create or replace a cached segment with its small files; large ones are fetched on demand."""
     part = beside / f"{secrets.token_hex(8)}.part"
     for name, text in texts.items():
         path = part / name.removeprefix(f"{folder}/")
@@ -423,7 +423,7 @@ def place_segment(root: Path, beside: Path, folder: str, texts: Mapping[str, str
 
 
 def drop_segment(folder: Path, beside: Path) -> None:
-    """Take the folder of a segment away, if it is there."""
+    """Remove the folder of a segment, if it exists."""
     part = beside / f"{secrets.token_hex(8)}.part"
     try:
         os.rename(folder, part)

@@ -1,4 +1,4 @@
-"""The few requests that a run makes of an object store, through fsspec, each with a deadline and a number of tries."""
+"""Requests to an object store through fsspec, with deadlines and retries."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ from metaloom.storage.errors import StorageFailed, StoreError
 TIMEOUT, TRIES = "METALOOM_STORE_TIMEOUT", "METALOOM_STORE_TRIES"
 _SLOWEST_BYTES_PER_SECOND = 100_000
 _FIRST_PAUSE_SECONDS = 0.5
-# What may pass: named, because the packages that they are from are not imported for runs in folders.
+# Temporary errors, by name, because their packages are not imported for local runs.
 _PASSING = {"HTTPClientError", "ConnectionError", "ClientConnectionError", "ClientPayloadError", "IncompleteRead"}
 _SILENCE = ("ReadTimeoutError", "ConnectTimeoutError", "SocketTimeoutError", "ServerTimeoutError")
 _FINAL = (FileNotFoundError, FileExistsError, PermissionError)
@@ -28,12 +28,11 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class Deadlines:
-    """Limits of every request.
+    """Limits of each request.
 
     Attributes:
-        seconds: Maximum silence of a store. A whole answer may take twice that, plus the time for its bytes at
-            100 kB/s.
-        tries: Number of tries before the run stops.
+        seconds: Maximum time without a response. A whole response may take twice as long, plus its size at 100 kB/s.
+        tries: Number of attempts before the run stops.
     """
 
     seconds: float = 20.0
@@ -49,10 +48,10 @@ class Deadlines:
         return cls(_chosen(TIMEOUT, cls.seconds), int(_chosen(TRIES, cls.tries, at_least=1)))
 
     def ask(self, url: str, request: Callable[[], Answer]) -> Answer:
-        """Make a request. Retry while the error may be temporary, with a warning each time.
+        """Make a request, and retry with a warning if the error may be temporary.
 
         Raises:
-            Exception: the error of the last try.
+            Exception: the error of the last attempt.
         """
         pause = _FIRST_PAUSE_SECONDS
         for n in range(2, self.tries + 1):
@@ -76,10 +75,10 @@ class Deadlines:
 
 
 def may_pass(error: Exception) -> bool:
-    """Return True if a request that failed so may succeed when it is made again."""
+    """Return True if an error may be temporary."""
     if isinstance(error, _FINAL):
         return False
-    if isinstance(error, OSError):  # unless the store has answered that the request itself is wrong
+    if isinstance(error, OSError):  # unless the store rejected the request itself
         response: dict[str, dict[str, int]] = getattr(error.__cause__, "response", {})
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         return status not in _REFUSED or status in _SLOW_DOWN
@@ -102,17 +101,17 @@ def _chosen(name: str, default: float, at_least: float = 0.001) -> float:
     return value
 
 
-# Bytes that are allowed for where nobody knows: of an entry of the log, of the answers that list a folder.
+# Assumed size in bytes if unknown: of a log entry, and of a listing.
 _SMALL_OBJECT = 2**16
 _LISTING = 2**24
 _AT_ONCE = 128
 
 
 class ObjectFolder:
-    """The objects whose keys begin with a URL. Connects on first use.
+    """The objects below a URL. Connects on first use.
 
-    Every method raises StorageFailed if the store refuses, cannot be reached, or does not answer in time after all
-    attempts (`Deadlines`).
+    All methods raise StorageFailed if the store rejects a request, is unreachable, or does not respond in time in all
+    attempts; see `Deadlines`.
     """
 
     def __init__(self, url: str) -> None:
@@ -134,14 +133,14 @@ class ObjectFolder:
             return [found[path] if isinstance(found[path], bytes) else None for path in paths]
 
     def put_all(self, contents: Mapping[str, bytes]) -> None:
-        """Store objects, over what may be there."""
+        """Store objects, replacing existing ones."""
         with self._failures():
             if contents:
                 objects = {self._path(key): content for key, content in contents.items()}
                 self._ask(sum(map(len, objects.values())), lambda fs, limit: _pipe(fs, objects, limit))
 
     def put_new(self, key: str, content: bytes) -> bool:
-        """Store an object if there is none; return whether it was stored."""
+        """Store an object unless it exists; return True if it was stored."""
         with self._failures():
             try:
                 path = self._path(key)
@@ -158,7 +157,7 @@ class ObjectFolder:
                 self._ask(len(keys) * _SMALL_OBJECT, lambda fs, limit: _remove(fs, paths, limit))
 
     def below(self, key: str) -> list[str]:
-        """Return the keys that begin with a folder's."""
+        """Return the keys below a folder."""
         with self._failures():
             prefix = self._path(key)
             found: list[str] = self._ask(_LISTING, lambda fs, limit: fs.find(prefix, **limit))
@@ -174,8 +173,7 @@ class ObjectFolder:
             return [entry["name"].rstrip("/").rpartition("/")[2] for entry in entries if entry["type"] == "directory"]
 
     def _ask(self, num_bytes: int, request: Callable[[Any, dict[str, float]], Any]) -> Any:
-        # Back ends that are not asynchronous have no deadline to set; S3's is asynchronous.
-        # A question about the bytes, an answer, and what they take.
+        # Deadlines need an asynchronous back end, such as S3's. Time for a request, a response, and the bytes.
         seconds = 2 * self._deadlines.seconds + num_bytes / _SLOWEST_BYTES_PER_SECOND
         limit = {"timeout": seconds} if self._fs.async_impl else {}
         return self._deadlines.ask(self.url, lambda: request(self._fs, limit))
@@ -197,15 +195,15 @@ class ObjectFolder:
 
     @cached_property
     def _place(self) -> tuple[Any, str]:
-        # It takes as long to import as a run takes to open, and local runs do not need it.
+        # Imported here: it takes as long as opening a run, and local runs do not need it.
         from fsspec.core import url_to_fs
 
         options: dict[str, Any] = {}
-        if self.url.startswith(("s3://", "s3a://")):  # whose back end by itself asks 25 times, 15 seconds each
+        if self.url.startswith(("s3://", "s3a://")):  # whose back end retries 25 times, 15 seconds each
             seconds = self._deadlines.seconds
             once = {"retries": {"total_max_attempts": 1, "mode": "standard"}}
             options = {"config_kwargs": {"connect_timeout": seconds, "read_timeout": seconds, **once}}
-        # What a listing once said would hide what other machines have stored since.
+        # Cached listings would hide what other machines have stored since.
         fs, root = url_to_fs(self.url, use_listings_cache=False, **options)
         if hasattr(fs, "retries"):
             fs.retries = 1
@@ -219,7 +217,7 @@ class ObjectFolder:
             raise
         except ImportError as error:
             raise self._failed(error, "Install what it names: pip install 'metaloom[s3]' for s3://") from error
-        # Each back end raises its own errors, and not all of them are OSErrors.
+        # Back ends raise their own errors, not all of which are OSErrors.
         except Exception as error:
             advice = "What was committed is safe. Check bucket, network and credentials; then run the command again"
             raise self._failed(error, f"{advice}, or `metaloom resume` what was training") from error
@@ -244,8 +242,7 @@ def _pipe(fs: Any, objects: Mapping[str, bytes], limit: dict[str, float]) -> Non
 
 
 async def _pipe_together(fs: Any, objects: Mapping[str, bytes]) -> None:
-    # fsspec's own timeout leaves its requests running after the deadline. They would compete with the retries, and
-    # their results would be lost.
+    # fsspec's own timeout leaves its requests running after the deadline. They would compete with the retries.
     at_once = asyncio.Semaphore(_AT_ONCE)
 
     async def put(path: str, content: bytes) -> None:
@@ -263,7 +260,7 @@ async def _pipe_together(fs: Any, objects: Mapping[str, bytes]) -> None:
 def _remove(fs: Any, paths: list[str], limit: dict[str, float]) -> None:
     try:
         fs.rm(paths, **limit)
-    except FileNotFoundError:  # where one is missing, which S3 does not mind, the others may be left
+    except FileNotFoundError:  # if one is missing, back ends other than S3 may skip the rest
         for path in paths:
             with suppress(FileNotFoundError):
                 fs.rm(path, **limit)

@@ -1,9 +1,8 @@
-"""Writing a run under object storage: whoever puts the next entry of the log, which only one can, has written.
+"""Writing a run in object storage, where a write succeeds by putting the next entry of the log.
 
-An entry is put on the condition that there is none of its number. A session that begins takes the next number; from
-then on the puts of an earlier session, however late it wakes up, find their number taken, and fail. Objects go below
-the session's own prefix before the entry that names them, so what a lost session still uploads is seen by nobody.
-What the store holds is compared with the log here too.
+Entries are put on condition that their number is free. A new session takes the next number, after which any put of an
+earlier session fails. Objects are uploaded below the session's prefix before the entry that names them, so uploads of a
+superseded session have no effect. This module also verifies the store against the log.
 """
 
 import hashlib
@@ -34,7 +33,7 @@ _BYTES_AT_ONCE = 2**26
 
 
 class RemoteSession:
-    """The right to append to a run's log, until it is given back or another session takes it."""
+    """The right to append to a run's log, until the session ends or another takes over."""
 
     def __init__(self, log: RemoteLog, token: str) -> None:
         self._log = log
@@ -46,11 +45,11 @@ class RemoteSession:
 
     @classmethod
     def begin(cls, log: RemoteLog, token: str, *, take_over: bool) -> "RemoteSession":
-        """Begin a session. The caller holds the lock of the cache folder, so no other session can begin there.
+        """Begin a session. The caller must hold the cache folder's lock.
 
         Raises:
             RunLocked: a session from elsewhere has not ended.
-            StorageFailed: the store cannot be written, or does not know conditional puts.
+            StorageFailed: the store cannot be written, or does not support conditional puts.
         """
         while True:
             log.pull()
@@ -69,27 +68,27 @@ class RemoteSession:
             log.claim(token)
             session = cls(log, token)
             if session._put("begin", about={"host": socket.gethostname(), "pid": os.getpid(), "since": utc()}):
-                break  # else somebody else has just begun
+                break  # otherwise another session has just begun
         session._require_conditions()
         if before is not None:
-            # It was killed, perhaps between uploading and committing, or between that and removing what was replaced.
+            # It was killed, perhaps between uploading and committing, or before removing replaced objects.
             used = {file.key for file in log.files.values()}
             log.objects.remove([key for key in log.objects.below("_objects/") if key not in used])
         return session
 
     def commit(self, changed: Mapping[Path, Path | None]) -> None:
-        """Commit the present state of some files of the folder to the run, all at once.
+        """Commit the current state of some files atomically.
 
         Args:
-            changed: Files, each with the previous name of its content if it was only moved. The folder need not
-                hold a copy of a moved file.
+            changed: Files, each with its previous name if it was only moved; the folder need not have a copy of moved
+                files.
 
         Raises:
             FencedOut: a later session has begun.
             StorageFailed: the store cannot be written; the session is then over.
         """
         names = {path: self._log.name_of(path) for path in changed}
-        # The files whose objects are in the store under another name of theirs.
+        # Files whose objects are stored under their previous names.
         sources = {names[path]: self._log.name_of(old) for path, old in changed.items() if old is not None}
         logged = {name: self._log.files.get(source) for name, source in sources.items()}
         moved = {name: file for name, file in logged.items() if file is not None and file.key}
@@ -110,7 +109,7 @@ class RemoteSession:
                     required="the newest session of the run",
                     action="Stop this process; the later writer continues from what was committed",
                 )
-            # What nothing names any more is of no use; until the entry is there, it is named.
+            # Remove unreferenced objects, but only after the entry is stored.
             named = {file.key for file in files.values()}
             self._log.objects.remove([file.key for file in before if file and file.key and file.key not in named])
         except BaseException:
@@ -118,29 +117,29 @@ class RemoteSession:
             raise
 
     def commit_all(self) -> None:
-        """Commit all in which the folder differs from the log; run.json, which makes it a run, at the very end."""
+        """Commit all differences of the folder from the log, with run.json last."""
         changes = sorted(self._log.changes(), key=lambda path: path.name == "run.json")
         for start in range(0, len(changes), _FILES_PER_ENTRY):
             self.commit(dict.fromkeys(changes[start : start + _FILES_PER_ENTRY]))
 
     def give_up_damaged(self) -> None:
-        """Take files whose objects are damaged for lost; those with a sound copy in the folder are stored again."""
+        """Treat files with damaged objects as lost; upload those with an intact local copy again."""
         for name, _ in [*problems(self._log)]:
             if name in self._log.files:
                 self._given_up[name] = self._log.files.pop(name)
 
     def end(self) -> None:
-        """Let the next session begin, wherever it is. A session that failed or was fenced out is over already."""
+        """End the session. A session that failed or was fenced out has already ended."""
         if not self._failed:
             self._put("end")
 
     def _known(self, name: str) -> list[str]:
-        """List the files of the log that a path concerns, including removed ones."""
+        """List the log's files at a path, including removed ones."""
         given_up = [path for path in self._given_up if path == name or path.startswith(f"{name}/")]
         return [*self._log.below(name), *given_up]
 
     def _upload(self, names: Mapping[Path, str]) -> dict[str, LoggedFile]:
-        """Store the contents of files, and return their descriptions for an entry."""
+        """Upload files and return their descriptions for an entry."""
         files: dict[str, LoggedFile] = {}
         contents: dict[str, bytes] = {}
         for path, name in names.items():
@@ -171,7 +170,7 @@ class RemoteSession:
         )
         raw = entry.content()
         entry = Entry.parse(raw)
-        # A put whose answer got lost is tried again below us, and then finds itself.
+        # If the response to a put is lost, the back end retries and finds its own entry.
         if not self._log.objects.put_new(entry_key(self._next), raw) and self._log.stored_entry(self._next) != raw:
             return False
         self._log.append(entry, raw)
@@ -179,7 +178,7 @@ class RemoteSession:
         return True
 
     def _require_conditions(self) -> None:
-        """Refuse a store that would let two writers overwrite each other's entries: put the newest one once more."""
+        """Reject a store without conditional puts, by trying to put the newest entry again."""
         newest = self._log.stored_entry(self._next - 1)
         if newest is not None and self._log.objects.put_new(entry_key(self._next - 1), newest):
             self._failed = True
@@ -192,9 +191,9 @@ class RemoteSession:
 
 
 def problems(log: RemoteLog) -> Iterator[tuple[str, str]]:
-    """Find what is wrong with the objects of the run: (path in the run or key of the entry, problem).
+    """Yield problems of the run's objects: (path in the run or key of the entry, problem).
 
-    Copies in the folder that are not what was committed, while their objects are, are replaced.
+    Damaged copies in the folder are replaced if their objects are intact.
     """
     cached = log.cached_entries()
     for start in range(0, len(cached), AT_ONCE):

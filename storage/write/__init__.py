@@ -1,1 +1,1 @@
-"""The single writer of a run: sessions, locks, the commit protocol."""
+"""The single writer of a run: sessions, locks and the commit protocol."""

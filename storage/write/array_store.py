@@ -1,4 +1,4 @@
-"""The arrays of a run being written: created when first needed, grown when a run is extended."""
+"""The arrays of a run being written, created on first use and grown when the run is extended."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -14,7 +14,7 @@ from metaloom.storage.write.sessions import Session
 
 
 class ArrayStore:
-    """Writes rows of arrays on behalf of a session; large ones have a part per task if the run has shards."""
+    """Writes rows of arrays for a session; large ones become shards if the run's format has them."""
 
     def __init__(self, files: CommittedFiles, session: Session, *, shards: bool) -> None:
         self._files = files
@@ -28,11 +28,11 @@ class ArrayStore:
             self._write_metadata({"": group_document({"capacity": capacity})})
             self.capacity: int = capacity
         paths = [str(file.parent.relative_to(self._files.data)) for file in self._files.data.glob("*/*/zarr.json")]
-        # After a power cut an array may be there whose group, written in the same step, is not.
+        # After a power failure, an array may exist without its group, although both were written in one step.
         groups = {path.partition("/")[0] for path in paths}
-        lost = [group for group in sorted(groups) if not (self._files.data / group / "zarr.json").exists()]
+        lost = [group for group in groups if not (self._files.data / group / "zarr.json").exists()]
         self._write_metadata({group: group_document({}) for group in lost})
-        specs = [self._files.spec(path) for path in sorted(paths)]
+        specs = [self._files.spec(path) for path in paths]
         short = [spec for spec in specs if spec.rows != self._rows(spec.path)]
         self._write_metadata({spec.path: spec.with_rows(self._rows(spec.path)).document() for spec in short})
         self._files.forget_specs()
@@ -44,12 +44,12 @@ class ArrayStore:
         self._write_metadata(documents)
 
     def write(self, pieces: Sequence[Piece], *, expected: Sequence[StoredFile] | None = None) -> tuple[StoredFile, ...]:
-        """Write rows, safe from a power cut, and say what a record has to commit; no other files than `expected` ones.
+        """Write rows durably and return the files to commit; with `expected`, reject other files.
 
         Raises:
-            LayoutMismatch: a row does not fit the array that earlier iterations created.
+            LayoutMismatch: a row does not fit the existing array.
             FencedOut: a later session has begun.
-            DigestMismatch: the files would not be the expected ones.
+            DigestMismatch: the files are not the expected ones.
         """
         self._create([piece for piece in pieces if not (self._files.data / piece.path / "zarr.json").exists()])
         files: list[StoredFile] = []
@@ -74,7 +74,7 @@ class ArrayStore:
         return tuple(files)
 
     def write_tables(self, tables: Mapping[str, bytes]) -> tuple[StoredFile, ...]:
-        """Write files by their path below the run's folder, and say what a record has to commit."""
+        """Write files by path below the run's folder, and return the files to commit."""
         make_folder(self._files.root / "tables")
         for path in tables:
             make_folder((self._files.root / path).parent)
@@ -103,7 +103,7 @@ class ArrayStore:
         self._write_metadata(documents)
 
     def _write_metadata(self, documents: Mapping[str, Mapping[str, Any]]) -> None:
-        for path in documents:  # groups come before their arrays
+        for path in documents:  # groups before their arrays
             make_folder(self._files.data / path)
         self._place(
             {f"data.zarr/{path}/zarr.json": (render_metadata(document),) for path, document in documents.items()}
@@ -122,12 +122,12 @@ class ArrayStore:
         return spec
 
     def _rows(self, path: str) -> int:
-        # The learner has one more row: the result of the last iteration.
+        # The learner has an additional row for the result of the last iteration.
         return self.capacity + path.startswith("learner/")
 
 
 def _without_order(attribute: object) -> object:
-    # The order of a mapping says nothing about its content; the first iteration's is kept.
+    # The order of a mapping is not significant; that of the first iteration is kept.
     if not isinstance(attribute, list):
         return attribute
     entries = cast(list[object], attribute)

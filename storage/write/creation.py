@@ -1,4 +1,4 @@
-"""Make the folder of a new run."""
+"""Creation of a run's folder."""
 
 import tempfile
 import uuid
@@ -24,7 +24,7 @@ _SKELETON = {"_commits", "_sessions", "data.zarr", "writer.lock"}
 
 
 def check_new_run(path: str | Path) -> None:
-    """Raise the error that `create_run` would raise at a path, without creating anything.
+    """Check that `create_run` would accept a path, without creating anything.
 
     Raises:
         InvalidRunName: the path cannot be printed on one line.
@@ -41,14 +41,14 @@ def check_new_run(path: str | Path) -> None:
 
 
 def creating(path: Path) -> AbstractContextManager[None]:
-    """Convert system errors during the creation of a run."""
+    """Convert OSErrors during the creation of a run."""
     action = "Free space, or choose a folder that can be written: export METALOOM_RUNS=/path/to/runs"
     return system_errors(path, required=WRITABLE, action=action)
 
 
 def check_free(path: Path) -> None:
-    """Refuse a path where something is."""
-    # A folder with nothing but the skeleton is a creation that was interrupted.
+    """Reject a path that is not free."""
+    # A folder with only the skeleton is an interrupted creation.
     if not path.exists() and not path.is_symlink():
         return
     names = {entry.name for entry in path.iterdir()} if path.is_dir() else {"a file"}
@@ -72,10 +72,10 @@ def write_skeleton(path: Path, session: Session, capacity: int) -> None:
 
 
 def publish_info(path: Path, session: Session, info: Mapping[str, Any]) -> None:
-    """Make a folder a run: write its run.json, and a copy of it."""
+    """Turn a folder into a run by writing run.json, and a copy of it."""
     content = render(info, indented=True)
     session.publish(content, path / "run.json")
-    # Afterwards, so that a creation that is interrupted and repeated leaves no copy of another run's.
+    # Afterwards, so that an interrupted and repeated creation does not leave another run's copy.
     keep_copy(session, content)
 
 
@@ -87,7 +87,7 @@ def keep_copy(session: Session, info: bytes) -> None:
 def new_info(
     config: Mapping[str, Any], config_digest: str, environment: Mapping[str, Any], stages: StageTable, **origin: Any
 ) -> dict[str, Any]:
-    """Return the content of a new run's run.json; `origin` names the run that it was forked from."""
+    """Return the content of a new run's run.json; `origin` is the run from which it was forked."""
     return sealed(
         {
             "format": FORMATS[-1],
@@ -96,7 +96,7 @@ def new_info(
             "config_digest": config_digest,
             "environment": dict(environment),
             "stages": stages.document(),
-            # Earlier versions read this, and take a run without it for an on-policy one.
+            # For earlier versions, which otherwise assume an on-policy run.
             **({} if stages.last == ON_POLICY.last else {"last_stage": stages.last}),
             "system": system(),
             "versions": versions(),

@@ -1,7 +1,7 @@
-"""Creating files: large ones past the page cache.
+"""Creation of files; large ones bypass the page cache.
 
-Copying a batch into the page cache takes the kernel more CPU than compressing it takes us, and a batch is hardly ever
-read again soon: the next stage gets it from memory.
+Copying a batch into the page cache takes more CPU time than compressing it, and the batch is rarely read soon, since
+the next stage gets it from memory.
 """
 
 import errno
@@ -19,18 +19,18 @@ _CREATE = flags("O_WRONLY", "O_CREAT", "O_EXCL", "O_CLOEXEC")
 
 
 class FileCreator:
-    """Creates files; not for use by two threads at once."""
+    """Creates files. Not thread-safe."""
 
     def __init__(self) -> None:
-        # Direct writes want memory that begins on a page.
+        # Direct writes need page-aligned memory.
         self._buffer = memoryview(mmap.mmap(-1, _BUFFER))
         self._direct = getattr(os, "O_DIRECT", 0)
 
     def create(self, path: Path, content: Content) -> int:
-        """Write a new file; returns its descriptor, for the caller to sync and close.
+        """Write a new file; return its descriptor, which the caller must sync and close.
 
         Raises:
-            FileExistsError: there is one already.
+            FileExistsError: the file exists.
         """
         direct = self._direct if sum(map(len, content)) >= _WORTHWHILE else 0
         descriptor = self._open(path, direct)
@@ -48,11 +48,11 @@ class FileCreator:
             if not direct or error.errno not in _UNSUPPORTED:
                 raise
         self._direct = 0
-        path.unlink(missing_ok=True)  # some systems create the file before they refuse the flag
+        path.unlink(missing_ok=True)  # some systems create the file before rejecting the flag
         return os.open(path, _CREATE, 0o666)
 
     def _write(self, descriptor: int, content: Content) -> None:
-        import fcntl  # which a system need not have that runs are only read on
+        import fcntl  # not needed on systems that only read runs
 
         if not fcntl.fcntl(descriptor, fcntl.F_GETFL) & getattr(os, "O_DIRECT", 0):
             _write_all(descriptor, content)
@@ -62,7 +62,7 @@ class FileCreator:
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 raise
-            # Opened, but the device wants larger blocks: this file goes the ordinary way, and the next ones too.
+            # The device requires larger blocks: write this file and later ones normally.
             self._direct = 0
             fcntl.fcntl(descriptor, fcntl.F_SETFL, 0)
             os.lseek(descriptor, 0, os.SEEK_SET)

@@ -1,7 +1,7 @@
-"""One writer per run: an advisory lock that says who holds it, how others see that process and ask it to stop.
+"""The writer of a run: an advisory lock that names its holder, and requests to stop it.
 
-The lock keeps honest writers apart. What makes a writer harmless that lost its lock without noticing (a stopped
-process, a host that came back) is the session it publishes from; see `metaloom.storage.write.sessions`.
+The lock separates cooperating writers. A writer that lost its lock unnoticed (a stopped process, a host that came back)
+is made harmless by its session; see `metaloom.storage.write.sessions`.
 """
 
 import json
@@ -23,12 +23,12 @@ from metaloom.storage.format.sessions import SessionName
 from metaloom.storage.remote.log import RemoteLog
 
 FOLDER = "_operator"
-"""Folder of what is no part of a run's content: its log, and what its writer is asked."""
+"""Folder of files that are not part of a run's content: its log, and requests to its writer."""
 
 LOCK_NAME = "writer.lock"
 _LARGEST = 4096
 _NO_WRITER = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
-"""Errors by which text shows that no writer has left it."""
+"""Errors for text that no writer has written."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,7 @@ class Writer:
         since: Start of its session; UTC, ISO 8601.
         token: Permanent identifier of its session.
         process_started: Start of the process, in clock ticks since its machine booted; None if unknown.
-        boot: Identifies the boot within which pid and ticks are valid; "" if
-            unknown.
+        boot: Identifier of the boot in which pid and ticks are valid; "" if unknown.
         listens: True if it polls for requests to stop; writers of earlier versions do not.
     """
 
@@ -55,7 +54,7 @@ class Writer:
 
     @classmethod
     def parse(cls, owner: Mapping[str, Any], token: object) -> Self:
-        """Read the content of a lock or a session's log."""
+        """Parse the content of a lock or a session's log."""
         started = owner.get("process_started")
         known = started if isinstance(started, int) else None
         who = str(owner["host"]), int(owner["pid"]), str(owner["since"])
@@ -71,18 +70,18 @@ class Writer:
 
     @property
     def is_stopped(self) -> bool:
-        """True if it is known to be stopped, as by Ctrl-Z: it neither ends nor hears anything until it is continued."""
+        """True if it is known to be suspended, as by Ctrl-Z, so that it does not react to requests."""
         return self.is_here and _process(self.pid)[0] in ("T", "t")
 
     @property
     def is_alive(self) -> bool:
-        """False if it is known to be gone: no such process here, or another one that has got its number since."""
+        """False if it is known to have ended: its process is gone, or its id has been reused."""
         if not self.is_here:
             return True  # cannot be determined from here
         if self.boot and self.boot != (_boot() or self.boot):
             return False
         state, started = _process(self.pid)
-        if state in ("Z", "X") or not _exists(self.pid):  # a zombie has let go of all its files
+        if state in ("Z", "X") or not _exists(self.pid):  # a zombie has closed all its files
             return False
         return self.process_started is None or started in (None, self.process_started)
 
@@ -94,10 +93,10 @@ def owner_document(token: str) -> dict[str, Any]:
 
 
 def current_writer(root: Path, remote: RemoteLog | None = None) -> Writer | None:
-    """Find the process that is writing a run, by its lock; None when there is none.
+    """Return the process that is writing a run, according to its lock, or None.
 
-    The lock is not acquired, because a writer that starts now must find it free. A stale lock of a killed
-    process of this host is recognized by the missing process; a writer on another machine by the log of the run.
+    Does not acquire the lock, because a writer that starts now must find it free. A stale lock of this host is
+    recognized by its missing process. Writers on other machines are found in the run's log.
     """
     try:
         owner = json.loads(read_file(root / LOCK_NAME, limit=_LARGEST))
@@ -116,36 +115,36 @@ def current_writer(root: Path, remote: RemoteLog | None = None) -> Writer | None
 
 
 def was_killed(root: Path, remote: RemoteLog | None = None) -> bool:
-    """Return True if the newest session of a run was never closed and no process writes it: it was killed."""
+    """Return True if the newest session of a run was killed: it is not closed, and no process writes the run."""
     try:
         names = os.listdir(root / SESSIONS)
     except (FileNotFoundError, NotADirectoryError):
         names = []
     newest = max((session for session in map(SessionName.parse, names) if session), default=None)
     is_open = (newest is not None and not newest.closed) or (remote is not None and remote.owner is not None)
-    # Looked at last: a writer that has begun meanwhile has its lock before its session.
+    # Check the lock last: a new writer acquires it before making its session.
     return is_open and current_writer(root, remote) is None
 
 
 def operator_folder(root: Path) -> Path:
-    """Make the folder of what is no part of a run's content.
+    """Make the folder for files that are not part of a run's content.
 
     Raises:
-        DamagedRun: it is a symbolic link.
+        DamagedRun: the folder is a symbolic link.
         OSError: the system refuses the folder.
     """
     folder = root / FOLDER
     if folder.is_symlink():
         raise linked(folder)
-    folder.mkdir(exist_ok=True)  # need not survive a power cut
+    folder.mkdir(exist_ok=True)  # need not be durable
     return folder
 
 
 def ask_to_stop(root: Path, token: str) -> None:
-    """Ask the writer whose session has this token to stop. Stale requests to dead writers are removed.
+    """Ask the writer whose session has this token to stop. Removes requests to dead writers.
 
     Raises:
-        DamagedRun: the folder for it is a symbolic link.
+        DamagedRun: the folder for the folder is a symbolic link.
         OSError: the system refuses the write.
     """
     folder, request = operator_folder(root), _request(root, token)
@@ -172,9 +171,9 @@ def _request(root: Path, token: str) -> Path:
 
 
 def _process(pid: int) -> tuple[str, int | None]:
-    """Return the state of a process of this machine, and its start in clock ticks; "" and None where unknown."""
+    """Return the state of a local process, and its start in clock ticks; "" and None if unknown."""
     try:
-        # Fields 3 and 22; the name of the program, in brackets, may hold anything.
+        # Fields 3 and 22; the program's name, in brackets, may contain anything.
         fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
         return fields[0], int(fields[19])
     except (OSError, IndexError, ValueError):  # no such process, or a system without /proc
@@ -182,7 +181,7 @@ def _process(pid: int) -> tuple[str, int | None]:
 
 
 def _boot() -> str:
-    """Return the identity of the time since this machine began, "" where the system has none."""
+    """Return an identifier of this machine's current boot; "" if unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except (OSError, ValueError):
@@ -201,26 +200,26 @@ def _exists(pid: int) -> bool:
 
 @dataclass(frozen=True)
 class WriterLock:
-    """A held lock."""
+    """An acquired lock."""
 
     path: Path
     descriptor: int
 
     def is_held(self) -> bool:
-        """Return True if no other process has taken the run over."""
+        """Return True if no other process has taken over the run."""
         return _is_file_at(self.descriptor, self.path)
 
     def release(self) -> None:
-        """Let the next writer in."""
+        """Release the lock."""
         try:
-            # Emptied and not removed: by now it may be the lock of a writer that has taken over.
+            # Emptied rather than removed: it may be the lock of a writer that has taken over.
             os.ftruncate(self.descriptor, 0)
         finally:
-            os.close(self.descriptor)  # what lets the next writer in, whether or not the file can be emptied
+            os.close(self.descriptor)  # releases the lock even if the file cannot be emptied
 
 
 def acquire_lock(path: Path, token: str, *, take_over: bool) -> WriterLock:
-    """Lock a run for writing. Taking over replaces a lock that a lost host still holds."""
+    """Lock a run for writing. `take_over` replaces a lock still held by a dead host."""
     owner = render(owner_document(token))
     if take_over:
         new = path.with_name(f"{path.name}.{token}")
@@ -232,7 +231,7 @@ def acquire_lock(path: Path, token: str, *, take_over: bool) -> WriterLock:
     while True:
         try:
             descriptor = os.open(path, flags("O_RDWR", "O_CREAT", "O_NOFOLLOW", "O_CLOEXEC"), 0o666)
-        except IsADirectoryError:  # no lock was ever one; goes only if it is empty
+        except IsADirectoryError:  # a folder is never a lock; removed only if empty
             os.rmdir(path)
             continue
         try:
@@ -241,7 +240,7 @@ def acquire_lock(path: Path, token: str, *, take_over: bool) -> WriterLock:
             holder = os.pread(descriptor, _LARGEST, 0)
             os.close(descriptor)
             raise _locked(path, holder) from None
-        # Its holder may have removed the file, or another writer replaced it, between opening and locking.
+        # The file may have been removed or replaced between opening and locking.
         if _is_file_at(descriptor, path):
             _write_owner(descriptor, owner)
             return WriterLock(path, descriptor)
@@ -253,7 +252,7 @@ def _write_owner(descriptor: int, owner: bytes) -> None:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, owner, 0)
     except OSError:
-        os.close(descriptor)  # a full disk: as long as it is open, it stays locked
+        os.close(descriptor)  # a full disk; it stays locked as long as it is open
         raise
 
 

@@ -19,10 +19,10 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def records_file(records: Sequence[StageRecord]) -> bytes:
-    """Parquet file of records: what is asked for often as columns, and each as the document that it was."""
+    """Return a Parquet file of records, with frequently used fields as columns and the original documents."""
     sink = io.BytesIO()
     with pq.ParquetWriter(sink, _rows([]).schema, compression="zstd", compression_level=1) as writer:
-        for first in range(0, len(records), _GROUP):  # together they take as much memory as the records
+        for first in range(0, len(records), _GROUP):  # together they need as much memory as the records
             writer.write_table(_rows(records[first : first + _GROUP]))
     return sink.getvalue()
 
@@ -47,7 +47,7 @@ def _rows(records: Sequence[StageRecord]) -> pa.Table:
 
 
 def table_file(files: CommittedFiles, name: str, records: Sequence[StageRecord]) -> bytes | None:
-    """Parquet file of the rows of a derived table of some iterations; None if there are none."""
+    """Return a Parquet file with some iterations' rows of a derived table; None if there are none."""
     with_rows = {r.ref.iteration for r in records if any(t.path.split("/")[1] == name for t in r.tables)}
     if not with_rows:
         return None
@@ -57,9 +57,9 @@ def table_file(files: CommittedFiles, name: str, records: Sequence[StageRecord])
 
 
 def iteration_file(table: pa.Table, iteration: int) -> bytes:
-    """Parquet file of the rows of one iteration, as it was before they were packed."""
+    """Return the original Parquet file of one iteration's rows."""
     rows = table.filter(pc.field("iteration") == iteration).combine_chunks()
-    # What reading Parquet adds to the schema was not in it.
+    # Remove metadata that reading Parquet adds to the schema.
     fields = [
         pa.field(f.name, f.type, metadata={b"unit": f.metadata[b"unit"]} if b"unit" in (f.metadata or {}) else None)
         for f in rows.schema

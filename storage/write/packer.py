@@ -1,11 +1,11 @@
-"""Put the outputs of many iterations into a segment, and take it apart again.
+"""Packing of many iterations' outputs into segments.
 
-In this order, so that a kill or a power cut at any moment leaves nothing in doubt:
+The order makes interruptions at any moment safe:
 
 1. The segment is written in the session's folder, synced, and read back.
-2. It appears in `_segments` in one step. From here on it counts, and the files that it replaces do not.
-3. Chunks of large arrays, which are not copied, are linked into it. Markers of thinned iterations are joined.
-4. The replaced files go; records last, because by them the next writer knows that there is something to finish.
+2. It appears in `_segments` atomically. From here on it replaces the original files.
+3. Chunks of large arrays are linked into it instead of copied. Markers of thinned iterations are merged.
+4. The replaced files are removed, records last, so that the next writer can finish an interrupted removal.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Packer:
-    """Packs a run on behalf of a session."""
+    """Packs a run for a session."""
 
     def __init__(self, files: CommittedFiles, session: Session, digests: Digests, format: str) -> None:
         self._files = files
@@ -55,11 +55,11 @@ class Packer:
         self._given_up = False
 
     def pack(self, progress: Progress = unseen) -> list[range]:
-        """Pack all complete iterations but the newest; returns the iterations of each new segment.
+        """Pack all complete iterations but the newest; return the iterations of each new segment.
 
         Raises:
-            StoreError: the run is of the first format.
-            DamagedRun: a file to be packed is not what was committed.
+            StoreError: the run's format has no segments.
+            DamagedRun: a file to pack is damaged.
             FencedOut: a later session has begun.
         """
         if self._format == FORMATS[0]:
@@ -88,18 +88,18 @@ class Packer:
                     self._pack(iterations)
                     self._join_markers()
         except DamagedRun as error:
-            # What is wrong with old iterations is no reason to stop, and trying again would not help.
+            # Damage of old iterations is no reason to stop training, and retrying would not help.
             self._given_up = True
             _LOG.warning("old iterations are not packed: %s", error)
 
     def finish(self) -> None:
-        """Finish packings that an earlier session was interrupted in."""
+        """Finish interrupted packings of earlier sessions."""
         unfinished = {segment for ref in self._files.live_refs() if (segment := self._files.segments.holding(ref))}
         for segment in unfinished:
             self._clear(segment)
 
     def _packable(self, *, keep: int) -> Iterator[range]:
-        """Find consecutive complete iterations that are in no segment, and none of which is among the newest."""
+        """Yield ranges of consecutive complete iterations outside of segments, except the newest."""
         last = self._files.stages.last_ref
         live = self._digests.live_iterations()
         newest = max((i for i in live if last(i) in self._digests), default=0)
@@ -120,7 +120,7 @@ class Packer:
         make_folder(root / FOLDER)
         target = root / FOLDER / segment_name(iterations)
         marker = packed_marker_path(root, iterations)
-        if marker.exists():  # of a segment that was taken apart
+        if marker.exists():  # of an unpacked segment
             self._session.remove([marker])
             sync_folder(marker.parent)
         self._session.place_folder(part, target)
@@ -130,13 +130,13 @@ class Packer:
         self._session.share()
 
     def _join_markers(self) -> None:
-        """Join the markers of iterations that were thinned when they were packed already."""
+        """Merge the markers of iterations that were thinned after packing."""
         about = (self._files.segments.about(i) for i in self._files.live_markers())
         for segment in {segment for segment in about if segment is not None}:
             _join_markers(self._files, self._session, segment)
 
     def _clear(self, segment: Segment, records: Sequence[StageRecord] | None = None) -> None:
-        """Take away the files that a segment replaces."""
+        """Remove the files that a segment replaces."""
         files, root = self._files, self._files.root
         records = [*segment.records()] if records is None else records
         thinned = _join_markers(files, self._session, segment)
@@ -159,10 +159,10 @@ class Packer:
 
 
 def write_segment(files: CommittedFiles, session: Session, iterations: range, records: Sequence[StageRecord]) -> Path:
-    """Write a segment of some outputs into a session's folder, sync it and read it back; returns its folder.
+    """Write a segment into a session's folder, sync it and read it back; return its folder.
 
     Raises:
-        DamagedRun: an output is not what was committed.
+        DamagedRun: an output is damaged.
         FencedOut: a later session has begun.
     """
     by_ref = {record.ref: record for record in records}
@@ -186,7 +186,7 @@ def write_segment(files: CommittedFiles, session: Session, iterations: range, re
 def _contents(
     files: CommittedFiles, iterations: range, records: Sequence[StageRecord], written: dict[str, PackedFile]
 ) -> Iterator[tuple[str, Content]]:
-    """Go through the files of a segment, the seal last; `written` has what the seal says of those before it."""
+    """Yield the files of a segment, the seal last; `written` describes the files before it."""
     arrays = packed_arrays(files, records)
     for name, content in _payload(files, files.thinned_in(iterations), records, arrays):
         digest = hashlib.sha256()
@@ -227,7 +227,7 @@ def _payload(
 
 
 def packed_arrays(files: CommittedFiles, records: Iterable[StageRecord]) -> dict[str, PackedArray]:
-    """Where the arrays of some outputs are in a segment of them: small ones in one file each."""
+    """Return how arrays are packed in a segment of some outputs; small ones are in one file each."""
     rows: dict[str, list[int]] = {}
     for record in records:
         for chunk in record.chunks:
@@ -239,17 +239,17 @@ def packed_arrays(files: CommittedFiles, records: Iterable[StageRecord]) -> dict
 
 
 def _is_small(spec: ArraySpec) -> bool:
-    """Return True if the rows of an array are copied into one file. Those with parts are not: they are large."""
+    """Return True if the rows of an array are copied into one file, which excludes shards."""
     return 0 < spec.raw_bytes < COMPRESS_FROM and not spec.sharded
 
 
 def _join_markers(files: CommittedFiles, session: Session, segment: Segment) -> Mapping[StageRef, str]:
-    """Merge the markers of single iterations into the segment's marker; returns its thinned outputs."""
+    """Merge the markers of iterations into the segment's marker; return its thinned outputs."""
     live = [i for i in files.live_markers() if i in segment.iterations]
     thinned = {**files.packed_markers(segment), **{i: files.thinned(i) for i in live}}
     if live:
         path = packed_marker_path(files.root, segment.iterations)
         raw = render_packed_marker(segment.iterations, thinned)
         session.replace(session.write_aside([(raw,)]), [path])
-        session.remove(marker_path(files.root, i) for i in live)  # one that comes back says the same
+        session.remove(marker_path(files.root, i) for i in live)  # a marker that reappears is equivalent
     return {ref: sha256 for outputs in thinned.values() for ref, sha256 in outputs.items()}

@@ -1,4 +1,4 @@
-"""Turn a stage's output into files and publish its record. Runs in the writer's background thread."""
+"""Publication of a stage's output: its files, then its record. Runs in the writer's background thread."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from metaloom.storage.write.sessions import Session
 
 @dataclass(frozen=True)
 class Output:
-    """A stage's output on its way to the disk."""
+    """An output to be published."""
 
     ref: StageRef
     value: Value
@@ -32,7 +32,7 @@ class Output:
 
 
 class Publisher:
-    """Publishes outputs one after the other."""
+    """Publishes outputs in order."""
 
     def __init__(
         self, files: CommittedFiles, session: Session, arrays: ArrayStore, history: History, info: Mapping[str, Any]
@@ -47,7 +47,7 @@ class Publisher:
         self._spans: SpanSums | None = None
 
     def publish(self, output: Output) -> int:
-        """Make an output exist: data first, safe from a power cut, then the record. Returns the bytes it took.
+        """Publish an output: write its data durably, then its record. Return the bytes written.
 
         Raises:
             FencedOut: a later session has begun.
@@ -109,12 +109,12 @@ class Publisher:
     def _num_steps(self, ref: StageRef) -> int:
         if ref in self._episodes:
             return int(self._episodes[ref]["length"].sum())
-        # Of an earlier session, or what filled the replay buffer.
+        # From an earlier session, or the initial fill of the replay buffer.
         record = self._files.record(ref)
         if "lengths" not in record.arrays:
             return 0
         if self._files.is_thinned(record):
-            # Imports pyarrow, which opening a run does without.
+            # Imports pyarrow, which opening a run does not need.
             from metaloom.storage.read.frames import num_tabled_steps
 
             return num_tabled_steps(self._files, ref)
@@ -139,7 +139,7 @@ class Publisher:
         return self._arrays.write_tables({table_path(name, iteration): raw for name, raw in tables.items()})
 
     def _summary(self, ref: StageRef) -> Columns:
-        # An earlier session may have collected them; then only the disk has them.
+        # If an earlier session collected them, they are only on disk.
         if ref not in self._episodes:
             record = self._files.record(ref)
             facts = {name for chunk in record.chunks if (name := chunk.array.partition("/")[2]).startswith(FACTS)}

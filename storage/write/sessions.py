@@ -1,13 +1,12 @@
-"""Writing sessions: publish files atomically, and only while no later session has begun.
+"""Writing sessions: files are published atomically, and only until a later session begins.
 
-Everything a writer publishes is first written into its session's own folder and reaches its path by one system call
-that names the file there: a rename for data, an exclusive link for records. Opening a run for writing renames the
-folders of all earlier sessions away. From then on the calls of an earlier writer, however late it wakes up, name a file
-that does not exist, and fail.
+A writer first writes files into its session's folder, then publishes each by one system call: a rename for data, an
+exclusive link for records. Opening a run for writing renames the folders of all earlier sessions, so later calls of an
+earlier writer name a file that does not exist, and fail.
 
-Which session is the later one is decided by its number. A session claims it by creating a file that must not exist,
-then makes its folder, and only then looks who else is there. Of two sessions at least one so sees the other: the later
-one sees the folder of the earlier one and closes it, or the earlier one sees the claim of the later one and gives up.
+The session with the higher number is the later one. A session claims a number by exclusively creating a file, makes its
+folder, and only then looks for other sessions. So of two sessions at least one sees the other: the later one closes the
+folder of the earlier one, or the earlier one sees the later one's claim and gives up.
 """
 
 import os
@@ -43,15 +42,15 @@ _MOST_ATTEMPTS = 100
 
 @dataclass
 class Session:
-    """The right to write one run, from one opening to its close or to the next opening elsewhere.
+    """The right to write a run, until it is closed or another session begins.
 
-    Every method that writes raises FencedOut once a later session has begun.
+    All writing methods raise FencedOut if a later session has begun.
 
     Attributes:
         root: Folder of the run.
-        number: Number of the session among the run's.
+        number: Number of the session.
         token: Permanent identifier of the session.
-        remote: Remote half of the session, if the folder caches a run under object storage.
+        remote: Remote part of the session, for a run in object storage.
     """
 
     root: Path
@@ -70,20 +69,20 @@ class Session:
         return self.root / FOLDER / str(SessionName(self.number, self.token))
 
     def describe(self, facts: Mapping[str, Any]) -> None:
-        """Record who the session is, and add facts to those recorded before."""
+        """Record the session's description, merged with earlier facts."""
         self._facts = {"started": utc(), **self._facts, **facts}
         about = {"schema": "metaloom/1", "token": self.token, "versions": versions(), **self._facts}
         self.replace(self.write_aside([(render(sealed(about)),)]), [self.folder / ABOUT])
 
     def seal(self, head: Head | None) -> None:
-        """Write down the newest record of all, so that it cannot go unnoticed; nothing more may be published."""
+        """Record the newest record, so that its loss is detected; nothing may be published afterwards."""
         self.describe({"sealed": True, **({"head": head.document()} if head else {})})
         self.share()
 
     def write_aside(self, contents: Iterable[Content]) -> list[Path]:
-        """Write files into the session's folder, safe from a power cut.
+        """Write files durably into the session's folder.
 
-        All are written before the first is waited for, so the disk can work on them together.
+        All are written before waiting for the first sync, so the disk handles them together.
         """
         paths: list[Path] = []
         descriptors: list[int] = []
@@ -101,21 +100,21 @@ class Session:
         return paths
 
     def replace(self, parts: Sequence[Path], targets: Sequence[Path]) -> None:
-        """Move written files to their targets, replacing files that an interrupted session left there."""
+        """Move written files to their targets, replacing leftovers of interrupted sessions."""
         try:
             for part, target in zip(parts, targets, strict=True):
                 os.replace(part, target)
-            for folder in {target.parent for target in targets}:  # which may be the session's own
+            for folder in {target.parent for target in targets}:  # may be the session's own
                 sync_folder(folder)
         except FileNotFoundError as error:
             raise self.explain(error) from error
         self._note(targets)
 
     def publish(self, content: bytes, target: Path) -> None:
-        """Make a file appear, complete and safe from a power cut, where there was none.
+        """Create a file atomically and durably.
 
         Raises:
-            FileExistsError: something is there already.
+            FileExistsError: the path exists.
         """
         (part,) = self.write_aside([(content,)])
         try:
@@ -129,13 +128,14 @@ class Session:
     def remove(self, paths: Iterable[Path]) -> None:
         """Remove files. Missing ones are skipped.
 
-        A removed file may return after a power cut until its folder or the session's (as by `describe`) is synced.
+        Until its folder or the session's is synced (as by `describe`), a removed file may reappear after a power
+        failure.
         """
         for path in paths:
             part = self._next_part()
             self._note([path])
             try:
-                # Through the session's folder, so that nobody who lost the run takes away what a later writer put back.
+                # Through the session's folder, so that a superseded writer cannot remove files of a later one.
                 os.rename(path, part)
             except FileNotFoundError as error:
                 if not self.folder.is_dir():
@@ -144,7 +144,7 @@ class Session:
             _discard(part)
 
     def write_folder(self, contents: Iterable[tuple[str, Content]]) -> Path:
-        """Write a folder of files into the session's folder, one after the other, safe from a power cut."""
+        """Write a folder of files durably into the session's folder, one file at a time."""
         part = self._next_part()
         folders = [part]
         try:
@@ -177,7 +177,7 @@ class Session:
             self._note(path for path in target.rglob("*") if path.is_file())
 
     def link(self, paths: Mapping[Path, Path]) -> None:
-        """Give files a second name each, through the session's folder. Missing files are skipped."""
+        """Link files to second names through the session's folder. Missing files are skipped."""
         for path, target in paths.items():
             part = self._next_part()
             try:
@@ -186,15 +186,15 @@ class Session:
             except FileNotFoundError as error:
                 if not self.folder.is_dir():
                     raise self.explain(error) from error
-            # POSIX: replacing a name by another one of the same file does nothing, and leaves both.
+            # POSIX: renaming to another link of the same file does nothing and leaves both.
             part.unlink(missing_ok=True)
-            if self.remote is not None:  # the object is there, whether or not its copy is
+            if self.remote is not None:  # the object exists even if its local copy does not
                 self._changed[target] = path
         for folder in {target.parent for target in paths.values()}:
             sync_folder(folder)
 
     def follow(self, log: RemoteLog) -> None:
-        """Update the cache from the log, through the session: one that lost the run changes nothing."""
+        """Update the cache from the log, through the session, so that a superseded one changes nothing."""
         self.remove(log.surplus())
         missing = log.missing_texts()
         for path in missing:
@@ -204,23 +204,23 @@ class Session:
         self._changed.clear()  # the log knows it
 
     def share(self) -> None:
-        """Send what was published and removed since the last time to the object store, if the run is under one.
+        """Send changes since the last call to object storage, if the run is there.
 
         Raises:
-            StorageFailed: it cannot be reached.
+            StorageFailed: object storage cannot be reached.
         """
         if self.remote is not None:
             self.remote.commit(self._changed)
         self._changed.clear()
 
     def share_all(self) -> None:
-        """Send all in which the object store differs."""
+        """Send all differences to object storage."""
         if self.remote is not None:
             self.remote.commit_all()
         self._changed.clear()
 
     def close(self) -> None:
-        """End the session and let the next writer in."""
+        """End the session."""
         try:
             if self.remote is not None:
                 self.remote.end()
@@ -237,7 +237,7 @@ class Session:
         return self.folder / f"{self._parts:08d}.part"
 
     def explain(self, error: OSError) -> Exception:
-        """Explain a missing file: a FencedOut error if a later session has begun, else the error itself."""
+        """Return FencedOut for a missing file if a later session has begun, otherwise the error."""
         return error if self.folder.is_dir() else _fenced_out(self.root, self.number)
 
 
@@ -246,8 +246,8 @@ def begin_session(root: Path, *, take_over: bool) -> Session:
 
     Raises:
         RunLocked: another process writes the run.
-        FencedOut: another one took the run over while this one was about to begin.
-        StorageFailed: it is under an object store that cannot be written.
+        FencedOut: another session took over while this one began.
+        StorageFailed: object storage cannot be written.
     """
     token = secrets.token_hex(8)
     lock = acquire_lock(root / "writer.lock", token, take_over=take_over)
@@ -270,14 +270,14 @@ def begin_session(root: Path, *, take_over: bool) -> Session:
 
 
 def _begin(root: Path, token: str, lock: WriterLock) -> int:
-    """Make the folder of a session that is later than all others, and close theirs; returns its number."""
+    """Make a session later than all others and close theirs; return its number."""
     make_folder(root / FOLDER)
     number = -1
     for _ in range(_MOST_ATTEMPTS):
         number = _claim(root / FOLDER)
         own = root / FOLDER / str(SessionName(number, token))
         make_folder(own)
-        # Only sessions that exist by now may be closed: one that begins after this look is later than this session.
+        # Close only sessions that exist now: one that begins afterwards is later than this one.
         names = os.listdir(root / FOLDER)
         latest = max(map(session_number, names))
         if latest == number and lock.is_held():
@@ -286,14 +286,14 @@ def _begin(root: Path, token: str, lock: WriterLock) -> int:
                     _close_folder(root / FOLDER / name)
             return number
         _close_folder(own)
-        # Whoever holds the lock tries again: the later session may be one that was about to begin and gives up now.
+        # The holder of the lock retries, since the later session may have given up.
         if not lock.is_held():
             break
     raise _fenced_out(root, number)
 
 
 def _claim(sessions: Path) -> int:
-    """Take a number that no session has, nor ever will have again."""
+    """Claim a new session number."""
     names = os.listdir(sessions)
     for name, previous in stray_sessions(sessions, names):
         raise _too_far(sessions / name, f"session {session_number(name)}, while the last one before it is {previous}")
@@ -332,7 +332,7 @@ def _close_folder(folder: Path) -> None:
     closed = folder.with_name(folder.name + CLOSED)
     try:
         os.rename(folder, closed)
-    except FileNotFoundError:  # a later session has done it
+    except FileNotFoundError:  # a later session has already done it
         return
     for name in os.listdir(closed):
         if PART_NAME.fullmatch(name):
@@ -340,7 +340,7 @@ def _close_folder(folder: Path) -> None:
 
 
 def _discard(part: Path) -> None:
-    """Remove a part, which is a folder if one stood at the path of a file."""
+    """Remove a part, which is a folder if it replaced one."""
     try:
         part.unlink(missing_ok=True)
     except (IsADirectoryError, PermissionError):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from metaloom.flows.views import charts
-from metaloom.flows.views.series import AFTER, BEFORE, Chart, Panel, Series
+from metaloom.flows.views.series import AFTER, BEFORE, STAGE_COLORS, Chart, Panel, Series, alone, stage_color
 
 
 def lines(n: int = 5) -> list[Series]:
@@ -17,8 +17,12 @@ def lines(n: int = 5) -> list[Series]:
     ]
 
 
+def line_chart(title, x, x_label, y_label, series, note=""):
+    return charts.draw(Chart("", "", "lines", title, x_label, y_label, note, "", x, alone(series)))
+
+
 def test_a_line_chart_names_its_axes_its_lines_and_draws_the_bands():
-    figure = charts.line_chart("Title", np.arange(5), "environment steps", "return", lines(), note="what the band is")
+    figure = line_chart("Title", np.arange(5), "environment steps", "return", lines(), note="what the band is")
     (axes,) = figure.axes
     assert (axes.get_title(loc="left"), axes.get_xlabel(), axes.get_ylabel()) == (
         "Title",
@@ -37,19 +41,19 @@ def test_a_line_chart_names_its_axes_its_lines_and_draws_the_bands():
     [(9_000, "steps", 9_000), (80_000, "steps (thousands)", 80), (32_000_000, "steps (millions)", 32)],
 )
 def test_large_x_values_are_counted_in_thousands_or_millions(largest, label, drawn):
-    figure = charts.line_chart("t", np.array([0, largest]), "steps", "y", [Series("a", "C0", np.zeros(2))])
+    figure = line_chart("t", np.array([0, largest]), "steps", "y", [Series("a", "C0", np.zeros(2))])
     assert figure.axes[0].get_xlabel() == label
     assert figure.axes[0].lines[0].get_xdata()[-1] == drawn
 
 
 def test_a_single_line_needs_no_legend():
-    figure = charts.line_chart("t", np.arange(3), "x", "y", [Series("a", "C0", np.zeros(3))])
+    figure = line_chart("t", np.arange(3), "x", "y", [Series("a", "C0", np.zeros(3))])
     assert figure.axes[0].get_legend() is None
 
 
 def test_a_title_with_a_dollar_is_not_mathematics():
-    figure = charts.line_chart(r"a $\frac{", np.arange(3), "x", "y", lines(3))
-    assert charts.png_bytes(figure).startswith(b"\x89PNG")
+    figure = line_chart(r"a $\frac{", np.arange(3), "x", "y", lines(3))
+    assert charts.rendered(figure, "png").startswith(b"\x89PNG")
 
 
 STRANGE = (r"$\frac{1}{$", "_hidden", "a", "b", "c")
@@ -65,7 +69,7 @@ def test_every_label_is_shown_as_it_is_whatever_it_is(kind, count):
     drawn = "lines" if kind == "panels" else kind
     chart = Chart("c", "s", drawn, "t", "x", "y", "", "", x, panels, texts=("",) * count)
     figure = charts.draw(chart)
-    assert charts.png_bytes(figure).startswith(b"\x89PNG")
+    assert charts.rendered(figure, "png").startswith(b"\x89PNG")
     (axes, *_), legends = figure.axes, figure.legends or [figure.axes[0].get_legend()]
     texts = axes.get_yticklabels() if kind == "bars" else legends[0].get_texts()
     assert sorted(text.get_text() for text in texts) == sorted(STRANGE[:count])
@@ -74,20 +78,23 @@ def test_every_label_is_shown_as_it_is_whatever_it_is(kind, count):
 @pytest.mark.parametrize("n", [1, 2, 60])
 def test_stacked_layers_add_up_for_any_number_of_iterations(n):
     layers = [Series("a", "C0", np.full(n, 1.0)), Series("b", "C1", np.full(n, 2.0))]
-    axes = charts.stacked_chart("t", np.arange(n), "iteration", "seconds", layers).axes[0]
+    chart = Chart("", "", "layers", "t", "iteration", "seconds", "", "", np.arange(n), alone(layers))
+    axes = charts.draw(chart).axes[0]
     assert axes.dataLim.ymax == 3.0
     assert axes.get_ylim()[0] == 0
 
 
 def test_bars_stand_in_the_given_order_from_the_top_with_their_notes():
-    axes = charts.bar_chart("t", ["first", "second"], np.array([1.0, 2.0]), ["1 s", "2 s"], "s", ["C0", "C1"]).axes[0]
+    bars = [Series(name, "C0", np.array([value])) for name, value in (("first", 1.0), ("second", 2.0))]
+    chart = Chart("", "", "bars", "t", "s", "", "", "", np.zeros(1), alone(bars), texts=("1 s", "2 s"))
+    axes = charts.draw(chart).axes[0]
     assert [bar.get_width() for bar in axes.patches] == [1.0, 2.0]
     assert axes.yaxis_inverted()
     assert [text.get_text() for text in axes.texts] == ["1 s", "2 s"]
 
 
 def test_the_same_chart_is_the_same_file():
-    uris = [charts.svg_data_uri(charts.line_chart("t", np.arange(5), "x", "y", lines())) for _ in range(2)]
+    uris = [charts.svg_data_uri(line_chart("t", np.arange(5), "x", "y", lines())) for _ in range(2)]
     assert uris[0] == uris[1]
     assert b"<svg" in base64.b64decode(uris[0].partition(",")[2])
 
@@ -96,8 +103,8 @@ def test_charts_are_the_same_whatever_settings_of_matplotlib_lie_in_the_folder(t
     code = (
         "import hashlib, numpy as np; from metaloom.flows.views import charts, series\n"
         "lines = [series.Series('a', '#000000', np.arange(5.0))]\n"
-        "figure = charts.line_chart('t', np.arange(5), 'x', 'y', lines)\n"
-        "print(hashlib.sha256(charts.png_bytes(figure)).hexdigest())"
+        "chart = series.Chart('', '', 'lines', 't', 'x', 'y', '', '', np.arange(5), series.alone(lines))\n"
+        "print(hashlib.sha256(charts.rendered(charts.draw(chart), 'png')).hexdigest())"
     )
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "matplotlibrc").write_text("axes.facecolor: red\nlines.linewidth: 20\nbackend: module://x\n")
@@ -111,6 +118,6 @@ def test_charts_are_the_same_whatever_settings_of_matplotlib_lie_in_the_folder(t
 
 
 def test_later_inner_steps_of_a_stage_have_a_lighter_colour_of_their_own():
-    colors = [charts.stage_color("rollouts_{step}", k) for k in range(3)]
-    assert colors[0] == charts.STAGE_COLORS["rollouts_{step}"]
+    colors = [stage_color("rollouts_{step}", k) for k in range(3)]
+    assert colors[0] == STAGE_COLORS["rollouts_{step}"]
     assert len(set(colors)) == 3

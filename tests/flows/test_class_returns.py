@@ -24,9 +24,10 @@ from metaloom.flows.prefect_app.artifacts import iteration_line
 from metaloom.flows.results.class_returns import classes_of, classes_text, episode_classes, plus_minus
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views import tables
-from metaloom.flows.views.history import BALANCED_NOTE, BAND_NOTE, load_history
+from metaloom.flows.views.history import load_history
 from metaloom.flows.views.progress import Panel, PlainLines, json_line
 from metaloom.flows.views.report import learning_curve, report_page
+from metaloom.flows.views.run_charts import BALANCED_NOTE, BAND_NOTE
 from metaloom.flows.views.watching import Watch
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.config.run import build_config
@@ -62,7 +63,8 @@ def test_every_place_shows_one_return_of_a_run_and_names_its_statistic(tmp_path,
     (row,) = viewer.get("runs")["runs"]
     assert (row["last_return"], row["last_return_is"]) == (pytest.approx(balanced), "class-balanced mean")
     assert viewer.get("run", "uneven", "spark")["values"][-1] == pytest.approx(balanced)
-    assert viewer.get("run", "uneven", "curves")["charts"][0]["series"][-1]["values"][-1] == pytest.approx(balanced)
+    (panel,) = viewer.get("run", "uneven", "curves")["charts"][0]["panels"]
+    assert panel["series"][-1]["values"][-1] == pytest.approx(balanced)
     tiles = dict(report_page(storage.open_run(path), history).tiles)
     assert tiles["last return after adaptation, class-balanced mean"] == number(balanced)
     assert f"after {number(balanced)}  (class-balanced mean)" in iteration_line(told[-1])

@@ -69,6 +69,7 @@ def test_train_tells_where_the_run_lies_and_how_to_look_further(runs, capsys):
     assert str(runs / "first") in out
     for command in ("view first", "show first", "replay first@0"):
         assert f"metaloom {command}" in out
+    assert "tensorboard" not in out  # it was not asked to log there
     assert (runs / "reports" / "first" / "learning_curve.png").stat().st_size > 1000
 
 
@@ -129,6 +130,14 @@ def test_every_command_has_a_help_text_with_an_example(name, capsys):
         (["replay", f"x@{'9' * 5000}"], "after the @"),
         (["train", "promp-point-corner", "--run", "x", "--set", "iterations=true"], "required an integer; found True"),
         (["train", "promp-point-corner", "--run", "x", "--workers", "2", "--scheduler", "tcp://x:1"], "one of them"),
+        (["train", "promp-point-corner", "--probe"], "found --probe without --dry-run; add it, or leave this out"),
+        (["recipes", "--format", "json"], "found --format without a recipe; add it, or leave this out"),
+        (["recipes", "promp", "--schema"], "found --schema with a recipe"),
+        (["doctor", "--set", "env.options.reward=dense"], "found --set without --env"),
+        (["doctor", "--env", "point-corner", "--set", "iterations=3"], "found settings of iterations; required"),
+        (["doctor", "--env", "point-corner", "--set", "env.speed=3"], "required settings of env, such as options.NAME"),
+        (["sweep", "promp-point-corner", "--metric", "x"], "found --metric without --optuna"),
+        (["sweep", "promp-point-corner", "--search", "algorithm.inner_lr=0.1..0.2"], "found --search without --optuna"),
     ],
 )
 def test_wrong_usage_exits_with_2_says_why_and_creates_nothing(tokens, found, runs, tmp_path, capsys):

@@ -57,18 +57,22 @@ def test_low_memory_and_a_full_disk_are_told(tmp_path):
     assert [doctor.check_disk_space(tmp_path, free).status for free in (1e8, 5e9, 1e11)] == ["fail", "warn", "ok"]
 
 
-def test_a_runs_folder_that_does_not_exist_yet_is_fine_and_stays_so(tmp_path):
+def test_a_runs_folder_that_does_not_exist_yet_is_fine_and_stays_so(tmp_path, monkeypatch):
     root = tmp_path / "not" / "yet"
     assert doctor.check_runs_folder(root).status == "ok"
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_size))
     assert doctor.check_disk_speed(root).found.endswith("/s with fsync")
+    assert synced == [doctor.PROBE_BYTES]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_system_without_hard_links_fails(tmp_path, monkeypatch):
+@pytest.mark.parametrize("lacks", ["os.link", "os.replace", "fcntl.flock"])
+def test_a_file_system_without_hard_links_renaming_or_locks_fails(lacks, tmp_path, monkeypatch):
     def refuse(*args):
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(lacks, refuse)
     check = doctor.check_runs_folder(tmp_path)
     assert not check.ok
     assert "METALOOM_RUNS" in check.advice

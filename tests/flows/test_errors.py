@@ -89,6 +89,15 @@ def test_usage_ends_with_2_what_a_message_explains_with_1_and_the_rest_with_a_tr
     assert errors.exit_code(error) == code
 
 
+def test_an_error_that_no_message_explains_leaves_the_command_with_its_traceback(monkeypatch):
+    def fail(folder, progress):
+        raise ArithmeticError("somebody else's")
+
+    monkeypatch.setattr("metaloom.flows.operations.verify.verify_run", fail)
+    with pytest.raises(ArithmeticError, match="somebody else's"):
+        run(["verify", "any"])
+
+
 def test_a_message_beyond_a_screenful_is_cut_in_the_middle(monkeypatch, capsys):
     def fail(folder, progress):
         raise errors.UsageError(f"found {'x' * 100_000}; remedy: none")

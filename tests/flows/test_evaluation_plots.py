@@ -10,9 +10,9 @@ from metaloom.flows.results.evaluation import summarize_steps, summarize_tasks
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views import charts
 from metaloom.flows.views.charts import check_plot_file, write_plot
-from metaloom.flows.views.history import evaluation_lines, load_history, per_shot_chart, stored_evaluations
+from metaloom.flows.views.history import evaluation_after, load_history, stage_seconds
 from metaloom.flows.views.report import report_page, write_report
-from metaloom.flows.views.run_charts import run_charts, stage_seconds
+from metaloom.flows.views.run_charts import evaluation_lines, per_shot_chart, run_charts
 from metaloom.pipeline.estimation.statistics import interquartile_mean
 
 
@@ -66,9 +66,8 @@ def test_the_curve_of_an_evaluation_is_over_adaptation_episodes(run):
 
 
 def test_the_curve_over_training_has_every_evaluation(run):
-    stored = stored_evaluations(run)
-    assert [*stored] == [1, 3]
-    (chart,) = evaluation_lines("name", stored, np.array([10.0, 20.0]), None)
+    assert [i for i in run.iterations if evaluation_after(run, i) is not None] == [1, 3]
+    (chart,) = evaluation_lines("name", {i: evaluation_after(run, i) for i in (1, 3)}, None)
     figure = charts.draw(chart)
     assert list(lines(figure)) == ["before adaptation", "after 1 inner step", "after adaptation"]
     by_task = run[3].evaluation().test_returns[:, 2].mean(axis=1)

@@ -15,9 +15,9 @@ from metaloom.flows.viewer.adaptation import adaptation_page
 from metaloom.flows.viewer.curves import Curves
 from metaloom.flows.viewer.outputs import returns_by_task
 from metaloom.flows.views import charts
-from metaloom.flows.views.history import History, evaluation_lines, load_history
+from metaloom.flows.views.history import History, load_history
 from metaloom.flows.views.report import learning_curve, write_report
-from metaloom.flows.views.run_charts import run_charts
+from metaloom.flows.views.run_charts import evaluation_lines, run_charts
 from metaloom.flows.views.series import AFTER, BEFORE, BETWEEN, MOST_STEPS, evenly_spaced, shown_steps, steps_note
 from metaloom.pipeline.types import Evaluation
 
@@ -70,7 +70,7 @@ def test_the_learning_curve_of_many_inner_steps_has_room_for_its_lines_and_its_l
     history = History(np.arange(3), {"env_steps": np.arange(1, 4) * 1000.0}, returns)
     figure = learning_curve("name", history)
     # Warnings are errors: matplotlib has one for a layout without room.
-    assert charts.png_bytes(figure).startswith(b"\x89PNG")
+    assert charts.rendered(figure, "png").startswith(b"\x89PNG")
     (axes,) = figure.axes
     for drawn, kept in ((axes, 0.6), (axes.get_legend(), 0)):
         box = drawn.get_window_extent()
@@ -91,13 +91,16 @@ def test_page_and_viewer_show_the_same_inner_steps_and_say_that_there_are_others
     embedded = {chart["name"]: chart for chart in json.loads(found[1])}
     viewed = {chart["title"]: chart for chart in Curves(run).data()["charts"]}
     means = [run[0].rollouts(k).episode_returns.mean() for k in SHOWN]
-    for series in (embedded["learning_curve"]["panels"][0]["series"], viewed["Learning curve of many"]["series"]):
+    for series in (
+        embedded["learning_curve"]["panels"][0]["series"],
+        viewed["Learning curve of many"]["panels"][0]["series"],
+    ):
         assert [line["label"] for line in series] == LABELS
         np.testing.assert_allclose([line["values"][0] for line in series], means, rtol=1e-6)
         assert len({line["color"] for line in series}) == MOST_STEPS
     assert NOTE in html
     assert viewed["Learning curve of many"]["note"].endswith(NOTE)
-    assert [line["label"] for line in viewed["Policy entropy"]["series"]] == LABELS
+    assert [line["label"] for line in viewed["Policy entropy"]["panels"][0]["series"]] == LABELS
     assert NOTE in viewed["Policy entropy"]["note"]
 
 
@@ -133,7 +136,7 @@ def test_an_evaluation_after_many_adaptation_steps_has_the_same_lines():
     }
     outcomes["test_returns"] += np.arange(K + 1.0)[:, None]
     evaluation = Evaluation(np.zeros((B, 1)), np.full(B, -1), ("goal",), ("m",), **outcomes)
-    (chart,) = evaluation_lines("name", {0: evaluation}, np.zeros(1), None)
+    (chart,) = evaluation_lines("name", {0: (10.0, evaluation)}, None)
     assert [series.label for series in chart.panels[0].series] == LABELS
     np.testing.assert_allclose([series.values for series in chart.panels[0].series], np.transpose([SHOWN]))
     assert chart.note.endswith(NOTE)

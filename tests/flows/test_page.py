@@ -1,12 +1,13 @@
 import base64
 import hashlib
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 
-from metaloom.flows.views.page import Drawings, Drawn, Page, Picture
+from metaloom.flows.views.page import Page, Picture
 from metaloom.flows.views.series import Chart, Panel, Series
 
 HOSTILE = '"><script>alert(1)</script><img src=http://evil.example/x onerror=alert(1)>'
@@ -48,8 +49,7 @@ def drawn_page_with(text: str) -> Page:
     chart = Chart(
         "one", text, "lines", text, text, text, text, text, np.arange(2.0), (Panel(text, series),), None, (text,)
     )
-    drawings = Drawings([chart], "window.Plotly = {};")
-    return Page(text, text, [], Drawn("one", text, text), [(text, [Drawn("two", text, text)])], {}, (), drawings)
+    return Page(text, text, [], chart, [(text, [replace(chart, name="two")])], {}, (), "window.Plotly = {};")
 
 
 def test_no_text_of_a_chart_can_end_its_data_or_add_an_element():

@@ -66,14 +66,19 @@ def test_a_training_outlives_a_worker_of_its_own(served, config, digests):
     _require_equal(served, "worked", config, digests)
 
 
-def test_a_training_goes_on_when_a_stopped_service_is_started_again(
-    tmp_path, tiny_config: Callable[..., RunConfig], digests
+@pytest.mark.parametrize("ended", ["stopped", "metaloom.flows.prefect_app.server", "worker"])
+def test_a_training_goes_on_when_a_service_that_was_stopped_or_lost_a_part_is_started_again(
+    tmp_path, tiny_config: Callable[..., RunConfig], digests, ended
 ):
     config, folder = tiny_config(iterations=60), tmp_path / "served"
     folder.mkdir()
-    with serving(PROGRAMS, folder, tmp_path / "log", stopped_by=signal.SIGTERM) as served:
+    stopped_by = signal.SIGTERM if ended == "stopped" else None
+    with serving(PROGRAMS, folder, tmp_path / "log", stopped_by=stopped_by) as served:
         id = served.start("meta-train-custom", run="first", workers=0, config=config.model_dump(mode="json"))
         wait_for(lambda: iterations_of(folder / "runs" / "first") > 2, "it trains")
+        if ended != "stopped":
+            part_of(served, ended).kill()
+    assert ("ended (killed by SIGKILL), and `metaloom serve` with it" in served.log.read_text()) == (ended != "stopped")
     assert iterations_of(folder / "runs" / "first") < 60
     with serving(PROGRAMS, folder, tmp_path / "log") as served:
         wait_for(lambda: _flow_run(served, id)["state"]["type"] == "COMPLETED", "it goes on to its end", seconds=180)

@@ -370,17 +370,7 @@ class TestPage:
         # Of another folder nothing is served.
         assert "http" not in summary(Path("/other/first"), files)
 
-    def test_the_curve_has_an_address_where_reports_are_served(self, copy_tiny_run, tmp_path, monkeypatch):
-        monkeypatch.setenv("METALOOM_RUNS", str(tmp_path))
-        monkeypatch.setenv("METALOOM_REPORTS_URL", "http://127.0.0.1:4201")
-        run = storage.open_run(copy_tiny_run(tmp_path / "run"))
-        assert prefect_page.curve_of(run) == "http://127.0.0.1:4201/run/curve_so_far.png?iterations=3"
-        (file,) = (tmp_path / "reports" / "run").iterdir()
-        with Image.open(file) as image:
-            assert image.size[0] > 600
-
-    def test_the_curve_is_an_image_that_needs_no_place_elsewhere(self, copy_tiny_run, tmp_path, monkeypatch):
-        monkeypatch.delenv("METALOOM_REPORTS_URL", raising=False)
+    def test_the_curve_is_an_image_that_needs_no_place_elsewhere(self, copy_tiny_run, tmp_path):
         run = storage.open_run(copy_tiny_run(tmp_path / "run"))
         kind, _, data = prefect_page.curve_of(run).partition(",")
         assert kind == "data:image/png;base64"

@@ -24,13 +24,13 @@ from prefect.states import Cancelled, Cancelling, Completed, Crashed, Pending, R
 from prefect_server import free_port
 
 from metaloom.flows.prefect_app import artifacts, deployments, flow_runs
-from metaloom.flows.prefect_app.artifacts import Reporting
+from metaloom.flows.prefect_app.artifacts import TrainingPage
 from metaloom.flows.prefect_app.deployments import finishing_the_stage
 from metaloom.flows.prefect_app.flow_process import MODULE
 from metaloom.flows.prefect_app.flow_runs import Caretaker
-from metaloom.flows.prefect_app.home import WithoutFalseAlarms, write_settings
-from metaloom.flows.prefect_app.parts import STUCK_SECONDS, Part, ServeError, running
-from metaloom.flows.prefect_app.serve import Address, _listening, _refusing
+from metaloom.flows.prefect_app.home import Address, WithoutFalseAlarms, write_settings
+from metaloom.flows.prefect_app.parts import ServeError, Stop, running
+from metaloom.flows.prefect_app.serve import _listening
 
 ID = UUID(int=1)
 HOME = Path("/served/.prefect")
@@ -75,83 +75,48 @@ class TestPart:
     SLEEPS = ("timeit", "-n", "1", "-r", "1", "import time; time.sleep(60)")
     ENDS = ("timeit", "-n", "1", "-r", "1", "raise ValueError")
 
-    def test_one_that_is_killed_is_started_again_at_once_and_told(self, now, said):
-        lost = []
-        with running(Part("it", [*self.SLEEPS], ended=lambda: lost.append(True), clock=now)) as part:
-            first = part._process
-            assert part.revive(said.append)
-            first.kill()
-            first.wait()
-            assert not part.revive(said.append)
-            assert (said, lost) == (["it ended (killed by SIGKILL); starting it again now"], [True])
-            assert not part.revive(said.append)  # started
-            now.time += 4
-            assert part.revive(said.append)
-            assert said[-1] == "it is back after 4 s"
-            assert part._process.pid != first.pid
+    @pytest.mark.parametrize("ended", ["the server", "the worker"])
+    def test_one_that_ends_ends_serve_with_what_starts_it_again(self, monkeypatch, tmp_path, ended):
+        monkeypatch.setattr(flow_runs, "LOOK_SECONDS", 0.01)
+        with running("the server", self.SLEEPS) as server, running("the worker", self.SLEEPS) as worker:
+            killed = server if ended == "the server" else worker
+            killed.process.kill()
+            killed.process.wait()
+            told = rf"^{ended} ended \(killed by SIGKILL\), and `metaloom serve` with it; flow runs continue .* systemd"
+            with pytest.raises(ServeError, match=told):
+                flow_runs._keep_running(Stop(), server, worker, tmp_path)
 
-    def test_one_that_ends_over_and_over_is_given_more_and_more_time(self, now, said, tmp_path):
-        with running(Part("it", [*self.ENDS], log=tmp_path / "log", clock=now)) as part:
-            pauses = []
-            for _ in range(6):
-                part._process.wait()
-                part.revive(said.append)
-                pauses.append(part._due - now.time)
-                now.time = part._due
-                part.revive(said.append)
-            assert pauses == [0, 2, 5, 15, 60, 60]
-            assert said[1] == f"it ended (exit code 1); starting it again in 2 s; its log: {tmp_path / 'log'}"
-            part._process.wait()
-            now.time += 61  # it has lasted a minute before it ended
-            part.revive(said.append)
-            assert part._due == now.time
-
-    def test_one_that_does_not_answer_any_more_is_ended_and_started_again(self, now, said):
-        with running(Part("it", [*self.SLEEPS], answers=lambda: False, clock=now)) as part:
-            first = part._process
-            now.time += 10 * STUCK_SECONDS  # nobody looked, since something else took so long
-            assert not part.revive(said.append)
-            now.time += STUCK_SECONDS
-            assert not part.revive(said.append)
-            assert said == []
-            now.time += 1
-            part.revive(said.append)
-            assert said == ["it has not answered for 90 s; starting it again now"]
-            assert first.poll() is not None
-
-    def test_its_port_is_held_while_it_is_gone_and_nobody_waits_there(self, now, said):
-        """By the process that keeps it, so that nobody else can listen there in between."""
+    def test_its_port_is_held_when_it_has_ended_and_nobody_waits_there(self):
+        """By the process that keeps it, so that nobody else can listen there until that has stopped the rest."""
         with _listening(Address(free_port())) as listening:
             number = listening.fileno()
             code = (
                 f"import socket, select; s = socket.socket(fileno={number})\n"
+                "s.setblocking(False)\n"
                 "while select.select([s], [], []): s.accept()[0].sendall(b'served')"
             )
-            arguments = ["timeit", "-n", "1", "-r", "1", code]
-            with running(Part("it", arguments, clock=now, inherits=(number,))) as part, _refusing(listening, part):
+            with running("it", ["timeit", "-n", "1", "-r", "1", code], inherits=(number,)) as part:
                 assert heard(listening) == b"served"
-                part._process.kill()
-                part._process.wait()
-                part.revive(said.append)
-                assert heard(listening) == b""
+                part.process.kill()
+                part.process.wait()
+                flow_runs._end_runs(Stop(), part, listening, lambda: None, HOME)
+                assert heard(listening) == heard(listening) == b""
                 with pytest.raises(OSError, match="in use"):
                     socket.create_server(listening.getsockname())
-                part.revive(said.append)
-                assert heard(listening) == b"served"
 
     def test_a_problem_at_the_start_has_the_end_of_the_log(self, tmp_path):
         log = tmp_path / "log"
-        with running(Part("it", [*self.ENDS], log=log)) as part:
-            part._process.wait()
+        with running("it", self.ENDS, log) as part:
+            part.process.wait()
             log.write_text("".join(f"line {i}\n" for i in range(20)))
-            with pytest.raises(ServeError, match=r"^it ended; the end of .*log:\nline 5\n(.*\n)*line 19$"):
-                raise part.explain("ended")
+            with pytest.raises(ServeError, match=r"^it ended with code 1; the end of .*log:\nline 5\n(.*\n)*line 19$"):
+                flow_runs._wait(Stop(), part, lambda: False)
 
     def test_parts_end_with_the_process_that_started_them(self):
         code = (
-            "from metaloom.flows.prefect_app.parts import Part; import time\n"
-            f"part = Part('it', {[*self.SLEEPS]!r}); part.start()\n"
-            "print(part._process.pid, flush=True); time.sleep(60)"
+            "from metaloom.flows.prefect_app.parts import running; import time\n"
+            f"with running('it', {[*self.SLEEPS]!r}) as part:\n"
+            "    print(part.process.pid, flush=True); time.sleep(60)"
         )
         with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
             part = psutil.Process(int(parent.stdout.readline()))
@@ -196,21 +161,10 @@ class TestCaretaker:
         caretaker._began = datetime.now(UTC) - timedelta(hours=1)
         return caretaker
 
-    @pytest.mark.parametrize("state", [Running(), past(Pending(), 7200)])
-    def test_a_flow_run_without_a_process_goes_on_when_that_is_seen_twice(self, caretaker, said, state):
+    @pytest.mark.parametrize("state", [past(Running(), 7200), past(Pending(), 7200)])
+    def test_a_flow_run_that_nobody_calls_crashed_is_left_alone(self, caretaker, state):
         server = Server(state)
         caretaker.look(server)
-        assert server.set == []
-        caretaker.look(server)
-        assert server.set == ["AwaitingRetry"]
-        assert said == ["flow run first has lost its process; it continues from what is stored"]
-
-    def test_a_flow_run_whose_process_is_about_to_start_is_left_alone(self, caretaker):
-        server = Server(Pending())
-        caretaker.worker_lost()
-        server.run.state = Pending()
-        for _ in range(3):
-            caretaker.look(server)
         assert server.set == []
 
     def test_a_crashed_one_goes_on_when_its_worker_has_had_time_to_report(self, caretaker):
@@ -247,14 +201,11 @@ class TestCaretaker:
             now.time += 601
         assert server.set == ["AwaitingRetry"] * 6
 
-    def test_a_late_report_about_the_process_before_is_put_right(self, caretaker, processes):
+    def test_a_crashed_one_whose_process_lives_is_left_alone(self, caretaker, processes):
         processes[ID] = None
         server = Server(past(Crashed(), 10))
         caretaker.look(server)
-        assert server.set == []  # it may be ending just now
-        server.run.state = past(Crashed(), 21)
-        caretaker.look(server)
-        assert server.set == ["Running"]
+        assert server.set == []
 
     def test_a_cancelled_one_that_its_worker_does_not_hear_of_is_asked_to_end(self, caretaker, processes):
         signals = []
@@ -262,12 +213,11 @@ class TestCaretaker:
         server = Server(past(Cancelling(), 1))
         caretaker.look(server)
         assert signals == []
-        server.run.state = past(Cancelling(), 4)
+        server.run.state = past(Cancelling(), 6)
         caretaker.look(server)
         caretaker.look(server)
         assert signals == [signal.SIGTERM]
         processes.clear()
-        caretaker.look(server)
         caretaker.look(server)
         assert server.set == ["Cancelled"]
 
@@ -277,7 +227,7 @@ class TestCaretaker:
         server = Server(past(Cancelled(), 1))
         caretaker.look(server)
         assert signals == []  # it may be ending just now
-        server.run.state = past(Cancelled(), 4)
+        server.run.state = past(Cancelled(), 6)
         caretaker.look(server)
         caretaker.look(server)
         processes.clear()
@@ -338,21 +288,21 @@ class TestCancelling:
     @pytest.mark.parametrize("state", [Cancelling(), Cancelled()])
     def test_the_stage_is_finished_and_the_flow_run_is_cancelled(self, prefect, monkeypatch, state):
         self.state(monkeypatch, state)
-        with finishing_the_stage() as asked:
-            assert not asked.received
+        with finishing_the_stage() as (asked, prefects):
+            assert not asked.is_set()
             os.kill(os.getpid(), signal.SIGTERM)
             os.kill(os.getpid(), signal.SIGTERM)  # of the caretaker, besides the worker's
-            assert asked.received
-            state = asked.outcome("3 iterations")
+            assert asked.is_set()
+            state = deployments._ended(prefects, "3 iterations")
         os.kill(os.getpid(), signal.SIGTERM)  # while Prefect tells the server
         assert (state.type, state.message) == (Cancelled().type, "cancelled after 3 iterations")
         assert prefect == []
 
     def test_a_process_that_is_ended_otherwise_is_left_to_prefect(self, prefect, monkeypatch):
         self.state(monkeypatch, Running())
-        with finishing_the_stage() as asked:
+        with finishing_the_stage() as (_, prefects):
             os.kill(os.getpid(), signal.SIGTERM)
-            asked.outcome("3 iterations")
+            deployments._ended(prefects, "3 iterations")
         assert prefect == [signal.SIGTERM]
 
     def test_a_long_stage_is_broken_off(self, prefect, monkeypatch):
@@ -363,31 +313,22 @@ class TestCancelling:
 
 
 class TestPage:
-    """What a training does about a page that cannot be reached."""
-
-    @pytest.fixture
-    def report(self, now):
-        return Reporting(logging.getLogger("test"), now, lambda: None)
-
-    def test_a_server_that_is_away_is_told_once_and_asked_again_now_and_then(self, report, now, monkeypatch, caplog):
-        caplog.set_level(logging.INFO)
-        probes, shown = [OSError(), None], []
-        client = SimpleNamespace(api_healthcheck=lambda: probes.pop(0))
-        monkeypatch.setattr(artifacts, "_quick_client", lambda: nullcontext(client))
+    def test_a_server_that_is_away_is_told_once_and_asked_again_now_and_then(self, now, monkeypatch, caplog):
+        monkeypatch.setattr(artifacts, "get_run_logger", lambda: logging.getLogger("test"))
+        page, tried = TrainingPage(Path("runs/first"), clock=now), []
 
         def refused():
+            tried.append(now.time)
             raise httpx.ConnectError("refused")
 
-        report(refused)
-        for _ in range(11):
+        for _ in range(65):
+            page._report(refused)
             now.time += 1
-            report(lambda: shown.append(now.time))
+        page._report(lambda: tried.append("at the end"), always=True)
+        assert tried == [1000, 1030, 1060, "at the end"]
         assert [record.getMessage() for record in caplog.records] == [
-            "Prefect's server does not answer (ConnectError); training continues, and the page waits for the server",
-            "Prefect's server answers again",
+            "The page does not show all of this training, which continues: refused",
         ]
-        assert shown == [1010.0, 1011.0]
-        assert probes == []
 
 
 class TestLog:
@@ -398,12 +339,9 @@ class TestLog:
     @pytest.mark.parametrize(
         ("name", "message", "error"),
         [
-            ("prefect.FlowRunCancellingObserver", "The websocket failed", OSError()),
-            ("asyncio", "Exception in callback FlowRunCancellingObserver._handle_polling_task_done()", None),
             ("prefect.flow_runs", "Engine execution exited with unexpected exception", CancelledRun()),
             ("prefect.flow_runs", "Crash detected! Execution was aborted by a termination signal.", None),
             ("prefect.engine", "Execution of flow run '1' interrupted by base exception", TerminationSignal(15)),
-            ("prefect._internal.concurrency", "Service 'EventsWorker' failed to process item Event()", None),
         ],
     )
     def test_alarms_about_what_is_mended_are_left_out(self, name, message, error):

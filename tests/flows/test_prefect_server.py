@@ -27,7 +27,7 @@ import pytest
 from browsing import NEEDS_BROWSER, OTHER_HOST, look
 from prefect import get_client
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
-from prefect_server import Served, answers, iterations_of, part_of, serving, typed, wait_for
+from prefect_server import Served, iterations_of, part_of, serving, typed, wait_for
 
 from metaloom import storage
 from metaloom.flows import cli
@@ -425,27 +425,17 @@ class Slow(PointCorner):
         time.sleep(0.01)
         return super().start(rng)
 """
-"""Leaves the processor to a server that starts, while it trains."""
+"""Leaves the processor to the process that starts."""
 
 
-def test_a_training_outlives_its_server_and_its_own_process(
-    served, tiny_config: Callable[..., RunConfig], digests, monkeypatch
-):
-    """Both are killed, and nobody does anything about it; then it is cancelled in the page.
-
-    Of which its worker does not hear, having lost the server before.
-    """
+def test_a_training_outlives_its_own_process(served, tiny_config: Callable[..., RunConfig], digests, monkeypatch):
+    """It is killed, and nobody does anything about it; then it is cancelled in the page."""
     (served.folder / "slow_corner.py").write_text(SLOW)
     slow = {"name": "slow_corner:Slow", "options": {"reward": "dense"}, "copies": "kept", "action_scale": None}
     config = tiny_config(env=slow, iterations=100_000).model_dump(mode="json")
     id = served.start("meta-train-custom", run="killed", workers=0, config=config)
     folder = served.folder / "runs" / "killed"
     wait_for(lambda: iterations_of(folder) > 2, "it trains")
-    part_of(served, "metaloom.flows.prefect_app.server").kill()
-    wait_for(lambda: not answers(served), "the server is gone")
-    stored = iterations_of(folder)
-    wait_for(lambda: iterations_of(folder) > stored + 2, "it trains without the server")
-    wait_for(lambda: answers(served), "the server is back")
     part_of(served, MODULE).kill()
     killed = iterations_of(folder)
 
@@ -463,23 +453,6 @@ def test_a_training_outlives_its_server_and_its_own_process(
     found = digests(folder)
     assert {key: found[key] for key in expected} == expected
     assert "Traceback" not in (served.folder / ".prefect" / "server.log").read_text()
-
-
-@pytest.mark.sweep
-def test_a_training_outlives_its_worker(served, tiny_config: Callable[..., RunConfig], digests):
-    config = tiny_config(iterations=60)
-    id = served.start("meta-train-custom", run="orphaned", workers=0, config=config.model_dump(mode="json"))
-    folder = served.folder / "runs" / "orphaned"
-    wait_for(lambda: iterations_of(folder) > 2, "it trains")
-    part_of(served, "worker").kill()
-
-    def state() -> str:
-        (found,) = served.ask("flow_runs/filter", flow_runs={"id": {"any_": [id]}})
-        return found["state"]["type"]
-
-    wait_for(lambda: state() == "COMPLETED", "the flow run has gone on to its end", seconds=120)
-    alone = train(config, served.folder / "alone-too", backend=Backend(workers=0))
-    assert digests(folder) == digests(alone.path)
 
 
 @pytest.mark.sweep

@@ -1,6 +1,7 @@
 import io
 import json
 import math
+import re
 import sys
 import threading
 from collections import deque
@@ -13,9 +14,11 @@ from metaloom import storage
 from metaloom.flows import cli
 from metaloom.flows.commands.train import IterationReport, train
 from metaloom.flows.interrupt import Stop
+from metaloom.flows.results.sweep import Outcome, SweepObserver
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.sweeps.stored import PlannedRun
 from metaloom.flows.views import status
-from metaloom.flows.views.progress import Panel, progress, sparkline
+from metaloom.flows.views.progress import Panel, progress, sparkline, sweep_progress
 from metaloom.storage import StageRef
 
 
@@ -86,6 +89,53 @@ def test_lines_are_readable_before_the_context_ends(tmp_path):
     with (tmp_path / "log").open("w") as out, progress("plain", out=out) as observer:
         observer.iteration_done(report(0))
         assert (tmp_path / "log").read_text().startswith("iteration 0 (1 of 20)")
+
+
+RUNS = [PlannedRun(name, {}, 1, "") for name in ("lr=1", "lr=2")]
+
+
+def work_on(observer: SweepObserver) -> None:
+    """Complete the first run and let the second one fail."""
+    for run, outcome in zip(RUNS, (Outcome(RUNS[0], "complete"), Outcome(RUNS[1], "failed", "no power")), strict=True):
+        observer.begun(run)
+        if outcome.ending == "complete":
+            observer.iteration_done(run, report(19, before=-2.0, after=-1.5))
+        observer.ended(outcome)
+
+
+@pytest.mark.parametrize("mode", ["plain", "json"])
+def test_a_file_gets_a_line_when_a_run_of_a_sweep_begins_and_one_when_it_ends_before_the_context_does(mode, tmp_path):
+    with (tmp_path / "log").open("w") as out, sweep_progress(4, 2, mode, out=out) as observer:
+        work_on(observer)
+        lines = (tmp_path / "log").read_text().splitlines()
+    if mode == "json":
+        first, ended, _, failed = map(json.loads, lines)
+        assert first == {"run": "lr=1", "state": "training"}
+        assert {**ended, "seconds": 0} == {"run": "lr=1", "state": "complete", "seconds": 0, "message": ""}
+        assert 0 <= ended["seconds"] < 60
+        assert (failed["state"], failed["message"]) == ("failed", "no power")
+        return
+    assert [re.sub(r"0:00:\d\d", "t", line) for line in lines] == [
+        "lr=1  begins",
+        "lr=1  complete  return before -2  after -1.5  t  3 of 4 complete",
+        "lr=2  begins",
+        "lr=2  failed  t  3 of 4 complete  no power",
+    ]
+
+
+def test_a_terminal_gets_a_bar_for_a_sweep_and_one_for_each_run_that_trains(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+    out = Terminal()
+    with sweep_progress(4, 2, out=out) as observer:
+        work_on(observer)
+        observer.begun(RUNS[0])
+        observer.iteration_done(RUNS[0], report(4, after=-1.5))
+    shown = re.sub(r"\x1b\[[?\d;]*\w", "", out.getvalue())
+    *_, all_runs, one = (line for line in shown.splitlines() if "/" in line)
+    assert re.search(r"runs .* 3/4 ", all_runs)
+    assert re.search(r"lr=1 .* 5/20 .* return \N{MINUS SIGN}1.5", one)
+    assert "lr=2  failed  no power" in shown
 
 
 def test_a_terminal_gets_a_panel_that_stays_when_training_ends(monkeypatch):

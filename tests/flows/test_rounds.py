@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ from metaloom import storage
 from metaloom.flows.commands.train import Observer, train
 from metaloom.flows.errors import WorkersError
 from metaloom.flows.rollouts.backends import rollout_workers
-from metaloom.flows.rollouts.dask import FEWEST_SHARDS, SECONDS_PER_SHARD, DaskWorkers, ShardCosts, tasks_per_shard
+from metaloom.flows.rollouts.dask import FEWEST_SHARDS, SECONDS_PER_SHARD, DaskWorkers, tasks_per_shard
 from metaloom.flows.rollouts.supervised import (
     Collected,
     Shard,
@@ -46,19 +47,6 @@ from metaloom.storage.format.codec import flatten
 pytestmark = pytest.mark.usefixtures("warm")
 
 AT = RolloutPosition(1, 12, 1)
-SLOW_ENV = """
-import os, time
-from hostile_envs import Hostile
-
-class SlowOnce(Hostile):
-    def reset(self, **options):
-        try:
-            os.close(os.open({file!r}, os.O_CREAT | os.O_EXCL))
-            time.sleep({seconds})
-        except FileExistsError:
-            pass
-        return super().reset(**options)
-"""
 
 
 @pytest.fixture
@@ -96,12 +84,13 @@ def test_every_thread_has_two_shards_where_there_are_the_tasks(threads, size):
 
 
 def test_the_first_round_is_cut_by_its_steps_and_the_next_by_what_it_took(tiny_config):
-    spec, costs = SamplerSpec.of(tiny_config(episodes_per_task=20, max_episode_steps=100), 1), ShardCosts()
-    assert costs.bounds(spec, 40) == [(n, n + 4) for n in range(0, 40, 4)]
-    costs.tell(spec, 0.4)
-    assert costs.bounds(spec, 41) == [*((n, n + 2) for n in range(0, 40, 2)), (40, 41)]
-    of_evaluation = spec.sampling(20, deterministic=True)
-    assert costs.bounds(of_evaluation, 40) == [(n, n + 4) for n in range(0, 40, 4)]
+    spec = SamplerSpec.of(tiny_config(episodes_per_task=20, max_episode_steps=100), 1)
+    workers = DaskWorkers(spec, SimpleNamespace(connection=SimpleNamespace(num_threads=0)), False)
+    assert workers.bounds(40) == [(n, n + 4) for n in range(0, 40, 4)]
+    workers.costs[spec.model_dump_json()] = 0.4
+    assert workers.bounds(41) == [*((n, n + 2) for n in range(0, 40, 2)), (40, 41)]
+    of_evaluation = workers.sampling(20, deterministic=True)
+    assert of_evaluation.bounds(40) == [(n, n + 4) for n in range(0, 40, 4)]
 
 
 def test_a_shard_costs_what_a_processor_worked_for_it_unless_it_mostly_waited_for_something_else():
@@ -125,7 +114,9 @@ def test_workers_know_the_sizes_of_what_they_hold_and_give_it_to_the_trainer_the
     with cluster(1) as there, _workers(config, there) as workers, pytest.MonkeyPatch.context() as patch:
         patch.setitem(there.scheduler.handlers, "gather", None)
         held = list[int]()
-        patch.setattr(ShardCosts, "tell", lambda *cost: held.extend(_sizes_at(there)))
+        patch.setattr(
+            Collected, "cost", property(lambda answer: held.extend(_sizes_at(there) if not held else []) or 1.0)
+        )
         found = workers.collect(params, tasks, AT)
         assert sum(held) == sum(array.nbytes for array in flatten(found).values())
 
@@ -154,48 +145,43 @@ def test_a_worker_needs_no_torch_but_that_of_the_trainer_where_it_has_one(tiny_c
         require_versions(here, {name: value for name, value in here.items() if name != "numpy"}, "at w")
 
 
-class FailsLater:
-    """A future that has failed when it is looked at for the second time."""
+def test_an_answer_that_goes_with_its_worker_is_computed_again():
+    class Attempt:
+        def __init__(self, *states):
+            self.states = iter(states)
 
-    def __init__(self):
-        self.looks = iter(["pending"])
+        @property
+        def status(self):
+            return next(self.states)
 
-    @property
-    def status(self):
-        return next(self.looks, "error")
+        def result(self):
+            raise KilledWorker("shard", None, 3, "")
 
-    def done(self):
-        return True
-
-    def result(self):
-        raise KilledWorker("shard", None, 3, "")
-
-
-class HasAnswer:
-    status = "finished"
-
-    def done(self):
-        return True
-
-
-def test_an_attempt_that_fails_while_answers_are_fetched_does_not_end_a_round_that_another_attempt_answers():
     class Client:
+        def __init__(self):
+            self.gone = True
+
+        def submit(self, *args, **options):
+            return Attempt("finished")
+
         def gather(self, futures):
-            for future in futures:
-                if isinstance(future, FailsLater):
-                    future.result()
+            if futures and self.gone:
+                self.gone = False
+                futures[0].result()
             return [Collected(None, 1.0, 1.0) for _ in futures]
 
     connection = metaloom.flows.rollouts.connection.Connection(
         lambda: contextlib.nullcontext(Client()), contextlib.ExitStack()
     )
     rounds = metaloom.flows.rollouts.rounds.Rounds(connection, "s", lambda: None, lambda watch: [])
-    attempt = metaloom.flows.rollouts.rounds.Attempt
-    slow, quick = (metaloom.flows.rollouts.rounds.Piece(None, None) for _ in range(2))
-    slow.attempts = [attempt(FailsLater(), None), attempt(HasAnswer(), None)]
-    quick.attempts = [attempt(HasAnswer(), None)]
-    assert rounds._gather_done([slow, quick]) == [1.0, 1.0]
-    assert (slow.answer, quick.answer) == (Collected(None, 1.0, 1.0),) * 2
+    shard = SimpleNamespace(name="it", tasks=None)
+    piece = metaloom.flows.rollouts.rounds.Piece(shard, None, None, Attempt("finished", "error"))
+    answers = []
+    for _ in range(3):
+        rounds._gather_done([piece])
+        answers.append(piece.answer)
+    assert answers == [None, None, Collected(None, 1.0, 1.0)]
+    assert (rounds.traffic.submitted, rounds.traffic.repeated, piece.pardons) == (1, 1, 1)
 
 
 def test_workers_with_other_machine_code_are_told_once_with_the_remedy(caplog, monkeypatch):
@@ -242,7 +228,7 @@ def test_shards_do_not_depend_on_the_workers_that_are_there_and_two_runs_do_not_
                 assert _digest(workers.collect(params, tasks, AT)) == here
             keys.append(submitted)
         there.scale(2)
-        one.client.wait_for_workers(2)
+        one.rounds.client.wait_for_workers(2)
         with _keys(one) as submitted:
             assert _digest(one.collect(params, tasks, AT)) == here
         keys.append(submitted)
@@ -276,30 +262,9 @@ def test_a_scheduler_of_our_own_that_ends_is_followed_by_another_with_its_worker
     config = tiny_config()
     spec, params, tasks = round_of(config)
     with rollout_workers(config, Backend(workers=1).for_tasks(4)) as workers:
-        workers.client.sync(workers.client.cluster.scheduler.close)
+        workers.rounds.client.sync(workers.rounds.client.cluster.scheduler.close)
         assert _digest(workers.collect(params, tasks, AT)) == _digest(LocalWorkers(spec).collect(params, tasks, AT))
     assert "iteration 12, inner step 1: the Dask scheduler is back" in caplog.text
-
-
-@pytest.mark.dask
-@pytest.mark.slow
-def test_a_shard_that_takes_too_long_is_done_by_another_worker_as_well(
-    tiny_config, round_of, tmp_path, monkeypatch, caplog
-):
-    # A shard for each worker: one that is queued behind the slow one may be done by another worker, too.
-    config = _slow_once(tiny_config, tmp_path, monkeypatch, seconds=20.0, num_tasks=2)
-    spec, params, tasks = round_of(config)
-    with cluster(2) as there, _workers(config, there) as workers:
-        began = time.monotonic()
-        found = workers.collect(params, tasks, AT)
-        assert time.monotonic() - began < 15.0
-        traffic = workers.rounds.traffic
-        assert (traffic.submitted, traffic.repeated) == (3, 1)
-        assert len(workers.rounds.losers) == 1, "its worker is not free, and the scheduler is to know"
-        assert _digest(found) == _digest(LocalWorkers(spec).collect(params, tasks, AT))
-        assert "takes longer than the others" in caplog.text
-        # The next round does not wait for it either.
-        workers.collect(params, tasks, RolloutPosition(1, 13, 0))
 
 
 @pytest.mark.dask
@@ -385,26 +350,15 @@ def _workers(config, there: LocalCluster) -> Iterator[DaskWorkers]:
 @contextlib.contextmanager
 def _keys(workers: DaskWorkers) -> Iterator[list[str]]:
     """Keys of what is submitted in the block."""
-    keys, submit = list[str](), workers.client.submit
+    keys, submit = list[str](), workers.rounds.client.submit
 
     def noted(*args, key, **options):
         keys.append(key)
         return submit(*args, key=key, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(workers.client, "submit", noted)
+        patch.setattr(workers.rounds.client, "submit", noted)
         yield keys
-
-
-def _slow_once(tiny_config, folder, monkeypatch, seconds: float, num_tasks: int = 4):
-    hostile = str(Path(__file__).parents[1] / "hostile")
-    (folder / "slow_once.py").write_text(SLOW_ENV.format(file=str(folder / "slept"), seconds=seconds))
-    for path in (hostile, str(folder)):
-        monkeypatch.syspath_prepend(path)
-    monkeypatch.delitem(sys.modules, "slow_once", raising=False)
-    monkeypatch.setattr(metaloom.flows.rollouts.rounds, "_STRAGGLES_AFTER_SECONDS", 1.0)
-    monkeypatch.setattr(metaloom.flows.rollouts.connection, "_WAIT_SECONDS", 0.2)
-    return tiny_config(env="slow_once:SlowOnce", num_tasks=num_tasks)
 
 
 def _digest(episodes) -> str:

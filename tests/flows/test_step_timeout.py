@@ -4,11 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import psutil
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from metaloom.flows.rollouts import flight_recorder, guard
@@ -32,46 +31,56 @@ class Clock:
         self.now += seconds
 
 
-@given(timeout=st.floats(0.5, 1000), steps=st.lists(st.floats(0, 0.4), max_size=30))
-def test_a_step_is_given_all_of_its_time_and_at_most_a_tenth_more_and_two_from_outside(timeout, steps):
-    clock, inside, outside = Clock(), [], []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flight_recorder, "time", clock)
-        patch.setattr(flight_recorder, "_set_deadline", lambda dog, deadline, report: inside.append(deadline))
-        dog = flight_recorder.Watchdog(timeout, _Report(), outside.append)
-        for step in steps:
-            dog.alive()
-            clock.pass_seconds(step * timeout)
-        dog.alive()
-    rounding = 1e-9 * clock.now
-    assert timeout - rounding <= inside[-1] - clock.now <= 1.1 * timeout + rounding
-    assert inside[-1] < outside[-1] <= clock.now + 1.2 * timeout + rounding
+@pytest.fixture
+def recorder_at(tmp_path, monkeypatch):
+    """Make a recorder that goes by a clock and is watched by nobody."""
+    monkeypatch.setattr(flight_recorder, "start_guard", lambda folder: None)
+    monkeypatch.setattr(flight_recorder, "_report_crashes", lambda folder: None)
 
-
-class _Report:
-    """A file of nothing."""
-
-    def open(self, *_, **__):
-        return SimpleNamespace(fileno=lambda: -1)
-
-
-@pytest.mark.parametrize("timeout", [0.5, 1.0, 5.0, 60.0])
-def test_a_process_that_stopped_itself_in_a_step_is_ended_from_outside_within_twice_the_timeout(
-    tmp_path, monkeypatch, timeout
-):
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    try:
-        process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-        clock, told = Clock(), []
-        monkeypatch.setattr(guard, "time", clock)
+    def make(clock: Clock, timeout: float) -> flight_recorder.FlightRecorder:
         monkeypatch.setattr(flight_recorder, "time", clock)
-        monkeypatch.setattr(flight_recorder, "_set_deadline", lambda *_: None)
-        flight_recorder.Watchdog(timeout, _Report(), told.append).alive()
-        hung = clock.now
+        recorder = flight_recorder.FlightRecorder(tmp_path, timeout)
+        recorder.begin("one", 1)
+        return recorder
+
+    return make
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(timeout=st.floats(0.5, 1000), steps=st.lists(st.floats(0, 0.4), max_size=30))
+def test_a_step_is_given_all_of_its_time_and_at_most_a_tenth_more(recorder_at, timeout, steps):
+    clock = Clock()
+    recorder = recorder_at(clock, timeout)
+    for step in steps:
+        recorder.row(0)
+        clock.pass_seconds(step * timeout)
+    recorder.row(0)
+    rounding = 1e-9 * clock.now
+    deadline = guard.Header.read(recorder._file).deadline
+    recorder.close()
+    assert timeout - rounding <= deadline - clock.now <= 1.1 * timeout + rounding
+
+
+@pytest.mark.parametrize("stops", [True, False])
+@pytest.mark.parametrize("timeout", [0.5, 1.0, 5.0, 60.0])
+def test_a_process_that_hangs_in_a_step_or_stopped_itself_is_ended_within_twice_the_timeout(
+    tmp_path, monkeypatch, recorder_at, timeout, stops
+):
+    ignores = f"import signal, time; signal.signal({int(guard.TRACEBACK)}, signal.SIG_IGN); print(1); time.sleep(600)"
+    process = subprocess.Popen([sys.executable, "-uc", ignores], stdout=subprocess.PIPE)
+    try:
+        process.stdout.readline()
+        if stops:
+            process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        clock = Clock()
+        monkeypatch.setattr(guard, "time", clock)
+        recorder = recorder_at(clock, timeout)
+        hung, deadline = clock.now, guard.Header.read(recorder._file).deadline
+        recorder.close()
         born = guard.started(process.pid)
-        header = guard.Header(process.pid, 0, 2, 0, 4, 1, 1, 0, 0, 0, 0, 1, born, told[-1])
-        (tmp_path / "one.recording").write_bytes(guard._LAYOUT.pack(*header))
+        header = guard.Header(process.pid, 0, 2, 0, 4, 1, 1, 0, 0, 0, 0, 1, born, deadline)
+        (tmp_path / "one.recording").write_bytes(guard.HEADER.pack(*header))
         (tmp_path / f"{process.pid}-0.timeout").touch()
         sleep = clock.sleep
 
@@ -88,10 +97,10 @@ def test_a_process_that_stopped_itself_in_a_step_is_ended_from_outside_within_tw
         guard._watch(tmp_path)
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
     assert process.returncode == -signal.SIGKILL
     assert len(killed) == 1
     assert timeout <= killed[0] - hung <= 2 * timeout
-    assert (tmp_path / f"{process.pid}-0.timeout").read_text().startswith(guard.STOPPED)
-    # One look after the deadline is enough.
-    assert clock.looks <= 1.2 * timeout / guard._LOOK_EVERY_SECONDS + 2
+    assert (tmp_path / f"{process.pid}-0.timeout").read_text().startswith(guard.STOPPED if stops else "Timeout")
+    # One look after the deadline is enough, or two for one that is asked for its tracebacks.
+    assert clock.looks <= 1.1 * timeout / guard._LOOK_EVERY_SECONDS + 3

@@ -273,6 +273,8 @@ def test_what_only_building_a_run_shows_is_refused_before_the_first_one_trains(r
 def test_bad_seeds_are_refused(seeds):
     with pytest.raises(UsageError, match="seed"):
         planned(seeds=seeds)
+    with pytest.raises(UsageError, match=r"found --grid algorithm\.inner_lr without values"):
+        plan("promp-point-corner", "r", grid={"algorithm.inner_lr": ()})
     assert [run.seed for run in planned(seeds=(7, 3))[0].runs] == [7, 3, 7, 3]
     assert planned(seeds=np.int64(2))[0] == planned(seeds=np.array([1, 2]))[0] == planned(seeds=2)[0]
 

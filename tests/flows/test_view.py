@@ -15,7 +15,8 @@ from metaloom.flows.commands.train import Observer, resume, train
 from metaloom.flows.recipes import new_config
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.viewer.adaptation import principal_components
-from metaloom.flows.views.history import BAND_NOTE, load_history
+from metaloom.flows.views.history import load_history
+from metaloom.flows.views.run_charts import BAND_NOTE
 from metaloom.storage import StageRef
 
 SERIAL = Backend(workers=0)
@@ -77,11 +78,11 @@ def test_curves_are_the_history_of_the_run_and_say_what_their_bands_are(runs, vi
     np.testing.assert_allclose(found["env_steps"], history.env_steps)
     learning, *_ = found["charts"]
     assert learning["note"] == BAND_NOTE  # four tasks rarely have all four corners among them
-    after = learning["series"][-1]
+    after = learning["panels"][0]["series"][-1]
     assert after["label"] == "after adaptation"
     np.testing.assert_allclose(after["values"], history.task_returns[:, -1].mean(axis=1), rtol=1e-6)
     np.testing.assert_allclose(after["low"], np.quantile(history.task_returns[:, -1], 0.25, axis=1), rtol=1e-6)
-    titles = [chart["title"] for chart in found["charts"] if chart["heading"] == "By class of task"]
+    titles = [chart["title"] for chart in found["charts"] if chart["section"] == "By class of task"]
     assert titles == ["Return by class of task, after adaptation", "Return by class of task, before adaptation"]
     np.testing.assert_allclose(found["metrics"]["step_0.entropy"], history.metrics["step_0.entropy"], rtol=1e-6)
 
@@ -105,7 +106,7 @@ def test_curves_and_state_follow_a_run_that_goes_on(tmp_path, tiny_config):
     followed = viewer.get("run", "growing", "curves")
     assert followed == Viewer(tmp_path / "runs").get("run", "growing", "curves")
     assert followed["iterations"] == [0, 1, 2]
-    assert [chart["iterations"] for chart in followed["charts"] if chart["heading"] == "Evaluation"] == [[1], [1]]
+    assert [chart["iterations"] for chart in followed["charts"] if chart["section"] == "Evaluation"] == [[1], [1]]
     assert viewer.get("runs")["runs"][0]["state"] == "complete"
     assert len(viewer.get("run", "growing", "spark")["values"]) == 3
 

@@ -268,8 +268,9 @@ class TestLog:
             training.train(tiny_config(), path, backend=SERIAL, observer=training.Observer(iteration_done=fail))
         (error,) = (line for line in lines(path) if line.level == "error")
         assert error.message == "ends with RuntimeError: power"
-        out = io.StringIO()
-        ending = watch_run(path, mode="plain", out=out, wait=time.sleep)
+        with (tmp_path / "watched").open("w") as out:
+            ending = watch_run(path, mode="plain", out=out, wait=time.sleep)
+            assert (tmp_path / "watched").read_text().startswith("iteration 0 (1 of 3)")  # by now
         assert (ending.how, ending.went_well) == ("failed", False)
         assert "failed after 1 of 3 iterations: ends with RuntimeError: power; continue with: " in ending.message
 
@@ -298,6 +299,17 @@ class TestLog:
         sizes = [file.stat().st_size for file in (path / "_operator").glob("log.jsonl*")]
         assert len(sizes) == 5
         assert max(sizes) < 11_000  # a file that holds but one message, which is cut
+
+    def test_it_begins_with_the_newest_lines_of_before_it_had_a_run(self, copy_tiny_run, tmp_path):
+        path = copy_tiny_run(tmp_path / "run")
+        before = len(lines(path))
+        with kept_log() as log:
+            for n in range(102):
+                logging.getLogger("early").warning("line %d", n)
+            with storage.open_writer(path) as writer, log.of(writer, "x"):
+                pass
+        assert [line.message for line in lines(path)[before : before + 100]] == [f"line {n}" for n in range(2, 102)]
+        assert lines(path)[before + 100].message.startswith("session 1 begins")
 
     def test_a_log_that_cannot_be_written_stops_nothing(self, tmp_path, tiny_config, caplog):
         path = tmp_path / "run"

@@ -15,6 +15,7 @@ from threading import Barrier
 import numpy as np
 import psutil
 import pytest
+from distributed import default_client
 
 import metaloom.flows.rollouts.connection
 import metaloom.flows.rollouts.dask
@@ -106,6 +107,14 @@ def test_two_threads_of_one_process_do_not_share_a_simulator(tiny_config):
         assert np.array_equal(expected, found)
 
 
+def test_what_was_printed_before_standard_output_is_another_stays_there_in_order():
+    printing = "print('one'); keep_streams(); print('two'); print_to_errors(); print('three')"
+    program = f"from metaloom.flows.streams import keep_streams, print_to_errors; {printing}"
+    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=buffered)
+    assert (ended.stdout, ended.stderr) == ("one\ntwo\n", "three\n")
+
+
 @pytest.mark.dask
 @pytest.mark.slow
 def test_workers_of_a_scheduler_that_spill_all_results_to_their_disk_give_the_digests_of_this_process(
@@ -116,10 +125,16 @@ def test_workers_of_a_scheduler_that_spill_all_results_to_their_disk_give_the_di
     monkeypatch.setenv("DASK_TEMPORARY_DIRECTORY", str(tmp_path / "dask"))
     monkeypatch.setenv("DASK_DISTRIBUTED__WORKER__MEMORY__TARGET", "1e-9")
     spilled = set[Path]()
-    look = Observer(stage_started=lambda ref: spilled.update((tmp_path / "dask").glob("*/*/storage/*")))
+    fetched_directly = set[bool]()
+
+    def look(_ref: StageRef) -> None:
+        spilled.update((tmp_path / "dask").glob("*/*/storage/*"))
+        fetched_directly.add(default_client().direct_to_workers)
+
     with cluster(PROJECT, threads=2) as address:
-        train(config, tmp_path / "there", backend=Backend(scheduler=address), observer=look)
+        train(config, tmp_path / "there", backend=Backend(scheduler=address), observer=Observer(stage_started=look))
     assert spilled
+    assert fetched_directly == {True}  # not by way of the scheduler
     assert digests(tmp_path / "there") == digests(tmp_path / "here")
 
 

@@ -294,6 +294,11 @@ def test_a_plug_in_whose_file_has_gone_since_it_was_imported_is_refused(own):
         plugin_sources(config)
 
 
+def test_own_paths_are_in_the_order_of_their_names():
+    own = [f"own_{letter}:Env" for letter in "abcdefgh"]
+    assert plugin_files.own_paths(["metaloom.pipeline.envs.ant:AntDir", *reversed(own), "ant-dir"]) == own
+
+
 def test_what_is_not_written_in_python_has_no_source():
     config = build_config({"env": "point-corner", "algorithm": "promp"})
     assert plugin_sources(config.model_copy(update={"metrics": ("math:sqrt",)})) == {}

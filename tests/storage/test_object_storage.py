@@ -553,6 +553,14 @@ def test_a_run_that_cannot_be_read_is_listed_with_the_reason(make_remote, bucket
     assert "_log/00000001.json" in rows["first"]["problem"]
 
 
+def test_what_another_machine_stores_is_in_the_next_listing(bucket):
+    folder = ObjectFolder(f"{URL}/first")
+    for number in range(2):
+        bucket.pipe_file(f"bucket/runs/first/{number}/key", b"x")  # by another client than the folder's
+        assert folder.folders() == [str(n) for n in range(number + 1)]
+        assert folder.below("") == [f"{n}/key" for n in range(number + 1)]
+
+
 def test_runs_under_a_url_are_found_from_the_newest_to_the_oldest(monkeypatch):
     created = {"b": "2026-11-02", "a": None, "d": "2026-11-01", "c": "2026-11-03"}
     monkeypatch.setattr(ObjectFolder, "folders", lambda self: [*created])
@@ -598,6 +606,32 @@ def test_an_entry_that_names_a_file_outside_of_the_run_is_refused(make_remote, b
             storage.open_run(url)
     bucket.rm(f"bucket/runs/first/_log/{log.next:08d}.json")
     session.end()
+
+
+def test_a_commit_of_what_was_only_moved_is_an_entry_and_one_of_nothing_is_none(make_remote):
+    folder = storage.folder_of(make_remote("first"))
+    log = RemoteLog.of(folder)
+    log.pull()
+    session = RemoteSession.begin(log, "0" * 16, take_over=False)
+    begun, name = log.next, "data.zarr/rollouts_0/rewards/c.0.0.0.0"
+    session.commit({})
+    session.commit({folder / "tables" / "nowhere.parquet": None})
+    assert log.next == begun
+    session.commit({folder / name.replace("c.0", "c.3"): folder / name})
+    assert log.next == begun + 1
+    assert log.files[name.replace("c.0", "c.3")].key == log.files[name].key
+    session.end()
+
+
+def test_what_makes_a_folder_a_run_is_sent_after_all_else(make_remote, monkeypatch):
+    monkeypatch.setattr("metaloom.storage.remote.session._FILES_PER_ENTRY", 1)
+    log = RemoteLog.of(storage.folder_of(make_remote("first", iterations=0)))
+    log.pull()
+    sent = [name for raw in log.cached_entries() for name in json.loads(raw).get("files", ())]
+    created = sent[: sent.index("run.json") + 1]
+    assert len(created) > 2
+    assert "data.zarr/zarr.json" in created
+    assert not {*sent[len(created) :]} - {name for name in sent if name.startswith("_sessions")}
 
 
 def _fail(*_):

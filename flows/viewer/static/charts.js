@@ -33,13 +33,14 @@ export async function align(elements) {
 
 // Lines with their bands, as the server describes them; a click tells the iteration.
 export async function curves(element, chart, against, clicked) {
-  const steps = against === "env_steps" && chart.env_steps.every((value) => value != null);
-  const x = steps ? chart.env_steps : chart.iterations;
-  const traces = lineTraces(chart.series, x, chart.iterations, steps ? "steps" : "");
-  const key = bandKey(chart.series, chart.band);
+  const steps = against === "env_steps" && chart.x_label !== "iteration" && chart.x.every((value) => value != null);
+  const x = steps ? chart.x : chart.iterations;
+  const [{ series }] = chart.panels;
+  const traces = lineTraces(series, x, chart.iterations, steps ? "steps" : "");
+  const key = bandKey(series, chart.band);
   const x_label = steps ? "environment steps" : "iteration";
   await draw(element, [...traces, ...key], x_label, chart.y_label,
-    { showlegend: chart.series.length + key.length > 1, uirevision: against, ...(chart.height ? { height: chart.height } : {}) });
+    { showlegend: series.length + key.length > 1, uirevision: against, ...(chart.height ? { height: chart.height } : {}) });
   if (clicked && !element.dataset.listens) {
     element.dataset.listens = "yes";
     element.on("plotly_click", (event) => clicked(event.points[0].customdata));

@@ -72,13 +72,13 @@ export async function runPage(here, run) {
     const { data } = shown;
     const problems = data.problems.map(({ iteration, message }) => problem(`iteration ${iteration} left out: ${message}`));
     if (!data.iterations.length) return [...problems, quiet("No complete iteration yet.")];
-    const headings = [...new Set(data.charts.map((chart) => chart.heading))];
+    const headings = [...new Set(data.charts.map((chart) => chart.section))];
     const note = data.every > 1 ? [quiet(`One of ${data.every} iterations is shown.`)] : [];
     const axis = choice("against", [["env_steps", "environment steps"], ["iterations", "iterations"]], shown.against,
       (value) => { shown.against = value; redraw(); });
     shown.drawn = new Map();
     return [...problems, h("div", { class: "row" }, axis, h("span", { class: "quiet" }, "A click on a point opens its iteration.")),
-      ...note, ...headings.map((heading) => [h("h2", {}, heading), grid(data.charts.filter((c) => c.heading === heading))]),
+      ...note, ...headings.map((heading) => [h("h2", {}, heading), grid(data.charts.filter((c) => c.section === heading))]),
       h("h2", {}, "Any metric"), anyMetric()].flat();
   }
 
@@ -107,8 +107,8 @@ export async function runPage(here, run) {
     const open = (iteration) => { location.hash = link(run, "iteration", iteration); };
     for (const chart of data.charts) await curves(shown.drawn.get(chart.title), chart, shown.against, open);
     const series = shown.metrics.map((name, n) => ({ label: name, color: COLORS[n % COLORS.length], values: data.metrics[name] }));
-    const chosen = { y_label: series.length === 1 ? series[0].label : "", band: "", series, iterations: data.iterations,
-      env_steps: data.env_steps ?? data.iterations };
+    const chosen = { y_label: series.length === 1 ? series[0].label : "", band: "", panels: [{ series }],
+      iterations: data.iterations, x: data.env_steps ?? data.iterations, x_label: data.env_steps ? "" : "iteration" };
     if (series.length) await curves(shown.any, chosen, shown.against, open);
   }
 }

@@ -124,7 +124,7 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
 
         Raises:
             ConfigError: there are no inner steps.
-            NumericalError: naming the task and the array that is not finite.
+            NumericalError: names the task and the array that is not finite.
         """
         if not self.settings.inner_steps:
             raise ConfigError("algorithm.inner_steps is 0, by which no task adapts; required at least 1")

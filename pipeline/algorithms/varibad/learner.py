@@ -46,7 +46,7 @@ class VariBADPolicy:
 
     Attributes:
         encoder: Encoder of trials.
-        policy: Policy on an observation followed by the posterior as [μ, log σ].
+        policy: Policy whose inputs are an observation and the posterior [μ, log σ].
         critic: Values likewise.
     """
 

@@ -27,7 +27,7 @@ REWARDS, STATES = "decoder.rewards", "decoder.states"
 class Encoder:
     """Infers a task from a trial, step by step: q(m | τ_:t) = N(μ_t, σ_t²).
 
-    Zintgraf et al. 2020, arXiv:1910.08348, section 3.1. Functions of explicit parameters; holds none.
+    Zintgraf et al. 2020, arXiv:1910.08348, section 3.1. All methods are functions of explicit parameters.
 
     Attributes:
         shapes: Shapes of its parameters by name, in order.
@@ -45,7 +45,7 @@ class Encoder:
         return {name: drawn[name] for name in self.shapes}
 
     def posteriors(self, params: Mapping[str, Tensor], inputs: Tensor) -> DiagGaussian:
-        """Return the posteriors [L, N, Z] after every step of N trials [L, N, in] from their beginnings on."""
+        """Return the posteriors [L, N, Z] after every step of N whole trials [L, N, in]."""
         L, N, _ = inputs.shape
         embedded = torch.relu(affine(EMBEDDING, params, inputs.flatten(0, 1))).unflatten(0, (L, N))
         features, _ = self._cell(params, embedded, inputs.new_zeros(N, self._cell.state_size))

@@ -1,4 +1,4 @@
-"""Acting in rollouts: the contract of actors, the ingredients of one, and the actors that need no network."""
+"""The contract of actors, their constructor arguments, and actors without a network."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -15,17 +15,17 @@ from metaloom.pipeline.types import Array, TaskParams
 
 @dataclass(frozen=True)
 class ActorSetup:
-    """The ingredients of an actor.
+    """Everything needed to construct an actor.
 
     Attributes:
         config: The policy.
         params: Parameters of every task.
-        taken: [T, B * E, A] float32, is given all actions; A is 1 where they are discrete.
+        taken: [T, B * E, A] float32, output array for all actions; A is 1 for discrete actions.
         num_rows: E.
         spaces: Sizes of the environment.
-        rngs: B generators, from which each task's actions are drawn; None for the most likely actions.
-        belief_rng: The generator from which the latent variable of a task's episode is drawn: (b, e) -> generator.
-        memory: Memory of the episodes before, for an actor with a memory; None where a trial begins.
+        rngs: Generators of the B tasks' actions; None for the most likely actions.
+        belief_rng: Function from (b, e) to the generator of the latent variable of task b's episode e.
+        memory: Memory of previous episodes, for an actor with a memory; None at the beginning of a trial.
     """
 
     config: PolicyConfig
@@ -63,13 +63,14 @@ class ActorSetup:
 class Actor(ABC):
     """Actions of B tasks x E rows over T steps, each task under its own parameters.
 
-    An actor draws the random numbers of all steps per task before the first one, so that no episode's end shifts
-    another's.
+    An actor draws each task's random numbers for all steps in advance, so that the end of an episode does not affect
+    others.
 
     Attributes:
         actions: [T, B * E, ...], actions so far.
         behavior_by_step: Acting distribution at every step so far: name -> [T, B * E, ...] float32.
-        behavior_by_task: Acting distribution of all steps: name -> [B, ...] float32, [B, E, ...] where episodes differ.
+        behavior_by_task: Acting distribution common to all steps: name -> [B, ...] float32, or [B, E, ...] if episodes
+            differ.
     """
 
     def __init__(self, setup: ActorSetup) -> None:
@@ -83,22 +84,22 @@ class Actor(ABC):
     def act(self, t: int, observations: Array, rows: Array) -> Array:
         """Return actions [n, ...] for the rows [n] at step t, given all observations [B * E, O].
 
-        Rows that have ended take part in the matrix products, to keep their shapes.
+        Ended rows still take part in matrix products, which keeps their shapes.
         """
 
     def learn_of(self, rows: Array, rewards: Array, ended: Array) -> None:
-        """Receive the outcome of the last actions.
+        """Observe the outcome of the last actions.
 
         Args:
-            rows: [n] that have acted.
+            rows: [n], rows that acted.
             rewards: [n] float32, as they are stored.
-            ended: [n] bool, the task or the step limit ended the episode.
+            ended: [n] bool, True if the task or the step limit ended the episode.
         """
         del rows, rewards, ended
 
     @property
     def memory(self) -> Memory | None:
-        """Memory of the rows; None of actors without a memory."""
+        """Memory of the rows; None for actors without a memory."""
         return None
 
     def recall(self, memory: Memory) -> None:
@@ -111,14 +112,14 @@ class Actor(ABC):
         return self.behavior_by_step[name]
 
     def _take(self, t: int, rows: Array, actions: Array) -> Array:
-        """Keep the actions [n, ...] of some rows."""
+        """Record the actions [n, ...] of some rows."""
         self.actions[t, rows] = actions
         self._taken[t, rows] = actions.reshape(len(rows), -1)
         return actions
 
 
 class UniformActor(Actor):
-    """Draws every action with equal probability, of [-1, 1], a tanh's range, or of the discrete ones. See Actor."""
+    """Draws actions uniformly from [-1, 1], the range of tanh, or from the discrete actions. See Actor."""
 
     def __init__(self, setup: ActorSetup) -> None:
         super().__init__(setup)
@@ -134,11 +135,11 @@ class UniformActor(Actor):
 
 
 ACTIONS = "actions"
-"""Parameter [B, T, ...]: the actions of every task's episode."""
+"""Parameter [B, T, ...]: the recorded actions of every task's episode."""
 
 
 class RecordedActor(Actor):
-    """Takes the actions that its parameters hold. See Actor."""
+    """Replays the actions in its parameters. See Actor."""
 
     def __init__(self, setup: ActorSetup) -> None:
         super().__init__(setup)

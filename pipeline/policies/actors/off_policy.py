@@ -1,4 +1,4 @@
-"""Actors of off-policy learners: a Gaussian that a tanh squashes, also on a belief about the task, and Q-values."""
+"""Actors of off-policy learners: tanh-squashed Gaussians, optionally given a latent variable, and Q-values."""
 
 import numpy as np
 
@@ -10,9 +10,9 @@ BELIEF_MEAN, BELIEF_VARIANCE = "belief.mean", "belief.variance"
 
 
 def draw_latents(setup: ActorSetup) -> Array | None:
-    """Draw a latent for each episode from its task's posterior, [B, E, Z] float32; None where there is no posterior.
+    """Draw a latent per episode from its task's posterior, [B, E, Z] float32; None without a posterior.
 
-    The most likely actions also depend on a drawn latent, as in PEARL.
+    Deterministic actions also depend on a drawn latent, as in PEARL.
     """
     params = setup.params.params
     if BELIEF_MEAN not in params:
@@ -26,10 +26,10 @@ def draw_latents(setup: ActorSetup) -> Array | None:
 
 
 def latent_size(params: Params) -> int:
-    """Return Z of the posterior [B, Z] among the parameters; 0 where they hold none.
+    """Return the size Z of the posterior [B, Z] in the parameters; 0 if there is none.
 
     Raises:
-        ValueError: a part of it is missing, has another shape or is not finite, or a variance is negative.
+        ValueError: an array of it is missing, misshapen or not finite, or a variance is negative.
     """
     named = [params[name] for name in (BELIEF_MEAN, BELIEF_VARIANCE) if name in params]
     if not named:
@@ -44,14 +44,14 @@ def latent_size(params: Params) -> int:
 
 POLICY_NETWORK = "policy_network"
 MIN_LOG_STD, MAX_LOG_STD = -20.0, 2.0
-"""Between which a network's log standard deviations are clamped."""
+"""Bounds to which log standard deviations are clamped."""
 
 
 class TanhGaussianActor(Actor):
     """Actions tanh(mean + std * noise); tanh(mean) without a generator. See Actor.
 
-    Haarnoja et al. 2018, arXiv:1801.01290, appendix C. Where the parameters hold a belief, the network sees a latent
-    variable after the observation, drawn from the belief once per episode (Rakelly et al. 2019, arXiv:1903.08254).
+    Haarnoja et al. 2018, arXiv:1801.01290, appendix C. If the parameters include a posterior, the network's input
+    includes a latent variable, drawn once per episode (Rakelly et al. 2019, arXiv:1903.08254).
     """
 
     def __init__(self, setup: ActorSetup) -> None:
@@ -87,7 +87,7 @@ EPSILON = "epsilon"
 
 
 class QValuesActor(Actor):
-    """Takes the action of the highest value, the first of several; with probability epsilon a random one.
+    """Takes the action with the highest value (the first of several), or with probability epsilon a random one.
 
     Epsilon is a parameter [B]; without a generator, it is 0. See Actor.
     """

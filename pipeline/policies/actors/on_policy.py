@@ -1,4 +1,4 @@
-"""Actors of on-policy learners: Gaussian, categorical, with a memory, on a posterior, on normalized observations."""
+"""Actors of on-policy learners: Gaussian, categorical, recurrent, posterior-conditioned, normalizing."""
 
 from typing import ClassVar
 
@@ -39,9 +39,9 @@ class GaussianActor(Actor):
 
 
 class CategoricalActor(Actor):
-    """Actions are drawn by inverting the distribution function at a uniform number. See Actor.
+    """Draws discrete actions by inverting the distribution function. See Actor.
 
-    Without a generator it takes the most probable one, the first of several.
+    Without a generator, takes the most probable action, the first of several.
     """
 
     def __init__(self, setup: ActorSetup, network: Inference | None = None) -> None:
@@ -59,17 +59,17 @@ class CategoricalActor(Actor):
             actions = log_probs.argmax(-1)
         else:
             below = np.cumsum(np.exp(log_probs), axis=-1)
-            # Rounding may leave the last sum below 1, so the last action takes whatever is above the others.
+            # Rounding may leave the last sum below 1; the last action takes the remainder.
             actions = (self._uniform[t].reshape(-1, 1) >= below[:, :-1]).sum(-1)
         self._log_probs[t, rows] = log_probs[rows]
         return self._take(t, rows, actions[rows])
 
 
 class RecurrentActor(Actor):
-    """Draws as the categorical or the Gaussian actor does, from outputs of a network with a memory. See Actor.
+    """Draws categorical or Gaussian actions from the outputs of a recurrent network. See Actor.
 
-    Duan et al. 2016, arXiv:1611.02779: the network sees an observation, and the action, reward and end of the step
-    before. What it remembers lasts from one episode to the next; with `setup.memory` None a trial begins.
+    Duan et al. 2016, arXiv:1611.02779: inputs are an observation, and the previous action, reward and end of episode.
+    The memory persists across episodes; if `setup.memory` is None, a trial begins.
     """
 
     make_network: ClassVar[type[CellAndHead | PosteriorNetwork]] = CellAndHead
@@ -102,7 +102,7 @@ class RecurrentActor(Actor):
 
 
 class PosteriorActor(RecurrentActor):
-    """Acts on the task inferred by a recurrent encoder, and records the posterior. See RecurrentActor.
+    """Acts given the posterior of a recurrent encoder, and records the posterior. See RecurrentActor.
 
     Zintgraf et al. 2020, arXiv:1910.08348.
     """
@@ -125,7 +125,7 @@ class PosteriorActor(RecurrentActor):
 
 
 class NormalizingActor(Actor):
-    """An actor that sees normalized observations and, where it has a memory, scaled rewards. See Actor."""
+    """An actor with normalized observations and, if it has a memory, scaled rewards. See Actor."""
 
     def __init__(self, actor: Actor, normalization: Normalization, num_rows: int) -> None:
         self.actor: Actor = actor

@@ -1,4 +1,4 @@
-"""Acting with a custom policy, in torch."""
+"""The actor of custom policies, in torch."""
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from metaloom.pipeline.types import Array
 class OwnPolicyActor(Actor):
     """Draws from the policy's distributions, task by task and step by step, with separate seeds. See Actor.
 
-    Without a generator it takes their modes.
+    Without a generator, takes their modes.
     """
 
     def __init__(self, setup: ActorSetup) -> None:
@@ -35,7 +35,7 @@ class OwnPolicyActor(Actor):
                 else:
                     with seeded(int(self._seeds[t, b])):
                         drawn = distribution.sample()
-                # For all rows, also ended ones, without the padding.
+                # For all rows, including ended ones, without padding.
                 num_rows, parameters = self._rows.inputs.shape[1], distribution.parameters()
                 behavior = {name: value.numpy()[:num_rows] for name, value in parameters.items()}
                 found.append((drawn.numpy()[:num_rows], behavior))

@@ -1,0 +1,254 @@
+"""Parts of the format by themselves: in one order whatever the order they come in, and refused beyond their limits."""
+
+import io
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from metaloom.storage import DamagedRun, StageRef
+from metaloom.storage.format.canonical import parse_sealed, render, sealed
+from metaloom.storage.format.files import read_file
+from metaloom.storage.format.records import MOST_SESSIONS, parse_session
+from metaloom.storage.format.segments import (
+    MOST_RECORDS,
+    Link,
+    PackedFile,
+    Seal,
+    index_size,
+    join,
+    place_in_shard,
+    ranges,
+    read_seal,
+    segment_name,
+    shard_index,
+)
+from metaloom.storage.format.sessions import Head, SessionFacts, stray_sessions
+from metaloom.storage.format.stages import ON_POLICY
+from metaloom.storage.format.thinning import (
+    marker_path,
+    packed_marker_path,
+    read_marker,
+    read_packed_marker,
+    render_marker,
+    render_packed_marker,
+)
+from metaloom.storage.read import history, parquet
+from metaloom.storage.read.history import describe_missing, missing_positions
+from metaloom.storage.read.segments import Segment, Segments
+
+TOKEN = "0123456789abcdef"
+OUTPUTS = {StageRef(3, stage, k): f"{stage}{k}" for k in range(3) for stage in ("collect_rollouts", "process_samples")}
+
+
+def shuffled(entries: dict[StageRef, str]) -> dict[StageRef, str]:
+    items = [*entries.items()]
+    random.Random(2).shuffle(items)
+    assert items != [*entries.items()]
+    return dict(items)
+
+
+def links(*sequences: int) -> list[Link]:
+    """Return a link for each record of a chain, from the last one to the first."""
+    heads = [Head(n, f"hash {n}", StageRef(n, "adapt"), "") for n in sequences]
+    return [Link(head.sequence, f"hash {head.sequence - 1}", head) for head in reversed(heads)]
+
+
+def test_markers_have_the_same_bytes_whatever_the_order_of_outputs_and_iterations(tmp_path: Path) -> None:
+    assert render_marker(3, shuffled(OUTPUTS)) == render_marker(3, OUTPUTS)
+    (tmp_path / "_thinned").mkdir()
+    marker_path(tmp_path, 3).write_bytes(render_marker(3, OUTPUTS))
+    assert read_marker(marker_path(tmp_path, 3), ON_POLICY) == OUTPUTS
+    other = {StageRef(2, "adapt"): "a"}
+    marker = render_packed_marker(range(2, 5), {3: shuffled(OUTPUTS), 4: {}, 2: other})
+    assert marker == render_packed_marker(range(2, 5), {2: other, 3: OUTPUTS})
+    path = packed_marker_path(tmp_path, range(2, 5))
+    path.write_bytes(marker)
+    assert read_packed_marker(path, range(2, 5), ON_POLICY) == {2: other, 3: OUTPUTS}
+    path.write_bytes(render_packed_marker(range(2, 5), {5: {StageRef(5, "adapt"): "a"}}))
+    with pytest.raises(DamagedRun, match="about other iterations"):
+        read_packed_marker(path, range(2, 5), ON_POLICY)
+
+
+def test_links_and_numbers_are_joined_whatever_their_order_and_only_where_they_follow_one_another() -> None:
+    chain = links(0, 1, 2, 4, 5)
+    assert [(link.first, link.head.sequence) for link in join(chain)] == [(0, 2), (4, 5)]
+    assert [(link.first, link.head.sequence) for link in join([chain[0], Link(4, "hash 3", chain[1].head)])] == [(4, 5)]
+    forked = [Link(1, "another hash", chain[3].head), chain[4]]
+    assert [link.first for link in join(forked)] == [0, 1]
+    assert [*ranges([7, 3, 1, 2, 9, 8])] == [range(1, 4), range(7, 10)]
+    assert [*ranges([])] == []
+
+
+def test_sessions_are_strays_by_their_numbers_whatever_the_order_of_their_names(tmp_path: Path) -> None:
+    names = [f"{number:06d}.claim" for number in (2, 0, 1)]
+    assert [*stray_sessions(tmp_path, names)] == []
+    assert [*stray_sessions(tmp_path, [*names, "99999999.claim"])] == [("99999999.claim", 2)]
+
+
+def test_the_index_of_a_shard_says_where_each_row_is_and_is_checked(tmp_path: Path) -> None:
+    index = shard_index([3, None, 0, 5])
+    assert len(index) == index_size(4)
+    assert [place_in_shard(index, row, tmp_path) for row in range(4)] == [(0, 3), None, (3, 0), (3, 5)]
+    for place in range(len(index)):
+        flipped = index[:place] + bytes([index[place] ^ 1]) + index[place + 1 :]
+        with pytest.raises(DamagedRun):
+            place_in_shard(flipped, 0, tmp_path)
+
+
+@pytest.mark.parametrize(("more", "problem"), [(0, None), (1, f"{MOST_RECORDS + 1} outputs")])
+def test_a_seal_of_more_outputs_than_memory_is_for_is_refused(more: int, problem: str | None, tmp_path: Path) -> None:
+    held = range(MOST_RECORDS + more)
+    (chain,) = links(0)
+    files = {"records.parquet": PackedFile(1, "")}
+    seal = Seal(held, {("adapt", 0): (held,)}, (chain,), frozenset({(0, TOKEN)}), {}, files)
+    folder = tmp_path / segment_name(held)
+    folder.mkdir()
+    (folder / "seal.json").write_bytes(seal.content())
+    if problem is None:
+        assert read_seal(folder) == seal
+        return
+    with pytest.raises(DamagedRun, match=problem):
+        read_seal(folder)
+
+
+@pytest.mark.parametrize(("first", "second", "overlap"), [((0, 3), (3, 5), False), ((0, 4), (3, 5), True)])
+def test_two_segments_of_one_iteration_are_a_conflict(first: Any, second: Any, overlap: bool, tmp_path: Path) -> None:
+    both = [SimpleNamespace(folder=tmp_path / str(ends), iterations=range(*ends)) for ends in (second, first)]
+    problems = Segments(tmp_path).use(cast(list[Segment], both))
+    expected = [(tmp_path / str(second), f"is about iterations that {first} has too")]
+    assert problems == (expected if overlap else [])
+
+
+@pytest.mark.parametrize(("number", "token"), [(-1, TOKEN), (MOST_SESSIONS, TOKEN), (0, TOKEN[1:]), (0, TOKEN.upper())])
+def test_a_session_with_another_number_or_token_than_a_folder_can_have_is_refused(number: int, token: str) -> None:
+    with pytest.raises(ValueError, match=f"session {number} with the token"):
+        parse_session(number, token)
+    assert parse_session(MOST_SESSIONS - 1, TOKEN) == (MOST_SESSIONS - 1, TOKEN)
+    assert parse_session(0, TOKEN) == (0, TOKEN)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ({"a": float("nan")}, "checksum"),
+        ({"a": float("inf")}, "checksum"),
+        ([1], "JSON holds a list at the top"),
+        (None, "JSON holds a NoneType at the top"),
+    ],
+)
+def test_a_document_is_an_object_without_what_json_does_not_have(content: Any, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        parse_sealed(json.dumps(content, separators=(",", ":")).encode() + b"\n")
+    assert parse_sealed(render(sealed({"a": 1.5})))["a"] == 1.5
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda path: path.mkdir(), "is a folder, not a file"),
+        (lambda path: path.parent.write_bytes(b""), "is no regular file"),
+        (lambda path: path.symlink_to("elsewhere"), "link"),
+    ],
+    ids=["a folder", "below a file", "a link"],
+)
+def test_what_is_no_regular_file_is_not_read(make: Callable[[Path], object], problem: str, tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "file"
+    if problem != "is no regular file":
+        path.parent.mkdir()
+    make(path)
+    with pytest.raises(DamagedRun, match=problem):
+        read_file(path, limit=10)
+
+
+def test_names_of_sessions_may_leap_by_a_thousand(tmp_path: Path) -> None:
+    names = ["000003.claim", "001003.claim", f"002004-{TOKEN}"]
+    assert [*stray_sessions(tmp_path, names)] == [(names[2], 1003)]
+    (tmp_path / names[2]).mkdir()
+    (tmp_path / names[2] / "session.json").touch()  # it describes itself
+    assert [*stray_sessions(tmp_path, names)] == []
+
+
+def test_a_file_of_the_largest_size_is_read_and_one_byte_more_is_not(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"12345")
+    assert read_file(tmp_path / "file", limit=5) == b"12345"
+    with pytest.raises(DamagedRun, match="holds 5 bytes, more than the 4 allowed"):
+        read_file(tmp_path / "file", limit=4)
+
+
+def test_missing_positions_are_those_of_no_link_up_to_a_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = links(7, 3, 2)
+    assert missing_positions(tmp_path, chain, 9) == [0, 1, 4, 5, 6, 8]
+    assert missing_positions(tmp_path, chain, 5) == [0, 1, 4]
+    assert "positions 0 to 1, 4 of the history" in describe_missing([0, 1, 4], None)
+    known = SessionFacts(5, TOKEN, frozenset(), 9, chain[2].head, sealed=True)
+    assert describe_missing([7], known).endswith("; the newest that session 5 knew of is adapt(i=7, k=0)")
+    assert describe_missing([6], known).endswith("are missing")
+    monkeypatch.setattr(history, "_MOST_MISSING", 3)
+    assert missing_positions(tmp_path, chain, 8) == [0, 1, 4, 5, 6]
+    monkeypatch.setattr(history, "_MOST_MISSING", 2)
+    with pytest.raises(DamagedRun, match="ends at position 8, with no records before it"):
+        missing_positions(tmp_path, chain, 8)
+
+
+def parquet_of(**columns: Any) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.table(columns), sink)
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize("limit", ["_MOST_CELLS", "_MOST_TABLE_BYTES"])
+def test_a_table_at_its_limit_is_read_and_one_beyond_is_not(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = parquet_of(iteration=[0, 1, 2], value=[0.0, 1.0, 2.0])
+    size = pq.ParquetFile(io.BytesIO(raw)).metadata.row_group(0).total_byte_size
+    most = 6 if limit == "_MOST_CELLS" else size
+    monkeypatch.setattr(parquet, limit, most)
+    assert parquet.parse_table(raw, Path("file"))["value"].to_pylist() == [0, 1, 2]
+    monkeypatch.setattr(parquet, limit, most - 1)
+    with pytest.raises(DamagedRun, match=f"claims 3 rows of 2 columns in {size} bytes"):
+        parquet.parse_table(raw, Path("file"))
+    assert parquet.parse_table(raw, Path("file"), scale=2).num_rows == 3
+
+
+@pytest.mark.parametrize(
+    ("columns", "problem"),
+    [
+        ({"iteration": ["a"]}, "has the column 'iteration' of BYTE_ARRAY"),
+        ({"iteration": [0], "x": [[0]]}, "has the column 'element' of lists"),
+        ({"iteration": [0.5]}, "has no column of iterations"),
+        ({"other": [0]}, "has no column of iterations"),
+    ],
+)
+def test_a_table_of_other_columns_is_refused(columns: Any, problem: str) -> None:
+    with pytest.raises(DamagedRun, match=problem):
+        parquet.parse_table(parquet_of(**columns), Path("file"))
+    with pytest.raises(DamagedRun, match="is no table"):
+        parquet.parse_table(b"PAR1", Path("file"))
+
+
+def test_records_at_their_limits_are_read_and_beyond_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = parquet_of(document=["abc", "abc", "de"])
+    size = pq.ParquetFile(io.BytesIO(raw)).metadata.row_group(0).total_byte_size
+
+    def read() -> list[list[object]]:
+        return parquet.read_columns(parquet.open_records(raw, Path("file")), ["document"], Path("file"))
+
+    for limit, most in (("MOST_RECORDS", 3), ("_MOST_TEXT_BYTES", size)):
+        with monkeypatch.context() as patch:
+            patch.setattr(parquet, limit, most)
+            assert read() == [["abc", "abc", "de"]]
+            patch.setattr(parquet, limit, most - 1)
+            with pytest.raises(DamagedRun, match=f"claims 3 rows, and up to {size} bytes at once"):
+                read()
+    opened = parquet.open_records(raw, Path("file"))
+    monkeypatch.setattr(parquet, "_MOST_TEXT_BYTES", 8)  # three texts of three, three and two bytes
+    assert parquet.read_columns(opened, ["document"], Path("file")) == [["abc", "abc", "de"]]
+    monkeypatch.setattr(parquet, "_MOST_TEXT_BYTES", 7)
+    with pytest.raises(DamagedRun, match="has a column of 8 bytes"):
+        parquet.read_columns(opened, ["document"], Path("file"))
