@@ -25,7 +25,7 @@ from metaloom.pipeline.config.sources import plugin_sources
 from metaloom.pipeline.dataflow.graph import Graph
 from metaloom.pipeline.numerics import normal_numerics
 from metaloom.storage import IncompatibleFormat, Run, StageRef
-from metaloom.storage.read.sessions import mapping
+from metaloom.storage.read.info import mapping
 
 
 @contextmanager

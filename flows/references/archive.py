@@ -28,7 +28,7 @@ from metaloom.storage import Run, argument
 from metaloom.storage.errors import damaged, system_errors
 from metaloom.storage.format.files import lock, make_folders, read_file, replace_file
 from metaloom.storage.format.places import check_run_name
-from metaloom.storage.read.sessions import mapping
+from metaloom.storage.read.info import mapping
 from metaloom.storage.unfinished import unfinished_folder
 
 _PATH = re.compile(r"/|~|\.\.?/")

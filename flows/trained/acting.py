@@ -20,7 +20,7 @@ from metaloom.pipeline.policies.acting import check_actor_params, make_actor
 from metaloom.pipeline.policies.actors import Actor, ActorSetup
 from metaloom.pipeline.policies.actors.off_policy import EPSILON
 from metaloom.pipeline.policies.build import RecurrentPolicy, build_policy
-from metaloom.pipeline.policies.inferring import without_posterior
+from metaloom.pipeline.policies.posterior import without_posterior
 from metaloom.pipeline.policies.remembering import Memory
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, TaskParams
