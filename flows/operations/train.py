@@ -265,7 +265,7 @@ def require_witness(strict: bool, witness: bool) -> None:
     """
     if strict and not witness:
         raise UsageError(
-            "found --strict, but no episode would be played again; required a run with env.witness=true, which is the "
+            "found --strict, but no episode would be replayed; required a run with env.witness=true, which is the "
             "default of environments that are not built in, and no --dry-run"
         )
 

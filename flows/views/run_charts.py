@@ -1,4 +1,4 @@
-"""All charts of a run as data: each is defined here once, for the page, the view, for files and for notebooks."""
+"""All charts of a run as data, defined once for the page, the view, files and notebooks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -98,12 +98,12 @@ def _over_training(
 def learning_chart(name: str, history: History) -> Chart:
     """Average episode return before and after adaptation.
 
-    With `count_alike`, all classes count alike, so the draw of classes does not show.
+    With `count_alike`, the average is class-balanced, which removes the effect of the draw of classes.
     """
     last, is_balanced, series = history.last_step, count_alike(history.by_class), list[Series]()
     for k, color in shown_steps(last).items():
         label = adaptation_label(k, last)
-        # Between the first and the last a band would only cover the others.
+        # bands only for the first and last line, since more would overlap
         if is_balanced:
             line = estimates_series(label, color, [steps[k].balanced for steps in history.by_class])
             series.append(line if k in (0, last) else replace(line, band=None))
@@ -153,7 +153,7 @@ def _task_charts(history: History) -> Iterator[Chart]:
     last, num_tasks = history.last_step, history.task_returns.shape[2]
     if num_tasks == 1:
         return
-    # The class of every task, [I, B]; a single one without classes.
+    # class of every task, [I, B]; one class without task classes
     names, kinds = ("tasks",), np.zeros((len(history.iterations), num_tasks), int)
     if history.task_classes is not None and history.by_class:
         names, kinds = history.by_class[0][0].names, history.task_classes
@@ -198,7 +198,7 @@ def success_lines(history: History) -> Iterator[Chart]:
 
 
 def trial_lines(history: History) -> Iterator[Chart]:
-    """Yield the returns of the first and the last episodes of trials, where trials have several."""
+    """Yield the returns of trials' first and last episodes, if trials have several."""
     first, last = (history.metrics.get(name) for name in TRIAL_RETURNS)
     if first is None or last is None or np.array_equal(first, last, equal_nan=True):
         return
@@ -269,7 +269,7 @@ def _of_metrics(
     history: History, section: str, name: str, title: str, y_label: str, lines: Mapping[str, tuple[str, str]], note: str
 ) -> Iterator[Chart]:
     """Yield the lines of metrics, name -> (label, colour), if the run has any of them."""
-    series = tuple(  # a chart without lines is none
+    series = tuple(  # skip a chart without lines
         Series(label, color, history.metrics[metric])
         for metric, (label, color) in lines.items()
         if metric in history.metrics
@@ -281,7 +281,7 @@ def _of_metrics(
 def evaluation_lines(
     name: str, evaluations: Mapping[int, tuple[float, Evaluation]], classes: Classes | None
 ) -> Iterator[Chart]:
-    """Yield the test returns of evaluations during training, which are given as to `curves`.
+    """Yield the test returns of evaluations during training, given as for `curves`.
 
     First their interquartile means, after every number of adaptation steps; then the means of each class of task after
     the last one, if the environment has classes.
@@ -290,7 +290,7 @@ def evaluation_lines(
     last, summaries, series = found[0].adaptation_steps, [*map(summarize_steps, found)], list[Series]()
     for k, color in shown_steps(last).items():
         line, band = interquartile_means([steps[k] for steps in summaries])
-        # Between the first and the last a band would only cover the others.
+        # bands only for the first and last line, since more would overlap
         label = adaptation_label(k, last) if last else "test return"
         series.append(Series(label, color, line, band if k in (0, last) else None))
     x, x_label, iterations = np.array(env_steps), f"{STEPS} of training", np.array(sorted(evaluations))

@@ -139,8 +139,8 @@ class ReplaySettings(LearningRate, OffPolicySettings):
     def _a_batch_fits_into_the_memory(self) -> ReplaySettings:
         if self.memory_size < self.batch_size:
             raise ValueError(
-                f"memory_size is {self.memory_size} but batch_size is {self.batch_size}, which would repeat what is "
-                "remembered; raise memory_size or lower batch_size"
+                f"memory_size is {self.memory_size} but batch_size is {self.batch_size}, so a batch would repeat "
+                "transitions; raise memory_size or lower batch_size"
             )
         return self
 
